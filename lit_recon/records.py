@@ -1,0 +1,177 @@
+"""The records that cross rooms: what a client releases, what an attacker sees, what an attack returns.
+
+Shape words used everywhere: `n` images in a batch, `c h w` image axes, `k` classes, `r` restarts.
+Images are float tensors in [0, 1] at every border of a room; networks normalise inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from lit_recon.errors import ShapeError
+
+#: Gradient or weight difference by parameter name, in the order of `model.named_parameters()`.
+Update = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """Per-channel mean and standard deviation of [0, 1] pixels; networks compute `(x - mean) / std` inside."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std) or not self.mean:
+            raise ShapeError(
+                f"normalization needs one mean and one std per channel; got {len(self.mean)} means and {len(self.std)} stds"
+            )
+        if min(self.std) <= 0:
+            raise ShapeError(f"normalization needs standard deviations above 0; got {self.std}")
+
+    def tensors(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and std, each `(c, 1, 1)`, in the dtype and on the device of `like`."""
+        shape = (len(self.mean), 1, 1)
+        return like.new_tensor(self.mean).view(shape), like.new_tensor(self.std).view(shape)
+
+
+class LayerStatistics(NamedTuple):
+    """Per-channel mean and biased variance of a BatchNorm layer's input over batch and space, each `(f,)`."""
+
+    mean: Tensor
+    var: Tensor
+
+
+#: Statistics by the name of the BatchNorm module.
+BatchStatistics = dict[str, LayerStatistics]
+
+
+class ForwardOperator(Protocol):
+    """The client's public update rule: what candidate images and labels would have released."""
+
+    def __call__(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        images: Tensor,
+        labels: Tensor,
+        *,
+        create_graph: bool = False,
+        functional: bool = False,
+    ) -> Update:
+        """Update for images `(n, c, h, w)` in [0, 1] and labels: classes `(n,)` or probabilities `(n, k)`.
+
+        `functional` differentiates by `torch.func`, for use inside its transforms and under a compiler.
+        """
+        ...
+
+    def with_statistics(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        images: Tensor,
+        labels: Tensor,
+        *,
+        create_graph: bool = False,
+        functional: bool = False,
+    ) -> tuple[Update, BatchStatistics]:
+        """The update, and the statistics of every BatchNorm layer's input, from one forward pass."""
+        ...
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What the attacker knows besides the public model and the update.
+
+    Attributes:
+        labels: the true labels are given; otherwise the attack has to recover them.
+        batch_norm: `batch`: the statistics of the client's own batch at every BatchNorm layer are known;
+            `running`: only the server's running statistics; `none`: neither.
+    """
+
+    labels: bool = False
+    batch_norm: Literal["batch", "running", "none"] = "running"
+
+
+@dataclass(frozen=True)
+class ClientUpdate:
+    """What leaves a client: the (possibly defended) update, the batch size, and BatchNorm statistics if it shares them."""
+
+    update: Update
+    n_examples: int
+    batch_statistics: BatchStatistics | None = None
+
+
+@dataclass(frozen=True)
+class Observation:
+    """All that an attack may use. There is no field for the true images.
+
+    Attributes:
+        model: the public architecture; read its structure, never its own weights.
+        parameters, buffers: the public weights and buffers at which the client computed its update.
+        operator: the client's rule, to be re-applied to candidates.
+        update: what the client released.
+        n_examples: batch size of the client.
+        image_shape: `(c, h, w)`.
+        n_classes: number of classes `k`.
+        normalization: channel statistics that the model applies to [0, 1] pixels.
+        knowledge: what else is known; fields below are None where it says no.
+        labels: true labels `(n,)`, only if `knowledge.labels`.
+        batch_statistics: statistics of the client's batch, only if `knowledge.batch_norm == "batch"`.
+    """
+
+    model: nn.Module
+    parameters: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+    operator: ForwardOperator
+    update: Update
+    n_examples: int
+    image_shape: tuple[int, int, int]
+    n_classes: int
+    normalization: Normalization
+    knowledge: Knowledge = field(default_factory=Knowledge)
+    labels: Tensor | None = None
+    batch_statistics: BatchStatistics | None = None
+
+    def __post_init__(self) -> None:
+        if self.n_examples < 1:
+            raise ShapeError(f"an observation needs at least one example; got n_examples={self.n_examples}")
+        if set(self.update) != set(self.parameters):
+            odd = sorted(set(self.update) ^ set(self.parameters))
+            raise ShapeError(f"update and parameters must name the same tensors; they differ in {odd[:5]}")
+        for name, value in self.update.items():
+            if value.shape != self.parameters[name].shape:
+                raise ShapeError(
+                    f"update[{name!r}] must have the parameter's shape {tuple(self.parameters[name].shape)}; "
+                    f"got {tuple(value.shape)}"
+                )
+            if not torch.isfinite(value).all():
+                raise ShapeError(f"update[{name!r}] holds NaN or infinite values; the client's gradient overflowed")
+        if self.knowledge.labels != (self.labels is not None):
+            raise ShapeError("labels must be given exactly when knowledge.labels is true")
+        if (self.knowledge.batch_norm == "batch") != (self.batch_statistics is not None):
+            raise ShapeError("batch_statistics must be given exactly when knowledge.batch_norm is 'batch'")
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """What an attack returns, in an order of its own: metrics match it to the truth.
+
+    Attributes:
+        images: `(n, c, h, w)` in [0, 1].
+        labels: recovered or given labels `(n,)`.
+        loss: the attacker-visible loss of the returned images; selection uses nothing else.
+        trace: named curves of equal length, e.g. `step`, `loss`; for logs and reports.
+        notes: what the attack wants its reader to know (fall-backs, assumptions).
+    """
+
+    images: Tensor
+    labels: Tensor
+    loss: float
+    trace: dict[str, list[float]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.observation.norms import BatchNormMode, PureBatchNorm, pure_copy
-from lit_recon.records import BatchStatistics, Update
+from lit_recon.records import BatchStatistics, LayerStatistics, Update
 
 
 class GradientOperator:
@@ -47,8 +47,12 @@ class GradientOperator:
         create_graph: bool = False,
         functional: bool = False,
     ) -> Update:
-        """The update; `functional` differentiates by `torch.func`, for use inside its transforms or a compiler."""
-        return self._differentiate(parameters, buffers, images, labels, create_graph, functional, statistics=False)[0]
+        """The update; see `lit_recon.records.ForwardOperator`."""
+
+        def loss_of(values: dict[str, Tensor]) -> tuple[Tensor, tuple[()]]:
+            return self.loss(values, buffers, images, labels), ()
+
+        return _gradient(loss_of, parameters, create_graph, functional)[0]
 
     def with_statistics(
         self,
@@ -61,33 +65,26 @@ class GradientOperator:
         functional: bool = False,
     ) -> tuple[Update, BatchStatistics]:
         """The update and the statistics of every BatchNorm layer's input, from one forward pass."""
-        return self._differentiate(parameters, buffers, images, labels, create_graph, functional, statistics=True)
 
-    def _differentiate(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        images: Tensor,
-        labels: Tensor,
-        create_graph: bool,
-        functional: bool,
-        statistics: bool,
-    ) -> tuple[Update, BatchStatistics]:
-        def loss_of(values: dict[str, Tensor]) -> tuple[Tensor, dict[str, Any]]:
+        def loss_of(values: dict[str, Tensor]) -> tuple[Tensor, dict[str, LayerStatistics]]:
             for norm in self._norms.values():
-                norm.recording = statistics
+                norm.recording = True
             try:
                 loss = self.loss(values, buffers, images, labels)
-                return loss, {name: norm.recorded for name, norm in self._norms.items()} if statistics else {}
+                return loss, {name: norm.take_recorded() for name, norm in self._norms.items()}
             finally:
                 for norm in self._norms.values():
                     norm.recording, norm.recorded = False, None
 
-        if functional:
-            gradient, recorded = torch.func.grad(loss_of, has_aux=True)(dict(parameters))
-            return gradient, recorded
-        leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-        with torch.enable_grad():
-            loss, recorded = loss_of(leaves)
-        gradients = torch.autograd.grad(loss, list(leaves.values()), create_graph=create_graph)
-        return dict(zip(leaves, gradients, strict=True)), recorded
+        return _gradient(loss_of, parameters, create_graph, functional)
+
+
+def _gradient(loss_of: Any, parameters: Mapping[str, Tensor], create_graph: bool, functional: bool) -> Any:
+    """Gradient of `loss_of(parameters) -> (loss, aux)` by name, and aux."""
+    if functional:
+        return torch.func.grad(loss_of, has_aux=True)(dict(parameters))
+    leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+    with torch.enable_grad():
+        loss, aux = loss_of(leaves)
+    gradients = torch.autograd.grad(loss, list(leaves.values()), create_graph=create_graph)
+    return dict(zip(leaves, gradients, strict=True)), aux

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from lit_recon.errors import UnsupportedModelError
 from lit_recon.records import LayerStatistics
 
 BatchNormMode = Literal["eval", "train"]
@@ -44,6 +45,12 @@ class PureBatchNorm(nn.Module):
             self.register_buffer(name, buffer)
         self.recording = False
         self.recorded: LayerStatistics | None = None
+
+    def take_recorded(self) -> LayerStatistics:
+        """The statistics recorded since recording was switched on."""
+        if self.recorded is None:
+            raise UnsupportedModelError("a BatchNorm layer was not reached by the forward pass; remove unused layers")
+        return self.recorded
 
     def forward(self, inputs: Tensor) -> Tensor:
         if self.recording:

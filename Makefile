@@ -1,0 +1,58 @@
+# make demo   attack a federated client's update on bundled images and say where the report is
+# make test   every check: style, types, import direction, tests with coverage
+# make format let ruff rewrite the sources
+# make clean  remove caches and build products; the environment and runs/ stay
+#
+# The first call makes a virtual environment in .venv; later calls reuse it until
+# pyproject.toml or constraints.txt change. Another Python: make demo PYTHON=python3.12
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
+DEMO := runs/demo_digits
+
+export WANDB_MODE ?= offline
+# pip compiles nothing in advance (--no-compile); what gets imported is compiled then, and has to be kept.
+unexport PYTHONDONTWRITEBYTECODE
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test format clean
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed '/^$$/q'
+
+# PyTorch goes first and alone: with its version settled, pip does not fetch other builds of it to compare.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info[:2] < (3, 13) else \
+	  "lit_recon needs Python 3.11 or 3.12, but $(PYTHON) is " + sys.version.split()[0] + ": add PYTHON=python3.11")'
+	@printf '== environment in $(VENV): made once, takes a few minutes\n'
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) $$(grep '^torch==' constraints.txt)
+	$(PIP_INSTALL) --editable '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/python attack.py run --config configs/attack/demo_digits.yaml --out $(DEMO) --overwrite true
+	@printf '\nReport: $(CURDIR)/$(DEMO)/report.html\n'
+
+define check
+	@printf '\n== %s\n' '$(1)'
+	@$(BIN)/$(1)
+endef
+
+test: $(INSTALLED)
+	$(call check,ruff check .)
+	$(call check,ruff format --check .)
+	$(call check,mypy)
+	$(call check,lint-imports --no-logo)
+	$(call check,pytest --cov)
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf build dist *.egg-info htmlcov .coverage* .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find lit_recon tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

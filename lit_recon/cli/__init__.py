@@ -1,0 +1,22 @@
+"""The commands behind the scripts: `attack.py` and `train.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lit_recon.cli.entry import Command, main
+
+
+def attack(arguments: Sequence[str] | None = None) -> int:
+    """Run `attack.py` and return its exit code."""
+    commands = [
+        Command("run", "attack clients' updates and score what comes back", "lit_recon.cli.run"),
+        Command("report", "build a run's page again, or compare several runs", "lit_recon.cli.report"),
+    ]
+    return main("attack.py", commands, arguments)
+
+
+def train(arguments: Sequence[str] | None = None) -> int:
+    """Run `train.py` and return its exit code."""
+    commands = [Command("backbone", "train a classifier to be attacked", "lit_recon.cli.backbone")]
+    return main("train.py", commands, arguments)

@@ -1,0 +1,34 @@
+"""`attack.py report`: the page of a finished run again, or one page about several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jsonargparse import ArgumentParser, Namespace
+
+from lit_recon.errors import ConfigError
+from lit_recon.reporting import build_report, compare_report
+
+#: Where the comparison of several runs goes unless told otherwise.
+COMPARISON = Path("comparison.html")
+
+
+def parser(program: str) -> ArgumentParser:
+    """The command's arguments."""
+    arguments = ArgumentParser(prog=program, description=__doc__, exit_on_error=False)
+    arguments.add_argument("runs", nargs="+", type=Path, help="folders of finished runs")
+    arguments.add_argument(
+        "--out", type=Path | None, default=None, help=f"page that compares several runs (default: {COMPARISON})"
+    )
+    return arguments
+
+
+def execute(arguments: ArgumentParser, values: Namespace) -> None:
+    """Rebuild the page of one run, or of every run and their comparison."""
+    runs: list[Path] = values.runs
+    if len(runs) == 1 and values.out is not None:
+        raise ConfigError("--out names the page that compares several runs, but one run is given: name another run")
+    for run in runs:
+        print(f"report      {build_report(run)}")
+    if len(runs) > 1:
+        print(f"comparison  {compare_report(runs, values.out or COMPARISON)}")

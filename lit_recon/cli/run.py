@@ -1,0 +1,129 @@
+"""`attack.py run`: attack the updates of simulated clients, and leave behind all that there is to know about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from jsonargparse import ArgumentParser, Namespace
+
+from lit_recon.cli.backbones import Target, find_target
+from lit_recon.cli.configuration import resolved, settings_parser
+from lit_recon.cli.outcome import all_scored, run_facts, show_outcome, write_outcome
+from lit_recon.cli.settings import AttackSettings, LpipsSettings
+from lit_recon.inversion import GradientMatching
+from lit_recon.metrics import Lpips, Unavailable, load_lpips
+from lit_recon.models import BackboneCheckpoint
+from lit_recon.modules.data import VictimDataModule
+from lit_recon.modules.inversion import InversionModule
+from lit_recon.modules.loggers import build_loggers, finish
+from lit_recon.modules.trainer import build_trainer, is_first_process
+from lit_recon.observation import Client
+from lit_recon.reporting import RunFolder
+from lit_recon.reporting.rows import Metric
+
+
+def parser(program: str) -> ArgumentParser:
+    """The command's settings."""
+    settings = settings_parser(program, "Attack the updates of simulated clients.")
+    settings.add_class_arguments(AttackSettings, as_group=False)
+    settings.set_defaults(attack={"class_path": "lit_recon.inversion.GradientMatching"})
+    return settings
+
+
+def execute(arguments: ArgumentParser, values: Namespace) -> None:
+    """Refuse what cannot work, then train what has to be trained, attack, score and report."""
+    complete, config = resolved(arguments, values, values.attack.class_path.rpartition(".")[2])
+    settings = AttackSettings(**vars(arguments.instantiate(complete)))
+    chosen = settings.victims
+    victims = VictimDataModule(
+        settings.data, chosen.n, chosen.batch_size, chosen.distinct_labels, chosen.seed, chosen.n_public
+    )
+    lpips = _lpips(settings.lpips)
+    target = find_target(settings.backbone, victims, settings.seed)
+    _rehearse(settings, target, victims)
+    settings.wandb.resolved_mode()
+    folder = RunFolder(Path(complete.out))
+    if is_first_process():
+        RunFolder.open(folder.path, config, settings.overwrite)
+        _announce(target, victims, folder)
+    checkpoint = target.trained(settings.trainer)
+    loggers = build_loggers(folder.logs, str(complete.name), settings.wandb, yaml.safe_load(config))
+    module = InversionModule(
+        settings.attack,
+        checkpoint.model,
+        settings.client.batch_norm,
+        settings.knowledge,
+        folder.checkpoints,
+        lpips,
+        settings.together,
+        settings.save_every_seconds,
+    )
+    trainer = build_trainer(settings.trainer, loggers)
+    trainer.test(module, datamodule=victims, verbose=False)
+    trainer.strategy.barrier("all victims are done")
+    if is_first_process():
+        scored = all_scored(module, victims, folder)
+        facts = run_facts(scored, str(trainer.strategy.root_device))
+        metrics = {**module.metrics, **facts, "seed": settings.seed, **_about(target, checkpoint, module)}
+        show_outcome(loggers, scored)
+        finish(loggers)
+        write_outcome(folder, scored, metrics, victims.class_names)
+        print(_summary(metrics))
+        print(f"report      {folder.report}")
+
+
+def _lpips(settings: LpipsSettings) -> Lpips | Unavailable:
+    if settings.network == "none":
+        return Unavailable("switched off by lpips.network")
+    return load_lpips(settings.network, settings.weights, settings.download)
+
+
+def _rehearse(settings: AttackSettings, target: Target, victims: VictimDataModule) -> None:
+    """Set the attack up on the first victim, so that what it cannot work on is refused before anything is trained."""
+    ids = victims.batches[0]
+    client = Client(target.model.eval(), settings.client.batch_norm)
+    seen = client.observe(victims.test.pixels(ids), victims.test.labels[ids], settings.knowledge)
+    settings.attack.check([seen])
+    if isinstance(settings.attack, GradientMatching):
+        settings.attack.init([seen])
+
+
+def _announce(target: Target, victims: VictimDataModule, folder: RunFolder) -> None:
+    """Say what is going to happen."""
+    public, test = victims.splits
+    sizes = sorted({len(ids) for ids in victims.batches})
+    print(f"data        {public}, {test}")
+    print(f"victims     {len(victims.batches)} clients with {' or '.join(map(str, sizes))} image(s) each")
+    if victims.n_left_over:
+        print(f"            {victims.n_left_over} of {victims.n_victims} images fit into no further batch")
+    if target.checkpoint is not None:
+        print(f"backbone    {type(target.model.trunk).__name__} from {target.path}")
+    elif target.training is not None:
+        print(f"backbone    {type(target.model.trunk).__name__}, to be trained for {target.training.epochs} epoch(s)")
+        print(f"            kept in {target.path} for later attacks; use your own with --backbone.checkpoint FILE")
+    print(f"run folder  {folder.path}", flush=True)
+
+
+def _about(target: Target, checkpoint: BackboneCheckpoint, module: InversionModule) -> dict[str, Metric]:
+    """The model's and the module's entries in the record."""
+    return {
+        "backbone": str(target.path),
+        "backbone_epochs": checkpoint.epoch,
+        "backbone_accuracy": checkpoint.accuracy,
+        "split_hash": checkpoint.split_hash,
+        "execution": module.execution,
+        "processes": module.trainer.world_size,
+    }
+
+
+def _summary(metrics: dict[str, Metric]) -> str:
+    """The figures that answer the first question."""
+    ours, mean, nearest = (
+        metrics.get(key) for key in ("rmse", "baseline_mean_image_rmse", "baseline_nearest_public_rmse")
+    )
+    return f"RMSE        {_number(ours)} (mean image {_number(mean)}, nearest public image {_number(nearest)})"
+
+
+def _number(value: Metric) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else "n/a"

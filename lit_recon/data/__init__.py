@@ -1,0 +1,27 @@
+"""Images, where they come from, and how they are split into public data and victims."""
+
+from lit_recon.data.dataset import ImageSet
+from lit_recon.data.normalization import measure_normalization
+from lit_recon.data.sources import CIFAR10, CIFAR100, MNIST, Digits, ImageFolder, ImageSource, Npz
+from lit_recon.data.splits import Split, content_hash, disjoint_split, hold_out, split_hash
+from lit_recon.data.victims import VictimBatch, sample_victims, victim_batches
+
+__all__ = [
+    "CIFAR10",
+    "CIFAR100",
+    "MNIST",
+    "Digits",
+    "ImageFolder",
+    "ImageSet",
+    "ImageSource",
+    "Npz",
+    "Split",
+    "VictimBatch",
+    "content_hash",
+    "disjoint_split",
+    "hold_out",
+    "measure_normalization",
+    "sample_victims",
+    "split_hash",
+    "victim_batches",
+]

@@ -1,0 +1,109 @@
+"""A set of labeled images held in memory as bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lit_recon.errors import ShapeError
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Labeled images of one shape.
+
+    Attributes:
+        images: uint8 `(N, c, h, w)`, 0 to 255, with one or three channels.
+        labels: int64 `(N,)`, each below `n_classes`.
+        class_names: one name per class, in the order of the labels.
+        name: what messages and reports call this set, such as `cifar10 train`.
+
+    Raises:
+        ShapeError: if dtype, shape or value range differ from the above, or the set is empty.
+    """
+
+    images: Tensor
+    labels: Tensor
+    class_names: list[str]
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != torch.uint8 or self.images.dim() != 4 or self.images.shape[1] not in (1, 3):
+            raise ShapeError(
+                f"{self.name}: images must be uint8 (N, c, h, w) with 1 or 3 channels; "
+                f"got {self.images.dtype} {tuple(self.images.shape)}"
+            )
+        if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
+            raise ShapeError(
+                f"{self.name}: labels must be int64 ({len(self.images)},), one per image; "
+                f"got {self.labels.dtype} {tuple(self.labels.shape)}"
+            )
+        if not self.images.numel():
+            raise ShapeError(f"{self.name}: an image set needs at least one image; got {tuple(self.images.shape)}")
+        low, high = int(self.labels.min()), int(self.labels.max())
+        if low < 0 or high >= self.n_classes:
+            raise ShapeError(
+                f"{self.name}: labels must be 0 to {self.n_classes - 1}, the indices of the {self.n_classes} classes; "
+                f"got {low} to {high}: renumber the labels, or name every class"
+            )
+
+    @classmethod
+    def from_arrays(
+        cls, images: NDArray[np.uint8], labels: NDArray[np.integer], classes: list[str], name: str
+    ) -> ImageSet:
+        """Copy images `(N, h, w, c)` or, for one channel, `(N, h, w)`, and integer labels `(N,)` into a set.
+
+        Raises:
+            ShapeError: naming the remedy for float images, channels first, and labels that are not integers.
+        """
+        if images.dtype != np.uint8:
+            raise ShapeError(
+                f"{name}: images must be uint8, 0 to 255; got {images.dtype}: "
+                "save floats in [0, 1] as np.round(images * 255).astype(np.uint8)"
+            )
+        if images.ndim == 3:
+            images = images[..., np.newaxis]
+        if images.ndim != 4 or images.shape[3] not in (1, 3):
+            channels_first = images.ndim == 4 and images.shape[1] in (1, 3)
+            remedy = "; channels come last here: save images.transpose(0, 2, 3, 1)" if channels_first else ""
+            raise ShapeError(
+                f"{name}: images must be (N, h, w, 1), (N, h, w, 3) or (N, h, w); got {images.shape}{remedy}"
+            )
+        if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+            raise ShapeError(
+                f"{name}: labels must be integers (N,); got {labels.dtype} {labels.shape}: "
+                "save a column as labels.ravel(), one-hot rows as labels.argmax(1)"
+            )
+        channels_last = torch.from_numpy(np.require(images, requirements=["C", "W"]))
+        copied = channels_last.permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
+        return cls(copied, torch.from_numpy(labels.astype(np.int64)), classes, name)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """`(c, h, w)`."""
+        channels, height, width = self.images.shape[1:]
+        return channels, height, width
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes, whether or not each has an image in this set."""
+        return len(self.class_names)
+
+    def pixels(self, indices: Tensor | None = None) -> Tensor:
+        """Images at `indices` `(n,)`, or all of them, as float32 `(n, c, h, w)` in [0, 1]: four times their bytes."""
+        chosen = self.images if indices is None else self.images.index_select(0, indices)
+        return chosen.to(torch.float32).div_(255)
+
+    def subset(self, indices: Tensor, name: str | None = None) -> ImageSet:
+        """The images at `indices` `(n,)`, in that order, with the same classes and, unless given, the same name."""
+        return ImageSet(self.images.index_select(0, indices), self.labels[indices], self.class_names, name or self.name)
+
+    def __repr__(self) -> str:
+        return f"ImageSet({self.name!r}, {len(self)} images {self.image_shape}, {self.n_classes} classes)"

@@ -1,0 +1,9 @@
+"""Where images come from: bundled, downloaded, or the user's own."""
+
+from lit_recon.data.sources.base import ImageSource
+from lit_recon.data.sources.digits import Digits
+from lit_recon.data.sources.folder import ImageFolder
+from lit_recon.data.sources.npz import Npz
+from lit_recon.data.sources.published import CIFAR10, CIFAR100, MNIST
+
+__all__ = ["CIFAR10", "CIFAR100", "MNIST", "Digits", "ImageFolder", "ImageSource", "Npz"]

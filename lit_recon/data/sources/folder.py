@@ -1,0 +1,115 @@
+"""Images in one sub-folder per class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_recon.data.dataset import ImageSet
+from lit_recon.data.sources.base import ImageSource
+from lit_recon.data.splits import hold_out
+from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError, ShapeError
+
+_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+
+
+@dataclass(frozen=True)
+class ImageFolder(ImageSource):
+    """A folder with one sub-folder of image files per class; or two such folders, named `train` and `test`.
+
+    The sub-folders' names, sorted, are the classes. Transparent pixels are laid over white. The rotation that a camera
+    noted is applied. All images are held in memory.
+
+    Args:
+        root: the folder.
+        size: crop every image centrally to a square and resize it to this side; needed if the images differ in size.
+        grayscale: one channel instead of three (RGB).
+        holdout: share of every class that is held out when there are no folders `train` and `test`.
+        seed: of that draw.
+    """
+
+    root: Path
+    size: int | None = None
+    grayscale: bool = False
+    holdout: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.size is not None and self.size < 1:
+            raise ConfigError(f"ImageFolder: size must be at least 1 pixel; got {self.size}")
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return Path(self.root).expanduser().resolve().name
+
+    def read(self) -> tuple[ImageSet, ImageSet]:
+        root = Path(self.root).expanduser()
+        if not root.is_dir():
+            raise MissingDataError(f"{root}: expected a folder with one sub-folder of images per class; there is none")
+        if (root / "train").is_dir() and (root / "test").is_dir():
+            classes = [folder.name for folder in _class_folders(root / "train")]
+            return self._read_tree(root / "train", classes, "train"), self._read_tree(root / "test", classes, "test")
+        images = self._read_tree(root, [folder.name for folder in _class_folders(root)], "")
+        split = hold_out(images.labels, self.holdout, self.seed)
+        return images.subset(split["train"], f"{self.name} train"), images.subset(split["test"], f"{self.name} test")
+
+    def _read_tree(self, root: Path, classes: list[str], part: str) -> ImageSet:
+        arrays: list[NDArray[np.uint8]] = []
+        labels: list[int] = []
+        first: Path | None = None
+        for folder in _class_folders(root):
+            if folder.name not in classes:
+                raise ShapeError(f"{folder}: expected one of the training classes {classes}; got {folder.name!r}")
+            for file in _image_files(folder):
+                arrays.append(_read_image(file, self.size, self.grayscale))
+                labels.append(classes.index(folder.name))
+                first = first or file
+                if arrays[-1].shape != arrays[0].shape:
+                    raise ShapeError(
+                        f"images must have one size; {first} is {arrays[0].shape[1]}x{arrays[0].shape[0]} and "
+                        f"{file} is {arrays[-1].shape[1]}x{arrays[-1].shape[0]}: pass size= to crop and resize all"
+                    )
+        return ImageSet.from_arrays(np.stack(arrays), np.array(labels), classes, f"{self.name} {part}".strip())
+
+
+def _class_folders(root: Path) -> list[Path]:
+    folders = sorted(folder for folder in root.iterdir() if folder.is_dir() and not folder.name.startswith("."))
+    if not folders:
+        raise MissingDataError(f"{root}: expected one sub-folder of images per class; there are no sub-folders")
+    return folders
+
+
+def _image_files(folder: Path) -> list[Path]:
+    files = sorted(
+        file
+        for file in folder.rglob("*")
+        if file.suffix.lower() in _SUFFIXES and file.is_file() and not file.name.startswith(".")
+    )
+    if not files:
+        raise MissingDataError(f"{folder}: expected image files ({', '.join(sorted(_SUFFIXES))}); there are none")
+    return files
+
+
+def _read_image(file: Path, size: int | None, grayscale: bool) -> NDArray[np.uint8]:
+    """Pixels `(h, w, 3)`, or `(h, w)` in grayscale."""
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(file) as opened:
+            image = ImageOps.exif_transpose(opened)
+            image.load()
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # what Pillow's decoders raise
+        raise CorruptFileError(f"{file}: cannot be decoded as an image ({error}): replace or remove it") from error
+    if image.mode.startswith(("I", "F")):
+        raise ShapeError(f"{file}: expected 8 bits per channel; got mode {image.mode!r}: convert it to 8 bits first")
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    image = image.convert("L" if grayscale else "RGB")
+    if size is not None:
+        image = ImageOps.fit(image, (size, size), method=Image.Resampling.BICUBIC)
+    return np.asarray(image)

@@ -1,0 +1,118 @@
+"""Disjoint parts of a set of images, and hashes that tell whether two runs used the same parts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lit_recon.data.dataset import ImageSet
+from lit_recon.data.seeding import seeded_generator
+from lit_recon.errors import ConfigError
+
+
+def split_hash(*indices: Tensor | NDArray[np.integer]) -> str:
+    """16 hexadecimal digits that identify which images are in which part; the order within a part does not count.
+
+    >>> split_hash(torch.tensor([0, 2]), torch.tensor([1])) == split_hash(torch.tensor([2, 0]), torch.tensor([1]))
+    True
+    >>> split_hash(torch.tensor([0, 2]), torch.tensor([1])) == split_hash(torch.tensor([0]), torch.tensor([2, 1]))
+    False
+    """
+    digest = hashlib.sha256()
+    for part in indices:
+        members = np.sort(np.asarray(part, dtype="<i8"))
+        digest.update(len(members).to_bytes(8, "little"))
+        digest.update(members.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def content_hash(*sets: ImageSet) -> str:
+    """16 hexadecimal digits over pixels and labels: equal only if each set holds the same images in the same order.
+
+    A backbone and an attack that agree in the hash of (train, test) cannot have mixed up the two.
+    """
+    digest = hashlib.sha256()
+    for images in sets:
+        digest.update(repr(tuple(images.images.shape)).encode())
+        digest.update(images.images.contiguous().numpy().data)
+        digest.update(images.labels.contiguous().numpy().data)
+    return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Named parts of `range(n)` that share no index.
+
+    Attributes:
+        parts: int64 indices `(size,)` by the name of the part.
+
+    Raises:
+        ConfigError: if an index is in two parts, or twice in one.
+    """
+
+    parts: Mapping[str, Tensor]
+
+    def __post_init__(self) -> None:
+        members = torch.cat(list(self.parts.values())) if self.parts else torch.empty(0, dtype=torch.int64)
+        if len(members.unique()) != len(members):
+            raise ConfigError(
+                f"the parts {list(self.parts)} of a split must share no image; at least one is used twice"
+            )
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.parts[name]
+
+    @property
+    def hash(self) -> str:
+        """`split_hash` of the parts in their order."""
+        return split_hash(*self.parts.values())
+
+
+def disjoint_split(n: int, sizes: dict[str, int], seed: int) -> Split:
+    """Cut one random permutation of `range(n)` into parts of the given sizes; what remains is in no part.
+
+    >>> split = disjoint_split(10, {"fixed": 6, "shadow": 3}, seed=0)
+    >>> len(split["fixed"]), len(split["shadow"])
+    (6, 3)
+
+    Raises:
+        ConfigError: if a size is negative or the sizes add up to more than `n`.
+    """
+    if min(sizes.values(), default=0) < 0 or sum(sizes.values()) > n:
+        raise ConfigError(f"the parts of a split must be at least 0 and at most {n} in sum; got {sizes}")
+    order = torch.randperm(n, generator=seeded_generator(seed, "split"))
+    parts = order[: sum(sizes.values())].split(list(sizes.values()))
+    return Split({name: part.sort().values for name, part in zip(sizes, parts, strict=True)})
+
+
+def hold_out(labels: Tensor, fraction: float, seed: int) -> Split:
+    """Parts `train` and `test`; `test` takes the fraction of every class, and at least one image where it has two.
+
+    Args:
+        labels: int64 `(N,)`.
+        fraction: share of `test`, above 0 and below 1.
+        seed: of the draw within each class.
+
+    Raises:
+        ConfigError: if the fraction is out of range, or no class has two images.
+    """
+    if not 0 < fraction < 1:
+        raise ConfigError(f"the fraction held out for testing must be above 0 and below 1; got {fraction}")
+    generator = seeded_generator(seed, "hold out")
+    train, test = [], []
+    for label in labels.unique():
+        members = torch.nonzero(labels == label).flatten()
+        members = members[torch.randperm(len(members), generator=generator)]
+        n_test = min(max(1, round(fraction * len(members))), len(members) - 1)
+        test.append(members[:n_test])
+        train.append(members[n_test:])
+    split = Split({"train": torch.cat(train).sort().values, "test": torch.cat(test).sort().values})
+    if not len(split["test"]):
+        raise ConfigError("no image can be held out for testing: every class has one image only; add images")
+    return split

@@ -1,0 +1,257 @@
+"""Gradient matching: move candidate images until the update they would cause equals the observed one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lit_recon.errors import ConfigError
+from lit_recon.inversion.attack import Attack
+from lit_recon.inversion.labels import HeadCounts, LabelRecovery
+from lit_recon.inversion.matching import Compilation, Execution, Matching
+from lit_recon.inversion.objectives import GlobalCosine, Objective
+from lit_recon.inversion.parametrizations import Parametrization, Pixels, Variables
+from lit_recon.inversion.priors import BatchNormPrior, GroupConsistency, Prior, split_priors
+from lit_recon.inversion.solvers import Adam, Solver
+from lit_recon.records import Observation, Reconstruction
+
+
+@dataclass
+class Problem:
+    """One restart on one victim: its variables, its optimizer, and the best iterate that it has met."""
+
+    observation: Observation
+    labels: Tensor
+    seed: int
+    variables: Variables
+    optimizer: torch.optim.Optimizer
+    best_loss: float = float("inf")
+    best_matching: float = float("inf")
+    best_images: Tensor | None = None
+    best_labels: Tensor | None = None
+    diverged_at: int | None = None
+    trace: dict[str, list[float]] = field(default_factory=dict)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that changes while the attack runs."""
+        fixed = ("observation", "seed", "optimizer")
+        changing = {name: value for name, value in vars(self).items() if name not in fixed}
+        return {**changing, "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()` of the same problem."""
+        for name, value in state["variables"].items():
+            self.variables[name].data.copy_(value)
+        self.optimizer.load_state_dict(state["optimizer"])
+        for name in ("labels", "best_loss", "best_matching", "best_images", "best_labels", "diverged_at", "trace"):
+            setattr(self, name, state[name])
+
+
+@dataclass
+class InversionState:
+    """A running attack: its problems (`r` restarts of each victim in turn), the data term, and the step count."""
+
+    problems: list[Problem]
+    matching: Matching
+    notes: list[tuple[str, ...]]
+    step: int = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain tensors and numbers, fit for `torch.save` and `torch.load(weights_only=True)`."""
+        problems = [problem.state_dict() for problem in self.problems]
+        return {"step": self.step, "execution": self.matching.execution, "problems": problems}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()` of an attack with the same settings on the same observations."""
+        self.step, self.matching.execution = state["step"], state["execution"]
+        for problem, saved in zip(self.problems, state["problems"], strict=True):
+            problem.load_state_dict(saved)
+
+    @property
+    def loss(self) -> float:
+        """Mean over problems of the lowest loss met so far."""
+        return sum(problem.best_loss for problem in self.problems) / len(self.problems)
+
+
+class GradientMatching(Attack):
+    """Minimise objective(update of the candidate, observed update) + priors over candidate images.
+
+    Steppable: `init`, then `step` until `state.step == steps`, then `result`; calling the attack does just that.
+
+    Args:
+        objective: distance between updates.
+        priors: penalties on images or on BatchNorm statistics.
+        parametrization: what is optimised.
+        solver: how it is optimised.
+        labels: how the batch's labels are found.
+        steps: iterations.
+        restarts: independent starts per victim; the one with the least matching loss is returned.
+        keep: return the `last` iterate of a restart, or the `best` one by total loss.
+        execution: problems one after the other (`loop`), together (`vmap`), or whichever is faster (`auto`).
+        compilation: `torch.compile` mode of the derivative; costs minutes before the first iteration on a CPU.
+        seed: of the first restart; restart i uses `seed + i`.
+        log_every: iterations between two points of the loss curve; default: 200 points a run.
+
+    Source: [Zhu2019], [Geiping2020], [Yin2021], [Liu2025] for the settings under configs/attack.
+    """
+
+    def __init__(
+        self,
+        objective: Objective | None = None,
+        priors: list[Prior | BatchNormPrior] | None = None,
+        parametrization: Parametrization | None = None,
+        solver: Solver | None = None,
+        labels: LabelRecovery | None = None,
+        steps: int = 4800,
+        restarts: int = 1,
+        keep: Literal["last", "best"] = "last",
+        execution: Execution = "auto",
+        compilation: Compilation = "none",
+        seed: int = 0,
+        log_every: int | None = None,
+    ) -> None:
+        if steps < 1 or restarts < 1 or (log_every is not None and log_every < 1):
+            raise ConfigError(
+                f"GradientMatching needs steps, restarts and log_every of at least 1; got {steps}, {restarts}, {log_every}"
+            )
+        self.objective = objective if objective is not None else GlobalCosine()
+        self.image_priors, self.network_prior = split_priors(priors or [])
+        self.parametrization = parametrization if parametrization is not None else Pixels()
+        self.solver = solver if solver is not None else Adam()
+        self.labels = labels if labels is not None else HeadCounts()
+        self.steps, self.restarts, self.keep, self.seed = steps, restarts, keep, seed
+        self.execution: Execution = "loop" if self.solver.line_search else execution
+        self.compilation: Compilation = compilation
+        self.log_every = log_every if log_every is not None else max(1, steps // 200)
+        grouped = any(isinstance(prior, GroupConsistency) for prior in self.image_priors)
+        if grouped and restarts < 2:
+            raise ConfigError(f"GroupConsistency compares restarts and needs at least 2; got restarts={restarts}")
+        if grouped and self.solver.line_search:
+            raise ConfigError("GroupConsistency moves restarts together, which a line search cannot: use Adam")
+
+    def check(self, observations: Sequence[Observation]) -> None:
+        """Refuse observations that lack what the priors need, see `Attack.check`."""
+        super().check(observations)
+        for seen in observations:
+            if self.network_prior is not None:
+                self.network_prior.targets(seen)
+
+    def run(self, observations: Sequence[Observation]) -> list[Reconstruction]:
+        """All iterations at once."""
+        state = self.init(observations)
+        while state.step < self.steps:
+            self.step(state)
+        return self.result(state)
+
+    def init(self, observations: Sequence[Observation]) -> InversionState:
+        """Fresh candidates for every restart of every victim; labels are recovered here."""
+        problems: list[Problem] = []
+        notes: list[tuple[str, ...]] = []
+        for seen in observations:
+            labels, remarks = self.labels(seen)
+            notes.append(remarks)
+            for seed in range(self.seed, self.seed + self.restarts):
+                variables = self.parametrization.start(seen, seed)
+                if self.labels.optimised:
+                    generator = torch.Generator().manual_seed(seed)
+                    variables["labels"] = self.labels.initial_logits(seen, generator).to(labels.device)
+                for value in variables.values():
+                    value.requires_grad_()
+                optimizer = self.solver.optimizer(variables)
+                problems.append(Problem(seen, labels, seed, variables, optimizer))
+        matching = Matching(
+            [problem.observation for problem in problems],
+            self.objective,
+            self.network_prior,
+            self.labels.optimised,
+            self.execution,
+            self.compilation,
+        )
+        return InversionState(problems, matching, notes)
+
+    def step(self, state: InversionState) -> None:
+        """One iteration of every problem."""
+        progress = state.step / self.steps
+        joint = None if self.solver.line_search else self._evaluate(state, range(len(state.problems)))
+        for i, problem in enumerate(state.problems):
+            if problem.diverged_at is not None:
+                continue
+
+            def evaluate(i: int = i) -> Tensor:
+                return joint[i] if joint is not None else self._evaluate(state, [i])[0]
+
+            self.solver.step(problem.optimizer, problem.variables, self.parametrization.signed, progress, evaluate)
+            self.parametrization.project(problem.variables, problem.observation)
+        state.step += 1
+
+    def result(self, state: InversionState) -> list[Reconstruction]:
+        """The reconstruction of every victim: of its restarts, the one with the least matching loss."""
+        self._evaluate(state, range(len(state.problems)), final=True)
+        results: list[Reconstruction] = []
+        for v, remarks in enumerate(state.notes):
+            restarts = state.problems[v * self.restarts : (v + 1) * self.restarts]
+            chosen = min(restarts, key=lambda problem: problem.best_matching)
+            if chosen.best_images is None or chosen.best_labels is None:
+                raise ConfigError(
+                    "the loss was never finite: lower the solver's learning rate or the weights of the priors"
+                )
+            diverged = [problem.diverged_at for problem in restarts if problem.diverged_at is not None]
+            if diverged:
+                remarks = (*remarks, f"{len(diverged)} of {self.restarts} restarts diverged, first at step {min(diverged)}")
+            images, labels = chosen.best_images, chosen.best_labels
+            results.append(Reconstruction(images, labels, chosen.best_matching, chosen.trace, remarks))
+        return results
+
+    def _evaluate(self, state: InversionState, which: Sequence[int], final: bool = False) -> Tensor:
+        """Total losses `(len(which),)` of the current iterates; fills the variables' gradients, notes best iterates."""
+        chosen = [state.problems[i] for i in which]
+        drawn = torch.stack([self.parametrization.images(p.variables, p.observation, p.seed) for p in chosen])
+        labels = torch.stack([p.variables["labels"].detach() if self.labels.optimised else p.labels for p in chosen])
+        images = drawn.detach().requires_grad_()
+        evaluation = state.matching(images, labels, which)
+        terms = {"matching": evaluation.matching}
+        if self.network_prior is not None:
+            terms["batch_norm"] = evaluation.penalty
+        progress = state.step / self.steps
+        for prior in self.image_priors:
+            value = prior(images, chosen[0].observation.normalization, self.restarts, progress)
+            terms[type(prior).__name__] = prior.weight * value
+        penalty = sum((terms[type(prior).__name__] for prior in self.image_priors), torch.zeros_like(evaluation.matching))
+        direction = evaluation.images
+        if penalty.requires_grad:
+            direction = direction + torch.autograd.grad(penalty.sum(), images)[0]
+        total = (evaluation.matching + evaluation.penalty + penalty).detach()
+        if not final:
+            for problem in chosen:
+                for variable in problem.variables.values():
+                    variable.grad = None
+            torch.autograd.backward(drawn, direction)
+        rows = torch.stack([total, *(value.detach() for value in terms.values())], dim=1).tolist()
+        for j, problem in enumerate(chosen):
+            if self.labels.optimised and evaluation.labels is not None:
+                problem.variables["labels"].grad = evaluation.labels[j]
+            row = dict(zip(("loss", *terms), rows[j], strict=True))
+            self._note(problem, state.step, row, images[j].detach(), labels[j], final)
+        return total
+
+    def _note(
+        self, problem: Problem, step: int, row: dict[str, float], images: Tensor, labels: Tensor, final: bool
+    ) -> None:
+        """Remember the iterate where it is the one to keep, and a point of the loss curve where one is due."""
+        loss = row["loss"]
+        if not math.isfinite(loss) or not torch.isfinite(images).all():
+            problem.diverged_at = step if problem.diverged_at is None else problem.diverged_at
+            return
+        if loss < problem.best_loss or (final and self.keep == "last"):
+            problem.best_images = images.clone()
+            problem.best_labels = labels.argmax(-1) if self.labels.optimised else labels
+            problem.best_matching = row["matching"]
+        problem.best_loss = min(problem.best_loss, loss)
+        if final or step % self.log_every == 0:
+            for name, value in {"step": float(step), **row}.items():
+                problem.trace.setdefault(name, []).append(value)

@@ -1,0 +1,118 @@
+"""What the solver moves: pixels themselves, or the weights of an untrained network that draws them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from lit_recon.models.unet import UNet
+from lit_recon.records import Observation
+
+#: Leaf tensors that a solver optimises, by name.
+Variables = dict[str, Tensor]
+
+
+class Parametrization(ABC):
+    """A map from variables to images `(n, c, h, w)` in [0, 1]."""
+
+    #: Variables whose gradient a sign-based solver replaces by its sign.
+    signed: tuple[str, ...] = ()
+
+    @abstractmethod
+    def start(self, observation: Observation, seed: int) -> Variables:
+        """Fresh variables for one restart."""
+
+    @abstractmethod
+    def images(self, variables: Variables, observation: Observation, seed: int) -> Tensor:
+        """The images that the variables stand for; differentiable."""
+
+    def project(self, variables: Variables, observation: Observation) -> None:
+        """Move the variables back into the feasible set, in place, after a solver's step; nothing by default."""
+
+
+class Pixels(Parametrization):
+    """Normalised pixels, started from N(0, 1), kept in the box of valid images by clamping after every step.
+
+    Args:
+        box: clamp; without it images are only clamped when the attack returns them.
+
+    Source: [Geiping2020]; without the box [Zhu2019].
+    """
+
+    signed = ("pixels",)
+
+    def __init__(self, box: bool = True) -> None:
+        self.box = box
+
+    def start(self, observation: Observation, seed: int) -> Variables:
+        generator = torch.Generator().manual_seed(seed)
+        noise = torch.randn(observation.n_examples, *observation.image_shape, generator=generator)
+        variables = {"pixels": noise.to(next(iter(observation.update.values())).device)}
+        self.project(variables, observation)
+        return variables
+
+    def images(self, variables: Variables, observation: Observation, seed: int) -> Tensor:
+        mean, std = observation.normalization.tensors(variables["pixels"])
+        return variables["pixels"] * std + mean
+
+    def project(self, variables: Variables, observation: Observation) -> None:
+        if self.box:
+            mean, std = observation.normalization.tensors(variables["pixels"])
+            with torch.no_grad():
+                variables["pixels"].clamp_(min=-mean / std, max=(1 - mean) / std)
+
+
+class DeepImagePrior(Parametrization):
+    """The weights of an untrained U-Net that maps one fixed noise image per example to an image.
+
+    Args:
+        channels: width of the U-Net at full resolution.
+        multipliers: width of each resolution over `channels`; resolutions halve from one to the next.
+        blocks_per_level: residual blocks at every resolution.
+        attention_resolutions: resolutions with self-attention between the blocks.
+        noise_channels: channels of the noise images.
+
+    Source: [Liu2025], section 4 and appendix F; [Ulyanov2018].
+    """
+
+    def __init__(
+        self,
+        channels: int = 32,
+        multipliers: list[int] | None = None,
+        blocks_per_level: int = 2,
+        attention_resolutions: list[int] | None = None,
+        noise_channels: int = 32,
+    ) -> None:
+        self.channels, self.blocks_per_level, self.noise_channels = channels, blocks_per_level, noise_channels
+        self.multipliers = multipliers if multipliers is not None else [1, 2, 2, 2]
+        self.attention_resolutions = attention_resolutions if attention_resolutions is not None else [16]
+        self._networks: dict[tuple[int, int, int], nn.Module] = {}
+
+    def start(self, observation: Observation, seed: int) -> Variables:
+        device = next(iter(observation.update.values())).device
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            network = self._build(observation.image_shape)
+        return {name: value.detach().clone().to(device) for name, value in network.named_parameters()}
+
+    def images(self, variables: Variables, observation: Observation, seed: int) -> Tensor:
+        shape = observation.image_shape
+        if shape not in self._networks:
+            self._networks[shape] = self._build(shape)
+        generator = torch.Generator().manual_seed(seed)
+        noise = torch.randn(observation.n_examples, self.noise_channels, *shape[1:], generator=generator)
+        like = next(iter(variables.values()))
+        output: Tensor = torch.func.functional_call(self._networks[shape], variables, (noise.to(like),))
+        return output
+
+    def _build(self, shape: tuple[int, int, int]) -> nn.Module:
+        return UNet(
+            image_shape=shape,
+            channels=self.channels,
+            multipliers=self.multipliers,
+            blocks_per_level=self.blocks_per_level,
+            attention_resolutions=self.attention_resolutions,
+            input_channels=self.noise_channels,
+        )

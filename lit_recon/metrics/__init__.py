@@ -1,0 +1,32 @@
+"""How close a reconstruction came to the truth: scores of matched pairs, baselines, and their means over a run."""
+
+from __future__ import annotations
+
+from lit_recon.metrics.aggregate import ImageScore, LabelAccuracy
+from lit_recon.metrics.backbone_weights import LpipsNetwork, Unavailable
+from lit_recon.metrics.baselines import MeanImage, NearestPublic
+from lit_recon.metrics.fidelity import mse, psnr, rmse, ssim
+from lit_recon.metrics.labels import label_accuracy
+from lit_recon.metrics.matching import match
+from lit_recon.metrics.perceptual import Lpips, load_lpips
+from lit_recon.metrics.scores import BatchScores, score_batch, score_pairs
+
+__all__ = [
+    "BatchScores",
+    "ImageScore",
+    "LabelAccuracy",
+    "Lpips",
+    "LpipsNetwork",
+    "MeanImage",
+    "NearestPublic",
+    "Unavailable",
+    "label_accuracy",
+    "load_lpips",
+    "match",
+    "mse",
+    "psnr",
+    "rmse",
+    "score_batch",
+    "score_pairs",
+    "ssim",
+]

@@ -1,0 +1,121 @@
+"""Pixel scores of matched pairs: MSE, RMSE, PSNR and SSIM, one figure per pair.
+
+All take images in [0, 1] and compute in float64, so that a nearly perfect reconstruction is still told from a
+perfect one.
+
+Sources:
+    [Wang2004] Wang, Bovik, Sheikh, Simoncelli: Image Quality Assessment: From Error Visibility to Structural
+    Similarity.
+"""
+
+from __future__ import annotations
+
+import lit_recon._torchvision
+
+import torch
+from torch import Tensor
+from torchmetrics.functional.image import structural_similarity_index_measure
+
+from lit_recon.errors import ShapeError
+from lit_recon.metrics.images import check_pairs
+
+#: Radius in pixels and standard deviation of the Gaussian window of [Wang2004]: 11 x 11 pixels.
+_RADIUS, _SIGMA = 5, 1.5
+#: The window ends at this many standard deviations, as in torchmetrics and scikit-image.
+_TRUNCATE = 3.5
+
+
+def mse(images: Tensor, targets: Tensor) -> Tensor:
+    """Mean squared error over channels and pixels.
+
+    Args:
+        images: `(n, c, h, w)` in [0, 1].
+        targets: the same shape; `targets[i]` is the truth of `images[i]`.
+
+    Returns:
+        `(n,)` float64 in [0, 1].
+
+    Raises:
+        ShapeError: if the batches differ in shape or leave [0, 1].
+
+    >>> mse(torch.zeros(2, 3, 8, 8), torch.full((2, 3, 8, 8), 0.5)).tolist()
+    [0.25, 0.25]
+    """
+    check_pairs(images, targets)
+    return (images.double() - targets.double()).square().mean(dim=(1, 2, 3))
+
+
+def rmse(images: Tensor, targets: Tensor) -> Tensor:
+    """Root mean squared error of each pair, `(n,)` float64 in [0, 1]; arguments and errors as for `mse`.
+
+    >>> rmse(torch.zeros(2, 3, 8, 8), torch.full((2, 3, 8, 8), 0.5)).tolist()
+    [0.5, 0.5]
+    """
+    return mse(images, targets).sqrt()
+
+
+def psnr(images: Tensor, targets: Tensor) -> Tensor:
+    """Peak signal-to-noise ratio of each pair in dB with peak 1, `(n,)` float64; infinite for equal images.
+
+    Arguments and errors as for `mse`.
+
+    >>> psnr(torch.zeros(1, 1, 8, 8), torch.full((1, 1, 8, 8), 0.1)).round(decimals=4).tolist()
+    [20.0]
+    """
+    return -10 * mse(images, targets).log10()
+
+
+def ssim(images: Tensor, targets: Tensor) -> Tensor:
+    """Structural similarity with the original settings: Gaussian window of 11 pixels, K1 = 0.01, K2 = 0.03, range 1.
+
+    Only windows that lie inside the image count, and channels are averaged, as in [Wang2004] and scikit-image (with
+    Gaussian weights and `use_sample_covariance=False`). Images with a side `s` below 11 pixels get the largest odd
+    window that fits, of radius `r = (s - 1) // 2` and standard deviation `r / 3.5`: their figures compare among
+    themselves only.
+
+    Args:
+        images: `(n, c, h, w)` in [0, 1], with sides of at least 3 pixels.
+        targets: the same shape; `targets[i]` is the truth of `images[i]`.
+
+    Returns:
+        `(n,)` float64 in [-1, 1]; 1 for equal images.
+
+    Raises:
+        ShapeError: if the batches differ in shape, leave [0, 1], or are too small for a window.
+
+    Source: [Wang2004], section III.
+
+    >>> image = torch.linspace(0, 1, 256).reshape(1, 1, 16, 16)
+    >>> ssim(torch.cat([image, image]), torch.cat([image, 1 - image])).round(decimals=2).tolist()
+    [1.0, -0.83]
+    """
+    check_pairs(images, targets)
+    radius = min(_RADIUS, (min(images.shape[2:]) - 1) // 2)
+    if radius < 1:
+        raise ShapeError(f"ssim needs images of at least 3 x 3 pixels; got {images.shape[2]} x {images.shape[3]}")
+    if not len(images):
+        return images.new_zeros(0).double()
+    _, similarity = structural_similarity_index_measure(
+        images.double(),
+        targets.double(),
+        sigma=_SIGMA if radius == _RADIUS else radius / _TRUNCATE,
+        data_range=1.0,
+        return_full_image=True,
+    )
+    return similarity[..., radius:-radius, radius:-radius].mean(dim=(1, 2, 3))
+
+
+def pairwise_mse(images: Tensor, others: Tensor) -> Tensor:
+    """Mean squared error of every image with every other, by one matrix product.
+
+    Args:
+        images: `(n, c, h, w)`.
+        others: `(m, c, h, w)`, in the same units.
+
+    Returns:
+        `(n, m)` float64; exact up to the rounding of float64, so that equal images may give some 1e-16 instead of 0.
+    """
+    a, b = images.double().flatten(1), others.double().flatten(1)
+    norms = [torch.einsum("id,id->i", rows, rows) for rows in (a, b)]
+    squares = norms[0][:, None] + norms[1][None, :] - 2 * a @ b.T
+    return squares.clamp(min=0) / a.shape[1]

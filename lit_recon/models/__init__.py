@@ -1,0 +1,23 @@
+"""Networks: the backbones that a federation trains, and the image prior of attacks."""
+
+from lit_recon.models.backbone import Backbone
+from lit_recon.models.checkpoint import BackboneCheckpoint, load_backbone, save_backbone
+from lit_recon.models.convnet import ConvNet
+from lit_recon.models.feature_layer import WideFeatureLayer
+from lit_recon.models.lenet import LeNet
+from lit_recon.models.mlp import MLP
+from lit_recon.models.resnet import ResNet18
+from lit_recon.models.trunk import Trunk
+
+__all__ = [
+    "MLP",
+    "Backbone",
+    "BackboneCheckpoint",
+    "ConvNet",
+    "LeNet",
+    "ResNet18",
+    "Trunk",
+    "WideFeatureLayer",
+    "load_backbone",
+    "save_backbone",
+]

@@ -1,0 +1,1 @@
+"""LightningModules, DataModules and callbacks: wiring around plain functions."""

@@ -1,0 +1,224 @@
+"""DataModules: what a backbone is trained on, and whose updates are attacked.
+
+Their loaders share the data between processes themselves (see `lit_recon.data.batches`); Lightning's
+`use_distributed_sampler` neither is needed nor changes anything.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+
+import lit_recon._torchvision
+
+import pytorch_lightning as pl
+from pytorch_lightning.utilities import rank_zero_info
+from torch import Tensor
+
+from lit_recon.data.batches import EvaluationBatches, TrainingBatches, VictimBatches
+from lit_recon.data.dataset import ImageSet
+from lit_recon.data.normalization import measure_normalization
+from lit_recon.data.sources import ImageSource
+from lit_recon.data.splits import content_hash
+from lit_recon.data.victims import sample_victims, victim_batches
+from lit_recon.errors import ConfigError
+from lit_recon.records import Normalization
+
+#: Images per batch and process when accuracy is measured; it has no influence on the result.
+_EVALUATION_BATCH = 500
+
+
+class SourceDataModule(pl.LightningDataModule, ABC):
+    """The two splits of a source, read on first use, with or without a Trainer."""
+
+    def __init__(self, source: ImageSource) -> None:
+        super().__init__()
+        self.source = source
+
+    def prepare_data(self) -> None:
+        """Fetch the files; Lightning lets one process per machine do so."""
+        self.source.prepare()
+
+    @abstractmethod
+    def setup(self, stage: str) -> None:
+        """Read the images, and refuse settings that do not fit them before anything is computed."""
+
+    @cached_property
+    def splits(self) -> tuple[ImageSet, ImageSet]:
+        """The whole public (training) split and the whole test split."""
+        return self.source.load()
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """`(c, h, w)`."""
+        return self.splits[0].image_shape
+
+    @property
+    def class_names(self) -> list[str]:
+        """One name per class, in the order of the labels."""
+        return self.splits[0].class_names
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes."""
+        return self.splits[0].n_classes
+
+    @cached_property
+    def normalization(self) -> Normalization:
+        """Measured on the whole public split."""
+        return measure_normalization(self.splits[0])
+
+    @cached_property
+    def split_hash(self) -> str:
+        """Identifies both splits by content; a backbone with the same hash has seen no image of this test split."""
+        return content_hash(*self.splits)
+
+    @property
+    def _rank(self) -> int:
+        return self.trainer.global_rank if self.trainer else 0
+
+    @property
+    def _world_size(self) -> int:
+        return self.trainer.world_size if self.trainer else 1
+
+
+class BackboneDataModule(SourceDataModule):
+    """Training and test images of a classifier; batches are `(images (n, c, h, w) in [0, 1], labels (n,))`.
+
+    Args:
+        source: where the images come from.
+        batch_size: training images per step and process.
+        augment: random crops and, if `flip`, mirroring.
+        padding: black pixels around an image before it is cropped back; 4 for 32x32 images, 1 for the digits.
+        flip: mirror half of the training images; not for digits.
+        n_train: train on a stratified sample of this many images instead of all.
+        seed: of that sample, of the order of images and of the augmentation.
+    """
+
+    def __init__(
+        self,
+        source: ImageSource,
+        batch_size: int = 64,
+        augment: bool = True,
+        padding: int = 4,
+        flip: bool = True,
+        n_train: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(source)
+        if batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1; got {batch_size}")
+        if padding < 0:
+            raise ConfigError(f"padding must be at least 0 pixels; got {padding}")
+        self.batch_size, self.augment, self.padding, self.flip = batch_size, augment, padding, flip
+        self.n_train, self.seed = n_train, seed
+
+    @cached_property
+    def train(self) -> ImageSet:
+        """The images trained on."""
+        public = self.splits[0]
+        if self.n_train is None:
+            return public
+        if not 1 <= self.n_train <= len(public):
+            raise ConfigError(f"n_train must be 1 to {len(public)}, the size of {public.name}; got {self.n_train}")
+        return public.subset(sample_victims(public.labels, self.n_train, self.seed))
+
+    @property
+    def test(self) -> ImageSet:
+        """The images that accuracy is measured on."""
+        return self.splits[1]
+
+    def setup(self, stage: str) -> None:
+        height, width = self.train.image_shape[1:]
+        if self.augment and self.padding >= min(height, width):
+            raise ConfigError(
+                f"padding must be below the image side, or a crop may miss the image; got {self.padding} for "
+                f"{height}x{width}: set padding to about an eighth of the side"
+            )
+
+    def train_dataloader(self) -> TrainingBatches:
+        """This process's share of the training images, in an order of its own for every epoch."""
+        return TrainingBatches(
+            self.train,
+            self.batch_size,
+            padding=self.padding if self.augment else 0,
+            flip=self.flip and self.augment,
+            seed=self.seed,
+            rank=self._rank,
+            world_size=self._world_size,
+        )
+
+    def val_dataloader(self) -> EvaluationBatches:
+        """This process's share of the test images."""
+        return EvaluationBatches(self.test, _EVALUATION_BATCH, self._rank, self._world_size)
+
+    def test_dataloader(self) -> EvaluationBatches:
+        """The same as for validation."""
+        return self.val_dataloader()
+
+
+class VictimDataModule(SourceDataModule):
+    """The private batches of simulated clients, as `VictimBatch`, drawn from the test split.
+
+    Args:
+        source: where the images come from.
+        n_victims: images in the stratified sample.
+        batch_size: images per client.
+        distinct_labels: no two images of a client share a label; otherwise labels as drawn.
+        seed: of the sample and of its grouping into batches.
+        n_public: a stratified sample of this many public images for the baselines; default: all.
+    """
+
+    def __init__(
+        self,
+        source: ImageSource,
+        n_victims: int = 50,
+        batch_size: int = 1,
+        distinct_labels: bool = True,
+        seed: int = 0,
+        n_public: int | None = None,
+    ) -> None:
+        super().__init__(source)
+        self.n_victims, self.batch_size, self.distinct_labels = n_victims, batch_size, distinct_labels
+        self.seed, self.n_public = seed, n_public
+
+    @cached_property
+    def public(self) -> ImageSet:
+        """Images that the attacker may have seen, of the same kind and none of them a victim."""
+        public = self.splits[0]
+        if self.n_public is None:
+            return public
+        if not 1 <= self.n_public <= len(public):
+            raise ConfigError(f"n_public must be 1 to {len(public)}, the size of {public.name}; got {self.n_public}")
+        return public.subset(sample_victims(public.labels, self.n_public, self.seed))
+
+    @property
+    def test(self) -> ImageSet:
+        """The split that victims are drawn from."""
+        return self.splits[1]
+
+    @cached_property
+    def batches(self) -> list[Tensor]:
+        """Indices into the test split `(batch_size,)`, one tensor per client."""
+        labels = self.test.labels
+        if not 1 <= self.n_victims <= len(labels):
+            raise ConfigError(
+                f"n_victims must be 1 to {len(labels)}, the size of {self.test.name}; got {self.n_victims}"
+            )
+        victims = sample_victims(labels, self.n_victims, self.seed)
+        return victim_batches(labels, victims, self.batch_size, self.distinct_labels, self.seed)
+
+    @property
+    def n_left_over(self) -> int:
+        """Victims that no full batch could take."""
+        return self.n_victims - self.batch_size * len(self.batches)
+
+    def setup(self, stage: str) -> None:
+        rank_zero_info(
+            f"{self.n_victims} victims of {self.test.name}: {len(self.batches)} batches of {self.batch_size}, "
+            f"{self.n_left_over} left over; {len(self.public)} public images for the baselines"
+        )
+
+    def test_dataloader(self) -> VictimBatches:
+        """This process's share of the batches: over all processes each one once."""
+        return VictimBatches(self.test, self.batches, self._rank, self._world_size)

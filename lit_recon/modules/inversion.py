@@ -1,0 +1,203 @@
+"""The Trainer goes over victims; what happens to one group of them is a plain function that can be resumed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+import lit_recon._torchvision
+
+import torch
+from pytorch_lightning import LightningModule
+
+from lit_recon.data import VictimBatch
+from lit_recon.errors import ConfigError
+from lit_recon.inversion import Attack, GradientMatching, InversionState
+from lit_recon.metrics import Lpips, Unavailable, score_batch
+from lit_recon.models import Backbone
+from lit_recon.modules.data import VictimDataModule
+from lit_recon.modules.finished import FinishedBatch, finished_batches, group_name, load_finished, save_finished
+from lit_recon.modules.loggers import log_grid
+from lit_recon.modules.progress import Progress
+from lit_recon.modules.resumable import measured_execution, run_attack
+from lit_recon.modules.scoring import RunScores, ScoredBatch, score_batches
+from lit_recon.observation import BatchNormMode, Client
+from lit_recon.records import Knowledge, Observation
+from lit_recon.reporting.atomic import write_text
+from lit_recon.reporting.rows import Metric
+
+#: Victims at once where they run together: as many small kernels as a device takes well.
+_TOGETHER = {"cuda": 16}
+_TOGETHER_ELSEWHERE = 8
+
+
+class InversionModule(LightningModule):
+    """Attacks the update of every client that a `VictimDataModule` yields; `trainer.test(module, victims)` runs it.
+
+    Finished victims and the running state lie in files, so that a killed run goes on where it stopped.
+
+    Args:
+        attack: on updates.
+        model: the public model that the clients' updates belong to.
+        batch_norm: mode of the clients' BatchNorm layers.
+        knowledge: what the attacker knows besides.
+        checkpoints: folder of the files.
+        lpips: the perceptual score, or why it cannot be had.
+        together: clients attacked at once; `auto`: several where that is measured to be faster, else one.
+        save_every_seconds: between two saves of the running state.
+
+    Attributes:
+        metrics: entries of the run's record, once all victims are done; the same in every process.
+        scored: the batches of this process.
+    """
+
+    def __init__(
+        self,
+        attack: Attack,
+        model: Backbone,
+        batch_norm: BatchNormMode,
+        knowledge: Knowledge,
+        checkpoints: Path,
+        lpips: Lpips | Unavailable,
+        together: int | Literal["auto"] = "auto",
+        save_every_seconds: float = 60.0,
+    ) -> None:
+        super().__init__()
+        if together != "auto" and together < 1:
+            raise ConfigError(f"together must be at least 1 victim, or auto; got {together}")
+        if save_every_seconds <= 0:
+            raise ConfigError(f"save_every_seconds must be above 0; got {save_every_seconds:g}")
+        self.attack, self.model, self.knowledge, self.lpips = attack, model, knowledge, lpips
+        self.batch_norm: BatchNormMode = batch_norm
+        self.checkpoints, self.together, self.save_every_seconds = checkpoints, together, save_every_seconds
+        self.scores = RunScores(lpips)
+        self.metrics: dict[str, Metric] = {}
+        self.scored: list[ScoredBatch] = []
+        self.execution: Literal["loop", "vmap"] | None = None
+        self._steps = attack.steps if isinstance(attack, GradientMatching) else 1
+        self._size = 1
+        self._group: list[VictimBatch] = []
+        self._seen: list[VictimBatch] = []
+
+    @property
+    def _victims(self) -> VictimDataModule:
+        victims = getattr(self.trainer, "datamodule", None)
+        if not isinstance(victims, VictimDataModule):
+            raise ConfigError("InversionModule attacks the victims of a VictimDataModule: pass it to trainer.test")
+        return victims
+
+    def on_test_start(self) -> None:
+        """Set up clients, find what is done already, and decide how many victims run together."""
+        self.client = Client(self.model.eval(), self.batch_norm)
+        self._done = load_finished(self.checkpoints)
+        with torch.enable_grad():
+            self._plan()
+        mine = range(self.trainer.global_rank, len(self._victims.batches), self.trainer.world_size)
+        self._progress = Progress(
+            self._steps * len(mine), "attack", "iterations", quiet=not self.trainer.is_global_zero
+        )
+
+    def test_step(self, batch: VictimBatch, batch_idx: int) -> None:
+        """Collect a group of clients; attack it once it is full."""
+        self._seen.append(batch)
+        if batch.index in self._done:
+            self._progress.skip(self._steps)
+            return
+        self._group.append(batch)
+        if len(self._group) >= self._size:
+            self._attack_group()
+
+    def on_test_epoch_end(self) -> None:
+        """Attack the last group, then score everything."""
+        if self._group:
+            self._attack_group()
+        self._progress.close()
+        self.scored = score_batches(
+            [self._done[batch.index] for batch in self._seen], self._seen, self._victims.public, self.lpips
+        )
+        self.scores.update(self.scored)
+        self.metrics = self.scores.record()
+        figures = {key: value for key, value in self.metrics.items() if isinstance(value, float)}
+        for logger in self.loggers:
+            logger.log_metrics(figures, self._progress.done)
+
+    def _attack_group(self) -> None:
+        group, self._group = self._group, []
+        indices = [batch.index for batch in group]
+        saved = self.checkpoints / f"{group_name(indices)}.pt"
+        with torch.enable_grad():
+            observations = [self._observe(batch) for batch in group]
+            outcome = run_attack(
+                self.attack,
+                observations,
+                saved,
+                self.save_every_seconds,
+                self.execution,
+                lambda state, new: self._watch(state, new, len(group)),
+            )
+        if not isinstance(self.attack, GradientMatching):
+            self._progress.advance(len(group))
+        finished = finished_batches(indices, outcome)
+        save_finished(self.checkpoints, finished)
+        saved.unlink(missing_ok=True)
+        self._done |= {batch.index: batch for batch in finished}
+        self._show(group, finished)
+
+    def _observe(self, batch: VictimBatch) -> Observation:
+        return self.client.observe(batch.images, batch.labels, self.knowledge)
+
+    def _watch(self, state: InversionState, new: int, n: int) -> None:
+        """Count an iteration, and log the loss where the attack noted a point of its curve."""
+        if new == 0:
+            self._progress.skip(state.step * n)
+            return
+        self._progress.advance(new * n, loss=state.loss)
+        traces = [problem.trace for problem in state.problems if problem.trace]
+        noted = [trace for trace in traces if trace["step"][-1] == state.step - 1]
+        if noted:
+            figures = {key: sum(trace[key][-1] for trace in noted) / len(noted) for key in noted[0] if key != "step"}
+            for logger in self.loggers:
+                logger.log_metrics(figures, self._progress.done)
+
+    def _show(self, group: list[VictimBatch], finished: list[FinishedBatch]) -> None:
+        """Say how close the group came, and show its images on W&B."""
+        from lit_recon.reporting.figures import image_grid
+
+        for batch, done in zip(group, finished, strict=True):
+            found = done.reconstruction
+            scores = score_batch(found.images, batch.images, found.labels, batch.labels, Unavailable("shown at the end"))
+            rmse = float(scores.per_image["rmse"].mean())
+            self._progress.write(f"victim {batch.index + 1}: RMSE {rmse:.3f}, loss {found.loss:.3g}")
+            grid = image_grid({"target": batch.images.cpu().numpy(), "found": scores.reconstructions.numpy()})
+            for logger in self.loggers:
+                logger.log_metrics({"victim_rmse": rmse}, self._progress.done)
+            log_grid(self.loggers, f"victims/{batch.index:04d}", grid, self._progress.done)
+
+    def _plan(self) -> None:
+        """Fix the size of groups and how they are evaluated; a resumed run keeps to what the first one measured."""
+        limit = self.together if self.together != "auto" else _TOGETHER.get(self.device.type, _TOGETHER_ELSEWHERE)
+        attack, n = self.attack, len(self._victims.batches)
+        if not isinstance(attack, GradientMatching):
+            return
+        problems = min(limit, n) * attack.restarts
+        if attack.execution == "auto" and problems > 1:
+            self.execution = self._remembered_execution(attack, min(limit, n))
+        together = self.together != "auto" or "vmap" in (attack.execution, self.execution)
+        self._size = limit if together else 1
+
+    def _remembered_execution(self, attack: GradientMatching, n: int) -> Literal["loop", "vmap"]:
+        path = self.checkpoints / "execution.json"
+        measured = ""
+        if self.trainer.is_global_zero and not path.is_file():
+            victims = self._victims
+            images = [victims.test.pixels(ids).to(self.device) for ids in victims.batches[:n]]
+            labels = [victims.test.labels[ids].to(self.device) for ids in victims.batches[:n]]
+            seen = [
+                self.client.observe(x, y, self.knowledge) for x, y in zip(images, labels, strict=True)
+            ]
+            measured = measured_execution(attack, seen)
+            write_text(path, json.dumps({"execution": measured}))
+        elif self.trainer.is_global_zero:
+            measured = str(json.loads(path.read_text(encoding="utf-8")).get("execution"))
+        return "vmap" if self.trainer.strategy.broadcast(measured) == "vmap" else "loop"

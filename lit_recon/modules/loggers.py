@@ -1,0 +1,132 @@
+"""Where a run's figures go while it is under way: CSV files always, Weights & Biases unless it is switched off."""
+
+from __future__ import annotations
+
+import io
+import netrc
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlparse
+
+import lit_recon._torchvision
+
+from PIL import Image
+from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
+
+from lit_recon.errors import ConfigError
+from lit_recon.reporting.atomic import write_text
+
+_Mode = Literal["online", "offline", "disabled"]
+
+
+@dataclass(frozen=True)
+class WandbSettings:
+    """Weights & Biases.
+
+    Args:
+        mode: `auto` logs online where an API key is found and offline elsewhere, and never asks for one; the
+            environment variable WANDB_MODE overrides it.
+        project: of the account.
+        entity: user or team; default: the account's own.
+    """
+
+    mode: Literal["auto", "online", "offline", "disabled"] = "auto"
+    project: str = "lit_recon"
+    entity: str | None = None
+
+    def resolved_mode(self) -> _Mode:
+        """What `auto` comes to here.
+
+        Raises:
+            ConfigError: `online` without an API key.
+        """
+        asked = os.environ.get("WANDB_MODE", "auto") if self.mode == "auto" else self.mode
+        if asked in ("offline", "dryrun"):
+            return "offline"
+        if asked == "disabled":
+            return "disabled"
+        if _has_api_key():
+            return "online"
+        if asked == "online":
+            raise ConfigError(
+                "wandb.mode is online, but there is no API key: run `wandb login` or set WANDB_API_KEY, "
+                "or choose --wandb.mode offline"
+            )
+        return "offline"
+
+
+def build_loggers(logs: Path, name: str, wandb: WandbSettings, config: Mapping[str, object]) -> list[Logger]:
+    """Loggers that write below `logs`: a new CSV file for every process that works on the run, one W&B run for all.
+
+    Args:
+        logs: the run folder's `logs`.
+        name: of the run.
+        wandb: whether and where to log to Weights & Biases.
+        config: the resolved configuration, shown with the W&B run.
+
+    Raises:
+        ConfigError: W&B is to log online and has no API key.
+    """
+    loggers: list[Logger] = [CSVLogger(logs, name="", version=None)]
+    mode = wandb.resolved_mode()
+    if mode != "disabled":
+        loggers.append(_wandb_logger(logs, name, wandb, mode, config))
+    return loggers
+
+
+def log_grid(loggers: Sequence[Logger], key: str, png: bytes, step: int) -> None:
+    """Show an image grid on W&B."""
+    for logger in _wandb_of(loggers):
+        logger.log_image(key, [Image.open(io.BytesIO(png))], step=step)
+
+
+def log_table(loggers: Sequence[Logger], key: str, columns: list[str], rows: list[list[Any]]) -> None:
+    """Show a table on W&B."""
+    for logger in _wandb_of(loggers):
+        logger.log_table(key, columns, rows)
+
+
+def finish(loggers: Sequence[Logger]) -> None:
+    """End the W&B run of this process, so that the next one in it begins its own."""
+    for logger in _wandb_of(loggers):
+        logger.experiment.finish()
+
+
+def _wandb_of(loggers: Sequence[Logger]) -> list[WandbLogger]:
+    return [logger for logger in loggers if isinstance(logger, WandbLogger)]
+
+
+def _wandb_logger(
+    logs: Path, name: str, wandb: WandbSettings, mode: Literal["online", "offline"], config: Mapping[str, object]
+) -> WandbLogger:
+    from wandb import Settings
+
+    # The same id in every process of the run: a resumed run goes on in the same W&B run.
+    identity = logs / "wandb_id.txt"
+    if not identity.is_file():
+        write_text(identity, uuid.uuid4().hex[:12])
+    return WandbLogger(
+        name=name,
+        save_dir=logs,
+        id=identity.read_text(encoding="utf-8").strip(),
+        project=wandb.project,
+        entity=wandb.entity,
+        mode=mode,
+        config=dict(config),
+        settings=Settings(silent=True, console="off", disable_git=True, x_disable_stats=True),
+    )
+
+
+def _has_api_key() -> bool:
+    """Whether W&B would log in without asking: by the environment, or by what `wandb login` left behind."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False

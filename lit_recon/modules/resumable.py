@@ -1,0 +1,130 @@
+"""An attack on a group of victims that may be killed at any moment and goes on where it stopped."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from lit_recon.errors import CorruptFileError
+from lit_recon.inversion import Attack, GradientMatching, InversionState
+from lit_recon.inversion.attack import finished
+from lit_recon.modules.interruption import Interrupted, deferred_interruption
+from lit_recon.records import Observation, Reconstruction
+from lit_recon.reporting.atomic import write_bytes
+
+#: Called with the state and the number of iterations just done: 0 at the start, which may be a resumed one, then 1.
+Watch = Callable[[InversionState, int], None]
+
+
+@dataclass
+class Outcome:
+    """What an attack on a group of victims gave, victim by victim, and what it cost over all processes that worked on it.
+
+    Attributes:
+        reconstructions: one per victim.
+        curves: per victim, the loss curve of every restart.
+        seconds: of the whole group, beginning with its setup.
+        timed_seconds, timed_steps: of the iterations alone, without the first one of every process.
+    """
+
+    reconstructions: list[Reconstruction] = field(default_factory=list)
+    curves: list[list[dict[str, list[float]]]] = field(default_factory=list)
+    seconds: float = 0.0
+    timed_seconds: float = 0.0
+    timed_steps: int = 0
+
+
+def run_attack(
+    attack: Attack,
+    observations: Sequence[Observation],
+    saved: Path,
+    save_every_seconds: float,
+    execution: Literal["loop", "vmap"] | None,
+    watch: Watch,
+) -> Outcome:
+    """Attack a group of victims together; go on from `saved` where an earlier process left it.
+
+    The result is bit for bit that of an attack that was never interrupted, on devices whose arithmetic repeats itself.
+    Attacks that have no steps run in one piece.
+
+    Args:
+        attack: its settings must be those of the process that wrote `saved`.
+        observations: the same ones, too.
+        saved: file of the running state; removed by the caller once the outcome is safe.
+        save_every_seconds: between two saves.
+        execution: how problems are evaluated; None leaves it to the attack.
+        watch: is told of every iteration.
+
+    Raises:
+        Interrupted: after a signal; the state has been saved.
+        CorruptFileError: `saved` cannot be read.
+    """
+    started = time.perf_counter()
+    if not isinstance(attack, GradientMatching):
+        results = attack.many(observations)
+        return Outcome(results, [[result.trace] for result in results], time.perf_counter() - started)
+    attack.check(observations)
+    state, outcome = attack.init(observations), Outcome()
+    if execution is not None:
+        state.matching.execution = execution
+    if saved.is_file():
+        _load(saved, state, outcome)
+    started -= outcome.seconds
+    watch(state, 0)
+    saved_at, step_began = time.monotonic(), None
+    with deferred_interruption() as signal_arrived:
+        while state.step < attack.steps:
+            attack.step(state)
+            watch(state, 1)
+            now = time.perf_counter()
+            if step_began is not None:
+                outcome.timed_seconds, outcome.timed_steps = outcome.timed_seconds + now - step_began, outcome.timed_steps + 1
+            number = signal_arrived()
+            if number is not None or time.monotonic() - saved_at >= save_every_seconds:
+                outcome.seconds = now - started
+                _save(saved, state, outcome)
+                saved_at = time.monotonic()
+            if number is not None:
+                raise Interrupted(number)
+            step_began = time.perf_counter()
+    results = attack.result(state)
+    outcome.reconstructions = [finished(result, seen) for result, seen in zip(results, observations, strict=True)]
+    traces = [problem.trace for problem in state.problems]
+    outcome.curves = [traces[first : first + attack.restarts] for first in range(0, len(traces), attack.restarts)]
+    outcome.seconds = time.perf_counter() - started
+    return outcome
+
+
+def measured_execution(attack: GradientMatching, observations: Sequence[Observation]) -> Literal["loop", "vmap"]:
+    """Whether this attack is faster with these victims together (`vmap`) or one after the other (`loop`)."""
+    state = attack.init(observations)
+    attack.step(state)
+    return "vmap" if state.matching.execution == "vmap" else "loop"
+
+
+def _save(path: Path, state: InversionState, outcome: Outcome) -> None:
+    buffer = io.BytesIO()
+    cost = {"seconds": outcome.seconds, "timed_seconds": outcome.timed_seconds, "timed_steps": outcome.timed_steps}
+    torch.save({"attack": state.state_dict(), **cost}, buffer)
+    write_bytes(path, buffer.getvalue())
+
+
+def _load(path: Path, state: InversionState, outcome: Outcome) -> None:
+    device = state.problems[0].labels.device
+    try:
+        content: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        state.load_state_dict(content["attack"])
+        outcome.seconds, outcome.timed_seconds = content["seconds"], content["timed_seconds"]
+        outcome.timed_steps = content["timed_steps"]
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, TypeError) as error:
+        raise CorruptFileError(
+            f"{path} is damaged or of another attack ({' '.join(str(error).split())[:200]}): delete it, and these "
+            "victims are attacked from the start"
+        ) from error

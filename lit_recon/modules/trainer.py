@@ -1,0 +1,98 @@
+"""The Lightning Trainer of every command: quiet, and the same under `torchrun` as alone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import lit_recon._torchvision
+
+from pytorch_lightning import Callback, Trainer
+from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.loggers import Logger
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
+
+from lit_recon.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """Where a run computes.
+
+    Args:
+        accelerator: `auto` takes a GPU where there is one.
+        devices: processes per machine, one device each; `auto` takes all GPUs. Under torchrun its own count is used.
+        num_nodes: machines; they must share the run folder. Under torchrun its own count is used.
+        precision: of the arithmetic.
+    """
+
+    accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"
+    devices: int | Literal["auto"] = 1
+    num_nodes: int = 1
+    precision: Literal["32-true", "bf16-mixed"] = "32-true"
+
+    def __post_init__(self) -> None:
+        if self.num_nodes < 1 or (self.devices != "auto" and self.devices < 1):
+            raise ConfigError(
+                f"trainer.devices and trainer.num_nodes must be at least 1; got {self.devices} and {self.num_nodes}"
+            )
+
+
+def build_trainer(
+    settings: TrainerSettings,
+    loggers: Sequence[Logger],
+    callbacks: Sequence[Callback] = (),
+    max_epochs: int | None = None,
+) -> Trainer:
+    """A Trainer without chatter, with checkpoints only where a callback writes them.
+
+    Args:
+        settings: where to compute.
+        loggers: where figures go.
+        callbacks: what else happens.
+        max_epochs: of training.
+
+    Raises:
+        ConfigError: the accelerator or the devices are not there.
+    """
+    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
+    for chatter in (r".*does not have many workers.*", r".*lower value for log_every_n_steps.*", r".*GPU available.*"):
+        warnings.filterwarnings("ignore", message=chatter)
+    devices, nodes = _processes(settings)
+    try:
+        return Trainer(
+            accelerator=settings.accelerator,
+            devices=devices,
+            num_nodes=nodes,
+            precision=settings.precision,
+            logger=list(loggers),
+            callbacks=list(callbacks),
+            max_epochs=max_epochs,
+            enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
+            enable_model_summary=False,
+            enable_progress_bar=False,
+            inference_mode=False,
+            use_distributed_sampler=False,
+            num_sanity_val_steps=0,
+        )
+    except (MisconfigurationException, ValueError) as error:
+        raise ConfigError(f"trainer: {' '.join(str(error).split())}") from error
+
+
+def is_first_process() -> bool:
+    """Whether this process writes what a run writes once; true in a run of one process."""
+    return int(getattr(rank_zero_only, "rank", 0)) == 0
+
+
+def _processes(settings: TrainerSettings) -> tuple[int | Literal["auto"], int]:
+    """Devices per machine and machines; torchrun has started the processes already where it is used."""
+    here = os.environ.get("LOCAL_WORLD_SIZE")
+    if here is None or "TORCHELASTIC_RUN_ID" not in os.environ:
+        return settings.devices, settings.num_nodes
+    return int(here), int(os.environ["WORLD_SIZE"]) // int(here)

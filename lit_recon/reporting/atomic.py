@@ -1,0 +1,38 @@
+"""Files that are there whole or not at all, whenever the process is killed."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+_SUFFIX = ".unfinished"
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace `path` by `content` in one step: a temporary file in the same folder is synced, then renamed.
+
+    Args:
+        path: the file to write; its folder is created when missing.
+        content: the whole content.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{_SUFFIX}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, content: str) -> None:
+    """`write_bytes` of text in UTF-8, with the line ends that `content` has."""
+    write_bytes(path, content.encode("utf-8"))
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether `path` is a temporary file that a killed process left behind."""
+    return path.name.startswith(".") and path.name.endswith(_SUFFIX)

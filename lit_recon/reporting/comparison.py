@@ -1,0 +1,146 @@
+"""Several finished runs side by side: their figures, the settings in which they differ, the images they share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from lit_recon.reporting.cards import class_name, is_small
+from lit_recon.reporting.figures import data_uri
+from lit_recon.reporting.folder import IGNORED_SETTINGS
+from lit_recon.reporting.formats import ABSENT, MISSING, Measure, duration, format_score
+from lit_recon.reporting.paper import paper_of
+from lit_recon.reporting.record import RunRecord
+from lit_recon.reporting.settings import flatten, is_below
+from lit_recon.reporting.tables import SummaryRow, summary_table
+from lit_recon.reporting.words import closer_than_public
+
+
+class SharedImage(NamedTuple):
+    """A target that every run attacked, and what each made of it: `(image, RMSE)` in the order of the runs."""
+
+    title: str
+    target: str
+    reconstructions: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """One run in the table; `cells` follow the measures of the comparison, None where a run lacks one."""
+
+    name: str
+    n: int
+    closer: str
+    cells: list[SummaryRow | None]
+    duration: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a page about several runs shows.
+
+    Attributes:
+        measures: columns of the table.
+        runs: its rows.
+        footnotes: whose papers these are and why figures are missing, once for all runs that share them.
+        settings: `(key, value in each run)` for the settings that are not the same in all runs.
+        shared: images that all runs attacked.
+        pixelated: whether images are so small that a page has to enlarge them.
+    """
+
+    measures: list[Measure]
+    runs: list[RunLine]
+    footnotes: list[str]
+    settings: list[tuple[str, list[str]]]
+    shared: list[SharedImage]
+    pixelated: bool
+
+
+def compare(records: Sequence[RunRecord]) -> Comparison:
+    """Lay several runs side by side, in their order."""
+    tables = [{row.measure: row for row in summary_table(record)} for record in records]
+    measures = list(dict.fromkeys(measure for table in tables for measure in table))
+    runs = [
+        _line(name, record, [table.get(measure) for measure in measures])
+        for name, record, table in zip(_short_names(records), records, tables, strict=True)
+    ]
+    return Comparison(
+        measures=measures,
+        runs=runs,
+        footnotes=_footnotes(runs, [paper_of(record.settings).citation for record in records]),
+        settings=_differing_settings(records),
+        shared=_shared_images(records),
+        pixelated=all(map(is_small, records)),
+    )
+
+
+def _line(name: str, record: RunRecord, cells: list[SummaryRow | None]) -> RunLine:
+    judged = [closer for closer in closer_than_public(record) if closer is not None]
+    seconds = record.number("seconds")
+    return RunLine(
+        name=name,
+        n=len(record.victims),
+        closer=f"{sum(judged)} of {len(judged)}" if judged else MISSING,
+        cells=cells,
+        duration=MISSING if seconds is None else duration(seconds),
+    )
+
+
+def _footnotes(runs: Sequence[RunLine], citations: Sequence[str]) -> list[str]:
+    said: dict[str, list[str]] = {}
+    for run, citation in zip(runs, citations, strict=True):
+        if citation:
+            said.setdefault(f"after {citation}", []).append(run.name)
+        for cell in run.cells:
+            if cell is not None and cell.ours == MISSING:
+                said.setdefault(cell.reasons[0], []).append(run.name)
+    return [f"{', '.join(names)}: {text}" for text, names in said.items()]
+
+
+def _short_names(records: Sequence[RunRecord]) -> list[str]:
+    """The ends of the folders' paths, as long as it takes to tell them apart."""
+    paths = [record.folder.path.resolve().parts for record in records]
+    for length in range(1, max(map(len, paths)) + 1):
+        names = ["/".join(parts[-length:]) for parts in paths]
+        if len(set(names)) == len(set(paths)):
+            break
+    return names
+
+
+def _differing_settings(records: Sequence[RunRecord]) -> list[tuple[str, list[str]]]:
+    flat = [flatten(record.settings) for record in records]
+    keys = dict.fromkeys(key for settings in flat for key in settings)
+    values = {key: [ABSENT if key not in settings else str(settings[key]) for settings in flat] for key in keys}
+    skipped = (*IGNORED_SETTINGS, "name", "paper")
+    return [(key, row) for key, row in values.items() if len(set(row)) > 1 and not is_below(key, skipped)]
+
+
+def _shared_images(records: Sequence[RunRecord]) -> list[SharedImage]:
+    places = [{row.id: index for index, row in enumerate(record.victims)} for record in records]
+    first = records[0]
+    shared = []
+    for identity, index in places[0].items():
+        target = first.targets[index]
+        # The same number may mean another image where runs used other data.
+        if all(
+            identity in place and np.array_equal(record.targets[place[identity]], target)
+            for record, place in zip(records, places, strict=True)
+        ):
+            found = [(record, place[identity]) for record, place in zip(records, places, strict=True)]
+            shared.append(
+                SharedImage(
+                    f"#{identity} · {class_name(first, first.victims[index].label)}",
+                    data_uri(target),
+                    [
+                        (
+                            data_uri(record.reconstructions[i]),
+                            format_score("rmse", record.victims[i].scores.get("rmse")),
+                        )
+                        for record, i in found
+                    ],
+                )
+            )
+    return shared

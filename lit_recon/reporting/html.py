@@ -1,0 +1,95 @@
+"""Self-contained HTML pages: the report of one run, and the comparison of several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from lit_recon.errors import ConfigError
+from lit_recon.reporting.atomic import write_text
+from lit_recon.reporting.cards import gallery
+from lit_recon.reporting.comparison import compare
+from lit_recon.reporting.curves import HEIGHT, WIDTH, loss_chart
+from lit_recon.reporting.formats import ABSENT, MISSING
+from lit_recon.reporting.paper import paper_of
+from lit_recon.reporting.record import RunRecord
+from lit_recon.reporting.settings import flatten
+from lit_recon.reporting.tables import facts, rmse_bars, summary_table
+from lit_recon.reporting.words import knowledge, notes, verdict
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def build_report(folder: Path | str) -> Path:
+    """Write the page of a finished run into its folder, from the files in it alone.
+
+    Returns:
+        The page's path.
+
+    Raises:
+        MissingDataError: the folder holds no finished run.
+        CorruptFileError: one of its files is malformed.
+    """
+    record = RunRecord.read(Path(folder))
+    paper = paper_of(record.settings)
+    page = _render(
+        "report.html.j2",
+        name=str(record.settings.get("name") or record.folder.path.resolve().name),
+        paper=paper,
+        verdict=verdict(record),
+        bars=rmse_bars(record),
+        summary=summary_table(record),
+        gallery=gallery(record),
+        chart=loss_chart(record.losses),
+        chart_size=(WIDTH, HEIGHT),
+        restarts=len({curve.restart for curve in record.losses}),
+        knowledge=knowledge(record),
+        notes=notes(record),
+        settings=flatten(record.settings),
+        facts=facts(record),
+        command=record.text("command"),
+        created=record.text("created"),
+        version=record.text("version_lit_recon"),
+        n=len(record.victims),
+        missing=MISSING,
+    )
+    write_text(record.folder.report, page)
+    return record.folder.report
+
+
+def compare_report(folders: Sequence[Path | str], out: Path | str) -> Path:
+    """Write a page that compares finished runs, in the order given.
+
+    Args:
+        folders: of two runs or more.
+        out: the page to write, an `.html` file.
+
+    Returns:
+        The page's path.
+
+    Raises:
+        ConfigError: fewer than two runs, or `out` is no `.html` file.
+        MissingDataError: a folder holds no finished run.
+        CorruptFileError: one of its files is malformed.
+    """
+    target = Path(out)
+    if len(folders) < 2:
+        raise ConfigError(f"a comparison needs two runs or more; got {len(folders)}: name more run folders")
+    if target.suffix.lower() != ".html" or target.is_dir():
+        raise ConfigError(f"the comparison is written to an .html file; got {target}: name one, e.g. comparison.html")
+    records = [RunRecord.read(Path(folder)) for folder in folders]
+    write_text(target, _render("compare.html.j2", comparison=compare(records), absent=ABSENT))
+    return target
+
+
+def _render(template: str, **content: object) -> str:
+    pages = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return pages.get_template(template).render(content)

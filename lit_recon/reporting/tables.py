@@ -1,0 +1,106 @@
+"""The tables of a report: a run beside its baselines and its paper, and what it took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lit_recon.reporting.formats import ABSENT, MISSING, Measure, duration, format_printed, format_score, measure_of
+from lit_recon.reporting.paper import paper_of
+from lit_recon.reporting.record import RunRecord
+
+#: Shown for every run; others only where the run or its paper has them.
+_ALWAYS = ("rmse", "psnr", "ssim", "lpips", "label_accuracy")
+
+_FACTS = {
+    "seconds": "Time",
+    "seconds_per_iteration": "Time per iteration",
+    "peak_memory_mib": "Peak memory (MiB)",
+    "peak_gpu_memory_mib": "Peak GPU memory (MiB)",
+    "n_batches": "Batches",
+    "seed": "Seed",
+    "device": "Device",
+    "cpu_count": "CPU cores",
+    "platform": "System",
+}
+
+
+@dataclass(frozen=True)
+class SummaryRow:
+    """One metric of a run as text; `reasons` says of every missing figure, ours first, why it is missing."""
+
+    measure: Measure
+    ours: str
+    spread: str
+    mean_image: str
+    nearest_public: str
+    paper: str
+    reasons: list[str]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar of a chart: `length` is a share of the longest; `ours` marks the run itself."""
+
+    name: str
+    text: str
+    length: float
+    ours: bool = False
+
+
+def summary_table(record: RunRecord) -> list[SummaryRow]:
+    """The usual metrics, then those that only the run (with a spread) or only the paper has."""
+    printed = paper_of(record.settings).values
+    spread = [key.removesuffix("_std") for key in record.metrics if key.endswith("_std") and key != "mse_std"]
+    return [_summary_row(record, key, printed) for key in dict.fromkeys((*_ALWAYS, *spread, *printed))]
+
+
+def rmse_bars(record: RunRecord) -> list[Bar]:
+    """The run's RMSE beside that of its baselines and its paper, smallest first; nothing when the run has none."""
+    ours, printed = record.number("rmse"), paper_of(record.settings).values.get("rmse")
+    if ours is None:
+        return []
+    baselines = {
+        "Nearest public image": record.number("baseline_nearest_public_rmse"),
+        "Mean public image": record.number("baseline_mean_image_rmse"),
+    }
+    bars = [Bar("This run", format_score("rmse", ours), ours, ours=True)]
+    if isinstance(printed, int | float):
+        bars.append(Bar("Paper", format_printed("rmse", printed), printed))
+    bars += [Bar(name, format_score("rmse", value), value) for name, value in baselines.items() if value is not None]
+    longest = max(bar.length for bar in bars) or 1.0
+    return [Bar(bar.name, bar.text, bar.length / longest, bar.ours) for bar in sorted(bars, key=lambda bar: bar.length)]
+
+
+def facts(record: RunRecord) -> list[tuple[str, str]]:
+    """Cost, machine and versions as `(name, text)`, without what the run did not note."""
+    versions = {key: key.removeprefix("version_") for key in record.metrics if key.startswith("version_")}
+    texts = {key: record.text(key) for key in (*_FACTS, *versions)}
+    for key in ("seconds", "seconds_per_iteration"):
+        seconds = record.number(key)
+        texts[key] = "" if seconds is None else duration(seconds)
+    return [(name, texts[key]) for key, name in (_FACTS | versions).items() if texts[key]]
+
+
+def _summary_row(record: RunRecord, key: str, printed: Mapping[str, object]) -> SummaryRow:
+    measure, value = measure_of(key), record.number(key)
+    deviation = record.number(f"{key}_std") if value is not None and len(record.victims) > 1 else None
+    reasons = [] if value is not None else [f"{measure.name} is {MISSING}: {_reason(record, key)}"]
+    baselines = {}
+    for name in ("mean_image", "nearest_public"):
+        full = f"baseline_{name}_{key}"
+        baselines[name] = format_score(key, record.number(full)) if full in record.metrics else ABSENT
+        if baselines[name] == MISSING:
+            reasons.append(f"{measure.name} of the {name.replace('_', ' ')} is {MISSING}: {_reason(record, full)}")
+    return SummaryRow(
+        measure=measure,
+        ours=format_score(key, value),
+        spread="" if deviation is None else format_score(key, deviation, unit=False),
+        **baselines,
+        paper=format_printed(key, printed.get(key)),
+        reasons=reasons,
+    )
+
+
+def _reason(record: RunRecord, key: str) -> str:
+    return record.text(f"{key}_reason") or "this run did not measure it"

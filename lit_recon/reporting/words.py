@@ -1,0 +1,112 @@
+"""What a run shows, in plain words that are built from its figures and settings alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from lit_recon.reporting.formats import format_score
+from lit_recon.reporting.record import RunRecord
+from lit_recon.reporting.settings import find_setting
+
+_SAME = 0.05  # relative difference below which two mean errors are called equal
+
+
+class Grant(NamedTuple):
+    """One thing that the attacker knew or did not know."""
+
+    known: bool
+    text: str
+
+
+def closer_than_public(record: RunRecord) -> list[bool | None]:
+    """For every victim: is the reconstruction nearer to the truth than the nearest public image? None: not known."""
+    pairs = ((row.scores.get("rmse"), row.scores.get("nearest_public_rmse")) for row in record.victims)
+    return [None if ours is None or public is None else ours < public for ours, public in pairs]
+
+
+def verdict(record: RunRecord) -> str:
+    """One sentence: how many images beat the nearest public one, and the mean error beside the mean image's."""
+    parts = [part for part in (_count(record), _error(record)) if part]
+    sentence = "; ".join(parts) or "this run holds no figures to judge it by"
+    return f"{sentence[0].upper()}{sentence[1:]}."
+
+
+def knowledge(record: RunRecord) -> list[Grant]:
+    """What the attacker knew, then what not, from `knowledge.*` and `client.batch_norm`."""
+    sizes = sorted(set(Counter(row.batch for row in record.victims).values()))
+    images = f"{' or '.join(map(str, sizes))} {'image' if sizes == [1] else 'images'}"
+    grants = [
+        Grant(True, "The public model: its architecture, its weights and how it normalizes pixels."),
+        Grant(True, f"The client's update, and that it came from {images}."),
+        *_labels(record),
+        *_batch_norm(record),
+        Grant(
+            False,
+            "The images. They served only after the attack, to match reconstructions with their targets and to score.",
+        ),
+    ]
+    return sorted(grants, key=lambda grant: not grant.known)
+
+
+def notes(record: RunRecord) -> list[str]:
+    """What the attack wants its reader to know, each sentence once."""
+    found = record.metrics.get("notes")
+    sentences = found if isinstance(found, list) else [record.text("notes")]
+    return [sentence for sentence in dict.fromkeys(map(str, sentences)) if sentence]
+
+
+def _count(record: RunRecord) -> str:
+    judged = closer_than_public(record)
+    if not judged or None in judged:
+        return ""
+    n, won = len(judged), judged.count(True)
+    if n == 1:
+        closer = "closer" if won else "no closer"
+        return f"the attacked image came back {closer} to the truth than the nearest public image"
+    who = f"all {n}" if won == n else f"none of the {n}" if not won else f"{won} of {n}"
+    return f"{who} attacked images came back closer to the truth than the nearest public image"
+
+
+def _error(record: RunRecord) -> str:
+    ours, mean = record.number("rmse"), record.number("baseline_mean_image_rmse")
+    if ours is None:
+        return ""
+    text = f"the {'RMSE' if len(record.victims) == 1 else 'mean RMSE'} is {format_score('rmse', ours)}"
+    if mean is None or mean <= 0:
+        return text
+    guess = f"guessing the mean public image ({format_score('rmse', mean)})"
+    if abs(ours - mean) <= _SAME * mean:
+        return f"{text}, about the same as {guess}"
+    if ours > mean:
+        return f"{text}, worse than {guess}"
+    return f"{text}, {mean / ours:.1f} times lower than {guess}" if ours else f"{text}, a perfect copy"
+
+
+def _labels(record: RunRecord) -> list[Grant]:
+    given = find_setting(record.settings, "knowledge.labels")
+    if given is None:
+        return [Grant(False, "Whether the labels were given is not stated in the settings.")]
+    if given:
+        return [Grant(True, "The true label of every image.")]
+    accuracy = record.number("label_accuracy")
+    found = "" if accuracy is None else f" and got {format_score('label_accuracy', accuracy)} of them right"
+    return [Grant(False, f"The labels. The attack recovered them from the update{found}.")]
+
+
+def _batch_norm(record: RunRecord) -> list[Grant]:
+    mode = {
+        "eval": "the running statistics of the public model (evaluation mode)",
+        "train": "the statistics of its own batch (training mode)",
+    }.get(str(find_setting(record.settings, "client.batch_norm")))
+    client = [Grant(True, f"That the client's BatchNorm layers, if any, used {mode}.")] if mode else []
+    seen = {
+        "batch": Grant(
+            True,
+            "The statistics of the client's own batch at every BatchNorm layer: a strong assumption, "
+            "which holds only where clients send them along.",
+        ),
+        "running": Grant(True, "The running statistics of the BatchNorm layers, which are part of the public model."),
+        "none": Grant(False, "Any BatchNorm statistics: the attack used those of its own candidates."),
+    }.get(str(find_setting(record.settings, "knowledge.batch_norm")))
+    return [*client, seen] if seen else [*client, Grant(False, "What BatchNorm statistics were known is not stated.")]

@@ -1,0 +1,112 @@
+"""The files of a run, each written whole: figures, rows per image, images, losses."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from lit_recon.errors import ShapeError
+from lit_recon.reporting.atomic import write_bytes, write_text
+from lit_recon.reporting.folder import RunFolder
+from lit_recon.reporting.rows import LossCurve, Metric, VictimRow
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def write_metrics(folder: RunFolder, metrics: Mapping[str, Metric]) -> None:
+    """Write `metrics.json`, which marks the run as complete: call it after all other writers.
+
+    JSON has no infinities, so that a figure which is not finite becomes null with its reason.
+
+    Args:
+        folder: of the run.
+        metrics: flat keys; `notes` may be a list of sentences for the reader.
+    """
+    content: dict[str, Metric] = {}
+    for key, value in metrics.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            content[key], content[f"{key}_reason"] = None, f"not a finite number: {value}"
+        else:
+            content[key] = value
+    write_text(folder.metrics, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_victims(folder: RunFolder, rows: Sequence[VictimRow]) -> None:
+    """Write `victims.csv`: identity, scores in the order of the first row, loss; an absent score is an empty cell."""
+    names = list(rows[0].scores) if rows else []
+    for row in rows:
+        if list(row.scores) != names:
+            raise ShapeError(f"every row needs the scores {names}; image {row.id} has {list(row.scores)}")
+    header = ["batch", "id", "label", "recovered_label", *names, "loss"]
+    cells = ([row.batch, row.id, row.label, row.recovered_label, *row.scores.values(), row.loss] for row in rows)
+    write_text(folder.victims, _csv_text(header, cells))
+
+
+def write_losses(folder: RunFolder, curves: Sequence[LossCurve]) -> None:
+    """Write `logs/losses.csv`: batch, restart, `step`, `loss` and the other columns; what a curve lacks stays empty."""
+    names = {name: None for curve in curves for name in ("step", "loss", *curve.values)}
+    rows = (
+        [curve.batch, curve.restart, *(curve.values[name][row] if name in curve.values else None for name in names)]
+        for curve in curves
+        for row in range(len(curve.values["step"]))
+    )
+    write_text(folder.losses, _csv_text(["batch", "restart", *(names or ("step", "loss"))], rows))
+
+
+def write_tensors(
+    folder: RunFolder,
+    *,
+    reconstructions: Tensor,
+    targets: Tensor,
+    nearest_public: Tensor,
+    labels: Tensor,
+    recovered_labels: Tensor,
+    class_names: Sequence[str] = (),
+) -> None:
+    """Write `reconstructions.safetensors`, row by row of the same victim.
+
+    Args:
+        folder: of the run.
+        reconstructions: `(n, c, h, w)` in [0, 1].
+        targets: the same shape and range.
+        nearest_public: the same shape and range.
+        labels: true classes `(n,)`.
+        recovered_labels: classes `(n,)` that the attack recovered or was given.
+        class_names: name of every class, for the report.
+
+    Raises:
+        ShapeError: shapes differ, or pixels lie outside [0, 1].
+    """
+    images = {"reconstructions": reconstructions, "targets": targets, "nearest_public": nearest_public}
+    classes = {"labels": labels, "recovered_labels": recovered_labels}
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, image in images.items():
+        if image.dim() != 4 or image.shape != targets.shape:
+            raise ShapeError(
+                f"{name} must be (n, c, h, w) like the targets {tuple(targets.shape)}; got {tuple(image.shape)}"
+            )
+        arrays[name] = array = np.ascontiguousarray(image.detach().cpu().float().numpy())
+        if array.size and not (array.min() >= 0 and array.max() <= 1):
+            raise ShapeError(f"{name} must hold pixels in [0, 1]; got {array.min():.3g} to {array.max():.3g}")
+    for name, label in classes.items():
+        if tuple(label.shape) != (len(targets),):
+            raise ShapeError(f"{name} must be (n,) with n={len(targets)}; got {tuple(label.shape)}")
+        arrays[name] = np.ascontiguousarray(label.detach().cpu().long().numpy())
+    write_bytes(folder.reconstructions, save(arrays, {"class_names": json.dumps(list(class_names))}))
+
+
+def _csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return buffer.getvalue()

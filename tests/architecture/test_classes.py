@@ -1,0 +1,48 @@
+"""A class is an interface or a leaf: what others of ours derive from is abstract.
+
+Errors form a family tree by nature, and a defense's stages have identity defaults: these two are the exceptions.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "lit_recon"
+EXEMPT = (PACKAGE / "errors.py", PACKAGE / "defenses" / "base.py")
+
+
+def last_name(expression: ast.expr) -> str:
+    """`Attack` for `Attack`, `attack.Attack` and `Attack[Tensor]`."""
+    if isinstance(expression, ast.Subscript):
+        expression = expression.value
+    return ast.unparse(expression).rsplit(".", 1)[-1]
+
+
+def classes() -> dict[str, tuple[Path, ast.ClassDef]]:
+    return {
+        node.name: (path, node)
+        for path in PACKAGE.rglob("*.py")
+        if path not in EXEMPT
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+
+
+def is_interface(node: ast.ClassDef) -> bool:
+    """Whether a method is abstract; deriving from `ABC` alone leaves a class that can be built."""
+    if "Protocol" in map(last_name, node.bases):
+        return True
+    methods = [item for item in node.body if isinstance(item, ast.FunctionDef)]
+    return "abstractmethod" in [last_name(decorator) for method in methods for decorator in method.decorator_list]
+
+
+def test_only_interfaces_are_derived_from() -> None:
+    ours = classes()
+    bases = {last_name(base): node.name for _, node in ours.values() for base in node.bases}
+    concrete = [
+        f"{derived} derives from {base} ({ours[base][0].relative_to(PACKAGE)})"
+        for base, derived in sorted(bases.items())
+        if base in ours and not is_interface(ours[base][1])
+    ]
+    assert not concrete, "wrap instead, or make the base abstract"

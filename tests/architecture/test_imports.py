@@ -1,0 +1,50 @@
+"""What an import costs: the package itself nearly nothing, and an attack no framework.
+
+The direction of imports between rooms is checked by import-linter (pyproject.toml).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_python(code: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=120).stdout
+
+
+def seconds(code: str, runs: int = 5) -> float:
+    """Shortest wall time of an interpreter that runs `code`: the one that the machine's other work disturbed least."""
+
+    def once() -> float:
+        start = time.perf_counter()
+        run_python(code)
+        return time.perf_counter() - start
+
+    return min(once() for _ in range(runs))
+
+
+def loaded(statement: str, *packages: str) -> set[str]:
+    """Those of `packages` that are imported once `statement` has run."""
+    return set(run_python(f"import sys\n{statement}\nprint(*sys.modules)").split()) & set(packages)
+
+
+def test_importing_the_package_is_cheap() -> None:
+    assert seconds("import lit_recon") - seconds("pass") < 0.3
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    assert not loaded("import lit_recon", "torch", "numpy", "pytorch_lightning")
+
+
+def test_an_attack_needs_no_framework_around_it() -> None:
+    statement = "import lit_recon.inversion, lit_recon.models, lit_recon.observation"
+    frameworks = ("lightning_fabric", "lpips", "matplotlib", "pytorch_lightning", "sklearn", "torchmetrics", "wandb")
+    assert not loaded(statement, *frameworks)

@@ -1,0 +1,128 @@
+"""What every attack promises: images of the right shape and range, determinism, an observation left as it was.
+
+A new attack, or a new way to compose one, joins the table.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_recon.errors import ShapeError
+from lit_recon.inversion import (
+    LBFGS,
+    Adam,
+    Attack,
+    BatchNormPrior,
+    DeepImagePrior,
+    GradientMatching,
+    GroupConsistency,
+    HeadCounts,
+    KnownLabels,
+    LayerwiseCosine,
+    NormReweightedCosine,
+    Pixels,
+    SquaredError,
+    TotalVariation,
+)
+from lit_recon.models import Backbone, ConvNet
+from lit_recon.observation import Client
+from lit_recon.records import Knowledge, Normalization, Observation
+
+ATTACKS: dict[str, Attack] = {
+    "global cosine, total variation": GradientMatching(priors=[TotalVariation(0.01)], labels=HeadCounts(), steps=3),
+    "L-BFGS on the squared error": GradientMatching(
+        objective=SquaredError(),
+        parametrization=Pixels(box=False),
+        solver=LBFGS(inner=2),
+        labels=KnownLabels(),
+        steps=2,
+    ),
+    "BatchNorm statistics and group consistency": GradientMatching(
+        objective=LayerwiseCosine(),
+        priors=[BatchNormPrior(0.1), GroupConsistency(0.01, start=0.0)],
+        labels=KnownLabels(),
+        restarts=2,
+        steps=3,
+    ),
+    "deep image prior": GradientMatching(
+        objective=NormReweightedCosine(),
+        parametrization=DeepImagePrior(channels=8, multipliers=[1, 1], attention_resolutions=[4]),
+        solver=Adam(lr=0.001),
+        labels=KnownLabels(),
+        steps=2,
+    ),
+}
+
+
+@pytest.fixture(params=ATTACKS.values(), ids=ATTACKS.keys())
+def attack(request: pytest.FixtureRequest) -> Attack:
+    """An attack that has not run yet, whatever it may remember from one run to the next."""
+    return copy.deepcopy(request.param)
+
+
+@pytest.fixture
+def observations() -> list[Observation]:
+    """Two batches of two images from one client; a third of the model's classes occurs."""
+    torch.manual_seed(0)
+    model = Backbone(ConvNet((3, 8, 8), widths=[4, 8], activation="gelu"), 6, Normalization((0.5,) * 3, (0.25,) * 3))
+    client = Client(model, batch_norm="eval")
+    labels = torch.tensor([1, 4])
+    return [client.observe(torch.rand(2, 3, 8, 8), labels, Knowledge(labels=True)) for _ in range(2)]
+
+
+def tensors(seen: Observation) -> dict[str, Tensor]:
+    parts = {"parameters": seen.parameters, "buffers": seen.buffers, "update": seen.update}
+    return {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
+
+
+def test_returns_images_in_range_and_classes(attack: Attack, observations: list[Observation]) -> None:
+    result = attack(observations[0])
+    assert result.images.shape == (2, 3, 8, 8)
+    assert result.images.dtype == torch.float32
+    assert result.images.amin() >= 0
+    assert result.images.amax() <= 1
+    assert not result.images.requires_grad
+    assert result.labels.dtype == torch.int64
+    assert sorted(result.labels.tolist()) == [1, 4]
+    assert len({len(curve) for curve in result.trace.values()}) == 1
+
+
+def test_leaves_the_observation_as_it_was(attack: Attack, observations: list[Observation]) -> None:
+    before = copy.deepcopy(tensors(observations[0]))
+    model = copy.deepcopy(observations[0].model.state_dict())
+    attack(observations[0])
+    assert all(torch.equal(value, before[name]) for name, value in tensors(observations[0]).items())
+    assert all(torch.equal(value, model[name]) for name, value in observations[0].model.state_dict().items())
+    assert not any(value.requires_grad for value in tensors(observations[0]).values())
+
+
+def test_is_deterministic_whatever_the_global_generator(attack: Attack, observations: list[Observation]) -> None:
+    first = attack(observations[0])
+    torch.manual_seed(123)
+    second = attack(observations[0])
+    assert torch.equal(first.images, second.images)
+    assert first.loss == second.loss
+    assert first.trace == second.trace
+
+
+def test_leaves_the_global_generator_alone(attack: Attack, observations: list[Observation]) -> None:
+    state = torch.get_rng_state()
+    attack(observations[0])
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_victims_attacked_together_and_alone_agree(attack: Attack, observations: list[Observation]) -> None:
+    together = attack.many(observations)
+    alone = [attack(seen) for seen in observations]
+    for one, other in zip(together, alone, strict=True):
+        torch.testing.assert_close(one.images, other.images, atol=1e-3, rtol=0)
+        assert one.loss == pytest.approx(other.loss, rel=1e-3)
+
+
+def test_refuses_nothing_to_attack(attack: Attack) -> None:
+    with pytest.raises(ShapeError, match="at least one observation"):
+        attack.many([])

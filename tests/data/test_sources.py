@@ -1,0 +1,105 @@
+"""What holds for every source: the two sets fit together, and reading needs no heavy import before it is asked for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lit_recon.data import Digits, ImageSet, ImageSource
+from lit_recon.errors import ConfigError, ShapeError
+
+ROOT = Path(__file__).parents[2]
+
+
+def image_set(names: list[str], side: int = 2) -> ImageSet:
+    return ImageSet(torch.zeros(2, 1, side, side, dtype=torch.uint8), torch.tensor([0, 0]), names, "toy")
+
+
+@dataclass
+class Pair(ImageSource):
+    train: ImageSet
+    test: ImageSet
+    prepared: bool = False
+
+    def prepare(self) -> None:
+        self.prepared = True
+
+    def read(self) -> tuple[ImageSet, ImageSet]:
+        assert self.prepared
+        return self.train, self.test
+
+
+def test_loading_prepares_first() -> None:
+    pair = Pair(image_set(["a", "b"]), image_set(["a", "b"]))
+    assert pair.load() == (pair.train, pair.test)
+    assert pair.name == "pair"
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        (image_set(["a", "b"]), image_set(["a", "b"], side=3), "must agree in shape and classes"),
+        (image_set(["a", "b"]), image_set(["a", "c"]), "must agree in shape and classes"),
+        (image_set(["a"]), image_set(["a"]), "at least two classes"),
+    ],
+)
+def test_refuses_sets_that_no_classifier_can_use(train: ImageSet, test: ImageSet, message: str) -> None:
+    with pytest.raises(ShapeError, match=message):
+        Pair(train, test).load()
+
+
+def test_the_room_imports_nothing_heavy() -> None:
+    code = "import sys, lit_recon.data; print(*sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
+    assert not {"PIL", "pytorch_lightning", "sklearn", "torchvision"} & set(done.stdout.split())
+
+
+def levels_of(images: ImageSet) -> set[tuple[float, ...]]:
+    """The original 17 levels of each digit with its label."""
+    rows = (images.images.flatten(1).double() * 16 / 255).round()
+    return {(*row.tolist(), float(label)) for row, label in zip(rows, images.labels, strict=True)}
+
+
+def test_digits_are_those_of_scikit_learn() -> None:
+    from sklearn.datasets import load_digits
+
+    train, test = Digits().load()
+    pixels, labels = load_digits(return_X_y=True)
+    assert levels_of(train) | levels_of(test) == {(*row, label) for row, label in zip(pixels, labels, strict=True)}
+    assert not levels_of(train) & levels_of(test)
+    assert len(train) + len(test) == 1797
+    assert train.image_shape == (1, 8, 8)
+    assert train.images.max() == 255
+    assert train.class_names == list("0123456789")
+
+
+def test_digits_are_split_by_class_and_seed() -> None:
+    train, test = Digits(seed=3).load()
+    shares = test.labels.bincount() / (train.labels.bincount() + test.labels.bincount())
+    np.testing.assert_allclose(shares, 0.2, atol=0.003)
+    assert levels_of(test) == levels_of(Digits(seed=3).load()[1]) != levels_of(Digits().load()[1])
+
+
+def test_digits_grow() -> None:
+    small, large = Digits().load()[1], Digits(size=32).load()[1]
+    assert large.image_shape == (1, 32, 32)
+    assert torch.equal(small.labels, large.labels)
+    shrunk = torch.nn.functional.avg_pool2d(large.pixels(), 4)
+    assert (shrunk - small.pixels()).square().mean().sqrt() < 0.08
+
+
+def test_digits_do_not_shrink() -> None:
+    with pytest.raises(ConfigError, match=r"size must be at least 8, .* got 7"):
+        Digits(size=7)
+
+
+def test_a_source_shows_how_to_build_it_again() -> None:
+    assert repr(Digits(size=16)) == "Digits(seed=0, size=16)"

@@ -1,0 +1,41 @@
+"""One process of a group of two: scores its own share of the images and prints what the group agrees on.
+
+Usage: `python synchronized_rank.py RANK STORE`, with a file that both processes may write as the store.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import lit_recon._torchvision
+
+import torch
+from torch import distributed
+
+from lit_recon.metrics.aggregate import ImageScore, LabelAccuracy
+
+#: What each rank scores: unequal shares, and one that is empty.
+SHARES = {"psnr": ([10.0, 20.0, 30.0, 12.5], [41.0]), "rmse": ([0.25, 0.5], [])}
+#: Recovered and true labels of one batch per rank.
+LABELS = (([0, 1, 1], [0, 0, 1]), ([5], [6]))
+
+
+def main(rank: int, store: str) -> None:
+    """Join the group, score this rank's share, print the result of all."""
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    found: dict[str, object] = {}
+    for name, shares in SHARES.items():
+        score = ImageScore(name)
+        score.update(torch.tensor(shares[rank]))
+        found[name] = {key: value.item() for key, value in score.compute().items()}
+        found[f"{name}_record"] = score.record()
+    accuracy = LabelAccuracy()
+    accuracy.update(*map(torch.tensor, LABELS[rank]))
+    found["label_accuracy"] = accuracy.compute().item()
+    print(json.dumps(found))
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

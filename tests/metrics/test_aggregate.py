@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import lit_recon
+from lit_recon.errors import ShapeError
+from lit_recon.metrics.aggregate import ImageScore, LabelAccuracy
+
+RANK = Path(__file__).with_name("synchronized_rank.py")
+
+
+def scored(*batches: list[float], name: str = "rmse") -> ImageScore:
+    score = ImageScore(name)
+    for values in batches:
+        score.update(torch.tensor(values, dtype=torch.float64))
+    return score
+
+
+def test_mean_and_sample_deviation_agree_with_the_standard_library() -> None:
+    values = [0.1, 0.25, 0.15, 0.4, 0.35]
+    result = scored(values[:2], [], values[2:]).compute()
+    assert result["mean"].item() == pytest.approx(statistics.mean(values), rel=1e-12)
+    assert result["std"].item() == pytest.approx(statistics.stdev(values), rel=1e-12)
+    assert result["n"].item() == 5
+
+
+def test_many_images_need_no_more_memory_and_lose_no_precision() -> None:
+    values = 30 + 1e-3 * torch.randn(100_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    score = ImageScore("psnr")
+    for batch in values.split(1_000):
+        score.update(batch)
+    assert score.compute()["std"].item() == pytest.approx(values.std().item(), rel=1e-6)
+    assert len(pickle.dumps(score)) < 20_000
+
+
+@pytest.mark.parametrize(
+    ("values", "record"),
+    [
+        ([0.25, 0.75], {"rmse": 0.5, "rmse_std": math.sqrt(0.125)}),
+        ([0.5, 0.5, 0.5], {"rmse": 0.5, "rmse_std": 0.0}),
+        ([0.25], {"rmse": 0.25, "rmse_std": None}),
+        ([math.inf, 20.0], {"rmse": None, "rmse_std": None, "rmse_reason": "infinite for at least one image"}),
+        ([], {"rmse": None, "rmse_std": None, "rmse_reason": "no image was scored"}),
+    ],
+)
+def test_the_record_holds_what_json_can_say(values: list[float], record: dict[str, object]) -> None:
+    assert scored(values).record() == record
+    json.dumps(record, allow_nan=False)
+
+
+def test_a_result_does_not_change_when_images_are_added() -> None:
+    score = scored([0.5, 0.25])
+    before = score.compute()
+    score.update(torch.tensor([1.0]))
+    assert before["n"].item() == 2
+    assert score.compute()["n"].item() == 3
+
+
+def test_a_reset_forgets_every_image() -> None:
+    score = scored([0.5, 0.25])
+    score.reset()
+    score.update(torch.tensor([0.125]))
+    assert score.record() == {"rmse": 0.125, "rmse_std": None}
+
+
+@pytest.mark.parametrize("values", [torch.tensor(1.0), torch.ones(2, 2), torch.tensor([1.0, math.nan])])
+def test_what_is_not_one_number_per_image_is_refused(values: torch.Tensor) -> None:
+    with pytest.raises(ShapeError, match="score 'ssim' needs one number per image"):
+        ImageScore("ssim").update(values)
+
+
+def test_label_accuracy_weighs_every_label_alike() -> None:
+    accuracy = LabelAccuracy()
+    accuracy.update(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]))
+    accuracy.update(torch.tensor([5]), torch.tensor([6]))
+    assert accuracy.compute().item() == 0.5
+
+
+@pytest.mark.slow
+def test_two_processes_agree_on_the_figures_of_all_images(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(lit_recon.__file__).parents[1])}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(RANK), str(rank), str(tmp_path / "store")],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    answers = [rank.communicate(timeout=120) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], answers
+    first, second = (json.loads(output.splitlines()[-1]) for output, _ in answers)
+    assert first == second
+    psnr = [10.0, 20.0, 30.0, 12.5, 41.0]
+    expected = {"mean": statistics.mean(psnr), "std": statistics.stdev(psnr), "n": 5.0}
+    assert first["psnr"] == pytest.approx(expected, rel=1e-12)
+    assert first["psnr_record"] == pytest.approx({"psnr": expected["mean"], "psnr_std": expected["std"]}, rel=1e-12)
+    assert first["rmse"] == pytest.approx({"mean": 0.375, "std": statistics.stdev([0.25, 0.5]), "n": 2.0})
+    assert first["label_accuracy"] == 0.5

@@ -10,38 +10,27 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
+from functools import partial
 
 import lit_recon._torchvision
 
 import torch
-from torch import nn
 
-from benchmarks.record import alternate, ratios, spread, write_record
-from lit_recon.inversion import GradientMatching, KnownLabels, TotalVariation
-from lit_recon.models import Backbone, ResNet18
-from lit_recon.observation import Client
-from lit_recon.records import Knowledge, Normalization
+from benchmarks.record import Row, alternate, ratios, spread, write_record
+from benchmarks.workload import Workload
+from lit_recon.inversion.matching import Compilation
+from lit_recon.observation import BatchNormMode
 
 
-def measure(batch: int, mode: str, rounds: int, compiled: bool) -> dict[str, object]:
+def measure(batch: int, mode: BatchNormMode, rounds: int, compiled: bool, width: int = 64) -> Row:
     """Ratios at one batch size and BatchNorm mode."""
-    torch.manual_seed(0)
-    model = Backbone(ResNet18(), 10, Normalization((0.49, 0.48, 0.45), (0.25, 0.24, 0.26)))
-    images, labels = torch.rand(batch, 3, 32, 32), torch.arange(batch) % 10
-    seen = Client(model, mode).observe(images, labels, Knowledge(labels=True))
-    model.train(mode == "train")
-
-    def forward_backward() -> None:
-        model.zero_grad(set_to_none=True)
-        nn.functional.cross_entropy(model(images), labels).backward()
-
-    variants = {"forward_backward": forward_backward}
-    for compilation in ("none", "default") if compiled else ("none",):
-        attack = GradientMatching(
-            priors=[TotalVariation(0.1)], labels=KnownLabels(), steps=10_000, compilation=compilation
-        )
-        state = attack.init([seen])
-        variants["eager" if compilation == "none" else "compiled"] = lambda a=attack, s=state: a.step(s)
+    workload = Workload.build(batch, mode, width=width)
+    variants: dict[str, Callable[[], None]] = {"forward_backward": workload.forward_backward}
+    compilations: tuple[Compilation, ...] = ("none", "default") if compiled else ("none",)
+    for compilation in compilations:
+        attack, state = workload.attack(compilation=compilation)
+        variants["eager" if compilation == "none" else "compiled"] = partial(attack.step, state)
     start = time.perf_counter()
     for run in variants.values():
         run()

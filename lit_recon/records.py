@@ -29,7 +29,7 @@ class Normalization:
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std) or not self.mean:
             raise ShapeError(
-                f"normalization needs one mean and one std per channel; got {len(self.mean)} means and {len(self.std)} stds"
+                f"normalization needs one mean and one std per channel; got {len(self.mean)} and {len(self.std)}"
             )
         if min(self.std) <= 0:
             raise ShapeError(f"normalization needs standard deviations above 0; got {self.std}")
@@ -100,7 +100,7 @@ class Knowledge:
 
 @dataclass(frozen=True)
 class ClientUpdate:
-    """What leaves a client: the (possibly defended) update, the batch size, and BatchNorm statistics if it shares them."""
+    """What leaves a client: its update, the batch size, and BatchNorm statistics if it shares them."""
 
     update: Update
     n_examples: int

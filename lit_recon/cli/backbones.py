@@ -17,9 +17,16 @@ from filelock import FileLock
 from pytorch_lightning.loggers import Logger
 
 from lit_recon.cli.settings import BackboneSettings
+from lit_recon.data import ImageSource
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models import Backbone, BackboneCheckpoint, ResNet18, load_backbone, save_backbone
-from lit_recon.modules.backbone import BACKBONE_FILE, LAST_CHECKPOINT, BackboneModule, train_backbone, training_callbacks
+from lit_recon.modules.backbone import (
+    BACKBONE_FILE,
+    LAST_CHECKPOINT,
+    BackboneModule,
+    train_backbone,
+    training_callbacks,
+)
 from lit_recon.modules.data import BackboneDataModule, SourceDataModule
 from lit_recon.modules.loggers import WandbSettings, build_loggers
 from lit_recon.modules.progress import TrainingProgress
@@ -62,13 +69,16 @@ class Training:
         return load_backbone(path)
 
 
-def prepare_training(settings: BackboneSettings, data: SourceDataModule, seed: int) -> Training:
-    """Build model and data, and refuse settings that do not fit them."""
-    training_data = BackboneDataModule(
-        data.source, settings.batch_size, settings.augment, settings.padding, settings.flip, settings.n_train, seed
+def training_data(settings: BackboneSettings, source: ImageSource, seed: int) -> BackboneDataModule:
+    """What the backbone is trained on."""
+    return BackboneDataModule(
+        source, settings.batch_size, settings.augment, settings.padding, settings.flip, settings.n_train, seed
     )
-    training_data.splits = data.splits  # read once
-    training_data.setup("fit")
+
+
+def prepare_training(settings: BackboneSettings, data: BackboneDataModule, seed: int) -> Training:
+    """Build the model, and refuse settings that do not fit the data."""
+    data.setup("fit")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         trunk = (settings.trunk or ResNet18)(data.image_shape)
@@ -77,7 +87,7 @@ def prepare_training(settings: BackboneSettings, data: SourceDataModule, seed: i
     module = BackboneModule(
         model, settings.lr, settings.momentum, settings.weight_decay, settings.decay_every, settings.decay
     )
-    return Training(model, module, training_data, settings.epochs)
+    return Training(model, module, data, settings.epochs)
 
 
 @dataclass(frozen=True)
@@ -107,7 +117,10 @@ class Target:
             if alone and self.path.is_file():
                 return load_backbone(self.path)
             loggers = build_loggers(folder / "logs", folder.name, WandbSettings(mode="disabled"), {})
-            return self.training.run(folder, trainer, loggers)
+            checkpoint = self.training.run(folder, trainer, loggers)
+            if is_first_process():
+                (folder / LAST_CHECKPOINT).unlink(missing_ok=True)
+            return checkpoint
 
 
 def find_target(settings: BackboneSettings, data: SourceDataModule, seed: int) -> Target:
@@ -119,7 +132,9 @@ def find_target(settings: BackboneSettings, data: SourceDataModule, seed: int) -
     """
     if settings.checkpoint is not None:
         return _existing(settings.checkpoint, data)
-    training = prepare_training(settings, data, seed)
+    own = training_data(settings, data.source, seed)
+    own.splits = data.splits  # they need not be read twice
+    training = prepare_training(settings, own, seed)
     path = settings.cache / _identity(settings, training, seed) / BACKBONE_FILE
     return _existing(path, data) if path.is_file() else Target(path, training.model, None, training)
 
@@ -139,8 +154,9 @@ def _existing(path: Path, data: SourceDataModule) -> Target:
         )
     if checkpoint.split_hash != data.split_hash:
         raise ConfigError(
-            f"{path} was trained on other data or another split (hash {checkpoint.split_hash}, here {data.split_hash}), "
-            "so victims may be among its training images: give the data that it was trained on, or train again"
+            f"{path} was trained on other data or another split (hash {checkpoint.split_hash}, here "
+            f"{data.split_hash}), so victims may be among its training images: give the data that it was trained on, "
+            "or train again"
         )
     return Target(path, model, checkpoint, None)
 

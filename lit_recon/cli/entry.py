@@ -16,7 +16,8 @@ BAD_INPUT, SIGNAL_BASE = 2, 128
 _PHRASES = [
     (r'Parser key "([\w.+]+)":', r"\1:"),
     (r"Problem with given class_path '[\w.]*?(\w+)':", r"\1:"),
-    (r"Does not validate against any of the Union subtypes Subtypes: .*? Errors: - (.*) Given value type: .*? Given value:", r"\1; got"),
+    (r"Does not validate against any of the Union subtypes Subtypes: .*? Errors: - ", ""),
+    (r" Given value type: .*? Given value:", "; got"),
     (r"Type typing\.\S+ expects a function or a callable class: ", ""),
     (r"(?: - )?Expected a <class 'NoneType'>", ""),
     (r"Expected a dot import path string: (\S+)", r"there is no class \1; `--help` lists those that there are"),
@@ -79,9 +80,9 @@ def main(program: str, commands: Sequence[Command], arguments: Sequence[str] | N
 
 
 def readable(message: str) -> str:
-    """A parser's message as one line in plain words.
+    r"""A parser's message as one line in plain words.
 
-    >>> readable("Parser key \\"seed\\":\\n  Expected a <class 'int'>. Got value: x")
+    >>> readable("Parser key \"seed\":\n  Expected a <class 'int'>. Got value: x")
     'seed: expected int; got x'
     """
     line = " ".join(message.split())

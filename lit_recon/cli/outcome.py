@@ -100,10 +100,9 @@ def _rows(part: ScoredBatch) -> list[VictimRow]:
     """One row per image of a batch."""
     columns = {
         **part.scores.per_image,
+        **dict.fromkeys(part.scores.unavailable),
         **{f"{base}_rmse": scores["rmse"] for base, scores in part.baselines.items()},
     }
-    if "lpips" in part.scores.unavailable:
-        columns["lpips"] = None
     return [
         VictimRow(
             batch=part.batch.index,

@@ -82,7 +82,7 @@ def _lpips(settings: LpipsSettings) -> Lpips | Unavailable:
 def _rehearse(settings: AttackSettings, target: Target, victims: VictimDataModule) -> None:
     """Set the attack up on the first victim, so that what it cannot work on is refused before anything is trained."""
     ids = victims.batches[0]
-    client = Client(target.model.eval(), settings.client.batch_norm)
+    client = Client(target.model, settings.client.batch_norm)
     seen = client.observe(victims.test.pixels(ids), victims.test.labels[ids], settings.knowledge)
     settings.attack.check([seen])
     if isinstance(settings.attack, GradientMatching):

@@ -124,7 +124,7 @@ class PaperSettings:
     note: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AttackSettings:
     """One run of `attack.py run`.
 
@@ -147,7 +147,6 @@ class AttackSettings:
         paper: whose setting this is.
     """
 
-    attack: Attack
     name: str | None = None
     out: Path | None = None
     overwrite: bool = False
@@ -157,6 +156,7 @@ class AttackSettings:
     client: ClientSettings = field(default_factory=ClientSettings)
     knowledge: Knowledge = field(default_factory=Knowledge)
     victims: VictimSettings = field(default_factory=VictimSettings)
+    attack: Attack
     together: int | Literal["auto"] = "auto"
     save_every_seconds: float = 60.0
     trainer: TrainerSettings = field(default_factory=TrainerSettings)

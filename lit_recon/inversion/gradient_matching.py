@@ -202,7 +202,10 @@ class GradientMatching(Attack):
                 )
             diverged = [problem.diverged_at for problem in restarts if problem.diverged_at is not None]
             if diverged:
-                remarks = (*remarks, f"{len(diverged)} of {self.restarts} restarts diverged, first at step {min(diverged)}")
+                remarks = (
+                    *remarks,
+                    f"{len(diverged)} of {self.restarts} restarts diverged, first at step {min(diverged)}",
+                )
             images, labels = chosen.best_images, chosen.best_labels
             results.append(Reconstruction(images, labels, chosen.best_matching, chosen.trace, remarks))
         return results
@@ -221,7 +224,9 @@ class GradientMatching(Attack):
         for prior in self.image_priors:
             value = prior(images, chosen[0].observation.normalization, self.restarts, progress)
             terms[type(prior).__name__] = prior.weight * value
-        penalty = sum((terms[type(prior).__name__] for prior in self.image_priors), torch.zeros_like(evaluation.matching))
+        penalty = sum(
+            (terms[type(prior).__name__] for prior in self.image_priors), torch.zeros_like(evaluation.matching)
+        )
         direction = evaluation.images
         if penalty.requires_grad:
             direction = direction + torch.autograd.grad(penalty.sum(), images)[0]

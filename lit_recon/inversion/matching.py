@@ -20,6 +20,9 @@ from lit_recon.records import BatchStatistics, Observation, Update
 Execution = Literal["auto", "loop", "vmap"]
 Compilation = Literal["none", "default", "reduce-overhead"]
 
+#: (images, labels, target, known statistics) -> matching loss, penalty, gradients in images and, if soft, in labels.
+Derivative = Callable[..., tuple[Tensor, Tensor, tuple[Tensor, ...]]]
+
 
 class Evaluation(NamedTuple):
     """Of `p` problems: matching loss `(p,)`, weighted BatchNorm penalty `(p,)`, derivatives of their sum."""
@@ -56,10 +59,8 @@ class Matching:
         by_update = {id(seen.update): Target.of(seen.update) for seen in observations}
         self._targets = [by_update[id(seen.update)] for seen in observations]
         self._statistics: list[BatchStatistics] = [prior.targets(seen) if prior else {} for seen in observations]
-        self._derivative: Callable[..., Any] | None = None
-        if compilation != "none":
-            mode = None if compilation == "default" else compilation
-            self._derivative = torch.compile(self._functional_derivative, mode=mode, fullgraph=True, dynamic=False)
+        self.compilation: Compilation = compilation
+        self._cache: dict[str, Derivative] = {}
 
     def __call__(self, images: Tensor, labels: Tensor, which: Sequence[int]) -> Evaluation:
         """Evaluate the problems `which` at images `(len(which), n, c, h, w)` and labels."""
@@ -81,23 +82,30 @@ class Matching:
         return "vmap" if seconds(self._together) < seconds(self._loop) else "loop"
 
     def _loop(self, images: Tensor, labels: Tensor, which: Sequence[int]) -> Evaluation:
-        derivative = self._derivative or self._eager_derivative
+        derivative = self._compiled("loop", self._functional_derivative) or self._eager_derivative
         parts = [
             derivative(image, label, self._targets[i], self._statistics[i])
             for image, label, i in zip(images, labels, which, strict=True)
         ]
-        columns = list(zip(*parts, strict=True))
-        return Evaluation(*(torch.stack(column) if column[0] is not None else None for column in columns))
+        matching, penalty = torch.stack([part[0] for part in parts]), torch.stack([part[1] for part in parts])
+        gradients = [torch.stack(column) for column in zip(*(part[2] for part in parts), strict=True)]
+        return Evaluation(matching, penalty, gradients[0], gradients[1] if self.soft else None)
 
     def _together(self, images: Tensor, labels: Tensor, which: Sequence[int]) -> Evaluation:
         targets, target_axis = _stacked([self._targets[i] for i in which])
         known, known_axis = _stacked([self._statistics[i] for i in which])
-        derivative = self._derivative or self._functional_derivative
-        axes = (0, 0, target_axis, known_axis)
-        parts = torch.func.vmap(derivative, in_dims=axes, out_dims=(0, 0, 0, 0 if self.soft else None))(
-            images, labels, targets, known
-        )
-        return Evaluation(*parts)
+        mapped = torch.func.vmap(self._functional_derivative, in_dims=(0, 0, target_axis, known_axis))
+        matching, penalty, gradients = (self._compiled("vmap", mapped) or mapped)(images, labels, targets, known)
+        return Evaluation(matching, penalty, gradients[0], gradients[1] if self.soft else None)
+
+    def _compiled(self, form: str, derivative: Derivative) -> Derivative | None:
+        """The compiled derivative, made on first use; None where compilation is off."""
+        if self.compilation == "none":
+            return None
+        if form not in self._cache:
+            mode = None if self.compilation == "default" else self.compilation
+            self._cache[form] = torch.compile(derivative, mode=mode, fullgraph=True, dynamic=False)
+        return self._cache[form]
 
     def _loss(
         self, images: Tensor, labels: Tensor, target: Target, known: BatchStatistics, functional: bool
@@ -117,21 +125,20 @@ class Matching:
 
     def _eager_derivative(
         self, images: Tensor, labels: Tensor, target: Target, known: BatchStatistics
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         leaves = [images.detach().requires_grad_()] + ([labels.detach().requires_grad_()] if self.soft else [])
         loss, (matching, penalty) = self._loss(leaves[0], leaves[1] if self.soft else labels, target, known, False)
-        gradients = torch.autograd.grad(loss, leaves)
-        return matching.detach(), penalty.detach(), gradients[0], gradients[1] if self.soft else None
+        return matching.detach(), penalty.detach(), torch.autograd.grad(loss, leaves)
 
     def _functional_derivative(
         self, images: Tensor, labels: Tensor, target: Target, known: BatchStatistics
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         def loss(images: Tensor, labels: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             return self._loss(images, labels, target, known, True)
 
         over = (0, 1) if self.soft else (0,)
         gradients, (matching, penalty) = torch.func.grad(loss, argnums=over, has_aux=True)(images, labels)
-        return matching, penalty, gradients[0], gradients[1] if self.soft else None
+        return matching, penalty, gradients
 
 
 def _stacked(values: list[Any]) -> tuple[Any, int | None]:

@@ -1,13 +1,14 @@
 """How far a candidate's update is from the observed one.
 
-Every cosine here is a function of two numbers per parameter tensor, the inner product <G, g> of the candidate's and the
-observed gradient and the squared norm |G|^2. They are computed by one custom differentiation rule: at batch 1 the passes
-over all parameters are a third of an iteration's time, and autograd would make three times as many.
+Every cosine here is a function of two numbers per parameter tensor, the inner product <G, g> of the candidate's and
+the observed gradient and the squared norm |G|^2. They are computed by one custom differentiation rule: at batch 1 the
+passes over all parameters are a third of an iteration's time, and autograd would make three times as many.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -65,8 +66,8 @@ class LayerwiseCosine(Objective):
 class NormReweightedCosine(Objective):
     """Global cosine after dividing every tensor of both updates by |g_l|^power.
 
-    Large layers then no longer overshadow small ones. At power 1 every observed tensor has unit norm, at power 0 this is
-    `GlobalCosine`, except that tensors whose observed gradient is zero are left out.
+    Large layers then no longer overshadow small ones. At power 1 every observed tensor has unit norm, at power 0 this
+    is `GlobalCosine`, except that tensors whose observed gradient is zero are left out.
 
     Source: [Liu2025], appendix F, in words ("reweighting the gradients by their norm"); its formula did not survive in
     the text we have, so the power is a setting.
@@ -95,7 +96,9 @@ class SquaredError(Objective):
         self.relative = relative
 
     def __call__(self, candidate: Update, target: Target) -> Tensor:
-        distance = torch.stack([(candidate[name] - observed).square().sum() for name, observed in target.update.items()])
+        distance = torch.stack(
+            [(candidate[name] - observed).square().sum() for name, observed in target.update.items()]
+        )
         total = distance.sum()
         return total / torch.stack(list(target.squared_norms.values())).sum() if self.relative else total
 
@@ -112,7 +115,8 @@ def _root(squared: Tensor) -> Tensor:
 def _products(candidate: Update, target: Target) -> tuple[Tensor, Tensor, Tensor]:
     """Per tensor: inner product with the target, squared norm of the candidate, squared norm of the target."""
     names = list(target.update)
-    inner, squared = _InnerProducts.apply(*(candidate[name] for name in names), *target.update.values())
+    products: Callable[..., tuple[Tensor, Tensor]] = _InnerProducts.apply
+    inner, squared = products(*(candidate[name] for name in names), *target.update.values())
     return inner, squared, torch.stack([target.squared_norms[name] for name in names])
 
 
@@ -138,4 +142,7 @@ class _InnerProducts(torch.autograd.Function):
         tensors = ctx.saved_tensors
         half = len(tensors) // 2
         pairs = enumerate(zip(tensors[:half], tensors[half:], strict=True))
-        return (*(torch.addcmul(ours * (2 * squared[i]), seen, inner[i]) for i, (ours, seen) in pairs), *([None] * half))
+        return (
+            *(torch.addcmul(ours * (2 * squared[i]), seen, inner[i]) for i, (ours, seen) in pairs),
+            *([None] * half),
+        )

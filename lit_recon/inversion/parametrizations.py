@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from lit_recon.models.unet import UNet
+from lit_recon.models import UNet
 from lit_recon.records import Observation
 
 #: Leaf tensors that a solver optimises, by name.
@@ -28,7 +28,7 @@ class Parametrization(ABC):
     def images(self, variables: Variables, observation: Observation, seed: int) -> Tensor:
         """The images that the variables stand for; differentiable."""
 
-    def project(self, variables: Variables, observation: Observation) -> None:
+    def project(self, variables: Variables, observation: Observation) -> None:  # noqa: B027 - most have no constraint
         """Move the variables back into the feasible set, in place, after a solver's step; nothing by default."""
 
 
@@ -92,27 +92,27 @@ class DeepImagePrior(Parametrization):
 
     def start(self, observation: Observation, seed: int) -> Variables:
         device = next(iter(observation.update.values())).device
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            network = self._build(observation.image_shape)
+        network = self._build(observation.image_shape, seed)
         return {name: value.detach().clone().to(device) for name, value in network.named_parameters()}
 
     def images(self, variables: Variables, observation: Observation, seed: int) -> Tensor:
         shape = observation.image_shape
         if shape not in self._networks:
-            self._networks[shape] = self._build(shape)
+            self._networks[shape] = self._build(shape, seed)
         generator = torch.Generator().manual_seed(seed)
         noise = torch.randn(observation.n_examples, self.noise_channels, *shape[1:], generator=generator)
         like = next(iter(variables.values()))
         output: Tensor = torch.func.functional_call(self._networks[shape], variables, (noise.to(like),))
         return output
 
-    def _build(self, shape: tuple[int, int, int]) -> nn.Module:
-        return UNet(
-            image_shape=shape,
-            channels=self.channels,
-            multipliers=self.multipliers,
-            blocks_per_level=self.blocks_per_level,
-            attention_resolutions=self.attention_resolutions,
-            input_channels=self.noise_channels,
-        )
+    def _build(self, shape: tuple[int, int, int], seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):  # layers draw from the global generator, which is the caller's
+            torch.manual_seed(seed)
+            return UNet(
+                image_shape=shape,
+                channels=self.channels,
+                multipliers=self.multipliers,
+                blocks_per_level=self.blocks_per_level,
+                attention_resolutions=self.attention_resolutions,
+                input_channels=self.noise_channels,
+            )

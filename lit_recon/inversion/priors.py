@@ -74,7 +74,8 @@ class GroupConsistency(Prior):
             return images.new_zeros(len(images))
         scaled = (images / normalization.tensors(images)[1]).unflatten(0, (-1, restarts))
         consensus = scaled.detach().mean(1, keepdim=True)
-        return (scaled - consensus).square().flatten(0, 1).flatten(1).mean(1)
+        distance: Tensor = (scaled - consensus).square().flatten(0, 1)
+        return distance.flatten(1).mean(1)
 
 
 class BatchNormPrior:
@@ -114,7 +115,9 @@ class BatchNormPrior:
             names = [name.removesuffix(suffix) for name in buffers if name.endswith(suffix)]
             known = {name: LayerStatistics(buffers[name + suffix], buffers[name + ".running_var"]) for name in names}
         if not known:
-            raise ThreatModelError("BatchNormPrior needs a model with BatchNorm layers; this one has none: drop the prior")
+            raise ThreatModelError(
+                "BatchNormPrior needs a model with BatchNorm layers; this one has none: drop the prior"
+            )
         return known
 
     def __call__(self, statistics: BatchStatistics, targets: BatchStatistics) -> Tensor:

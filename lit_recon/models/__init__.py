@@ -8,6 +8,7 @@ from lit_recon.models.lenet import LeNet
 from lit_recon.models.mlp import MLP
 from lit_recon.models.resnet import ResNet18
 from lit_recon.models.trunk import Trunk
+from lit_recon.models.unet import UNet
 
 __all__ = [
     "MLP",
@@ -17,6 +18,7 @@ __all__ = [
     "LeNet",
     "ResNet18",
     "Trunk",
+    "UNet",
     "WideFeatureLayer",
     "load_backbone",
     "save_backbone",

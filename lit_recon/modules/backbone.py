@@ -21,6 +21,9 @@ from lit_recon.models import Backbone, BackboneCheckpoint, save_backbone
 BACKBONE_FILE = "backbone.safetensors"
 LAST_CHECKPOINT = "checkpoints/last.ckpt"
 
+#: Neurons of unit size up to which a head behind a wide feature layer learns at the full rate.
+FULL_RATE_NEURONS = 64
+
 Batch = tuple[Tensor, Tensor]
 
 
@@ -28,7 +31,9 @@ class BackboneModule(LightningModule):
     """Cross-entropy training by SGD with a stepwise decaying rate; logs `train_loss`, `test_loss` and `test_accuracy`.
 
     Parameters that do not require a gradient, such as the random rows of a wide feature layer, never reach the
-    optimizer: neither a step nor weight decay moves them.
+    optimizer: neither a step nor weight decay moves them. The head behind such a layer of m neurons learns at the rate
+    `lr * 64 / m`: one step changes a logit in proportion to m times the rate, and at the full rate thousands of random
+    neurons let the loss grow instead of fall.
 
     Args:
         model: takes images `(n, c, h, w)` in [0, 1].
@@ -94,9 +99,16 @@ class BackboneModule(LightningModule):
         self.log_dict(scores, on_epoch=True, prog_bar=True, batch_size=len(labels), sync_dist=True)
 
     def configure_optimizers(self) -> tuple[list[optim.Optimizer], list[optim.lr_scheduler.LRScheduler]]:
-        """SGD on everything trainable, and the decay of its rate."""
-        trainable = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        optimizer = optim.SGD(trainable, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        """SGD on everything trainable, and the decay of its rates."""
+        layer, head = self.model.feature_layer, list(self.model.head.parameters())
+        others = [
+            parameter
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad and not name.startswith("head.")
+        ]
+        head_lr = self.lr if layer is None else self.lr * min(1.0, FULL_RATE_NEURONS / layer.n_neurons)
+        groups = [{"params": others, "lr": self.lr}, {"params": head, "lr": head_lr}]
+        optimizer = optim.SGD(groups, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
         return [optimizer], [optim.lr_scheduler.StepLR(optimizer, self.decay_every, self.decay)]
 
 

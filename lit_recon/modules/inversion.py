@@ -30,6 +30,7 @@ from lit_recon.reporting.rows import Metric
 #: Victims at once where they run together: as many small kernels as a device takes well.
 _TOGETHER = {"cuda": 16}
 _TOGETHER_ELSEWHERE = 8
+_NOT_YET = Unavailable("scored at the end of the run")
 
 
 class InversionModule(LightningModule):
@@ -89,7 +90,7 @@ class InversionModule(LightningModule):
 
     def on_test_start(self) -> None:
         """Set up clients, find what is done already, and decide how many victims run together."""
-        self.client = Client(self.model.eval(), self.batch_norm)
+        self.client = Client(self.model, self.batch_norm)
         self._done = load_finished(self.checkpoints)
         with torch.enable_grad():
             self._plan()
@@ -119,7 +120,7 @@ class InversionModule(LightningModule):
         self.scores.update(self.scored)
         self.metrics = self.scores.record()
         figures = {key: value for key, value in self.metrics.items() if isinstance(value, float)}
-        for logger in self.loggers:
+        for logger in self.trainer.loggers:
             logger.log_metrics(figures, self._progress.done)
 
     def _attack_group(self) -> None:
@@ -157,7 +158,7 @@ class InversionModule(LightningModule):
         noted = [trace for trace in traces if trace["step"][-1] == state.step - 1]
         if noted:
             figures = {key: sum(trace[key][-1] for trace in noted) / len(noted) for key in noted[0] if key != "step"}
-            for logger in self.loggers:
+            for logger in self.trainer.loggers:
                 logger.log_metrics(figures, self._progress.done)
 
     def _show(self, group: list[VictimBatch], finished: list[FinishedBatch]) -> None:
@@ -166,13 +167,13 @@ class InversionModule(LightningModule):
 
         for batch, done in zip(group, finished, strict=True):
             found = done.reconstruction
-            scores = score_batch(found.images, batch.images, found.labels, batch.labels, Unavailable("shown at the end"))
+            scores = score_batch(found.images, batch.images, found.labels, batch.labels, _NOT_YET)
             rmse = float(scores.per_image["rmse"].mean())
             self._progress.write(f"victim {batch.index + 1}: RMSE {rmse:.3f}, loss {found.loss:.3g}")
             grid = image_grid({"target": batch.images.cpu().numpy(), "found": scores.reconstructions.numpy()})
-            for logger in self.loggers:
+            for logger in self.trainer.loggers:
                 logger.log_metrics({"victim_rmse": rmse}, self._progress.done)
-            log_grid(self.loggers, f"victims/{batch.index:04d}", grid, self._progress.done)
+            log_grid(self.trainer.loggers, f"victims/{batch.index:04d}", grid, self._progress.done)
 
     def _plan(self) -> None:
         """Fix the size of groups and how they are evaluated; a resumed run keeps to what the first one measured."""
@@ -193,9 +194,7 @@ class InversionModule(LightningModule):
             victims = self._victims
             images = [victims.test.pixels(ids).to(self.device) for ids in victims.batches[:n]]
             labels = [victims.test.labels[ids].to(self.device) for ids in victims.batches[:n]]
-            seen = [
-                self.client.observe(x, y, self.knowledge) for x, y in zip(images, labels, strict=True)
-            ]
+            seen = [self.client.observe(x, y, self.knowledge) for x, y in zip(images, labels, strict=True)]
             measured = measured_execution(attack, seen)
             write_text(path, json.dumps({"execution": measured}))
         elif self.trainer.is_global_zero:

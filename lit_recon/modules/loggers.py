@@ -18,6 +18,7 @@ from PIL import Image
 from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
 
 from lit_recon.errors import ConfigError
+from lit_recon.modules.trainer import is_first_process
 from lit_recon.reporting.atomic import write_text
 
 _Mode = Literal["online", "offline", "disabled"]
@@ -59,22 +60,22 @@ class WandbSettings:
         return "offline"
 
 
-def build_loggers(logs: Path, name: str, wandb: WandbSettings, config: Mapping[str, object]) -> list[Logger]:
+def build_loggers(logs: Path, name: str, settings: WandbSettings, config: Mapping[str, object]) -> list[Logger]:
     """Loggers that write below `logs`: a new CSV file for every process that works on the run, one W&B run for all.
 
     Args:
         logs: the run folder's `logs`.
         name: of the run.
-        wandb: whether and where to log to Weights & Biases.
+        settings: whether and where to log to Weights & Biases.
         config: the resolved configuration, shown with the W&B run.
 
     Raises:
-        ConfigError: W&B is to log online and has no API key.
+        ConfigError: W&B cannot start.
     """
     loggers: list[Logger] = [CSVLogger(logs, name="", version=None)]
-    mode = wandb.resolved_mode()
+    mode = settings.resolved_mode()
     if mode != "disabled":
-        loggers.append(_wandb_logger(logs, name, wandb, mode, config))
+        loggers.append(_wandb_logger(logs, name, settings, mode, config))
     return loggers
 
 
@@ -101,24 +102,34 @@ def _wandb_of(loggers: Sequence[Logger]) -> list[WandbLogger]:
 
 
 def _wandb_logger(
-    logs: Path, name: str, wandb: WandbSettings, mode: Literal["online", "offline"], config: Mapping[str, object]
+    logs: Path, name: str, settings: WandbSettings, mode: Literal["online", "offline"], config: Mapping[str, object]
 ) -> WandbLogger:
-    from wandb import Settings
+    if not is_first_process():
+        return WandbLogger(name=name, save_dir=logs)  # logs nothing, see Lightning's rank_zero_only
+    import wandb
 
     # The same id in every process of the run: a resumed run goes on in the same W&B run.
     identity = logs / "wandb_id.txt"
     if not identity.is_file():
         write_text(identity, uuid.uuid4().hex[:12])
-    return WandbLogger(
-        name=name,
-        save_dir=logs,
-        id=identity.read_text(encoding="utf-8").strip(),
-        project=wandb.project,
-        entity=wandb.entity,
-        mode=mode,
-        config=dict(config),
-        settings=Settings(silent=True, console="off", disable_git=True, x_disable_stats=True),
-    )
+    try:
+        # Lightning's own call sets WANDB_MODE for the whole process and passes settings that W&B warns about.
+        run = wandb.init(
+            name=name,
+            dir=logs,
+            id=identity.read_text(encoding="utf-8").strip(),
+            resume="allow",
+            project=settings.project,
+            entity=settings.entity,
+            mode=mode,
+            config=dict(config),
+            settings=wandb.Settings(silent=True, console="off", disable_git=True, x_disable_stats=True),
+        )
+    except wandb.Error as error:
+        raise ConfigError(f"W&B cannot start ({error}): choose --wandb.mode offline or disabled") from error
+    run.define_metric("trainer/global_step")
+    run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+    return WandbLogger(experiment=run)
 
 
 def _has_api_key() -> bool:

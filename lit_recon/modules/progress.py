@@ -12,7 +12,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 from tqdm import tqdm
 
-from lit_recon.reporting.tables import duration
+from lit_recon.reporting.formats import duration
 
 #: Seconds between two lines where there is no terminal, and between two looks at a terminal's bar.
 _LINE_SECONDS, _BAR_SECONDS = 30.0, 0.5

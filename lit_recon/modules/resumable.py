@@ -25,7 +25,7 @@ Watch = Callable[[InversionState, int], None]
 
 @dataclass
 class Outcome:
-    """What an attack on a group of victims gave, victim by victim, and what it cost over all processes that worked on it.
+    """What an attack on a group of victims gave, victim by victim, and what it cost, interrupted processes included.
 
     Attributes:
         reconstructions: one per victim.
@@ -85,7 +85,10 @@ def run_attack(
             watch(state, 1)
             now = time.perf_counter()
             if step_began is not None:
-                outcome.timed_seconds, outcome.timed_steps = outcome.timed_seconds + now - step_began, outcome.timed_steps + 1
+                outcome.timed_seconds, outcome.timed_steps = (
+                    outcome.timed_seconds + now - step_began,
+                    outcome.timed_steps + 1,
+                )
             number = signal_arrived()
             if number is not None or time.monotonic() - saved_at >= save_every_seconds:
                 outcome.seconds = now - started

@@ -71,9 +71,7 @@ def score_batches(
         ScoredBatch(
             batch,
             done,
-            score_batch(
-                done.reconstruction.images, batch.images, done.reconstruction.labels, batch.labels, lpips
-            ),
+            score_batch(done.reconstruction.images, batch.images, done.reconstruction.labels, batch.labels, lpips),
             images,
             {name: {score: values[i] for score, values in scores.items()} for name, scores in parts.items()},
         )
@@ -91,31 +89,30 @@ class RunScores(nn.Module):
     def __init__(self, lpips: Lpips | Unavailable) -> None:
         super().__init__()
         self.unavailable = lpips.reason if isinstance(lpips, Unavailable) else None
-        names = ["mse", "rmse", "psnr", "ssim"] + ([] if self.unavailable else ["lpips"])
-        self.ours = nn.ModuleDict({name: ImageScore(name) for name in names})
-        self.baselines = nn.ModuleDict(
-            {f"{base}.{name}".replace(".", "_"): ImageScore(f"baseline_{base}_{name}") for base in _BASELINES for name in names}
-        )
-        self.labels = LabelAccuracy()
+        names = ["mse", "rmse", "psnr", "ssim", *([] if self.unavailable else ["lpips"])]
+        self._ours = {name: ImageScore(name) for name in names}
+        self._baselines = {(base, name): ImageScore(f"baseline_{base}_{name}") for base in _BASELINES for name in names}
+        self._labels = LabelAccuracy()
+        # registered, so that they follow the module to its device
+        self._all = nn.ModuleList([*self._ours.values(), *self._baselines.values()])
 
     def update(self, scored: Iterable[ScoredBatch]) -> None:
         """Add batches."""
         for part in scored:
-            for name, score in self.ours.items():
+            for name, score in self._ours.items():
                 score.update(part.scores.per_image[name])
-            for base, scores in part.baselines.items():
-                for name, values in scores.items():
-                    self.baselines[f"{base}_{name}"].update(values)
-            self.labels.update(part.finished.reconstruction.labels.cpu(), part.batch.labels.cpu())
+            for (base, name), score in self._baselines.items():
+                score.update(part.baselines[base][name])
+            self._labels.update(part.finished.reconstruction.labels.cpu(), part.batch.labels.cpu())
 
     def record(self) -> dict[str, Metric]:
         """Entries of `metrics.json`; every process has to call this, since it synchronises."""
         entries: dict[str, Metric] = {}
-        for score in self.ours.values():
+        for score in self._ours.values():
             entries |= score.record()
         if self.unavailable:
             entries |= {"lpips": None, "lpips_reason": self.unavailable}
-        entries["label_accuracy"] = float(self.labels.compute())
-        for score in self.baselines.values():
+        entries["label_accuracy"] = float(self._labels.compute())
+        for score in self._baselines.values():
             entries |= {key: value for key, value in score.record().items() if not key.endswith("_std")}
         return entries

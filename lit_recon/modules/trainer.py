@@ -11,13 +11,20 @@ from typing import Literal
 
 import lit_recon._torchvision
 
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.loggers import Logger
-from pytorch_lightning.utilities.exceptions import MisconfigurationException
-from pytorch_lightning.utilities.rank_zero import rank_zero_only
+from pytorch_lightning.utilities import rank_zero_only
 
 from lit_recon.errors import ConfigError
+
+#: Warnings that tell a user nothing: two suggestions, and a habit of Lightning's that PyTorch frowns upon.
+_CHATTER = (
+    r".*does not have many workers.*",
+    r".*lower value for log_every_n_steps.*",
+    r".*isinstance\(treespec, LeafSpec\).*",
+)
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ def build_trainer(
     """
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
-    for chatter in (r".*does not have many workers.*", r".*lower value for log_every_n_steps.*", r".*GPU available.*"):
+    for chatter in _CHATTER:
         warnings.filterwarnings("ignore", message=chatter)
     devices, nodes = _processes(settings)
     try:

@@ -91,5 +91,3 @@ def _without_running_statistics(model: Backbone) -> Backbone:
         if isinstance(module, _BatchNorm):
             module.reset_running_stats()
     return public
-
-

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +52,8 @@ class GradientOperator:
         def loss_of(values: dict[str, Tensor]) -> tuple[Tensor, tuple[()]]:
             return self.loss(values, buffers, images, labels), ()
 
-        return _gradient(loss_of, parameters, create_graph, functional)[0]
+        update, _ = _gradient(loss_of, parameters, create_graph, functional)
+        return update
 
     def with_statistics(
         self,
@@ -79,10 +80,20 @@ class GradientOperator:
         return _gradient(loss_of, parameters, create_graph, functional)
 
 
-def _gradient(loss_of: Any, parameters: Mapping[str, Tensor], create_graph: bool, functional: bool) -> Any:
+Aux = TypeVar("Aux")
+
+
+def _gradient(
+    loss_of: Callable[[dict[str, Tensor]], tuple[Tensor, Aux]],
+    parameters: Mapping[str, Tensor],
+    create_graph: bool,
+    functional: bool,
+) -> tuple[Update, Aux]:
     """Gradient of `loss_of(parameters) -> (loss, aux)` by name, and aux."""
     if functional:
-        return torch.func.grad(loss_of, has_aux=True)(dict(parameters))
+        update: Update
+        update, aux = torch.func.grad(loss_of, has_aux=True)(dict(parameters))
+        return update, aux
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
     with torch.enable_grad():
         loss, aux = loss_of(leaves)

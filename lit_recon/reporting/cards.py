@@ -105,8 +105,9 @@ def is_small(record: RunRecord) -> bool:
 
 
 def class_name(record: RunRecord, label: int) -> str:
-    """The name of a class; its number where the run gave no names."""
-    return record.class_names[label] if 0 <= label < len(record.class_names) else f"class {label}"
+    """The name of a class; its number, said to be one, where it has no other name."""
+    name = record.class_names[label] if 0 <= label < len(record.class_names) else str(label)
+    return f"class {name}" if name.isdecimal() else name
 
 
 def _card(record: RunRecord, index: int, closer: Sequence[bool | None], rank: str = "") -> Card:

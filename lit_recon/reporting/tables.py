@@ -18,6 +18,12 @@ _FACTS = {
     "peak_memory_mib": "Peak memory (MiB)",
     "peak_gpu_memory_mib": "Peak GPU memory (MiB)",
     "n_batches": "Batches",
+    "backbone": "Backbone",
+    "backbone_epochs": "Backbone's epochs",
+    "backbone_accuracy": "Backbone's test accuracy",
+    "split_hash": "Hash of the split",
+    "execution": "Execution",
+    "processes": "Processes",
     "seed": "Seed",
     "device": "Device",
     "cpu_count": "CPU cores",
@@ -76,9 +82,9 @@ def facts(record: RunRecord) -> list[tuple[str, str]]:
     """Cost, machine and versions as `(name, text)`, without what the run did not note."""
     versions = {key: key.removeprefix("version_") for key in record.metrics if key.startswith("version_")}
     texts = {key: record.text(key) for key in (*_FACTS, *versions)}
-    for key in ("seconds", "seconds_per_iteration"):
-        seconds = record.number(key)
-        texts[key] = "" if seconds is None else duration(seconds)
+    for key, value in record.metrics.items():
+        if key in texts and isinstance(value, float):
+            texts[key] = duration(value) if key.startswith("seconds") else f"{value:.4g}"
     return [(name, texts[key]) for key, name in (_FACTS | versions).items() if texts[key]]
 
 

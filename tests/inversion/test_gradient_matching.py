@@ -134,7 +134,9 @@ def test_divergence_is_noted_and_survived(observe: Observe) -> None:
 
 
 def test_trace_has_every_term(observe: Observe) -> None:
-    attack = GradientMatching(priors=[TotalVariation(0.1), BatchNormPrior(0.01)], labels=KnownLabels(), steps=9, log_every=4)
+    attack = GradientMatching(
+        priors=[TotalVariation(0.1), BatchNormPrior(0.01)], labels=KnownLabels(), steps=9, log_every=4
+    )
     trace = attack(observe("resnet")).trace
     assert trace["step"] == [0, 4, 8, 9]
     for i in range(4):

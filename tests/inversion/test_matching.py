@@ -42,7 +42,11 @@ def test_derivative_against_finite_differences(
     seen = observe("resnet", mode, "batch", double=True)
     matching = Matching([seen], GlobalCosine(), prior, soft_labels=soft)
     images = candidates(1, torch.float64)
-    labels = torch.randn(1, 2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) if soft else batch[1][None]
+    labels = (
+        torch.randn(1, 2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+        if soft
+        else batch[1][None]
+    )
     value = matching(images, labels, [0])
 
     def total(images: torch.Tensor, labels: torch.Tensor) -> float:

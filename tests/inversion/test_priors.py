@@ -64,7 +64,10 @@ def test_image_priors_ignore_the_order_of_a_batch(prior: Prior, images: torch.Te
 def test_batch_norm_prior_against_its_formula() -> None:
     generator = torch.Generator().manual_seed(0)
     ours, known = (
-        {name: LayerStatistics(torch.randn(4, generator=generator), torch.rand(4, generator=generator)) for name in "ab"}
+        {
+            name: LayerStatistics(torch.randn(4, generator=generator), torch.rand(4, generator=generator))
+            for name in "ab"
+        }
         for _ in range(2)
     )
     expected = sum(

@@ -54,6 +54,15 @@ def test_a_failed_write_leaves_the_old_content_and_nothing_else(
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_who_reads_meanwhile_goes_on_seeing_the_old_content(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_bytes(path, b"old")
+    with path.open("rb") as reader:
+        write_bytes(path, b"new")
+        assert reader.read() == b"old"
+    assert path.read_bytes() == b"new"
+
+
 @pytest.mark.parametrize("delay", [0.0, 0.05, 0.11])
 def test_a_killed_writer_never_leaves_half_a_file(tmp_path: Path, delay: float) -> None:
     path = tmp_path / "file"

@@ -107,7 +107,7 @@ def test_the_caller_says_which_settings_do_not_matter(tmp_path: Path) -> None:
 def test_a_finished_run_is_never_replaced_in_silence(tmp_path: Path) -> None:
     folder = finished(tmp_path / "run")
     before = content(folder.path)
-    with pytest.raises(RunExistsError, match="finished run.*--out.*--overwrite true"):
+    with pytest.raises(RunExistsError, match=r"finished run.*--out.*--overwrite true"):
         RunFolder.open(folder.path, CONFIG)
     assert content(folder.path) == before
 
@@ -141,9 +141,10 @@ def test_a_kill_while_the_old_run_is_removed_leaves_no_run_that_looks_finished(
             raise KeyboardInterrupt
         os.unlink(path)
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(Path, "unlink", dies)
+    monkeypatch.setattr(Path, "unlink", dies)
+    with pytest.raises(KeyboardInterrupt):
         RunFolder.open(folder.path, "attack:\n  steps: 7\n", overwrite=True)
+    monkeypatch.undo()
     assert removed[0] == "metrics.json"
     assert not folder.is_complete
     assert RunFolder.open(folder.path, CONFIG).is_run
@@ -178,5 +179,5 @@ def test_a_damaged_config_is_reported_as_such(tmp_path: Path) -> None:
 
 def test_a_path_that_cannot_be_a_folder_is_reported_as_such(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot use .*file as a run folder: File exists; choose another one"):
+    with pytest.raises(ConfigError, match=r"cannot use .*file as a run folder: File exists; choose another one"):
         RunFolder.open(tmp_path / "file", CONFIG)

@@ -1,0 +1,145 @@
+"""Does the GPU compute what the CPU computes? Updates, derivatives of the attack's loss, and reconstructions."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import lit_recon._torchvision
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu_capture import CapturedMatching
+from benchmarks.gpu_device import tensor_float
+from benchmarks.gpu_plan import Plan, attempt
+from benchmarks.record import Row
+from lit_recon.data import Digits
+from lit_recon.inversion import GradientMatching, InversionState, KnownLabels, TotalVariation
+from lit_recon.inversion.matching import Execution
+from lit_recon.metrics.fidelity import rmse
+from lit_recon.models import Backbone, ConvNet, ResNet18
+from lit_recon.observation import BatchNormMode, Client
+from lit_recon.records import Knowledge, Normalization
+
+#: A float32 computation agrees if it is at most this many times as far from float64 as the CPU's own, or closer than this.
+#: Networks with ReLU are not smooth, so that a rounding error now and then changes a derivative by a jump.
+FACTOR, FLOOR = 10.0, 1e-4
+
+Form = Literal["loop", "vmap", "captured"]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model under attack, two clients' private batches, and candidates for each.
+
+    Attributes:
+        name: for the record.
+        model: in float32 on the CPU.
+        batch_norm: of the clients.
+        images, candidates: `(2, n, c, h, w)` in [0, 1].
+        labels: of both clients, `(n,)` in rising order.
+        steps: iterations of the compared reconstruction.
+    """
+
+    name: str
+    model: Backbone
+    batch_norm: BatchNormMode
+    images: Tensor
+    candidates: Tensor
+    labels: Tensor
+    steps: int
+
+    def start(self, device: str, dtype: torch.dtype, form: Form) -> tuple[GradientMatching, InversionState]:
+        """An attack on both clients on a device."""
+        client = Client(copy.deepcopy(self.model).to(device, dtype), self.batch_norm)
+        labels = self.labels.to(device)
+        seen = [client.observe(images.to(device, dtype), labels, Knowledge(labels=True)) for images in self.images]
+        execution: Execution = "vmap" if form == "vmap" else "loop"
+        attack = GradientMatching(
+            priors=[TotalVariation(0.01)], labels=KnownLabels(), steps=self.steps, execution=execution
+        )
+        return attack, attack.init(seen)
+
+
+def subjects(plan: Plan) -> list[Subject]:
+    """The digits under a ConvNet, and ResNet-18 at batch 2."""
+    torch.manual_seed(0)
+    digits, _ = Digits().load()
+    chosen = torch.stack([digits.labels.eq(label).nonzero()[:2, 0] for label in (3, 8)], dim=1)
+    small = Backbone(ConvNet(digits.image_shape), digits.n_classes, Normalization((0.3,), (0.38,)))
+    large = Backbone(ResNet18(width=plan.sizes.width), 10, Normalization((0.49, 0.48, 0.45), (0.25, 0.24, 0.26)))
+    real = torch.stack([digits.pixels(indices) for indices in chosen])
+    noise = torch.rand(2, 2, 3, 32, 32)
+    return [
+        Subject(
+            "ConvNet, digits", small, "eval", real, torch.rand_like(real), torch.tensor([3, 8]), plan.sizes.steps[0]
+        ),
+        Subject(
+            "ResNet-18, 32x32", large, "train", noise, torch.rand_like(noise), torch.tensor([3, 8]), plan.sizes.steps[1]
+        ),
+    ]
+
+
+def agreement(plan: Plan) -> Iterator[Row]:
+    """Distances from float64 on the CPU, and from the CPU's reconstructions."""
+    forms: tuple[Form, ...] = ("loop", "vmap", "captured") if plan.on_gpu else ("loop", "vmap")
+    for subject in subjects(plan):
+        exact = computed(subject, "cpu", torch.float64, "loop")
+        cpu = distances(computed(subject, "cpu", torch.float32, "loop"), exact)
+        about: Row = {"subject": subject.name, "device": plan.device}
+        yield {**about, "device": "cpu", "from_float64": cpu}
+        for form in forms:
+            yield attempt(plan, {**about, "form": form}, 5, partial(compared, subject, plan.device, form, exact, cpu))
+        if plan.on_gpu:
+            with tensor_float(True):
+                found = distances(computed(subject, plan.device, torch.float32, "loop"), exact)
+            yield {**about, "form": "loop", "arithmetic": "tf32", "from_float64": found}
+        yield attempt(plan, {**about, "steps": subject.steps}, 10, partial(reconstructions, subject, plan.device))
+
+
+def compared(subject: Subject, device: str, form: Form, exact: dict[str, Tensor], cpu: dict[str, float]) -> Row:
+    """Distances of a device's float32 from float64, judged by those of the CPU's float32."""
+    found = distances(computed(subject, device, torch.float32, form), exact)
+    agrees = all(value <= max(FACTOR * cpu[name], FLOOR) for name, value in found.items())
+    return {"from_float64": found, "agrees": agrees}
+
+
+def computed(subject: Subject, device: str, dtype: torch.dtype, form: Form) -> dict[str, Tensor]:
+    """Both clients' loss and its derivative, and the first client's update, in float64 on the CPU."""
+    _, state = subject.start(device, dtype, form)
+    candidates = subject.candidates.to(device, dtype)
+    labels = torch.stack([problem.labels for problem in state.problems])
+    which = range(len(candidates))
+    matching = state.matching
+    if form == "captured":
+        # recorded with other images than it is asked about
+        evaluation = CapturedMatching(matching, torch.rand_like(candidates), labels, which)(candidates, labels, which)
+    else:
+        evaluation = matching(candidates, labels, which)
+    update = torch.cat([value.flatten() for value in state.problems[0].observation.update.values()])
+    parts = {"update": update, "matching": evaluation.matching, "derivative": evaluation.images}
+    return {name: value.detach().double().cpu() for name, value in parts.items()}
+
+
+def distances(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
+    """Relative Euclidean distance of each part."""
+    return {name: float((found[name] - value).norm() / value.norm()) for name, value in exact.items()}
+
+
+def reconstructions(subject: Subject, device: str) -> Row:
+    """The same attack on CPU and device from the same start: how far the images part, and how good each is."""
+    images, error, loss = {}, {}, {}
+    for place in dict.fromkeys(("cpu", device)):
+        attack, state = subject.start(place, torch.float32, "loop")
+        while state.step < attack.steps:
+            attack.step(state)
+        results = attack.result(state)
+        images[place] = torch.cat([result.images for result in results]).cpu()
+        error[place] = float(rmse(images[place], subject.images.flatten(0, 1)).mean())
+        loss[place] = sum(result.loss for result in results) / len(results)
+    apart = float(rmse(images[device], images["cpu"]).mean())
+    return {"rmse_between": apart, "rmse_to_truth": error, "matching_loss": loss}

@@ -1,0 +1,172 @@
+"""How long an attack iteration takes on a GPU: launched kernel by kernel, recorded, compiled, one victim or many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import lit_recon._torchvision
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu_agreement import distances
+from benchmarks.gpu_capture import CapturedMatching
+from benchmarks.gpu_device import clock, forget_peak, peak_memory, tensor_float
+from benchmarks.gpu_plan import Plan, attempt, reason
+from benchmarks.record import Row, alternate, ratios, spread
+from benchmarks.workload import Workload
+from lit_recon.inversion import InversionState
+from lit_recon.inversion.matching import Compilation, Evaluation, Execution
+from lit_recon.observation import BatchNormMode
+
+#: Seconds that a measurement may take at most; compilers are slow.
+EAGER_SECONDS, COMPILED_SECONDS = 15, 100
+
+Variants = dict[str, Callable[[], Any]]
+
+
+def throughput(plan: Plan) -> Iterator[Row]:
+    """Seconds per iteration and ratio to one forward and backward pass, by batch size.
+
+    The compiled forms come last, the mode with CUDA graphs first: each takes a minute or more to begin.
+    """
+    modes: tuple[BatchNormMode, ...] = ("eval", "train")
+    for mode in modes:
+        for batch in plan.sizes.batches:
+            about = {"batch": batch, "batch_norm": mode}
+            yield attempt(plan, about, EAGER_SECONDS, partial(eager, plan, batch, mode))
+    if not plan.on_gpu:
+        yield {"compilation": "default, reduce-overhead", "skipped": "a rehearsal on the CPU compiles nothing"}
+        return
+    compilations: tuple[Compilation, ...] = ("reduce-overhead", "default")
+    for batch in plan.sizes.batches:
+        for compilation in compilations:
+            yield from compiled(plan, batch, compilation)
+
+
+def together(plan: Plan) -> Iterator[Row]:
+    """Several victims with one image each: one after the other, or together under `vmap`; both also as one graph."""
+    for victims in plan.sizes.victims:
+        yield attempt(plan, {"victims": victims, "batch": 1}, EAGER_SECONDS, partial(several, plan, victims))
+
+
+def eager(plan: Plan, batch: int, mode: BatchNormMode) -> Row:
+    """One victim: whole iterations, and the derivative alone, which shows what the rest of an iteration costs."""
+    forget_peak(plan.device)
+    workload = Workload.build(batch, mode, width=plan.sizes.width, device=plan.device)
+    attack, state = workload.attack()
+    images, labels = _candidates(state)
+    variants: Variants = {
+        "forward_backward": workload.forward_backward,
+        "eager": partial(attack.step, state),
+        "eager_derivative": partial(state.matching, images, labels, [0]),
+    }
+    notes: Row = {}
+    if plan.on_gpu:
+        variants["eager_tf32"] = _with_tensor_float(partial(attack.step, state))
+        try:
+            captured = _captured(workload, "loop")
+        except RuntimeError as error:
+            notes["capture_failed"] = reason(error)
+        else:
+            variants["captured"] = partial(attack.step, captured)
+            variants["captured_derivative"] = partial(captured.matching, images, labels, [0])
+    return {**_timed(plan, variants), **notes}
+
+
+def compiled(plan: Plan, batch: int, compilation: Compilation) -> Iterator[Row]:
+    """One victim with the derivative compiled, and whether two calls in a row still give what eager calls give."""
+    about = {"batch": batch, "batch_norm": "eval", "compilation": compilation}
+    workload = Workload.build(batch, width=plan.sizes.width, device=plan.device)
+    attack, state = workload.attack(compilation=compilation)
+    plain, reference = workload.attack()
+    now = clock(plan.device)
+
+    def measure() -> Row:
+        forget_peak(plan.device)
+        start = now()
+        attack.step(state)
+        first = now() - start
+        variants: Variants = {
+            "forward_backward": workload.forward_backward,
+            "eager": partial(plain.step, reference),
+            "compiled": partial(attack.step, state),
+        }
+        return {"first_iteration_seconds": round(first, 1), **_timed(plan, variants)}
+
+    def compare() -> Row:
+        images = torch.rand(2, *workload.images.shape, device=plan.device)
+        labels = torch.stack([workload.labels, workload.labels])
+        ours, theirs = (_parts(running.matching(images, labels, [0, 0])) for running in (state, reference))
+        return {"from_eager": distances(ours, theirs)}
+
+    timed = attempt(plan, about, COMPILED_SECONDS, measure)
+    yield timed
+    if "seconds" in timed:
+        yield attempt(plan, {**about, "check": "two problems one after the other"}, 5, compare)
+
+
+def several(plan: Plan, victims: int) -> Row:
+    """Iterations of `victims` clients at once."""
+    forget_peak(plan.device)
+    workload = Workload.build(1, victims=victims, width=plan.sizes.width, device=plan.device)
+    executions: tuple[Execution, ...] = ("loop", "vmap")
+    variants: Variants = {"forward_backward": workload.forward_backward}
+    notes: Row = {}
+    for execution in executions:
+        attack, state = workload.attack(execution)
+        variants[execution] = partial(attack.step, state)
+        if not plan.on_gpu:
+            continue
+        try:
+            recorded = _captured(workload, execution)
+        except RuntimeError as error:
+            notes[f"capture_{execution}_failed"] = reason(error)
+        else:
+            variants[f"captured_{execution}"] = partial(attack.step, recorded)
+    row = {**_timed(plan, variants), **notes}
+    medians = {name: row["seconds"][name]["median"] for name in variants if name != "forward_backward"}
+    row["iterations_per_second"] = {name: round(1 / median, 2) for name, median in medians.items()}
+    row["victim_iterations_per_second"] = {name: round(victims / median, 2) for name, median in medians.items()}
+    return row
+
+
+def _timed(plan: Plan, variants: Variants) -> Row:
+    for run in variants.values():
+        for _ in range(plan.sizes.warm_up):
+            run()
+    seconds = alternate(variants, plan.sizes.rounds, clock(plan.device))
+    return {
+        "seconds": {name: spread(values) for name, values in seconds.items()},
+        "ratio": ratios(seconds, "forward_backward"),
+        **peak_memory(plan.device),
+    }
+
+
+def _candidates(state: InversionState) -> tuple[Tensor, Tensor]:
+    """Images and labels for a call of the data term about all problems."""
+    shape = (state.problems[0].observation.n_examples, *state.problems[0].observation.image_shape)
+    labels = torch.stack([problem.labels for problem in state.problems])
+    return torch.rand(len(state.problems), *shape, device=labels.device), labels
+
+
+def _captured(workload: Workload, execution: Execution) -> InversionState:
+    """A started attack whose data term is a recorded graph."""
+    _, state = workload.attack(execution)
+    images, labels = _candidates(state)
+    state.matching = CapturedMatching(state.matching, images, labels, range(len(images)))  # type: ignore[assignment]  # stands in for it
+    return state
+
+
+def _with_tensor_float(run: Callable[[], None]) -> Callable[[], None]:
+    def allowed() -> None:
+        with tensor_float(True):
+            run()
+
+    return allowed
+
+
+def _parts(evaluation: Evaluation) -> dict[str, Tensor]:
+    return {"matching": evaluation.matching.double().cpu(), "derivative": evaluation.images.double().cpu()}

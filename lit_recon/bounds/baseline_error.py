@@ -1,0 +1,168 @@
+"""Baseline error `kappa`: how often one guesses within the threshold `eta` from the prior alone, with nothing released.
+
+`kappa = sup_z0 P[loss(Z, z0) <= eta]` over the prior of `Z`. For images it is often below the least float, and a bound
+computed from a kappa of 0 would be wrong at large epsilon; so only its logarithm travels.
+
+Source: Balle, Cherubin and Hayes 2022, Reconstructing training data with informed adversaries, section VII.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_recon.bounds.gamma_tail import log_gamma_tail
+from lit_recon.errors import ConfigError, ShapeError
+
+#: Distances computed at a time, in numbers.
+_CHUNK = 4_000_000
+
+
+@dataclass(frozen=True)
+class BaselineError:
+    """A baseline error, and what has to be said with it.
+
+    Attributes:
+        log_kappa: natural logarithm of kappa, at most 0.
+        caveat: why bounds from this kappa may not hold; empty where kappa is exact or an upper bound.
+    """
+
+    log_kappa: float
+    caveat: str = ""
+
+    @property
+    def kappa(self) -> float:
+        """Kappa itself, 0 where it is below the least float."""
+        return math.exp(self.log_kappa)
+
+
+def finite_prior(probabilities: Sequence[float]) -> BaselineError:
+    """Exact recovery of one of finitely many candidates: the chance of the likeliest.
+
+    Args:
+        probabilities: of the candidates, at least 0, with sum 1.
+
+    Raises:
+        ConfigError: if these are no probabilities.
+
+    >>> finite_prior([0.5, 0.25, 0.25]).kappa
+    0.5
+    """
+    if not probabilities or min(probabilities) < 0 or abs(math.fsum(probabilities) - 1) > 1e-9:
+        raise ConfigError(
+            "a finite prior needs probabilities of at least 0 that sum to 1; check their number and scale"
+        )
+    return BaselineError(math.log(max(probabilities)))
+
+
+def uniform_ball(eta: float, dimension: int, radius: float = 1.0) -> BaselineError:
+    """Prior uniform on a ball, error in Euclidean distance: `(eta / radius)^dimension`.
+
+    Args:
+        eta: threshold, above 0.
+        dimension: number of coordinates, at least 1.
+        radius: of the ball, above 0.
+
+    Raises:
+        ConfigError: if an argument is out of its range.
+
+    Source: proposition 6 of the paper.
+
+    >>> round(uniform_ball(0.9, 784).kappa * 1e36, 3)
+    1.337
+    """
+    if min(eta, radius) <= 0 or dimension < 1:
+        raise ConfigError(
+            f"a ball needs eta and radius above 0 and a dimension of at least 1; got {eta}, {radius} and {dimension}"
+        )
+    return BaselineError(min(0.0, dimension * math.log(eta / radius)))
+
+
+def gaussian_prior(eta: float, sigma: float, dimension: int) -> BaselineError:
+    """Prior `N(w, sigma^2 I)`, error in Euclidean distance: exact, by the lower tail of chi-square.
+
+    Args:
+        eta: threshold, above 0.
+        sigma: standard deviation of each coordinate, above 0.
+        dimension: number of coordinates, at least 1.
+
+    Raises:
+        ConfigError: if an argument is out of its range.
+
+    Source: proposition 7 of the paper, whose proof shows that the mean is the best guess.
+
+    >>> round(gaussian_prior(eta=14.0, sigma=1.0, dimension=784).log_kappa, 3)
+    -253.046
+    """
+    _check_gaussian(eta, sigma, dimension)
+    return BaselineError(log_gamma_tail(dimension / 2, (eta / sigma) ** 2 / 2))
+
+
+def gaussian_prior_chernoff(eta: float, sigma: float, dimension: int) -> BaselineError:
+    """The paper's upper bound of `gaussian_prior`: `(d/2) (1 - t + log t)` with `t = eta^2 / (sigma^2 d)`.
+
+    Args, Raises: as `gaussian_prior`.
+
+    >>> round(gaussian_prior_chernoff(eta=14.0, sigma=1.0, dimension=784).log_kappa, 3)
+    -249.427
+    """
+    _check_gaussian(eta, sigma, dimension)
+    t = min(1.0, (eta / sigma) ** 2 / dimension)
+    return BaselineError(dimension / 2 * (1 - t + math.log(t)))
+
+
+def empirical_prior(samples: NDArray[np.floating], eta: float) -> BaselineError:
+    """The largest share of samples within `eta` of one of them; too small a kappa, which the caveat says.
+
+    Args:
+        samples: `(m, d)`, or any shape with the samples first; distances are Euclidean.
+        eta: threshold, above 0.
+
+    Raises:
+        ShapeError: if there are no samples. ConfigError: if `eta` is not above 0.
+    """
+    return BaselineError(
+        math.log(_largest_share(samples, eta)),
+        "kappa was sought among sample points only, and on a sample only: the true one may be larger, so that bounds "
+        "computed from it are estimates and certify nothing",
+    )
+
+
+def empirical_prior_ceiling(samples: NDArray[np.floating], eta: float) -> BaselineError:
+    """An upper bound of kappa for the prior that draws one of the samples: all that one guess can be near to.
+
+    Samples within `eta` of any point lie within `2 eta` of each other, so the largest share within `2 eta` of a sample
+    is enough.
+
+    Args, Raises: as `empirical_prior`.
+    """
+    return BaselineError(
+        math.log(_largest_share(samples, 2 * eta)),
+        "kappa is certified for a prior that draws one of the samples, not for the distribution that they come from",
+    )
+
+
+def _check_gaussian(eta: float, sigma: float, dimension: int) -> None:
+    if min(eta, sigma) <= 0 or dimension < 1:
+        raise ConfigError(
+            f"a Gaussian prior needs eta and sigma above 0 and a dimension of at least 1; got {eta}, {sigma} and "
+            f"{dimension}"
+        )
+
+
+def _largest_share(samples: NDArray[np.floating], eta: float) -> float:
+    if not eta > 0:
+        raise ConfigError(f"eta must be above 0; got {eta}")
+    if samples.ndim < 2 or not len(samples):
+        raise ShapeError(f"samples must be (m, d) with m of at least 1; got shape {samples.shape}")
+    points = np.asarray(samples, dtype=np.float64).reshape(len(samples), -1)
+    rows = max(1, _CHUNK // points.size)
+    most = max(
+        int((((points[start : start + rows, None] - points[None]) ** 2).sum(-1) <= eta**2).sum(1).max())
+        for start in range(0, len(points), rows)
+    )
+    return most / len(points)

@@ -1,0 +1,139 @@
+"""Reconstruction robustness: how often any attack can come within the threshold, given privacy and baseline error.
+
+A mechanism is (eta, gamma)-robust if no attack, whatever it knows of the other records, reconstructs the target to
+within `eta` with chance above `gamma`. All functions take `log_kappa`, the logarithm of the baseline error at `eta`,
+and return `gamma` in [0, 1]. The privacy that enters may be stated for one record added or removed: the laws of the
+output with the record are compared with one fixed law, that without it.
+
+Sources:
+    [Balle2022] Balle, Cherubin and Hayes, Reconstructing training data with informed adversaries.
+    [Hayes2023] Hayes, Mahloujifar and Balle, Bounding training data reconstruction in DP-SGD.
+    [Dong2022] Dong, Roth and Su, Gaussian differential privacy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from scipy.special import ndtr, ndtri_exp
+
+from lit_recon.errors import ConfigError
+
+
+def pure_bound(log_kappa: float, epsilon: float) -> float:
+    """`kappa e^epsilon` for epsilon-DP. Source: [Balle2022], corollary 3.
+
+    >>> round(pure_bound(math.log(0.1), 1.0), 12)
+    0.271828182846
+    """
+    _check(log_kappa, epsilon=epsilon)
+    return _chance(log_kappa + epsilon)
+
+
+def tight_pure_bound(log_kappa: float, epsilon: float) -> float:
+    """The best bound for epsilon-DP, `min(kappa e^epsilon, 1 - e^-epsilon (1 - kappa))`; randomized response meets it.
+
+    Source: [Hayes2023] with the trade-off function of [Dong2022].
+    """
+    return approximate_bound(log_kappa, epsilon, 0.0)
+
+
+def approximate_bound(log_kappa: float, epsilon: float, delta: float) -> float:
+    """The best bound for (epsilon, delta)-DP: `min(kappa e^epsilon + delta, 1 - e^-epsilon (1 - delta - kappa))`.
+
+    Source: [Hayes2023] with the trade-off function of [Dong2022].
+    """
+    _check(log_kappa, epsilon=epsilon)
+    if not 0 <= delta <= 1:
+        raise ConfigError(f"delta must lie in [0, 1]; got {delta}")
+    kappa = math.exp(log_kappa)
+    return min(_chance(log_kappa + epsilon) + delta, 1 - math.exp(-epsilon) * (1 - delta - kappa), 1.0)
+
+
+def renyi_bound(log_kappa: float, orders: Sequence[float], epsilons: Sequence[float]) -> float:
+    """`(kappa e^epsilon)^((alpha - 1) / alpha)`, the least over all orders alpha at which epsilon is known.
+
+    Args:
+        log_kappa: of the baseline error.
+        orders: alphas, each above 1.
+        epsilons: Renyi divergence at each order.
+
+    Raises:
+        ConfigError: if an argument is out of its range.
+
+    Source: [Balle2022], theorem 2.
+
+    >>> round(renyi_bound(math.log(0.01), [2.0], [1.0]), 11)
+    0.16487212707
+    """
+    if not orders or len(orders) != len(epsilons) or min(orders) <= 1:
+        raise ConfigError(
+            f"a Renyi bound needs one epsilon per order, and orders above 1; got {len(orders)} orders from "
+            f"{min(orders, default=None)} on and {len(epsilons)} epsilons"
+        )
+    _check(log_kappa, epsilon=min(epsilons))
+    return min(
+        _chance((log_kappa + epsilon) * (alpha - 1) / alpha) for alpha, epsilon in zip(orders, epsilons, strict=True)
+    )
+
+
+def concentrated_bound(log_kappa: float, rho: float) -> float:
+    """`exp(-(sqrt(log 1/kappa) - sqrt(rho))^2)` for rho-zCDP, 1 from `rho = log 1/kappa` on.
+
+    Source: [Balle2022], corollary 4; `gaussian_bound` is smaller where the noise is Gaussian.
+
+    >>> round(concentrated_bound(math.log(0.1), 0.5), 10)
+    0.5186017317
+    """
+    _check(log_kappa, rho=rho)
+    if rho >= -log_kappa:
+        return 1.0
+    return math.exp(-((math.sqrt(-log_kappa) - math.sqrt(rho)) ** 2))
+
+
+def gaussian_bound(log_kappa: float, mu: float) -> float:
+    """`Phi(Phi^-1(kappa) + mu)`: the best bound for Gaussian noise, reached by an attack.
+
+    Args:
+        log_kappa: of the baseline error.
+        mu: sensitivity over noise; `sqrt(steps) / noise_multiplier` for training on full batches.
+
+    Raises:
+        ConfigError: if an argument is out of its range.
+
+    Source: [Hayes2023]; [Dong2022], equation 6.
+
+    >>> round(gaussian_bound(math.log(0.1), 1.0), 10)
+    0.3891436916
+    """
+    _check(log_kappa, mu=mu)
+    if log_kappa == 0:
+        return 1.0
+    return float(ndtr(ndtri_exp(log_kappa) + mu))
+
+
+def laplace_bound(log_kappa: float, epsilon: float) -> float:
+    """The best bound for Laplace noise of scale `sensitivity / epsilon` on one number.
+
+    Source: [Hayes2023] with the trade-off function of [Dong2022].
+    """
+    _check(log_kappa, epsilon=epsilon)
+    kappa = math.exp(log_kappa)
+    if log_kappa < -epsilon - math.log(2):
+        return math.exp(log_kappa + epsilon)
+    if kappa <= 0.5:
+        return 1 - math.exp(-epsilon - log_kappa) / 4
+    return 1 - math.exp(-epsilon) * (1 - kappa)
+
+
+def _check(log_kappa: float, **strengths: float) -> None:
+    if not -math.inf < log_kappa <= 0:
+        raise ConfigError(f"log_kappa must be finite and at most 0; got {log_kappa}: kappa is a probability above 0")
+    for name, value in strengths.items():
+        if not value >= 0:
+            raise ConfigError(f"{name} must be at least 0; got {value}")
+
+
+def _chance(logarithm: float) -> float:
+    return math.exp(min(0.0, logarithm))

@@ -1,0 +1,77 @@
+"""`train.py backbone`: train a classifier and keep it in one file, to be attacked later."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import yaml
+from jsonargparse import ArgumentParser, Namespace
+
+from lit_recon.cli.backbones import prepare_training, training_data
+from lit_recon.cli.configuration import resolved, settings_parser
+from lit_recon.cli.settings import BackboneSettings, TrainSettings
+from lit_recon.models import BackboneCheckpoint, load_backbone
+from lit_recon.modules.backbone import BACKBONE_FILE
+from lit_recon.modules.loggers import build_loggers, finish
+from lit_recon.modules.trainer import is_first_process
+from lit_recon.reporting import RunFolder, environment, write_metrics
+
+#: Settings of an attack's backbone that mean nothing here.
+_SKIPPED = {"checkpoint", "cache"}
+#: What Liu et al. 2025, appendix F, train for.
+_EPOCHS = 200
+
+
+def parser(program: str) -> ArgumentParser:
+    """The command's settings."""
+    settings = settings_parser(program, "Train a classifier to be attacked.")
+    settings.add_class_arguments(TrainSettings, as_group=False)
+    settings.add_class_arguments(BackboneSettings, as_group=False, skip=_SKIPPED)
+    settings.set_defaults(epochs=_EPOCHS)
+    return settings
+
+
+def execute(arguments: ArgumentParser, values: Namespace) -> None:
+    """Refuse what cannot work, then train, or go on with a training that was killed."""
+    complete, config = resolved(arguments, values, "backbone")
+    built = vars(arguments.instantiate(complete))
+    own = {field.name for field in dataclasses.fields(TrainSettings)}
+    settings = TrainSettings(**{name: value for name, value in built.items() if name in own})
+    backbone = BackboneSettings(**{name: value for name, value in built.items() if name not in own})
+    training = prepare_training(backbone, training_data(backbone, settings.data, settings.seed), settings.seed)
+    settings.wandb.resolved_mode()
+    folder = RunFolder(Path(complete.out))
+    exported = folder.path / BACKBONE_FILE
+    if is_first_process():
+        RunFolder.open(folder.path, config, settings.overwrite)
+        if settings.overwrite:
+            exported.unlink(missing_ok=True)
+        print(f"data        {', '.join(map(str, training.data.splits))}")
+        print(f"run folder  {folder.path}", flush=True)
+    started = time.perf_counter()
+    if exported.is_file():  # killed between the last two files
+        checkpoint = load_backbone(exported)
+    else:
+        loggers = build_loggers(folder.logs, str(complete.name), settings.wandb, yaml.safe_load(config))
+        checkpoint = training.run(folder.path, settings.trainer, loggers)
+        finish(loggers)
+    if is_first_process():
+        write_metrics(
+            folder,
+            {**_figures(checkpoint), "seconds": time.perf_counter() - started, "seed": settings.seed, **environment()},
+        )
+        print(f"accuracy    {'not measured' if checkpoint.accuracy is None else f'{checkpoint.accuracy:.1%}'}")
+        print(f"backbone    {exported}")
+
+
+def _figures(checkpoint: BackboneCheckpoint) -> dict[str, str | float | None]:
+    figures: dict[str, str | float | None] = {
+        "accuracy": checkpoint.accuracy,
+        "epochs": checkpoint.epoch,
+        "split_hash": checkpoint.split_hash,
+    }
+    if checkpoint.accuracy is None:
+        figures["accuracy_reason"] = "an untrained model is not evaluated"
+    return figures

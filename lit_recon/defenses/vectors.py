@@ -1,0 +1,52 @@
+"""An update as one vector: its norm, its coordinates, and random vectors of its shape."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lit_recon.records import Update
+
+
+def flatten(update: Update) -> Tensor:
+    """All coordinates `(p,)`, tensor after tensor."""
+    return torch.cat([value.reshape(-1) for value in update.values()])
+
+
+def unflatten(vector: Tensor, like: Update) -> Update:
+    """Inverse of `flatten` for an update of the shapes of `like`."""
+    parts = vector.split([value.numel() for value in like.values()])
+    return {name: part.view(value.shape) for part, (name, value) in zip(parts, like.items(), strict=True)}
+
+
+def size(update: Update) -> int:
+    """Number of coordinates `p`."""
+    return sum(value.numel() for value in update.values())
+
+
+def squared_norm(update: Update) -> Tensor:
+    """Sum of the squares of all coordinates, a scalar."""
+    return torch.stack([value.square().sum() for value in update.values()]).sum()
+
+
+def root(squared: Tensor) -> Tensor:
+    """Square root with a finite derivative at zero."""
+    return squared.clamp_min(torch.finfo(squared.dtype).tiny).sqrt()
+
+
+def normal_like(value: Tensor, generator: torch.Generator) -> Tensor:
+    """Standard normal numbers of the shape, dtype and device of `value`, drawn on the generator's device."""
+    return torch.randn(value.shape, generator=generator, device=generator.device, dtype=value.dtype).to(value.device)
+
+
+def uniform_like(value: Tensor, generator: torch.Generator) -> Tensor:
+    """Uniform numbers in [0, 1) of the shape, dtype and device of `value`, drawn on the generator's device."""
+    return torch.rand(value.shape, generator=generator, device=generator.device, dtype=value.dtype).to(value.device)
+
+
+def where_observed(candidate: Update, observed: Update) -> Update:
+    """The candidate's coordinates where the observed update is not zero, and zero elsewhere.
+
+    A coordinate that was zero by itself counts as dropped: nothing wrong is matched, at the price of one equation.
+    """
+    return {name: torch.where(observed[name] != 0, value, 0.0) for name, value in candidate.items()}

@@ -1,0 +1,128 @@
+"""Secure aggregation: the server sees the mean of several clients' updates and nothing of a single one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from lit_recon.errors import ConfigError, ShapeError
+from lit_recon.records import BatchStatistics, ClientUpdate, ForwardOperator, LayerStatistics, Update
+
+
+class SecureAggregation:
+    """The mean of the updates of `clients` clients, each with an equal share of the images, in order.
+
+    The cryptography (pairwise masks that cancel in the sum) is left out, as it changes nothing about what the server
+    sees. With an operator that takes one gradient, and without BatchNorm in train mode, the mean is the gradient of all
+    images together; with local steps it is not. One client is the identity.
+
+    Pure and differentiable as far as `operator` is. An attacker reconstructs all clients' images, or those of one
+    client if he can simulate the others.
+
+    Args:
+        operator: every client's update rule.
+        clients: how many, at least 1.
+
+    Raises:
+        ConfigError: less than one client.
+
+    Source: [Bonawitz2017].
+    """
+
+    def __init__(self, operator: ForwardOperator, clients: int = 1) -> None:
+        if clients < 1:
+            raise ConfigError(f"SecureAggregation needs at least 1 client; got {clients}")
+        self.operator, self.clients = operator, clients
+
+    def __call__(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        images: Tensor,
+        labels: Tensor,
+        *,
+        create_graph: bool = False,
+        functional: bool = False,
+    ) -> Update:
+        """The update; see `lit_recon.records.ForwardOperator`.
+
+        Raises:
+            ShapeError: the images cannot be shared out equally.
+        """
+        options = {"create_graph": create_graph, "functional": functional}
+        shares = self._shares(images, labels)
+        return _mean([self.operator(parameters, buffers, part, classes, **options) for part, classes in shares])
+
+    def with_statistics(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        images: Tensor,
+        labels: Tensor,
+        *,
+        create_graph: bool = False,
+        functional: bool = False,
+    ) -> tuple[Update, BatchStatistics]:
+        """The update, and the statistics of all clients' layer inputs together."""
+        options = {"create_graph": create_graph, "functional": functional}
+        shares = self._shares(images, labels)
+        results = [
+            self.operator.with_statistics(parameters, buffers, part, classes, **options) for part, classes in shares
+        ]
+        return _mean([update for update, _ in results]), pooled([statistics for _, statistics in results])
+
+    def _shares(self, images: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
+        if len(images) == 0 or len(images) % self.clients:
+            raise ShapeError(
+                f"{len(images)} images cannot be shared equally among {self.clients} clients: "
+                f"take a multiple of {self.clients} images"
+            )
+        return list(zip(images.chunk(self.clients), labels.chunk(self.clients), strict=True))
+
+
+def aggregate(updates: Sequence[ClientUpdate]) -> ClientUpdate:
+    """What a server sees of several clients: the mean of their updates, weighted by their numbers of examples.
+
+    Defenses that a client applies by itself have been applied already. BatchNorm statistics are pooled if every client
+    shares them.
+
+    Args:
+        updates: at least one, all of the same tensors.
+
+    Raises:
+        ShapeError: no update, or updates of different tensors.
+    """
+    if not updates:
+        raise ShapeError("an aggregate needs at least one client's update; got none")
+    first = updates[0].update
+    for other in updates[1:]:
+        if {name: value.shape for name, value in other.update.items()} != {n: v.shape for n, v in first.items()}:
+            raise ShapeError("clients' updates must name the same tensors of the same shapes: use one public model")
+    counts = [client.n_examples for client in updates]
+    shared = [client.batch_statistics for client in updates if client.batch_statistics is not None]
+    statistics = pooled(shared, counts) if len(shared) == len(updates) else None
+    return ClientUpdate(_mean([client.update for client in updates], counts), sum(counts), statistics)
+
+
+def pooled(parts: Sequence[BatchStatistics], counts: Sequence[int] | None = None) -> BatchStatistics:
+    """Statistics of the union of batches of `counts` examples (default: of equal size) with the statistics `parts`."""
+
+    def together(layers: Sequence[LayerStatistics]) -> LayerStatistics:
+        mean = _weighted([layer.mean for layer in layers], counts)
+        spread = [layer.var + (layer.mean - mean).square() for layer in layers]
+        return LayerStatistics(mean, _weighted(spread, counts))
+
+    return {name: together([part[name] for part in parts]) for name in parts[0]}
+
+
+def _mean(updates: Sequence[Update], counts: Sequence[int] | None = None) -> Update:
+    return {name: _weighted([update[name] for update in updates], counts) for name in updates[0]}
+
+
+def _weighted(values: Sequence[Tensor], counts: Sequence[int] | None) -> Tensor:
+    if counts is None:
+        return torch.stack(list(values)).mean(0)
+    total = sum(counts)
+    return torch.stack([value * (count / total) for value, count in zip(values, counts, strict=True)]).sum(0)

@@ -1,0 +1,103 @@
+"""Epsilon, delta and `mu` of the Gaussian mechanism, exact and in log space, so that no epsilon is too large.
+
+`mu` is sensitivity over standard deviation of the noise; `T` adaptive releases of `mu` each compose to `sqrt(T) mu`.
+
+Sources:
+    Balle and Wang 2018, Improving the Gaussian mechanism for differential privacy, theorem 8.
+    Dong, Roth and Su 2022, Gaussian differential privacy, corollary 2.13.
+"""
+
+from __future__ import annotations
+
+import math
+
+from scipy.optimize import brentq
+from scipy.special import erfcx, log_ndtr
+
+from lit_recon.errors import ConfigError
+
+#: Absolute and relative accuracy of the roots.
+_ACCURACY = 1e-13
+
+
+def _check_delta(delta: float) -> None:
+    if not 0 < delta < 1:
+        raise ConfigError(f"delta must lie strictly between 0 and 1; got {delta}")
+
+
+def gaussian_log_delta(mu: float, epsilon: float) -> float:
+    """Logarithm of the least delta at an epsilon: `log(Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu))`.
+
+    The two terms are `phi(low) R(low)` and `phi(low) R(high)` with Mills' ratio `R`, which does not overflow.
+
+    Args:
+        mu: sensitivity over noise, above 0.
+        epsilon: any real number; below 0 it describes the likelier of two outcomes.
+
+    Raises:
+        ConfigError: if `mu` is not above 0.
+
+    >>> round(math.exp(gaussian_log_delta(mu=1.0, epsilon=1.0)), 10)
+    0.1269367375
+    """
+    if not 0 < mu < math.inf:
+        raise ConfigError(f"mu must be above 0 and finite; got {mu}: it is sensitivity over standard deviation")
+    low, high = epsilon / mu - mu / 2, epsilon / mu + mu / 2
+    denominator = float(erfcx(low / math.sqrt(2)))
+    # erfcx overflows far below 0, where the ratio is 0 to every digit.
+    ratio = float(erfcx(high / math.sqrt(2))) / denominator if high > -25 and denominator < math.inf else None
+    if ratio is None:
+        ratio = math.exp(min(0.0, epsilon + float(log_ndtr(-high)) - float(log_ndtr(-low))))
+    return float(log_ndtr(-low)) + (math.log1p(-ratio) if ratio < 1 else -math.inf)
+
+
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    """The least delta at an epsilon; see `gaussian_log_delta`."""
+    return math.exp(gaussian_log_delta(mu, epsilon))
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """The least epsilon, at least 0, at a delta.
+
+    Args:
+        mu: sensitivity over noise, above 0.
+        delta: strictly between 0 and 1.
+
+    Raises:
+        ConfigError: if an argument is out of its range.
+
+    >>> round(gaussian_epsilon(mu=2.00045, delta=1e-5), 3)
+    10.0
+    """
+    _check_delta(delta)
+    goal = math.log(delta)
+    if gaussian_log_delta(mu, 0.0) <= goal:
+        return 0.0
+    rho = mu**2 / 2
+    ceiling = rho + 2 * math.sqrt(rho * -goal)
+    return float(brentq(lambda epsilon: gaussian_log_delta(mu, epsilon) - goal, 0.0, ceiling, rtol=_ACCURACY))
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """The largest `mu`, that is the least noise, that keeps (epsilon, delta).
+
+    Args:
+        epsilon: at least 0; thousands are as quick as tenths.
+        delta: strictly between 0 and 1.
+
+    Raises:
+        ConfigError: if an argument is out of its range.
+
+    >>> round(gaussian_mu(epsilon=10.0, delta=1e-5), 5)
+    2.00045
+    """
+    _check_delta(delta)
+    if not 0 <= epsilon < math.inf:
+        raise ConfigError(f"epsilon must be at least 0 and finite; got {epsilon}")
+    goal = math.log(delta)
+    # What zero-concentrated privacy would allow is always too little.
+    floor = max(math.sqrt(2) * (math.sqrt(epsilon - goal) - math.sqrt(-goal)), delta)
+    ceiling = floor
+    while gaussian_log_delta(ceiling, epsilon) < goal:
+        ceiling *= 2
+    return float(brentq(lambda mu: gaussian_log_delta(mu, epsilon) - goal, floor, ceiling, rtol=_ACCURACY, xtol=1e-300))

@@ -1,0 +1,82 @@
+"""Dropout inside the network, against torch.nn.functional and by what its gradient gives away."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from lit_recon.defenses import Batch, BatchGradient, NetworkDropout, defended_gradient
+from lit_recon.errors import ConfigError, UnsupportedModelError
+from lit_recon.models import Backbone
+
+GradientOf = Callable[[Backbone], BatchGradient]
+
+
+def test_the_prepared_model_is_the_same_function(model: Backbone, batch: Batch) -> None:
+    prepared = NetworkDropout(0.5).prepare(model)
+    assert prepared is not model
+    assert [name for name, _ in prepared.named_parameters()] == [name for name, _ in model.named_parameters()]
+    assert prepared.state_dict().keys() == model.state_dict().keys()
+    assert torch.equal(prepared(batch.images), model(batch.images))
+
+
+def test_gradient_is_that_of_masked_features(
+    model: Backbone, gradient_of: GradientOf, batch: Batch, generator: torch.Generator
+) -> None:
+    defense = NetworkDropout(0.5)
+    prepared = defense.prepare(model)
+    masked = defense.transform_batch(batch, prepared, generator)
+    (mask,) = masked.masks.values()
+    assert set(mask.unique().tolist()) == {0.0, 2.0}
+    loss = nn.functional.cross_entropy(model.head(model.trunk((batch.images - 0.5) / 0.25) * mask), batch.labels)
+    expected = torch.autograd.grad(loss, list(model.parameters()))
+    released = gradient_of(prepared)(masked)
+    for value, name in zip(expected, released, strict=True):
+        torch.testing.assert_close(released[name], value, rtol=1e-9, atol=1e-12)
+
+
+def test_rate(model: Backbone, generator: torch.Generator) -> None:
+    defense = NetworkDropout(0.3)
+    many = Batch(torch.zeros(2000, 1, 6, 6), torch.zeros(2000, dtype=torch.int64))
+    (mask,) = defense.transform_batch(many, defense.prepare(model), generator).masks.values()
+    assert mask.shape == (2000, 54)
+    assert abs(float((mask == 0).double().mean()) - 0.3) < 4 * math.sqrt(0.3 * 0.7 / mask.numel())
+    assert abs(float(mask.mean()) - 1) < 4 * math.sqrt(0.3 / 0.7 / mask.numel())
+
+
+def test_one_example_gives_its_mask_away(
+    model: Backbone, gradient_of: GradientOf, batch: Batch, generator: torch.Generator
+) -> None:
+    defense = NetworkDropout(0.5)
+    prepared = defense.prepare(model)
+    one = batch.examples(0, 1)
+    released = defended_gradient(defense, prepared, gradient_of(prepared), one, generator)
+    with torch.no_grad():
+        for name, buffer in defense.counterpart_buffers(dict(prepared.named_buffers()), released, 1).items():
+            prepared.get_buffer(name).copy_(buffer)
+    simulated = gradient_of(prepared)(one)
+    for name, value in released.items():
+        torch.testing.assert_close(simulated[name], value, rtol=1e-9, atol=1e-12)
+
+
+def test_several_examples_leave_an_expectation(model: Backbone) -> None:
+    defense = NetworkDropout(0.5)
+    observed = {"head.weight": torch.ones(5, 54)}
+    observed["head.weight"][:, 7] = 0
+    buffers = dict(defense.prepare(model).named_buffers())
+    mask = defense.counterpart_buffers(buffers, observed, 3)["head.dropout_mask"]
+    assert mask[0, 7] == 0
+    torch.testing.assert_close(mask[0, 0], torch.tensor(1 / (1 - 0.5**3)))
+    assert NetworkDropout().counterpart_buffers(buffers, observed, 3) is buffers
+
+
+def test_unknown_and_repeated_layers_are_refused(model: Backbone) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"'tail'.*\['head'\]"):
+        NetworkDropout(0.5, ["tail"]).prepare(model)
+    defense = NetworkDropout(0.5)
+    with pytest.raises(ConfigError, match="already"):
+        defense.prepare(defense.prepare(model))

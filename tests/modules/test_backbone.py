@@ -1,0 +1,238 @@
+"""Training of a backbone: what moves and what does not, what is left behind, and going on after a kill."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lit_recon._torchvision
+
+import pytest
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from lit_recon.data import Digits
+from lit_recon.errors import ConfigError, CorruptFileError, RunExistsError
+from lit_recon.models import MLP, Backbone, BackboneCheckpoint, ConvNet, Trunk, WideFeatureLayer, load_backbone
+from lit_recon.modules.backbone import (
+    BACKBONE_FILE,
+    LAST_CHECKPOINT,
+    BackboneModule,
+    ExportBackbone,
+    train_backbone,
+    training_callbacks,
+)
+from lit_recon.modules.data import BackboneDataModule
+from lit_recon.modules.trainer import TrainerSettings, build_trainer
+
+DIGITS = BackboneDataModule(Digits(), padding=1, flip=False)
+
+
+def digits_module(seed: int = 0, trunk: Trunk | None = None, layer: bool = True, **settings: float) -> BackboneModule:
+    torch.manual_seed(seed)
+    trunk = trunk or ConvNet((1, 8, 8), widths=[4, 8])
+    feature_layer = WideFeatureLayer(trunk.out_features, 64, 32, "gelu") if layer else None
+    model = Backbone(trunk, 10, DIGITS.normalization, feature_layer)
+    return BackboneModule(model, **settings)  # type: ignore[arg-type]  # floats for an int, in tests only
+
+
+def train(
+    module: BackboneModule, out: Path, epochs: int, minutes: float = 60.0, *more: Callback, n_train: int | None = 400
+) -> BackboneCheckpoint:
+    (out / LAST_CHECKPOINT).parent.mkdir(parents=True, exist_ok=True)
+    data = BackboneDataModule(Digits(), padding=1, flip=False, n_train=n_train)
+    callbacks = [*more, *training_callbacks(out, data.class_names, data.split_hash, minutes)]
+    trainer = build_trainer(TrainerSettings(accelerator="cpu"), [], callbacks, max_epochs=epochs)
+    return load_backbone(train_backbone(trainer, module, data, out))
+
+
+class KilledError(Exception):
+    """Stands for a signal that ends the process."""
+
+
+class Kill(Callback):
+    """Ends training at the given hook of the given epoch."""
+
+    def __init__(self, hook: str, epoch: int, batch: int = 0) -> None:
+        self.hook, self.epoch, self.batch = hook, epoch, batch
+
+    def _perhaps(self, hook: str, trainer: Trainer, batch: int = 0) -> None:
+        if (hook, trainer.current_epoch, batch) == (self.hook, self.epoch, self.batch):
+            raise KilledError
+
+    def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: object, batch_idx: int) -> None:
+        self._perhaps("batch", trainer, batch_idx)
+
+    def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self._perhaps("validation", trainer)
+
+    def on_fit_end(self, trainer: Trainer, module: LightningModule) -> None:
+        self._perhaps("fit end", trainer)
+
+
+def assert_same_model(one: Backbone, two: Backbone) -> None:
+    for (name, left), right in zip(one.state_dict().items(), two.state_dict().values(), strict=True):
+        assert torch.equal(left, right), name
+
+
+def test_digits_are_learned_within_seconds(tmp_path: Path) -> None:
+    module = digits_module(trunk=ConvNet((1, 8, 8), widths=[16, 32, 64]), layer=False)
+    checkpoint = train(module, tmp_path, epochs=5, n_train=None)
+    assert checkpoint.accuracy is not None
+    assert checkpoint.accuracy >= 0.9
+    images, labels = DIGITS.test.pixels(torch.arange(359)), DIGITS.test.labels
+    measured = (checkpoint.model(images).argmax(dim=1) == labels).float().mean()
+    assert checkpoint.accuracy == pytest.approx(float(measured), abs=1e-6)
+    assert checkpoint.epoch == 5
+    assert checkpoint.class_names == DIGITS.class_names
+    assert checkpoint.split_hash == DIGITS.split_hash
+
+
+def test_digits_are_learned_through_a_wide_random_layer(tmp_path: Path) -> None:
+    """Thousands of neurons of unit size at the default rate: the head's own rate must keep it from diverging."""
+    torch.manual_seed(0)
+    trunk = ConvNet((1, 8, 8), widths=[8, 16, 32])
+    model = Backbone(trunk, 10, DIGITS.normalization, WideFeatureLayer(trunk.out_features, 4096, 1024))
+    checkpoint = train(BackboneModule(model), tmp_path, epochs=4, n_train=None)
+    assert checkpoint.accuracy is not None
+    assert checkpoint.accuracy >= 0.9
+    layer = checkpoint.model.feature_layer
+    assert layer is not None
+    with torch.no_grad():
+        directions = layer.directions(checkpoint.model.features(DIGITS.test.pixels(torch.arange(359))))
+    torch.testing.assert_close(directions.norm(dim=1), torch.ones(359))
+    assert directions.mean(dim=0).square().sum() < 0.2
+
+
+def test_what_a_training_step_moves() -> None:
+    module = digits_module(weight_decay=0.1)
+    before = {name: value.detach().clone() for name, value in module.model.named_parameters()}
+    [optimizer], _ = module.configure_optimizers()
+    images, labels = next(iter(DIGITS.train_dataloader()))
+    torch.nn.functional.cross_entropy(module(images), labels).backward()
+    optimizer.step()
+    for name, value in module.model.named_parameters():
+        assert torch.equal(value, before[name]) == name.startswith("feature_layer.random"), name
+
+
+def test_the_rate_falls_to_a_tenth_every_fifty_epochs() -> None:
+    module = digits_module(layer=False)
+    [optimizer], [scheduler] = module.configure_optimizers()
+    rates = []
+    for _ in range(200):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert rates == pytest.approx([0.1 * 0.1 ** (epoch // 50) for epoch in range(200)])
+    assert {group["momentum"] for group in optimizer.param_groups} == {0.9}
+
+
+def rates_of(model: Backbone) -> dict[str, float]:
+    [optimizer], _ = BackboneModule(model, lr=0.2).configure_optimizers()
+    names = {id(value): name for name, value in model.named_parameters()}
+    return {names[id(value)]: group["lr"] for group in optimizer.param_groups for value in group["params"]}
+
+
+@pytest.mark.parametrize(("n_neurons", "rate"), [(32, 0.2), (64, 0.2), (128, 0.1), (8192, 0.2 / 128)])
+def test_the_rate_of_a_head_behind_a_wide_layer(n_neurons: int, rate: float) -> None:
+    trunk = MLP((1, 8, 8), hidden=[6])
+    layer = WideFeatureLayer(6, n_neurons, 4)
+    rates = rates_of(Backbone(trunk, 10, DIGITS.normalization, layer))
+    assert rates.pop("head.weight") == rates.pop("head.bias") == pytest.approx(rate)
+    assert set(rates.values()) == {0.2}
+    assert "feature_layer.trained.weight" in rates
+    assert "feature_layer.random.weight" not in rates
+
+
+def test_the_rate_of_a_plain_head_is_everybodys() -> None:
+    assert set(rates_of(Backbone(MLP((1, 8, 8), hidden=[700]), 10, DIGITS.normalization)).values()) == {0.2}
+
+
+def test_the_logged_figures_are_exact(tmp_path: Path) -> None:
+    module = digits_module()
+    trainer = build_trainer(TrainerSettings(accelerator="cpu"), [], max_epochs=1)
+    [logged] = trainer.test(module, DIGITS, verbose=False)
+    images, labels = DIGITS.test.pixels(torch.arange(359)), DIGITS.test.labels
+    with torch.no_grad():
+        logits: Tensor = module.eval()(images)
+    assert logged["test_accuracy"] == pytest.approx(float((logits.argmax(dim=1) == labels).float().mean()))
+    assert logged["test_loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kill", "minutes"),
+    [
+        (Kill("batch", epoch=1), 60.0),
+        (Kill("batch", epoch=2, batch=3), 60.0),
+        (Kill("batch", epoch=0, batch=3), 0.0),
+        (Kill("batch", epoch=2, batch=6), 0.0),
+        (Kill("validation", epoch=1), 60.0),
+        (Kill("validation", epoch=1), 0.0),
+        (Kill("fit end", epoch=4), 60.0),
+    ],
+    ids=[
+        "epoch start",
+        "mid-epoch",
+        "batch of the first epoch",
+        "last batch",
+        "validation",
+        "near validation",
+        "export",
+    ],
+)
+def test_a_killed_training_ends_as_one_left_alone(kill: Kill, minutes: float, tmp_path: Path) -> None:
+    """Bit for bit, over changes of the rate every epoch; `minutes=0` saves after every batch."""
+    alone = train(digits_module(decay_every=1, decay=0.5), tmp_path / "alone", epochs=4)
+    with pytest.raises(KilledError):
+        train(digits_module(decay_every=1, decay=0.5), tmp_path / "killed", 4, minutes, kill)
+    assert not (tmp_path / "killed" / BACKBONE_FILE).exists()
+    steps = StepCounter()
+    resumed = train(digits_module(decay_every=1, decay=0.5, seed=1), tmp_path / "killed", 4, minutes, steps)
+    assert steps.n < 4 * 7
+    assert_same_model(alone.model, resumed.model)
+    assert (resumed.epoch, resumed.accuracy) == (alone.epoch, alone.accuracy)
+
+
+class StepCounter(Callback):
+    """Counts the steps of a run."""
+
+    n = 0
+
+    def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: object, batch_idx: int) -> None:
+        self.n += 1
+
+
+def test_the_state_is_replaced_in_one_step(tmp_path: Path) -> None:
+    train(digits_module(), tmp_path, epochs=2, minutes=0.0)
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [BACKBONE_FILE, "last.ckpt"]
+
+
+def test_a_trained_folder_is_left_alone(tmp_path: Path) -> None:
+    train(digits_module(), tmp_path, epochs=1)
+    before = (tmp_path / BACKBONE_FILE).read_bytes()
+    with pytest.raises(RunExistsError, match="already trained: choose another output folder"):
+        train(digits_module(seed=1), tmp_path, epochs=1)
+    assert (tmp_path / BACKBONE_FILE).read_bytes() == before
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_a_truncated_state(share: float, tmp_path: Path) -> None:
+    with pytest.raises(KilledError):
+        train(digits_module(), tmp_path, 3, 60.0, Kill("batch", epoch=1))
+    last = tmp_path / LAST_CHECKPOINT
+    content = last.read_bytes()
+    last.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(CorruptFileError, match="truncated or not a training state: delete it"):
+        train(digits_module(), tmp_path, 3)
+
+
+@pytest.mark.parametrize("setting", [{"lr": 0.0}, {"decay": -0.1}, {"decay_every": 0}])
+def test_rates_must_be_positive(setting: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="must be above 0 and decay_every at least 1"):
+        digits_module(**setting)
+
+
+def test_only_a_backbone_module_is_exported(tmp_path: Path) -> None:
+    trainer = build_trainer(TrainerSettings(accelerator="cpu"), [])
+    with pytest.raises(ConfigError, match="got LightningModule"):
+        ExportBackbone(tmp_path / BACKBONE_FILE, [], "").on_fit_end(trainer, LightningModule())

@@ -25,8 +25,8 @@ from lit_recon.models import Backbone, ConvNet, ResNet18
 from lit_recon.observation import BatchNormMode, Client
 from lit_recon.records import Knowledge, Normalization
 
-#: A float32 computation agrees if it is at most this many times as far from float64 as the CPU's own, or closer than this.
-#: Networks with ReLU are not smooth, so that a rounding error now and then changes a derivative by a jump.
+#: A device agrees if its float32 is at most this many times as far from float64 as the CPU's, or closer than this. TF32
+#: is several times farther. Networks with ReLU are not smooth: now and then a rounding error makes a derivative jump.
 FACTOR, FLOOR = 10.0, 1e-4
 
 Form = Literal["loop", "vmap", "captured"]

@@ -13,12 +13,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 from scipy.optimize import minimize_scalar
 
 from lit_recon.errors import ConfigError
 
 #: Chances farther than this from 1 are told from 1.
 _LEAST_LOG_RATIO = -50.0
+#: To find the valley by; any epsilon gives a valid bound, so that missing the least one only loosens it.
+_GRID_POINTS = 65
 
 
 def profile_bound(log_kappa: float, profile: Callable[[float], float]) -> float:
@@ -32,8 +35,9 @@ def profile_bound(log_kappa: float, profile: Callable[[float], float]) -> float:
     Raises:
         ConfigError: if `log_kappa` is above 0 or not finite.
 
-    >>> from lit_recon.privacy import gaussian_delta
-    >>> round(profile_bound(math.log(0.1), lambda epsilon: gaussian_delta(1.0, epsilon)), 9)
+    >>> from scipy.special import ndtr
+    >>> noise = lambda epsilon: float(ndtr(0.5 - epsilon) - math.exp(epsilon) * ndtr(-0.5 - epsilon))
+    >>> round(profile_bound(math.log(0.1), noise), 9)
     0.389143692
     """
     if not -math.inf < log_kappa <= 0:
@@ -42,6 +46,9 @@ def profile_bound(log_kappa: float, profile: Callable[[float], float]) -> float:
     def chance(epsilon: float) -> float:
         return math.exp(log_kappa + epsilon) + profile(epsilon)
 
-    # The sum is convex in e^epsilon, hence has one valley; beyond log 1/kappa it exceeds 1.
-    found = minimize_scalar(chance, bounds=(_LEAST_LOG_RATIO, -log_kappa), method="bounded", options={"xatol": 1e-7})
-    return min(1.0, float(found.fun), chance(_LEAST_LOG_RATIO))
+    # Convex in e^epsilon, the sum has one valley, but around it a plain at 1; beyond log 1/kappa it exceeds 1.
+    grid = np.linspace(_LEAST_LOG_RATIO, -log_kappa, _GRID_POINTS)
+    lowest = int(np.argmin([chance(epsilon) for epsilon in grid]))
+    valley = (grid[max(lowest - 1, 0)], grid[min(lowest + 1, _GRID_POINTS - 1)])
+    found = minimize_scalar(chance, bounds=valley, method="bounded", options={"xatol": 1e-7})
+    return min(1.0, float(found.fun), chance(grid[lowest]))

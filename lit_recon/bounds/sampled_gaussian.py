@@ -16,6 +16,8 @@ from lit_recon.errors import ConfigError
 
 #: Normal numbers drawn at a time.
 _CHUNK = 1_000_000
+#: Samples in the tail for its size to be worth a standard error.
+_LEAST_TAKEN = 20
 
 
 class Simulated(NamedTuple):
@@ -46,19 +48,24 @@ def simulated_bound(
         seed: of the simulation.
 
     Raises:
-        ConfigError: if an argument is out of its range.
+        ConfigError: if an argument is out of its range, or the chance is too small for so few samples.
     """
     if not -math.inf < log_kappa <= 0:
         raise ConfigError(f"log_kappa must be finite and at most 0; got {log_kappa}: kappa is a probability above 0")
     if noise_multiplier <= 0 or not 0 < sampling_rate <= 1 or min(steps, n_samples - 1) < 1:
         raise ConfigError(
-            "a simulation needs noise_multiplier above 0, sampling_rate in (0, 1], steps of at least 1 and n_samples of "
-            f"at least 2; got {noise_multiplier}, {sampling_rate}, {steps} and {n_samples}"
+            "a simulation needs noise_multiplier above 0, sampling_rate in (0, 1], steps of at least 1 and n_samples "
+            f"of at least 2; got {noise_multiplier}, {sampling_rate}, {steps} and {n_samples}"
         )
     ratios = np.sort(_log_ratios(noise_multiplier, steps, sampling_rate, n_samples, seed))[::-1]
     # The likeliest-with-the-record outputs are taken until their chance without it is used up.
     log_spent = np.logaddexp.accumulate(-ratios) - math.log(n_samples)
     taken = min(int(np.searchsorted(log_spent, log_kappa, side="right")), n_samples - 1)
+    if taken < _LEAST_TAKEN:
+        raise ConfigError(
+            f"the bound is below what {n_samples} simulated trainings can show: {taken} of them are telling, "
+            f"{_LEAST_TAKEN} are needed; raise n_samples or use profile_bound"
+        )
     threshold = float(ratios[taken])
     gains = -np.expm1(np.minimum(0.0, threshold - ratios))
     value = math.exp(min(0.0, log_kappa + threshold)) + float(gains.mean())

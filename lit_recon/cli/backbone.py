@@ -10,12 +10,12 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.cli.backbones import prepare_training, training_data
-from lit_recon.cli.configuration import resolved, settings_parser
+from lit_recon.cli.configuration import SAME_RUN, instantiated, resolved, settings_parser
 from lit_recon.cli.settings import BackboneSettings, TrainSettings
 from lit_recon.models import BackboneCheckpoint, load_backbone
 from lit_recon.modules.backbone import BACKBONE_FILE
 from lit_recon.modules.loggers import build_loggers, finish
-from lit_recon.modules.trainer import is_first_process
+from lit_recon.modules.trainer import build_trainer, is_first_process
 from lit_recon.reporting import RunFolder, environment, write_metrics
 
 #: Settings of an attack's backbone that mean nothing here.
@@ -36,19 +36,21 @@ def parser(program: str) -> ArgumentParser:
 def execute(arguments: ArgumentParser, values: Namespace) -> None:
     """Refuse what cannot work, then train, or go on with a training that was killed."""
     complete, config = resolved(arguments, values, "backbone")
-    built = vars(arguments.instantiate(complete))
+    built = instantiated(arguments, complete)
     own = {field.name for field in dataclasses.fields(TrainSettings)}
     settings = TrainSettings(**{name: value for name, value in built.items() if name in own})
     backbone = BackboneSettings(**{name: value for name, value in built.items() if name not in own})
     training = prepare_training(backbone, training_data(backbone, settings.data, settings.seed), settings.seed)
     settings.wandb.resolved_mode()
+    build_trainer(settings.trainer, loggers=[])
     folder = RunFolder(Path(complete.out))
     exported = folder.path / BACKBONE_FILE
     if is_first_process():
-        RunFolder.open(folder.path, config, settings.overwrite)
+        RunFolder.open(folder.path, config, settings.overwrite, SAME_RUN)
         if settings.overwrite:
             exported.unlink(missing_ok=True)
-        print(f"data        {', '.join(map(str, training.data.splits))}")
+        public, test = training.data.train, training.data.test
+        print(f"data        {public.name} ({len(public)} images), {test.name} ({len(test)} images)")
         print(f"run folder  {folder.path}", flush=True)
     started = time.perf_counter()
     if exported.is_file():  # killed between the last two files

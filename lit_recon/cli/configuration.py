@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
+
+from lit_recon.errors import ConfigError, LitReconError
+from lit_recon.reporting import IGNORED_SETTINGS
+
+#: Settings in which an interrupted run and the one that goes on may differ: they change how it runs or is scored.
+SAME_RUN = (*IGNORED_SETTINGS, "name", "trainer", "save_every_seconds", "lpips", "wandb", "paper", "backbone.cache")
 
 
 def settings_parser(program: str, description: str) -> ArgumentParser:
@@ -31,3 +38,18 @@ def resolved(parser: ArgumentParser, values: Namespace, name: str) -> tuple[Name
     recorded = complete.clone()
     recorded.overwrite = False  # repeating a run from its own configuration must not destroy it
     return complete, parser.dump(recorded, skip_unset=False)
+
+
+def instantiated(parser: ArgumentParser, values: Namespace) -> dict[str, Any]:
+    """The objects that the values describe.
+
+    Raises:
+        LitReconError: a constructor refused its arguments.
+    """
+    try:
+        return dict(vars(parser.instantiate(values)))
+    except ValueError as error:  # the parser wraps what the constructors of nested classes raise
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, LitReconError):
+            cause = cause.__cause__
+        raise cause or ConfigError(" ".join(str(error).split())) from error

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 #: Exit codes: bad input, as argparse has it; and 128 plus the signal's number, as shells have it.
 BAD_INPUT, SIGNAL_BASE = 2, 128
 
+#: Wordings of the parser and what to say instead, applied in this order.
 _PHRASES = [
     (r'Parser key "([\w.+]+)":', r"\1:"),
     (r"Problem with given class_path '[\w.]*?(\w+)':", r"\1:"),
     (r"Does not validate against any of the Union subtypes Subtypes: .*? Errors: - ", ""),
-    (r" Given value type: .*? Given value:", "; got"),
-    (r"Type typing\.\S+ expects a function or a callable class: ", ""),
+    (r"Type \S*Callable.*? expects a function or a callable class: ", ""),
     (r"(?: - )?Expected a <class 'NoneType'>", ""),
-    (r"Expected a dot import path string: (\S+)", r"there is no class \1; `--help` lists those that there are"),
+    (r"Expected a dot import path string: ([\w.]+)", r"there is no class \1"),
     (r"Expected an? (?:<class '(\w+)'>|typing\.Literal\[([^\]]*)\])", r"expected \1\2"),
-    (r"Option '(\S+)' is not accepted", r"unknown option '\1'"),
-    (r"Subcommand '\w+' does not accept option '(\S+)'", r"unknown option '\1'"),
-    (r"\.? Got value: ", "; got "),
+    (r"(?:Subcommand '\w+' does not accept option|Option) '(\S+)'(?: is not accepted)?", r"unknown option '\1'"),
+    (r" Given value type: .*? Given value:|\.? Got value:", "; got"),
+    (r"; got (?:Namespace|NestedArg)\(.*", ""),
     (r" - expected", " or"),
 ]
 

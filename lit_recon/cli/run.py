@@ -8,7 +8,7 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.cli.backbones import Target, find_target
-from lit_recon.cli.configuration import resolved, settings_parser
+from lit_recon.cli.configuration import SAME_RUN, instantiated, resolved, settings_parser
 from lit_recon.cli.outcome import all_scored, run_facts, show_outcome, write_outcome
 from lit_recon.cli.settings import AttackSettings, LpipsSettings
 from lit_recon.inversion import GradientMatching
@@ -34,7 +34,7 @@ def parser(program: str) -> ArgumentParser:
 def execute(arguments: ArgumentParser, values: Namespace) -> None:
     """Refuse what cannot work, then train what has to be trained, attack, score and report."""
     complete, config = resolved(arguments, values, values.attack.class_path.rpartition(".")[2])
-    settings = AttackSettings(**vars(arguments.instantiate(complete)))
+    settings = AttackSettings(**instantiated(arguments, complete))
     chosen = settings.victims
     victims = VictimDataModule(
         settings.data, chosen.n, chosen.batch_size, chosen.distinct_labels, chosen.seed, chosen.n_public
@@ -43,9 +43,10 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     target = find_target(settings.backbone, victims, settings.seed)
     _rehearse(settings, target, victims)
     settings.wandb.resolved_mode()
+    build_trainer(settings.trainer, loggers=[])
     folder = RunFolder(Path(complete.out))
     if is_first_process():
-        RunFolder.open(folder.path, config, settings.overwrite)
+        RunFolder.open(folder.path, config, settings.overwrite, SAME_RUN)
         _announce(target, victims, folder)
     checkpoint = target.trained(settings.trainer)
     loggers = build_loggers(folder.logs, str(complete.name), settings.wandb, yaml.safe_load(config))
@@ -93,7 +94,7 @@ def _announce(target: Target, victims: VictimDataModule, folder: RunFolder) -> N
     """Say what is going to happen."""
     public, test = victims.splits
     sizes = sorted({len(ids) for ids in victims.batches})
-    print(f"data        {public}, {test}")
+    print(f"data        {public.name} ({len(public)} images), {test.name} ({len(test)} images)")
     print(f"victims     {len(victims.batches)} clients with {' or '.join(map(str, sizes))} image(s) each")
     if victims.n_left_over:
         print(f"            {victims.n_left_over} of {victims.n_victims} images fit into no further batch")

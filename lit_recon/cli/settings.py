@@ -164,6 +164,12 @@ class AttackSettings:
     wandb: WandbSettings = field(default_factory=WandbSettings)
     paper: PaperSettings | None = None
 
+    def __post_init__(self) -> None:
+        if self.together != "auto" and self.together < 1:
+            raise ConfigError(f"together must be at least 1 victim, or auto; got {self.together}")
+        if self.save_every_seconds <= 0:
+            raise ConfigError(f"save_every_seconds must be above 0; got {self.save_every_seconds:g}")
+
 
 @dataclass(frozen=True)
 class TrainSettings:

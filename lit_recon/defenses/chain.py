@@ -28,6 +28,10 @@ class Chain(Defense):
 
     Raises:
         ConfigError: a defense is listed after one that acts later in the round.
+
+    >>> from lit_recon.defenses import GaussianNoise, PerExampleClipping
+    >>> Chain([PerExampleClipping(bound=1.0), GaussianNoise(std=0.1)]).stages
+    (<Stage.PER_EXAMPLE: 2>, <Stage.UPDATE: 3>)
     """
 
     def __init__(self, defenses: Sequence[Defense] = ()) -> None:

@@ -20,7 +20,11 @@ from lit_recon.records import Update
 
 
 def clipped(update: Update, bound: float) -> Update:
-    """The update, scaled as a whole to an L2 norm of at most `bound`."""
+    """The update, scaled as a whole to an L2 norm of at most `bound`.
+
+    >>> clipped({"weight": torch.tensor([3.0, 4.0])}, bound=1.0)
+    {'weight': tensor([0.6000, 0.8000])}
+    """
     factor = _factor(squared_norm(update), bound)
     return {name: value * factor for name, value in update.items()}
 

@@ -25,7 +25,8 @@ class OptimalGradientNoise(Defense):
 
     The budget is matched to uniform noise of standard deviation `std` (absolute) by
 
-    - `weighted`: equal `sum_j g_j^2 v_j`, for which the variances are optimal;
+    - `weighted`: equal `sum_j g_j^2 v_j`, for which the variances are optimal: the Fisher trace falls to
+      `cos^2(n, |g|)` of that of uniform noise (by Cauchy and Schwarz; where floor and cap do not bind);
     - `energy`: equal `sum_j v_j`, as in the published code. The Fisher trace is then usually *larger* than that of
       uniform noise, that is, the defense protects less by its own bound, and hurts training less;
     - `measured`: standard deviations `scale` times those of `energy`, with the scale at which the measured utility is
@@ -94,7 +95,7 @@ class OptimalGradientNoise(Defense):
             allocated += float((weights * scores[name]).sum())
         if allocated == 0:
             return {name: torch.full_like(value, self.std**2) for name, value in update.items()}
-        factor = self.std**2 * uniform / allocated * (self.scale or 1.0) ** 2
+        factor = self.std**2 * uniform / allocated * (1.0 if self.scale is None else self.scale) ** 2
         return {name: score * factor for name, score in scores.items()}
 
 

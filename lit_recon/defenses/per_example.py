@@ -29,8 +29,8 @@ def per_example_gradients(
     """Gradients of the examples of a batch, in order, in pieces of `(chunk, ...)` so that memory stays bounded.
 
     A piece of one is plain autograd, on a CPU the fastest way and the one with the least memory: 3.0 plain steps for a
-    ResNet-18 and 32 images, against 4.9 for `torch.func.vmap` in chunks of 8 and 5.4 for Opacus' hooks. On a GPU the
-    kernels of one example are too small to fill the device, and pieces run under `vmap`.
+    ResNet-18 and 32 images, against 4.9 for `torch.func.vmap` in chunks of 8 and 5.4 for Opacus' hooks. On a GPU, where
+    the kernels of one example are too small to fill the device, pieces run under `vmap`; their size is not measured.
 
     Args:
         gradient: of the mean loss over a batch.

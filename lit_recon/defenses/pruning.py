@@ -11,6 +11,9 @@ def lowest(scores: Tensor, count: int) -> Tensor:
 
     Selection, not sorting: time linear in the number of coordinates, and no limit on it, where `torch.quantile` refuses
     more than 16 million. Of equal scores the selection algorithm takes some, always the same.
+
+    >>> lowest(torch.tensor([0.3, 0.1, 0.2]), 2)
+    tensor([False,  True,  True])
     """
     flat = scores.reshape(-1)
     few = count <= flat.numel() // 2

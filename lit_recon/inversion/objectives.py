@@ -8,7 +8,6 @@ passes over all parameters are a third of an iteration's time, and autograd woul
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -115,8 +114,8 @@ def _root(squared: Tensor) -> Tensor:
 def _products(candidate: Update, target: Target) -> tuple[Tensor, Tensor, Tensor]:
     """Per tensor: inner product with the target, squared norm of the candidate, squared norm of the target."""
     names = list(target.update)
-    products: Callable[..., tuple[Tensor, Tensor]] = _InnerProducts.apply
-    inner, squared = products(*(candidate[name] for name in names), *target.update.values())
+    tensors = (*(candidate[name] for name in names), *target.update.values())
+    inner, squared = _InnerProducts.apply(*tensors)  # type: ignore[no-untyped-call] # PyTorch does not type it
     return inner, squared, torch.stack([target.squared_norms[name] for name in names])
 
 

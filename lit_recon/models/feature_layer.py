@@ -39,6 +39,13 @@ class WideFeatureLayer(nn.Module):
         ConfigError: fewer than one neuron, or `n_trained` outside 0 to `n_neurons`.
 
     Source: Liu et al. 2025, appendix F.
+
+    Example:
+        >>> layer = WideFeatureLayer(in_features=512, n_neurons=64, n_trained=16)
+        >>> layer(torch.rand(3, 512)).shape
+        torch.Size([3, 64])
+        >>> [name for name, value in layer.named_parameters() if not value.requires_grad]
+        ['random.weight', 'random.bias']
     """
 
     center: Tensor

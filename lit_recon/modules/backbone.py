@@ -13,6 +13,7 @@ import lit_recon._torchvision
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
 from torch import Tensor, nn, optim
+from torchmetrics import MeanMetric
 
 from lit_recon.errors import ConfigError, CorruptFileError, RunExistsError
 from lit_recon.models import Backbone, BackboneCheckpoint, save_backbone
@@ -67,6 +68,8 @@ class BackboneModule(LightningModule):
         self.model = model
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
         self.decay_every, self.decay = decay_every, decay
+        # metrics that sum over images: Lightning's own mean is off where processes hold unequal shares of the split
+        self.test_loss, self.test_accuracy = MeanMetric(), MeanMetric()
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits `(n, k)` of images `(n, c, h, w)` in [0, 1]."""
@@ -91,12 +94,9 @@ class BackboneModule(LightningModule):
     def _evaluate(self, batch: Batch) -> None:
         images, labels = batch
         logits = self(images)
-        scores = {
-            "test_loss": nn.functional.cross_entropy(logits, labels),
-            "test_accuracy": (logits.argmax(dim=1) == labels).float().mean(),
-        }
-        # batch_size weighs the means, over batches and over processes: the result is exact
-        self.log_dict(scores, on_epoch=True, prog_bar=True, batch_size=len(labels), sync_dist=True)
+        self.test_loss.update(nn.functional.cross_entropy(logits, labels, reduction="none"))
+        self.test_accuracy.update((logits.argmax(dim=1) == labels).float())
+        self.log_dict({"test_loss": self.test_loss, "test_accuracy": self.test_accuracy}, prog_bar=True)
 
     def configure_optimizers(self) -> tuple[list[optim.Optimizer], list[optim.lr_scheduler.LRScheduler]]:
         """SGD on everything trainable, and the decay of its rates."""

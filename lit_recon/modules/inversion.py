@@ -65,10 +65,6 @@ class InversionModule(LightningModule):
         save_every_seconds: float = 60.0,
     ) -> None:
         super().__init__()
-        if together != "auto" and together < 1:
-            raise ConfigError(f"together must be at least 1 victim, or auto; got {together}")
-        if save_every_seconds <= 0:
-            raise ConfigError(f"save_every_seconds must be above 0; got {save_every_seconds:g}")
         self.attack, self.model, self.knowledge, self.lpips = attack, model, knowledge, lpips
         self.batch_norm: BatchNormMode = batch_norm
         self.checkpoints, self.together, self.save_every_seconds = checkpoints, together, save_every_seconds

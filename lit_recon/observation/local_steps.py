@@ -33,7 +33,7 @@ class LocalSteps:
     Pure and differentiable like `GradientOperator`: an attacker sends candidates through the very same training. The
     derivative goes through all steps; memory grows with their number unless `checkpointing` keeps only the weights
     between steps and computes each step once more on the way back. Checkpointed steps are differentiable once, by plain
-    autograd.
+    autograd: enough for an attack, too little for the scores of `OptimalGradientNoise` and `OptimalGradientPruning`.
 
     Args:
         model: takes images `(n, c, h, w)` in [0, 1] and returns logits `(n, k)`; copied.
@@ -123,7 +123,9 @@ class LocalSteps:
                 "checkpointed local steps are differentiated by plain autograd: attack with execution: loop and "
                 "compilation: none, or set checkpointing to false"
             )
-        state = _State(dict(parameters), {})
+        # weights are constants of an eager derivative, as in GradientOperator
+        start_weights = parameters if functional else {name: value.detach() for name, value in parameters.items()}
+        state = _State(dict(start_weights), {})
         for step in range(self.steps):
             start = step % self.batches * size
             batch = images[start : start + size], labels[start : start + size]
@@ -157,14 +159,31 @@ class LocalSteps:
         create_graph: bool,
         functional: bool,
     ) -> _State:
-        options = {"create_graph": create_graph, "functional": functional}
-        gradient = self._gradient(state.parameters, buffers, images, labels, **options)
+        if functional:
+            gradient = self._gradient(state.parameters, buffers, images, labels, functional=True)
+        else:
+            gradient = self._eager_gradient(state.parameters, buffers, images, labels, create_graph)
         velocity = gradient
         if self.momentum and state.velocity:
             # not one fused operation: the rounding of torch.optim.SGD
             velocity = {name: state.velocity[name] * self.momentum + value for name, value in gradient.items()}
         moved = {name: torch.add(p, velocity[name], alpha=-self.rates[name]) for name, p in state.parameters.items()}
         return _State(moved, velocity if self.momentum else {})
+
+    def _eager_gradient(
+        self,
+        parameters: dict[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        images: Tensor,
+        labels: Tensor,
+        create_graph: bool,
+    ) -> Update:
+        """As `GradientOperator`, but weights that depend on earlier steps stay connected to them."""
+        inputs = {name: p if p.requires_grad else p.detach().requires_grad_() for name, p in parameters.items()}
+        with torch.enable_grad():
+            loss = self._gradient.loss(inputs, buffers, images, labels)
+        gradients = torch.autograd.grad(loss, list(inputs.values()), create_graph=create_graph)
+        return dict(zip(inputs, gradients, strict=True))
 
     def _checkpointed(self, state: _State, buffers: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> _State:
         names, velocities = list(state.parameters), list(state.velocity)

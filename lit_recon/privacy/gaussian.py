@@ -18,6 +18,8 @@ from lit_recon.errors import ConfigError
 
 #: Absolute and relative accuracy of the roots.
 _ACCURACY = 1e-13
+#: Below this Mills' ratio overflows, and the first of two terms is 1 to every digit.
+_OVERFLOW = -30.0
 
 
 def _check_delta(delta: float) -> None:
@@ -43,11 +45,10 @@ def gaussian_log_delta(mu: float, epsilon: float) -> float:
     if not 0 < mu < math.inf:
         raise ConfigError(f"mu must be above 0 and finite; got {mu}: it is sensitivity over standard deviation")
     low, high = epsilon / mu - mu / 2, epsilon / mu + mu / 2
-    denominator = float(erfcx(low / math.sqrt(2)))
-    # erfcx overflows far below 0, where the ratio is 0 to every digit.
-    ratio = float(erfcx(high / math.sqrt(2))) / denominator if high > -25 and denominator < math.inf else None
-    if ratio is None:
-        ratio = math.exp(min(0.0, epsilon + float(log_ndtr(-high)) - float(log_ndtr(-low))))
+    if low > _OVERFLOW:
+        ratio = float(erfcx(high / math.sqrt(2)) / erfcx(low / math.sqrt(2)))
+    else:
+        ratio = math.exp(epsilon + float(log_ndtr(-high)))
     return float(log_ndtr(-low)) + (math.log1p(-ratio) if ratio < 1 else -math.inf)
 
 

@@ -1,8 +1,8 @@
 """Which data sets count as neighbors, the word on which every privacy statement depends.
 
-`add_or_remove_one`: one has a record that the other lacks. A sum of vectors clipped to norm `C` differs by at most `C`.
-`replace_one`: both have `n` records, one of them different. The same sum differs by at most `2 C`; this is the relation of
-Balle et al. 2022. Half the noise multiplier under the first relation costs what the whole one costs under the second.
+`add_or_remove_one`: one has a record that the other lacks; sums of vectors clipped to norm `C` differ by at most `C`.
+`replace_one`: both have `n` records, one of them different; the sums differ by at most `2 C`, so that twice the noise
+is needed for the same epsilon. This is the relation of Balle et al. 2022.
 """
 
 from __future__ import annotations

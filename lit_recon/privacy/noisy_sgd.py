@@ -92,8 +92,7 @@ class FullBatchSGD(NoisySGD):
 class PoissonSGD(NoisySGD):
     """Every record enters a step's batch with chance `sampling_rate`, independently; figures are upper bounds.
 
-    They exceed the exact ones by about 1e-5 of themselves, and by up to 1e-3 where epsilon is in the hundreds; no delta
-    below 1e-13 is resolved.
+    They exceed the exact ones by 1e-6 to 1e-3 of themselves, the latter over many steps or at an epsilon of hundreds.
 
     Args:
         sampling_rate: chance of a record to enter a batch, in (0, 1].

@@ -30,10 +30,10 @@ def renyi_curve(
     >>> renyi_curve(noise_multiplier=2.0, steps=4, orders=[3.0])
     [1.5]
     """
-    if noise_multiplier <= 0 or steps < 1 or not 0 < sampling_rate <= 1 or min(orders) <= 1:
+    if noise_multiplier <= 0 or steps < 1 or not 0 < sampling_rate <= 1 or min(orders, default=0) <= 1:
         raise ConfigError(
-            "a Renyi curve needs noise_multiplier above 0, steps of at least 1, sampling_rate in (0, 1] and orders above "
-            f"1; got {noise_multiplier}, {steps}, {sampling_rate} and {min(orders)}"
+            "a Renyi curve needs noise_multiplier above 0, steps of at least 1, sampling_rate in (0, 1] and orders "
+            f"above 1; got {noise_multiplier}, {steps}, {sampling_rate} and {min(orders, default=None)}"
         )
     from opacus.accountants.analysis.rdp import compute_rdp
 

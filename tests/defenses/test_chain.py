@@ -22,20 +22,26 @@ from lit_recon.defenses import (
     PerExampleClipping,
     Round,
     Stage,
+    at_weights,
     defended_gradient,
+    simulated_gradient,
 )
 from lit_recon.defenses.vectors import flatten
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models import Backbone
+from lit_recon.observation import GradientOperator
 from lit_recon.records import Update
 
 
 def test_stages_act_in_the_order_of_the_list(update: Update, round_: Round) -> None:
     noise, prune = GaussianNoise(0.1), GradientPruning(0.5)
-    seeded = lambda: torch.Generator().manual_seed(0)  # noqa: E731 (a new generator for each use)
+
+    def seeded() -> torch.Generator:
+        return torch.Generator().manual_seed(0)
+
     pruned_last = Chain([noise, prune]).transform_update(update, round_, seeded())
     pruned_first = Chain([prune, noise]).transform_update(update, round_, seeded())
-    half = len(flatten(update)) // 2
+    half = round(len(flatten(update)) / 2)
     assert int((flatten(pruned_last) == 0).sum()) == half
     assert int((flatten(pruned_first) == 0).sum()) == 0
     expected = prune.transform_update(noise.transform_update(update, round_, seeded()), round_, seeded())
@@ -92,6 +98,20 @@ def test_the_last_defense_gives_the_likelihood() -> None:
     )
     assert Chain([noise, GradientClipping(1.0)]).log_likelihood(candidate, observed, 1) is None
     assert Chain().log_likelihood(candidate, observed, 1) is None
+
+
+def test_the_attacker_sets_the_buffers_of_every_defense(
+    model: Backbone, gradient_of: Callable[[Backbone], BatchGradient], batch: Batch
+) -> None:
+    chain = Chain([NetworkDropout(0.5), PerExampleClipping(0.05), GradientPruning(0.0)])
+    prepared, one = chain.prepare(model), batch.examples(0, 1)
+    gradient = gradient_of(prepared)
+    released = defended_gradient(chain, prepared, gradient, one, torch.Generator().manual_seed(0))
+    buffers = chain.counterpart_buffers(dict(prepared.named_buffers()), released, 1)
+    parameters = {name: value.detach() for name, value in prepared.named_parameters()}
+    simulation = at_weights(GradientOperator(prepared), parameters, buffers)
+    simulated = simulated_gradient(chain, simulation, one, released)
+    torch.testing.assert_close(flatten(simulated), flatten(released))
 
 
 def test_an_empty_batch_is_refused(model: Backbone, gradient: BatchGradient, batch: Batch) -> None:

@@ -15,7 +15,7 @@ from lit_recon.records import Normalization, Update
 
 
 def norm(update: Update) -> float:
-    return math.sqrt(sum(float(value.double().square().sum()) for value in update.values()))
+    return math.sqrt(sum(float(value.detach().double().square().sum()) for value in update.values()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributions import Laplace, Normal
 
-from lit_recon.defenses import Batch, Defense, GaussianNoise, LaplaceNoise, Round
+from lit_recon.defenses import Batch, Defense, GaussianNoise, LaplaceNoise, Round, laplace_noise
 from lit_recon.defenses.vectors import flatten
 from lit_recon.errors import UnsupportedModelError
 from lit_recon.models import Backbone, ConvNet
@@ -62,20 +62,14 @@ def test_log_likelihoods() -> None:
     assert LaplaceNoise().log_likelihood(candidate, observed, 4) is None
 
 
-def test_laplace_is_finite_at_the_ends_of_the_uniform() -> None:
-    class Ends:
-        device = torch.device("cpu")
-
-    from lit_recon.defenses import laplace_noise
-
-    for value in (0.0, 0.5, 1 - 2**-24):
-        drawn = torch.full((3,), value)
-        original, laplace_noise.uniform_like = laplace_noise.uniform_like, lambda *_, drawn=drawn: drawn
-        try:
-            noise = laplace_noise._standard_laplace(drawn, torch.Generator())
-        finally:
-            laplace_noise.uniform_like = original
-        assert torch.isfinite(noise).all()
+def test_laplace_is_finite_at_the_ends_of_the_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
+    update = {"a": torch.zeros(3)}
+    monkeypatch.setattr(laplace_noise, "uniform_like", lambda *_: torch.tensor([0.0, 0.5, 1 - 2**-24]))
+    released = LaplaceNoise(1.0).transform_update(update, NOWHERE, torch.Generator())["a"]
+    assert torch.isfinite(released).all()
+    assert released[0] < -15
+    assert released[1] == 0
+    assert released[2] > 15
 
 
 def test_noise_of_single_examples_needs_them_separate() -> None:

@@ -21,9 +21,7 @@ def energies(variance: Update, update: Update) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("match", ["energy", "weighted"])
-def test_the_budget_is_that_of_uniform_noise(
-    gradient: BatchGradient, batch: Batch, update: Update, match: str
-) -> None:
+def test_the_budget_is_that_of_uniform_noise(gradient: BatchGradient, batch: Batch, update: Update, match: str) -> None:
     variance = OptimalGradientNoise(STD, match).variances(update, sensitivities(gradient, batch, None))
     plain, weighted = energies(variance, update)
     assert (weighted if match == "weighted" else plain) == pytest.approx(STD**2)
@@ -53,7 +51,10 @@ def test_fisher_trace_falls_at_equal_weighted_energy_and_rises_at_equal_energy(
     for match in ("energy", "weighted"):
         variance = OptimalGradientNoise(STD, match).variances(update, seen)
         traces[match] = float(fisher_trace(n, variance)) / uniform
-    assert 0.05 < traces["weighted"] < 0.6
+    cosine = torch.cosine_similarity(flatten(n).double(), flatten(update).double().abs(), dim=0)
+    # with 10 directions the variances are nearly the best ones
+    assert traces["weighted"] == pytest.approx(float(cosine) ** 2, rel=1e-4 if directions is None else 0.2)
+    assert traces["weighted"] < 0.4
     assert traces["energy"] > 1
 
 
@@ -67,17 +68,16 @@ def test_measured_scale_multiplies_the_energy_match(gradient: BatchGradient, bat
 
 
 def test_released_noise_has_the_stated_variances(update: Update, round_: Round) -> None:
-    defense = OptimalGradientNoise(STD, directions=None)
-    variance = defense.variances(update, sensitivities(round_.gradient, round_.batch, None))
-    few = {name: value for name, value in list(update.items())[-1:]}
-    squares = [
-        (defense.transform_update(update, round_, torch.Generator().manual_seed(seed))[name] - value).square()
-        for seed in range(60)
-        for name, value in few.items()
-    ]
-    (name,) = few
-    chi = torch.stack(squares).mean(0) / variance[name]
-    assert abs(float(chi.mean()) - 1) < 4 * (2 / (60 * chi.numel())) ** 0.5
+    defense = OptimalGradientNoise(STD, directions=1)
+    squares = []
+    for seed in range(40):
+        generator = torch.Generator().manual_seed(seed)
+        n = sensitivities(round_.gradient, round_.batch, 1, generator)
+        variance = flatten(defense.variances(update, n))
+        released = defense.transform_update(update, round_, torch.Generator().manual_seed(seed))
+        squares.append((flatten(released) - flatten(update)).square() / variance)
+    chi = torch.cat(squares)
+    assert abs(float(chi.mean()) - 1) < 4 * (2 / len(chi)) ** 0.5
 
 
 def test_nothing_depends_on_the_images(update: Update) -> None:

@@ -20,9 +20,7 @@ def jacobian(gradient: BatchGradient, batch: Batch) -> torch.Tensor:
     return torch.autograd.functional.jacobian(of_images, batch.images).flatten(1)
 
 
-def test_exact_scores_are_the_norms_of_the_rows(
-    gradient: BatchGradient, batch: Batch, jacobian: torch.Tensor
-) -> None:
+def test_exact_scores_are_the_norms_of_the_rows(gradient: BatchGradient, batch: Batch, jacobian: torch.Tensor) -> None:
     found = flatten(sensitivities(gradient, batch, None))
     torch.testing.assert_close(found, jacobian.norm(dim=1), rtol=1e-9, atol=1e-14)
 
@@ -31,15 +29,11 @@ def test_the_estimate_is_unbiased_with_the_stated_spread(
     gradient: BatchGradient, batch: Batch, jacobian: torch.Tensor, generator: torch.Generator
 ) -> None:
     exact = jacobian.norm(dim=1)
-    draws = torch.stack([flatten(sensitivities(gradient, batch, 10, generator)) / exact for _ in range(60)])
+    draws = torch.stack([flatten(sensitivities(gradient, batch, 10, generator)) / exact for _ in range(30)])
     squares = draws.square()
     # squares are chi^2_10 / 10: mean 1, variance 2 / 10
-    assert (squares.mean(0) - 1).abs().max() < 5.5 * math.sqrt(0.2 / 60)
+    assert (squares.mean(0) - 1).abs().max() < 5.5 * math.sqrt(0.2 / 30)
     assert float(draws.std()) == pytest.approx(1 / math.sqrt(20), rel=0.1)
-
-
-def test_single_precision(gradient: BatchGradient, batch: Batch, model: torch.nn.Module) -> None:
-    assert flatten(sensitivities(gradient, batch, 1, torch.Generator())).dtype == torch.float64
 
 
 def test_leakage_never_divides_by_zero() -> None:

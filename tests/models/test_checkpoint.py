@@ -34,6 +34,15 @@ from lit_recon.records import Normalization
 GREY = Normalization((0.1306605,), (1 / 3,))
 COLOR = Normalization((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
 
+
+def channels_last(model: Backbone) -> Backbone:
+    """With kernels that are strided in memory."""
+    for parameter in model.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+    return model
+
+
 MODELS: dict[str, Callable[[], Backbone]] = {
     "resnet": lambda: Backbone(ResNet18((3, 9, 8), "batch", "gelu", width=4), 3, COLOR),
     "resnet-group": lambda: Backbone(ResNet18((1, 8, 8), "group", width=4), 3, GREY),
@@ -41,7 +50,7 @@ MODELS: dict[str, Callable[[], Backbone]] = {
     "lenet": lambda: Backbone(LeNet((3, 8, 8), width=5), 3, COLOR),
     "mlp": lambda: Backbone(MLP((1, 4, 4), [7, 6], "tanh"), 3, GREY),
     "double": lambda: Backbone(MLP((1, 4, 4), [7]), 3, GREY).double(),
-    "channels-last": lambda: Backbone(ConvNet((3, 8, 8)), 3, COLOR).to(memory_format=torch.channels_last),
+    "channels-last": lambda: channels_last(Backbone(ConvNet((3, 8, 8)), 3, COLOR)),
     "feature-layer": lambda: Backbone(MLP((1, 4, 4), [6]), 3, GREY, WideFeatureLayer(6, 11, 4, "gelu", seed=5)),
     "random-layer": lambda: Backbone(MLP((1, 4, 4), [6]), 3, GREY, WideFeatureLayer(6, 11, 0)),
 }

@@ -94,7 +94,7 @@ def test_the_running_center_is_a_mean_at_first_and_a_moving_mean_later() -> None
 
 
 def test_training_and_evaluation_compute_the_same_function() -> None:
-    """In training the center moves first and is then used, so that evaluating afterwards gives the very same numbers."""
+    """In training the center moves first and is then used: evaluation afterwards gives the very same numbers."""
     layer = WideFeatureLayer(5, 8, 4)
     for seed in range(3):
         in_training = layer.train()(some_features(seed=seed))

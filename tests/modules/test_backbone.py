@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import lit_recon._torchvision
@@ -13,7 +19,7 @@ from torch import Tensor
 
 from lit_recon.data import Digits
 from lit_recon.errors import ConfigError, CorruptFileError, RunExistsError
-from lit_recon.models import MLP, Backbone, BackboneCheckpoint, ConvNet, Trunk, WideFeatureLayer, load_backbone
+from lit_recon.models import MLP, Backbone, BackboneCheckpoint, ConvNet, WideFeatureLayer, load_backbone
 from lit_recon.modules.backbone import (
     BACKBONE_FILE,
     LAST_CHECKPOINT,
@@ -28,12 +34,11 @@ from lit_recon.modules.trainer import TrainerSettings, build_trainer
 DIGITS = BackboneDataModule(Digits(), padding=1, flip=False)
 
 
-def digits_module(seed: int = 0, trunk: Trunk | None = None, layer: bool = True, **settings: float) -> BackboneModule:
+def digits_model(seed: int = 0) -> Backbone:
+    """A small one with a wide layer."""
     torch.manual_seed(seed)
-    trunk = trunk or ConvNet((1, 8, 8), widths=[4, 8])
-    feature_layer = WideFeatureLayer(trunk.out_features, 64, 32, "gelu") if layer else None
-    model = Backbone(trunk, 10, DIGITS.normalization, feature_layer)
-    return BackboneModule(model, **settings)  # type: ignore[arg-type]  # floats for an int, in tests only
+    trunk = ConvNet((1, 8, 8), widths=[4, 8])
+    return Backbone(trunk, 10, DIGITS.normalization, WideFeatureLayer(trunk.out_features, 64, 32, "gelu"))
 
 
 def train(
@@ -44,6 +49,11 @@ def train(
     callbacks = [*more, *training_callbacks(out, data.class_names, data.split_hash, minutes)]
     trainer = build_trainer(TrainerSettings(accelerator="cpu"), [], callbacks, max_epochs=epochs)
     return load_backbone(train_backbone(trainer, module, data, out))
+
+
+def accuracy_on_digits(model: Backbone) -> float:
+    """Measured without Lightning."""
+    return float((model(DIGITS.test.pixels()).argmax(dim=1) == DIGITS.test.labels).float().mean())
 
 
 class KilledError(Exception):
@@ -76,13 +86,12 @@ def assert_same_model(one: Backbone, two: Backbone) -> None:
 
 
 def test_digits_are_learned_within_seconds(tmp_path: Path) -> None:
-    module = digits_module(trunk=ConvNet((1, 8, 8), widths=[16, 32, 64]), layer=False)
-    checkpoint = train(module, tmp_path, epochs=5, n_train=None)
+    torch.manual_seed(0)
+    model = Backbone(ConvNet((1, 8, 8), widths=[16, 32, 64]), 10, DIGITS.normalization)
+    checkpoint = train(BackboneModule(model), tmp_path, epochs=5, n_train=None)
     assert checkpoint.accuracy is not None
     assert checkpoint.accuracy >= 0.9
-    images, labels = DIGITS.test.pixels(torch.arange(359)), DIGITS.test.labels
-    measured = (checkpoint.model(images).argmax(dim=1) == labels).float().mean()
-    assert checkpoint.accuracy == pytest.approx(float(measured), abs=1e-6)
+    assert checkpoint.accuracy == pytest.approx(accuracy_on_digits(checkpoint.model), abs=1e-6)
     assert checkpoint.epoch == 5
     assert checkpoint.class_names == DIGITS.class_names
     assert checkpoint.split_hash == DIGITS.split_hash
@@ -99,13 +108,13 @@ def test_digits_are_learned_through_a_wide_random_layer(tmp_path: Path) -> None:
     layer = checkpoint.model.feature_layer
     assert layer is not None
     with torch.no_grad():
-        directions = layer.directions(checkpoint.model.features(DIGITS.test.pixels(torch.arange(359))))
+        directions = layer.directions(checkpoint.model.features(DIGITS.test.pixels()))
     torch.testing.assert_close(directions.norm(dim=1), torch.ones(359))
     assert directions.mean(dim=0).square().sum() < 0.2
 
 
 def test_what_a_training_step_moves() -> None:
-    module = digits_module(weight_decay=0.1)
+    module = BackboneModule(digits_model(), weight_decay=0.1)
     before = {name: value.detach().clone() for name, value in module.model.named_parameters()}
     [optimizer], _ = module.configure_optimizers()
     images, labels = next(iter(DIGITS.train_dataloader()))
@@ -116,7 +125,7 @@ def test_what_a_training_step_moves() -> None:
 
 
 def test_the_rate_falls_to_a_tenth_every_fifty_epochs() -> None:
-    module = digits_module(layer=False)
+    module = BackboneModule(digits_model())
     [optimizer], [scheduler] = module.configure_optimizers()
     rates = []
     for _ in range(200):
@@ -149,10 +158,10 @@ def test_the_rate_of_a_plain_head_is_everybodys() -> None:
 
 
 def test_the_logged_figures_are_exact(tmp_path: Path) -> None:
-    module = digits_module()
+    module = BackboneModule(digits_model())
     trainer = build_trainer(TrainerSettings(accelerator="cpu"), [], max_epochs=1)
     [logged] = trainer.test(module, DIGITS, verbose=False)
-    images, labels = DIGITS.test.pixels(torch.arange(359)), DIGITS.test.labels
+    images, labels = DIGITS.test.pixels(), DIGITS.test.labels
     with torch.no_grad():
         logits: Tensor = module.eval()(images)
     assert logged["test_accuracy"] == pytest.approx(float((logits.argmax(dim=1) == labels).float().mean()))
@@ -182,12 +191,14 @@ def test_the_logged_figures_are_exact(tmp_path: Path) -> None:
 )
 def test_a_killed_training_ends_as_one_left_alone(kill: Kill, minutes: float, tmp_path: Path) -> None:
     """Bit for bit, over changes of the rate every epoch; `minutes=0` saves after every batch."""
-    alone = train(digits_module(decay_every=1, decay=0.5), tmp_path / "alone", epochs=4)
+    alone = train(BackboneModule(digits_model(), decay_every=1, decay=0.5), tmp_path / "alone", epochs=4)
     with pytest.raises(KilledError):
-        train(digits_module(decay_every=1, decay=0.5), tmp_path / "killed", 4, minutes, kill)
+        train(BackboneModule(digits_model(), decay_every=1, decay=0.5), tmp_path / "killed", 4, minutes, kill)
     assert not (tmp_path / "killed" / BACKBONE_FILE).exists()
     steps = StepCounter()
-    resumed = train(digits_module(decay_every=1, decay=0.5, seed=1), tmp_path / "killed", 4, minutes, steps)
+    resumed = train(
+        BackboneModule(digits_model(seed=1), decay_every=1, decay=0.5), tmp_path / "killed", 4, minutes, steps
+    )
     assert steps.n < 4 * 7
     assert_same_model(alone.model, resumed.model)
     assert (resumed.epoch, resumed.accuracy) == (alone.epoch, alone.accuracy)
@@ -203,36 +214,66 @@ class StepCounter(Callback):
 
 
 def test_the_state_is_replaced_in_one_step(tmp_path: Path) -> None:
-    train(digits_module(), tmp_path, epochs=2, minutes=0.0)
+    train(BackboneModule(digits_model()), tmp_path, epochs=2, minutes=0.0)
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [BACKBONE_FILE, "last.ckpt"]
 
 
 def test_a_trained_folder_is_left_alone(tmp_path: Path) -> None:
-    train(digits_module(), tmp_path, epochs=1)
+    train(BackboneModule(digits_model()), tmp_path, epochs=1)
     before = (tmp_path / BACKBONE_FILE).read_bytes()
     with pytest.raises(RunExistsError, match="already trained: choose another output folder"):
-        train(digits_module(seed=1), tmp_path, epochs=1)
+        train(BackboneModule(digits_model(seed=1)), tmp_path, epochs=1)
     assert (tmp_path / BACKBONE_FILE).read_bytes() == before
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
 def test_a_truncated_state(share: float, tmp_path: Path) -> None:
     with pytest.raises(KilledError):
-        train(digits_module(), tmp_path, 3, 60.0, Kill("batch", epoch=1))
+        train(BackboneModule(digits_model()), tmp_path, 3, 60.0, Kill("batch", epoch=1))
     last = tmp_path / LAST_CHECKPOINT
     content = last.read_bytes()
     last.write_bytes(content[: int(share * len(content))])
     with pytest.raises(CorruptFileError, match="truncated or not a training state: delete it"):
-        train(digits_module(), tmp_path, 3)
+        train(BackboneModule(digits_model()), tmp_path, 3)
 
 
-@pytest.mark.parametrize("setting", [{"lr": 0.0}, {"decay": -0.1}, {"decay_every": 0}])
-def test_rates_must_be_positive(setting: dict[str, float]) -> None:
+@pytest.mark.parametrize(("lr", "decay_every", "decay"), [(0.0, 50, 0.1), (0.1, 0, 0.1), (0.1, 50, -0.1)])
+def test_rates_must_be_positive(lr: float, decay_every: int, decay: float) -> None:
     with pytest.raises(ConfigError, match="must be above 0 and decay_every at least 1"):
-        digits_module(**setting)
+        BackboneModule(digits_model(), lr=lr, decay_every=decay_every, decay=decay)
 
 
 def test_only_a_backbone_module_is_exported(tmp_path: Path) -> None:
     trainer = build_trainer(TrainerSettings(accelerator="cpu"), [])
     with pytest.raises(ConfigError, match="got LightningModule"):
         ExportBackbone(tmp_path / BACKBONE_FILE, [], "").on_fit_end(trainer, LightningModule())
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_backbone(tmp_path: Path) -> None:
+    (tmp_path / LAST_CHECKPOINT).parent.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    command = [sys.executable, str(Path(__file__).with_name("backbone_rank.py"))]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with ExitStack() as stack:
+        ranks = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [*command, str(rank), port, str(tmp_path)],
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for rank in range(2)
+        ]
+        outputs = [rank.communicate(timeout=120) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    first, second = (output.splitlines()[-1] for output, _ in outputs)
+    checkpoint = load_backbone(tmp_path / BACKBONE_FILE)
+    state = b"".join(value.numpy().tobytes() for value in checkpoint.model.state_dict().values())
+    assert first == hashlib.sha256(state).hexdigest()
+    assert checkpoint.accuracy == pytest.approx(accuracy_on_digits(checkpoint.model), abs=1e-6)
+    assert first == second

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks.gpu_agreement import FLOOR, agreement, compared, computed, distances, subjects
+from benchmarks.gpu_plan import Plan
+
+
+def test_every_form_agrees_with_float64(plan: Plan) -> None:
+    rows = list(agreement(plan))
+
+    judged = [row for row in rows if "agrees" in row]
+    assert {(row["subject"], row["form"]) for row in judged} == {
+        (subject, form) for subject in ("ConvNet, digits", "ResNet-18, 32x32") for form in ("loop", "vmap")
+    }
+    assert all(row["agrees"] for row in judged)
+    reconstructed = [row for row in rows if "rmse_between" in row]
+    assert len(reconstructed) == 2
+    assert all(row["rmse_between"] == 0 for row in reconstructed), "the CPU was compared with itself"
+
+
+def test_another_computation_does_not_agree(plan: Plan) -> None:
+    subject = subjects(plan)[0]
+    exact = computed(subject, "cpu", torch.float64, "loop")
+    cpu = dict.fromkeys(exact, 0.0)
+    off = replace(subject, images=subject.images * (1 + 1e-2))
+
+    row = compared(replace(off, images=off.images.clamp(0, 1)), "cpu", "loop", exact, cpu)
+
+    assert not row["agrees"]
+    assert row["from_float64"]["update"] > FLOOR
+
+
+def test_distances_are_relative() -> None:
+    exact = {"update": torch.tensor([3.0, 4.0])}
+
+    assert distances({"update": torch.tensor([3.0, 4.5])}, exact)["update"] == pytest.approx(0.1)

@@ -1,0 +1,100 @@
+"""What a configuration comes to, and that its written form gives it again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from jsonargparse import ArgumentParser, Namespace
+
+from lit_recon.cli import backbone, run
+from lit_recon.cli.configuration import instantiated, resolved
+from lit_recon.cli.settings import AttackSettings
+from lit_recon.data import Digits, Npz
+from lit_recon.errors import ConfigError
+from lit_recon.inversion import GlobalCosine, GradientMatching, TotalVariation
+from lit_recon.models import ConvNet
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+DEMO = CONFIGS / "attack" / "demo_digits.yaml"
+
+
+@pytest.fixture
+def parser() -> ArgumentParser:
+    return run.parser("attack.py run")
+
+
+def settings(parser: ArgumentParser, *arguments: str) -> tuple[Namespace, dict[str, object], AttackSettings]:
+    complete, text = resolved(parser, parser.parse_args(list(arguments)), "nameless")
+    return complete, yaml.safe_load(text), AttackSettings(**instantiated(parser, complete))
+
+
+def test_without_a_file_everything_has_a_default(parser: ArgumentParser) -> None:
+    complete, written, built = settings(parser)
+    assert complete.name == "nameless"
+    assert Path(complete.out) == Path("runs/nameless")
+    assert isinstance(built.attack, GradientMatching)
+    assert isinstance(built.data, Digits)
+    assert built.backbone.trunk is None
+    assert written["victims"] == {"n": 50, "batch_size": 1, "distinct_labels": True, "seed": 0, "n_public": None}
+
+
+def test_a_file_names_the_run_and_options_override_it(parser: ArgumentParser, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(DEMO.read_text().replace("name: demo_digits\n", ""))
+    complete, _, built = settings(
+        parser, "--config", str(path), "--data", "Npz", "--data.root", "x.npz", "--attack.steps", "7", "--victims.n=3"
+    )
+    assert complete.name == "mine"
+    assert isinstance(built.data, Npz)
+    assert built.data.root == Path("x.npz")
+    assert isinstance(built.attack, GradientMatching)
+    assert built.attack.steps == 7
+    assert isinstance(built.attack.objective, GlobalCosine)
+    assert [type(prior) for prior in built.attack.image_priors] == [TotalVariation]
+    assert built.backbone.trunk is not None
+    trunk = built.backbone.trunk((1, 8, 8))
+    assert isinstance(trunk, ConvNet)
+    assert trunk.arguments["activation"] == "elu"
+
+
+def test_the_written_configuration_gives_itself_again(parser: ArgumentParser, tmp_path: Path) -> None:
+    complete, text = resolved(
+        parser, parser.parse_args(["--config", str(DEMO), "--overwrite", "true", "--seed", "3"]), "x"
+    )
+    assert complete.overwrite
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    again, text_again = resolved(parser, parser.parse_args(["--config", str(path)]), "x")
+    assert text_again == text
+    assert not again.overwrite  # repeating a run must not destroy it
+    assert (again.name, again.seed) == ("demo_digits", 3)
+
+
+def test_what_a_nested_constructor_refuses_is_told_in_its_words(parser: ArgumentParser) -> None:
+    values = parser.parse_args(["--attack.solver", "Adam", "--attack.solver.lr=-1"])
+    with pytest.raises(ConfigError, match=r"^Adam needs a learning rate above 0; got -1$"):
+        instantiated(parser, values)
+
+
+@pytest.mark.parametrize(("name", "value"), [("together", "0"), ("save_every_seconds", "0"), ("backbone.epochs", "-1")])
+def test_values_out_of_range_are_refused(parser: ArgumentParser, name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match="must be"):
+        settings(parser, f"--{name}={value}")
+
+
+def test_every_shipped_file_is_valid(parser: ArgumentParser) -> None:
+    roots = {"Digits": []}
+    for path in sorted((CONFIGS / "attack").glob("*.yaml")):
+        source = yaml.safe_load(path.read_text())["data"]["class_path"]
+        complete, _, built = settings(parser, "--config", str(path), *roots.get(source, ["--data.root", "data"]))
+        assert complete.name == path.stem
+        assert isinstance(built.attack, GradientMatching)
+        assert path.read_text().startswith("# ")
+    training = backbone.parser("train.py backbone")
+    for path in sorted((CONFIGS / "train").glob("*.yaml")):
+        source = yaml.safe_load(path.read_text())["data"]["class_path"]
+        values = training.parse_args(["--config", str(path), *roots.get(source, ["--data.root", "data"])])
+        assert instantiated(training, values)["epochs"] >= 1
+        assert path.read_text().startswith("# ")

@@ -1,0 +1,111 @@
+"""Command lines reach their commands; whatever goes wrong becomes one line and an exit code."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from jsonargparse import ArgumentParser
+
+from lit_recon.cli import attack, train
+from lit_recon.cli.entry import Command, main, readable
+from lit_recon.errors import ConfigError
+
+
+def command(monkeypatch: pytest.MonkeyPatch, work: Callable[[int], None]) -> list[Command]:
+    """A command `work` with one option, `--n`."""
+    module = ModuleType("work_for_a_test")
+
+    def parser(program: str) -> ArgumentParser:
+        arguments = ArgumentParser(prog=program, exit_on_error=False)
+        arguments.add_argument("--n", type=int, default=1)
+        return arguments
+
+    def execute(arguments: ArgumentParser, values: SimpleNamespace) -> None:
+        work(values.n)
+
+    vars(module).update(parser=parser, execute=execute)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return [Command("work", "works", module.__name__)]
+
+
+def test_a_command_gets_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    got: list[int] = []
+    assert main("x.py", command(monkeypatch, got.append), ["work", "--n", "3"]) == 0
+    assert got == [3]
+
+
+def test_an_error_of_ours_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(n: int) -> None:
+        raise ConfigError(f"n must be\n  2; got {n}")
+
+    assert main("x.py", command(monkeypatch, fail), ["work"]) == 2
+    assert capsys.readouterr() == ("", "error: n must be 2; got 1\n")
+
+
+def test_an_error_of_nobodys_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(n: int) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        main("x.py", command(monkeypatch, fail), ["work"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_with_how_to_go_on(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(number)
+    commands = command(monkeypatch, lambda n: signal.raise_signal(number))
+    assert main("x.py", commands, ["work", "--n", "3"]) == 128 + number
+    assert capsys.readouterr().err == "stopped; this goes on where it stopped: python x.py work --n 3\n"
+    assert signal.getsignal(number) is before
+
+
+def test_going_on_does_not_begin_anew(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from lit_recon.cli.entry import _without_overwrite
+
+    assert _without_overwrite(["run", "--overwrite", "true", "--n", "3"]) == ["run", "--n", "3"]
+    assert _without_overwrite(["run", "--overwrite=true", "--n", "3"]) == ["run", "--n", "3"]
+
+
+def test_an_unknown_option_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("x.py", command(monkeypatch, print), ["work", "--m", "3"]) == 2
+    assert capsys.readouterr() == ("", "error: unrecognized arguments: --m 3 (see `python x.py work --help`)\n")
+
+
+@pytest.mark.parametrize(("script", "names"), [(attack, ("run", "report")), (train, ("backbone",))])
+def test_help_names_the_commands(
+    script: Callable[[list[str]], int], names: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert script(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in names)
+    assert script([]) == 2
+    assert script(["fly"]) == 2
+    assert "expected one of: " + ", ".join(names) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("Parser key \"seed\":\n  Expected a <class 'int'>. Got value: x", "seed: expected int; got x"),
+        (
+            "Parser key \"data\":\n  Problem with given class_path 'lit_recon.data.Npz':\n    Option 'foo' is not accepted",
+            "data: Npz: unknown option 'foo'",
+        ),
+        (
+            "Parser key \"together\":\n  Does not validate against any of the Union subtypes\n  Subtypes: [<class 'int'>, "
+            "typing.Literal['auto']]\n  Errors:\n    - Expected a <class 'int'>\n    - Expected a typing.Literal['auto']\n"
+            "  Given value type: <class 'str'>\n  Given value: x",
+            "together: expected int or 'auto'; got x",
+        ),
+        ("Subcommand 'run' does not accept option 'foo'", "unknown option 'foo'"),
+        ("File does not exist: '/x'", "File does not exist: '/x'"),
+    ],
+)
+def test_messages_of_the_parser_are_made_readable(message: str, expected: str) -> None:
+    assert readable(message) == expected

@@ -1,0 +1,89 @@
+"""CSV always; W&B by the mode that the settings, the environment and the account come to, and never a question."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from pytorch_lightning.loggers import CSVLogger
+
+from lit_recon.errors import ConfigError
+from lit_recon.modules.loggers import WandbSettings, build_loggers, finish, log_grid, log_table
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """No account and no wishes."""
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("mode", "asked", "key", "expected"),
+    [
+        ("auto", None, False, "offline"),
+        ("auto", None, True, "online"),
+        ("auto", "offline", True, "offline"),
+        ("auto", "dryrun", True, "offline"),
+        ("auto", "disabled", True, "disabled"),
+        ("offline", "online", True, "offline"),
+        ("disabled", None, True, "disabled"),
+        ("online", None, True, "online"),
+    ],
+)
+def test_mode(environment: pytest.MonkeyPatch, mode: str, asked: str | None, key: bool, expected: str) -> None:
+    if asked is not None:
+        environment.setenv("WANDB_MODE", asked)
+    if key:
+        environment.setenv("WANDB_API_KEY", "0" * 40)
+    assert WandbSettings(mode=mode).resolved_mode() == expected  # type: ignore[arg-type]  # parametrised
+
+
+@pytest.mark.parametrize(("mode", "asked"), [("online", ""), ("auto", "online")])
+def test_online_needs_an_account(environment: pytest.MonkeyPatch, mode: str, asked: str) -> None:
+    environment.setenv("WANDB_MODE", asked)
+    with pytest.raises(ConfigError, match="no API key"):
+        WandbSettings(mode=mode).resolved_mode()  # type: ignore[arg-type]  # parametrised
+
+
+def test_a_stored_login_counts(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password 0\n")
+    assert WandbSettings().resolved_mode() == "online"
+
+
+def test_every_process_of_a_run_gets_its_own_csv_file(tmp_path: Path) -> None:
+    for loss in (2.0, 1.0):
+        loggers = build_loggers(tmp_path / "logs", "run", WandbSettings(mode="disabled"), {})
+        assert [type(logger) for logger in loggers] == [CSVLogger]
+        loggers[0].log_metrics({"loss": loss}, step=3)
+        log_grid(loggers, "victims", b"", step=3)
+        loggers[0].save()
+        finish(loggers)
+    written = [path.read_text() for path in sorted(tmp_path.glob("logs/version_*/metrics.csv"))]
+    assert written == ["loss,step\n2.0,3\n", "loss,step\n1.0,3\n"]
+
+
+@pytest.mark.filterwarnings("ignore")  # W&B's own
+def test_offline_runs_keep_losses_images_and_tables(tmp_path: Path, environment: pytest.MonkeyPatch) -> None:
+    png = io.BytesIO()
+    Image.new("L", (8, 8)).save(png, format="PNG")
+    for _ in range(2):
+        loggers = build_loggers(tmp_path / "logs", "run", WandbSettings(mode="offline"), {"seed": 7})
+        for logger in loggers:
+            logger.log_metrics({"loss": 0.5}, step=1)
+        log_grid(loggers, "victims/0000", png.getvalue(), step=2)
+        log_table(loggers, "victims", ["id", "rmse"], [[3, 0.25]])
+        finish(loggers)
+    runs = sorted((tmp_path / "logs" / "wandb").glob("offline-run-*"))
+    identity = (tmp_path / "logs" / "wandb_id.txt").read_text()
+    assert runs
+    assert all(run.name.endswith(identity) for run in runs)
+    assert list(tmp_path.rglob("media/images/victims/*.png"))
+    table = json.loads(next(tmp_path.rglob("*.table.json")).read_text())
+    assert table["columns"] == ["id", "rmse"]
+    assert table["data"] == [[3, 0.25]]

@@ -1,0 +1,76 @@
+"""Scores beside their baselines, batch by batch and over a run, against plain NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from lit_recon.data import ImageSet, VictimBatch
+from lit_recon.metrics import Unavailable
+from lit_recon.modules.finished import FinishedBatch
+from lit_recon.modules.scoring import RunScores, score_batches
+from lit_recon.records import Reconstruction
+
+NO_LPIPS = Unavailable("not asked for")
+
+
+@pytest.fixture
+def public() -> ImageSet:
+    images = torch.randint(256, (20, 1, 12, 12), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    return ImageSet(images, torch.arange(20) % 2, ["a", "b"], "public")
+
+
+def pairs() -> tuple[list[FinishedBatch], list[VictimBatch]]:
+    """Three batches of two, reconstructed with noise and in the wrong order."""
+    finished, batches = [], []
+    for index in range(3):
+        generator = torch.Generator().manual_seed(index + 1)
+        images = torch.rand(2, 1, 12, 12, generator=generator)
+        labels = torch.tensor([0, index % 2])
+        noisy = (images + 0.05 * torch.randn(images.shape, generator=generator)).clamp(0, 1)
+        found = Reconstruction(noisy.flip(0), torch.tensor([0, 1]), 0.1)
+        finished.append(FinishedBatch(index, found, [], 1.0, 1.0, 1))
+        batches.append(VictimBatch(index, images, labels, torch.tensor([index, index + 10])))
+    return finished, batches
+
+
+def rmse(images: torch.Tensor, targets: torch.Tensor) -> np.ndarray:
+    difference = (images.double() - targets.double()).numpy().reshape(len(images), -1)
+    return np.sqrt((difference**2).mean(1))
+
+
+def test_scores_and_baselines_of_every_image(public: ImageSet) -> None:
+    finished, batches = pairs()
+    scored = score_batches(finished, batches, public, NO_LPIPS)
+    shades = public.images.double() / 255
+    for part, done, batch in zip(scored, finished, batches, strict=True):
+        matched = done.reconstruction.images.flip(0)
+        assert torch.equal(part.scores.reconstructions, matched)
+        np.testing.assert_allclose(part.scores.per_image["rmse"], rmse(matched, batch.images))
+        mean = shades.mean(0, keepdim=True).expand(2, -1, -1, -1)
+        np.testing.assert_allclose(part.baselines["mean_image"]["rmse"], rmse(mean, batch.images), rtol=1e-6)
+        distances = np.stack([rmse(shades[i : i + 1].expand(2, -1, -1, -1), batch.images) for i in range(20)])
+        np.testing.assert_allclose(part.baselines["nearest_public"]["rmse"], distances.min(0), rtol=1e-6)
+        assert torch.allclose(part.nearest_public, shades[distances.argmin(0)].float())
+
+
+def test_the_record_of_a_run(public: ImageSet) -> None:
+    finished, batches = pairs()
+    scored = score_batches(finished, batches, public, NO_LPIPS)
+    scores = RunScores(NO_LPIPS)
+    scores.update(scored[:1])
+    scores.update(scored[1:])
+    record = scores.record()
+    values = np.concatenate([part.scores.per_image["rmse"].numpy() for part in scored])
+    assert record["rmse"] == pytest.approx(values.mean())
+    assert record["rmse_std"] == pytest.approx(values.std(ddof=1))
+    assert (record["lpips"], record["lpips_reason"]) == (None, "not asked for")
+    assert record["label_accuracy"] == pytest.approx(4 / 6)
+    nearest = np.concatenate([part.baselines["nearest_public"]["psnr"].numpy() for part in scored])
+    assert record["baseline_nearest_public_psnr"] == pytest.approx(nearest.mean())
+    assert not [key for key in record if key.startswith("baseline") and key.endswith("_std")]
+
+
+def test_no_victims_no_scores(public: ImageSet) -> None:
+    assert score_batches([], [], public, NO_LPIPS) == []

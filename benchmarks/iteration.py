@@ -20,6 +20,7 @@ import torch
 from benchmarks.record import Row, alternate, ratios, spread, write_record
 from benchmarks.workload import Workload
 from lit_recon.inversion.matching import Compilation
+from lit_recon.modules.allocator import keep_freed_memory
 from lit_recon.observation import BatchNormMode
 
 
@@ -55,6 +56,7 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true", help="also torch.compile; takes minutes before it starts")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    keep_freed_memory()  # as every command does
     rows = []
     for mode in arguments.modes:
         for batch in arguments.batches:

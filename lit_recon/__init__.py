@@ -10,7 +10,21 @@ from types import ModuleType
 
 __version__ = "0.1.0"
 
-_ROOMS = ("data", "errors", "inversion", "metrics", "models", "modules", "observation", "records", "reporting")
+_ROOMS = (
+    "bounds",
+    "data",
+    "defenses",
+    "errors",
+    "informed",
+    "inversion",
+    "metrics",
+    "models",
+    "modules",
+    "observation",
+    "privacy",
+    "records",
+    "reporting",
+)
 
 __all__ = ["__version__", *_ROOMS]
 

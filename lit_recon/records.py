@@ -6,7 +6,7 @@ Images are float tensors in [0, 1] at every border of a room; networks normalise
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
@@ -84,6 +84,33 @@ class ForwardOperator(Protocol):
         ...
 
 
+class DefenseCounterpart(Protocol):
+    """What an attacker can simulate of a client's defense; see `lit_recon.defenses.Defense`."""
+
+    @property
+    def stages(self) -> Sequence[int]:
+        """Where it acts: 1 the batch, 2 gradients of single examples, 3 the update."""
+        ...
+
+    def counterpart_buffers(
+        self, buffers: Mapping[str, Tensor], observed: Update, n_examples: int
+    ) -> Mapping[str, Tensor]:
+        """The model's buffers as an attacker who has seen `observed` should set them."""
+        ...
+
+    def counterpart_per_example(self, gradients: Update) -> Update:
+        """What the defense does to a candidate's gradients of single examples, each `(n, ...)`."""
+        ...
+
+    def counterpart(self, candidate: Update, observed: Update) -> Update:
+        """What the defense would have done to a candidate's update, as far as `observed` tells."""
+        ...
+
+    def log_likelihood(self, candidate: Update, observed: Update, n_examples: int) -> Tensor | None:
+        """Log density of `observed` given the candidate's update; None if the defense gives none."""
+        ...
+
+
 @dataclass(frozen=True)
 class Knowledge:
     """What the attacker knows besides the public model and the update.
@@ -92,10 +119,12 @@ class Knowledge:
         labels: the true labels are given; otherwise the attack has to recover them.
         batch_norm: `batch`: the statistics of the client's own batch at every BatchNorm layer are known;
             `running`: only the server's running statistics; `none`: neither.
+        defense: the client's defense and its strength are known, so that the attack can simulate it.
     """
 
     labels: bool = False
     batch_norm: Literal["batch", "running", "none"] = "running"
+    defense: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,6 +152,7 @@ class Observation:
         knowledge: what else is known; fields below are None where it says no.
         labels: true labels `(n,)`, only if `knowledge.labels`.
         batch_statistics: statistics of the client's batch, only if `knowledge.batch_norm == "batch"`.
+        defense: the attacker's side of the client's defense, only if `knowledge.defense`.
     """
 
     model: nn.Module
@@ -137,6 +167,7 @@ class Observation:
     knowledge: Knowledge = field(default_factory=Knowledge)
     labels: Tensor | None = None
     batch_statistics: BatchStatistics | None = None
+    defense: DefenseCounterpart | None = None
 
     def __post_init__(self) -> None:
         if self.n_examples < 1:
@@ -154,6 +185,8 @@ class Observation:
                 raise ShapeError(f"update[{name!r}] holds NaN or infinite values; the client's gradient overflowed")
         if self.knowledge.labels != (self.labels is not None):
             raise ShapeError("labels must be given exactly when knowledge.labels is true")
+        if self.knowledge.defense != (self.defense is not None):
+            raise ShapeError("the defense must be given exactly when knowledge.defense is true")
         if (self.knowledge.batch_norm == "batch") != (self.batch_statistics is not None):
             raise ShapeError("batch_statistics must be given exactly when knowledge.batch_norm is 'batch'")
 

@@ -11,7 +11,7 @@ from lit_recon.defenses.base import Batch, BatchGradient, Defense, Round, Stage
 from lit_recon.defenses.per_example import Chunk, per_example_gradients
 from lit_recon.errors import ShapeError
 from lit_recon.models import Backbone
-from lit_recon.records import ForwardOperator, Update
+from lit_recon.records import DefenseCounterpart, ForwardOperator, Update
 
 
 def at_weights(
@@ -64,7 +64,7 @@ def defended_gradient(
 
 
 def simulated_gradient(
-    defense: Defense,
+    defense: DefenseCounterpart,
     gradient: BatchGradient,
     candidate: Batch,
     observed: Update,

@@ -36,7 +36,8 @@ class Attack(ABC):
             raise ShapeError("an attack needs at least one observation; got none")
         first = observations[0]
         for seen in observations:
-            if seen.parameters is not first.parameters or seen.operator is not first.operator:
+            same = (seen.parameters, seen.operator, seen.defense), (first.parameters, first.operator, first.defense)
+            if any(ours is not theirs for ours, theirs in zip(*same, strict=True)):
                 raise ShapeError(
                     "observations that are attacked together must come from the same client object: "
                     "same public model, same forward operator; attack them one by one instead"

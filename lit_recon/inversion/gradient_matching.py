@@ -48,7 +48,10 @@ class Problem:
         for name, value in state["variables"].items():
             self.variables[name].data.copy_(value)
         self.optimizer.load_state_dict(state["optimizer"])
-        for name in ("labels", "best_loss", "best_matching", "best_images", "best_labels", "diverged_at", "trace"):
+        device = self.labels.device
+        for name in ("labels", "best_images", "best_labels"):
+            setattr(self, name, None if state[name] is None else state[name].to(device))
+        for name in ("best_loss", "best_matching", "diverged_at", "trace"):
             setattr(self, name, state[name])
 
 
@@ -236,11 +239,12 @@ class GradientMatching(Attack):
                 for variable in problem.variables.values():
                     variable.grad = None
             torch.autograd.backward(drawn, direction)
-        rows = torch.stack([total, *(value.detach() for value in terms.values())], dim=1).tolist()
+        finite = torch.isfinite(images.detach()).flatten(1).all(1)
+        rows = torch.stack([total, *(value.detach() for value in terms.values()), finite], dim=1).tolist()
         for j, problem in enumerate(chosen):
             if self.labels.optimised and evaluation.labels is not None:
                 problem.variables["labels"].grad = evaluation.labels[j]
-            row = dict(zip(("loss", *terms), rows[j], strict=True))
+            row = dict(zip(("loss", *terms, "finite"), rows[j], strict=True))
             self._note(problem, state.step, row, images[j].detach(), labels[j], final)
         return total
 
@@ -248,8 +252,8 @@ class GradientMatching(Attack):
         self, problem: Problem, step: int, row: dict[str, float], images: Tensor, labels: Tensor, final: bool
     ) -> None:
         """Remember the iterate where it is the one to keep, and a point of the loss curve where one is due."""
-        loss = row["loss"]
-        if not math.isfinite(loss) or not torch.isfinite(images).all():
+        loss, finite = row["loss"], row.pop("finite")
+        if not math.isfinite(loss) or not finite:
             problem.diverged_at = step if problem.diverged_at is None else problem.diverged_at
             return
         if loss < problem.best_loss or (final and self.keep == "last"):

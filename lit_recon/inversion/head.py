@@ -1,4 +1,4 @@
-"""The classifier's head as an attacker sees it: its public parameters, its released gradient, the sign of its inputs."""
+"""The classifier's head as an attacker sees it: public parameters, released gradient, and the sign of its inputs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class HeadGradient:
     @property
     def input_norm(self) -> float:
         """Rough norm of an input: the gradient of the weights is that of the bias times inputs."""
-        return (self.weight_gradient.norm() / self.bias_gradient.norm()).item()
+        return float(self.weight_gradient.norm() / self.bias_gradient.norm())
 
     @property
     def clean(self) -> bool:

@@ -74,14 +74,13 @@ class HeadEquations:
     def solve(self, counts: Tensor, seed: int = 0, iterations: int = 150) -> Fit:
         """Fit for supposed class counts `(k,)`; another seed starts elsewhere."""
         targets = torch.eye(len(counts), dtype=torch.float64).repeat_interleave(counts, dim=0)
-        covariance = SHARED + BETWEEN * targets @ targets.T + WITHIN * torch.eye(len(targets), dtype=torch.float64)
-        precision = torch.linalg.inv(covariance) * self.precision
-        n, k, q = len(targets), len(counts), self.gradient.shape[1]
+        precision = torch.linalg.inv(_covariance(targets)) * self.precision
+        k, q = self.gradient.shape
         floor = torch.tensor([self.head.bias_noise, self.head.weight_noise], dtype=torch.float64)
         unit = torch.stack([self.head.bias_gradient.norm() / k**0.5, self.gradient.norm() / (k * q) ** 0.5])
         temperature, damping, patience = 1.0, 1e-3, 3
         noise = torch.maximum(floor, temperature * unit)
-        at = self._at(self._guess(targets, covariance, seed), targets, precision, noise)
+        at = self._at(prior_guess(targets, self.gradient, seed), targets, precision, noise)
         system = self._system(at, precision, noise)
         for _ in range(iterations):
             new = self._at(at.inputs - _damped_solution(*system, damping), targets, precision, noise)
@@ -102,16 +101,6 @@ class HeadEquations:
             at.weight_residual.norm() / self.gradient.norm()
         ).item()
         return Fit(at.objective, relative, at.probabilities.sum(dim=0), self._misfit(at, floor) < 4)
-
-    def _guess(self, targets: Tensor, covariance: Tensor, seed: int) -> Tensor:
-        """Mean of the inputs given the gradient, if all probabilities were equal; examples of a class moved apart."""
-        n, k = targets.shape
-        errors = 1 / k - targets
-        reached = covariance @ errors
-        solved = torch.linalg.pinv(errors.T @ reached, rtol=1e-6, hermitian=True) @ (n * self.gradient)
-        inputs = reached @ solved
-        noise = torch.randn(inputs.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        return inputs + 0.01 * inputs.square().mean().sqrt() * noise
 
     def _at(self, inputs: Tensor, targets: Tensor, precision: Tensor, noise: Tensor) -> _Point:
         n = len(inputs)
@@ -158,11 +147,34 @@ class HeadEquations:
     def _misfit(self, at: _Point, noise: Tensor) -> float:
         """Mean square of the residual over the noise; about one or less where nothing is left to explain."""
         k, q = self.gradient.shape
-        square = (at.bias_residual / noise[0]).square().sum() + (at.weight_residual / noise[1]).square().sum()
-        return square.item() / ((k - 1) * (q + 1))
+        square: Tensor = (at.bias_residual / noise[0]).square().sum() + (at.weight_residual / noise[1]).square().sum()
+        return float(square) / int((k - 1) * (q + 1))
 
 
 def _damped_solution(matrix: Tensor, slope: Tensor, damping: float) -> Tensor:
     """Solution of the system with a damped diagonal; nothing, i.e. no step, if it is not positive definite."""
     factor, failed = torch.linalg.cholesky_ex(matrix + damping * matrix.diagonal().diag())
-    return torch.zeros_like(slope) if failed else torch.cholesky_solve(slope.reshape(-1, 1), factor).reshape(slope.shape)
+    if failed:
+        return torch.zeros_like(slope)
+    solution: Tensor = torch.cholesky_solve(slope.reshape(-1, 1), factor).reshape(slope.shape)
+    return solution
+
+
+def prior_guess(targets: Tensor, gradient: Tensor, seed: int) -> Tensor:
+    """Mean of the inputs `(n, d)` given the weights' gradient `(k, d)`, for random probabilities that favour the labels.
+
+    Random, because examples of a class that start equal stay equal, and because other starts reach other minima.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(targets.shape, generator=generator, dtype=targets.dtype) + targets
+    errors = torch.softmax(2 * logits, dim=1) - targets
+    reached = _covariance(targets) @ errors
+    inputs: Tensor = reached @ torch.linalg.pinv(errors.T @ reached, rtol=1e-6, hermitian=True)
+    return inputs @ (len(targets) * gradient)
+
+
+def _covariance(targets: Tensor) -> Tensor:
+    """Prior covariance `(n, n)` of one coordinate of the inputs."""
+    within: Tensor = WITHIN * torch.eye(len(targets), dtype=targets.dtype)
+    between: Tensor = BETWEEN * targets @ targets.T
+    return SHARED + between + within

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from lit_recon.defenses import Batch, at_weights, simulated_gradient
 from lit_recon.inversion.objectives import Objective, Target
 from lit_recon.inversion.priors import BatchNormPrior
 from lit_recon.records import BatchStatistics, Observation, Update
@@ -83,10 +84,14 @@ class Matching:
 
     def _loop(self, images: Tensor, labels: Tensor, which: Sequence[int]) -> Evaluation:
         derivative = self._compiled("loop", self._functional_derivative) or self._eager_derivative
-        parts = [
-            derivative(image, label, self._targets[i], self._statistics[i])
-            for image, label, i in zip(images, labels, which, strict=True)
-        ]
+        parts = []
+        for image, label, i in zip(images, labels, which, strict=True):
+            if self.compilation == "reduce-overhead":  # the next replay overwrites what this one returns
+                torch.compiler.cudagraph_mark_step_begin()
+            matching, penalty, moves = derivative(image, label, self._targets[i], self._statistics[i])
+            if self.compilation == "reduce-overhead":
+                matching, penalty, moves = matching.clone(), penalty.clone(), tuple(move.clone() for move in moves)
+            parts.append((matching, penalty, moves))
         matching, penalty = torch.stack([part[0] for part in parts]), torch.stack([part[1] for part in parts])
         gradients = [torch.stack(column) for column in zip(*(part[2] for part in parts), strict=True)]
         return Evaluation(matching, penalty, gradients[0], gradients[1] if self.soft else None)
@@ -112,16 +117,29 @@ class Matching:
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         seen = self.observations[0]
         classes = labels.softmax(-1) if self.soft else labels
-        options = {"create_graph": True, "functional": functional}
-        update: Update
         if self.prior is None:
-            update = seen.operator(seen.parameters, seen.buffers, images, classes, **options)
-            matching = self.objective(update, target)
+            matching = self.objective(self._update(images, classes, target, functional), target)
             return matching, (matching, torch.zeros_like(matching))
-        update, statistics = seen.operator.with_statistics(seen.parameters, seen.buffers, images, classes, **options)
+        update, statistics = seen.operator.with_statistics(
+            seen.parameters, seen.buffers, images, classes, create_graph=True, functional=functional
+        )
+        if seen.defense is not None:  # it may need gradients of single examples, statistics need the whole batch
+            update = self._update(images, classes, target, functional)
         matching = self.objective(update, target)
         penalty = self.prior.weight * self.prior(statistics, known)
         return matching + penalty, (matching, penalty)
+
+    def _update(self, images: Tensor, classes: Tensor, target: Target, functional: bool) -> Update:
+        """What the client would have released for a candidate, as far as the attacker knows."""
+        seen, candidate = self.observations[0], Batch(images, classes)
+        if seen.defense is None:
+            gradient = at_weights(seen.operator, seen.parameters, seen.buffers)
+            return gradient(candidate, create_graph=True, functional=functional)
+        buffers = seen.defense.counterpart_buffers(seen.buffers, target.update, seen.n_examples)
+        gradient = at_weights(seen.operator, seen.parameters, buffers)
+        return simulated_gradient(
+            seen.defense, gradient, candidate, target.update, create_graph=True, functional=functional
+        )
 
     def _eager_derivative(
         self, images: Tensor, labels: Tensor, target: Target, known: BatchStatistics

@@ -79,7 +79,7 @@ class NormReweightedCosine(Objective):
 
     def __call__(self, candidate: Update, target: Target) -> Tensor:
         inner, squared, observed = _products(candidate, target)
-        weights = torch.where(observed > 0, _positive(observed).pow(-self.power), 0.0)
+        weights = torch.where(observed > 0, _positive(observed).pow(-self.power), torch.zeros_like(observed))
         norms = _root((weights * squared).sum()) * _root((weights * observed).sum())
         return 1 - (weights * inner).sum() / norms
 
@@ -115,21 +115,29 @@ def _products(candidate: Update, target: Target) -> tuple[Tensor, Tensor, Tensor
     """Per tensor: inner product with the target, squared norm of the candidate, squared norm of the target."""
     names = list(target.update)
     tensors = (*(candidate[name] for name in names), *target.update.values())
-    inner, squared = _InnerProducts.apply(*tensors)  # type: ignore[no-untyped-call] # PyTorch does not type it
+    if torch.compiler.is_compiling():  # the compiler fuses the passes itself, and cannot map a custom rule
+        inner, squared = _inner_products(*tensors)
+    else:
+        inner, squared = _InnerProducts.apply(*tensors)  # type: ignore[no-untyped-call] # PyTorch does not type it
     return inner, squared, torch.stack([target.squared_norms[name] for name in names])
 
 
+def _inner_products(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+    """(G_1..G_t, g_1..g_t) -> (<G_l, g_l>)_l, (|G_l|^2)_l."""
+    half = len(tensors) // 2
+    flat = [tensor.reshape(-1) for tensor in tensors]
+    inner = torch.stack([torch.dot(a, b) for a, b in zip(flat[:half], flat[half:], strict=True)])
+    return inner, torch.stack([torch.dot(a, a) for a in flat[:half]])
+
+
 class _InnerProducts(torch.autograd.Function):
-    """(G_1..G_t, g_1..g_t) -> (<G_l, g_l>)_l, (|G_l|^2)_l; differentiable once, in G only."""
+    """`_inner_products` with a derivative in one pass; differentiable once, in G only."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(*tensors: Tensor) -> tuple[Tensor, Tensor]:
-        half = len(tensors) // 2
-        flat = [tensor.reshape(-1) for tensor in tensors]
-        inner = torch.stack([torch.dot(a, b) for a, b in zip(flat[:half], flat[half:], strict=True)])
-        return inner, torch.stack([torch.dot(a, a) for a in flat[:half]])
+        return _inner_products(*tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:

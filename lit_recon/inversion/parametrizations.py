@@ -89,6 +89,7 @@ class DeepImagePrior(Parametrization):
         self.multipliers = multipliers if multipliers is not None else [1, 2, 2, 2]
         self.attention_resolutions = attention_resolutions if attention_resolutions is not None else [16]
         self._networks: dict[tuple[int, int, int], nn.Module] = {}
+        self._noise: dict[tuple[int | str, ...], Tensor] = {}
 
     def start(self, observation: Observation, seed: int) -> Variables:
         device = next(iter(observation.update.values())).device
@@ -99,10 +100,13 @@ class DeepImagePrior(Parametrization):
         shape = observation.image_shape
         if shape not in self._networks:
             self._networks[shape] = self._build(shape, seed)
-        generator = torch.Generator().manual_seed(seed)
-        noise = torch.randn(observation.n_examples, self.noise_channels, *shape[1:], generator=generator)
         like = next(iter(variables.values()))
-        output: Tensor = torch.func.functional_call(self._networks[shape], variables, (noise.to(like),))
+        key = (observation.n_examples, *shape[1:], seed, str(like.device))
+        if key not in self._noise:
+            generator = torch.Generator().manual_seed(seed)
+            drawn = torch.randn(observation.n_examples, self.noise_channels, *shape[1:], generator=generator)
+            self._noise[key] = drawn.to(like)
+        output: Tensor = torch.func.functional_call(self._networks[shape], variables, (self._noise[key],))
         return output
 
     def _build(self, shape: tuple[int, int, int], seed: int) -> nn.Module:

@@ -120,9 +120,8 @@ def _save(path: Path, state: InversionState, outcome: Outcome) -> None:
 
 
 def _load(path: Path, state: InversionState, outcome: Outcome) -> None:
-    device = state.problems[0].labels.device
     try:
-        content: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         state.load_state_dict(content["attack"])
         outcome.seconds, outcome.timed_seconds = content["seconds"], content["timed_seconds"]
         outcome.timed_steps = content["timed_steps"]

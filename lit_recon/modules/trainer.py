@@ -11,6 +11,7 @@ from typing import Literal
 
 import lit_recon._torchvision
 
+import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import Checkpoint
@@ -18,6 +19,7 @@ from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
 from lit_recon.errors import ConfigError
+from lit_recon.modules.allocator import keep_freed_memory
 
 #: Warnings that tell a user nothing: two suggestions, and a habit of Lightning's that PyTorch frowns upon.
 _CHATTER = (
@@ -72,6 +74,8 @@ def build_trainer(
     for chatter in _CHATTER:
         warnings.filterwarnings("ignore", message=chatter)
     devices, nodes = _processes(settings)
+    keep_freed_memory()
+    torch.backends.cudnn.allow_tf32 = False  # ten bits of mantissa are too few to match a gradient
     try:
         return Trainer(
             accelerator=settings.accelerator,

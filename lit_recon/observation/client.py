@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from lit_recon.defenses import Batch, Defense, at_weights, defended_gradient
 from lit_recon.errors import ShapeError
 from lit_recon.models import Backbone
 from lit_recon.observation.gradient import GradientOperator
 from lit_recon.observation.norms import BatchNormMode
-from lit_recon.records import ClientUpdate, Knowledge, Observation
+from lit_recon.records import ClientUpdate, ForwardOperator, Knowledge, Observation
 
 
 class Client:
@@ -21,34 +22,56 @@ class Client:
     Args:
         model: the global model that the server sent; copied, never changed.
         batch_norm: whether BatchNorm layers run with running (`eval`) or batch statistics (`train`).
+        defense: of the update; default: none.
+        operator: the client's rule, built on a model that the defense has prepared; default: one gradient.
     """
 
-    def __init__(self, model: Backbone, batch_norm: BatchNormMode = "eval") -> None:
-        self.model = model
+    def __init__(
+        self,
+        model: Backbone,
+        batch_norm: BatchNormMode = "eval",
+        defense: Defense | None = None,
+        operator: ForwardOperator | None = None,
+    ) -> None:
+        self.defense = defense or Defense()
+        self.model = model = self.defense.prepare(model, batch_norm)
         self.batch_norm: BatchNormMode = batch_norm
-        self._operator = GradientOperator(model, batch_norm)
+        self._operator: ForwardOperator = operator or GradientOperator(model, batch_norm)
         self._parameters = {name: value.detach() for name, value in model.named_parameters()}
         self._buffers = dict(model.named_buffers())
 
-    def release(self, images: Tensor, labels: Tensor) -> ClientUpdate:
+    def release(self, images: Tensor, labels: Tensor, generator: torch.Generator | None = None) -> ClientUpdate:
         """The update for private images `(n, c, h, w)` in [0, 1] and labels `(n,)`, with the batch's statistics.
+
+        The defense draws its random numbers from `generator`; default: a fresh one with seed 0 at every call.
 
         Raises:
             ShapeError: images of another shape, dtype or range than the model takes, or labels that are no classes.
         """
         self._check(images, labels)
-        update, statistics = self._operator.with_statistics(self._parameters, self._buffers, images, labels)
+        gradient = at_weights(self._operator, self._parameters, self._buffers)
+        batch = Batch(images, labels)
+        update = defended_gradient(
+            self.defense, self.model, gradient, batch, generator or torch.Generator().manual_seed(0)
+        )
+        _, statistics = self._operator.with_statistics(self._parameters, self._buffers, images, labels)
         detached = {name: type(layer)(*(part.detach() for part in layer)) for name, layer in statistics.items()}
         return ClientUpdate(update=update, n_examples=len(images), batch_statistics=detached)
 
-    def observe(self, images: Tensor, labels: Tensor, knowledge: Knowledge | None = None) -> Observation:
+    def observe(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        knowledge: Knowledge | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Observation:
         """What an attacker with `knowledge` sees of the update that `release` computes.
 
         With `knowledge.batch_norm == "none"` the running statistics are withheld, and the attacker simulates the client
         with the statistics of his own candidates.
         """
         knowledge = knowledge or Knowledge()
-        released = self.release(images, labels)
+        released = self.release(images, labels, generator)
         hidden = knowledge.batch_norm == "none"
         public = _without_running_statistics(self.model) if hidden else self.model
         return Observation(
@@ -64,6 +87,7 @@ class Client:
             knowledge=knowledge,
             labels=labels.clone() if knowledge.labels else None,
             batch_statistics=released.batch_statistics if knowledge.batch_norm == "batch" else None,
+            defense=self.defense if knowledge.defense else None,
         )
 
     def _check(self, images: Tensor, labels: Tensor) -> None:

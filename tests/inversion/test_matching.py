@@ -103,6 +103,7 @@ def test_auto_decides_once(observe: Observe, batch: Batch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the compiler's own, which it turns into failures where they are errors
 def test_compiled_form_agrees(observe: Observe, batch: Batch) -> None:
     seen = observe("mlp")
     plain = Matching([seen], GlobalCosine(), None)(candidates(1), batch[1][None], [0])

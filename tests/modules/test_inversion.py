@@ -21,8 +21,8 @@ from lit_recon.metrics import Unavailable
 from lit_recon.models import MLP, Backbone
 from lit_recon.modules import inversion
 from lit_recon.modules.data import VictimDataModule
-from lit_recon.modules.inversion import InversionModule
 from lit_recon.modules.interruption import Interrupted
+from lit_recon.modules.inversion import InversionModule
 from lit_recon.modules.loggers import WandbSettings, build_loggers
 from lit_recon.modules.trainer import TrainerSettings, build_trainer
 from lit_recon.records import Knowledge, Normalization

@@ -1,4 +1,4 @@
-"""Whether freed memory goes back to the system, which on a CPU decides a part of every timing.
+"""Whether freed memory goes back to the system, which on a CPU costs a tenth of an attack's time.
 
 An iteration frees about 100 MiB of gradients. Where glibc hands them back and takes them again, each iteration pays
 for tens of thousands of page faults, and how often that happens depends on what else lies on the heap: two forms of

@@ -1,0 +1,180 @@
+"""How often each class occurs in a batch, from the gradient of the classifier's head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lit_recon.inversion.head import HeadGradient
+from lit_recon.inversion.head_equations import Fit, HeadEquations
+from lit_recon.inversion.head_projections import HeadProjections
+
+#: More examples than this make the equations' matrices, of n^2 rows, slower than the projections.
+MOST_EXAMPLES = 20
+#: More classes than this, and even a projection takes longer than it is worth: bounds and the first guess stay.
+MOST_CLASSES = 256
+#: How likely counts that stem from chance may be to come out as near to whole numbers as the first guess does.
+CHANCE = 0.01
+#: Where the equations determine the inputs a search that finds no solution begins anew, from the best counts so far and
+#: other starting points of the solver: with a third of the trials, or as soon as there is nothing left to try.
+SHARE_OF_TRIALS, MOST_ATTEMPTS = 3, 8
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Class counts `(k,)` that add up to the batch size, and what supports them.
+
+    `bounds`: no others satisfy the bounds; `explained`: they reproduce the head's gradient up to rounding, with fewer
+    examples than classes; `whole`: a model that finds all classes equally probable, as before training, would give them,
+    and the gradient gives whole numbers as such a model does; `estimated`: the best of those that were tried.
+    """
+
+    counts: Tensor
+    support: Literal["bounds", "explained", "whole", "estimated"]
+    residual: float | None = None
+    trials: int = 0
+
+
+def count_labels(head: HeadGradient, trials: int, seed: int) -> Counts:
+    """Class counts of the batch: by bounds where they suffice, else by a search for counts that explain the gradient.
+
+    Args:
+        head: public parameters and released gradient.
+        trials: at most so many counts are tried.
+        seed: of the solvers' starting points.
+    """
+    lower = lower_bounds(head)
+    counts = first_guess(head, lower)
+    if int(lower.sum()) == head.n_examples:
+        return Counts(counts, "bounds")
+    silent = not (head.weight_gradient.any() and head.bias_gradient.any())
+    if silent or trials < 1 or head.n_classes > MOST_CLASSES:
+        return Counts(counts, "estimated")
+    determined = head.n_examples < head.n_classes and head.n_examples <= MOST_EXAMPLES
+    if not determined and _comes_out_whole(head):
+        return Counts(counts, "whole")
+    search = _Search(head, lower, HeadEquations(head) if determined else HeadProjections(head))
+    share = -(-trials // SHARE_OF_TRIALS) if determined else trials
+    for attempt in range(MOST_ATTEMPTS if determined else 1):
+        if len(search.tried) < trials:
+            search.run(counts, min(share, trials - len(search.tried)), seed + attempt)
+        counts, fit = search.best
+        if fit.explained and head.clean:
+            return Counts(counts, "explained", fit.residual, len(search.tried))
+    return Counts(counts, "estimated", fit.residual, len(search.tried))
+
+
+def lower_bounds(head: HeadGradient) -> Tensor:
+    """How often each class `(k,)` occurs at least.
+
+    The bias entry of class c is `mean_i p_ic - a_c / n` for count a_c, so a_c > -n G_b[c]. Behind a ReLU a class that
+    does not occur has a row of weights `mean_i p_ic h_i` without negative entries, so a negative one shows it does.
+    Where noise or pruning breaks these bounds so far that they exceed the batch, all are zero.
+
+    Source: the first bound is that of [Zhao2020] and [Yin2021] made quantitative; the second extends [Zhao2020].
+    """
+    n = head.n_examples
+    lower = (-n * (head.bias_gradient + 6 * head.bias_noise) - 1e-4).ceil().clamp(min=0).long()
+    if head.non_negative:
+        lower = torch.maximum(lower, _surely_present(head).long())
+    return lower if int(lower.sum()) <= n else torch.zeros_like(lower)
+
+
+def first_guess(head: HeadGradient, lower: Tensor) -> Tensor:
+    """The counts nearest to those of a model that finds all classes equally probable, within the bounds."""
+    expected = _equally_probable(head) - lower
+    free = head.n_examples - int(lower.sum())
+    shares = _onto_simplex(expected, float(free))
+    counts = shares.floor()
+    short = free - int(counts.sum())
+    counts[(shares - counts).argsort(descending=True)[:short]] += 1
+    return lower + counts.long()
+
+
+def _equally_probable(head: HeadGradient) -> Tensor:
+    """Counts `(k,)`, not whole in general, that explain the bias gradient if every probability is 1 / k."""
+    return head.n_examples * (1 / head.n_classes - head.bias_gradient)
+
+
+def _comes_out_whole(head: HeadGradient) -> bool:
+    counts = _equally_probable(head)
+    # k - 1 of them are free, and each is within t of a whole number with probability 2 t
+    tolerance = min(0.25, 0.5 * CHANCE ** (1 / (head.n_classes - 1)))
+    return bool((counts - counts.round()).abs().max() < tolerance)
+
+
+def _surely_present(head: HeadGradient) -> Tensor:
+    largest = head.weight_gradient.abs().max()
+    return head.weight_gradient.min(dim=1).values < -torch.maximum(
+        1e-5 * largest, largest.new_tensor(6 * head.weight_noise)
+    )
+
+
+def _onto_simplex(point: Tensor, total: float) -> Tensor:
+    """Nearest non-negative vector that adds up to `total`."""
+    descending = point.sort(descending=True).values
+    shift = (descending.cumsum(0) - total) / torch.arange(1, len(point) + 1)
+    last = max(int((descending > shift).sum()) - 1, 0)
+    return (point - shift[last]).clamp(min=0)
+
+
+@dataclass
+class _Search:
+    """Best-first search over counts; neighbours differ by one example that changes class."""
+
+    head: HeadGradient
+    lower: Tensor
+    solver: HeadEquations | HeadProjections
+    tried: list[tuple[Tensor, Fit]] = field(default_factory=list)
+
+    @property
+    def best(self) -> tuple[Tensor, Fit]:
+        """The most plausible counts so far."""
+        return min(self.tried, key=lambda entry: entry[1].score)
+
+    def run(self, start: Tensor, trials: int, seed: int) -> None:
+        """Try `trials` more counts, or fewer if some explain a clean gradient."""
+        limit = len(self.tried) + trials
+        waiting = {tuple(start.tolist()): self._try(start, seed)}
+        met = set(waiting)
+        while waiting and not self._done(limit):
+            key = min(waiting, key=lambda counts: waiting[counts].score)
+            here = waiting.pop(key)
+            for counts in self._neighbours(torch.tensor(key), here):
+                name = tuple(counts.tolist())
+                if name in met:
+                    continue
+                met.add(name)
+                waiting[name] = self._try(counts, seed)
+                if self._done(limit):
+                    break
+                if waiting[name].score < 0.5 * here.score:
+                    waiting[key] = here
+                    break
+
+    def _try(self, counts: Tensor, seed: int) -> Fit:
+        fit = self.solver.solve(counts, seed)
+        self.tried.append((counts, fit))
+        return fit
+
+    def _done(self, limit: int) -> bool:
+        return len(self.tried) >= limit or (self.tried[-1][1].explained and self.head.clean)
+
+    def _neighbours(self, counts: Tensor, fit: Fit) -> Iterator[Tensor]:
+        """Neighbours within the bounds; first those towards the counts that the fitted probabilities ask for."""
+        wanted = fit.expected - self.head.n_examples * self.head.bias_gradient - counts
+        if self.head.non_negative:
+            # a class without a sign of its presence is looked at last
+            wanted = torch.where(_surely_present(self.head) | (counts > 0), wanted, wanted - self.head.n_examples)
+        gains = wanted[None, :] - wanted[:, None]
+        for move in gains.flatten().argsort(descending=True).tolist():
+            source, target = divmod(move, len(counts))
+            if source != target and counts[source] > self.lower[source]:
+                moved = counts.clone()
+                moved[source] -= 1
+                moved[target] += 1
+                yield moved

@@ -1,0 +1,83 @@
+"""A place to run the commands in, and the demonstration cut down to seconds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lit_recon import cli
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="session")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all journeys run in: a backbone that one has trained serves the others."""
+    return tmp_path_factory.mktemp("workplace")
+
+
+@pytest.fixture(scope="session")
+def small() -> list[str]:
+    """The demonstration with two victims and half of the iterations."""
+    path = ROOT / "configs" / "attack" / "demo_digits.yaml"
+    return ["run", "--config", str(path), "--victims.n", "2", "--attack.steps", "200", "--together", "1"]
+
+
+@pytest.fixture(scope="session")
+def script(workplace: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts `attack.py` or `train.py` in a process of its own, as a user would."""
+
+    started: list[subprocess.Popen[str]] = []
+
+    def start(name: str, *arguments: object, launcher: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+        command = [sys.executable, *launcher, str(ROOT / name), *map(str, arguments)]
+        process = subprocess.Popen(command, cwd=workplace, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.terminate()  # of no effect on one that has ended
+        process.communicate(timeout=60)
+
+
+@pytest.fixture
+def attack(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Ended]:
+    """`attack.py` in this process, without W&B."""
+    monkeypatch.chdir(workplace)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+
+    def run(*arguments: object) -> Ended:
+        code = cli.attack(list(map(str, arguments)))
+        return Ended(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def train(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+    """`train.py` in this process, without W&B."""
+    monkeypatch.chdir(workplace)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+
+    def run(*arguments: object) -> Ended:
+        code = cli.train(list(map(str, arguments)))
+        return Ended(code, *capsys.readouterr())
+
+    return run

@@ -1,0 +1,123 @@
+"""From one command to a page with reconstructed images, and from its own record back to the same images."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import load_file
+
+Script = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture(scope="module")
+def run(workplace: Path, small: list[str], script: Script) -> Path:
+    """The folder of a run of the real script with W&B offline."""
+    process = script("attack.py", *small)
+    out, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err
+    assert "Warning" not in err
+    assert "--backbone.checkpoint" in out  # how to bring one's own model
+    assert out.splitlines()[-1].split() == ["report", "runs/demo_digits/report.html"]
+    return workplace / "runs" / "demo_digits"
+
+
+def test_everything_is_left_behind(run: Path) -> None:
+    left = {path.name for path in run.iterdir()}
+    files = {"config.yaml", "metrics.json", "victims.csv", "reconstructions.safetensors", "report.html"}
+    assert left == files | {"checkpoints", "logs"}
+    assert list(run.glob("logs/wandb/offline-run-*/*.wandb"))
+    assert (run / "logs" / "losses.csv").is_file()
+    assert not list(run.glob("checkpoints/*.pt"))
+
+
+def test_the_images_are_recognised(run: Path) -> None:
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert metrics["rmse"] < 0.5 * metrics["baseline_mean_image_rmse"]
+    assert metrics["label_accuracy"] == 1
+
+
+def test_figures_follow_from_the_images(run: Path) -> None:
+    metrics = json.loads((run / "metrics.json").read_text())
+    tensors = load_file(run / "reconstructions.safetensors")
+    with (run / "victims.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    errors = tensors["reconstructions"].astype(np.float64) - tensors["targets"]
+    rmse = np.sqrt((errors**2).mean((1, 2, 3)))
+    np.testing.assert_allclose([float(row["rmse"]) for row in rows], rmse, rtol=1e-6)
+    assert metrics["rmse"] == pytest.approx(rmse.mean())
+    assert metrics["rmse_std"] == pytest.approx(rmse.std(ddof=1))
+    assert metrics["n"] == metrics["n_batches"] == len(rows) == 2
+    assert [int(row["label"]) for row in rows] == tensors["labels"].tolist()
+
+
+def test_the_record_says_what_ran(run: Path) -> None:
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert metrics["command"].startswith("python ")
+    assert "attack.py run --config" in metrics["command"]
+    assert metrics["lpips"] is None
+    assert "lpips.network" in metrics["lpips_reason"]
+    assert metrics["seconds"] > 2 * 190 * metrics["seconds_per_iteration"] > 0
+    assert {"seed", "device", "peak_memory_mib", "version_torch", "split_hash", "created"} <= set(metrics)
+    assert 0.8 < metrics["backbone_accuracy"] <= 1
+
+
+def test_the_page_stands_alone(run: Path) -> None:
+    page = (run / "report.html").read_text()
+    assert page.count("data:image/png;base64,") >= 6
+    assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]*"', page)
+
+
+def test_the_configuration_repeats_the_run(run: Path, attack: Callable[..., Any]) -> None:
+    again = run.parent / "again"
+    ended = attack("run", "--config", run / "config.yaml", "--out", again)
+    assert ended.code == 0, ended.err
+    assert "from runs/backbones" in ended.out  # trained once for both
+    ours, theirs = ((folder / "reconstructions.safetensors").read_bytes() for folder in (again, run))
+    assert ours == theirs
+    settings = [yaml.safe_load((folder / "config.yaml").read_text()) for folder in (again, run)]
+    assert [part.pop("out") for part in settings] == [str(again), "runs/demo_digits"]
+    assert settings[0] == settings[1]
+
+
+def test_a_report_is_built_again(run: Path, attack: Callable[..., Any]) -> None:
+    page = (run / "report.html").read_text()
+    (run / "report.html").unlink()
+    assert attack("report", run).code == 0
+    assert (run / "report.html").read_text() == page
+
+
+def test_several_runs_are_compared(run: Path, attack: Callable[..., Any], small: list[str], workplace: Path) -> None:
+    other = workplace / "runs" / "more"
+    assert attack(*small, "--attack.steps", "30", "--out", other).code == 0
+    ended = attack("report", run, other, "--out", "both.html")
+    assert ended.code == 0
+    page = (workplace / "both.html").read_text()
+    assert "demo_digits" in page
+    assert "attack.init_args.steps" in page
+
+
+def test_processes_share_the_victims(
+    run: Path, small: list[str], script: Script, attack: Callable[..., Any], workplace: Path
+) -> None:
+    backbone = next(workplace.glob("runs/backbones/*/backbone.safetensors"))
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    arguments = [*small, "--backbone.checkpoint", backbone, "--trainer.accelerator", "cpu", "--wandb.mode", "disabled"]
+    process = script("attack.py", *arguments, "--out", "runs/shared", launcher=launcher)
+    _, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err
+    shared = workplace / "runs" / "shared"
+    alone, together = (load_file(folder / "reconstructions.safetensors") for folder in (run, shared))
+    for name, tensor in alone.items():
+        np.testing.assert_array_equal(together[name], tensor)
+    metrics = [json.loads((folder / "metrics.json").read_text()) for folder in (run, shared)]
+    assert metrics[0]["rmse"] == pytest.approx(metrics[1]["rmse"], rel=1e-12)
+    assert metrics[1]["processes"] == 2

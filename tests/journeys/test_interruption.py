@@ -1,0 +1,48 @@
+"""A run that is killed, resumed, stopped and resumed again ends with the bits of one that was left alone."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lit_recon.reporting import RunFolder
+
+
+def wait_for(pattern: str, folder: Path, process: subprocess.Popen[str]) -> None:
+    """Until a file is there that the process writes in the middle of its work."""
+    while not list(folder.glob(pattern)):
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.01)
+
+
+def test_killed_stopped_and_resumed(
+    workplace: Path, small: list[str], script: Callable[..., subprocess.Popen[str]], attack: Callable[..., Any]
+) -> None:
+    arguments = [*small, "--attack.steps", "300", "--victims.n", "2", "--save_every_seconds", "0.02"]
+    whole, broken = workplace / "runs" / "whole", workplace / "runs" / "broken"
+    assert attack(*arguments, "--out", whole).code == 0
+
+    killed = script("attack.py", *arguments, "--wandb.mode", "disabled", "--out", broken)
+    wait_for("checkpoints/victims_0000-0000.pt", broken, killed)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate(timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    assert not RunFolder(broken).is_complete
+    assert not list(broken.glob("checkpoints/*.safetensors"))
+
+    stopped = script("attack.py", *arguments, "--wandb.mode", "disabled", "--out", broken)
+    wait_for("checkpoints/victims_0001-0001.pt", broken, stopped)
+    stopped.send_signal(signal.SIGINT)
+    _, err = stopped.communicate(timeout=60)
+    assert stopped.returncode == 128 + signal.SIGINT
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].startswith("stopped; this goes on where it stopped: python attack.py run --config")
+    assert list(broken.glob("checkpoints/victims_0001-0001.pt"))
+
+    assert attack(*arguments, "--out", broken).code == 0
+    for name in ("reconstructions.safetensors", "victims.csv", "logs/losses.csv"):
+        assert (broken / name).read_bytes() == (whole / name).read_bytes()

@@ -29,13 +29,13 @@ import lit_recon._torchvision
 import torch
 from torch import Tensor
 
-from lit_recon.modules.allocator import keep_freed_memory
 from benchmarks.record import Row, spread, write_record
 from lit_recon.data import Digits
 from lit_recon.inversion import GradientMatching, KnownLabels, Parametrization, Pixels, TotalVariation
 from lit_recon.inversion.parametrizations import Variables
 from lit_recon.metrics import Unavailable
 from lit_recon.models import Backbone, ResNet18
+from lit_recon.modules.allocator import keep_freed_memory
 from lit_recon.modules.data import VictimDataModule
 from lit_recon.modules.inversion import InversionModule
 from lit_recon.modules.loggers import WandbSettings, build_loggers

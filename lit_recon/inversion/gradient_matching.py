@@ -120,7 +120,8 @@ class GradientMatching(Attack):
     ) -> None:
         if steps < 1 or restarts < 1 or (log_every is not None and log_every < 1):
             raise ConfigError(
-                f"GradientMatching needs steps, restarts and log_every of at least 1; got {steps}, {restarts}, {log_every}"
+                "GradientMatching needs steps, restarts and log_every of at least 1; "
+                f"got {steps}, {restarts}, {log_every}"
             )
         self.objective = objective if objective is not None else GlobalCosine()
         self.image_priors, self.network_prior = split_priors(priors or [])

@@ -29,8 +29,8 @@ class Counts:
     """Class counts `(k,)` that add up to the batch size, and what supports them.
 
     `bounds`: no others satisfy the bounds; `explained`: they reproduce the head's gradient up to rounding, with fewer
-    examples than classes; `whole`: a model that finds all classes equally probable, as before training, would give them,
-    and the gradient gives whole numbers as such a model does; `estimated`: the best of those that were tried.
+    examples than classes; `whole`: a model that finds all classes equally probable, as before training, would give
+    them, and they come out whole as such a model's do; `estimated`: the best of those that were tried.
     """
 
     counts: Tensor

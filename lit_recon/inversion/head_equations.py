@@ -161,7 +161,7 @@ def _damped_solution(matrix: Tensor, slope: Tensor, damping: float) -> Tensor:
 
 
 def prior_guess(targets: Tensor, gradient: Tensor, seed: int) -> Tensor:
-    """Mean of the inputs `(n, d)` given the weights' gradient `(k, d)`, for random probabilities that favour the labels.
+    """Mean of the inputs `(n, d)` given the weights' gradient `(k, d)` and random probabilities that favour the labels.
 
     Random, because examples of a class that start equal stay equal, and because other starts reach other minima.
     """

@@ -169,7 +169,7 @@ class InversionModule(LightningModule):
             grid = image_grid({"target": batch.images.cpu().numpy(), "found": scores.reconstructions.numpy()})
             for logger in self.trainer.loggers:
                 logger.log_metrics({"victim_rmse": rmse}, self._progress.done)
-            log_grid(self.trainer.loggers, f"victims/{batch.index:04d}", grid, self._progress.done)
+            log_grid(self.trainer.loggers, "images", grid, self._progress.done)
 
     def _plan(self) -> None:
         """Fix the size of groups and how they are evaluated; a resumed run keeps to what the first one measured."""

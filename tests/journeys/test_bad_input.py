@@ -70,8 +70,8 @@ CASES = {
     "images of the wrong shape": (f"{NPZ}first.npz", "transpose"),
     "a missing data folder": ("--data MNIST --data.root nowhere --data.download false", "nowhere"),
     "too many victims": ("--victims.n 400", "359"),
-    "a batch larger than the victims": ("--victims.batch_size 4", "batch_size"),
-    "a batch with more labels than classes": (f"{NPZ}good.npz --victims.batch_size 3", "distinct"),
+    "a batch larger than the victims": ("--victims.batch_size 3", "batch_size"),
+    "a batch with more labels than classes": (f"{NPZ}good.npz --victims.n 6 --victims.batch_size 3", "distinct"),
     "a missing checkpoint": (f"{MODEL}nowhere.safetensors", "train.py backbone"),
     "a truncated checkpoint": (f"{MODEL}truncated.safetensors", "truncated"),
     "a file that is no checkpoint": (f"{MODEL}broken.yaml", "broken.yaml"),
@@ -89,10 +89,10 @@ CASES = {
 }
 
 
+@pytest.mark.usefixtures("files")
 @pytest.mark.parametrize("case", CASES)
 def test_refused(
     case: str,
-    files: Path,
     small: list[str],
     attack: Callable[..., Any],
     workplace: Path,

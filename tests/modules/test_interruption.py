@@ -36,9 +36,10 @@ def test_a_deferred_signal_waits_to_be_asked_for(number: signal.Signals) -> None
 
 
 def test_a_second_signal_does_not_wait() -> None:
-    with pytest.raises(Interrupted, match="SIGTERM"), deferred_interruption():
+    with deferred_interruption():
         signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Interrupted, match="SIGTERM"):
+            signal.raise_signal(signal.SIGTERM)
 
 
 def test_other_threads_leave_the_handlers_alone() -> None:

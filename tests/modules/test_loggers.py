@@ -76,14 +76,14 @@ def test_offline_runs_keep_losses_images_and_tables(tmp_path: Path, environment:
         loggers = build_loggers(tmp_path / "logs", "run", WandbSettings(mode="offline"), {"seed": 7})
         for logger in loggers:
             logger.log_metrics({"loss": 0.5}, step=1)
-        log_grid(loggers, "victims/0000", png.getvalue(), step=2)
+        log_grid(loggers, "images", png.getvalue(), step=2)
         log_table(loggers, "victims", ["id", "rmse"], [[3, 0.25]])
         finish(loggers)
     runs = sorted((tmp_path / "logs" / "wandb").glob("offline-run-*"))
     identity = (tmp_path / "logs" / "wandb_id.txt").read_text()
     assert runs
     assert all(run.name.endswith(identity) for run in runs)
-    assert list(tmp_path.rglob("media/images/victims/*.png"))
+    assert list(tmp_path.rglob("media/images/*.png"))
     table = json.loads(next(tmp_path.rglob("*.table.json")).read_text())
     assert table["columns"] == ["id", "rmse"]
     assert table["data"] == [[3, 0.25]]

@@ -14,7 +14,6 @@ from lit_recon.cli import attack, train
 from lit_recon.cli.entry import Command, main, readable
 from lit_recon.errors import ConfigError
 
-
 UNION = """Parser key "together":
   Does not validate against any of the Union subtypes
   Subtypes: [<class 'int'>, typing.Literal['auto']]
@@ -104,7 +103,10 @@ def test_help_names_the_commands(
     [
         ("Parser key \"seed\":\n  Expected a <class 'int'>. Got value: x", "seed: expected int; got x"),
         (
-            "Parser key \"data\":\n  Problem with given class_path 'lit_recon.data.Npz':\n    Option 'x' is not accepted",
+            (
+                "Parser key \"data\":\n  Problem with given class_path 'lit_recon.data.Npz':\n"
+                "    Option 'x' is not accepted"
+            ),
             "data: Npz: unknown option 'x'",
         ),
         (UNION, "together: expected int or 'auto'; got x"),

@@ -124,7 +124,8 @@ def test_left_over_victims_are_told(
     caplog: pytest.LogCaptureFixture, batch_size: int, n_batches: int, n_left_over: int
 ) -> None:
     data = VictimDataModule(Digits(), n_victims=50, batch_size=batch_size)
-    with caplog.at_level("INFO"):
+    # commands silence both loggers of Lightning for the whole process, and other tests run commands
+    with caplog.at_level("INFO", "pytorch_lightning"), caplog.at_level("INFO", "lightning_fabric"):
         data.setup("test")
     assert data.n_left_over == n_left_over
     told = (

@@ -43,6 +43,7 @@ class HeadGradient:
         weight_gradient, bias_gradient: `(k, d)`, `(k,)`.
         n_examples: batch size.
         non_negative: no input is below zero, as behind a ReLU.
+        usual: `(k,)`: mean class probabilities of noise images, before training close to those of any image.
     """
 
     weight: Tensor
@@ -51,6 +52,7 @@ class HeadGradient:
     bias_gradient: Tensor
     n_examples: int
     non_negative: bool
+    usual: Tensor
 
     @property
     def n_classes(self) -> int:
@@ -91,13 +93,15 @@ def head_gradient(observation: Observation) -> HeadGradient:
             f"counting labels needs the gradient of the head's bias; layer {weight.rpartition('.')[0]!r} has none: "
             "attack one image with IDLG, reveal the labels and use KnownLabels, or optimise them with JointLabels"
         )
+    inputs = _exact(probe_inputs(observation))
+    public = _exact(observation.parameters[weight]), _exact(observation.parameters[bias])
     return HeadGradient(
-        _exact(observation.parameters[weight]),
-        _exact(observation.parameters[bias]),
+        *public,
         _exact(observation.update[weight]),
         _exact(observation.update[bias]),
         observation.n_examples,
-        bool((probe_inputs(observation) >= 0).all()),
+        non_negative=bool((inputs >= 0).all()),
+        usual=torch.softmax(nn.functional.linear(inputs, *public), dim=1).mean(dim=0),
     )
 
 

@@ -13,11 +13,13 @@ from lit_recon.inversion.head import HeadGradient
 from lit_recon.inversion.head_equations import Fit, HeadEquations
 from lit_recon.inversion.head_projections import HeadProjections
 
+#: Noise beyond so many standard deviations does not occur: wide enough for thousands of entries of Laplace noise.
+SIGMAS = 12
 #: More examples than this make the equations' matrices, of n^2 rows, slower than the projections.
 MOST_EXAMPLES = 20
 #: More classes than this, and even a projection takes longer than it is worth: bounds and the first guess stay.
 MOST_CLASSES = 256
-#: How likely counts that stem from chance may be to come out as near to whole numbers as the first guess does.
+#: How often numbers that have nothing to do with the counts may come out as near to whole numbers.
 CHANCE = 0.01
 #: Where the equations determine the inputs a search that finds no solution begins anew, from the best counts so far and
 #: other starting points of the solver: with a third of the trials, or as soon as there is nothing left to try.
@@ -28,9 +30,9 @@ SHARE_OF_TRIALS, MOST_ATTEMPTS = 3, 8
 class Counts:
     """Class counts `(k,)` that add up to the batch size, and what supports them.
 
-    `bounds`: no others satisfy the bounds; `explained`: they reproduce the head's gradient up to rounding, with fewer
-    examples than classes; `whole`: a model that finds all classes equally probable, as before training, would give
-    them, and they come out whole as such a model's do; `estimated`: the best of those that were tried.
+    `bounds`: without noise, no others satisfy the bounds; `explained`: they reproduce the head's gradient up to
+    rounding, with fewer examples than classes; `whole`: they come out as whole numbers under the assumption that the
+    probabilities are the same for all images, as before training; `estimated`: the best of those that were tried.
     """
 
     counts: Tensor
@@ -50,13 +52,14 @@ def count_labels(head: HeadGradient, trials: int, seed: int) -> Counts:
     lower = lower_bounds(head)
     counts = first_guess(head, lower)
     if int(lower.sum()) == head.n_examples:
-        return Counts(counts, "bounds")
+        return Counts(counts, "bounds" if head.clean else "estimated")
     silent = not (head.weight_gradient.any() and head.bias_gradient.any())
     if silent or trials < 1 or head.n_classes > MOST_CLASSES:
         return Counts(counts, "estimated")
     determined = head.n_examples < head.n_classes and head.n_examples <= MOST_EXAMPLES
-    if not determined and _comes_out_whole(head):
-        return Counts(counts, "whole")
+    whole = None if determined else whole_counts(head, lower)
+    if whole is not None:
+        return Counts(whole, "whole")
     search = _Search(head, lower, HeadEquations(head) if determined else HeadProjections(head))
     share = -(-trials // SHARE_OF_TRIALS) if determined else trials
     for attempt in range(MOST_ATTEMPTS if determined else 1):
@@ -78,7 +81,7 @@ def lower_bounds(head: HeadGradient) -> Tensor:
     Source: the first bound is that of [Zhao2020] and [Yin2021] made quantitative; the second extends [Zhao2020].
     """
     n = head.n_examples
-    lower = (-n * (head.bias_gradient + 6 * head.bias_noise) - 1e-4).ceil().clamp(min=0).long()
+    lower = (-n * (head.bias_gradient + SIGMAS * head.bias_noise) - 1e-4).ceil().clamp(min=0).long()
     if head.non_negative:
         lower = torch.maximum(lower, _surely_present(head).long())
     return lower if int(lower.sum()) <= n else torch.zeros_like(lower)
@@ -86,7 +89,7 @@ def lower_bounds(head: HeadGradient) -> Tensor:
 
 def first_guess(head: HeadGradient, lower: Tensor) -> Tensor:
     """The counts nearest to those of a model that finds all classes equally probable, within the bounds."""
-    expected = _equally_probable(head) - lower
+    expected = head.n_examples * (1 / head.n_classes - head.bias_gradient) - lower
     free = head.n_examples - int(lower.sum())
     shares = _onto_simplex(expected, float(free))
     counts = shares.floor()
@@ -95,22 +98,29 @@ def first_guess(head: HeadGradient, lower: Tensor) -> Tensor:
     return lower + counts.long()
 
 
-def _equally_probable(head: HeadGradient) -> Tensor:
-    """Counts `(k,)`, not whole in general, that explain the bias gradient if every probability is 1 / k."""
-    return head.n_examples * (1 / head.n_classes - head.bias_gradient)
+def whole_counts(head: HeadGradient, lower: Tensor) -> Tensor | None:
+    """Counts `(k,)` if one probability vector for all images makes them whole numbers within the lower bounds.
 
-
-def _comes_out_whole(head: HeadGradient) -> bool:
-    counts = _equally_probable(head)
-    # k - 1 of them are free, and each is within t of a whole number with probability 2 t
-    tolerance = min(0.25, 0.5 * CHANCE ** (1 / (head.n_classes - 1)))
-    return bool((counts - counts.round()).abs().max() < tolerance)
+    The vector is uniform or that of noise images. None where counts miss whole numbers by so much that chance would
+    bring k - 1 unrelated ones as near in one case of a hundred: then the probabilities differ between images.
+    """
+    tolerance = min(0.4, 0.5 * CHANCE ** (1 / (head.n_classes - 1)))
+    for probabilities in (torch.full_like(head.usual, 1 / head.n_classes), head.usual):
+        counts = head.n_examples * (probabilities - head.bias_gradient)
+        whole = counts.round().long()
+        if (
+            (counts - whole).abs().max() < tolerance
+            and int(whole.sum()) == head.n_examples
+            and bool((whole >= lower).all())
+        ):
+            return whole
+    return None
 
 
 def _surely_present(head: HeadGradient) -> Tensor:
     largest = head.weight_gradient.abs().max()
     return head.weight_gradient.min(dim=1).values < -torch.maximum(
-        1e-5 * largest, largest.new_tensor(6 * head.weight_noise)
+        1e-5 * largest, largest.new_tensor(SIGMAS * head.weight_noise)
     )
 
 

@@ -98,8 +98,8 @@ class HeadCounts(LabelRecovery):
        than classes (up to 20) these equations are overdetermined: counts that solve them up to rounding are reported
        as such, and were the true ones in every measurement. The method needs neither public images nor dummy data and
        holds at any stage of training.
-    3. With more examples, the counts that equal probabilities would give, if these come out whole (before training),
-       else the counts of least residual found: an estimate.
+    3. With more examples: the counts that follow from equal probabilities of all images, if these come out whole
+       (before training); else the counts of least residual found, an estimate.
 
     Exact under an undefended gradient of the mean cross-entropy (BatchNorm in either mode); the notes say which
     case it was. Added noise is measured, by columns that would otherwise add up to zero, and widens the bounds.
@@ -134,9 +134,9 @@ def _note(found: Counts) -> str:
     if found.support == "bounds":
         return "labels: class counts are the only ones within bounds that the head's gradient sets"
     if found.support == "whole":
-        return "labels: class counts are whole numbers if the model finds all classes equally probable"
+        return "labels: class counts come out whole if the model gives all images the same class probabilities"
     if found.residual is None:
-        return "labels: class counts estimated by a first guess from the head's bias gradient"
+        return "labels: class counts estimated from the head's gradient, without a search"
     if found.support == "explained":
         return (
             f"labels: class counts explain the head's gradient up to rounding (relative residual {found.residual:.0e})"

@@ -99,6 +99,11 @@ class TrainingProgress(Callback):
         if self._progress is not None:
             self._progress.advance(1, loss=outputs["loss"])
 
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say what the pause is for."""
+        if self._progress is not None:
+            self._progress.write("measuring accuracy on the test images")
+
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the terminal clean."""
         if self._progress is not None:

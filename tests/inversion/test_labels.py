@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.inversion.head import HeadGradient, find_head, head_gradient, probe_inputs
-from lit_recon.inversion.head_counts import count_labels, first_guess, lower_bounds
+from lit_recon.inversion.head_counts import count_labels, first_guess, lower_bounds, whole_counts
 from lit_recon.inversion.head_equations import HeadEquations
 from lit_recon.inversion.head_projections import HeadProjections
 from lit_recon.inversion.labels import IDLG, HeadCounts, JointLabels, KnownLabels, LabelRecovery
@@ -51,15 +51,18 @@ def observe(
     return Observation(model, parameters, buffers, operator, update, *facts)
 
 
-def head_of_batch(labels: Tensor, n_classes: int, seed: int, size: int = 24, scale: float = 2.0) -> HeadGradient:
+def head_of_batch(
+    labels: Tensor, n_classes: int, seed: int, size: int = 24, scale: float = 2.0, spread: float = 1.0
+) -> HeadGradient:
     """Gradient, by autograd in single precision, of a confident head that sees sparse non-negative inputs."""
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(len(labels), size, generator=generator).relu()
     weight = (scale * torch.randn(n_classes, size, generator=generator) / size**0.5).requires_grad_()
-    bias = torch.randn(n_classes, generator=generator).requires_grad_()
+    bias = (spread * torch.randn(n_classes, generator=generator)).requires_grad_()
     loss = nn.functional.cross_entropy(nn.functional.linear(inputs, weight, bias), labels)
     gradients = torch.autograd.grad(loss, (weight, bias))
-    return HeadGradient(*(t.detach().double() for t in (weight, bias, *gradients)), len(labels), non_negative=True)
+    public = (t.detach().double() for t in (weight, bias, *gradients))
+    return HeadGradient(*public, len(labels), non_negative=True, usual=bias.detach().double().softmax(dim=0))
 
 
 def draw(n: int, n_classes: int, seed: int) -> Tensor:
@@ -129,7 +132,8 @@ def test_zero_gradient_is_called_a_guess() -> None:
     assert "guess" in IDLG()(silent)[1][0]
     labels, notes = HeadCounts()(replace(silent, n_examples=3))
     assert len(labels) == 3
-    assert "first guess" in notes[0]
+    assert "estimated" in notes[0]
+    assert "without a search" in notes[0]
 
 
 def test_probe_tells_relu_from_tanh_and_changes_nothing() -> None:
@@ -273,11 +277,13 @@ def test_many_examples_get_a_better_estimate_than_the_first_guess() -> None:
 
 def test_counts_before_training_come_out_whole() -> None:
     labels = draw(12, 4, 0)
-    head = head_of_batch(labels, 4, 0, scale=0.0)
-    flat = replace(head, bias_gradient=head.bias_gradient - torch.softmax(head.bias, dim=0) + 0.25)
-    found = count_labels(flat, trials=50, seed=0)
+    head = head_of_batch(labels, 4, 0, scale=0.01)
+    found = count_labels(head, trials=50, seed=0)
     assert (found.support, found.trials, found.counts.tolist()) == ("whole", 0, count(labels, 4))
-    assert count_labels(head, trials=1, seed=0).support == "estimated"
+    uniform = head_of_batch(labels, 4, 0, scale=0.01, spread=0.0)
+    assert count_labels(replace(uniform, usual=head.usual), trials=50, seed=0).support == "whole"
+    assert whole_counts(replace(head, usual=uniform.usual), lower_bounds(head)) is None
+    assert whole_counts(head, torch.full((4,), 12)) is None
 
 
 def test_very_many_classes_are_not_searched() -> None:
@@ -288,7 +294,25 @@ def test_very_many_classes_are_not_searched() -> None:
 
 def test_result_depends_on_the_seed_alone() -> None:
     seen = observe(Perceptron(5, nn.Tanh()), [0, 0, 3])
-    assert HeadCounts(trials=4, seed=1)(seen)[1] == HeadCounts(trials=4, seed=1)(seen)[1]
+    first, again = (HeadCounts(trials=4, seed=1)(seen) for _ in range(2))
+    assert (first[0].tolist(), first[1]) == (again[0].tolist(), again[1])
+
+
+@pytest.mark.parametrize(
+    ("model", "spread", "labels", "told"),
+    [
+        (Perceptron(6, nn.ReLU()), 0.2, [0, 1], "only ones within bounds"),
+        (Perceptron(3, nn.Tanh()), 0.01, [0, 1, 1, 2, 2, 2], "come out whole"),
+        (Perceptron(6, nn.Tanh()), 1.0, [0, 2, 2], "up to rounding"),
+    ],
+)
+def test_notes_say_how_sure_the_counts_are(model: nn.Module, spread: float, labels: list[int], told: str) -> None:
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=spread)
+    found, notes = HeadCounts()(observe(model, labels))
+    assert found.tolist() == labels
+    assert told in notes[0]
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])

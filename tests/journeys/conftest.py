@@ -32,9 +32,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def small() -> list[str]:
-    """The demonstration with two victims and half of the iterations."""
+    """The demonstration with two victims and fewer iterations."""
     path = ROOT / "configs" / "attack" / "demo_digits.yaml"
-    return ["run", "--config", str(path), "--victims.n", "2", "--attack.steps", "200", "--together", "1"]
+    return ["run", "--config", str(path), "--victims.n", "2", "--attack.steps", "150", "--together", "1"]
 
 
 @pytest.fixture(scope="session")

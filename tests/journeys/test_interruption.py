@@ -22,7 +22,7 @@ def wait_for(pattern: str, folder: Path, process: subprocess.Popen[str]) -> None
 def test_killed_stopped_and_resumed(
     workplace: Path, small: list[str], script: Callable[..., subprocess.Popen[str]], attack: Callable[..., Any]
 ) -> None:
-    arguments = [*small, "--attack.steps", "300", "--victims.n", "2", "--save_every_seconds", "0.02"]
+    arguments = [*small, "--save_every_seconds", "0.02"]
     whole, broken = workplace / "runs" / "whole", workplace / "runs" / "broken"
     assert attack(*arguments, "--out", whole).code == 0
 

@@ -17,8 +17,8 @@ from lit_recon.inversion.head_projections import HeadProjections
 SIGMAS = 12
 #: More examples than this make the equations' matrices, of n^2 rows, slower than the projections.
 MOST_EXAMPLES = 20
-#: More classes than this, and even a projection takes longer than it is worth: bounds and the first guess stay.
-MOST_CLASSES = 256
+#: More classes than this, and projections, of k^3 operations, take longer than they improve on the first guess.
+MOST_CLASSES = 64
 #: How often numbers that have nothing to do with the counts may come out as near to whole numbers.
 CHANCE = 0.01
 #: Where the equations determine the inputs a search that finds no solution begins anew, from the best counts so far and
@@ -54,12 +54,12 @@ def count_labels(head: HeadGradient, trials: int, seed: int) -> Counts:
     if int(lower.sum()) == head.n_examples:
         return Counts(counts, "bounds" if head.clean else "estimated")
     silent = not (head.weight_gradient.any() and head.bias_gradient.any())
-    if silent or trials < 1 or head.n_classes > MOST_CLASSES:
-        return Counts(counts, "estimated")
     determined = head.n_examples < head.n_classes and head.n_examples <= MOST_EXAMPLES
-    whole = None if determined else whole_counts(head, lower)
+    whole = None if silent or determined else whole_counts(head, lower)
     if whole is not None:
         return Counts(whole, "whole")
+    if silent or trials < 1 or (head.n_classes > MOST_CLASSES and not determined):
+        return Counts(counts, "estimated")
     search = _Search(head, lower, HeadEquations(head) if determined else HeadProjections(head))
     share = -(-trials // SHARE_OF_TRIALS) if determined else trials
     for attempt in range(MOST_ATTEMPTS if determined else 1):

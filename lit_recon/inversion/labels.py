@@ -99,7 +99,7 @@ class HeadCounts(LabelRecovery):
        as such, and were the true ones in every measurement. The method needs neither public images nor dummy data and
        holds at any stage of training.
     3. With more examples: the counts that follow from equal probabilities of all images, if these come out whole
-       (before training); else the counts of least residual found, an estimate.
+       (before training); else, as an estimate, those of least residual found, or beyond 64 classes a first guess.
 
     Exact under an undefended gradient of the mean cross-entropy (BatchNorm in either mode); the notes say which
     case it was. Added noise is measured, by columns that would otherwise add up to zero, and widens the bounds.

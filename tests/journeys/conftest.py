@@ -34,7 +34,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small() -> list[str]:
     """The demonstration with two victims and fewer iterations."""
     path = ROOT / "configs" / "attack" / "demo_digits.yaml"
-    return ["run", "--config", str(path), "--victims.n", "2", "--attack.steps", "150", "--together", "1"]
+    changes = ["--victims.n", "2", "--attack.steps", "150", "--attack.restarts", "1", "--together", "1"]
+    return ["run", "--config", str(path), *changes]
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from lit_recon.errors import ConfigError
 from lit_recon.modules.trainer import TrainerSettings, _processes, build_trainer, is_first_process
 
 
-@pytest.mark.parametrize("settings", [{"devices": 0}, {"num_nodes": 0}])
+@pytest.mark.parametrize("settings", [{"devices": 0}, {"num_nodes": 0}, {"threads": 0}])
 def test_counts_below_one_are_refused(settings: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="at least 1"):
         TrainerSettings(**settings)  # type: ignore[arg-type]  # parametrised
@@ -29,6 +29,15 @@ def test_under_torchrun_its_processes_count(monkeypatch: pytest.MonkeyPatch) -> 
     for name, value in {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "8"}.items():
         monkeypatch.setenv(name, value)
     assert _processes(TrainerSettings(devices=1)) == (4, 2)
+
+
+def test_threads_are_set() -> None:
+    before = torch.get_num_threads()
+    build_trainer(TrainerSettings(accelerator="cpu", threads=before + 1), [])
+    assert torch.get_num_threads() == before + 1
+    torch.set_num_threads(before)
+    build_trainer(TrainerSettings(accelerator="cpu"), [])
+    assert torch.get_num_threads() == before
 
 
 def test_a_trainer_keeps_no_checkpoints_and_draws_no_bar() -> None:

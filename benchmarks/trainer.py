@@ -40,7 +40,7 @@ from lit_recon.modules.data import VictimDataModule
 from lit_recon.modules.inversion import InversionModule
 from lit_recon.modules.loggers import WandbSettings, build_loggers
 from lit_recon.modules.trainer import TrainerSettings, build_trainer
-from lit_recon.observation import Client
+from lit_recon.observation import Client, ClientSettings
 from lit_recon.records import Knowledge, Observation
 
 KNOWLEDGE = Knowledge(labels=True)
@@ -107,7 +107,7 @@ def measure(rounds: int, steps: int, width: int = 64) -> Row:
             loggers = build_loggers(Path(folder), "trainer", WandbSettings(mode="disabled"), {})
             lpips = Unavailable("not asked for")
             module = InversionModule(
-                attack, model, "eval", KNOWLEDGE, Path(folder), lpips, together=1, save_every_seconds=SAVE_EVERY_SECONDS
+                attack, model, ClientSettings(), None, KNOWLEDGE, Path(folder), lpips, 1, SAVE_EVERY_SECONDS
             )
             build_trainer(TrainerSettings(accelerator="cpu"), loggers).test(module, datamodule=victims, verbose=False)
 

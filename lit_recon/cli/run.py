@@ -18,7 +18,6 @@ from lit_recon.modules.data import VictimDataModule
 from lit_recon.modules.inversion import InversionModule
 from lit_recon.modules.loggers import build_loggers, finish
 from lit_recon.modules.trainer import build_trainer, is_first_process
-from lit_recon.observation import Client
 from lit_recon.reporting import RunFolder
 from lit_recon.reporting.rows import Metric
 
@@ -53,7 +52,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     module = InversionModule(
         settings.attack,
         checkpoint.model,
-        settings.client.batch_norm,
+        settings.client,
+        settings.defense,
         settings.knowledge,
         folder.checkpoints,
         lpips,
@@ -83,7 +83,7 @@ def _lpips(settings: LpipsSettings) -> Lpips | Unavailable:
 def _rehearse(settings: AttackSettings, target: Target, victims: VictimDataModule) -> None:
     """Set the attack up on the first victim, so that what it cannot work on is refused before anything is trained."""
     ids = victims.batches[0]
-    client = Client(target.model, settings.client.batch_norm)
+    client = settings.client.client(target.model, settings.defense)
     seen = client.observe(victims.test.pixels(ids), victims.test.labels[ids], settings.knowledge)
     settings.attack.check([seen])
     if isinstance(settings.attack, GradientMatching):

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Literal
 
 from lit_recon.data import Digits, ImageSource
+from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError
 from lit_recon.inversion import Attack
 from lit_recon.models import Trunk, WideFeatureLayer
 from lit_recon.modules.loggers import WandbSettings
 from lit_recon.modules.trainer import TrainerSettings
-from lit_recon.observation import BatchNormMode
+from lit_recon.observation import ClientSettings
 from lit_recon.records import Knowledge
 
 #: A trunk but for the shape of its images, and a feature layer but for the length of its features.
@@ -62,17 +63,6 @@ class BackboneSettings:
     def __post_init__(self) -> None:
         if self.epochs < 0:
             raise ConfigError(f"epochs must be at least 0; got {self.epochs}")
-
-
-@dataclass(frozen=True)
-class ClientSettings:
-    """The clients of the federation.
-
-    Args:
-        batch_norm: BatchNorm layers use the running statistics (`eval`) or those of the client's batch (`train`).
-    """
-
-    batch_norm: BatchNormMode = "eval"
 
 
 @dataclass(frozen=True)
@@ -136,6 +126,7 @@ class AttackSettings:
         data: where images come from.
         backbone: the model under attack.
         client: how clients compute their updates.
+        defense: what clients do to their updates; default: nothing.
         knowledge: what the attacker knows besides model and update.
         victims: whose updates are attacked.
         attack: on updates.
@@ -154,6 +145,7 @@ class AttackSettings:
     data: ImageSource = field(default_factory=Digits)
     backbone: BackboneSettings = field(default_factory=BackboneSettings)
     client: ClientSettings = field(default_factory=ClientSettings)
+    defense: Defense | None = None
     knowledge: Knowledge = field(default_factory=Knowledge)
     victims: VictimSettings = field(default_factory=VictimSettings)
     attack: Attack

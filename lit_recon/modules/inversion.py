@@ -10,8 +10,10 @@ import lit_recon._torchvision
 
 import torch
 from pytorch_lightning import LightningModule
+from torch import Tensor
 
 from lit_recon.data import VictimBatch
+from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError
 from lit_recon.inversion import Attack, GradientMatching, InversionState
 from lit_recon.metrics import Lpips, Unavailable, score_batch
@@ -22,7 +24,7 @@ from lit_recon.modules.loggers import log_grid
 from lit_recon.modules.progress import Progress
 from lit_recon.modules.resumable import measured_execution, run_attack
 from lit_recon.modules.scoring import RunScores, ScoredBatch, score_batches
-from lit_recon.observation import BatchNormMode, Client
+from lit_recon.observation import ClientSettings
 from lit_recon.records import Knowledge, Observation
 from lit_recon.reporting.atomic import write_text
 from lit_recon.reporting.rows import Metric
@@ -41,7 +43,8 @@ class InversionModule(LightningModule):
     Args:
         attack: on updates.
         model: the public model that the clients' updates belong to.
-        batch_norm: mode of the clients' BatchNorm layers.
+        clients: what they compute, and their random numbers.
+        defense: of their updates; None: none.
         knowledge: what the attacker knows besides.
         checkpoints: folder of the files.
         lpips: the perceptual score, or why it cannot be had.
@@ -57,7 +60,8 @@ class InversionModule(LightningModule):
         self,
         attack: Attack,
         model: Backbone,
-        batch_norm: BatchNormMode,
+        clients: ClientSettings,
+        defense: Defense | None,
         knowledge: Knowledge,
         checkpoints: Path,
         lpips: Lpips | Unavailable,
@@ -66,7 +70,7 @@ class InversionModule(LightningModule):
     ) -> None:
         super().__init__()
         self.attack, self.model, self.knowledge, self.lpips = attack, model, knowledge, lpips
-        self.batch_norm: BatchNormMode = batch_norm
+        self.clients, self.defense = clients, defense
         self.checkpoints, self.together, self.save_every_seconds = checkpoints, together, save_every_seconds
         self.scores = RunScores(lpips)
         self.metrics: dict[str, Metric] = {}
@@ -86,7 +90,7 @@ class InversionModule(LightningModule):
 
     def on_test_start(self) -> None:
         """Set up clients, find what is done already, and decide how many victims run together."""
-        self.client = Client(self.model, self.batch_norm)
+        self.client = self.clients.client(self.model, self.defense)
         self._done = load_finished(self.checkpoints)
         with torch.enable_grad():
             self._plan()
@@ -124,7 +128,7 @@ class InversionModule(LightningModule):
         indices = [batch.index for batch in group]
         saved = self.checkpoints / f"{group_name(indices)}.pt"
         with torch.enable_grad():
-            observations = [self._observe(batch) for batch in group]
+            observations = [self._observe(batch.images, batch.labels, batch.index) for batch in group]
             outcome = run_attack(
                 self.attack,
                 observations,
@@ -141,8 +145,8 @@ class InversionModule(LightningModule):
         self._done |= {batch.index: batch for batch in finished}
         self._show(group, finished)
 
-    def _observe(self, batch: VictimBatch) -> Observation:
-        return self.client.observe(batch.images, batch.labels, self.knowledge)
+    def _observe(self, images: Tensor, labels: Tensor, index: int) -> Observation:
+        return self.client.observe(images, labels, self.knowledge, self.clients.generator(index))
 
     def _watch(self, state: InversionState, new: int, n: int) -> None:
         """Count an iteration, and log the loss where the attack noted a point of its curve."""
@@ -190,7 +194,7 @@ class InversionModule(LightningModule):
             victims = self._victims
             images = [victims.test.pixels(ids).to(self.device) for ids in victims.batches[:n]]
             labels = [victims.test.labels[ids].to(self.device) for ids in victims.batches[:n]]
-            seen = [self.client.observe(x, y, self.knowledge) for x, y in zip(images, labels, strict=True)]
+            seen = [self._observe(*batch, index) for index, batch in enumerate(zip(images, labels, strict=True))]
             measured = measured_execution(attack, seen)
             write_text(path, json.dumps({"execution": measured}))
         elif self.trainer.is_global_zero:

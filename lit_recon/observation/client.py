@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lit_recon.defenses import Batch, Defense, at_weights, defended_gradient
-from lit_recon.errors import ShapeError
+from lit_recon.defenses import Batch, Defense, Stage, at_weights, defended_gradient
+from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models import Backbone
 from lit_recon.observation.gradient import GradientOperator
 from lit_recon.observation.norms import BatchNormMode
 from lit_recon.records import ClientUpdate, ForwardOperator, Knowledge, Observation
 
+#: A client's rule for a model and the mode of its BatchNorm layers: `GradientOperator` itself, or a rule of several
+#: steps or of several clients that is built on it.
+Rule = Callable[[Backbone, BatchNormMode], ForwardOperator]
+
 
 class Client:
-    """A client that releases one gradient of the mean cross-entropy over its batch.
+    """A client that releases an update of the model which the server sent.
 
     Args:
         model: the global model that the server sent; copied, never changed.
         batch_norm: whether BatchNorm layers run with running (`eval`) or batch statistics (`train`).
         defense: of the update; default: none.
-        operator: the client's rule, built on a model that the defense has prepared; default: one gradient.
+        rule: what the client does with its batch, given the model as the defense prepares it; default: one gradient
+            of the mean cross-entropy.
+
+    Raises:
+        UnsupportedModelError: the defense cannot work on this model.
+        ConfigError: the defense acts on gradients of single examples, which the rule does not have.
     """
 
     def __init__(
@@ -31,19 +41,33 @@ class Client:
         model: Backbone,
         batch_norm: BatchNormMode = "eval",
         defense: Defense | None = None,
-        operator: ForwardOperator | None = None,
+        rule: Rule = GradientOperator,
     ) -> None:
         self.defense = defense or Defense()
+        if rule is not GradientOperator and Stage.PER_EXAMPLE in self.defense.stages:
+            raise ConfigError(
+                f"{self.defense} acts on the gradient of every single example, but this client releases the result of "
+                "several steps or the mean of several clients: leave local_steps and n_clients at 1, or take a defense "
+                "of the update, such as GradientClipping with GaussianNoise"
+            )
         self.model = model = self.defense.prepare(model, batch_norm)
         self.batch_norm: BatchNormMode = batch_norm
-        self._operator: ForwardOperator = operator or GradientOperator(model, batch_norm)
+        self._rule = rule
+        self._operator = rule(model, batch_norm)
         self._parameters = {name: value.detach() for name, value in model.named_parameters()}
         self._buffers = dict(model.named_buffers())
 
-    def release(self, images: Tensor, labels: Tensor, generator: torch.Generator | None = None) -> ClientUpdate:
-        """The update for private images `(n, c, h, w)` in [0, 1] and labels `(n,)`, with the batch's statistics.
+    def release(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        generator: torch.Generator | None = None,
+        share_statistics: bool = True,
+    ) -> ClientUpdate:
+        """The update for private images `(n, c, h, w)` in [0, 1] and labels `(n,)`.
 
-        The defense draws its random numbers from `generator`; default: a fresh one with seed 0 at every call.
+        The defense draws its random numbers from `generator`; default: a fresh one with seed 0 at every call. With
+        `share_statistics`, the statistics of the batch at every BatchNorm layer leave the client too, undefended.
 
         Raises:
             ShapeError: images of another shape, dtype or range than the model takes, or labels that are no classes.
@@ -54,6 +78,8 @@ class Client:
         update = defended_gradient(
             self.defense, self.model, gradient, batch, generator or torch.Generator().manual_seed(0)
         )
+        if not share_statistics:
+            return ClientUpdate(update=update, n_examples=len(images))
         _, statistics = self._operator.with_statistics(self._parameters, self._buffers, images, labels)
         detached = {name: type(layer)(*(part.detach() for part in layer)) for name, layer in statistics.items()}
         return ClientUpdate(update=update, n_examples=len(images), batch_statistics=detached)
@@ -71,14 +97,14 @@ class Client:
         with the statistics of his own candidates.
         """
         knowledge = knowledge or Knowledge()
-        released = self.release(images, labels, generator)
+        released = self.release(images, labels, generator, knowledge.batch_norm == "batch")
         hidden = knowledge.batch_norm == "none"
         public = _without_running_statistics(self.model) if hidden else self.model
         return Observation(
             model=public,
             parameters=self._parameters,
             buffers=dict(public.named_buffers()),
-            operator=GradientOperator(public, "train") if hidden else self._operator,
+            operator=self._rule(public, "train") if hidden else self._operator,
             update=released.update,
             n_examples=released.n_examples,
             image_shape=self.model.trunk.image_shape,
@@ -86,7 +112,7 @@ class Client:
             normalization=self.model.normalization,
             knowledge=knowledge,
             labels=labels.clone() if knowledge.labels else None,
-            batch_statistics=released.batch_statistics if knowledge.batch_norm == "batch" else None,
+            batch_statistics=released.batch_statistics,
             defense=self.defense if knowledge.defense else None,
         )
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from lit_recon.data import Npz
+from lit_recon.defenses import Defense, GaussianNoise
 from lit_recon.errors import ConfigError
 from lit_recon.inversion import GradientMatching, InversionState, KnownLabels
 from lit_recon.metrics import Unavailable
@@ -25,6 +26,7 @@ from lit_recon.modules.interruption import Interrupted
 from lit_recon.modules.inversion import InversionModule
 from lit_recon.modules.loggers import WandbSettings, build_loggers
 from lit_recon.modules.trainer import TrainerSettings, build_trainer
+from lit_recon.observation import ClientSettings
 from lit_recon.records import Knowledge, Normalization
 
 STEPS = 6
@@ -42,13 +44,15 @@ def victims(tmp_path: Path) -> VictimDataModule:
     return VictimDataModule(Npz(tmp_path / "noise.npz"), n_victims=10, batch_size=2)
 
 
-def module(folder: Path, together: int | Literal["auto"] = "auto", **settings: Any) -> InversionModule:
+def module(
+    folder: Path, together: int | Literal["auto"] = "auto", defense: Defense | None = None, **settings: Any
+) -> InversionModule:
     torch.manual_seed(0)
     model = Backbone(MLP((1, 8, 8), [16], activation="gelu"), 2, Normalization((0.5,), (0.25,)))
     attack = GradientMatching(labels=KnownLabels(), **{"steps": STEPS, "log_every": 2, **settings})
     folder.mkdir(exist_ok=True)
-    knowledge = Knowledge(labels=True)
-    return InversionModule(attack, model, "eval", knowledge, folder, Unavailable("not asked for"), together)
+    knowledge, absent = Knowledge(labels=True), Unavailable("not asked for")
+    return InversionModule(attack, model, ClientSettings(), defense, knowledge, folder, absent, together)
 
 
 def attacked(running: InversionModule, victims: VictimDataModule) -> InversionModule:
@@ -127,11 +131,12 @@ def test_finished_victims_are_not_attacked_again(victims: VictimDataModule, tmp_
     assert again.metrics == first.metrics
 
 
+@pytest.mark.parametrize("defense", [None, GaussianNoise(0.01)], ids=["plain", "noise"])
 @pytest.mark.parametrize("at", [1, STEPS + 2, 4 * STEPS + 5])
 def test_an_interrupted_run_ends_with_the_same_bits(
-    at: int, victims: VictimDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at: int, defense: Defense | None, victims: VictimDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = attacked(module(tmp_path / "whole", together=1), victims)
+    whole = attacked(module(tmp_path / "whole", together=1, defense=defense), victims)
     step, taken = GradientMatching.step, 0
 
     def interrupting(attack: GradientMatching, state: InversionState) -> None:
@@ -143,9 +148,9 @@ def test_an_interrupted_run_ends_with_the_same_bits(
 
     monkeypatch.setattr(GradientMatching, "step", interrupting)
     with pytest.raises(Interrupted):
-        attacked(module(tmp_path / "run", together=1), victims)
+        attacked(module(tmp_path / "run", together=1, defense=defense), victims)
     assert len(list((tmp_path / "run").glob("*.pt"))) == 1
-    resumed = attacked(module(tmp_path / "run", together=1), victims)
+    resumed = attacked(module(tmp_path / "run", together=1, defense=defense), victims)
     assert taken == 5 * STEPS  # nothing is done twice
     assert torch.equal(images(resumed), images(whole))
     assert resumed.metrics == whole.metrics

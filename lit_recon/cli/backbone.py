@@ -9,13 +9,14 @@ from pathlib import Path
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
-from lit_recon.cli.backbones import prepare_training, training_data
 from lit_recon.cli.configuration import SAME_RUN, instantiated, resolved, settings_parser
 from lit_recon.cli.settings import BackboneSettings, TrainSettings
-from lit_recon.models import BackboneCheckpoint, load_backbone
-from lit_recon.modules.backbone import BACKBONE_FILE
+from lit_recon.cli.training import prepare_training, training_data
+from lit_recon.models import load_backbone
 from lit_recon.modules.loggers import build_loggers, finish
 from lit_recon.modules.trainer import build_trainer, is_first_process
+from lit_recon.modules.training_callbacks import BACKBONE_FILE
+from lit_recon.modules.utility import UTILITY_FILE, Figures, read_utility
 from lit_recon.reporting import RunFolder, environment, write_metrics
 
 #: Settings of an attack's backbone that mean nothing here.
@@ -49,8 +50,11 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         RunFolder.open(folder.path, config, settings.overwrite, SAME_RUN)
         if settings.overwrite:
             exported.unlink(missing_ok=True)
+            (folder.path / UTILITY_FILE).unlink(missing_ok=True)
         public, test = training.data.train, training.data.test
         print(f"data        {public.name} ({len(public)} images), {test.name} ({len(test)} images)")
+        for note in training.notes:
+            print(note)
         print(f"run folder  {folder.path}", flush=True)
     started = time.perf_counter()
     if exported.is_file():  # killed between the last two files
@@ -60,20 +64,20 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         checkpoint = training.run(folder.path, settings.trainer, loggers)
         finish(loggers)
     if is_first_process():
-        write_metrics(
-            folder,
-            {**_figures(checkpoint), "seconds": time.perf_counter() - started, "seed": settings.seed, **environment()},
-        )
-        print(f"accuracy    {'not measured' if checkpoint.accuracy is None else f'{checkpoint.accuracy:.1%}'}")
+        utility = read_utility(folder.path)
+        facts: Figures = {"epochs": checkpoint.epoch, "split_hash": checkpoint.split_hash, "seed": settings.seed}
+        write_metrics(folder, {**utility, **facts, "seconds": time.perf_counter() - started, **environment()})
+        _show(utility)
         print(f"backbone    {exported}")
 
 
-def _figures(checkpoint: BackboneCheckpoint) -> dict[str, str | float | None]:
-    figures: dict[str, str | float | None] = {
-        "accuracy": checkpoint.accuracy,
-        "epochs": checkpoint.epoch,
-        "split_hash": checkpoint.split_hash,
-    }
-    if checkpoint.accuracy is None:
-        figures["accuracy_reason"] = "an untrained model is not evaluated"
-    return figures
+def _show(utility: Figures) -> None:
+    accuracy, loss, epsilon = (utility.get(name) for name in ("accuracy", "final_train_loss", "epsilon"))
+    if isinstance(accuracy, float):
+        print(f"accuracy    {accuracy:.1%}")
+    else:
+        print(f"accuracy    none: {utility['accuracy_reason']}")
+    if isinstance(loss, float):
+        print(f"train loss  {loss:.4g}")
+    if isinstance(epsilon, float):
+        print(f"epsilon     {epsilon:.4g} at delta {utility['delta']:g}, {utility['neighbors']}")

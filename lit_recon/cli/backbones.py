@@ -5,89 +5,26 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-import lit_recon._torchvision
-
-import torch
 from filelock import FileLock
-from pytorch_lightning.loggers import Logger
 
 from lit_recon.cli.settings import BackboneSettings
-from lit_recon.data import ImageSource
+from lit_recon.cli.training import Training, prepare_training, training_data
 from lit_recon.errors import ConfigError, ShapeError
-from lit_recon.models import Backbone, BackboneCheckpoint, ResNet18, load_backbone, save_backbone
-from lit_recon.modules.backbone import (
-    BACKBONE_FILE,
-    LAST_CHECKPOINT,
-    BackboneModule,
-    train_backbone,
-    training_callbacks,
-)
-from lit_recon.modules.data import BackboneDataModule, SourceDataModule
+from lit_recon.models import Backbone, BackboneCheckpoint, load_backbone
+from lit_recon.modules.data import SourceDataModule
 from lit_recon.modules.loggers import WandbSettings, build_loggers
-from lit_recon.modules.progress import TrainingProgress
-from lit_recon.modules.trainer import TrainerSettings, build_trainer, is_first_process
+from lit_recon.modules.trainer import TrainerSettings, is_first_process
+from lit_recon.modules.training_callbacks import BACKBONE_FILE, LAST_CHECKPOINT
+from lit_recon.modules.utility import Figures, read_utility
 
 #: Settings that say where a model is or how it is built; the built model itself tells the latter.
 _NO_TRAINING_SETTING = ("checkpoint", "cache", "trunk", "feature_layer")
-
-
-@dataclass(frozen=True)
-class Training:
-    """A training that has been checked and can begin.
-
-    Attributes:
-        model: untrained, its weights drawn from the seed.
-        module: around the model.
-        data: what it is trained on.
-        epochs: over the data; 0 leaves the model as it is.
-    """
-
-    model: Backbone
-    module: BackboneModule
-    data: BackboneDataModule
-    epochs: int
-
-    def run(self, folder: Path, trainer: TrainerSettings, loggers: Sequence[Logger]) -> BackboneCheckpoint:
-        """Train, or go on with a training that was killed, and leave `backbone.safetensors` in `folder`."""
-        path = folder / BACKBONE_FILE
-        names, split_hash = self.data.class_names, self.data.split_hash
-        if self.epochs == 0:
-            if is_first_process():
-                save_backbone(path, BackboneCheckpoint(self.model, names, split_hash, epoch=0))
-            return BackboneCheckpoint(self.model, names, split_hash, epoch=0)
-        if is_first_process():
-            (folder / LAST_CHECKPOINT).parent.mkdir(parents=True, exist_ok=True)
-        callbacks = [*training_callbacks(folder, names, split_hash), TrainingProgress()]
-        running = build_trainer(trainer, loggers, callbacks, max_epochs=self.epochs)
-        train_backbone(running, self.module, self.data, folder)
-        running.strategy.barrier("the first process has written the backbone")
-        return load_backbone(path)
-
-
-def training_data(settings: BackboneSettings, source: ImageSource, seed: int) -> BackboneDataModule:
-    """What the backbone is trained on."""
-    return BackboneDataModule(
-        source, settings.batch_size, settings.augment, settings.padding, settings.flip, settings.n_train, seed
-    )
-
-
-def prepare_training(settings: BackboneSettings, data: BackboneDataModule, seed: int) -> Training:
-    """Build the model, and refuse settings that do not fit the data."""
-    data.setup("fit")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        trunk = (settings.trunk or ResNet18)(data.image_shape)
-        layer = settings.feature_layer(trunk.out_features) if settings.feature_layer else None
-        model = Backbone(trunk, data.n_classes, data.normalization, layer)
-    module = BackboneModule(
-        model, settings.lr, settings.momentum, settings.weight_decay, settings.decay_every, settings.decay
-    )
-    return Training(model, module, data, settings.epochs)
+#: Settings that are part of a recipe only where they are used.
+_OPTIONAL_SETTING = ("defense", "local_steps", "dp")
 
 
 @dataclass(frozen=True)
@@ -115,12 +52,16 @@ class Target:
         alone = int(os.environ.get("WORLD_SIZE", 1)) == 1
         with FileLock(folder / ".lock") if alone else nullcontext():
             if alone and self.path.is_file():
-                return load_backbone(self.path)
+                return _finite(load_backbone(self.path), self.path)
             loggers = build_loggers(folder / "logs", folder.name, WandbSettings(mode="disabled"), {})
             checkpoint = self.training.run(folder, trainer, loggers)
             if is_first_process():
                 (folder / LAST_CHECKPOINT).unlink(missing_ok=True)
-            return checkpoint
+            return _finite(checkpoint, self.path)
+
+    def utility(self) -> Figures:
+        """What the training of the backbone has come to; see `lit_recon.modules.utility`."""
+        return read_utility(self.path.parent)
 
 
 def find_target(settings: BackboneSettings, data: SourceDataModule, seed: int) -> Target:
@@ -140,7 +81,7 @@ def find_target(settings: BackboneSettings, data: SourceDataModule, seed: int) -
 
 
 def _existing(path: Path, data: SourceDataModule) -> Target:
-    checkpoint = load_backbone(path)
+    checkpoint = _finite(load_backbone(path), path)
     model = checkpoint.model
     if model.image_shape != data.image_shape:
         raise ShapeError(
@@ -161,10 +102,27 @@ def _existing(path: Path, data: SourceDataModule) -> Target:
     return Target(path, model, checkpoint, None)
 
 
+def _finite(checkpoint: BackboneCheckpoint, path: Path) -> BackboneCheckpoint:
+    """The checkpoint, unless its training has diverged: there is nothing to attack then."""
+    if all(value.isfinite().all() for value in checkpoint.model.parameters()):
+        return checkpoint
+    raise ConfigError(
+        f"the training of {path} diverged, its weights are no longer numbers: train it with a lower lr or a weaker "
+        "defense"
+    )
+
+
 def _identity(settings: BackboneSettings, training: Training, seed: int) -> str:
     """16 hexadecimal digits over all that the weights are a function of."""
     layer = training.model.feature_layer
-    recipe = {name: value for name, value in vars(settings).items() if name not in _NO_TRAINING_SETTING}
+    recipe = {
+        name: value
+        for name, value in vars(settings).items()
+        if name not in _NO_TRAINING_SETTING and not (name in _OPTIONAL_SETTING and value is None)
+    }
+    for name in _OPTIONAL_SETTING:
+        if name in recipe:
+            recipe[name] = repr(recipe[name])  # all that is needed to build it again
     content = {
         "data": training.data.split_hash,
         "trunk": [type(training.model.trunk).__name__, training.model.trunk.arguments],

@@ -5,13 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.reporting import IGNORED_SETTINGS
 
 #: Settings in which an interrupted run and the one that goes on may differ: they change how it runs or is scored.
 SAME_RUN = (*IGNORED_SETTINGS, "name", "trainer", "save_every_seconds", "lpips", "wandb", "paper", "backbone.cache")
+
+# A mapping that the schema leaves open, such as the settings of a grid's cells, stays one: only the places that name a
+# class may build one.
+set_parsing_settings(instantiate_subclass_spec_in_any=False)
 
 
 def settings_parser(program: str, description: str) -> ArgumentParser:

@@ -1,4 +1,4 @@
-"""`attack.py report`: the page of a finished run again, or one page about several."""
+"""`attack.py report`: the page of a finished run or of an evaluation again, or one page about several runs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.errors import ConfigError
 from lit_recon.reporting import build_report, compare_report
+from lit_recon.reporting.evaluation import build_evaluation
+from lit_recon.reporting.grid_folder import GridFolder
 
 #: Where the comparison of several runs goes unless told otherwise.
 COMPARISON = Path("comparison.html")
@@ -29,6 +31,10 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     if len(runs) == 1 and values.out is not None:
         raise ConfigError("--out names the page that compares several runs, but one run is given: name another run")
     for run in runs:
-        print(f"report      {build_report(run)}")
+        print(f"report      {_rebuilt(run)}")
     if len(runs) > 1:
         print(f"comparison  {compare_report(runs, values.out or COMPARISON)}")
+
+
+def _rebuilt(run: Path) -> Path:
+    return build_evaluation(run) if GridFolder(run).grid.is_file() else build_report(run)

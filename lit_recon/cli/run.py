@@ -40,7 +40,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     )
     lpips = _lpips(settings.lpips)
     target = find_target(settings.backbone, victims, settings.seed)
-    _rehearse(settings, target, victims)
+    rehearse(settings, target, victims)
     settings.wandb.resolved_mode()
     build_trainer(settings.trainer, loggers=[])
     folder = RunFolder(Path(complete.out))
@@ -80,8 +80,12 @@ def _lpips(settings: LpipsSettings) -> Lpips | Unavailable:
     return load_lpips(settings.network, settings.weights, settings.download)
 
 
-def _rehearse(settings: AttackSettings, target: Target, victims: VictimDataModule) -> None:
-    """Set the attack up on the first victim, so that what it cannot work on is refused before anything is trained."""
+def rehearse(settings: AttackSettings, target: Target, victims: VictimDataModule) -> None:
+    """Set the attack up on the first victim, so that what it cannot work on is refused before anything is trained.
+
+    Raises:
+        LitReconError: the model, the client, its defense and the attack do not go together.
+    """
     ids = victims.batches[0]
     client = settings.client.client(target.model, settings.defense)
     seen = client.observe(victims.test.pixels(ids), victims.test.labels[ids], settings.knowledge)

@@ -13,8 +13,9 @@ from lit_recon.errors import ConfigError
 from lit_recon.inversion import Attack
 from lit_recon.models import Trunk, WideFeatureLayer
 from lit_recon.modules.loggers import WandbSettings
+from lit_recon.modules.privacy_plan import PrivacySettings
 from lit_recon.modules.trainer import TrainerSettings
-from lit_recon.observation import ClientSettings
+from lit_recon.observation import ClientSettings, LocalTraining
 from lit_recon.records import Knowledge
 
 #: A trunk but for the shape of its images, and a feature layer but for the length of its features.
@@ -42,6 +43,10 @@ class BackboneSettings:
         padding: black pixels around an image before it is cropped back.
         flip: mirror half of the training images; not for digits.
         n_train: train on a stratified sample of this many images; default: all.
+        defense: train on what clients with this defense release; default: on plain gradients.
+        local_steps: local training of these clients before they release; default: one gradient.
+        dp: train with differential privacy; batch_size is then the expected number of images per step, over all
+            processes.
     """
 
     checkpoint: Path | None = None
@@ -59,10 +64,18 @@ class BackboneSettings:
     padding: int = 4
     flip: bool = True
     n_train: int | None = None
+    defense: Defense | None = None
+    local_steps: LocalTraining | None = None
+    dp: PrivacySettings | None = None
 
     def __post_init__(self) -> None:
         if self.epochs < 0:
             raise ConfigError(f"epochs must be at least 0; got {self.epochs}")
+        if self.dp is not None and (self.defense is not None or self.local_steps is not None):
+            raise ConfigError(
+                "dp has clipping and noise of its own, whose epsilon holds for nothing else: leave defense and "
+                "local_steps out, or train with the defense DPSGD instead of dp"
+            )
 
 
 @dataclass(frozen=True)

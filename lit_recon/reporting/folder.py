@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from lit_recon.errors import ConfigError, RunExistsError
 from lit_recon.reporting.atomic import is_leftover, write_text
@@ -93,7 +94,8 @@ class RunFolder:
         config_text: str,
         overwrite: bool = False,
         ignored: Iterable[str] = IGNORED_SETTINGS,
-    ) -> RunFolder:
+        reopen: bool = False,
+    ) -> Self:
         """Take a folder for a run: a new one, or that of the same run if it was interrupted.
 
         With several processes, call it in one of them and let the others make `RunFolder(path)` after a barrier.
@@ -104,6 +106,7 @@ class RunFolder:
             overwrite: begin anew when a run is already there, finished or not. Only files that a run writes are
                 removed, and only from a folder in which a run of ours began.
             ignored: dotted settings, with all below them, in which the two runs may differ.
+            reopen: go on with a finished run too, which then counts as unfinished.
 
         Raises:
             ConfigError: `config_text` is no YAML mapping, or the folder cannot be a run's.
@@ -121,7 +124,7 @@ class RunFolder:
                 if overwrite:
                     folder._clear()
                 else:
-                    folder._check_resumable(settings, ignored)
+                    folder._check_resumable(settings, ignored, reopen)
             folder._sweep()
             write_text(folder.config, _MARK + config_text.removeprefix(_MARK))
             folder.checkpoints.mkdir(exist_ok=True)
@@ -132,8 +135,8 @@ class RunFolder:
             ) from error
         return folder
 
-    def _check_resumable(self, settings: dict[str, object], ignored: Iterable[str]) -> None:
-        if self.is_complete:
+    def _check_resumable(self, settings: dict[str, object], ignored: Iterable[str], reopen: bool) -> None:
+        if self.is_complete and not reopen:
             raise RunExistsError(
                 f"{self.path} holds a finished run, which is left as it is: choose another folder with --out, "
                 "or replace the run with --overwrite true"
@@ -144,10 +147,11 @@ class RunFolder:
             shown = "; ".join(str(difference) for difference in found[:_SHOWN_DIFFERENCES])
             more = f"; and {len(found) - _SHOWN_DIFFERENCES} more" if len(found) > _SHOWN_DIFFERENCES else ""
             raise RunExistsError(
-                f"{self.path} holds an unfinished run with other settings ({shown}{more}): resume it with its own "
+                f"{self.path} holds a run with other settings ({shown}{more}): resume it with its own "
                 f"settings (--config {self.config}), choose another folder with --out, "
                 "or begin anew with --overwrite true"
             )
+        self.metrics.unlink(missing_ok=True)
 
     def _clear(self) -> None:
         # The metrics go first: killed in between, the folder then counts as unfinished, never as complete.

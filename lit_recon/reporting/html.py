@@ -34,7 +34,7 @@ def build_report(folder: Path | str) -> Path:
     """
     record = RunRecord.read(Path(folder))
     paper = paper_of(record.settings)
-    page = _render(
+    page = render(
         "report.html.j2",
         name=str(record.settings.get("name") or record.folder.path.resolve().name),
         paper=paper,
@@ -80,11 +80,12 @@ def compare_report(folders: Sequence[Path | str], out: Path | str) -> Path:
     if target.suffix.lower() != ".html" or target.is_dir():
         raise ConfigError(f"the comparison is written to an .html file; got {target}: name one, e.g. comparison.html")
     records = [RunRecord.read(Path(folder)) for folder in folders]
-    write_text(target, _render("compare.html.j2", comparison=compare(records), absent=ABSENT))
+    write_text(target, render("compare.html.j2", comparison=compare(records), absent=ABSENT))
     return target
 
 
-def _render(template: str, **content: object) -> str:
+def render(template: str, **content: object) -> str:
+    """A page from one of the room's templates."""
     pages = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,

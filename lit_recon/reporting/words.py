@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from lit_recon.reporting.formats import format_score
@@ -39,6 +40,8 @@ def knowledge(record: RunRecord) -> list[Grant]:
     grants = [
         Grant(True, "The public model: its architecture, its weights and how it normalizes pixels."),
         Grant(True, f"The client's update, and that it came from {images}."),
+        *_client(record),
+        *_defense(record),
         *_labels(record),
         *_batch_norm(record),
         Grant(
@@ -81,6 +84,35 @@ def _error(record: RunRecord) -> str:
     if ours > mean:
         return f"{text}, worse than {guess}"
     return f"{text}, {mean / ours:.1f} times lower than {guess}" if ours else f"{text}, a perfect copy"
+
+
+def _client(record: RunRecord) -> list[Grant]:
+    steps, clients = (find_setting(record.settings, f"client.{key}") for key in ("local_steps.steps", "n_clients"))
+    grants = []
+    if isinstance(steps, int):
+        grants.append(Grant(True, f"That the update is the result of {steps} local steps, and their learning rates."))
+    if isinstance(clients, int) and clients > 1:
+        grants.append(Grant(False, f"The updates of single clients, only the mean over {clients} of them."))
+    return grants
+
+
+def _defense(record: RunRecord) -> list[Grant]:
+    defense = record.settings.get("defense")
+    if not isinstance(defense, Mapping):
+        return []
+    known = bool(find_setting(record.settings, "knowledge.defense"))
+    use = "the attack simulates that for its candidates" if known else "the attack takes the update for undefended"
+    return [Grant(known, f"That the update is defended by {_described(defense)}: {use}.")]
+
+
+def _described(defense: Mapping[str, object]) -> str:
+    """A defense and its settings, as a configuration has them."""
+    name = str(defense.get("class_path", "")).rpartition(".")[2]
+    arguments = defense.get("init_args")
+    listed = arguments.items() if isinstance(arguments, Mapping) else ()
+    if name == "Chain" and isinstance(arguments, Mapping) and isinstance(arguments.get("defenses"), list):
+        return " then ".join(_described(part) for part in arguments["defenses"])
+    return f"{name}({', '.join(f'{key}={value}' for key, value in listed)})"
 
 
 def _labels(record: RunRecord) -> list[Grant]:

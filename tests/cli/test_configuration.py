@@ -8,13 +8,17 @@ import pytest
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
-from lit_recon.cli import backbone, run
+from lit_recon.cli import backbone, evaluate, run
+from lit_recon.cli.cells import Cells
 from lit_recon.cli.configuration import instantiated, resolved
+from lit_recon.cli.evaluate_settings import EvaluateSettings
+from lit_recon.cli.grid import build_cells
 from lit_recon.cli.settings import AttackSettings
 from lit_recon.data import Digits, Npz
 from lit_recon.errors import ConfigError
-from lit_recon.inversion import GlobalCosine, GradientMatching, TotalVariation
+from lit_recon.inversion import Attack, GlobalCosine, GradientMatching, TotalVariation
 from lit_recon.models import ConvNet
+from lit_recon.reporting.grid_folder import GridFolder
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 DEMO = CONFIGS / "attack" / "demo_digits.yaml"
@@ -90,7 +94,7 @@ def test_every_shipped_file_is_valid(parser: ArgumentParser) -> None:
         source = yaml.safe_load(path.read_text())["data"]["class_path"]
         complete, _, built = settings(parser, "--config", str(path), *roots.get(source, ["--data.root", "data"]))
         assert complete.name == path.stem
-        assert isinstance(built.attack, GradientMatching)
+        assert isinstance(built.attack, Attack)
         assert path.read_text().startswith("# ")
     training = backbone.parser("train.py backbone")
     for path in sorted((CONFIGS / "train").glob("*.yaml")):
@@ -98,3 +102,20 @@ def test_every_shipped_file_is_valid(parser: ArgumentParser) -> None:
         values = training.parse_args(["--config", str(path), *roots.get(source, ["--data.root", "data"])])
         assert instantiated(training, values)["epochs"] >= 1
         assert path.read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "evaluate").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_cell_of_a_shipped_grid_is_valid(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(CONFIGS.parent)
+    arguments = evaluate.parser("attack.py evaluate")
+    source = yaml.safe_load(path.read_text())["data"]["class_path"]
+    root = [] if source == "Digits" else ["--data.root", "data"]
+    complete, config = resolved(arguments, arguments.parse_args(["--config", str(path), *root]), "evaluate")
+    whole = EvaluateSettings(**instantiated(arguments, complete))
+    cells = Cells(build_cells(whole, yaml.safe_load(config)), GridFolder(Path("nowhere")))
+    assert len({cell.folder for cell in cells.cells}) == len(cells.cells) > 20
+    one_of_each = {(cell.kind, cell.defense, cell.attack): cell for cell in cells.cells}
+    for cell in one_of_each.values():
+        built = cells.settings(cell)
+        assert (built["defense"] is None) == (cell.defense in ("none", "local_steps"))
+    assert path.read_text().startswith("# ")

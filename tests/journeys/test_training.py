@@ -30,6 +30,8 @@ def test_a_training_leaves_its_model_and_record(trained: Path) -> None:
     assert checkpoint.epoch == 2
     metrics = json.loads((trained / "metrics.json").read_text())
     assert metrics["accuracy"] == checkpoint.accuracy > 0.5
+    assert 0 < metrics["final_train_loss"] < 2
+    assert 0 < metrics["test_loss"] < 2
     assert (trained / "config.yaml").is_file()
     assert list(trained.glob("logs/version_0/metrics.csv"))
 
@@ -65,3 +67,86 @@ def test_overwriting_trains_anew(trained: Path, train: Callable[..., Any]) -> No
     assert ended.code == 0, ended.err
     assert load_backbone(trained / "backbone.safetensors").epoch == 0
     assert json.loads((trained / "metrics.json").read_text())["accuracy_reason"]
+
+
+SHORT = ("--n_train", "300", "--epochs", "1", "--trunk", "MLP", "--data", "Digits", "--padding", "1", "--flip", "false")
+
+
+def test_a_training_under_a_defense_tells_its_price(train: Callable[..., Any], workplace: Path) -> None:
+    folder = workplace / "runs" / "defended"
+    ended = train("backbone", *SHORT, "--defense", "GaussianNoise", "--defense.std", "0.01", "--out", folder)
+    assert ended.code == 0, ended.err
+    assert "defense     GaussianNoise(std=0.01" in ended.out
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert metrics["accuracy"] == load_backbone(folder / "backbone.safetensors").accuracy
+    assert metrics["final_train_loss"] > 0
+    assert metrics["test_loss"] > 0
+    assert "GaussianNoise" in (folder / "config.yaml").read_text()
+
+
+def test_an_interrupted_training_keeps_its_defense(train: Callable[..., Any], workplace: Path) -> None:
+    folder = workplace / "runs" / "kept_defense"
+    began = train("backbone", *SHORT, "--defense", "GradientPruning", "--defense.fraction", "0.5", "--out", folder)
+    assert began.code == 0, began.err
+    (folder / "metrics.json").unlink()
+    ended = train("backbone", *SHORT, "--defense", "GradientPruning", "--defense.fraction", "0.9", "--out", folder)
+    assert ended.code == 2
+    assert "other settings" in ended.err
+    assert "defense" in ended.err
+
+
+def test_noise_without_end_is_a_result(train: Callable[..., Any], workplace: Path) -> None:
+    folder = workplace / "runs" / "diverged"
+    ended = train("backbone", *SHORT, "--defense", "GaussianNoise", "--defense.std", "1e38", "--out", folder)
+    assert ended.code == 0, ended.err
+    assert "accuracy    none: the training diverged" in ended.out
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert metrics["accuracy"] is metrics["final_train_loss"] is metrics["test_loss"] is None
+    assert "diverged" in metrics["accuracy_reason"]
+
+
+def test_a_private_training_tells_its_guarantee(train: Callable[..., Any], workplace: Path) -> None:
+    folder = workplace / "runs" / "private"
+    network = ("--trunk", "ConvNet", "--trunk.widths", "[4]", "--batch_size", "100")
+    private = ("--dp.max_grad_norm", "1.0", "--dp.target_epsilon", "5", "--dp.delta", "1e-3")
+    ended = train("backbone", *SHORT, *network, *private, "--out", folder)
+    assert ended.code == 0, ended.err
+    assert "GroupNorm in place of 1 BatchNorm layers" in ended.out
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert 4.9 < metrics["epsilon"] <= 5
+    assert metrics["delta"] == 1e-3
+    assert metrics["neighbors"] == "add_or_remove_one"
+    assert "dp-accounting" in metrics["accountant"]
+    model = load_backbone(folder / "backbone.safetensors").model
+    assert model.trunk.arguments["norm"] == "group"
+    [log] = folder.glob("logs/version_0/metrics.csv")
+    assert "epsilon" in log.read_text().splitlines()[0].split(",")
+
+
+BAD = {
+    "noise without a bound": ("--dp.noise_multiplier 1", "give the norm to clip to"),
+    "an epsilon out of reach": (
+        "--dp.max_grad_norm 1 --dp.noise_multiplier 0.5 --dp.target_epsilon 0.5",
+        "the smallest epsilon that can is",
+    ),
+    "a private batch larger than the data": ("--dp.noise_multiplier 0 --batch_size 301", "batch_size is 300"),
+    "a client's batch larger than the data": ("--defense GradientPruning --batch_size 301", "batch_size is 300"),
+    "a strength out of its range": ("--defense GradientPruning --defense.fraction 1.5", "nearest valid choice is 1"),
+    "per-example gradients with BatchNorm": ("--trunk ConvNet --defense DPSGD --defense.bound 1", "norm: group"),
+    "two kinds of training at once": ("--dp.noise_multiplier 0 --defense GradientPruning", "leave defense"),
+    "uneven mini-batches": ("--local_steps.batches 3 --local_steps.steps 3", "must divide"),
+    "an unknown setting": ("--dp.sigma 1", "sigma"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_work_is_refused(case: str, train: Callable[..., Any], workplace: Path) -> None:
+    arguments, expected = BAD[case]
+    before = set(workplace.rglob("*"))
+    ended = train("backbone", *SHORT, *arguments.split(), "--out", "runs/refused")
+    assert ended.code == 2
+    assert ended.out == ""
+    assert ended.err.startswith("error: ")
+    assert ended.err.count("\n") == 1
+    assert expected in ended.err
+    assert set(workplace.rglob("*")) == before

@@ -16,9 +16,10 @@ import torch
 
 from lit_recon.data import Digits
 from lit_recon.models import Backbone, ConvNet, WideFeatureLayer
-from lit_recon.modules.backbone import BackboneModule, train_backbone, training_callbacks
+from lit_recon.modules.backbone import BackboneModule, train_backbone
 from lit_recon.modules.data import BackboneDataModule
 from lit_recon.modules.trainer import TrainerSettings, build_trainer
+from lit_recon.modules.training_callbacks import training_callbacks
 
 
 def fingerprint(model: Backbone) -> str:

@@ -20,16 +20,17 @@ from torch import Tensor
 from lit_recon.data import Digits
 from lit_recon.errors import ConfigError, CorruptFileError, RunExistsError
 from lit_recon.models import MLP, Backbone, BackboneCheckpoint, ConvNet, WideFeatureLayer, load_backbone
-from lit_recon.modules.backbone import (
-    BACKBONE_FILE,
-    LAST_CHECKPOINT,
-    BackboneModule,
-    ExportBackbone,
-    train_backbone,
-    training_callbacks,
-)
+from lit_recon.modules.backbone import BackboneModule, train_backbone
 from lit_recon.modules.data import BackboneDataModule
 from lit_recon.modules.trainer import TrainerSettings, build_trainer
+from lit_recon.modules.training import SGDSchedule, TrainingModule
+from lit_recon.modules.training_callbacks import (
+    BACKBONE_FILE,
+    LAST_CHECKPOINT,
+    ExportBackbone,
+    training_callbacks,
+)
+from lit_recon.modules.utility import UTILITY_FILE, Figures, read_utility
 
 DIGITS = BackboneDataModule(Digits(), padding=1, flip=False)
 
@@ -42,13 +43,17 @@ def digits_model(seed: int = 0) -> Backbone:
 
 
 def train(
-    module: BackboneModule, out: Path, epochs: int, minutes: float = 60.0, *more: Callback, n_train: int | None = 400
+    module: TrainingModule, out: Path, epochs: int, minutes: float = 60.0, *more: Callback, n_train: int | None = 400
 ) -> BackboneCheckpoint:
     (out / LAST_CHECKPOINT).parent.mkdir(parents=True, exist_ok=True)
     data = BackboneDataModule(Digits(), padding=1, flip=False, n_train=n_train)
     callbacks = [*more, *training_callbacks(out, data.class_names, data.split_hash, minutes)]
     trainer = build_trainer(TrainerSettings(accelerator="cpu"), [], callbacks, max_epochs=epochs)
     return load_backbone(train_backbone(trainer, module, data, out))
+
+
+def plain(seed: int = 0, **rates: float) -> BackboneModule:
+    return BackboneModule(digits_model(seed), SGDSchedule(**rates))  # type: ignore[arg-type]  # one of them an int
 
 
 def accuracy_on_digits(model: Backbone) -> float:
@@ -114,7 +119,7 @@ def test_digits_are_learned_through_a_wide_random_layer(tmp_path: Path) -> None:
 
 
 def test_what_a_training_step_moves() -> None:
-    module = BackboneModule(digits_model(), weight_decay=0.1)
+    module = plain(weight_decay=0.1)
     before = {name: value.detach().clone() for name, value in module.model.named_parameters()}
     [optimizer], _ = module.configure_optimizers()
     images, labels = next(iter(DIGITS.train_dataloader()))
@@ -125,7 +130,7 @@ def test_what_a_training_step_moves() -> None:
 
 
 def test_the_rate_falls_to_a_tenth_every_fifty_epochs() -> None:
-    module = BackboneModule(digits_model())
+    module = plain()
     [optimizer], [scheduler] = module.configure_optimizers()
     rates = []
     for _ in range(200):
@@ -137,7 +142,7 @@ def test_the_rate_falls_to_a_tenth_every_fifty_epochs() -> None:
 
 
 def rates_of(model: Backbone) -> dict[str, float]:
-    [optimizer], _ = BackboneModule(model, lr=0.2).configure_optimizers()
+    [optimizer], _ = BackboneModule(model, SGDSchedule(lr=0.2)).configure_optimizers()
     names = {id(value): name for name, value in model.named_parameters()}
     return {names[id(value)]: group["lr"] for group in optimizer.param_groups for value in group["params"]}
 
@@ -158,7 +163,7 @@ def test_the_rate_of_a_plain_head_is_everybodys() -> None:
 
 
 def test_the_logged_figures_are_exact(tmp_path: Path) -> None:
-    module = BackboneModule(digits_model())
+    module = plain()
     trainer = build_trainer(TrainerSettings(accelerator="cpu"), [], max_epochs=1)
     [logged] = trainer.test(module, DIGITS, verbose=False)
     images, labels = DIGITS.test.pixels(), DIGITS.test.labels
@@ -191,17 +196,16 @@ def test_the_logged_figures_are_exact(tmp_path: Path) -> None:
 )
 def test_a_killed_training_ends_as_one_left_alone(kill: Kill, minutes: float, tmp_path: Path) -> None:
     """Bit for bit, over changes of the rate every epoch; `minutes=0` saves after every batch."""
-    alone = train(BackboneModule(digits_model(), decay_every=1, decay=0.5), tmp_path / "alone", epochs=4)
+    alone = train(plain(decay_every=1, decay=0.5), tmp_path / "alone", epochs=4)
     with pytest.raises(KilledError):
-        train(BackboneModule(digits_model(), decay_every=1, decay=0.5), tmp_path / "killed", 4, minutes, kill)
+        train(plain(decay_every=1, decay=0.5), tmp_path / "killed", 4, minutes, kill)
     assert not (tmp_path / "killed" / BACKBONE_FILE).exists()
     steps = StepCounter()
-    resumed = train(
-        BackboneModule(digits_model(seed=1), decay_every=1, decay=0.5), tmp_path / "killed", 4, minutes, steps
-    )
+    resumed = train(plain(seed=1, decay_every=1, decay=0.5), tmp_path / "killed", 4, minutes, steps)
     assert steps.n < 4 * 7
     assert_same_model(alone.model, resumed.model)
     assert (resumed.epoch, resumed.accuracy) == (alone.epoch, alone.accuracy)
+    assert read_utility(tmp_path / "killed") == read_utility(tmp_path / "alone")
 
 
 class StepCounter(Callback):
@@ -214,39 +218,103 @@ class StepCounter(Callback):
 
 
 def test_the_state_is_replaced_in_one_step(tmp_path: Path) -> None:
-    train(BackboneModule(digits_model()), tmp_path, epochs=2, minutes=0.0)
-    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [BACKBONE_FILE, "last.ckpt"]
+    train(plain(), tmp_path, epochs=2, minutes=0.0)
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [
+        BACKBONE_FILE,
+        "last.ckpt",
+        UTILITY_FILE,
+    ]
 
 
 def test_a_trained_folder_is_left_alone(tmp_path: Path) -> None:
-    train(BackboneModule(digits_model()), tmp_path, epochs=1)
+    train(plain(), tmp_path, epochs=1)
     before = (tmp_path / BACKBONE_FILE).read_bytes()
     with pytest.raises(RunExistsError, match="already trained: choose another output folder"):
-        train(BackboneModule(digits_model(seed=1)), tmp_path, epochs=1)
+        train(plain(seed=1), tmp_path, epochs=1)
     assert (tmp_path / BACKBONE_FILE).read_bytes() == before
+
+
+def test_the_utility_is_that_of_the_last_epoch(tmp_path: Path) -> None:
+    losses: list[float] = []
+
+    class Losses(Callback):
+        def on_train_batch_end(
+            self,
+            trainer: Trainer,
+            pl_module: LightningModule,
+            outputs: dict[str, Tensor],
+            batch: object,
+            batch_idx: int,
+        ) -> None:
+            losses.append(float(outputs["loss"]))
+
+    checkpoint = train(plain(), tmp_path, 2, 60.0, Losses(), n_train=384)
+    utility = read_utility(tmp_path)
+    assert utility["final_train_loss"] == pytest.approx(sum(losses[-6:]) / 6, rel=1e-5)  # six batches of 64
+    assert utility["accuracy"] == checkpoint.accuracy
+    with torch.no_grad():
+        logits: Tensor = checkpoint.model(DIGITS.test.pixels())
+    expected = float(torch.nn.functional.cross_entropy(logits, DIGITS.test.labels))
+    assert utility["test_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+class Poison(Callback):
+    """Makes a weight infinite before the given step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: object, batch_idx: int) -> None:
+        if trainer.global_step == self.step:
+            assert isinstance(module, TrainingModule)
+            module.model.head.weight.data.fill_(torch.inf)
+
+
+def without_reasons(utility: Figures) -> Figures:
+    return {name: value for name, value in utility.items() if not name.endswith("_reason")}
+
+
+@pytest.mark.parametrize(("step", "epochs"), [(0, 1), (9, 2)])
+def test_a_training_that_diverges_ends_and_says_so(step: int, epochs: int, tmp_path: Path) -> None:
+    """Seven steps an epoch: one diverges at once, one within the second epoch; eight epochs were asked for."""
+    steps = StepCounter()
+    checkpoint = train(plain(), tmp_path, 8, 60.0, Poison(step), steps)
+    assert steps.n <= 7 * epochs
+    assert checkpoint.accuracy is None
+    utility = read_utility(tmp_path)
+    assert without_reasons(utility) == {"final_train_loss": None, "test_loss": None, "accuracy": None}
+    assert "diverged: its loss was no longer finite after step" in str(utility["accuracy_reason"])
+
+
+def test_a_killed_divergence_is_not_trained_on(tmp_path: Path) -> None:
+    with pytest.raises(KilledError):
+        train(plain(), tmp_path, 8, 60.0, Poison(0), Kill("fit end", epoch=1))
+    steps = StepCounter()
+    assert train(plain(), tmp_path, 8, 60.0, steps).accuracy is None
+    assert steps.n == 0
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
 def test_a_truncated_state(share: float, tmp_path: Path) -> None:
     with pytest.raises(KilledError):
-        train(BackboneModule(digits_model()), tmp_path, 3, 60.0, Kill("batch", epoch=1))
+        train(plain(), tmp_path, 3, 60.0, Kill("batch", epoch=1))
     last = tmp_path / LAST_CHECKPOINT
     content = last.read_bytes()
     last.write_bytes(content[: int(share * len(content))])
     with pytest.raises(CorruptFileError, match="truncated or not a training state: delete it"):
-        train(BackboneModule(digits_model()), tmp_path, 3)
+        train(plain(), tmp_path, 3)
 
 
 @pytest.mark.parametrize(("lr", "decay_every", "decay"), [(0.0, 50, 0.1), (0.1, 0, 0.1), (0.1, 50, -0.1)])
 def test_rates_must_be_positive(lr: float, decay_every: int, decay: float) -> None:
     with pytest.raises(ConfigError, match="must be above 0 and decay_every at least 1"):
-        BackboneModule(digits_model(), lr=lr, decay_every=decay_every, decay=decay)
+        SGDSchedule(lr=lr, decay_every=decay_every, decay=decay)
 
 
 def test_only_a_backbone_module_is_exported(tmp_path: Path) -> None:
     trainer = build_trainer(TrainerSettings(accelerator="cpu"), [])
     with pytest.raises(ConfigError, match="got LightningModule"):
-        ExportBackbone(tmp_path / BACKBONE_FILE, [], "").on_fit_end(trainer, LightningModule())
+        ExportBackbone(tmp_path, [], "").on_fit_end(trainer, LightningModule())
 
 
 @pytest.mark.slow

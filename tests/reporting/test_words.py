@@ -101,3 +101,28 @@ def test_what_the_settings_do_not_say_is_not_made_up(make_run: MakeRun) -> None:
 )
 def test_notes_are_told_once(make_run: MakeRun, written: object, read: list[str]) -> None:
     assert notes(RunRecord.read(make_run(metrics={"notes": written}))) == read
+
+
+CHAIN = {
+    "class_path": "lit_recon.defenses.Chain",
+    "init_args": {
+        "defenses": [
+            {"class_path": "lit_recon.defenses.PerExampleClipping", "init_args": {"bound": 1.0}},
+            {"class_path": "lit_recon.defenses.GaussianNoise", "init_args": {"std": 0.1}},
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("aware", [True, False])
+def test_a_defense_is_named_and_whether_the_attacker_knew_it(make_run: MakeRun, aware: bool) -> None:
+    settings = {"defense": CHAIN, "knowledge": {"defense": aware}}
+    sides = told(make_run(settings=settings))
+    assert "PerExampleClipping(bound=1.0) then GaussianNoise(std=0.1)" in sides[0 if aware else 1]
+
+
+def test_local_steps_and_secure_aggregation_are_said(make_run: MakeRun) -> None:
+    settings = {"client": {"batch_norm": "eval", "local_steps": {"steps": 5}, "n_clients": 4}}
+    known, unknown = told(make_run(settings=settings))
+    assert "5 local steps" in known
+    assert "the mean over 4 of them" in unknown

@@ -1,0 +1,122 @@
+"""Running the cells of a grid: each in a folder of its own, by one process at a time, whatever happens to others."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from jsonargparse import ArgumentParser, Namespace
+
+from lit_recon.cli.configuration import instantiated
+from lit_recon.cli.entry import readable
+from lit_recon.cli.grid import Cell
+from lit_recon.errors import ConfigError, LitReconError
+from lit_recon.reporting import RunFolder
+from lit_recon.reporting.atomic import write_text
+from lit_recon.reporting.formats import duration, format_score
+from lit_recon.reporting.grid_folder import GridFolder
+from lit_recon.reporting.reading import read_metrics
+
+_COMMANDS = {
+    "attack": ("attack.py run", "lit_recon.cli.run"),
+    "utility": ("train.py backbone", "lit_recon.cli.backbone"),
+}
+#: The figure that a finished cell shows.
+_SHOWN = {"attack": ("RMSE", "rmse"), "utility": ("accuracy", "accuracy")}
+
+
+class Cells:
+    """The cells of a grid in its folder.
+
+    Args:
+        cells: all of them.
+        folder: of the grid.
+    """
+
+    def __init__(self, cells: Sequence[Cell], folder: GridFolder) -> None:
+        self.cells, self.folder = list(cells), folder
+        self._commands = {kind: importlib.import_module(module) for kind, (_, module) in _COMMANDS.items()}
+        self._parsers: dict[str, ArgumentParser] = {
+            kind: self._commands[kind].parser(program) for kind, (program, _) in _COMMANDS.items()
+        }
+        self._given_up: set[str] = set()
+
+    def values(self, cell: Cell) -> Namespace:
+        """The cell's settings as its command reads them.
+
+        Raises:
+            ConfigError: the command knows no such setting, or a constructor refuses a value.
+        """
+        parser = self._parsers[cell.kind]
+        try:
+            values: Namespace = parser.parse_object(cell.settings)
+            instantiated(parser, values)
+        except LitReconError as error:
+            raise ConfigError(f"{cell.describe()}: {error}") from error
+        except Exception as error:  # the parser's own, of several kinds
+            raise ConfigError(f"{cell.describe()}: {readable(str(error))}") from error
+        values.out, values.name = self.folder.path / cell.folder, Path(cell.folder).name
+        return values
+
+    def settings(self, cell: Cell) -> dict[str, Any]:
+        """The cell's settings, built."""
+        values = self.values(cell)
+        values.pop("config", None)
+        return instantiated(self._parsers[cell.kind], values)
+
+    def is_done(self, cell: Cell) -> bool:
+        """Whether the cell has its figures."""
+        return RunFolder(self.folder.path / cell.folder).is_complete
+
+    def run(self, wait: bool) -> None:
+        """Run every cell that has no figures, once.
+
+        Args:
+            wait: for cells that another process is running, and take them over where it dies; else pass them by.
+
+        Raises:
+            Interrupted: after a signal; the running cell has saved its state.
+        """
+        for number, cell in enumerate(self.cells, start=1):
+            if self.is_done(cell) or cell.folder in self._given_up:
+                continue
+            lock = self.folder.lock(cell.folder)
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with FileLock(lock, timeout=-1 if wait else 0):
+                    failed_elsewhere = wait and self.folder.failure(cell.folder).is_file()
+                    if not self.is_done(cell) and not failed_elsewhere:
+                        self._run(cell, f"[{number}/{len(self.cells)}] {cell.describe()}")
+            except Timeout:
+                continue
+
+    def _run(self, cell: Cell, title: str) -> None:
+        failure, log, started = self.folder.failure(cell.folder), self.folder.log(cell.folder), time.perf_counter()
+        failure.unlink(missing_ok=True)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with (
+                log.open("a", encoding="utf-8") as stream,
+                contextlib.redirect_stdout(stream),
+                contextlib.redirect_stderr(stream),
+            ):
+                self._commands[cell.kind].execute(self._parsers[cell.kind], self.values(cell))
+        except Exception as error:  # noqa: BLE001  # whatever it is, one cell must not take the others with it
+            self._given_up.add(cell.folder)
+            reason = " ".join(str(error).split()) or type(error).__name__
+            known = isinstance(error, LitReconError)
+            content = {"reason": reason, "traceback": "" if known else traceback.format_exc()}
+            write_text(failure, json.dumps(content, indent=2))
+            print(f"{title}: FAILED, {reason}", flush=True)
+            return
+        name, key = _SHOWN[cell.kind]
+        figure = read_metrics(RunFolder(self.folder.path / cell.folder).metrics).get(key)
+        shown = format_score(key, figure) if isinstance(figure, float) else "not measured"
+        print(f"{title}: {name} {shown} ({duration(time.perf_counter() - started)})", flush=True)

@@ -1,0 +1,82 @@
+"""`attack.py evaluate`: every defense at every strength against every attack, and what each defense costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentParser, Namespace
+
+from lit_recon.cli.cells import Cells
+from lit_recon.cli.configuration import SAME_RUN, instantiated, resolved, settings_parser
+from lit_recon.cli.evaluate_settings import EvaluateSettings
+from lit_recon.cli.grid import build_cells
+from lit_recon.cli.rehearsal import Rehearsal
+from lit_recon.cli.worker import Worker
+from lit_recon.modules.loggers import build_loggers, finish, log_grid, log_table
+from lit_recon.reporting.atomic import write_text
+from lit_recon.reporting.evaluation import Evaluation, build_evaluation, csv_table, gallery_grids, summary_lines
+from lit_recon.reporting.grid_folder import GridFolder
+
+#: What may change between two calls on one folder: cells that stay are kept, new ones are run.
+_GROWS = ("attacks", "defenses", "batch_sizes", "utility", "budgets", "aware")
+
+
+def parser(program: str) -> ArgumentParser:
+    """The command's settings."""
+    settings = settings_parser(program, "Judge defenses by the strongest attack at equal utility.")
+    settings.add_class_arguments(EvaluateSettings, as_group=False)
+    return settings
+
+
+def execute(arguments: ArgumentParser, values: Namespace) -> None:
+    """Refuse what cannot work, then run the cells that have not been run, and write the page about all of them."""
+    worker = Worker.join()
+    complete, config = resolved(arguments, values, "evaluate")
+    settings = EvaluateSettings(**instantiated(arguments, complete))
+    worker.refuse_more_devices(settings.trainer)
+    settings.wandb.resolved_mode()
+    folder = GridFolder(Path(complete.out))
+    cells = Cells(build_cells(settings, yaml.safe_load(config)), folder)
+    if worker.rank == 0:
+        Rehearsal(cells).check()
+        unfinished = not all(map(cells.is_done, cells.cells))
+        GridFolder.open(folder.path, config, settings.overwrite, (*SAME_RUN, *_GROWS), reopen=unfinished)
+        write_text(folder.grid, json.dumps(_description(settings, cells), indent=2))
+        done = sum(map(cells.is_done, cells.cells))
+        print(f"grid        {len(cells.cells)} cells, {done} of them done")
+        print(f"run folder  {folder.path}", flush=True)
+    worker.leave()
+    cells.run(wait=False)
+    if worker.rank != 0:
+        return
+    cells.run(wait=True)
+    build_evaluation(folder.path)
+    evaluation = Evaluation.read(folder)
+    _log(settings, evaluation, str(complete.name), yaml.safe_load(config))
+    print("\n".join(summary_lines(evaluation)))
+    print(f"report      {folder.report}")
+
+
+def _description(settings: EvaluateSettings, cells: Cells) -> dict[str, Any]:
+    """What the page cannot read off the cells' own folders."""
+    return {
+        "cells": [cell.entry() for cell in cells.cells],
+        "attacks": {name: attack.title or name for name, attack in settings.attacks.items()},
+        "defenses": {name: family.title or name for name, family in settings.defenses.items()},
+        "budgets": sorted(settings.budgets),
+    }
+
+
+def _log(settings: EvaluateSettings, evaluation: Evaluation, name: str, config: Mapping[str, Any]) -> None:
+    """The tables and pictures on W&B."""
+    loggers = build_loggers(evaluation.folder.logs, name, settings.wandb, dict(config))
+    columns, rows = csv_table(evaluation)
+    log_table(loggers, "cells", columns, rows)
+    for title, grid in gallery_grids(evaluation).items():
+        log_grid(loggers, f"gallery/{title}", grid, 0)
+    log_grid(loggers, "utility_against_leakage", (evaluation.folder.figures / "scatter.png").read_bytes(), 0)
+    finish(loggers)

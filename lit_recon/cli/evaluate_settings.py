@@ -1,0 +1,143 @@
+"""What the configuration of an evaluation may say: which defenses and attacks meet, on whose images, at what price."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from lit_recon.cli.settings import BackboneSettings, LpipsSettings, VictimSettings
+from lit_recon.data import Digits, ImageSource
+from lit_recon.errors import ConfigError
+from lit_recon.modules.loggers import WandbSettings
+from lit_recon.modules.trainer import TrainerSettings
+from lit_recon.observation import ClientSettings
+from lit_recon.records import Knowledge
+
+
+@dataclass(frozen=True)
+class DefenseFamily:
+    """One defense at several strengths.
+
+    Args:
+        settings: of a run of `attack.py run` and of `train.py backbone`: usually `defense`, else `client`.
+        strength: dotted key of the setting that is the strength, such as `defense.init_args.fraction`.
+        values: of the strength, from weak to strong.
+        title: for tables; default: the name in the grid.
+
+    Raises:
+        ConfigError: no values, a strength that is no number, or settings that are neither a defense nor a client's.
+    """
+
+    settings: dict[str, Any]
+    strength: str
+    values: list[float]
+    title: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise ConfigError(f"a defense needs at least one value of {self.strength}; got none")
+        if any(not math.isfinite(value) for value in self.values) or len(set(self.values)) < len(self.values):
+            raise ConfigError(f"values of {self.strength} must be finite and differ from each other; got {self.values}")
+        odd = sorted({*self.settings, self.strength.partition(".")[0]} - {"defense", "client"})
+        if odd:
+            raise ConfigError(f"a defense is made of the settings `defense` and `client`; got {', '.join(odd)}")
+
+
+@dataclass(frozen=True)
+class GridAttack:
+    """One attack of the grid.
+
+    Args:
+        config: of `attack.py run`, for example configs/attack/geiping2020.yaml; what the grid says itself (data,
+            backbone, victims, client) takes the place of what this file says.
+        settings: that override the file's.
+        title: for tables; default: the name in the grid.
+    """
+
+    config: Path
+    settings: dict[str, Any] = field(default_factory=dict)
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class GridPaper:
+    """The paper that a grid follows.
+
+    Args:
+        citation: authors, title, venue.
+        rmse: printed RMSE by attack, then by defense; one entry per value of the strength, numbers or text.
+        note: how its setting differs from this one.
+    """
+
+    citation: str = ""
+    rmse: dict[str, dict[str, list[float | str]]] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateSettings:
+    """One run of `attack.py evaluate`: every defense, at every strength, against every attack, at every batch size.
+
+    Args:
+        name: of the run; default: the name of its configuration file.
+        out: folder for everything that the run leaves behind; default: runs/NAME.
+        overwrite: begin anew where a run is already.
+        seed: of the backbone's weights and of the trainings that measure utility.
+        data: where images come from.
+        backbone: the model under attack, the same for all defenses.
+        client: how clients compute their updates.
+        knowledge: what all attackers know; default: what each attack's own configuration says.
+        aware: attackers know the defense: `true`, `false`, or `both`, which runs each attack twice.
+        victims: whose updates are attacked; `batch_size` is the grid's matter.
+        batch_sizes: images per client.
+        attacks: by name.
+        defenses: by name; no defense is always part of the grid.
+        utility: settings of the backbone that differ in the trainings that measure each defense's price, such as
+            `epochs`; null leaves utility out.
+        budgets: losses of accuracy, as fractions, at which defenses are compared.
+        trainer: where to compute.
+        lpips: an optional score.
+        wandb: Weights & Biases.
+        paper: whose tables these are.
+
+    Raises:
+        ConfigError: an empty grid, a batch size below 1, or figures of the paper that fit no cell.
+    """
+
+    name: str | None = None
+    out: Path | None = None
+    overwrite: bool = False
+    seed: int = 0
+    data: ImageSource = field(default_factory=Digits)
+    backbone: BackboneSettings = field(default_factory=BackboneSettings)
+    client: ClientSettings = field(default_factory=ClientSettings)
+    knowledge: Knowledge | None = None
+    aware: bool | Literal["both"] = True
+    victims: VictimSettings = field(default_factory=VictimSettings)
+    batch_sizes: list[int] = field(default_factory=lambda: [1])
+    attacks: dict[str, GridAttack]
+    defenses: dict[str, DefenseFamily]
+    utility: dict[str, Any] | None = field(default_factory=dict)
+    budgets: list[float] = field(default_factory=lambda: [0.01, 0.02, 0.05, 0.1])
+    trainer: TrainerSettings = field(default_factory=TrainerSettings)
+    lpips: LpipsSettings = field(default_factory=LpipsSettings)
+    wandb: WandbSettings = field(default_factory=WandbSettings)
+    paper: GridPaper | None = None
+
+    def __post_init__(self) -> None:
+        if not self.attacks:
+            raise ConfigError("an evaluation needs at least one attack; got none: name one under `attacks`")
+        if not self.batch_sizes or min(self.batch_sizes) < 1 or len(set(self.batch_sizes)) < len(self.batch_sizes):
+            raise ConfigError(f"batch_sizes must be different numbers of at least 1; got {self.batch_sizes}")
+        if any(not 0 <= budget <= 1 for budget in self.budgets):
+            raise ConfigError(f"budgets are losses of accuracy in [0, 1]; got {self.budgets}")
+        for attack, families in (self.paper or GridPaper()).rmse.items():
+            for family, values in families.items():
+                known = self.defenses.get(family)
+                if attack not in self.attacks or known is None or len(values) != len(known.values):
+                    raise ConfigError(
+                        f"paper.rmse.{attack}.{family} must name an attack and a defense of this grid and hold one "
+                        f"entry per strength; got {len(values)} entries"
+                    )

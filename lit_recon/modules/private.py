@@ -1,0 +1,200 @@
+"""DP-SGD through Opacus: its hooks for per-example gradients, its optimizer for clipping and noise, our accounting."""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import lit_recon._torchvision
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from lit_recon.data.seeding import seeded_generator
+from lit_recon.errors import ConfigError, UnsupportedModelError
+from lit_recon.models import Backbone
+from lit_recon.modules.own_reduction import switch_off_ddp_reduction
+from lit_recon.modules.privacy_plan import PrivacyPlan
+from lit_recon.modules.training import ImageBatch, SGDSchedule, TrainingModule
+from lit_recon.modules.utility import Figures
+
+if TYPE_CHECKING:
+    from opacus.optimizers import DPOptimizer
+
+#: PyTorch's remark on a layer whose input is an image; Opacus needs the derivative by its output only.
+_HARMLESS = "Full backward hook is firing when gradients are computed with respect to module outputs"
+
+
+def private_model(model: Backbone) -> tuple[Backbone, list[str]]:
+    """The model with GroupNorm in place of BatchNorm, all other weights kept, and the names of the replaced layers.
+
+    Opacus' own `ModuleValidator.fix` would leave a network that a checkpoint cannot describe; this one is built again
+    with `norm: group`, and then has to pass Opacus' validation.
+
+    Raises:
+        UnsupportedModelError: a layer mixes the examples of a batch and cannot be replaced.
+    """
+    from opacus.validators import ModuleValidator
+
+    if model.feature_layer is not None:
+        raise UnsupportedModelError(
+            "the center of a wide feature layer follows the private batches without noise: train without dp, or "
+            "without feature_layer"
+        )
+    replaced = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    if replaced:
+        model = _with_group_norm(model, replaced)
+    problems = ModuleValidator.validate(copy.deepcopy(model).train())
+    if problems:
+        raise UnsupportedModelError(f"Opacus cannot train this model privately: {'; '.join(map(str, problems))}")
+    return model, replaced
+
+
+def _with_group_norm(model: Backbone, replaced: list[str]) -> Backbone:
+    arguments = model.trunk.arguments
+    if arguments.get("norm") != "batch":
+        raise UnsupportedModelError(
+            f"per-example gradients need a network without BatchNorm, but {type(model.trunk).__name__} has {replaced} "
+            "and no setting norm: group to replace them by"
+        )
+    with torch.random.fork_rng(devices=[]):
+        trunk = type(model.trunk)(**{**arguments, "norm": "group"})
+        fixed = Backbone(trunk, model.n_classes, model.normalization)
+    fixed.load_state_dict(model.state_dict(), strict=False)  # all but running statistics
+    return fixed
+
+
+class PrivateBackboneModule(TrainingModule):
+    """Steps along the sum of clipped per-example gradients plus noise, over the expected batch size.
+
+    All trainable parameters are clipped as one vector. A batch may be empty: it is noise alone. Sampling, noise and
+    augmentation are functions of the seed: whoever knows the seed can take the noise off again, so that a guarantee for
+    a published model needs a seed that is not published.
+
+    With several processes each samples its own share of the images, the first one adds the noise, and the sum is
+    divided by the expected size of the whole batch; epsilon is that of one process.
+
+    Epsilon is logged after every epoch. It comes from `lit_recon.privacy`: exact for full batches, else from the
+    privacy loss distribution, as Opacus' own PRV accountant does not come back at little noise. What a checkpoint keeps
+    for the accountant is the mechanism and the number of its releases; a training resumes with the same mechanism only.
+
+    This is the module for a training with a guarantee. The defense `DPSGD` computes the same mechanism for an arbitrary
+    batch, for a client under attack or next to other defenses; on one batch and without noise both give the same
+    gradient, but for Opacus' 1e-6 beside the norm and for frozen parameters, which `DPSGD` clips along.
+
+    Args:
+        model: as `private_model` gives it.
+        plan: mechanism and guarantee.
+        schedule: of the optimizer.
+        seed: of the noise.
+
+    Raises:
+        UnsupportedModelError: the model mixes the examples of a batch.
+
+    Source: [Abadi2016], algorithm 1, with Poisson sampling.
+    """
+
+    def __init__(self, model: Backbone, plan: PrivacyPlan, schedule: SGDSchedule | None = None, seed: int = 0) -> None:
+        from opacus.grad_sample.grad_sample_module import GradSampleHooks
+
+        fitting, replaced = private_model(model)
+        if replaced:
+            raise UnsupportedModelError(
+                f"BatchNorm layers {replaced} mix the examples of a batch: pass the model through private_model() first"
+            )
+        super().__init__(fitting, schedule)
+        self.plan, self.seed, self.releases = plan, seed, 0
+        # not strict: Opacus takes the constant buffers of our normalization for running statistics
+        GradSampleHooks(self.model, strict=False)
+        self._mechanism: DPOptimizer | None = None
+        self._n_examples = 0
+
+    def on_train_start(self) -> None:
+        """Build the mechanism around the optimizer that Lightning has made."""
+        from opacus.optimizers import DistributedDPOptimizer, DPOptimizer
+
+        super().on_train_start()
+        switch_off_ddp_reduction(self.trainer.strategy)
+        world_size = self.trainer.world_size
+        [optimizer] = self.trainer.optimizers
+        self._mechanism = (DPOptimizer if world_size == 1 else DistributedDPOptimizer)(
+            optimizer,
+            noise_multiplier=self.plan.noise_multiplier,
+            max_grad_norm=min(self.plan.max_grad_norm, sys.float_info.max),  # infinity times no noise is no number
+            expected_batch_size=self.plan.batch_size / world_size,
+        )
+
+    def training_step(self, batch: ImageBatch, batch_idx: int) -> Tensor:
+        images, labels = batch
+        self._n_examples = len(labels)
+        loss = nn.functional.cross_entropy(self(images), labels) if len(labels) else images.new_zeros(())
+        self.record_loss(loss, len(labels))
+        return loss
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Set the gradients that the optimizer steps along."""
+        mechanism = self._mechanism
+        if mechanism is None:
+            raise ConfigError("a PrivateBackboneModule is trained by a Trainer, which starts its mechanism")
+        mechanism.zero_grad()
+        if self._n_examples:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=_HARMLESS)
+                loss.backward()
+        else:
+            for parameter in mechanism.params:
+                parameter.grad_sample = parameter.new_zeros((0, *parameter.shape))
+        seed = seeded_generator(self.seed, "noise", self.trainer.global_step).initial_seed()
+        mechanism.generator = torch.Generator(self.device).manual_seed(seed)
+        mechanism.pre_step()
+        if self.trainer.world_size > 1:
+            mechanism.reduce_gradients()
+        self.releases += 1
+
+    def guarantee(self) -> Figures:
+        """Epsilon after the releases so far, and what it means."""
+        plan, epsilon = self.plan, self.plan.epsilon(self.releases)
+        spent: Figures = {"epsilon": epsilon}
+        if math.isinf(epsilon):
+            spent = {"epsilon": None, "epsilon_reason": "without noise no epsilon is guaranteed"}
+        return {
+            **spent,
+            "delta": plan.delta,
+            "neighbors": plan.neighbors,
+            "accountant": plan.accountant,
+            "noise_multiplier": plan.noise_multiplier,
+            "sampling_rate": plan.sampling_rate,
+        }
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """The accountant's state too."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["privacy"] = {**self._identity(), "releases": self.releases}
+
+    def on_load_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
+        """Inverse of `on_save_checkpoint`.
+
+        Raises:
+            ConfigError: the checkpoint was written with another mechanism.
+        """
+        super().on_load_checkpoint(checkpoint)
+        spent = dict(checkpoint["privacy"])
+        self.releases = spent.pop("releases")
+        if spent != self._identity():
+            raise ConfigError(
+                f"the interrupted training spent its privacy by {spent}, this one would by {self._identity()}: resume "
+                "it with its own settings, or begin anew"
+            )
+
+    def _identity(self) -> dict[str, float]:
+        plan = self.plan
+        return {
+            "noise_multiplier": plan.noise_multiplier,
+            "max_grad_norm": plan.max_grad_norm,
+            "sampling_rate": plan.sampling_rate,
+        }

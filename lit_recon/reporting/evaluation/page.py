@@ -1,0 +1,104 @@
+"""The files that an evaluation leaves behind: the page, the table, the figures, and last of all the record."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+from lit_recon.reporting.atomic import write_bytes, write_text
+from lit_recon.reporting.evaluation.galleries import gallery_grids
+from lit_recon.reporting.evaluation.judgement import levels
+from lit_recon.reporting.evaluation.results import CellResult, Evaluation
+from lit_recon.reporting.evaluation.scatter import scatter
+from lit_recon.reporting.evaluation.tables import attack_tables, csv_text, equal_utility
+from lit_recon.reporting.evaluation.verdicts import verdicts
+from lit_recon.reporting.formats import ABSENT, MISSING
+from lit_recon.reporting.html import render
+from lit_recon.reporting.paper import paper_of
+from lit_recon.reporting.provenance import environment
+from lit_recon.reporting.rows import Metric
+from lit_recon.reporting.settings import flatten
+from lit_recon.reporting.writing import write_metrics
+
+
+def build_evaluation(folder: Path | str) -> Path:
+    """Write everything about an evaluation into its folder, from the files of its cells alone.
+
+    Returns:
+        The page's path.
+
+    Raises:
+        MissingDataError: the folder holds no evaluation.
+        CorruptFileError: one of its files, or of its cells' files, is malformed.
+    """
+    evaluation = Evaluation.read(folder)
+    grid = evaluation.folder
+    picture, galleries = scatter(evaluation, "svg"), gallery_grids(evaluation)
+    write_bytes(grid.figures / "scatter.svg", picture)
+    write_bytes(grid.figures / "scatter.png", scatter(evaluation, "png"))
+    for title, png in galleries.items():
+        write_bytes(grid.figures / f"gallery_{_file_name(title)}.png", png)
+    write_text(grid.table, csv_text(evaluation))
+    failed = [cell for cell in evaluation.cells if cell.reason]
+    facts = environment()
+    page = render(
+        "evaluation.html.j2",
+        name=str(evaluation.settings.get("name") or grid.path.resolve().name),
+        paper=paper_of(evaluation.settings),
+        tables=attack_tables(evaluation),
+        verdicts=verdicts(evaluation),
+        equal=equal_utility(evaluation),
+        scatter=_data_uri(picture, "svg+xml"),
+        galleries={title: _data_uri(png, "png") for title, png in galleries.items()},
+        failed=[(_title(evaluation, cell), cell.reason) for cell in failed],
+        settings=flatten(evaluation.settings),
+        created=str(facts.get("created") or ""),
+        version=str(facts.get("version_lit_recon") or ""),
+        missing=MISSING,
+        absent=ABSENT,
+    )
+    write_text(grid.report, page)
+    write_metrics(grid, {**_record(evaluation), "n_failed": len(failed), **facts})
+    return grid.report
+
+
+def summary_lines(evaluation: Evaluation) -> list[str]:
+    """The verdicts, for a terminal."""
+    lines = [f"{title}: {sentence}" for title, sentences in verdicts(evaluation) for sentence in sentences]
+    failed = sum(1 for cell in evaluation.cells if cell.reason)
+    return [*lines, *([f"{failed} cells have no figures; the report says why"] if failed else [])]
+
+
+def _record(evaluation: Evaluation) -> dict[str, Metric]:
+    """The figures under flat keys."""
+    record: dict[str, Metric] = {"n_cells": len(evaluation.cells)}
+    for cell in evaluation.cells:
+        key = ".".join(cell.folder.name.split("-")[:-1])
+        if cell.kind == "utility":
+            record |= {f"accuracy.{key}": cell.number("accuracy")}
+            record |= {f"final_train_loss.{key}": cell.number("final_train_loss")}
+        else:
+            record[f"rmse.{key}"] = cell.rmse
+        if cell.reason:
+            record[f"rmse.{key}_reason" if cell.kind == "attack" else f"accuracy.{key}_reason"] = cell.reason
+    for size in evaluation.batch_sizes:
+        for level in levels(evaluation, size):
+            name = level.defense if level.strength is None else f"{level.defense}_{level.strength:g}"
+            record[f"strongest.{name}.b{size}"] = level.strongest.attack if level.strongest else None
+            record[f"stops.{name}.b{size}"] = level.stops
+    return record
+
+
+def _title(evaluation: Evaluation, cell: CellResult) -> str:
+    defense = evaluation.title(cell.defense, cell.strength)
+    if cell.kind == "utility":
+        return f"training under {defense}"
+    return f"{defense}, {evaluation.attack_title(cell)}, batch {cell.batch_size}"
+
+
+def _file_name(title: str) -> str:
+    return "".join(letter if letter.isalnum() else "_" for letter in title.lower())
+
+
+def _data_uri(content: bytes, kind: str) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"

@@ -1,0 +1,152 @@
+"""The cells of an evaluation and what became of them, read from its folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lit_recon.errors import CorruptFileError, MissingDataError
+from lit_recon.reporting.folder import RunFolder
+from lit_recon.reporting.grid_folder import GridFolder
+from lit_recon.reporting.reading import read_metrics
+from lit_recon.reporting.rows import Metric
+from lit_recon.reporting.settings import parse_settings
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """One cell.
+
+    Attributes:
+        kind: `attack`, or `utility` for a training.
+        folder: of the cell's run.
+        defense, strength: no strength without a defense.
+        attack, batch_size: empty and 0 for a training.
+        aware: the attacker knew the defense; None where there was none.
+        paper: printed RMSE, if any.
+        metrics: of the run; empty without one.
+        reason: why there are no figures; empty where there are.
+    """
+
+    kind: str
+    folder: Path
+    defense: str
+    strength: float | None
+    attack: str
+    aware: bool | None
+    batch_size: int
+    paper: float | str | None
+    metrics: Mapping[str, Metric]
+    reason: str
+
+    def number(self, key: str) -> float | None:
+        """A figure; None where there is none."""
+        value = self.metrics.get(key)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    @property
+    def rmse(self) -> float | None:
+        """Mean RMSE of the reconstructions."""
+        return self.number("rmse")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All cells of an evaluation in the order of its grid.
+
+    Attributes:
+        folder: where it is.
+        settings: its configuration, nested.
+        cells: of both kinds.
+        attacks, defenses: titles by name.
+        budgets: losses of accuracy at which defenses are compared.
+    """
+
+    folder: GridFolder
+    settings: Mapping[str, object]
+    cells: list[CellResult]
+    attacks: Mapping[str, str]
+    defenses: Mapping[str, str]
+    budgets: list[float]
+
+    @classmethod
+    def read(cls, folder: GridFolder | Path | str) -> Evaluation:
+        """Read an evaluation, finished or not.
+
+        Raises:
+            MissingDataError: the folder holds no evaluation.
+            CorruptFileError: one of its files is malformed.
+        """
+        grid = folder if isinstance(folder, GridFolder) else GridFolder(Path(folder))
+        if not grid.grid.is_file():
+            raise MissingDataError(f"{grid.path} holds no evaluation ({grid.grid.name} is missing): check the path")
+        try:
+            content = json.loads(grid.grid.read_text(encoding="utf-8"))
+            cells = [_result(grid, entry) for entry in content["cells"]]
+            settings = parse_settings(grid.config.read_text(encoding="utf-8"), grid.config)
+            return cls(grid, settings, cells, content["attacks"], content["defenses"], content["budgets"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptFileError(
+                f"{grid.grid} is malformed ({type(error).__name__}: {error}); run the evaluation again, which keeps "
+                "its finished cells"
+            ) from error
+
+    @property
+    def attacked(self) -> list[CellResult]:
+        """The cells that are attacks."""
+        return [cell for cell in self.cells if cell.kind == "attack"]
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """Images per client, as the grid lists them."""
+        return list(dict.fromkeys(cell.batch_size for cell in self.attacked))
+
+    @property
+    def levels(self) -> list[tuple[str, float | None]]:
+        """Every defense at every strength; no defense comes first."""
+        return list(dict.fromkeys((cell.defense, cell.strength) for cell in self.cells))
+
+    def training(self, defense: str, strength: float | None) -> CellResult | None:
+        """The training that measured a defense's price; None where the grid has none."""
+        return next(
+            (c for c in self.cells if c.kind == "utility" and (c.defense, c.strength) == (defense, strength)), None
+        )
+
+    def title(self, defense: str, strength: float | None) -> str:
+        """A defense and its strength, for readers."""
+        if strength is None:
+            return "no defense"
+        return f"{self.defenses.get(defense, defense)} {strength:g}"
+
+    def attack_title(self, cell: CellResult) -> str:
+        """An attack, and that it does not know of the defense where that is so."""
+        name = self.attacks.get(cell.attack, cell.attack)
+        return f"{name}, defense unknown" if cell.aware is False else name
+
+
+def _result(grid: GridFolder, entry: Mapping[str, object]) -> CellResult:
+    run = RunFolder(grid.path / str(entry["folder"]))
+    failure = grid.failure(str(entry["folder"]))
+    metrics: Mapping[str, Metric] = {}
+    reason = ""
+    if run.is_complete:
+        metrics = read_metrics(run.metrics)
+    elif failure.is_file():
+        reason = str(json.loads(failure.read_text(encoding="utf-8"))["reason"])
+    else:
+        reason = "not run yet"
+    strength, aware, paper = entry["strength"], entry["aware"], entry["paper"]
+    return CellResult(
+        kind=str(entry["kind"]),
+        folder=run.path,
+        defense=str(entry["defense"]),
+        strength=float(strength) if isinstance(strength, int | float) else None,
+        attack=str(entry["attack"]),
+        aware=aware if isinstance(aware, bool) else None,
+        batch_size=int(str(entry["batch_size"])),
+        paper=paper if isinstance(paper, int | float | str) else None,
+        metrics=metrics,
+        reason=reason,
+    )

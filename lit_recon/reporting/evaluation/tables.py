@@ -1,0 +1,192 @@
+"""An evaluation as tables: for the page, with the strongest attack of every row, and as rows of a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass
+
+from lit_recon.reporting.evaluation.judgement import BASELINE, NO_DEFENSE, Level, best_within, levels, strongest
+from lit_recon.reporting.evaluation.results import CellResult, Evaluation
+from lit_recon.reporting.formats import ABSENT, MISSING, format_printed, format_score
+
+#: Figures of an attack's run that the CSV file holds, by column.
+_FIGURES = {
+    "n": "n",
+    "rmse": "rmse",
+    "rmse_std": "rmse_std",
+    "psnr": "psnr",
+    "ssim": "ssim",
+    "lpips": "lpips",
+    "label_accuracy": "label_accuracy",
+    "nearest_public_rmse": BASELINE,
+    "mean_image_rmse": "baseline_mean_image_rmse",
+    "seconds": "seconds",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell of a table.
+
+    Attributes:
+        text: the mean.
+        spread: standard deviation over the images.
+        paper: what the paper prints.
+        strongest: the closest attack of its row.
+        reason: why there is no figure.
+    """
+
+    text: str
+    spread: str = ""
+    paper: str = ABSENT
+    strongest: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A defense at one strength: one entry per attack, its price, and the limit that it is held against."""
+
+    title: str
+    entries: list[Entry]
+    accuracy: str
+    price: str
+    train_loss: str
+    stops: bool | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """All defenses at one batch size, with the RMSE of the baselines over the same images."""
+
+    batch_size: int
+    attacks: list[str]
+    rows: list[Row]
+    nearest_public: str
+    mean_image: str
+
+
+@dataclass(frozen=True)
+class EqualUtility:
+    """Defenses at equal price, at one batch size: by budget, one entry per defense, none of them first.
+
+    The entry of the defense that protects best is marked as `strongest`.
+    """
+
+    batch_size: int
+    defenses: list[str]
+    rows: list[tuple[str, list[Entry]]]
+
+
+def equal_utility(evaluation: Evaluation) -> list[EqualUtility]:
+    """One table per batch size; none where no price was measured."""
+    if not any(cell.kind == "utility" for cell in evaluation.cells):
+        return []
+    names = [NO_DEFENSE, *evaluation.defenses]
+    titles = ["no defense", *evaluation.defenses.values()]
+    tables = []
+    for size in evaluation.batch_sizes:
+        points = levels(evaluation, size)
+        rows = []
+        for budget in evaluation.budgets:
+            best = best_within(points, budget)
+            top = max(best.values(), key=lambda level: level.rmse or 0.0, default=None)
+            rows.append((f"{100 * budget:g}", [_protection(best.get(name), top) for name in names]))
+        tables.append(EqualUtility(size, titles, rows))
+    return tables
+
+
+def attack_tables(evaluation: Evaluation) -> list[Table]:
+    """One table per batch size."""
+    return [_table(evaluation, size) for size in evaluation.batch_sizes]
+
+
+def csv_table(evaluation: Evaluation) -> tuple[list[str], list[list[object]]]:
+    """Header and rows, one per attack, with the utility of its defense beside it; None where there is no figure."""
+    header = ["defense", "strength", "attack", "aware", "batch_size", *_FIGURES, "paper_rmse", "strongest"]
+    header += ["accuracy", "final_train_loss", "folder", "reason"]
+    winners = {
+        id(level.strongest) for size in evaluation.batch_sizes for level in levels(evaluation, size) if level.strongest
+    }
+    rows: list[list[object]] = []
+    for cell in evaluation.attacked:
+        training = evaluation.training(cell.defense, cell.strength)
+        utility = [training.number(key) if training else None for key in ("accuracy", "final_train_loss")]
+        place = cell.folder.relative_to(evaluation.folder.path).as_posix()
+        aware = None if cell.aware is None else str(cell.aware).lower()
+        identity = [cell.defense, cell.strength, cell.attack, aware, cell.batch_size]
+        figures = [cell.number(key) for key in _FIGURES.values()]
+        judged = [cell.paper, str(id(cell) in winners).lower()]
+        rows.append([*identity, *figures, *judged, *utility, place, cell.reason])
+    return header, rows
+
+
+def csv_text(evaluation: Evaluation) -> str:
+    """The same as a file's content."""
+    header, rows = csv_table(evaluation)
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def _table(evaluation: Evaluation, size: int) -> Table:
+    cells = [cell for cell in evaluation.attacked if cell.batch_size == size]
+    columns = list(dict.fromkeys((cell.attack, cell.aware is False) for cell in cells))
+    found = {(cell.defense, cell.strength, cell.attack, cell.aware is False): cell for cell in cells}
+    titles = {key: evaluation.attack_title(cell) for cell in cells for key in [(cell.attack, cell.aware is False)]}
+    rows = []
+    for level in levels(evaluation, size):
+        entries = [
+            _entry(found.get((level.defense, level.strength, *column)), level, unknown=column[1]) for column in columns
+        ]
+        rows.append(
+            Row(level.title, entries, _percent(level.accuracy), _price(level), _number(level.train_loss), level.stops)
+        )
+    best = strongest(cells)
+    return Table(
+        size,
+        [titles[column] for column in columns],
+        rows,
+        format_score("rmse", best.number(BASELINE)) if best else MISSING,
+        format_score("rmse", best.number("baseline_mean_image_rmse")) if best else MISSING,
+    )
+
+
+def _protection(level: Level | None, top: Level | None) -> Entry:
+    if level is None:
+        return Entry(ABSENT, reason="no strength of the grid costs so little, or none was attacked")
+    strength = "" if level.strength is None else f"at {level.strength:g}"
+    return Entry(format_score("rmse", level.rmse), strength, strongest=level is top)
+
+
+def _entry(cell: CellResult | None, level: Level, unknown: bool) -> Entry:
+    if cell is None:
+        why = "without a defense there is nothing to know" if unknown and level.strength is None else "not in the grid"
+        return Entry(ABSENT, reason=why)
+    paper = format_printed("rmse", cell.paper)
+    if cell.rmse is None:
+        return Entry(MISSING, paper=paper, reason=cell.reason or "the run did not measure it")
+    spread = cell.number("rmse_std")
+    return Entry(
+        format_score("rmse", cell.rmse),
+        "" if spread is None else format_score("rmse", spread),
+        paper,
+        cell is level.strongest,
+    )
+
+
+def _percent(value: float | None) -> str:
+    return MISSING if value is None else f"{100 * value:.1f}\N{NO-BREAK SPACE}%"
+
+
+def _price(level: Level) -> str:
+    if level.price is None:
+        return MISSING
+    return ABSENT if level.strength is None else f"{100 * level.price:+.1f}"
+
+
+def _number(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.3f}"

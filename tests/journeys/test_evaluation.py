@@ -1,0 +1,220 @@
+"""Evaluations from the command line: in one go, killed and resumed, grown, with failures, by two processes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lit_recon.cli import run as run_command
+from lit_recon.reporting import RunFolder
+from lit_recon.reporting.grid_folder import GridFolder
+
+ROOT = Path(__file__).parents[2]
+Run = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def grid(workplace: Path) -> Path:
+    """Two defenses against one attack, with a network that trains in a second."""
+    attack = str(ROOT / "configs" / "attack" / "demo_digits.yaml")
+    steps = {"attack": {"init_args": {"steps": 40, "restarts": 1}}}
+    content = {
+        "name": "tiny",
+        "backbone": {
+            "trunk": {"class_path": "MLP", "init_args": {"hidden": [16]}},
+            "epochs": 1,
+            "padding": 1,
+            "flip": False,
+        },
+        "victims": {"n": 2},
+        "attacks": {"geiping2020": {"config": attack, "settings": steps}},
+        "defenses": {
+            "noise": {
+                "strength": "defense.init_args.std",
+                "values": [0.01, 0.1],
+                "settings": {"defense": {"class_path": "GaussianNoise"}},
+            },
+            "local": {"strength": "client.local_steps.steps", "values": [2], "settings": {}},
+        },
+        "utility": {"epochs": 1},
+        "trainer": {"threads": 1},
+        "lpips": {"network": "none"},
+    }
+    path = workplace / "tiny.yaml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return path
+
+
+def finished(folder: Path) -> dict[str, int]:
+    """When every finished cell was finished."""
+    return {
+        path.parent.name: path.stat().st_mtime_ns
+        for part in ("cells", "utility")
+        for path in folder.glob(f"{part}/*/metrics.json")
+    }
+
+
+def figures(folder: Path) -> list[dict[str, str]]:
+    """The table without what it cost to make."""
+    with GridFolder(folder).table.open() as file:
+        return [{name: cell for name, cell in row.items() if name != "seconds"} for row in csv.DictReader(file)]
+
+
+@pytest.fixture(scope="session")
+def whole(workplace: Path, grid: Path, script: Callable[..., subprocess.Popen[str]]) -> Path:
+    """The grid in one go."""
+    folder = workplace / "runs" / "tiny_whole"
+    process = script("attack.py", "evaluate", "--config", grid, "--out", folder, "--wandb.mode", "disabled")
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert "[8/8] local 2, geiping2020, batch 1: RMSE 0." in out
+    assert out.splitlines()[-1] == f"report      {folder / 'report.html'}"
+    return folder
+
+
+def test_a_grid_leaves_a_table_pictures_and_a_verdict(whole: Path, attack: Run) -> None:
+    rows = figures(whole)
+    assert [(row["defense"], row["strength"]) for row in rows] == [
+        ("none", ""),
+        ("noise", "0.01"),
+        ("noise", "0.1"),
+        ("local", "2.0"),
+    ]
+    assert all(float(row["rmse"]) > 0 and float(row["accuracy"]) > 0.2 and row["strongest"] == "true" for row in rows)
+    assert all(float(row["final_train_loss"]) > 0 for row in rows)
+    page = (whole / "report.html").read_text()
+    assert "Price against protection" in page
+    again = attack("report", whole)
+    assert again.code == 0
+    assert (whole / "report.html").read_text().count("<h2>") == page.count("<h2>")
+
+
+def test_a_finished_grid_is_not_touched(whole: Path, grid: Path, attack: Run) -> None:
+    before = finished(whole)
+    refused = attack("evaluate", "--config", grid, "--out", whole)
+    assert refused.code == 2
+    assert "holds a finished run" in refused.err
+    assert finished(whole) == before
+
+
+def test_killed_and_resumed_gives_the_same_table_and_runs_nothing_twice(
+    workplace: Path, grid: Path, whole: Path, script: Callable[..., subprocess.Popen[str]], attack: Run
+) -> None:
+    folder = workplace / "runs" / "tiny_killed"
+    process = script("attack.py", "evaluate", "--config", grid, "--out", folder)
+    while len(finished(folder)) < 6:
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    before = finished(folder)
+    assert 6 <= len(before) < 8
+    resumed = attack("evaluate", "--config", grid, "--out", folder)
+    assert resumed.code == 0, resumed.err
+    assert {name: at for name, at in finished(folder).items() if name in before} == before
+    assert figures(folder) == figures(whole)
+
+
+def test_a_grid_grows_by_the_cells_that_are_new(workplace: Path, grid: Path, attack: Run, whole: Path) -> None:
+    folder = workplace / "runs" / "tiny_grown"
+    one = yaml.safe_load(grid.read_text())
+    one["defenses"] = {"noise": {**one["defenses"]["noise"], "values": [0.01]}}
+    first = workplace / "first.yaml"
+    first.write_text(yaml.safe_dump(one, sort_keys=False))
+    assert attack("evaluate", "--config", first, "--out", folder, "--name", "tiny").code == 0
+    before = finished(folder)
+    assert len(before) == 4
+    assert attack("evaluate", "--config", grid, "--out", folder).code == 0
+    after = finished(folder)
+    assert len(after) == 8
+    assert {name: after[name] for name in before} == before
+    assert figures(folder) == figures(whole)
+
+
+def test_a_failed_cell_is_listed_and_tried_again(
+    workplace: Path, grid: Path, attack: Run, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, execute = workplace / "runs" / "tiny_failed", run_command.execute
+
+    def failing(arguments: Any, values: Any) -> None:
+        if "noise_0.1" in str(values.out):
+            raise RuntimeError("no memory left")
+        execute(arguments, values)
+
+    with monkeypatch.context() as context:
+        context.setattr(run_command, "execute", failing)
+        ended = attack("evaluate", "--config", grid, "--out", folder)
+    assert ended.code == 0
+    assert "noise 0.1, geiping2020, batch 1: FAILED, no memory left" in ended.out
+    assert "1 cells have no figures" in ended.out
+    assert [row["reason"] for row in figures(folder) if row["reason"]] == ["no memory left"]
+    assert "no memory left" in (folder / "report.html").read_text()
+    (failure,) = (folder / "failed").iterdir()
+    assert "failing" in json.loads(failure.read_text())["traceback"]
+    assert attack("evaluate", "--config", grid, "--out", folder).code == 0
+    assert figures(folder) == figures(whole)
+
+
+def test_two_processes_share_the_cells(
+    workplace: Path, grid: Path, whole: Path, script: Callable[..., subprocess.Popen[str]]
+) -> None:
+    folder = workplace / "runs" / "tiny_shared"
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    arguments = ("evaluate", "--config", grid, "--out", folder, "--wandb.mode", "disabled")
+    process = script("attack.py", *arguments, launcher=launcher)
+    out, err = process.communicate(timeout=250)
+    assert process.returncode == 0, err
+    assert sum(line.startswith("[") for line in out.splitlines()) == 8
+    assert figures(folder) == figures(whole)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"defenses.noise.values": [-1.0]}, "GaussianNoise needs std at least 0"),
+        ({"batch_sizes": [64]}, "64"),
+        ({"trainer.devices": 2}, "torchrun"),
+        ({"attacks.geiping2020.config": "nowhere.yaml"}, "nowhere.yaml"),
+        ({"attacks.geiping2020.settings": {"attack": {"init_args": {"stepps": 3}}}}, "stepps"),
+        ({"defenses.noise.settings": {"defense": {"class_path": "DPSGD"}}}, "noise"),
+        (
+            {
+                "defenses.noise": {
+                    "strength": "defense.init_args.bound",
+                    "values": [1.0],
+                    "settings": {"defense": {"class_path": "PerExampleClipping"}},
+                },
+                "backbone.trunk": {"class_path": "ConvNet", "init_args": {"widths": [4], "norm": "batch"}},
+                "client": {"batch_norm": "train"},
+            },
+            "GroupNorm",
+        ),
+        ({"utility": {"epochs": -3}}, "epochs"),
+    ],
+)
+def test_bad_grids_are_refused_before_anything_runs(
+    changes: dict[str, Any], words: str, workplace: Path, grid: Path, attack: Run
+) -> None:
+    content = yaml.safe_load(grid.read_text())
+    for key, value in changes.items():
+        *path, last = key.split(".")
+        place = content
+        for name in path:
+            place = place[name]
+        place[last] = value
+    bad = workplace / "bad.yaml"
+    bad.write_text(yaml.safe_dump(content, sort_keys=False))
+    ended = attack("evaluate", "--config", bad, "--out", workplace / "runs" / "bad")
+    assert ended.code == 2
+    assert words in ended.err
+    assert len(ended.err.strip().splitlines()) == 1
+    assert not RunFolder(workplace / "runs" / "bad").path.exists()

@@ -1,0 +1,117 @@
+"""Training under a defense and private training in a group of two processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+
+import lit_recon._torchvision
+
+import pytest
+import torch
+from torch import nn
+
+from lit_recon.data.batches import TrainingBatches
+from lit_recon.models import Backbone, load_backbone
+from lit_recon.modules.poisson import PoissonSampling
+from lit_recon.modules.training_callbacks import BACKBONE_FILE, LAST_CHECKPOINT
+from lit_recon.modules.utility import read_utility
+
+SCRIPT = Path(__file__).with_name("training_rank.py")
+
+
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("training_rank", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+RANK = script()
+
+
+def together(kind: str, out: Path) -> Backbone:
+    """Train in two processes, whose copies must end alike."""
+    (out / LAST_CHECKPOINT).parent.mkdir(parents=True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONWARNINGS": "error::UserWarning"}
+    with ExitStack() as stack:
+        ranks = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, str(SCRIPT), str(rank), port, str(out), kind],
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for rank in range(2)
+        ]
+        outputs = [rank.communicate(timeout=120) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    first, second = (output.splitlines()[-1] for output, _ in outputs)
+    assert first == second
+    return load_backbone(out / BACKBONE_FILE).model
+
+
+def assert_close(one: Backbone, two: Backbone) -> None:
+    for name, value in one.state_dict().items():
+        torch.testing.assert_close(value, two.state_dict()[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_identity_trains_as_ddp_does(tmp_path: Path) -> None:
+    """Ten images per process and step, BatchNorm's statistics included."""
+    assert_close(together("plain", tmp_path / "plain"), together("identity", tmp_path / "identity"))
+    plain, identity = (read_utility(tmp_path / kind) for kind in ("plain", "identity"))
+    assert identity == pytest.approx(plain, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_the_mean_of_what_the_processes_release_is_stepped_along(tmp_path: Path) -> None:
+    """Each clips its own gradient. Clipped after averaging, one step would be as long as the bound; it is shorter."""
+    before, after = RANK.model("group"), together("defended", tmp_path)
+    expected = {name: torch.zeros_like(value) for name, value in before.named_parameters()}
+    for rank in range(2):
+        [(images, labels)] = TrainingBatches(RANK.images(100).train, 100, 0, False, 0, rank, 2)
+        loss = nn.functional.cross_entropy(before.eval()(images), labels)
+        gradients = torch.autograd.grad(loss, list(before.parameters()))
+        norm = torch.cat([value.flatten() for value in gradients]).norm()
+        assert norm > RANK.BOUND
+        for name, value in zip(expected, gradients, strict=True):
+            expected[name] += value * (RANK.BOUND / norm) / 2
+    for name, value in after.named_parameters():
+        stepped = (before.state_dict()[name] - value.detach()) / RANK.SCHEDULE.lr
+        torch.testing.assert_close(stepped, expected[name], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_private_processes_sum_what_they_clip(tmp_path: Path) -> None:
+    """Four Poisson batches, each shared out, clipped example by example, summed, and divided by the expected size."""
+    trained, expected = together("private", tmp_path), RANK.model("group")
+    shares = [PoissonSampling(200, RANK.PLAN.sampling_rate, 0, rank, 2) for rank in range(2)]
+    data = RANK.images(50).train
+    for step in range(RANK.PLAN.steps_per_epoch):
+        total = [torch.zeros_like(value) for value in expected.parameters()]
+        for index in torch.cat([share.indices(0, step) for share in shares]).tolist():
+            one = torch.tensor([index])
+            loss = nn.functional.cross_entropy(expected(data.pixels(one)), data.labels[one])
+            gradients = torch.autograd.grad(loss, list(expected.parameters()))
+            norm = float(torch.cat([value.flatten() for value in gradients]).norm())
+            factor = min(1.0, RANK.PLAN.max_grad_norm / (norm + 1e-6))
+            total = [sum_ + factor * value for sum_, value in zip(total, gradients, strict=True)]
+        with torch.no_grad():
+            for parameter, sum_ in zip(expected.parameters(), total, strict=True):
+                parameter -= RANK.SCHEDULE.lr * sum_ / RANK.PLAN.batch_size
+    assert_close(trained, expected)
+    assert read_utility(tmp_path)["epsilon"] is None

@@ -120,11 +120,14 @@ class Knowledge:
         batch_norm: `batch`: the statistics of the client's own batch at every BatchNorm layer are known;
             `running`: only the server's running statistics; `none`: neither.
         defense: the client's defense and its strength are known, so that the attack can simulate it.
+        modified_model: not knowledge but power: the server is malicious and has modified the model that clients
+            received. An honest-but-curious server has not.
     """
 
     labels: bool = False
     batch_norm: Literal["batch", "running", "none"] = "running"
     defense: bool = False
+    modified_model: bool = False
 
 
 @dataclass(frozen=True)

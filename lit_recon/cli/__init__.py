@@ -1,4 +1,4 @@
-"""The commands behind the scripts: `attack.py` and `train.py`."""
+"""The commands behind the scripts: `attack.py`, `train.py` and `reconn.py`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ def attack(arguments: Sequence[str] | None = None) -> int:
     """Run `attack.py` and return its exit code."""
     commands = [
         Command("run", "attack clients' updates and score what comes back", "lit_recon.cli.run"),
+        Command("evaluate", "judge defenses by the strongest attack at equal utility", "lit_recon.cli.evaluate"),
         Command("report", "build a run's page again, or compare several runs", "lit_recon.cli.report"),
     ]
     return main("attack.py", commands, arguments)
@@ -18,5 +19,14 @@ def attack(arguments: Sequence[str] | None = None) -> int:
 
 def train(arguments: Sequence[str] | None = None) -> int:
     """Run `train.py` and return its exit code."""
-    commands = [Command("backbone", "train a classifier to be attacked", "lit_recon.cli.backbone")]
+    commands = [
+        Command("backbone", "train a classifier to be attacked", "lit_recon.cli.backbone"),
+        Command("shadows", "train the shadow models of an informed adversary", "lit_recon.cli.shadows"),
+    ]
     return main("train.py", commands, arguments)
+
+
+def reconn(arguments: Sequence[str] | None = None) -> int:
+    """Run `reconn.py` and return its exit code."""
+    commands = [Command("run", "reconstruct the unknown image of released models", "lit_recon.cli.reconn_run")]
+    return main("reconn.py", commands, arguments)

@@ -66,6 +66,8 @@ def _description(settings: EvaluateSettings, cells: Cells) -> dict[str, Any]:
     return {
         "cells": [cell.entry() for cell in cells.cells],
         "attacks": {name: attack.title or name for name, attack in settings.attacks.items()},
+        # named apart in every table and verdict: these attackers are not honest but curious
+        "malicious": sorted({c.attack for c in cells.cells if c.settings.get("knowledge", {}).get("modified_model")}),
         "defenses": {name: family.title or name for name, family in settings.defenses.items()},
         "budgets": sorted(settings.budgets),
     }

@@ -9,7 +9,7 @@ from typing import Any
 from lit_recon.cli.backbones import Target, find_target
 from lit_recon.cli.cells import Cells
 from lit_recon.cli.grid import Cell
-from lit_recon.cli.run import rehearse
+from lit_recon.cli.run import rehearse, sent_out
 from lit_recon.cli.settings import AttackSettings, BackboneSettings
 from lit_recon.cli.training import prepare_training, training_data
 from lit_recon.errors import LitReconError
@@ -65,7 +65,7 @@ class Rehearsal:
             self._targets[key] = find_target(settings.backbone, victims, settings.seed)
         target = self._targets[key]
         if cell.defense != NO_DEFENSE:
-            settings.client.client(target.model, settings.defense)
+            settings.client.client(sent_out(settings, target.model, victims), settings.defense)
         if attack not in tried:
             rehearse(settings, target, victims)
         tried |= {attack, defense}

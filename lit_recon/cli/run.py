@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import lit_recon._torchvision
+
+import torch
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
@@ -13,13 +16,16 @@ from lit_recon.cli.outcome import all_scored, run_facts, show_outcome, write_out
 from lit_recon.cli.settings import AttackSettings, LpipsSettings
 from lit_recon.inversion import GradientMatching
 from lit_recon.metrics import Lpips, Unavailable, load_lpips
-from lit_recon.models import BackboneCheckpoint
+from lit_recon.models import Backbone, BackboneCheckpoint
 from lit_recon.modules.data import VictimDataModule
 from lit_recon.modules.inversion import InversionModule
 from lit_recon.modules.loggers import build_loggers, finish
 from lit_recon.modules.trainer import build_trainer, is_first_process
 from lit_recon.reporting import RunFolder
 from lit_recon.reporting.rows import Metric
+
+#: Public images that a malicious server measures.
+_PUBLIC_FOR_SERVER = 4096
 
 
 def parser(program: str) -> ArgumentParser:
@@ -51,7 +57,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     loggers = build_loggers(folder.logs, str(complete.name), settings.wandb, yaml.safe_load(config))
     module = InversionModule(
         settings.attack,
-        checkpoint.model,
+        sent_out(settings, checkpoint.model, victims),
         settings.client,
         settings.defense,
         settings.knowledge,
@@ -87,11 +93,20 @@ def rehearse(settings: AttackSettings, target: Target, victims: VictimDataModule
         LitReconError: the model, the client, its defense and the attack do not go together.
     """
     ids = victims.batches[0]
-    client = settings.client.client(target.model, settings.defense)
+    client = settings.client.client(sent_out(settings, target.model, victims), settings.defense)
     seen = client.observe(victims.test.pixels(ids), victims.test.labels[ids], settings.knowledge)
     settings.attack.check([seen])
     if isinstance(settings.attack, GradientMatching):
         settings.attack.init([seen])
+
+
+def sent_out(settings: AttackSettings, model: Backbone, victims: VictimDataModule) -> Backbone:
+    """The model that the server sends to its clients: the trained one, or a modified copy."""
+    if settings.server is None:
+        return model
+    public = victims.public
+    chosen = torch.arange(min(len(public), _PUBLIC_FOR_SERVER))
+    return settings.server.modify(model, public.pixels(chosen))
 
 
 def _announce(target: Target, victims: VictimDataModule, folder: RunFolder) -> None:

@@ -11,7 +11,7 @@ from lit_recon.data import Digits, ImageSource
 from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError
 from lit_recon.inversion import Attack
-from lit_recon.models import Trunk, WideFeatureLayer
+from lit_recon.models import Imprint, Trunk, WideFeatureLayer
 from lit_recon.modules.loggers import WandbSettings
 from lit_recon.modules.privacy_plan import PrivacySettings
 from lit_recon.modules.trainer import TrainerSettings
@@ -140,6 +140,8 @@ class AttackSettings:
         backbone: the model under attack.
         client: how clients compute their updates.
         defense: what clients do to their updates; default: nothing.
+        server: how a malicious server modifies the model before it sends it out; default: not at all. It goes with
+            `knowledge.modified_model`.
         knowledge: what the attacker knows besides model and update.
         victims: whose updates are attacked.
         attack: on updates.
@@ -159,6 +161,7 @@ class AttackSettings:
     backbone: BackboneSettings = field(default_factory=BackboneSettings)
     client: ClientSettings = field(default_factory=ClientSettings)
     defense: Defense | None = None
+    server: Imprint | None = None
     knowledge: Knowledge = field(default_factory=Knowledge)
     victims: VictimSettings = field(default_factory=VictimSettings)
     attack: Attack
@@ -174,6 +177,12 @@ class AttackSettings:
             raise ConfigError(f"together must be at least 1 victim, or auto; got {self.together}")
         if self.save_every_seconds <= 0:
             raise ConfigError(f"save_every_seconds must be above 0; got {self.save_every_seconds:g}")
+        if (self.server is not None) != self.knowledge.modified_model:
+            raise ConfigError(
+                "a server that modifies the model goes together with knowledge.modified_model, so that nobody takes "
+                f"such an attacker for an honest one; got server={'none' if self.server is None else 'given'} and "
+                f"knowledge.modified_model={str(self.knowledge.modified_model).lower()}"
+            )
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from lit_recon.inversion.analytic import AnalyticInversion
 from lit_recon.inversion.attack import Attack
+from lit_recon.inversion.cocktail_party import CocktailPartyAttack
+from lit_recon.inversion.features import (
+    ExactRecovery,
+    FeatureMap,
+    FeatureRecovery,
+    FeatureTerm,
+    MomentRecovery,
+    RecoveredFeatures,
+    SignedCosine,
+    SquaredCosine,
+    SubspaceDistance,
+)
 from lit_recon.inversion.gradient_matching import GradientMatching, InversionState
+from lit_recon.inversion.imprint import RobbingTheFed
 from lit_recon.inversion.labels import IDLG, HeadCounts, JointLabels, KnownLabels, LabelRecovery
 from lit_recon.inversion.objectives import (
     GlobalCosine,
@@ -15,16 +29,23 @@ from lit_recon.inversion.objectives import (
 from lit_recon.inversion.parametrizations import DeepImagePrior, Parametrization, Pixels
 from lit_recon.inversion.priors import BatchNormPrior, GroupConsistency, Prior, SquaredNorm, TotalVariation
 from lit_recon.inversion.solvers import LBFGS, Adam, Constant, CosineDecay, Schedule, Solver, StepDecay
+from lit_recon.inversion.unmixing import UnmixingTerms
 
 __all__ = [
     "IDLG",
     "LBFGS",
     "Adam",
+    "AnalyticInversion",
     "Attack",
     "BatchNormPrior",
+    "CocktailPartyAttack",
     "Constant",
     "CosineDecay",
     "DeepImagePrior",
+    "ExactRecovery",
+    "FeatureMap",
+    "FeatureRecovery",
+    "FeatureTerm",
     "GlobalCosine",
     "GradientMatching",
     "GroupConsistency",
@@ -34,15 +55,22 @@ __all__ = [
     "KnownLabels",
     "LabelRecovery",
     "LayerwiseCosine",
+    "MomentRecovery",
     "NormReweightedCosine",
     "Objective",
     "Parametrization",
     "Pixels",
     "Prior",
+    "RecoveredFeatures",
+    "RobbingTheFed",
     "Schedule",
+    "SignedCosine",
     "Solver",
+    "SquaredCosine",
     "SquaredError",
     "SquaredNorm",
     "StepDecay",
+    "SubspaceDistance",
     "TotalVariation",
+    "UnmixingTerms",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lit_recon.metrics.aggregate import ImageScore, LabelAccuracy
 from lit_recon.metrics.backbone_weights import LpipsNetwork, Unavailable
 from lit_recon.metrics.baselines import MeanImage, NearestPublic
+from lit_recon.metrics.features import feature_cosines, span_error
 from lit_recon.metrics.fidelity import mse, psnr, rmse, ssim
 from lit_recon.metrics.labels import label_accuracy
 from lit_recon.metrics.matching import match
@@ -20,6 +21,7 @@ __all__ = [
     "MeanImage",
     "NearestPublic",
     "Unavailable",
+    "feature_cosines",
     "label_accuracy",
     "load_lpips",
     "match",
@@ -28,5 +30,6 @@ __all__ = [
     "rmse",
     "score_batch",
     "score_pairs",
+    "span_error",
     "ssim",
 ]

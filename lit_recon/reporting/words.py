@@ -38,7 +38,7 @@ def knowledge(record: RunRecord) -> list[Grant]:
     sizes = sorted(set(Counter(row.batch for row in record.victims).values()))
     images = f"{' or '.join(map(str, sizes))} {'image' if sizes == [1] else 'images'}"
     grants = [
-        Grant(True, "The public model: its architecture, its weights and how it normalizes pixels."),
+        _model(record),
         Grant(True, f"The client's update, and that it came from {images}."),
         *_client(record),
         *_defense(record),
@@ -84,6 +84,16 @@ def _error(record: RunRecord) -> str:
     if ours > mean:
         return f"{text}, worse than {guess}"
     return f"{text}, {mean / ours:.1f} times lower than {guess}" if ours else f"{text}, a perfect copy"
+
+
+def _model(record: RunRecord) -> Grant:
+    if find_setting(record.settings, "knowledge.modified_model"):
+        return Grant(
+            True,
+            "The model, which a malicious server had modified before the clients got it: figures do not compare with "
+            "those of an attacker who leaves the model as it is.",
+        )
+    return Grant(True, "The public model: its architecture, its weights and how it normalizes pixels.")
 
 
 def _client(record: RunRecord) -> list[Grant]:

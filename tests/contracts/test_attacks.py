@@ -15,8 +15,10 @@ from lit_recon.errors import ShapeError
 from lit_recon.inversion import (
     LBFGS,
     Adam,
+    AnalyticInversion,
     Attack,
     BatchNormPrior,
+    CocktailPartyAttack,
     DeepImagePrior,
     GradientMatching,
     GroupConsistency,
@@ -25,10 +27,11 @@ from lit_recon.inversion import (
     LayerwiseCosine,
     NormReweightedCosine,
     Pixels,
+    RobbingTheFed,
     SquaredError,
     TotalVariation,
 )
-from lit_recon.models import Backbone, ConvNet
+from lit_recon.models import MLP, Backbone, ConvNet, Imprint
 from lit_recon.observation import Client
 from lit_recon.records import Knowledge, Normalization, Observation
 
@@ -55,6 +58,9 @@ ATTACKS: dict[str, Attack] = {
         labels=KnownLabels(),
         steps=2,
     ),
+    "analytic": AnalyticInversion(),
+    "imprint": RobbingTheFed(labels=KnownLabels()),
+    "cocktail party": CocktailPartyAttack(labels=KnownLabels(), steps=30, refinements=1),
 }
 
 
@@ -65,13 +71,17 @@ def attack(request: pytest.FixtureRequest) -> Attack:
 
 
 @pytest.fixture
-def observations() -> list[Observation]:
-    """Two batches of two images from one client; a third of the model's classes occurs."""
+def observations(attack: Attack) -> list[Observation]:
+    """Two batches of images from one client, of a model and a size that suit the attack."""
     torch.manual_seed(0)
-    model = Backbone(ConvNet((3, 8, 8), widths=[4, 8], activation="gelu"), 6, Normalization((0.5,) * 3, (0.25,) * 3))
-    client = Client(model, batch_norm="eval")
-    labels = torch.tensor([1, 4])
-    return [client.observe(torch.rand(2, 3, 8, 8), labels, Knowledge(labels=True)) for _ in range(2)]
+    fully_connected = isinstance(attack, AnalyticInversion | CocktailPartyAttack)
+    trunk = MLP((3, 8, 8), [16]) if fully_connected else ConvNet((3, 8, 8), widths=[4, 8], activation="gelu")
+    model = Backbone(trunk, 6, Normalization((0.5,) * 3, (0.25,) * 3))
+    malicious = isinstance(attack, RobbingTheFed)
+    client = Client(Imprint(n_bins=64).modify(model) if malicious else model, batch_norm="eval")
+    labels = torch.tensor([4] if isinstance(attack, AnalyticInversion) else [1, 4])
+    knowledge = Knowledge(labels=True, modified_model=malicious)
+    return [client.observe(torch.rand(len(labels), 3, 8, 8), labels, knowledge) for _ in range(2)]
 
 
 def tensors(seen: Observation) -> dict[str, Tensor]:
@@ -80,15 +90,17 @@ def tensors(seen: Observation) -> dict[str, Tensor]:
 
 
 def test_returns_images_in_range_and_classes(attack: Attack, observations: list[Observation]) -> None:
-    result = attack(observations[0])
-    assert result.images.shape == (2, 3, 8, 8)
+    seen = observations[0]
+    result = attack(seen)
+    assert result.images.shape == (seen.n_examples, 3, 8, 8)
     assert result.images.dtype == torch.float32
     assert result.images.amin() >= 0
     assert result.images.amax() <= 1
     assert not result.images.requires_grad
     assert result.labels.dtype == torch.int64
-    assert sorted(result.labels.tolist()) == [1, 4]
-    assert len({len(curve) for curve in result.trace.values()}) == 1
+    assert seen.labels is not None
+    assert sorted(result.labels.tolist()) == seen.labels.tolist()
+    assert len({len(curve) for curve in result.trace.values()}) <= 1
 
 
 def test_leaves_the_observation_as_it_was(attack: Attack, observations: list[Observation]) -> None:

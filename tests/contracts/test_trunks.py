@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from lit_recon import models
-from lit_recon.models import MLP, ConvNet, LeNet, ResNet18, Trunk
+from lit_recon.models import MLP, ConvNet, ImprintedTrunk, LeNet, ResNet18, Trunk
 
 TRUNKS: list[partial[Trunk]] = [
     partial(ResNet18, (3, 16, 16), norm="batch", width=4),
@@ -24,6 +24,14 @@ TRUNKS: list[partial[Trunk]] = [
     partial(ConvNet, (1, 8, 8), widths=[4, 8], norm="none", activation="elu"),
     partial(LeNet, (1, 8, 8), width=4),
     partial(MLP, (1, 8, 8), hidden=[8, 5], activation="tanh"),
+    partial(
+        ImprintedTrunk,
+        (1, 8, 8),
+        trunk="MLP",
+        trunk_arguments='{"image_shape": [1, 8, 8], "hidden": [5], "activation": "tanh"}',
+        n_edges=5,
+        connection="add",
+    ),
 ]
 
 

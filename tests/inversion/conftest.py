@@ -39,3 +39,17 @@ def observe(batch: tuple[torch.Tensor, torch.Tensor]) -> Observe:
         return Client(model, mode).observe(images, classes, Knowledge(labels, batch_norm))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def photographs() -> torch.Tensor:
+    """240 crops `(3, 32, 32)` of the two photographs that scikit-learn ships, at half size, shuffled."""
+    from sklearn.datasets import load_sample_images
+
+    crops = []
+    for photograph in load_sample_images().images:
+        pixels = torch.tensor(photograph).permute(2, 0, 1).float()[None] / 255
+        small = torch.nn.functional.avg_pool2d(pixels, 2)[0]
+        crops += [small[:, i : i + 32, j : j + 32] for i in range(0, 180, 18) for j in range(0, 286, 24)]
+    order = torch.randperm(len(crops), generator=torch.Generator().manual_seed(0))
+    return torch.stack(crops)[order[:240]]

@@ -53,7 +53,7 @@ def evaluated(tmp_path: Path, make_run: Callable[..., RunFolder]) -> GridFolder:
                 make_run(f"grid/{place}", metrics=metrics)
             paper = 0.26 if (defense, strength, attack) == ("prune", 0.99, "near") else None
             cells.append(_entry("attack", place, defense, strength, attack, 2, paper))
-    content = {"cells": cells, "attacks": {"near": "Near", "far": "Far"}, "budgets": [0.02, 0.2]}
+    content = {"cells": cells, "attacks": {"near": "Near", "far": "Far"}, "budgets": [0.02, 0.2], "malicious": ["far"]}
     folder.grid.write_text(json.dumps({**content, "defenses": {"prune": "pruning", "noise": "noise"}}))
     return folder
 
@@ -133,7 +133,7 @@ def test_a_margin_within_the_error_is_called_so(evaluated: GridFolder) -> None:
 
 def test_tables_hold_every_cell_or_the_reason_why_not(evaluated: GridFolder) -> None:
     (table,) = attack_tables(Evaluation.read(evaluated))
-    assert table.attacks == ["Near", "Far"]
+    assert table.attacks == ["Near", "Far, malicious server"]
     assert table.nearest_public == "0.200"
     rows = {row.title: row for row in table.rows}
     assert [entry.strongest for entry in rows["no defense"].entries] == [False, True]

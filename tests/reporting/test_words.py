@@ -126,3 +126,9 @@ def test_local_steps_and_secure_aggregation_are_said(make_run: MakeRun) -> None:
     known, unknown = told(make_run(settings=settings))
     assert "5 local steps" in known
     assert "the mean over 4 of them" in unknown
+
+
+def test_a_malicious_server_is_named(make_run: MakeRun) -> None:
+    known, _ = told(make_run(settings={"knowledge": {"modified_model": True}}))
+    assert "a malicious server had modified" in known
+    assert "The public model" not in known

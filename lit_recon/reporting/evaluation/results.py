@@ -61,6 +61,7 @@ class Evaluation:
         settings: its configuration, nested.
         cells: of both kinds.
         attacks, defenses: titles by name.
+        malicious: names of the attacks whose server modifies the model.
         budgets: losses of accuracy at which defenses are compared.
     """
 
@@ -70,6 +71,7 @@ class Evaluation:
     attacks: Mapping[str, str]
     defenses: Mapping[str, str]
     budgets: list[float]
+    malicious: list[str]
 
     @classmethod
     def read(cls, folder: GridFolder | Path | str) -> Evaluation:
@@ -86,7 +88,8 @@ class Evaluation:
             content = json.loads(grid.grid.read_text(encoding="utf-8"))
             cells = [_result(grid, entry) for entry in content["cells"]]
             settings = parse_settings(grid.config.read_text(encoding="utf-8"), grid.config)
-            return cls(grid, settings, cells, content["attacks"], content["defenses"], content["budgets"])
+            titles = content["attacks"], content["defenses"]
+            return cls(grid, settings, cells, *titles, content["budgets"], content["malicious"])
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptFileError(
                 f"{grid.grid} is malformed ({type(error).__name__}: {error}); run the evaluation again, which keeps "
@@ -121,9 +124,10 @@ class Evaluation:
         return f"{self.defenses.get(defense, defense)} {strength:g}"
 
     def attack_title(self, cell: CellResult) -> str:
-        """An attack, and that it does not know of the defense where that is so."""
+        """An attack, that its server is malicious, and that it does not know of the defense, where that is so."""
         name = self.attacks.get(cell.attack, cell.attack)
-        return f"{name}, defense unknown" if cell.aware is False else name
+        server = ", malicious server" if cell.attack in self.malicious else ""
+        return f"{name}{server}{', defense unknown' if cell.aware is False else ''}"
 
 
 def _result(grid: GridFolder, entry: Mapping[str, object]) -> CellResult:

@@ -1,0 +1,31 @@
+"""Features that entered a wide random layer, computed from the gradient of that layer and of the head behind it."""
+
+from __future__ import annotations
+
+from lit_recon.inversion.features.cocktail_party import CocktailParty
+from lit_recon.inversion.features.exact import ExactRecovery
+from lit_recon.inversion.features.feature_terms import (
+    FeatureMap,
+    FeatureTerm,
+    SignedCosine,
+    SquaredCosine,
+    SubspaceDistance,
+)
+from lit_recon.inversion.features.layer import LayerGradient, layer_gradient
+from lit_recon.inversion.features.moment_recovery import MomentRecovery
+from lit_recon.inversion.features.recovery import FeatureRecovery, RecoveredFeatures
+
+__all__ = [
+    "CocktailParty",
+    "ExactRecovery",
+    "FeatureMap",
+    "FeatureRecovery",
+    "FeatureTerm",
+    "LayerGradient",
+    "MomentRecovery",
+    "RecoveredFeatures",
+    "SignedCosine",
+    "SquaredCosine",
+    "SubspaceDistance",
+    "layer_gradient",
+]

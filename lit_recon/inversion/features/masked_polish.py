@@ -1,0 +1,117 @@
+"""Features from whatever entries of the gradients were observed: least squares over all coordinates.
+
+It needs no span: for gradients so sparse that none can be completed, and for a layer that released no gradient of its
+own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from torch import Tensor
+
+from lit_recon.inversion.features.layer import LayerGradient
+from lit_recon.inversion.features.polish import Polished
+
+#: Corrections that L-BFGS remembers, and rounds in which a kinked activation's sides are fixed anew.
+_MEMORY, _ROUNDS = 30, 4
+
+
+class MaskedEquations:
+    """The equations of `FeatureEquations` in all `d` coordinates, on observed entries only.
+
+    Args:
+        seen: layer and head.
+        weight_mask: `(m, d)` observed entries of the layer's gradient; None: all.
+        head_mask: `(k, m)` the same for the head; None: all.
+    """
+
+    def __init__(self, seen: LayerGradient, weight_mask: Tensor | None = None, head_mask: Tensor | None = None) -> None:
+        self.seen = seen
+        dtype = seen.weight.dtype
+        self.weight_mask = None if weight_mask is None else weight_mask.to(dtype)
+        self.head_mask = None if head_mask is None else head_mask.to(dtype)
+        self._head_square = float(_masked(seen.head_gradient, self.head_mask).square().sum())
+        self._weight_square = float(_masked(seen.weight_gradient, self.weight_mask).square().sum())
+
+    def value_and_gradient(
+        self, features: Tensor, deltas: Tensor, sides: Tensor | None = None
+    ) -> tuple[float, float, Tensor, Tensor]:
+        """Squared relative residuals of head and layer, and half the derivatives of their sum.
+
+        Args:
+            features: `(n, d)`.
+            deltas: `(n, k)`.
+            sides: `(n, m)` fixed slopes of a ReLU; None: its slopes at `features`.
+        """
+        seen, of = self.seen, self.seen.activation
+        z = features @ seen.weight.T + seen.bias
+        value, slope = (of.value(z), of.slope(z)) if sides is None else (sides * z, sides)
+        pull, push = torch.zeros_like(z), torch.zeros_like(deltas)
+        direct = torch.zeros_like(features)
+        head = weight = 0.0
+        if self._head_square:
+            residual = _masked(deltas.T @ value - seen.head_gradient, self.head_mask)
+            head = float(residual.square().sum()) / self._head_square
+            pull += (deltas @ residual) * slope / self._head_square
+            push += value @ residual.T / self._head_square
+        if self._weight_square:
+            beta = deltas @ seen.head_weight
+            residual = _masked((beta * slope).T @ features - seen.weight_gradient, self.weight_mask)
+            weight = float(residual.square().sum()) / self._weight_square
+            back = features @ residual.T / self._weight_square
+            push += (back * slope) @ seen.head_weight.T
+            direct = (beta * slope) @ residual / self._weight_square
+            if of.smooth:
+                pull += back * beta * of.curvature(z)
+        return head, weight, pull @ seen.weight + direct, push
+
+    def certificate(self, features: Tensor, deltas: Tensor) -> float:
+        """Sum of the relative residuals on what was observed."""
+        head, weight, _, _ = self.value_and_gradient(features, deltas)
+        return float(head**0.5 + weight**0.5)
+
+
+def masked_polish(equations: MaskedEquations, features: Tensor, deltas: Tensor, iterations: int = 300) -> Polished:
+    """L-BFGS from features `(n, d)` and deltas `(n, k)`; the better of start and end by the certificate.
+
+    Args:
+        equations: on observed entries.
+        features, deltas: where to start.
+        iterations: in total.
+    """
+    best = Polished(features, deltas, equations.certificate(features, deltas))
+    of = equations.seen.activation
+    scale = float(features.norm() / deltas.norm().clamp_min(torch.finfo(deltas.dtype).tiny))
+    rounds = 1 if of.smooth else _ROUNDS
+    for _ in range(rounds):
+        sides = None if of.smooth else of.slope(best.features @ equations.seen.weight.T + equations.seen.bias)
+
+        def objective(flat: NDArray[np.float64], sides: Tensor | None = sides) -> tuple[float, NDArray[np.float64]]:
+            x, y = _unpacked(flat, features, deltas, scale)
+            head, weight, along_features, along_deltas = equations.value_and_gradient(x, y, sides)
+            slope = torch.cat([along_features.reshape(-1), along_deltas.reshape(-1) / scale])
+            return head + weight, 2 * slope.numpy()
+
+        start = torch.cat([best.features.reshape(-1), best.deltas.reshape(-1) * scale]).numpy()
+        options = {"maxiter": iterations // rounds, "maxcor": _MEMORY, "ftol": 1e-18, "gtol": 1e-12}
+        found = minimize(objective, start, jac=True, method="L-BFGS-B", options=options)
+        moved = _unpacked(found.x, features, deltas, scale)
+        certificate = equations.certificate(*moved)
+        if certificate >= best.certificate:
+            break
+        best = Polished(*moved, certificate)
+    return best
+
+
+def _masked(values: Tensor, mask: Tensor | None) -> Tensor:
+    return values if mask is None else values * mask
+
+
+def _unpacked(flat: NDArray[np.float64], features: Tensor, deltas: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Features and deltas from L-BFGS's vector, in which both have about the same size."""
+    vector = torch.from_numpy(flat.copy())
+    split = features.numel()
+    return vector[:split].reshape(features.shape), vector[split:].reshape(deltas.shape) / scale

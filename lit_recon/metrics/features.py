@@ -1,0 +1,78 @@
+"""How well features were recovered: the part of them outside the recovered span, and cosines of matched pairs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lit_recon.errors import ShapeError
+
+
+def span_error(recovered: Tensor, features: Tensor) -> Tensor:
+    """Norm of each true feature's part outside the span of the recovered ones: its feature error, sign and order free.
+
+    Args:
+        recovered: `(r, d)`, rows that span a subspace: recovered features, or a basis as rows.
+        features: `(n, d)` true features, of any norm above 0; they are normalised.
+
+    Returns:
+        `(n,)` float64 in [0, 1]; 0 where the subspace contains the feature. The literature reports the mean.
+
+    Raises:
+        ShapeError: not two matrices of equal width, no true feature, or entries that are not finite.
+
+    Source: [Liu2025], section 5 (feature reconstruction error), table 2.
+
+    >>> span_error(torch.tensor([[1.0, 0.0]]), torch.tensor([[3.0, 0.0], [1.0, 1.0]])).round(decimals=4).tolist()
+    [0.0, 0.7071]
+    """
+    found, truth = _checked(recovered, features)
+    _, values, rows = torch.linalg.svd(found, full_matrices=False)
+    if len(values):
+        rows = rows[values > torch.finfo(found.dtype).eps * max(found.shape) * values[0]]
+    # not sqrt(1 - |projection|^2), which cannot tell 1e-8 from 0
+    outside: Tensor = (truth - truth @ rows.T @ rows).norm(dim=1).clamp(max=1)
+    return outside
+
+
+def feature_cosines(recovered: Tensor, features: Tensor) -> Tensor:
+    """|cos| of every true feature and the recovered one assigned to it, the assignment with the greatest total.
+
+    Args:
+        recovered: `(r, d)` in any order, sign and norm.
+        features: `(n, d)` true features.
+
+    Returns:
+        `(n,)` float64 in [0, 1]; 0 for features that got none because fewer were recovered.
+
+    Raises:
+        ShapeError: as for `span_error`.
+
+    Source: Kuhn 1955, The Hungarian method for the assignment problem; solved by SciPy.
+
+    >>> feature_cosines(torch.tensor([[0.0, -2.0], [1.0, 0.0]]), torch.eye(2)).tolist()
+    [1.0, 1.0]
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    found, truth = _checked(recovered, features)
+    cosines = (truth @ torch.nn.functional.normalize(found, dim=1).T).abs().clamp(max=1)
+    rows, columns = linear_sum_assignment(-cosines.numpy())
+    matched = cosines.new_zeros(len(truth))
+    matched[rows] = cosines[rows, columns]
+    return matched
+
+
+def _checked(recovered: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in double precision on the CPU, the true ones with unit norm."""
+    if recovered.dim() != 2 or features.dim() != 2 or recovered.shape[1] != features.shape[1] or len(features) == 0:
+        raise ShapeError(
+            f"recovered and true features must be (r, d) and (n, d) with n >= 1; "
+            f"got {tuple(recovered.shape)} and {tuple(features.shape)}"
+        )
+    found, truth = (values.detach().cpu().double() for values in (recovered, features))
+    if not (found.isfinite().all() and truth.isfinite().all()):
+        raise ShapeError("features must be finite; some are NaN or infinite")
+    if (truth.norm(dim=1) == 0).any():
+        raise ShapeError("a true feature is zero: it has no direction to be recovered")
+    return found, torch.nn.functional.normalize(truth, dim=1)

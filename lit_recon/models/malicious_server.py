@@ -1,0 +1,149 @@
+"""How a malicious server modifies a network: which functional its imprint block measures, and where the bins lie."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lit_recon.errors import ConfigError, MissingDataError, ShapeError
+from lit_recon.models.backbone import Backbone
+from lit_recon.models.imprint import Activation, Connection, ImprintedTrunk
+
+#: The functional of the published code: this times a mean over pixels has a standard deviation near 1 on photographs.
+FUNCTIONAL_SCALE, LEAST_FREQUENCY = 4.0, 0.33
+
+
+class Imprint:
+    """A server that puts an imprint block before an honest network.
+
+    Args:
+        n_bins: `k`; an image is recovered if it is alone in its bin.
+        functional: `mean` of all normalized pixels, or their `cosine` transform at `frequency`.
+        frequency: half-waves of the cosine along the flattened image.
+        bins: edges at quantiles of the standard normal (`gaussian`) or of the Laplace distribution of variance 1
+            (`laplace`), which need no data, or of the functional on `public` images.
+        one_shot: if given, a single bin around the median with mass `1 / one_shot`, for one image out of an aggregate
+            of about so many; `n_bins` is then of no account.
+        activation: `relu`, or `hardtanh`, the sparse variant: every image enters one row of the gradient only.
+        connection: what the network behind the block sees, see `ImprintBlock`.
+        gain: see `ImprintBlock`.
+        seed: of the pattern by which the block talks to the network behind it.
+
+    Unless it is one-shot, the outer edges are the least and largest values that the functional takes on [0, 1] pixels:
+    no image lies beyond them.
+
+    Raises:
+        ConfigError: a setting out of its range.
+
+    Source: [Fowl2022], section 3 and its published code.
+
+    Example:
+        >>> from lit_recon.models import MLP
+        >>> from lit_recon.records import Normalization
+        >>> honest = Backbone(MLP((1, 8, 8), hidden=[32]), n_classes=10, normalization=Normalization((0.3,), (0.4,)))
+        >>> Imprint(n_bins=16, bins="public").modify(honest, torch.rand(100, 1, 8, 8)).trunk.imprint.edges.shape
+        torch.Size([17])
+    """
+
+    def __init__(
+        self,
+        n_bins: int = 128,
+        functional: Literal["mean", "cosine"] = "mean",
+        frequency: int = 32,
+        bins: Literal["gaussian", "laplace", "public"] = "gaussian",
+        one_shot: int | None = None,
+        activation: Activation = "relu",
+        connection: Connection = "replace",
+        gain: float = 1e-3,
+        seed: int = 0,
+    ) -> None:
+        if n_bins < 1 or frequency < 1 or (one_shot is not None and one_shot < 2):
+            raise ConfigError(
+                f"Imprint needs n_bins and frequency of at least 1 and one_shot of at least 2; "
+                f"got {n_bins}, {frequency}, {one_shot}"
+            )
+        if functional not in ("mean", "cosine") or bins not in ("gaussian", "laplace", "public"):
+            raise ConfigError(
+                f"Imprint needs functional 'mean' or 'cosine' and bins 'gaussian', 'laplace' or 'public'; "
+                f"got {functional!r} and {bins!r}"
+            )
+        self.n_bins, self.functional, self.frequency, self.bins = n_bins, functional, frequency, bins
+        self.one_shot, self.seed = one_shot, seed
+        self.activation: Activation = activation
+        self.connection: Connection = connection
+        self.gain = gain
+
+    def modify(self, model: Backbone, public: Tensor | None = None) -> Backbone:
+        """A copy of the honest `model` with the block before its trunk.
+
+        Args:
+            model: left as it is.
+            public: images `(n, c, h, w)` in [0, 1], only for `bins="public"`.
+
+        Raises:
+            MissingDataError: no public images, where the bins are theirs.
+            ShapeError: public images of another shape.
+        """
+        like = model.pixel_mean
+        functional = self._weights(math.prod(model.image_shape)).to(like)
+        edges = self._edges(model, functional, public)
+        pattern = torch.randn(len(functional), generator=torch.Generator().manual_seed(self.seed)).to(like)
+        honest = model.trunk
+        trunk = ImprintedTrunk(
+            honest.image_shape,
+            type(honest).__name__,
+            json.dumps(honest.arguments),
+            len(edges),
+            self.activation,
+            self.connection,
+            self.gain,
+        ).to(like)
+        trunk.trunk = copy.deepcopy(honest)
+        trunk.imprint.place(functional, edges, pattern)
+        modified = copy.deepcopy(model)
+        modified.trunk = trunk.train(honest.training)
+        return modified
+
+    def _weights(self, size: int) -> Tensor:
+        if self.functional == "mean":
+            return torch.full((size,), FUNCTIONAL_SCALE * LEAST_FREQUENCY / size)
+        phase = math.pi / size * (torch.arange(size, dtype=torch.float64) + 0.5) * self.frequency
+        return (FUNCTIONAL_SCALE * self.frequency / size * phase.cos()).float()
+
+    def _edges(self, model: Backbone, functional: Tensor, public: Tensor | None) -> Tensor:
+        if self.one_shot is None:
+            quantiles = torch.arange(1, self.n_bins, dtype=torch.float64) / self.n_bins
+        else:
+            quantiles = 0.5 + torch.tensor([-0.5, 0.5], dtype=torch.float64) / self.one_shot
+        inner = self._at(quantiles, model, functional, public).to(functional)
+        if self.one_shot is not None:
+            return inner
+        black, white = ((level - model.pixel_mean) / model.pixel_std for level in (0.0, 1.0))
+        per_pixel = functional.view(model.image_shape)
+        extremes = torch.stack([per_pixel * black, per_pixel * white]).double()
+        low, high = extremes.amin(dim=0).sum(), extremes.amax(dim=0).sum()
+        margin = 1e-3 * (high - low)
+        low, high = (low - margin).to(functional), (high + margin).to(functional)
+        # quantiles of an unbounded distribution may lie where no image can
+        inside = inner[(inner > low) & (inner < high)]
+        return torch.cat([low.view(1), inside, high.view(1)]).unique()
+
+    def _at(self, quantiles: Tensor, model: Backbone, functional: Tensor, public: Tensor | None) -> Tensor:
+        if self.bins == "gaussian":
+            standard: Tensor = torch.erfinv(2 * quantiles - 1)
+            return standard * math.sqrt(2)
+        if self.bins == "laplace":
+            centered = quantiles - 0.5
+            return -centered.sign() * torch.log1p(-2 * centered.abs()).div(math.sqrt(2))
+        if public is None:
+            raise MissingDataError("Imprint with bins='public' measures its functional on public images: give some")
+        if public.dim() != 4 or tuple(public.shape[1:]) != model.image_shape or len(public) == 0:
+            raise ShapeError(f"public images must be (n, {model.image_shape}); got {tuple(public.shape)}")
+        normalized = (public.to(functional) - model.pixel_mean) / model.pixel_std
+        measured: Tensor = (normalized.flatten(1) @ functional).double()
+        return measured.quantile(quantiles.to(measured.device))

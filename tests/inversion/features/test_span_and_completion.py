@@ -1,0 +1,98 @@
+"""Row spaces of whole and of incomplete gradients, and features from null vectors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_recon.inversion.features.completion import complete
+from lit_recon.inversion.features.layer import observed_mask
+from lit_recon.inversion.features.null_vectors import null_vector_start
+from lit_recon.inversion.features.span import weight_span
+
+
+def low_rank(m: int, d: int, r: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.nn.functional.normalize(torch.randn(r, d, generator=generator, dtype=torch.float64), dim=1)
+    return torch.randn(m, r, generator=generator, dtype=torch.float64) @ features, features
+
+
+def outside(features: Tensor, basis: Tensor) -> float:
+    return float((features - features @ basis @ basis.T).norm(dim=1).max())
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+def test_span_up_to_rounding(dtype: torch.dtype, bound: float) -> None:
+    gradient, features = low_rank(300, 40, 5)
+    basis, gap = weight_span(gradient.to(dtype).double(), 5)
+    assert outside(features, basis) < bound
+    assert gap > 1e5
+    torch.testing.assert_close(basis.T @ basis, torch.eye(5, dtype=torch.float64))
+
+
+def test_rank_is_read_off_the_gap() -> None:
+    gradient, features = low_rank(300, 40, 3)
+    assert weight_span(gradient.float().double(), 6).basis.shape == (40, 3)
+    # noise fills all directions, and no gap is taken for one
+    noise = 0.5 * torch.randn(gradient.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    assert weight_span(gradient + noise, 6).basis.shape == (40, 6)
+    assert outside(features, weight_span(gradient, 40).basis) < 1e-12
+
+
+def test_masks_show_sparsity_but_not_idle_neurons() -> None:
+    gradient, _ = low_rank(50, 20, 3)
+    assert observed_mask(gradient) is None
+    idle = gradient.clone()
+    idle[:20] = 0
+    idle[:, 3] = 0
+    assert observed_mask(idle) is None
+    assert observed_mask(torch.zeros_like(gradient)) is None
+    sparse = gradient * (torch.rand(50, 20, generator=torch.Generator().manual_seed(0)) > 0.1)
+    mask = observed_mask(sparse)
+    assert mask is not None
+    assert torch.equal(mask, sparse != 0)
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.3, 0.7])
+def test_completion_is_exact_where_enough_is_left(missing: float) -> None:
+    gradient, features = low_rank(400, 50, 4)
+    observed = torch.rand(gradient.shape, generator=torch.Generator().manual_seed(2)) >= missing
+    found = complete(gradient * observed, observed, 4)
+    assert found.residual < 1e-6
+    assert outside(features, found.basis) < 1e-5
+    rows = found.known
+    assert rows.double().mean() > 0.9
+    error = found.projected[rows] @ found.basis.T - gradient[rows]
+    assert error.norm() < 1e-5 * gradient.norm()
+
+
+def test_completion_of_almost_nothing_stays_finite() -> None:
+    gradient, _ = low_rank(60, 20, 3)
+    observed = torch.zeros_like(gradient, dtype=torch.bool)
+    observed[torch.arange(10), torch.arange(10)] = True
+    found = complete(gradient * observed, observed, 3, sweeps=5)
+    assert found.basis.isfinite().all()
+    assert found.projected.isfinite().all()
+
+
+def sparse_mixture(m: int, r: int, active: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    derivatives = torch.randn(m, r, generator=generator, dtype=torch.float64)
+    derivatives *= torch.rand(m, r, generator=generator) < active
+    directions = torch.nn.functional.normalize(torch.randn(r, r, generator=generator, dtype=torch.float64), dim=1)
+    return derivatives @ directions, directions
+
+
+@pytest.mark.parametrize("r", [1, 3, 6])
+def test_null_vectors_find_all_directions(r: int) -> None:
+    projected, directions = sparse_mixture(800, r, active=0.5)
+    found = null_vector_start(projected)
+    assert found is not None
+    assert (found @ directions.T).abs().amax(dim=0).min() > 1 - 1e-8
+
+
+def test_null_vectors_give_up() -> None:
+    projected, _ = sparse_mixture(300, 4, active=1.0)
+    assert null_vector_start(projected, max_samples=4000) is None
+    assert null_vector_start(projected[:2], max_samples=4000) is None

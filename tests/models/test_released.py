@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy.stats import truncnorm
+
+from lit_recon.errors import ConfigError
+from lit_recon.models.released import ReleasedCNN, ReleasedMLP, ReleasedNetwork
+
+
+def weights(network: ReleasedNetwork, seed: int) -> torch.Tensor:
+    network.initialize(torch.Generator().manual_seed(seed))
+    return torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
+
+
+def test_sizes_are_those_of_the_paper() -> None:
+    # Balle et al. 2022, tables V and VI.
+    assert sum(parameter.numel() for parameter in ReleasedMLP().parameters()) == 7_960
+    assert sum(parameter.numel() for parameter in ReleasedCNN().parameters()) == 55_208
+
+
+@pytest.mark.parametrize("network", [ReleasedMLP(), ReleasedMLP((1, 8, 8), 3, [5, 4], "tanh"), ReleasedCNN()])
+def test_weights_are_a_function_of_the_generator(network: ReleasedNetwork) -> None:
+    assert torch.equal(weights(network, 1), weights(network, 1))
+    assert not torch.equal(weights(network, 1), weights(network, 2))
+    assert network(torch.zeros(2, *network.arguments["image_shape"])).shape == (2, network.arguments["n_classes"])
+
+
+def test_weights_follow_the_truncated_normal_distribution() -> None:
+    network = ReleasedMLP(hidden=[50])
+    network.initialize(torch.Generator().manual_seed(0))
+    first, second = network.linear_layers
+    for layer in (first, second):
+        assert layer.bias.abs().max() == 0
+    scaled = first.weight * 784**0.5
+    # 39,200 draws: the standard error of the deviation is 0.003.
+    assert scaled.std().item() == pytest.approx(1, abs=0.015)
+    assert scaled.abs().max().item() == pytest.approx(2 / truncnorm(-2, 2).std(), rel=1e-3)
+
+
+def test_the_mlp_is_the_chain_it_says() -> None:
+    network = ReleasedMLP((1, 2, 3), 4, [5], "elu")
+    images = torch.rand(7, 1, 2, 3)
+    first, second = network.linear_layers
+    hidden = torch.nn.functional.elu(images.flatten(1) @ first.weight.T + first.bias)
+    torch.testing.assert_close(network(images), hidden @ second.weight.T + second.bias)
+    assert network.architecture == {
+        "class": "ReleasedMLP",
+        "image_shape": [1, 2, 3],
+        "n_classes": 4,
+        "hidden": [5],
+        "activation": "elu",
+    }
+
+
+def test_impossible_sizes_are_refused() -> None:
+    with pytest.raises(ConfigError, match="hidden must be positive"):
+        ReleasedMLP(hidden=[0])
+    with pytest.raises(ConfigError, match="at least 10 x 10 pixels; got 8 x 8"):
+        ReleasedCNN((1, 8, 8))

@@ -1,6 +1,7 @@
 """Images, where they come from, and how they are split into public data and victims."""
 
 from lit_recon.data.dataset import ImageSet
+from lit_recon.data.informed_splits import InformedSplit, InformedSplitSettings, draw_informed_split
 from lit_recon.data.normalization import measure_normalization
 from lit_recon.data.sources import CIFAR10, CIFAR100, MNIST, Digits, ImageFolder, ImageSource, Npz
 from lit_recon.data.splits import Split, content_hash, disjoint_split, hold_out, split_hash
@@ -14,11 +15,14 @@ __all__ = [
     "ImageFolder",
     "ImageSet",
     "ImageSource",
+    "InformedSplit",
+    "InformedSplitSettings",
     "Npz",
     "Split",
     "VictimBatch",
     "content_hash",
     "disjoint_split",
+    "draw_informed_split",
     "hold_out",
     "measure_normalization",
     "sample_victims",

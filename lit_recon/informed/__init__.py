@@ -13,16 +13,27 @@ from lit_recon.informed.glm_family import Bernoulli, Family, Gaussian, Poisson
 from lit_recon.informed.glm_multinomial import ReleasedMultinomial
 from lit_recon.informed.glm_reconstruction import GLMReconstruction
 from lit_recon.informed.glm_without_intercept import ReleasedWithoutIntercept, TwoCandidates
+from lit_recon.informed.kernel_ridge import KernelRidge
+from lit_recon.informed.reconstructor import FittedReconstructor, ReconstructedTargets, Reconstructor
+from lit_recon.informed.shadow import GradientDescent, KnownTraining, ShadowPlan, ShadowStore
 
 __all__ = [
     "Bernoulli",
     "Family",
+    "FittedReconstructor",
     "GLMReconstruction",
     "Gaussian",
+    "GradientDescent",
+    "KernelRidge",
+    "KnownTraining",
     "Poisson",
+    "ReconstructedTargets",
+    "Reconstructor",
     "ReleasedGLM",
     "ReleasedMultinomial",
     "ReleasedWithoutIntercept",
+    "ShadowPlan",
+    "ShadowStore",
     "TwoCandidates",
     "from_linear_regression",
     "from_logistic_regression",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lit_recon.inversion.analytic import AnalyticInversion
 from lit_recon.inversion.attack import Attack
 from lit_recon.inversion.cocktail_party import CocktailPartyAttack
+from lit_recon.inversion.feature_matching import FeatureMatching
 from lit_recon.inversion.features import (
     ExactRecovery,
     FeatureMap,
@@ -44,6 +45,7 @@ __all__ = [
     "DeepImagePrior",
     "ExactRecovery",
     "FeatureMap",
+    "FeatureMatching",
     "FeatureRecovery",
     "FeatureTerm",
     "GlobalCosine",

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lit_recon.errors import ConfigError
 from lit_recon.inversion.attack import Attack
+from lit_recon.inversion.feature_matching import FeatureMatching, Pull
 from lit_recon.inversion.labels import HeadCounts, LabelRecovery
 from lit_recon.inversion.matching import Compilation, Execution, Matching
 from lit_recon.inversion.objectives import GlobalCosine, Objective
@@ -30,6 +31,8 @@ class Problem:
     seed: int
     variables: Variables
     optimizer: torch.optim.Optimizer
+    pull: Pull | None = None
+    feature_targets: Tensor | None = None
     best_loss: float = float("inf")
     best_matching: float = float("inf")
     best_images: Tensor | None = None
@@ -39,7 +42,7 @@ class Problem:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes while the attack runs."""
-        fixed = ("observation", "seed", "optimizer")
+        fixed = ("observation", "seed", "optimizer", "pull")
         changing = {name: value for name, value in vars(self).items() if name not in fixed}
         return {**changing, "optimizer": self.optimizer.state_dict()}
 
@@ -49,7 +52,7 @@ class Problem:
             self.variables[name].data.copy_(value)
         self.optimizer.load_state_dict(state["optimizer"])
         device = self.labels.device
-        for name in ("labels", "best_images", "best_labels"):
+        for name in ("labels", "feature_targets", "best_images", "best_labels"):
             setattr(self, name, None if state[name] is None else state[name].to(device))
         for name in ("best_loss", "best_matching", "diverged_at", "trace"):
             setattr(self, name, state[name])
@@ -92,6 +95,7 @@ class GradientMatching(Attack):
         parametrization: what is optimised.
         solver: how it is optimised.
         labels: how the batch's labels are found.
+        features: features to be recovered from a wide feature layer and matched; default: none.
         steps: iterations.
         restarts: independent starts per victim; the one with the least matching loss is returned.
         keep: return the `last` iterate of a restart, or the `best` one by total loss.
@@ -110,6 +114,7 @@ class GradientMatching(Attack):
         parametrization: Parametrization | None = None,
         solver: Solver | None = None,
         labels: LabelRecovery | None = None,
+        features: FeatureMatching | None = None,
         steps: int = 4800,
         restarts: int = 1,
         keep: Literal["last", "best"] = "last",
@@ -128,6 +133,7 @@ class GradientMatching(Attack):
         self.parametrization = parametrization if parametrization is not None else Pixels()
         self.solver = solver if solver is not None else Adam()
         self.labels = labels if labels is not None else HeadCounts()
+        self.features = features
         self.steps, self.restarts, self.keep, self.seed = steps, restarts, keep, seed
         self.execution: Execution = "loop" if self.solver.line_search else execution
         self.compilation: Compilation = compilation
@@ -158,7 +164,8 @@ class GradientMatching(Attack):
         notes: list[tuple[str, ...]] = []
         for seen in observations:
             labels, remarks = self.labels(seen)
-            notes.append(remarks)
+            pull = None if self.features is None else self.features.prepare(seen)
+            notes.append(remarks if pull is None else (*remarks, *pull.notes))
             for seed in range(self.seed, self.seed + self.restarts):
                 variables = self.parametrization.start(seen, seed)
                 if self.labels.optimised:
@@ -167,7 +174,7 @@ class GradientMatching(Attack):
                 for value in variables.values():
                     value.requires_grad_()
                 optimizer = self.solver.optimizer(variables)
-                problems.append(Problem(seen, labels, seed, variables, optimizer))
+                problems.append(Problem(seen, labels, seed, variables, optimizer, pull))
         matching = Matching(
             [problem.observation for problem in problems],
             self.objective,
@@ -228,9 +235,12 @@ class GradientMatching(Attack):
         for prior in self.image_priors:
             value = prior(images, chosen[0].observation.normalization, self.restarts, progress)
             terms[type(prior).__name__] = prior.weight * value
-        penalty = sum(
-            (terms[type(prior).__name__] for prior in self.image_priors), torch.zeros_like(evaluation.matching)
-        )
+        if self.features is not None:
+            terms["features"] = torch.stack(
+                [_pulled(p, image, progress) for p, image in zip(chosen, images, strict=True)]
+            )
+        added = [terms[name] for name in terms if name not in ("matching", "batch_norm")]
+        penalty = sum(added, torch.zeros_like(evaluation.matching))
         direction = evaluation.images
         if penalty.requires_grad:
             direction = direction + torch.autograd.grad(penalty.sum(), images)[0]
@@ -265,3 +275,14 @@ class GradientMatching(Attack):
         if final or step % self.log_every == 0:
             for name, value in {"step": float(step), **row}.items():
                 problem.trace.setdefault(name, []).append(value)
+
+
+def _pulled(problem: Problem, images: Tensor, progress: float) -> Tensor:
+    """The pull of recovered features; which of them belongs to which candidate is settled when it sets in."""
+    pull = problem.pull
+    if pull is None or progress < pull.term.start:
+        return images.new_zeros(())
+    if problem.feature_targets is None:
+        classes = problem.labels if "labels" not in problem.variables else None
+        problem.feature_targets = pull.targets(images, classes)
+    return pull.penalty(images, problem.feature_targets)

@@ -35,6 +35,7 @@ class SecureAggregation:
         if clients < 1:
             raise ConfigError(f"SecureAggregation needs at least 1 client; got {clients}")
         self.operator, self.clients = operator, clients
+        self.batch_norm = getattr(operator, "batch_norm", "eval")
 
     def __call__(
         self,

@@ -161,10 +161,17 @@ def test_a_solver_that_fell_back_in_silence_is_found_out() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = _model("PoissonRegressor", alpha=0.0, **TIGHT, max_iter=1000).fit(images, labels)
-    found, error = _attack(from_poisson_regressor(model, len(images)), labels, 0)
-    assert "stopped earlier than its tolerance says" in found.notes[0]
-    assert found.error is not None
-    assert error / 2 < found.error < 10 * error
+    released, ratios = from_poisson_regressor(model, len(images)), []
+    for missing in (0, 1, 5, 17, 40, 77):
+        found, error = _attack(released, labels, missing)
+        assert "stopped earlier than its tolerance says" in found.notes[0]
+        assert found.error is not None
+        ratios.append(found.error / error)
+    # Where the solver stops differs from processor to processor, and with it how far, by accident, the computed target
+    # of a record is from a whole number, which is all that the estimate can go by: measured 0.13, and 1.2 to 3.5.
+    assert min(ratios) > 0.05
+    assert max(ratios) < 20
+    assert 1 < np.median(ratios) < 10
 
 
 def test_iterative_ridge_and_rounded_coefficients_give_no_estimate() -> None:

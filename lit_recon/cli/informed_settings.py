@@ -1,0 +1,112 @@
+"""What the configuration files of attacks by informed adversaries may say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from lit_recon.cli.settings import LpipsSettings, PaperSettings
+from lit_recon.data import Digits, ImageSource
+from lit_recon.data.informed_splits import InformedSplit, InformedSplitSettings, draw_informed_split
+from lit_recon.errors import ConfigError
+from lit_recon.informed.kernel_ridge import KernelRidge
+from lit_recon.informed.reconstructor import Reconstructor
+from lit_recon.informed.shadow import GradientDescent, Initialization, ShadowPlan
+from lit_recon.models.released import ReleasedMLP, ReleasedNetwork
+from lit_recon.modules.loggers import WandbSettings
+from lit_recon.modules.trainer import TrainerSettings
+
+#: A released network but for the shape of its images and its number of classes.
+NetworkOf = Callable[[tuple[int, int, int], int], ReleasedNetwork]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShadowSettings:
+    """Shadow models and where they are kept.
+
+    Args:
+        seed: of the initial weights.
+        data: where images come from, training and test images together.
+        shadow_data: another source for the shadow targets; default: the same.
+        split: fixed set, shadow targets and test targets.
+        network: architecture of the released model; default: ReleasedMLP, 10 hidden ELU.
+        descent: how it was trained.
+        initialization: `known` initial weights, or `fresh` ones for every model, released and shadow.
+        execution: how shadow models are trained; `auto` measures which way is fastest here.
+        shard_size: models per file.
+        store: folder of the shadow models; default: one of its own below `cache`.
+        cache: folder of stores, one for each training.
+        trainer: where to compute.
+    """
+
+    seed: int = 0
+    data: ImageSource = field(default_factory=Digits)
+    shadow_data: ImageSource | None = None
+    split: InformedSplitSettings = field(default_factory=InformedSplitSettings)
+    network: NetworkOf | None = None
+    descent: GradientDescent = field(default_factory=GradientDescent)
+    initialization: Initialization = "known"
+    execution: Literal["auto", "hand", "vmap", "loop"] = "auto"
+    shard_size: int = 250
+    store: Path | None = None
+    cache: Path = Path("runs/shadows")
+    trainer: TrainerSettings = field(default_factory=TrainerSettings)
+
+    def __post_init__(self) -> None:
+        if self.shard_size < 1:
+            raise ConfigError(f"shard_size must be at least 1 model; got {self.shard_size}")
+
+    def drawn(self) -> InformedSplit:
+        """The split of the data."""
+        return draw_informed_split(self.data, self.split, self.shadow_data)
+
+    def plan(self, split: InformedSplit, device: str = "cpu") -> ShadowPlan:
+        """The shadow models to train."""
+        network = self.network or ReleasedMLP
+        return ShadowPlan(
+            network(split.fixed.image_shape, split.fixed.n_classes),
+            split.fixed,
+            self.descent,
+            self.seed,
+            self.initialization,
+            device=device,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReconnSettings:
+    """One run of `reconn.py run`, besides the settings of its shadow models.
+
+    Args:
+        name: of the run; default: the name of its configuration file.
+        out: folder for everything that the run leaves behind; default: runs/NAME.
+        overwrite: begin anew where a run is already.
+        released: weights of the models under attack, one per test target; default: they are trained here.
+        reconstructor: learns from the shadow models.
+        curve: also attack with only so many shadow models.
+        lpips: an optional score; its network was made for photographs.
+        wandb: Weights & Biases.
+        paper: whose setting this is.
+    """
+
+    name: str | None = None
+    out: Path | None = None
+    overwrite: bool = False
+    released: Path | None = None
+    reconstructor: Reconstructor = field(default_factory=KernelRidge)
+    curve: list[int] = field(default_factory=list)
+    lpips: LpipsSettings = field(default_factory=lambda: LpipsSettings(network="none"))
+    wandb: WandbSettings = field(default_factory=WandbSettings)
+    paper: PaperSettings | None = None
+
+    def check_curve(self, n: int) -> None:
+        """Refuse numbers of shadow models that `n` do not contain.
+
+        Raises:
+            ConfigError: names them.
+        """
+        outside = [k for k in self.curve if not 2 <= k <= n]
+        if outside:
+            raise ConfigError(f"curve must hold numbers of shadow models from 2 to split.shadow={n}; got {outside}")

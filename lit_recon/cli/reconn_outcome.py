@@ -1,0 +1,147 @@
+"""What comes of an attack on released models: reconstructions, their scores beside the oracle's, and the files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import lit_recon._torchvision
+
+import torch
+from torch import Tensor
+
+from lit_recon.cli.informed_settings import ReconnSettings
+from lit_recon.cli.reconn_page import write_page
+from lit_recon.data import ImageSet
+from lit_recon.data.informed_splits import InformedSplit
+from lit_recon.informed.reconstructor import ReconstructedTargets
+from lit_recon.metrics import Lpips, MeanImage, NearestPublic, Unavailable, load_lpips, mse, score_pairs
+from lit_recon.metrics.oracle import NearestNeighborOracle
+from lit_recon.reporting import RunFolder, VictimRow, write_metrics, write_tensors, write_victims
+from lit_recon.reporting.rows import Metric
+
+
+@dataclass(frozen=True)
+class ReconnOutcome:
+    """An attack on released models, scored.
+
+    Attributes:
+        found: what the attack returned, one image per target.
+        nearest: for every target, the nearest image that the adversary holds, `(m, c, h, w)`.
+        per_image: scores `(m,)` by name; None where a score could not be had.
+        metrics: entries of the run's record.
+    """
+
+    found: ReconstructedTargets
+    nearest: Tensor
+    per_image: Mapping[str, Tensor | None]
+    metrics: dict[str, Metric]
+
+
+def score_targets(
+    settings: ReconnSettings, split: InformedSplit, differences: Tensor, observed: Tensor
+) -> ReconnOutcome:
+    """Attack, then compare with the truth, with the mean image, and with the nearest other images.
+
+    Args:
+        settings: of the run.
+        split: whose shadow targets the adversary learns from.
+        differences: of the shadow models, `(s, p)`.
+        observed: of the released models, `(m, p)`.
+    """
+    shadow, targets = split.shadow.pixels(), split.targets.pixels()
+    labels, n_classes = split.shadow.labels, split.fixed.n_classes
+    curve: dict[str, Metric] = {}
+    for k in settings.curve:
+        fewer = settings.reconstructor.fit(differences[:k], shadow[:k], labels[:k], n_classes)
+        curve[f"mse_at_{k}_shadows"] = float(mse(fewer.reconstruct(observed).images, targets).mean())
+    fitted = settings.reconstructor.fit(differences, shadow, labels, n_classes)
+    found = fitted.reconstruct(observed)
+
+    lpips = _lpips(settings)
+    held = torch.cat([split.fixed.images, split.shadow.images])
+    nearest = NearestPublic(held).query(targets)[1]
+    compared = {
+        "": found.images,
+        "baseline_mean_image_": MeanImage.from_images(held).query(targets),
+        "baseline_nearest_public_": nearest,
+    }
+    scores = {
+        f"{prefix}{name}": values
+        for prefix, images in compared.items()
+        for name, values in score_pairs(images, targets, lpips).items()
+    }
+    everything = [held] if split.rest is None else [held, split.rest.images]
+    oracle = NearestNeighborOracle.measure(targets, torch.cat(everything))
+    metrics: dict[str, Metric] = {"n": len(targets), "n_batches": len(targets)}
+    for name, values in {**scores, "oracle_mse": oracle.nearest}.items():
+        # This process alone scores, so that no metric may wait for the others to synchronize.
+        metrics[name] = float(values.mean())
+        metrics[f"{name}_std"] = float(values.std()) if len(values) > 1 else math.nan
+    if isinstance(lpips, Unavailable):
+        metrics |= {"lpips": None, "lpips_reason": lpips.reason}
+    metrics |= {f"oracle_mse_percentile_{percent}": value for percent, value in oracle.percentiles.items()}
+    metrics["success_rate"] = float((scores["mse"] < oracle.nearest).double().mean())
+    metrics["label_accuracy"] = float((found.labels == split.targets.labels).double().mean())
+    metrics |= {**curve, **fitted.facts, "notes": _notes(metrics, curve, split)}
+    per_image: dict[str, Tensor | None] = {name: scores[name] for name in ("mse", "rmse", "psnr", "ssim")}
+    per_image |= {
+        "lpips": scores.get("lpips"),
+        "mean_image_rmse": scores["baseline_mean_image_rmse"],
+        "nearest_public_rmse": scores["baseline_nearest_public_rmse"],
+        "oracle_mse": oracle.nearest,
+    }
+    return ReconnOutcome(found, nearest, per_image, metrics)
+
+
+def write_reconn(folder: RunFolder, split: InformedSplit, outcome: ReconnOutcome, facts: Mapping[str, Metric]) -> None:
+    """Write everything; the figures come last and mark the run as complete, the page is built from all of it."""
+    write_tensors(
+        folder,
+        reconstructions=outcome.found.images,
+        targets=split.targets.pixels(),
+        nearest_public=outcome.nearest,
+        labels=split.targets.labels,
+        recovered_labels=outcome.found.labels,
+        class_names=split.targets.class_names,
+    )
+    write_victims(folder, _rows(split.targets, outcome))
+    write_metrics(folder, {**outcome.metrics, **facts})
+    write_page(folder.path)
+
+
+def _lpips(settings: ReconnSettings) -> Lpips | Unavailable:
+    if settings.lpips.network == "none":
+        return Unavailable("switched off by lpips.network")
+    return load_lpips(settings.lpips.network, settings.lpips.weights, settings.lpips.download)
+
+
+def _rows(targets: ImageSet, outcome: ReconnOutcome) -> list[VictimRow]:
+    return [
+        VictimRow(
+            batch=index,
+            id=index,
+            label=int(label),
+            recovered_label=int(outcome.found.labels[index]),
+            loss=float(outcome.found.uncertainty[index]),
+            scores={
+                name: None if values is None else float(values[index]) for name, values in outcome.per_image.items()
+            },
+        )
+        for index, label in enumerate(targets.labels)
+    ]
+
+
+def _notes(metrics: Mapping[str, Metric], curve: Mapping[str, Metric], split: InformedSplit) -> list[str]:
+    """What a reader of the figures should know."""
+    pool = len(split.fixed) + len(split.shadow) + (0 if split.rest is None else len(split.rest))
+    one, ten, half = (f"{metrics[f'oracle_mse_percentile_{percent}']:.4f}" for percent in (1, 10, 50))
+    against_oracle = (
+        f"The oracle that knows a target and picks the nearest of all {pool} other images has an MSE of "
+        f"{metrics['oracle_mse']:.4f}; this attack has {metrics['mse']:.4f} and is nearer for "
+        f"{metrics['success_rate']:.0%} of the targets."
+    )
+    spread = f"Of all other images, 1 % lie within an MSE of {one} of a target, 10 % within {ten}, half within {half}."
+    fewer = ", ".join(f"{value:.4f} with {name.split('_')[2]}" for name, value in curve.items())
+    return [against_oracle, spread, *([f"MSE with fewer shadow models: {fewer}."] if fewer else [])]

@@ -1,0 +1,112 @@
+"""`reconn.py run`: reconstruct the one unknown training image of each of many released models."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import lit_recon._torchvision
+
+import torch
+import yaml
+from jsonargparse import ArgumentParser, Namespace
+from pytorch_lightning import Trainer
+from torch import Tensor
+
+from lit_recon.cli.configuration import SAME_RUN, instantiated, resolved, settings_parser
+from lit_recon.cli.informed_settings import ReconnSettings, ShadowSettings
+from lit_recon.cli.reconn_outcome import score_targets, write_reconn
+from lit_recon.cli.shadows import announce, store_folder
+from lit_recon.data.informed_splits import InformedSplit
+from lit_recon.informed.shadow import ShadowPlan, ShadowStore, deltas, load_released
+from lit_recon.modules.loggers import build_loggers, finish
+from lit_recon.modules.shadows import train_store
+from lit_recon.modules.trainer import build_trainer, is_first_process
+from lit_recon.reporting import RunFolder, environment
+from lit_recon.reporting.rows import Metric
+
+#: Settings that change how a run is computed, not what it computes.
+_SAME_RUN = (*SAME_RUN, "store", "cache", "shard_size")
+
+
+def parser(program: str) -> ArgumentParser:
+    """The command's settings."""
+    settings = settings_parser(program, "Reconstruct the one unknown training image of released models.")
+    settings.add_class_arguments(ReconnSettings, as_group=False)
+    settings.add_class_arguments(ShadowSettings, as_group=False)
+    return settings
+
+
+def execute(arguments: ArgumentParser, values: Namespace) -> None:
+    """Refuse what cannot work, then train what is missing, attack, score and report."""
+    complete, config = resolved(arguments, values, "reconn")
+    built = instantiated(arguments, complete)
+    own = {field.name for field in dataclasses.fields(ReconnSettings)}
+    settings = ReconnSettings(**{name: value for name, value in built.items() if name in own})
+    shadows = ShadowSettings(**{name: value for name, value in built.items() if name not in own})
+    settings.check_curve(shadows.split.shadow)
+    split = shadows.drawn()
+    settings.wandb.resolved_mode()
+    trainer = build_trainer(shadows.trainer, loggers=[])
+    plan = shadows.plan(split, str(trainer.strategy.root_device))
+    released = None
+    if settings.released is not None:
+        released = load_released(settings.released, plan.network, len(split.targets))
+    stored, folder = store_folder(shadows, plan), RunFolder(Path(complete.out))
+    ShadowStore.open(stored, plan.description)
+    if is_first_process():
+        RunFolder.open(folder.path, config, settings.overwrite, _SAME_RUN)
+        announce(stored, plan, len(split.shadow))
+        print(f"targets     {len(split.targets)} released models, each with one unknown image")
+        print(f"run folder  {folder.path}", flush=True)
+    loggers = build_loggers(folder.logs, str(complete.name), settings.wandb, yaml.safe_load(config))
+    started = time.perf_counter()
+    store = train_store(trainer, plan, split.shadow, stored, shadows.execution, shadows.shard_size)
+    trained = time.perf_counter() - started
+    observed = _observed(trainer, plan, split, store, folder, released)
+    if is_first_process():
+        facts: dict[str, Metric] = {
+            "seed": shadows.seed,
+            "split_hash": split.hash,
+            "execution": store.execution,
+            "processes": trainer.world_size,
+            "n_fixed": len(split.fixed),
+            "n_shadow": len(split.shadow),
+            "shadow_seconds": trained,
+        }
+        outcome = score_targets(settings, split, store.read(split.shadow), observed)
+        figures = {key: value for key, value in outcome.metrics.items() if isinstance(value, float)}
+        for logger in loggers:
+            logger.log_metrics(figures, 0)
+        finish(loggers)
+        facts |= {"seconds": time.perf_counter() - started, **environment(str(trainer.strategy.root_device))}
+        write_reconn(folder, split, outcome, facts)
+        print(_summary(outcome.metrics))
+        print(f"report      {folder.report}")
+
+
+def _observed(
+    trainer: Trainer,
+    plan: ShadowPlan,
+    split: InformedSplit,
+    store: ShadowStore,
+    folder: RunFolder,
+    released: Tensor | None,
+) -> Tensor:
+    """What each released model's weights differ by from the reference, `(m, p)`."""
+    if released is not None:
+        return deltas(released, plan.reference())
+    owners = dataclasses.replace(plan, purpose="released")
+    there = folder.checkpoints / "released"
+    models = train_store(trainer, owners, split.targets, there, store.execution, store.shard_size, "released models")
+    return models.read(split.targets) if is_first_process() else torch.empty(0)
+
+
+def _summary(metrics: dict[str, Metric]) -> str:
+    """The figures that answer the first question."""
+    shown = [
+        f"{value:.4f}" if isinstance(value := metrics.get(key), float) else "n/a"
+        for key in ("mse", "oracle_mse", "baseline_mean_image_mse")
+    ]
+    return f"MSE         {shown[0]} (nearest of all other images {shown[1]}, mean image {shown[2]})"

@@ -1,0 +1,59 @@
+"""`train.py shadows`: train the models of an adversary who knows all training data but one image, and keep them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from jsonargparse import ArgumentParser, Namespace
+
+from lit_recon.cli.configuration import instantiated, settings_parser
+from lit_recon.cli.informed_settings import ShadowSettings
+from lit_recon.informed.shadow import ShadowPlan, ShadowStore
+from lit_recon.modules.shadows import train_store
+from lit_recon.modules.trainer import build_trainer, is_first_process
+
+
+def parser(program: str) -> ArgumentParser:
+    """The command's settings."""
+    settings = settings_parser(program, "Train shadow models, or go on with them.")
+    settings.add_class_arguments(ShadowSettings, as_group=False)
+    return settings
+
+
+def execute(arguments: ArgumentParser, values: Namespace) -> None:
+    """Refuse what cannot work, then train what is missing."""
+    built = instantiated(arguments, values)
+    built.pop("config", None)
+    settings = ShadowSettings(**built)
+    split = settings.drawn()
+    trainer = build_trainer(settings.trainer, loggers=[])
+    plan = settings.plan(split, str(trainer.strategy.root_device))
+    folder = store_folder(settings, plan)
+    if is_first_process():
+        announce(folder, plan, len(split.shadow))
+    store = train_store(trainer, plan, split.shadow, folder, settings.execution, settings.shard_size)
+    if is_first_process():
+        print(f"done        {len(split.shadow)} shadow models in {store.folder}, trained by {store.execution}")
+
+
+def store_folder(settings: ShadowSettings, plan: ShadowPlan) -> Path:
+    """Where the shadow models of a plan are kept."""
+    if settings.store is not None:
+        return settings.store
+    key = hashlib.sha256(json.dumps(plan.description, sort_keys=True).encode()).hexdigest()[:16]
+    return settings.cache / key
+
+
+def announce(folder: Path, plan: ShadowPlan, n: int) -> None:
+    """Say what there is and what has to be trained.
+
+    Raises:
+        ConfigError: the folder holds models of another training.
+        CorruptFileError: one of its files is damaged.
+    """
+    store = ShadowStore.open(folder, plan.description)
+    missing = n if store is None else sum(len(store.members(shard, n)) for shard in store.missing(n))
+    print(f"fixed set   {len(plan.fixed)} images of {plan.fixed.name}")
+    print(f"shadows     {n} models, {missing} of them to be trained, kept in {folder}", flush=True)

@@ -1,0 +1,153 @@
+"""The three parts that an attack by an informed adversary needs: what it knows, what it trains on, what it looks for.
+
+The *fixed set* is all that a released model was trained on but one image. *Shadow targets* stand in for that image in
+the adversary's own models. *Test targets* are the images that the attack is judged by.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from lit_recon.data.dataset import ImageSet
+from lit_recon.data.seeding import seeded_generator
+from lit_recon.data.sources.base import ImageSource
+from lit_recon.data.splits import content_hash
+from lit_recon.errors import ConfigError, ShapeError
+
+
+@dataclass(frozen=True)
+class InformedSplitSettings:
+    """Sizes of the three parts, drawn from the training and test images of a source together.
+
+    Parts are drawn in the order fixed set, targets, shadows: more shadow targets leave all other images as they are.
+
+    Args:
+        fixed: images of the fixed set.
+        shadow: shadow targets, one model each.
+        targets: images to reconstruct.
+        seed: of the draw.
+    """
+
+    fixed: int = 500
+    shadow: int = 8_000
+    targets: int = 200
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.fixed < 1 or self.shadow < 2 or self.targets < 1:
+            raise ConfigError(
+                "split.fixed and split.targets must be at least 1, split.shadow at least 2; "
+                f"got {self.fixed}, {self.targets} and {self.shadow}"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class InformedSplit:
+    """Images of the three parts and of nobody; no two parts share an image, compared pixel by pixel.
+
+    Attributes:
+        fixed: all that the released models were trained on, but for the target.
+        shadow: what the adversary trains on; its first `s` images serve `s` shadow models.
+        targets: one per released model.
+        rest: images of the same source in no part; None if there are none. The nearest-neighbour oracle may use them.
+
+    Raises:
+        ConfigError: an image is in two of the first three parts, or a shadow label is none of the fixed set's classes.
+        ShapeError: the parts differ in the shape of their images.
+    """
+
+    fixed: ImageSet
+    shadow: ImageSet
+    targets: ImageSet
+    rest: ImageSet | None = None
+
+    def __post_init__(self) -> None:
+        parts = {"the fixed set": self.fixed, "the shadow targets": self.shadow, "the test targets": self.targets}
+        shapes = {name: part.image_shape for name, part in parts.items()}
+        if len(set(shapes.values())) != 1:
+            raise ShapeError(f"all parts must hold images of one shape; got {shapes}: choose data of equal size")
+        if int(self.shadow.labels.max()) >= self.fixed.n_classes:
+            raise ConfigError(
+                f"shadow labels must be 0 to {self.fixed.n_classes - 1}, the classes of the released models; got "
+                f"{int(self.shadow.labels.max())}"
+            )
+        seen: dict[bytes, str] = {}
+        for name, part in parts.items():
+            own = _pixels(part)
+            for index, pixels in enumerate(own):
+                if seen.get(pixels, name) != name:
+                    raise ConfigError(
+                        f"{name} must share no image with {seen[pixels]}; image {index} of {part.name} is in both: "
+                        "an adversary who knows a target has nothing to reconstruct; remove it from one of them"
+                    )
+            seen.update(dict.fromkeys(own, name))
+
+    @property
+    def hash(self) -> str:
+        """16 hexadecimal digits over the pixels, labels and order of the three parts."""
+        return content_hash(self.fixed, self.shadow, self.targets)
+
+
+def draw_informed_split(
+    source: ImageSource, settings: InformedSplitSettings, shadow_source: ImageSource | None = None
+) -> InformedSplit:
+    """Draw the three parts; of images that a source holds twice, one counts.
+
+    Args:
+        source: of the fixed set, of the targets and, by default, of the shadow targets.
+        settings: sizes and seed.
+        shadow_source: another source for the shadow targets. Where its classes are others, each of its images gets
+            a random class of `source`: the released models know no other.
+
+    Raises:
+        ConfigError: there are fewer images than the sizes ask for.
+        ShapeError: the two sources differ in the shape of their images.
+    """
+    pool = _distinct(source)
+    own = {"fixed": settings.fixed, "targets": settings.targets}
+    if shadow_source is None:
+        own["shadow"] = settings.shadow
+    if sum(own.values()) > len(pool):
+        raise ConfigError(
+            f"split asks for {' + '.join(f'{size} {name}' for name, size in own.items())} images; {source.name} has "
+            f"{len(pool)} different ones: lower split.shadow or another size"
+        )
+    order = torch.randperm(len(pool), generator=seeded_generator(settings.seed, "informed split"))
+    *drawn, left = order.split([*own.values(), len(pool) - sum(own.values())])
+    parts = {name: pool.subset(ids, f"{source.name} {name}") for name, ids in zip(own, drawn, strict=True)}
+    shadow = parts["shadow"] if shadow_source is None else _foreign_shadows(pool, shadow_source, settings)
+    rest = pool.subset(left, f"{source.name} rest") if len(left) else None
+    return InformedSplit(parts["fixed"], shadow, parts["targets"], rest)
+
+
+def _foreign_shadows(pool: ImageSet, source: ImageSource, settings: InformedSplitSettings) -> ImageSet:
+    others = _distinct(source)
+    if settings.shadow > len(others):
+        raise ConfigError(
+            f"split.shadow must be at most {len(others)}, the different images of {source.name}; got {settings.shadow}"
+        )
+    generator = seeded_generator(settings.seed, "shadow source")
+    ids = torch.randperm(len(others), generator=generator)[: settings.shadow]
+    chosen = others.subset(ids)
+    labels = chosen.labels
+    if others.class_names != pool.class_names:
+        labels = torch.randint(pool.n_classes, (len(labels),), generator=generator)
+    return ImageSet(chosen.images, labels, pool.class_names, f"{source.name} shadow")
+
+
+def _distinct(source: ImageSource) -> ImageSet:
+    """Training and test images of a source together, each once."""
+    both = source.load()
+    images = torch.cat([part.images for part in both])
+    labels = torch.cat([part.labels for part in both])
+    pool = ImageSet(images, labels, both[0].class_names, source.name)
+    first: dict[bytes, int] = {}
+    for index, pixels in enumerate(_pixels(pool)):
+        first.setdefault(pixels, index)
+    return pool if len(first) == len(pool) else pool.subset(torch.tensor(list(first.values())))
+
+
+def _pixels(images: ImageSet) -> list[bytes]:
+    return [image.tobytes() for image in images.images.contiguous().numpy()]

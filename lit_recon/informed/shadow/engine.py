@@ -1,0 +1,111 @@
+"""Shadow models by whichever way is fastest here, and what one image changes in a model's weights."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lit_recon.errors import ShapeError
+from lit_recon.informed.shadow.by_hand import chunk_size, fits_by_hand, train_by_hand
+from lit_recon.informed.shadow.by_loop import train_by_loop
+from lit_recon.informed.shadow.by_vmap import train_by_vmap
+from lit_recon.informed.shadow.training import KnownTraining, flat_weights, full_precision, unflatten
+
+#: `hand`: wide matrix products, MLPs only; `vmap`: any network, models side by side; `loop`: one after the other.
+Execution = Literal["hand", "vmap", "loop"]
+
+_WAYS: dict[Execution, Callable[[KnownTraining, Tensor, Tensor, Tensor], Tensor]] = {
+    "hand": train_by_hand,
+    "vmap": train_by_vmap,
+    "loop": train_by_loop,
+}
+#: Steps and rounds of a measurement; the first round, which pays for what later ones reuse, does not count.
+_STEPS, _ROUNDS = 2, 3
+
+
+def train_models(known: KnownTraining, initial: Tensor, images: Tensor, labels: Tensor, execution: Execution) -> Tensor:
+    """Train one model per image on the fixed set and that image, in full float precision.
+
+    Args:
+        known: the training.
+        initial: weights `(p,)` of all models, or `(s, p)` of each.
+        images: own image of each model, `(s, c, h, w)` in [0, 1].
+        labels: of those, `(s,)`.
+        execution: how; all agree up to rounding.
+
+    Returns:
+        Flat weights `(s, p)`.
+
+    Raises:
+        ShapeError: arguments do not fit, or training diverged.
+        UnsupportedModelError: the network cannot be trained this way.
+    """
+    with full_precision():
+        trained = _WAYS[execution](known, initial, images, labels)
+    diverged = int((~torch.isfinite(trained).all(dim=1)).sum())
+    if diverged:
+        raise ShapeError(f"{diverged} of {len(trained)} models diverged to NaN or infinity: lower descent.lr")
+    return trained
+
+
+def train_reference(known: KnownTraining, initial: Tensor) -> Tensor:
+    """The model that all others are compared with: the same training but for the missing image's gradient.
+
+    Its loss is the sum over the fixed set divided by `n + 1`, so that what a released model's weights differ by is
+    the work of its own image alone.
+
+    Args:
+        known: the training.
+        initial: weights `(p,)`.
+
+    Returns:
+        Float64 weights `(p,)`: in float32 they would carry an error as large as a hundredth of that difference.
+    """
+    exact = known.on(known.images.device, torch.float64)
+    network, descent = copy.deepcopy(exact.network), known.descent
+    network.load_state_dict(unflatten(network, initial.double()))
+    optimizer = torch.optim.SGD(network.parameters(), lr=descent.lr, momentum=descent.momentum)
+    with torch.enable_grad():
+        for _ in range(descent.steps):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(network(exact.images), exact.labels, reduction="sum")
+            loss.div(len(exact.labels) + 1).backward()
+            optimizer.step()
+    return flat_weights(network)
+
+
+def deltas(weights: Tensor, reference: Tensor) -> Tensor:
+    """What training on one more image changed, `(s, p)` float32: subtracted in float64, rounded afterwards.
+
+    Args:
+        weights: of models, `(s, p)`.
+        reference: float64 `(p,)` of `train_reference`.
+    """
+    return (weights.double() - reference).float()
+
+
+def fastest_execution(known: KnownTraining, initial: Tensor) -> Execution:
+    """The way that takes the least time per model here, measured on a few steps."""
+    few = dataclasses.replace(known, descent=dataclasses.replace(known.descent, steps=_STEPS))
+    sizes: dict[Execution, int] = {"vmap": min(8, len(known.images)), "loop": 1}
+    if fits_by_hand(known.network):
+        sizes["hand"] = min(chunk_size(known), len(known.images))
+    measured = {}
+    for way, size in sizes.items():
+        run = partial(train_models, few, initial, known.images[:size], known.labels[:size], way)
+        measured[way] = min([_seconds(run) for _ in range(_ROUNDS)][1:]) / size
+    return min(measured, key=lambda way: measured[way])
+
+
+def _seconds(run: Callable[[], Tensor]) -> float:
+    started = time.perf_counter()
+    run().sum().item()  # reading a number waits for the device
+    return time.perf_counter() - started

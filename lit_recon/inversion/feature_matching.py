@@ -1,0 +1,77 @@
+"""Feature matching as a part of gradient matching: recovered features pull candidate images towards theirs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lit_recon.inversion.features import (
+    ExactRecovery,
+    FeatureMap,
+    FeatureRecovery,
+    FeatureTerm,
+    RecoveredFeatures,
+    SquaredCosine,
+)
+from lit_recon.observation import BatchNormMode
+from lit_recon.records import Observation
+
+
+@dataclass(frozen=True)
+class Pull:
+    """What pulls the candidates of one victim.
+
+    Attributes:
+        recovered: the victim's features.
+        features_of: candidate images to their features.
+        term: the penalty.
+    """
+
+    recovered: RecoveredFeatures
+    features_of: FeatureMap
+    term: FeatureTerm
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How the features were found, and whether their certificate holds."""
+        found = self.recovered
+        how = f"{len(found.features)} features recovered from the wide layer's gradient by {found.method}"
+        if found.certificate is not None:
+            how += f", certificate {found.certificate:.1g} ({'holds' if found.exact else 'does not hold'})"
+        return (how, *found.notes)
+
+    def targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
+        """The recovered features in the order of candidate images `(n, c, h, w)`; to be fixed from then on."""
+        return self.term.targets_for(self.recovered, self.features_of(images.detach()), labels).to(images)
+
+    def penalty(self, images: Tensor, targets: Tensor) -> Tensor:
+        """Weighted penalty of candidate images `(n, c, h, w)`, a scalar that is differentiable in them."""
+        return self.term.weight * self.term(self.features_of(images), targets)
+
+
+class FeatureMatching:
+    """Recovers features once per victim and penalizes candidates that have others.
+
+    Args:
+        recovery: how features are computed from the gradient of the wide layer and its head.
+        term: the penalty, with its weight and the share of iterations after which it sets in.
+
+    Source: [Liu2025], section 4.
+    """
+
+    def __init__(self, recovery: FeatureRecovery | None = None, term: FeatureTerm | None = None) -> None:
+        self.recovery = recovery if recovery is not None else ExactRecovery()
+        self.term = term if term is not None else SquaredCosine(weight=1.0)
+
+    def prepare(self, observation: Observation) -> Pull:
+        """Recover a victim's features.
+
+        Raises:
+            UnsupportedModelError, ThreatModelError: see `FeatureRecovery`.
+            ConfigError: the term cannot use what the recovery finds.
+        """
+        recovered = self.recovery(observation)
+        self.term.check(recovered)
+        mode: BatchNormMode = getattr(observation.operator, "batch_norm", "eval")
+        return Pull(recovered, FeatureMap(observation, mode), self.term)

@@ -1,0 +1,127 @@
+"""The Trainer goes over the shards of a store of shadow models; processes share them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import lit_recon._torchvision
+
+import torch
+from pytorch_lightning import LightningModule, Trainer
+
+from lit_recon.data import ImageSet
+from lit_recon.errors import MissingDataError
+from lit_recon.informed.shadow import ShadowPlan, ShadowStore
+from lit_recon.modules.progress import Progress
+
+#: Stands for no shard, where a process has none: the Trainer wants at least one batch in each.
+_NONE = -1
+
+
+class ShardNumbers:
+    """Numbers of the shards of one process; -1 where it has none."""
+
+    def __init__(self, numbers: list[int]) -> None:
+        self.numbers = numbers or [_NONE]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.numbers)
+
+
+class ShadowModule(LightningModule):
+    """Trains what a store lacks; `train_store` runs it.
+
+    Args:
+        plan: of the models.
+        images: one per model.
+        folder: of the store.
+        execution: of a new store; `auto` measures.
+        shard_size: models per file of a new store.
+        label: what the models are called on the screen.
+    """
+
+    def __init__(
+        self, plan: ShadowPlan, images: ImageSet, folder: Path, execution: str, shard_size: int, label: str
+    ) -> None:
+        super().__init__()
+        self.plan, self.images, self.folder, self.label = plan, images, folder, label
+        self.execution, self.shard_size = execution, shard_size
+        self.store: ShadowStore | None = None
+
+    def opened(self) -> ShadowStore:
+        """The store; the first process makes it where it is missing."""
+        if self.store is None:
+            description = self.plan.description
+            if self.trainer.is_global_zero and ShadowStore.open(self.folder, description) is None:
+                execution = self.plan.execution() if self.execution == "auto" else self.execution
+                ShadowStore.create(self.folder, description, execution, self.shard_size)
+            self.trainer.strategy.barrier("the store is there")
+            self.store = ShadowStore.open(self.folder, description)
+        if self.store is None:
+            raise MissingDataError(f"{self.folder} holds no store: all processes must see the same folder")
+        return self.store
+
+    def predict_dataloader(self) -> ShardNumbers:
+        """The shards of this process, finished ones included."""
+        shards = self.opened().shards(len(self.images))
+        return ShardNumbers(shards[self.trainer.global_rank :: self.trainer.world_size])
+
+    def on_predict_start(self) -> None:
+        """Find out what is there already."""
+        self._missing = set(self.opened().missing(len(self.images)))
+        self._reference = self.plan.reference() if self._missing else torch.empty(0)
+        total = sum(map(self._size, self.predict_dataloader()))
+        self._progress = Progress(total, "training", self.label, quiet=not self.trainer.is_global_zero)
+
+    def predict_step(self, shard: int, batch_idx: int) -> int:
+        """Train one shard; the number of its models."""
+        n = self._size(shard)
+        if shard in self._missing:
+            self.plan.train_shard(self.opened(), shard, self.images, self._reference)
+            self._progress.advance(n)
+        else:
+            self._progress.skip(n)
+        return n
+
+    def _size(self, shard: int) -> int:
+        """Models of a shard."""
+        return 0 if shard == _NONE else len(self.opened().members(shard, len(self.images)))
+
+    def on_predict_end(self) -> None:
+        """Wait for all processes."""
+        self._progress.close()
+        self.trainer.strategy.barrier("all shadow models are done")
+
+
+def train_store(
+    trainer: Trainer,
+    plan: ShadowPlan,
+    images: ImageSet,
+    folder: Path,
+    execution: str = "auto",
+    shard_size: int = 250,
+    label: str = "shadow models",
+) -> ShadowStore:
+    """Complete a store, or begin one; what is there is not trained again.
+
+    Args:
+        trainer: whose processes share the work.
+        plan: of the models.
+        images: one per model.
+        folder: of the store.
+        execution: of a new store: `hand`, `vmap`, `loop`, or `auto`, which measures.
+        shard_size: models per file of a new store.
+        label: what the models are called on the screen.
+
+    Raises:
+        ConfigError: the folder holds models of another training.
+        CorruptFileError: one of its files is damaged.
+        ShapeError: training diverged.
+    """
+    module = ShadowModule(plan, images, folder, execution, shard_size, label)
+    trainer.predict(module, return_predictions=False)
+    return module.opened()

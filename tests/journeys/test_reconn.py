@@ -1,0 +1,206 @@
+"""From one command to a page with the images that an informed adversary found in released models."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from safetensors.torch import save_file
+
+from lit_recon import cli
+from lit_recon.data import Digits, InformedSplitSettings, draw_informed_split
+from lit_recon.informed.shadow import GradientDescent, KnownTraining, ShadowPlan, train_models
+from lit_recon.informed.shadow.training import unflatten
+from lit_recon.models.released import ReleasedMLP
+
+ROOT = Path(__file__).parents[2]
+SIZES = [
+    "--split.fixed",
+    100,
+    "--split.shadow",
+    400,
+    "--split.targets",
+    30,
+    "--descent.steps",
+    40,
+    "--execution",
+    "hand",
+]
+SMALL = ["--config", ROOT / "configs" / "reconn" / "digits_demo.yaml", *SIZES, "--curve", "[50]", "--shard_size", 64]
+
+
+@pytest.fixture
+def reconn(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """`reconn.py` in this process, without W&B."""
+    monkeypatch.chdir(workplace)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = cli.reconn(list(map(str, arguments)))
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def run(workplace: Path, script: Callable[..., subprocess.Popen[str]]) -> Path:
+    """The folder of a run of the real script."""
+    process = script("reconn.py", "run", *SMALL, "--wandb.mode", "disabled")
+    out, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err
+    assert "Warning" not in err
+    assert "warning" not in err
+    assert out.splitlines()[-1].split() == ["report", "runs/digits_demo/report.html"]
+    return workplace / "runs" / "digits_demo"
+
+
+def figures(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
+    return found
+
+
+def test_the_images_are_found(run: Path) -> None:
+    metrics = figures(run)
+    assert metrics["mse"] < 0.4 * metrics["baseline_mean_image_mse"]  # measured 0.26
+    assert metrics["mse"] < metrics["mse_at_50_shadows"]
+    assert metrics["label_accuracy"] > 0.5
+    assert metrics["oracle_mse"] <= metrics["baseline_nearest_public_mse"] < metrics["oracle_mse_percentile_50"]
+    assert metrics["execution"] == "hand"
+    assert metrics["n"] == 30
+
+
+def test_figures_follow_from_the_images(run: Path) -> None:
+    tensors, metrics = load_file(run / "reconstructions.safetensors"), figures(run)
+    errors = ((tensors["reconstructions"].astype(np.float64) - tensors["targets"]) ** 2).mean((1, 2, 3))
+    with (run / "victims.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    np.testing.assert_allclose([float(row["mse"]) for row in rows], errors, rtol=1e-6)
+    assert metrics["mse"] == pytest.approx(errors.mean())
+    nearer = [float(row["mse"]) < float(row["oracle_mse"]) for row in rows]
+    assert metrics["success_rate"] == pytest.approx(np.mean(nearer))
+    split = draw_informed_split(Digits(), InformedSplitSettings(100, 400, 30))
+    np.testing.assert_allclose(tensors["targets"], split.targets.pixels().numpy())
+    assert metrics["split_hash"] == split.hash
+
+
+def test_the_page_speaks_of_this_adversary(run: Path) -> None:
+    page = (run / "report.html").read_text()
+    assert "All training images but one, 100 of them" in page
+    assert "400 other images" in page
+    assert "MSE with fewer shadow models" in page
+    assert page.count("data:image/png;base64,") >= 90
+    assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]*"', page)
+
+
+def test_a_finished_store_serves_other_runs_and_the_configuration_repeats(
+    run: Path, reconn: Callable[..., Any]
+) -> None:
+    again = run.parent / "again"
+    code, out, err = reconn("run", "--config", run / "config.yaml", "--out", again)
+    assert code == 0, err
+    assert "400 models, 0 of them to be trained" in out
+    first, second = ((folder / "reconstructions.safetensors").read_bytes() for folder in (run, again))
+    assert first == second
+
+
+def test_two_processes_leave_the_store_of_one(
+    run: Path, script: Callable[..., subprocess.Popen[str]], workplace: Path
+) -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    process = script(
+        "reconn.py",
+        "run",
+        *SMALL,
+        *("--wandb.mode", "disabled", "--trainer.accelerator", "cpu", "--store", "two", "--out", "runs/two"),
+        launcher=launcher,
+    )
+    _, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err
+    (alone,) = (path for path in (workplace / "runs" / "shadows").iterdir())
+    shards = sorted(path.name for path in alone.glob("*.safetensors"))
+    assert len(shards) == 7
+    for name in shards:
+        assert (workplace / "two" / name).read_bytes() == (alone / name).read_bytes()
+    images = [(folder / "reconstructions.safetensors").read_bytes() for folder in (run, workplace / "runs" / "two")]
+    assert images[0] == images[1]
+    assert figures(workplace / "runs" / "two")["processes"] == 2
+
+
+def test_unknown_initial_weights_defeat_the_attack(run: Path, reconn: Callable[..., Any], workplace: Path) -> None:
+    code, _, err = reconn("run", *SMALL, "--initialization", "fresh", "--curve", "[]", "--out", "runs/fresh")
+    assert code == 0, err
+    fresh, known = figures(workplace / "runs" / "fresh"), figures(run)
+    mean_image = fresh["baseline_mean_image_mse"]
+    assert mean_image == known["baseline_mean_image_mse"]
+    assert 0.9 * mean_image < fresh["mse"] < 1.3 * mean_image  # no better than guessing the mean image
+    assert "every model, released or shadow, has its own" in (workplace / "runs" / "fresh" / "report.html").read_text()
+
+
+def test_models_that_somebody_else_trained_are_attacked(run: Path, reconn: Callable[..., Any], workplace: Path) -> None:
+    split = draw_informed_split(Digits(), InformedSplitSettings(100, 400, 30))
+    network = ReleasedMLP((1, 8, 8), 10)
+    descent = GradientDescent(steps=40)
+    start = ShadowPlan(network, split.fixed, descent).initial_weights()
+    known = KnownTraining(network, split.fixed.pixels(), split.fixed.labels, descent)
+    trained = train_models(known, start, split.targets.pixels(), split.targets.labels, "loop")
+    state = {name: value.contiguous() for name, value in unflatten(network, trained).items()}
+    save_file(state, workplace / "released.safetensors")
+    code, _, err = reconn("run", *SMALL, "--released", "released.safetensors", "--out", "runs/theirs")
+    assert code == 0, err
+    assert figures(workplace / "runs" / "theirs")["mse"] == pytest.approx(figures(run)["mse"], rel=0.02)
+    state["layers.3.bias"][0, 0] = float("nan")
+    save_file(state, workplace / "broken.safetensors")
+    code, _, err = reconn("run", *SMALL, "--released", "broken.safetensors", "--out", "runs/broken")
+    assert code == 2
+    assert "layers.3.bias holds NaN" in err
+    assert not (workplace / "runs" / "broken").exists()
+
+
+def test_the_papers_reconstructor_runs(run: Path, reconn: Callable[..., Any], workplace: Path) -> None:
+    reconstructor = ["--reconstructor", "lit_recon.modules.reconstructor.NeuralReconstructor"]
+    sizes = ["--reconstructor.hidden", "[100,100]", "--reconstructor.epochs", 30]
+    code, _, err = reconn("run", *SMALL, *reconstructor, *sizes, "--curve", "[]", "--out", "runs/neural")
+    assert code == 0, err
+    metrics = figures(workplace / "runs" / "neural")
+    assert metrics["mse"] < 0.8 * metrics["baseline_mean_image_mse"]
+    assert metrics["training_loss"] > 0
+
+
+def test_train_shadows_keeps_and_goes_on(train: Callable[..., Any], workplace: Path) -> None:
+    arguments = [*SIZES, "--store", "kept", "--shard_size", 50, "--trainer.threads", 1]
+    ended = train("shadows", *arguments, "--split.shadow", 120)
+    assert ended.code == 0, ended.err
+    assert "120 models, 120 of them to be trained, kept in kept" in ended.out
+    ended = train("shadows", *arguments, "--split.shadow", 220)
+    assert "220 models, 120 of them to be trained" in ended.out
+    assert len(list((workplace / "kept").glob("shard_*"))) == 5
+    ended = train("shadows", *arguments, "--seed", 1)
+    assert ended.code == 2
+    assert "kept holds shadow models of another training" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--split.shadow", 1800], "digits has 1797 different ones"),
+        (["--curve", "[401]"], "from 2 to split.shadow=400; got [401]"),
+        (["--split.fixed", 0], "split.fixed and split.targets must be at least 1"),
+        (["--shard_size", 0], "shard_size must be at least 1"),
+        (["--released", "none.safetensors"], "expected a safetensors file of released models"),
+        (["--descent.momentum", 1], "descent.momentum in [0, 1)"),
+        (["--descent.seps", 1], "descent.seps"),
+    ],
+)
+def test_bad_input_is_named(reconn: Callable[..., Any], arguments: list[object], complaint: str) -> None:
+    code, _, err = reconn("run", *SMALL, *arguments, "--out", "runs/bad")
+    assert code == 2
+    assert complaint in err
+    assert len(err.strip().splitlines()) == 1

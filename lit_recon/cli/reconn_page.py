@@ -28,6 +28,7 @@ def write_page(folder: Path) -> Path:
         "report.html.j2",
         name=str(record.settings.get("name") or record.folder.path.resolve().name),
         paper=paper_of(record.settings),
+        origin="Left the one unknown training image, in the middle what the attack made of the released model",
         verdict=verdict(record),
         bars=rmse_bars(record),
         summary=summary_table(record),

@@ -10,6 +10,7 @@ from lit_recon.errors import ConfigError
 from lit_recon.reporting import build_report, compare_report
 from lit_recon.reporting.evaluation import build_evaluation
 from lit_recon.reporting.grid_folder import GridFolder
+from lit_recon.reporting.settings import parse_settings
 
 #: Where the comparison of several runs goes unless told otherwise.
 COMPARISON = Path("comparison.html")
@@ -37,4 +38,12 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
 
 
 def _rebuilt(run: Path) -> Path:
-    return build_evaluation(run) if GridFolder(run).grid.is_file() else build_report(run)
+    """The page of whichever command the folder is from."""
+    folder = GridFolder(run)
+    if folder.grid.is_file():
+        return build_evaluation(run)
+    if folder.is_run and "reconstructor" in parse_settings(folder.config.read_text(encoding="utf-8"), folder.config):
+        from lit_recon.cli.reconn_page import write_page
+
+        return write_page(run)
+    return build_report(run)

@@ -131,7 +131,8 @@ class Imprint:
         low, high = (low - margin).to(functional), (high + margin).to(functional)
         # quantiles of an unbounded distribution may lie where no image can
         inside = inner[(inner > low) & (inner < high)]
-        return torch.cat([low.view(1), inside, high.view(1)]).unique()
+        edges: Tensor = torch.cat([low.view(1), inside, high.view(1)]).unique()
+        return edges
 
     def _at(self, quantiles: Tensor, model: Backbone, functional: Tensor, public: Tensor | None) -> Tensor:
         if self.bins == "gaussian":

@@ -63,7 +63,8 @@ def _with_group_norm(model: Backbone, replaced: list[str]) -> Backbone:
             "and no setting norm: group to replace them by"
         )
     with torch.random.fork_rng(devices=[]):
-        trunk = type(model.trunk)(**{**arguments, "norm": "group"})
+        rebuilt: Any = type(model.trunk)  # the arguments that a trunk remembers are those of its own constructor
+        trunk = rebuilt(**{**arguments, "norm": "group"})
         fixed = Backbone(trunk, model.n_classes, model.normalization)
     fixed.load_state_dict(model.state_dict(), strict=False)  # all but running statistics
     return fixed

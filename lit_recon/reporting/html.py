@@ -38,6 +38,7 @@ def build_report(folder: Path | str) -> Path:
         "report.html.j2",
         name=str(record.settings.get("name") or record.folder.path.resolve().name),
         paper=paper,
+        origin="Left the client's image, in the middle what the attack made of the client's update",
         verdict=verdict(record),
         bars=rmse_bars(record),
         summary=summary_table(record),

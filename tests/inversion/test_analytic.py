@@ -64,7 +64,7 @@ def test_one_image_under_noise_uses_all_rows() -> None:
     row = int(bias.abs().argmax())
     mean, std = NORMALIZATION.tensors(images)
     single = ((weight[row] / bias[row]).view(1, 3, 8, 8) * std + mean).clamp(0, 1)
-    # measured: 0.0018 and 0.0071
+    # measured: errors of 0.0018 and 0.0071
     assert error < 0.6 * (single - images).square().mean().sqrt()
 
 

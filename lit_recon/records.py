@@ -202,6 +202,7 @@ class Reconstruction:
         images: `(n, c, h, w)` in [0, 1].
         labels: recovered or given labels `(n,)`.
         loss: the attacker-visible loss of the returned images; selection uses nothing else.
+        features: `(r, d)` of unit norm in an order of their own, where the attack recovers the inputs of a wide layer.
         trace: named curves of equal length, e.g. `step`, `loss`; for logs and reports.
         notes: what the attack wants its reader to know (fall-backs, assumptions).
     """
@@ -211,3 +212,4 @@ class Reconstruction:
     loss: float
     trace: dict[str, list[float]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    features: Tensor | None = None

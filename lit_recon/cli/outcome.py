@@ -59,6 +59,7 @@ def write_outcome(
         labels=torch.cat([part.batch.labels.cpu() for part in scored]),
         recovered_labels=torch.cat([part.scores.recovered_labels for part in scored]),
         class_names=class_names,
+        **_features(scored),
     )
     write_victims(folder, [row for part in scored for row in _rows(part)])
     curves = [
@@ -94,6 +95,16 @@ def run_facts(scored: Sequence[ScoredBatch], device: str) -> dict[str, Metric]:
     if not timed:
         facts["seconds_per_iteration_reason"] = "the attack took a single step"
     return {**facts, "notes": list(notes), **environment(device)}
+
+
+def _features(scored: Sequence[ScoredBatch]) -> dict[str, torch.Tensor]:
+    """Recovered features of all batches, and whose they are; nothing where none were recovered."""
+    found = [(part.batch.index, part.finished.reconstruction.features) for part in scored]
+    rows = [(index, features) for index, features in found if features is not None]
+    if not rows:
+        return {}
+    owners = [torch.full((len(features),), index) for index, features in rows]
+    return {"features": torch.cat([features for _, features in rows]), "feature_batches": torch.cat(owners)}
 
 
 def _rows(part: ScoredBatch) -> list[VictimRow]:

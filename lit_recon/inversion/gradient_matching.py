@@ -218,7 +218,8 @@ class GradientMatching(Attack):
                     f"{len(diverged)} of {self.restarts} restarts diverged, first at step {min(diverged)}",
                 )
             images, labels = chosen.best_images, chosen.best_labels
-            results.append(Reconstruction(images, labels, chosen.best_matching, chosen.trace, remarks))
+            features = None if chosen.pull is None else chosen.pull.recovered.features
+            results.append(Reconstruction(images, labels, chosen.best_matching, chosen.trace, remarks, features))
         return results
 
     def _evaluate(self, state: InversionState, which: Sequence[int], final: bool = False) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -30,6 +30,7 @@ class FinishedBatch:
         curves: loss curve of every restart.
         seconds: this batch's share of its group's time.
         timed_seconds, timed_steps: this batch's share of the iterations' time, and how many iterations that is.
+        feature_scores: `(n,)` per image of the batch, where the attack recovers features; see `lit_recon.metrics`.
     """
 
     index: int
@@ -38,6 +39,7 @@ class FinishedBatch:
     seconds: float
     timed_seconds: float
     timed_steps: int
+    feature_scores: dict[str, list[float]] = field(default_factory=dict)
 
 
 def group_name(indices: Sequence[int]) -> str:
@@ -45,21 +47,31 @@ def group_name(indices: Sequence[int]) -> str:
     return f"victims_{indices[0]:04d}-{indices[-1]:04d}"
 
 
-def finished_batches(indices: Sequence[int], outcome: Outcome) -> list[FinishedBatch]:
+def finished_batches(
+    indices: Sequence[int], outcome: Outcome, feature_scores: Sequence[dict[str, list[float]]]
+) -> list[FinishedBatch]:
     """A group's outcome, batch by batch."""
     n = len(indices)
     return [
         FinishedBatch(
             index,
             Reconstruction(
-                result.images.cpu(), result.labels.cpu(), float(result.loss), result.trace, tuple(result.notes)
+                result.images.cpu(),
+                result.labels.cpu(),
+                float(result.loss),
+                result.trace,
+                tuple(result.notes),
+                None if result.features is None else result.features.cpu().float(),
             ),
             curves,
             outcome.seconds / n,
             outcome.timed_seconds / n,
             outcome.timed_steps,
+            scores,
         )
-        for index, result, curves in zip(indices, outcome.reconstructions, outcome.curves, strict=True)
+        for index, result, curves, scores in zip(
+            indices, outcome.reconstructions, outcome.curves, feature_scores, strict=True
+        )
     ]
 
 
@@ -70,6 +82,8 @@ def save_finished(folder: Path, batches: Sequence[FinishedBatch]) -> None:
     for batch in batches:
         tensors[f"{batch.index}.images"] = batch.reconstruction.images.contiguous()
         tensors[f"{batch.index}.labels"] = batch.reconstruction.labels.contiguous()
+        if batch.reconstruction.features is not None:
+            tensors[f"{batch.index}.features"] = batch.reconstruction.features.contiguous()
         facts[str(batch.index)] = {
             "loss": batch.reconstruction.loss,
             "trace": batch.reconstruction.trace,
@@ -78,6 +92,7 @@ def save_finished(folder: Path, batches: Sequence[FinishedBatch]) -> None:
             "seconds": batch.seconds,
             "timed_seconds": batch.timed_seconds,
             "timed_steps": batch.timed_steps,
+            "feature_scores": batch.feature_scores,
         }
     path = folder / (group_name([batch.index for batch in batches]) + _SUFFIX)
     write_bytes(path, save(tensors, {_HEADER: json.dumps(facts)}))
@@ -108,11 +123,13 @@ def _read(path: Path) -> dict[int, FinishedBatch]:
                         fact["loss"],
                         fact["trace"],
                         tuple(fact["notes"]),
+                        file.get_tensor(f"{index}.features") if f"{index}.features" in file.keys() else None,  # noqa: SIM118
                     ),
                     fact["curves"],
                     fact["seconds"],
                     fact["timed_seconds"],
                     fact["timed_steps"],
+                    fact.get("feature_scores", {}),
                 )
                 for index, fact in facts.items()
             }

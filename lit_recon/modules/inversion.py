@@ -15,17 +15,17 @@ from torch import Tensor
 from lit_recon.data import VictimBatch
 from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError
-from lit_recon.inversion import Attack, GradientMatching, InversionState
-from lit_recon.metrics import Lpips, Unavailable, score_batch
+from lit_recon.inversion import Attack, FeatureMap, GradientMatching, InversionState
+from lit_recon.metrics import Lpips, Unavailable, feature_cosines, score_batch, span_error
 from lit_recon.models import Backbone
 from lit_recon.modules.data import VictimDataModule
 from lit_recon.modules.finished import FinishedBatch, finished_batches, group_name, load_finished, save_finished
 from lit_recon.modules.loggers import log_grid
 from lit_recon.modules.progress import Progress
 from lit_recon.modules.resumable import measured_execution, run_attack
-from lit_recon.modules.scoring import RunScores, ScoredBatch, score_batches
+from lit_recon.modules.scoring import FEATURE_SCORES, RunScores, ScoredBatch, score_batches
 from lit_recon.observation import ClientSettings
-from lit_recon.records import Knowledge, Observation
+from lit_recon.records import Knowledge, Observation, Reconstruction
 from lit_recon.reporting.atomic import write_text
 from lit_recon.reporting.rows import Metric
 
@@ -72,7 +72,8 @@ class InversionModule(LightningModule):
         self.attack, self.model, self.knowledge, self.lpips = attack, model, knowledge, lpips
         self.clients, self.defense = clients, defense
         self.checkpoints, self.together, self.save_every_seconds = checkpoints, together, save_every_seconds
-        self.scores = RunScores(lpips)
+        self._features = isinstance(attack, GradientMatching) and attack.features is not None
+        self.scores = RunScores(lpips, self._features)
         self.metrics: dict[str, Metric] = {}
         self.scored: list[ScoredBatch] = []
         self.execution: Literal["loop", "vmap"] | None = None
@@ -139,7 +140,11 @@ class InversionModule(LightningModule):
             )
         if not isinstance(self.attack, GradientMatching):
             self._progress.advance(len(group))
-        finished = finished_batches(indices, outcome)
+        scores = [
+            self._feature_scores(seen, result, batch)
+            for seen, result, batch in zip(observations, outcome.reconstructions, group, strict=True)
+        ]
+        finished = finished_batches(indices, outcome, scores)
         save_finished(self.checkpoints, finished)
         saved.unlink(missing_ok=True)
         self._done |= {batch.index: batch for batch in finished}
@@ -147,6 +152,15 @@ class InversionModule(LightningModule):
 
     def _observe(self, images: Tensor, labels: Tensor, index: int) -> Observation:
         return self.client.observe(images, labels, self.knowledge, self.clients.generator(index))
+
+    def _feature_scores(self, seen: Observation, found: Reconstruction, batch: VictimBatch) -> dict[str, list[float]]:
+        """How close recovered features are to those of the true images; nothing where none were recovered."""
+        if found.features is None:
+            return {}
+        with torch.no_grad():
+            truth = FeatureMap(seen, self.clients.batch_norm)(batch.images)
+        scores = span_error(found.features, truth), feature_cosines(found.features, truth)
+        return {name: values.tolist() for name, values in zip(FEATURE_SCORES, scores, strict=True)}
 
     def _watch(self, state: InversionState, new: int, n: int) -> None:
         """Count an iteration, and log the loss where the attack noted a point of its curve."""

@@ -23,6 +23,8 @@ from lit_recon.metrics import (
 from lit_recon.modules.finished import FinishedBatch
 from lit_recon.reporting.rows import Metric
 
+#: How well features were recovered: their part outside the recovered span, and |cos| with the recovered one.
+FEATURE_SCORES = ("feature_error", "feature_cosine")
 #: Scores of a baseline that the record holds beside ours.
 _BASELINES = ("mean_image", "nearest_public")
 
@@ -84,17 +86,19 @@ class RunScores(nn.Module):
 
     Args:
         lpips: whether LPIPS can be had.
+        features: whether the attack recovers features.
     """
 
-    def __init__(self, lpips: Lpips | Unavailable) -> None:
+    def __init__(self, lpips: Lpips | Unavailable, features: bool = False) -> None:
         super().__init__()
         self.unavailable = lpips.reason if isinstance(lpips, Unavailable) else None
         names = ["mse", "rmse", "psnr", "ssim", *([] if self.unavailable else ["lpips"])]
         self._ours = {name: ImageScore(name) for name in names}
         self._baselines = {(base, name): ImageScore(f"baseline_{base}_{name}") for base in _BASELINES for name in names}
+        self._features = {name: ImageScore(name) for name in FEATURE_SCORES if features}
         self._labels = LabelAccuracy()
         # registered, so that they follow the module to its device
-        self._all = nn.ModuleList([*self._ours.values(), *self._baselines.values()])
+        self._all = nn.ModuleList([*self._ours.values(), *self._baselines.values(), *self._features.values()])
 
     def update(self, scored: Iterable[ScoredBatch]) -> None:
         """Add batches."""
@@ -103,12 +107,14 @@ class RunScores(nn.Module):
                 score.update(part.scores.per_image[name])
             for (base, name), score in self._baselines.items():
                 score.update(part.baselines[base][name])
+            for name, score in self._features.items():
+                score.update(torch.tensor(part.finished.feature_scores[name], dtype=torch.float64))
             self._labels.update(part.finished.reconstruction.labels.cpu(), part.batch.labels.cpu())
 
     def record(self) -> dict[str, Metric]:
         """Entries of `metrics.json`; every process has to call this, since it synchronises."""
         entries: dict[str, Metric] = {}
-        for score in self._ours.values():
+        for score in (*self._ours.values(), *self._features.values()):
             entries |= score.record()
         if self.unavailable:
             entries |= {"lpips": None, "lpips_reason": self.unavailable}

@@ -71,6 +71,8 @@ def write_tensors(
     labels: Tensor,
     recovered_labels: Tensor,
     class_names: Sequence[str] = (),
+    features: Tensor | None = None,
+    feature_batches: Tensor | None = None,
 ) -> None:
     """Write `reconstructions.safetensors`, row by row of the same victim.
 
@@ -82,6 +84,8 @@ def write_tensors(
         labels: true classes `(n,)`.
         recovered_labels: classes `(n,)` that the attack recovered or was given.
         class_names: name of every class, for the report.
+        features: `(r, d)` that the attack recovered, in an order of its own.
+        feature_batches: number of the client batch `(r,)` that each of them is from.
 
     Raises:
         ShapeError: shapes differ, or pixels lie outside [0, 1].
@@ -101,6 +105,9 @@ def write_tensors(
         if tuple(label.shape) != (len(targets),):
             raise ShapeError(f"{name} must be (n,) with n={len(targets)}; got {tuple(label.shape)}")
         arrays[name] = np.ascontiguousarray(label.detach().cpu().long().numpy())
+    if features is not None and feature_batches is not None:
+        arrays["features"] = np.ascontiguousarray(features.detach().cpu().float().numpy())
+        arrays["feature_batches"] = np.ascontiguousarray(feature_batches.detach().cpu().long().numpy())
     write_bytes(folder.reconstructions, save(arrays, {"class_names": json.dumps(list(class_names))}))
 
 

@@ -17,11 +17,12 @@ import torch
 from lit_recon.data import Npz
 from lit_recon.defenses import Defense, GaussianNoise
 from lit_recon.errors import ConfigError
-from lit_recon.inversion import GradientMatching, InversionState, KnownLabels
+from lit_recon.inversion import FeatureMatching, GradientMatching, InversionState, KnownLabels
 from lit_recon.metrics import Unavailable
-from lit_recon.models import MLP, Backbone
+from lit_recon.models import MLP, Backbone, WideFeatureLayer
 from lit_recon.modules import inversion
 from lit_recon.modules.data import VictimDataModule
+from lit_recon.modules.finished import load_finished
 from lit_recon.modules.interruption import Interrupted
 from lit_recon.modules.inversion import InversionModule
 from lit_recon.modules.loggers import WandbSettings, build_loggers
@@ -182,6 +183,19 @@ def test_driving_costs_less_than_3_percent_of_a_10_ms_iteration(
     monkeypatch.setattr(GradientMatching, "result", result)
     attacked(module(tmp_path / "run", together=5, steps=steps, log_every=2), victims)
     assert spent / steps < 0.03 * 0.010
+
+
+def test_recovered_features_are_kept_and_scored(victims: VictimDataModule, tmp_path: Path) -> None:
+    running = module(tmp_path / "run", together=1, features=FeatureMatching())
+    layer = WideFeatureLayer(16, n_neurons=1024, n_trained=0, activation="gelu")
+    running.model = Backbone(running.model.trunk, 2, running.model.normalization, layer)
+    done = attacked(running, victims)
+    assert done.metrics["feature_error"] == pytest.approx(0, abs=1e-4)
+    assert done.metrics["feature_cosine"] == pytest.approx(1, abs=1e-6)
+    for part in load_finished(tmp_path / "run").values():
+        assert part.reconstruction.features is not None
+        assert part.reconstruction.features.shape == (2, 16)
+        assert any("certificate" in note for note in part.reconstruction.notes)
 
 
 def test_only_a_victim_data_module_will_do(tmp_path: Path, victims: VictimDataModule) -> None:

@@ -58,7 +58,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     evaluation = Evaluation.read(folder)
     _log(settings, evaluation, str(complete.name), yaml.safe_load(config))
     print("\n".join(summary_lines(evaluation)))
-    print(f"report      {folder.report}")
+    print(f"report      {folder.run.report}")
 
 
 def _description(settings: EvaluateSettings, cells: Cells) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _description(settings: EvaluateSettings, cells: Cells) -> dict[str, Any]:
 
 def _log(settings: EvaluateSettings, evaluation: Evaluation, name: str, config: Mapping[str, Any]) -> None:
     """The tables and pictures on W&B."""
-    loggers = build_loggers(evaluation.folder.logs, name, settings.wandb, dict(config))
+    loggers = build_loggers(evaluation.folder.run.logs, name, settings.wandb, dict(config))
     columns, rows = csv_table(evaluation)
     log_table(loggers, "cells", columns, rows)
     for title, grid in gallery_grids(evaluation).items():

@@ -7,7 +7,7 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.errors import ConfigError
-from lit_recon.reporting import build_report, compare_report
+from lit_recon.reporting import RunFolder, build_report, compare_report
 from lit_recon.reporting.evaluation import build_evaluation
 from lit_recon.reporting.grid_folder import GridFolder
 from lit_recon.reporting.settings import parse_settings
@@ -39,9 +39,9 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
 
 def _rebuilt(run: Path) -> Path:
     """The page of whichever command the folder is from."""
-    folder = GridFolder(run)
-    if folder.grid.is_file():
+    if GridFolder(run).grid.is_file():
         return build_evaluation(run)
+    folder = RunFolder(run)
     if folder.is_run and "reconstructor" in parse_settings(folder.config.read_text(encoding="utf-8"), folder.config):
         from lit_recon.cli.reconn_page import write_page
 

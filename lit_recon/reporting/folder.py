@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from lit_recon.errors import ConfigError, RunExistsError
 from lit_recon.reporting.atomic import is_leftover, write_text
@@ -95,7 +94,8 @@ class RunFolder:
         overwrite: bool = False,
         ignored: Iterable[str] = IGNORED_SETTINGS,
         reopen: bool = False,
-    ) -> Self:
+        more: Iterable[str] = (),
+    ) -> RunFolder:
         """Take a folder for a run: a new one, or that of the same run if it was interrupted.
 
         With several processes, call it in one of them and let the others make `RunFolder(path)` after a barrier.
@@ -107,6 +107,7 @@ class RunFolder:
                 removed, and only from a folder in which a run of ours began.
             ignored: dotted settings, with all below them, in which the two runs may differ.
             reopen: go on with a finished run too, which then counts as unfinished.
+            more: names of further files and folders that a run of this kind writes, to be removed by `overwrite`.
 
         Raises:
             ConfigError: `config_text` is no YAML mapping, or the folder cannot be a run's.
@@ -122,7 +123,7 @@ class RunFolder:
                         "choose a new folder with --out"
                     )
                 if overwrite:
-                    folder._clear()
+                    folder._clear(more)
                 else:
                     folder._check_resumable(settings, ignored, reopen)
             folder._sweep()
@@ -153,9 +154,10 @@ class RunFolder:
             )
         self.metrics.unlink(missing_ok=True)
 
-    def _clear(self) -> None:
+    def _clear(self, more: Iterable[str]) -> None:
         # The metrics go first: killed in between, the folder then counts as unfinished, never as complete.
-        for path in (self.metrics, self.report, self.victims, self.reconstructions, self.checkpoints, self.logs):
+        own = (self.metrics, self.report, self.victims, self.reconstructions, self.checkpoints, self.logs)
+        for path in (*own, *(self.path / name for name in more)):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:

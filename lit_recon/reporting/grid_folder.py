@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_recon.reporting.folder import RunFolder
+from lit_recon.reporting.folder import IGNORED_SETTINGS, RunFolder
+
+#: What a grid leaves besides the files of a run.
+_OWN = ("cells", "utility", "failed", "figures", "grid.json", "evaluation.csv")
 
 
 @dataclass(frozen=True)
-class GridFolder(RunFolder):
-    """The files of one evaluation; those of a run that a grid does not have are never written."""
+class GridFolder:
+    """The files of one evaluation. Making one touches nothing; `open` does."""
+
+    path: Path
+
+    @property
+    def run(self) -> RunFolder:
+        """Configuration, record, page and logs, at the names that every command uses."""
+        return RunFolder(self.path)
 
     @property
     def grid(self) -> Path:
@@ -34,16 +44,24 @@ class GridFolder(RunFolder):
 
     def log(self, cell: str) -> Path:
         """What a cell printed."""
-        return self.logs / f"{Path(cell).name}.log"
+        return self.run.logs / f"{Path(cell).name}.log"
 
     def lock(self, cell: str) -> Path:
         """Held by the process that runs a cell."""
-        return self.checkpoints / f"{Path(cell).name}.lock"
+        return self.run.checkpoints / f"{Path(cell).name}.lock"
 
-    def _clear(self) -> None:
-        super()._clear()
-        for path in (self.path / "cells", self.path / "utility", self.path / "failed", self.figures):
-            if path.is_dir():
-                shutil.rmtree(path)
-        for path in (self.grid, self.table):
-            path.unlink(missing_ok=True)
+    @classmethod
+    def open(
+        cls,
+        path: Path | str,
+        config_text: str,
+        overwrite: bool = False,
+        ignored: Iterable[str] = IGNORED_SETTINGS,
+        reopen: bool = False,
+    ) -> GridFolder:
+        """Take a folder for an evaluation, as `RunFolder.open` does for a run.
+
+        Raises:
+            ConfigError, RunExistsError: see there.
+        """
+        return cls(RunFolder.open(path, config_text, overwrite, ignored, reopen, _OWN).path)

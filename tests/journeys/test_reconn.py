@@ -103,7 +103,7 @@ def test_the_page_speaks_of_this_adversary(run: Path) -> None:
 def test_a_finished_store_serves_other_runs_and_the_configuration_repeats(
     run: Path, reconn: Callable[..., Any]
 ) -> None:
-    again = run.parent / "again"
+    again = run.parent / "reconn_again"
     code, out, err = reconn("run", "--config", run / "config.yaml", "--out", again)
     assert code == 0, err
     assert "400 models, 0 of them to be trained" in out
@@ -158,10 +158,10 @@ def test_models_that_somebody_else_trained_are_attacked(run: Path, reconn: Calla
     assert figures(workplace / "runs" / "theirs")["mse"] == pytest.approx(figures(run)["mse"], rel=0.02)
     state["layers.3.bias"][0, 0] = float("nan")
     save_file(state, workplace / "broken.safetensors")
-    code, _, err = reconn("run", *SMALL, "--released", "broken.safetensors", "--out", "runs/broken")
+    code, _, err = reconn("run", *SMALL, "--released", "broken.safetensors", "--out", "runs/reconn_broken")
     assert code == 2
     assert "layers.3.bias holds NaN" in err
-    assert not (workplace / "runs" / "broken").exists()
+    assert not (workplace / "runs" / "reconn_broken").exists()
 
 
 def test_the_papers_reconstructor_runs(run: Path, reconn: Callable[..., Any], workplace: Path) -> None:

@@ -151,7 +151,7 @@ def test_the_folder_tells_everything(evaluated: GridFolder) -> None:
     assert len(rows) == 10
     assert [row["reason"] for row in rows if not row["rmse"]] == ["out of memory"]
     assert sum(row["strongest"] == "true" for row in rows) == 5
-    figures = json.loads(evaluated.metrics.read_text())
+    figures = json.loads(evaluated.run.metrics.read_text())
     assert figures["rmse.prune_0.99.near.b2"] == 0.25
     assert figures["rmse.noise_0.1.far.b2"] is None
     assert figures["rmse.noise_0.1.far.b2_reason"] == "out of memory"
@@ -193,7 +193,7 @@ def test_a_damaged_grid_is_named(evaluated: GridFolder) -> None:
 
 def test_beginning_anew_removes_what_a_grid_leaves(evaluated: GridFolder) -> None:
     build_evaluation(evaluated.path)
-    config = evaluated.config.read_text()
+    config = evaluated.run.config.read_text()
     GridFolder.open(evaluated.path, config, overwrite=True)
     left = sorted(path.name for path in evaluated.path.iterdir())
     assert left == ["checkpoints", "config.yaml", "logs"]

@@ -57,9 +57,9 @@ def build_evaluation(folder: Path | str) -> Path:
         missing=MISSING,
         absent=ABSENT,
     )
-    write_text(grid.report, page)
-    write_metrics(grid, {**_record(evaluation), "n_failed": len(failed), **facts})
-    return grid.report
+    write_text(grid.run.report, page)
+    write_metrics(grid.run, {**_record(evaluation), "n_failed": len(failed), **facts})
+    return grid.run.report
 
 
 def summary_lines(evaluation: Evaluation) -> list[str]:

@@ -87,7 +87,7 @@ class Evaluation:
         try:
             content = json.loads(grid.grid.read_text(encoding="utf-8"))
             cells = [_result(grid, entry) for entry in content["cells"]]
-            settings = parse_settings(grid.config.read_text(encoding="utf-8"), grid.config)
+            settings = parse_settings(grid.run.config.read_text(encoding="utf-8"), grid.run.config)
             titles = content["attacks"], content["defenses"]
             return cls(grid, settings, cells, *titles, content["budgets"], content["malicious"])
         except (KeyError, TypeError, ValueError) as error:

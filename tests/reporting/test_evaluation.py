@@ -143,6 +143,16 @@ def test_tables_hold_every_cell_or_the_reason_why_not(evaluated: GridFolder) -> 
     assert rows["noise 1"].accuracy == "n/a"
 
 
+def test_other_metrics_have_tables_where_they_were_measured(evaluated: GridFolder) -> None:
+    evaluation = Evaluation.read(evaluated)
+    (table,) = attack_tables(evaluation, "psnr")
+    assert table.measure.name == "PSNR"
+    assert table.rows[0].entries[1].text == "21.5\N{NO-BREAK SPACE}dB"
+    assert table.rows[0].entries[1].strongest
+    assert table.rows[2].entries[0].paper == "–"
+    assert attack_tables(evaluation, "lpips") == []
+
+
 def test_the_folder_tells_everything(evaluated: GridFolder) -> None:
     page = build_evaluation(evaluated.path).read_text()
     for words in ("two_defenses", "pruning 0.99", "out of memory", "paper 0.26", "At equal utility", "<img"):

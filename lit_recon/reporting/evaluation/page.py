@@ -46,6 +46,7 @@ def build_evaluation(folder: Path | str) -> Path:
         name=str(evaluation.settings.get("name") or grid.path.resolve().name),
         paper=paper_of(evaluation.settings),
         tables=attack_tables(evaluation),
+        others=[table for key in ("psnr", "ssim", "lpips") for table in attack_tables(evaluation, key)],
         verdicts=verdicts(evaluation),
         equal=equal_utility(evaluation),
         scatter=_data_uri(picture, "svg+xml"),

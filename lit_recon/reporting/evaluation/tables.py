@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lit_recon.reporting.evaluation.judgement import BASELINE, NO_DEFENSE, Level, best_within, levels, strongest
 from lit_recon.reporting.evaluation.results import CellResult, Evaluation
-from lit_recon.reporting.formats import ABSENT, MISSING, format_printed, format_score
+from lit_recon.reporting.formats import ABSENT, MISSING, Measure, format_printed, format_score, measure_of
 
 #: Figures of an attack's run that the CSV file holds, by column.
 _FIGURES = {
@@ -58,8 +58,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """All defenses at one batch size, with the RMSE of the baselines over the same images."""
+    """All defenses at one batch size in one metric, with that of the baselines over the same images."""
 
+    measure: Measure
     batch_size: int
     attacks: list[str]
     rows: list[Row]
@@ -97,9 +98,11 @@ def equal_utility(evaluation: Evaluation) -> list[EqualUtility]:
     return tables
 
 
-def attack_tables(evaluation: Evaluation) -> list[Table]:
-    """One table per batch size."""
-    return [_table(evaluation, size) for size in evaluation.batch_sizes]
+def attack_tables(evaluation: Evaluation, key: str = "rmse") -> list[Table]:
+    """One table per batch size, of the metric under `key`; none where no attack has it."""
+    if all(cell.number(key) is None for cell in evaluation.attacked):
+        return []
+    return [_table(evaluation, size, key) for size in evaluation.batch_sizes]
 
 
 def csv_table(evaluation: Evaluation) -> tuple[list[str], list[list[object]]]:
@@ -132,7 +135,7 @@ def csv_text(evaluation: Evaluation) -> str:
     return buffer.getvalue()
 
 
-def _table(evaluation: Evaluation, size: int) -> Table:
+def _table(evaluation: Evaluation, size: int, key: str) -> Table:
     cells = [cell for cell in evaluation.attacked if cell.batch_size == size]
     columns = list(dict.fromkeys((cell.attack, cell.aware is False) for cell in cells))
     found = {(cell.defense, cell.strength, cell.attack, cell.aware is False): cell for cell in cells}
@@ -140,19 +143,18 @@ def _table(evaluation: Evaluation, size: int) -> Table:
     rows = []
     for level in levels(evaluation, size):
         entries = [
-            _entry(found.get((level.defense, level.strength, *column)), level, unknown=column[1]) for column in columns
+            _entry(found.get((level.defense, level.strength, *column)), level, key, unknown=column[1])
+            for column in columns
         ]
         rows.append(
             Row(level.title, entries, _percent(level.accuracy), _price(level), _number(level.train_loss), level.stops)
         )
     best = strongest(cells)
-    return Table(
-        size,
-        [titles[column] for column in columns],
-        rows,
-        format_score("rmse", best.number(BASELINE)) if best else MISSING,
-        format_score("rmse", best.number("baseline_mean_image_rmse")) if best else MISSING,
-    )
+    baselines = [
+        format_score(key, best.number(f"baseline_{name}_{key}")) if best else MISSING
+        for name in ("nearest_public", "mean_image")
+    ]
+    return Table(measure_of(key), size, [titles[column] for column in columns], rows, *baselines)
 
 
 def _protection(level: Level | None, top: Level | None) -> Entry:
@@ -162,17 +164,17 @@ def _protection(level: Level | None, top: Level | None) -> Entry:
     return Entry(format_score("rmse", level.rmse), strength, strongest=level is top)
 
 
-def _entry(cell: CellResult | None, level: Level, unknown: bool) -> Entry:
+def _entry(cell: CellResult | None, level: Level, key: str, unknown: bool) -> Entry:
     if cell is None:
         why = "without a defense there is nothing to know" if unknown and level.strength is None else "not in the grid"
         return Entry(ABSENT, reason=why)
-    paper = format_printed("rmse", cell.paper)
-    if cell.rmse is None:
+    paper = format_printed("rmse", cell.paper) if key == "rmse" else ABSENT
+    value, spread = cell.number(key), cell.number(f"{key}_std")
+    if value is None:
         return Entry(MISSING, paper=paper, reason=cell.reason or "the run did not measure it")
-    spread = cell.number("rmse_std")
     return Entry(
-        format_score("rmse", cell.rmse),
-        "" if spread is None else format_score("rmse", spread),
+        format_score(key, value),
+        "" if spread is None else format_score(key, spread, unit=False),
         paper,
         cell is level.strongest,
     )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from pathlib import Path
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
-from lit_recon.cli.configuration import SAME_RUN, instantiated, resolved, settings_parser
+from lit_recon.cli.configuration import SAME_RUN, instantiated, resolved, settings_of, settings_parser
 from lit_recon.cli.settings import BackboneSettings, TrainSettings
 from lit_recon.cli.training import prepare_training, training_data
 from lit_recon.models import load_backbone
@@ -38,9 +37,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     """Refuse what cannot work, then train, or go on with a training that was killed."""
     complete, config = resolved(arguments, values, "backbone")
     built = instantiated(arguments, complete)
-    own = {field.name for field in dataclasses.fields(TrainSettings)}
-    settings = TrainSettings(**{name: value for name, value in built.items() if name in own})
-    backbone = BackboneSettings(**{name: value for name, value in built.items() if name not in own})
+    settings, backbone = settings_of(TrainSettings, built), settings_of(BackboneSettings, built)
     training = prepare_training(backbone, training_data(backbone, settings.data, settings.seed), settings.seed)
     settings.wandb.resolved_mode()
     build_trainer(settings.trainer, loggers=[])

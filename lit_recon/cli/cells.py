@@ -48,28 +48,20 @@ class Cells:
         }
         self._given_up: set[str] = set()
 
-    def values(self, cell: Cell) -> Namespace:
-        """The cell's settings as its command reads them.
+    def settings(self, cell: Cell) -> dict[str, Any]:
+        """The cell's settings, built.
 
         Raises:
             ConfigError: the command knows no such setting, or a constructor refuses a value.
         """
-        parser = self._parsers[cell.kind]
         try:
-            values: Namespace = parser.parse_object(cell.settings)
-            instantiated(parser, values)
+            values = self._values(cell)
+            values.pop("config", None)
+            return instantiated(self._parsers[cell.kind], values)
         except LitReconError as error:
             raise ConfigError(f"{cell.describe()}: {error}") from error
         except Exception as error:  # the parser's own, of several kinds
             raise ConfigError(f"{cell.describe()}: {readable(str(error))}") from error
-        values.out, values.name = self.folder.path / cell.folder, Path(cell.folder).name
-        return values
-
-    def settings(self, cell: Cell) -> dict[str, Any]:
-        """The cell's settings, built."""
-        values = self.values(cell)
-        values.pop("config", None)
-        return instantiated(self._parsers[cell.kind], values)
 
     def is_done(self, cell: Cell) -> bool:
         """Whether the cell has its figures."""
@@ -97,6 +89,12 @@ class Cells:
             except Timeout:
                 continue
 
+    def _values(self, cell: Cell) -> Namespace:
+        """The cell's settings as its command reads them."""
+        values: Namespace = self._parsers[cell.kind].parse_object(cell.settings)
+        values.out, values.name = self.folder.path / cell.folder, Path(cell.folder).name
+        return values
+
     def _run(self, cell: Cell, title: str) -> None:
         failure, log, started = self.folder.failure(cell.folder), self.folder.log(cell.folder), time.perf_counter()
         failure.unlink(missing_ok=True)
@@ -107,7 +105,7 @@ class Cells:
                 contextlib.redirect_stdout(stream),
                 contextlib.redirect_stderr(stream),
             ):
-                self._commands[cell.kind].execute(self._parsers[cell.kind], self.values(cell))
+                self._commands[cell.kind].execute(self._parsers[cell.kind], self._values(cell))
         except Exception as error:  # noqa: BLE001  # whatever it is, one cell must not take the others with it
             self._given_up.add(cell.folder)
             reason = " ".join(str(error).split()) or type(error).__name__

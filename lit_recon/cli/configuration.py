@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.reporting import IGNORED_SETTINGS
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_Schema = TypeVar("_Schema", bound="DataclassInstance")
 
 #: Settings in which an interrupted run and the one that goes on may differ: they change how it runs or is scored.
 SAME_RUN = (*IGNORED_SETTINGS, "name", "trainer", "save_every_seconds", "lpips", "wandb", "paper", "backbone.cache")
@@ -42,6 +49,12 @@ def resolved(parser: ArgumentParser, values: Namespace, name: str) -> tuple[Name
     recorded = complete.clone()
     recorded.overwrite = False  # repeating a run from its own configuration must not destroy it
     return complete, parser.dump(recorded, skip_unset=False)
+
+
+def settings_of(schema: type[_Schema], built: Mapping[str, Any]) -> _Schema:
+    """The dataclass `schema` from the settings that are its own, of a command that reads several dataclasses."""
+    own = {field.name for field in dataclasses.fields(schema)}
+    return schema(**{name: value for name, value in built.items() if name in own})
 
 
 def instantiated(parser: ArgumentParser, values: Namespace) -> dict[str, Any]:

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lit_recon.reporting.atomic import write_text
-from lit_recon.reporting.cards import gallery
-from lit_recon.reporting.curves import HEIGHT, WIDTH
-from lit_recon.reporting.formats import MISSING
-from lit_recon.reporting.html import render
-from lit_recon.reporting.paper import paper_of
-from lit_recon.reporting.record import RunRecord
-from lit_recon.reporting.settings import find_setting, flatten
-from lit_recon.reporting.tables import facts, rmse_bars, summary_table
-from lit_recon.reporting.words import Grant, notes, verdict
+from lit_recon.reporting import RunRecord, build_report
+from lit_recon.reporting.settings import find_setting
+from lit_recon.reporting.words import Grant
+
+_ORIGIN = "Left the one unknown training image, in the middle what the attack made of the released model"
 
 
 def write_page(folder: Path) -> Path:
@@ -23,31 +18,7 @@ def write_page(folder: Path) -> Path:
         MissingDataError: the folder holds no finished run.
         CorruptFileError: one of its files is malformed.
     """
-    record = RunRecord.read(folder)
-    page = render(
-        "report.html.j2",
-        name=str(record.settings.get("name") or record.folder.path.resolve().name),
-        paper=paper_of(record.settings),
-        origin="Left the one unknown training image, in the middle what the attack made of the released model",
-        verdict=verdict(record),
-        bars=rmse_bars(record),
-        summary=summary_table(record),
-        gallery=gallery(record),
-        chart=None,
-        chart_size=(WIDTH, HEIGHT),
-        restarts=1,
-        knowledge=grants(record),
-        notes=notes(record),
-        settings=flatten(record.settings),
-        facts=facts(record),
-        command=record.text("command"),
-        created=record.text("created"),
-        version=record.text("version_lit_recon"),
-        n=len(record.victims),
-        missing=MISSING,
-    )
-    write_text(record.folder.report, page)
-    return record.folder.report
+    return build_report(folder, _ORIGIN, grants)
 
 
 def grants(record: RunRecord) -> list[Grant]:

@@ -14,7 +14,7 @@ from jsonargparse import ArgumentParser, Namespace
 from pytorch_lightning import Trainer
 from torch import Tensor
 
-from lit_recon.cli.configuration import SAME_RUN, instantiated, resolved, settings_parser
+from lit_recon.cli.configuration import SAME_RUN, instantiated, resolved, settings_of, settings_parser
 from lit_recon.cli.informed_settings import ReconnSettings, ShadowSettings
 from lit_recon.cli.reconn_outcome import score_targets, write_reconn
 from lit_recon.cli.shadows import announce, store_folder
@@ -42,9 +42,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     """Refuse what cannot work, then train what is missing, attack, score and report."""
     complete, config = resolved(arguments, values, "reconn")
     built = instantiated(arguments, complete)
-    own = {field.name for field in dataclasses.fields(ReconnSettings)}
-    settings = ReconnSettings(**{name: value for name, value in built.items() if name in own})
-    shadows = ShadowSettings(**{name: value for name, value in built.items() if name not in own})
+    settings, shadows = settings_of(ReconnSettings, built), settings_of(ShadowSettings, built)
     settings.check_curve(shadows.split.shadow)
     split = shadows.drawn()
     settings.wandb.resolved_mode()

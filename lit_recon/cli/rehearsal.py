@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any
 
 from lit_recon.cli.backbones import Target, find_target
 from lit_recon.cli.cells import Cells
+from lit_recon.cli.configuration import settings_of
 from lit_recon.cli.grid import Cell
-from lit_recon.cli.run import rehearse, sent_out
+from lit_recon.cli.run import rehearse, sent_out, victim_data
 from lit_recon.cli.settings import AttackSettings, BackboneSettings
 from lit_recon.cli.training import prepare_training, training_data
 from lit_recon.errors import LitReconError
@@ -71,8 +71,7 @@ class Rehearsal:
         tried |= {attack, defense}
 
     def _try_training(self, cell: Cell, built: dict[str, Any], attack: dict[str, Any]) -> None:
-        names = {field.name for field in dataclasses.fields(BackboneSettings)}
-        backbone = BackboneSettings(**{name: value for name, value in built.items() if name in names})
+        backbone = settings_of(BackboneSettings, built)
         data = training_data(backbone, built["data"], built["seed"])
         first = next(c for c in self._cells.cells if c.kind == "attack")
         data.splits = self._victims_of(first.settings, AttackSettings(**attack)).splits  # read once
@@ -81,10 +80,7 @@ class Rehearsal:
     def _victims_of(self, own: dict[str, Any], settings: AttackSettings) -> VictimDataModule:
         key = _text([own[name] for name in ("data", "victims")])
         if key not in self._victims:
-            chosen = settings.victims
-            self._victims[key] = VictimDataModule(
-                settings.data, chosen.n, chosen.batch_size, chosen.distinct_labels, chosen.seed, chosen.n_public
-            )
+            self._victims[key] = victim_data(settings)
         return self._victims[key]
 
 

@@ -40,10 +40,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     """Refuse what cannot work, then train what has to be trained, attack, score and report."""
     complete, config = resolved(arguments, values, values.attack.class_path.rpartition(".")[2])
     settings = AttackSettings(**instantiated(arguments, complete))
-    chosen = settings.victims
-    victims = VictimDataModule(
-        settings.data, chosen.n, chosen.batch_size, chosen.distinct_labels, chosen.seed, chosen.n_public
-    )
+    victims = victim_data(settings)
     lpips = _lpips(settings.lpips)
     target = find_target(settings.backbone, victims, settings.seed)
     rehearse(settings, target, victims)
@@ -78,6 +75,14 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         write_outcome(folder, scored, metrics, victims.class_names)
         print(_summary(metrics))
         print(f"report      {folder.report}")
+
+
+def victim_data(settings: AttackSettings) -> VictimDataModule:
+    """The clients' images, and those that everybody has."""
+    chosen = settings.victims
+    return VictimDataModule(
+        settings.data, chosen.n, chosen.batch_size, chosen.distinct_labels, chosen.seed, chosen.n_public
+    )
 
 
 def _lpips(settings: LpipsSettings) -> Lpips | Unavailable:

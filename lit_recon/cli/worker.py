@@ -42,7 +42,7 @@ class Worker:
     @classmethod
     def join(cls) -> Worker:
         """The place of this process in torchrun's group, if there is one, with a GPU of its own."""
-        if "TORCHELASTIC_RUN_ID" not in os.environ:
+        if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["WORLD_SIZE"] == "1":
             return cls()
         worker = cls(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE")))
         local_rank = int(os.environ["LOCAL_RANK"])

@@ -158,16 +158,16 @@ def unmix(
     return (mixtures.offset + coefficients.detach().double() @ mixtures.basis), loss.item()
 
 
-def negentropy(sources: Tensor) -> Tensor:
+def negentropy(sources: Tensor, reference: float = GAUSSIAN_LOG_COSH) -> Tensor:
     """Approximate negentropy `(j,)` of sources `(j, d)` of mean 0 and variance 1, up to a factor; 0 if normal.
 
-    The published code leaves the Gaussian reference out, and so favours flat distributions over peaked ones.
+    The published code leaves the Gaussian reference out (0), and so favours flat distributions over peaked ones.
 
     Source: Hyvärinen 1998, eq. 8, with the contrast log cosh; [Kariyappa2023], eq. 6.
     """
     # log cosh without overflow
     contrast = sources.abs() + torch.nn.functional.softplus(-2 * sources.abs()) - math.log(2)
-    return (contrast.mean(dim=1) - GAUSSIAN_LOG_COSH).square()
+    return (contrast.mean(dim=1) - reference).square()
 
 
 def scale_free(sources: Tensor, terms: UnmixingTerms, shape: tuple[int, ...]) -> Tensor:

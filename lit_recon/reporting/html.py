@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -17,13 +17,24 @@ from lit_recon.reporting.paper import paper_of
 from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.settings import flatten
 from lit_recon.reporting.tables import facts, rmse_bars, summary_table
-from lit_recon.reporting.words import knowledge, notes, verdict
+from lit_recon.reporting.words import Grant, knowledge, notes, verdict
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-def build_report(folder: Path | str) -> Path:
+#: What the pictures of an attack on a client's update are.
+_CLIENT = "Left the client's image, in the middle what the attack made of the client's update"
+
+
+def build_report(
+    folder: Path | str, origin: str = _CLIENT, knowledge: Callable[[RunRecord], list[Grant]] = knowledge
+) -> Path:
     """Write the page of a finished run into its folder, from the files in it alone.
+
+    Args:
+        folder: of the run.
+        origin: where the left and the middle image of every victim come from.
+        knowledge: what the attacker knew, then what not; default: that of an attack on a client's update.
 
     Returns:
         The page's path.
@@ -38,7 +49,7 @@ def build_report(folder: Path | str) -> Path:
         "report.html.j2",
         name=str(record.settings.get("name") or record.folder.path.resolve().name),
         paper=paper,
-        origin="Left the client's image, in the middle what the attack made of the client's update",
+        origin=origin,
         verdict=verdict(record),
         bars=rmse_bars(record),
         summary=summary_table(record),

@@ -9,10 +9,8 @@ from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.inversion.features.layer import LayerGradient
 from lit_recon.inversion.features.recovery import FeatureRecovery, RecoveredFeatures
 from lit_recon.inversion.features.span import weight_span
+from lit_recon.inversion.unmixing import GAUSSIAN_LOG_COSH, negentropy
 from lit_recon.records import ForwardOperator
-
-#: E[log cosh s] for s ~ N(0, 1).
-_GAUSSIAN = 0.374567207
 
 
 class CocktailParty(FeatureRecovery):
@@ -77,10 +75,7 @@ class CocktailParty(FeatureRecovery):
     def objective(self, unmixing: Tensor, whitened: Tensor, mean: Tensor) -> Tensor:
         """The loss of unmixing rows `(n, n)` of unit norm for whitened rows `(n, d)` and their mean `(n, 1)`."""
         sources = unmixing @ whitened
-        # log cosh without overflow
-        contrast = torch.nn.functional.softplus(-2 * sources.abs()) + sources.abs() - torch.tensor(2.0).log()
-        reference = _GAUSSIAN if self.gaussian_reference else 0.0
-        loss = -(contrast.mean(dim=1) - reference).square().mean()
+        loss = -negentropy(sources, GAUSSIAN_LOG_COSH if self.gaussian_reference else 0.0).mean()
         off_diagonal = 1 - torch.eye(len(unmixing), dtype=unmixing.dtype)
         alike = torch.expm1(self.sharpness * (unmixing @ unmixing.T).abs()) * off_diagonal
         loss = loss + self.decorrelation * alike.mean()

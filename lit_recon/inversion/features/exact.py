@@ -12,7 +12,7 @@ from lit_recon.inversion.features.activations import usable_orders
 from lit_recon.inversion.features.completion import complete
 from lit_recon.inversion.features.equations import FeatureEquations
 from lit_recon.inversion.features.layer import LayerGradient, observed_mask
-from lit_recon.inversion.features.local_steps import LocalTraining
+from lit_recon.inversion.features.local_steps import UnrolledTraining
 from lit_recon.inversion.features.masked_polish import MaskedEquations, masked_polish
 from lit_recon.inversion.features.moments import moment_span
 from lit_recon.inversion.features.null_vectors import null_vector_start
@@ -106,7 +106,7 @@ class ExactRecovery(FeatureRecovery):
         if operator.batches > 1 or setting.everywhere is not None or not seen.has_head:
             notes += ("local steps were taken for one gradient: only whole batches can be unrolled, undefended",)
             return self._result(seen, setting, best, method, notes, self.tolerance)
-        training = LocalTraining(seen, setting.basis, operator)
+        training = UnrolledTraining(seen, setting.basis, operator)
         best = _unrolled(training, setting.basis, best)
         notes += (f"{operator.steps} local steps were unrolled",)
         return self._result(seen, setting, best, method, notes, max(self.tolerance, 2 * training.rounding))
@@ -198,7 +198,7 @@ class ExactRecovery(FeatureRecovery):
         )
 
 
-def _unrolled(training: LocalTraining, basis: Tensor, found: Polished) -> Polished:
+def _unrolled(training: UnrolledTraining, basis: Tensor, found: Polished) -> Polished:
     """Features that explain local training, started from those that explain one gradient best."""
     labels = found.deltas.argmin(dim=1)
     start = torch.nn.functional.normalize(found.features, dim=1) @ basis

@@ -39,7 +39,7 @@ class _Tensors:
         )
 
 
-class LocalTraining:
+class UnrolledTraining:
     """What local steps on the wide layer and the head release, as a function of the features.
 
     Weights move within the span of the features only, so that training is simulated there. The trunk in front of the

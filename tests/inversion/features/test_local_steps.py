@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_recon.inversion.features import ExactRecovery, layer_gradient
-from lit_recon.inversion.features.local_steps import LocalTraining
+from lit_recon.inversion.features.local_steps import UnrolledTraining
 from lit_recon.metrics import feature_cosines
 from lit_recon.models import MLP, Backbone, WideFeatureLayer
 from lit_recon.observation import Client, LocalSteps
@@ -52,7 +52,7 @@ def test_the_truth_explains_the_update(
     seen, truth = observed(activation, double=True, release=release)
     assert isinstance(seen.operator, LocalSteps)
     basis = torch.linalg.qr(truth.T).Q
-    training = LocalTraining(layer_gradient(seen), basis, seen.operator)
+    training = UnrolledTraining(layer_gradient(seen), basis, seen.operator)
     assert training.certificate(truth @ basis, LABELS) < 1e-9
     assert training.certificate(truth @ basis, LABELS.flip(0)) > 0.1
     assert 0 < training.rounding < 1e-2

@@ -54,6 +54,11 @@ BatchStatistics = dict[str, LayerStatistics]
 class ForwardOperator(Protocol):
     """The client's public update rule: what candidate images and labels would have released."""
 
+    @property
+    def batch_norm(self) -> Literal["eval", "train"]:
+        """Whether BatchNorm layers use running (`eval`) or batch statistics (`train`)."""
+        ...
+
     def __call__(
         self,
         parameters: Mapping[str, Tensor],

@@ -14,7 +14,6 @@ from lit_recon.inversion.features import (
     RecoveredFeatures,
     SquaredCosine,
 )
-from lit_recon.observation import BatchNormMode
 from lit_recon.records import Observation
 
 
@@ -73,5 +72,4 @@ class FeatureMatching:
         """
         recovered = self.recovery(observation)
         self.term.check(recovered)
-        mode: BatchNormMode = getattr(observation.operator, "batch_norm", "eval")
-        return Pull(recovered, FeatureMap(observation, mode), self.term)
+        return Pull(recovered, FeatureMap(observation, observation.operator.batch_norm), self.term)

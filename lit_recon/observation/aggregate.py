@@ -35,7 +35,7 @@ class SecureAggregation:
         if clients < 1:
             raise ConfigError(f"SecureAggregation needs at least 1 client; got {clients}")
         self.operator, self.clients = operator, clients
-        self.batch_norm = getattr(operator, "batch_norm", "eval")
+        self.batch_norm = operator.batch_norm
 
     def __call__(
         self,

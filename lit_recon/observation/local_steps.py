@@ -82,7 +82,7 @@ class LocalSteps:
         self.checkpointing = checkpointing
         self.rates = _rates([name for name, _ in model.named_parameters()], lr, dict(layer_lrs or {}))
         self._gradient = GradientOperator(model, batch_norm)
-        self.batch_norm = batch_norm
+        self.batch_norm: BatchNormMode = batch_norm
 
     def __call__(
         self,

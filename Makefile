@@ -47,7 +47,7 @@ test: $(INSTALLED)
 	$(call check,ruff format --check .)
 	$(call check,mypy)
 	$(call check,lint-imports --no-logo)
-	$(call check,pytest --cov)
+	$(call check,pytest --cov --numprocesses auto --dist loadfile)
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

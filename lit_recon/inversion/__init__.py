@@ -7,6 +7,7 @@ from lit_recon.inversion.attack import Attack
 from lit_recon.inversion.cocktail_party import CocktailPartyAttack
 from lit_recon.inversion.feature_matching import FeatureMatching
 from lit_recon.inversion.features import (
+    CocktailParty,
     ExactRecovery,
     FeatureMap,
     FeatureRecovery,
@@ -21,6 +22,7 @@ from lit_recon.inversion.gradient_matching import GradientMatching, InversionSta
 from lit_recon.inversion.imprint import RobbingTheFed
 from lit_recon.inversion.labels import IDLG, HeadCounts, JointLabels, KnownLabels, LabelRecovery
 from lit_recon.inversion.objectives import (
+    FeaturesOnly,
     GlobalCosine,
     LayerwiseCosine,
     NormReweightedCosine,
@@ -39,6 +41,7 @@ __all__ = [
     "AnalyticInversion",
     "Attack",
     "BatchNormPrior",
+    "CocktailParty",
     "CocktailPartyAttack",
     "Constant",
     "CosineDecay",
@@ -48,6 +51,7 @@ __all__ = [
     "FeatureMatching",
     "FeatureRecovery",
     "FeatureTerm",
+    "FeaturesOnly",
     "GlobalCosine",
     "GradientMatching",
     "GroupConsistency",

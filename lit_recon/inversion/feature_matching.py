@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from lit_recon.inversion.features import (
@@ -13,6 +14,7 @@ from lit_recon.inversion.features import (
     FeatureTerm,
     RecoveredFeatures,
     SquaredCosine,
+    assigned,
 )
 from lit_recon.records import Observation
 
@@ -43,6 +45,11 @@ class Pull:
     def targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
         """The recovered features in the order of candidate images `(n, c, h, w)`; to be fixed from then on."""
         return self.term.targets_for(self.recovered, self.features_of(images.detach()), labels).to(images)
+
+    def condition(self, labels: Tensor) -> Tensor:
+        """One recovered feature `(n, d)` for every candidate, of its label `(n,)` where the recovery knows labels."""
+        undecided = torch.zeros(len(labels), self.recovered.features.shape[1], device=labels.device)
+        return assigned(self.recovered, undecided, labels)
 
     def penalty(self, images: Tensor, targets: Tensor) -> Tensor:
         """Weighted penalty of candidate images `(n, c, h, w)`, a scalar that is differentiable in them."""

@@ -28,6 +28,8 @@ WITHOUT_PART = 1e6
 PERFECT = 1e-4
 #: How often labels and the gradient's scale are found from each other.
 FACTOR_ITERATIONS = 4
+#: Factor of evidence that decides on a label: beyond any cost of those that are left to be decided.
+DECISIVE = 100.0
 TINY = torch.finfo(torch.float64).tiny
 
 
@@ -124,16 +126,22 @@ def derivatives(images: Tensor, labels: Tensor, bias_name: str, observation: Obs
 
 
 def assign_labels(
-    images: Tensor, labels: Tensor, observed: Tensor, bias_name: str, observation: Observation
+    images: Tensor,
+    labels: Tensor,
+    observed: Tensor,
+    bias_name: str,
+    observation: Observation,
+    evidence: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The labels in the order of the images, by how well they explain each image's part in the bias gradient.
 
     Args:
         images: `(n, c, h, w)`.
-        labels: `(n,)`, in any order.
+        labels: `(l,)`, at least as many as images, in any order.
         observed: `(n, m)`: derivatives of the mean loss with respect to the layer's outputs, image by image.
         bias_name: of the layer.
         observation: for the forward operator.
+        evidence: `(n, l)`: costs of label for image from another source, which decide where a row is not zero.
 
     Returns:
         Labels `(n,)`, and the relative errors `(n,)` that remain; 1e6 for an image without a part.
@@ -143,17 +151,25 @@ def assign_labels(
         [derivatives(images, label.expand(len(images)), bias_name, observation) for label in classes], dim=1
     )[:, torch.searchsorted(classes, labels).cpu()]
     part = observed.norm(dim=1)
+    decided = torch.zeros(len(images), dtype=torch.bool) if evidence is None else evidence.any(dim=1)
     # a clipped gradient is smaller by an unknown factor, the same for all images
     factor = part[part > 0].median() / expected.norm(dim=2).median() if part.any() else torch.tensor(1.0)
     for _ in range(FACTOR_ITERATIONS):
         misfit = (expected * factor - observed[:, None]).norm(dim=2) / part[:, None].clamp(min=TINY)
         misfit = misfit.nan_to_num(WITHOUT_PART).clamp(max=WITHOUT_PART)
         # the logarithm: a bad fit, of which some are bound to be, must not outweigh a perfect one
-        cost = (misfit + PERFECT).log().clamp(max=0).numpy()
-        order, chosen = (torch.as_tensor(found) for found in linear_sum_assignment(cost))
+        cost = log_misfit(misfit)
+        if evidence is not None:
+            cost = torch.where(decided[:, None], DECISIVE * evidence, cost)
+        order, chosen = (torch.as_tensor(found) for found in linear_sum_assignment(cost.numpy()))
         ratios = part / expected[order, chosen].norm(dim=1).clamp(min=TINY)
         factor = ratios[part > 0].median() if part.any() else factor
     return labels[chosen.to(labels.device)], misfit[order, chosen]
+
+
+def log_misfit(misfit: Tensor) -> Tensor:
+    """Cost of relative errors: the logarithm, 0 where nothing is explained, with a floor where only rounding is left."""
+    return (misfit + PERFECT).log().clamp(max=0)
 
 
 def relative_residual(images: Tensor, labels: Tensor, observation: Observation) -> float:

@@ -32,6 +32,7 @@ class Problem:
     variables: Variables
     optimizer: torch.optim.Optimizer
     pull: Pull | None = None
+    condition: Tensor | None = None
     feature_targets: Tensor | None = None
     best_loss: float = float("inf")
     best_matching: float = float("inf")
@@ -42,7 +43,7 @@ class Problem:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes while the attack runs."""
-        fixed = ("observation", "seed", "optimizer", "pull")
+        fixed = ("observation", "seed", "optimizer", "pull", "condition")
         changing = {name: value for name, value in vars(self).items() if name not in fixed}
         return {**changing, "optimizer": self.optimizer.state_dict()}
 
@@ -134,6 +135,13 @@ class GradientMatching(Attack):
         self.solver = solver if solver is not None else Adam()
         self.labels = labels if labels is not None else HeadCounts()
         self.features = features
+        if features is None and not self.objective.matches:
+            raise ConfigError("FeaturesOnly leaves nothing to be matched: give features, or another objective")
+        if self.parametrization.conditioned and features is None:
+            raise ConfigError(
+                f"{type(self.parametrization).__name__} with conditioned=true draws images from recovered features, and "
+                "this attack recovers none: give it `features`, or set conditioned to false"
+            )
         self.steps, self.restarts, self.keep, self.seed = steps, restarts, keep, seed
         self.execution: Execution = "loop" if self.solver.line_search else execution
         self.compilation: Compilation = compilation
@@ -166,15 +174,17 @@ class GradientMatching(Attack):
             labels, remarks = self.labels(seen)
             pull = None if self.features is None else self.features.prepare(seen)
             notes.append(remarks if pull is None else (*remarks, *pull.notes))
+            condition = None if pull is None or not self.parametrization.conditioned else pull.condition(labels)
             for seed in range(self.seed, self.seed + self.restarts):
-                variables = self.parametrization.start(seen, seed)
+                variables = self.parametrization.start(seen, seed, condition)
                 if self.labels.optimised:
                     generator = torch.Generator().manual_seed(seed)
                     variables["labels"] = self.labels.initial_logits(seen, generator).to(labels.device)
                 for value in variables.values():
                     value.requires_grad_()
                 optimizer = self.solver.optimizer(variables)
-                problems.append(Problem(seen, labels, seed, variables, optimizer, pull))
+                # an image drawn from a feature is to have that very feature
+                problems.append(Problem(seen, labels, seed, variables, optimizer, pull, condition, condition))
         matching = Matching(
             [problem.observation for problem in problems],
             self.objective,
@@ -225,7 +235,9 @@ class GradientMatching(Attack):
     def _evaluate(self, state: InversionState, which: Sequence[int], final: bool = False) -> Tensor:
         """Total losses `(len(which),)` of the current iterates; fills the variables' gradients, notes best iterates."""
         chosen = [state.problems[i] for i in which]
-        drawn = torch.stack([self.parametrization.images(p.variables, p.observation, p.seed) for p in chosen])
+        drawn = torch.stack(
+            [self.parametrization.images(p.variables, p.observation, p.seed, p.condition) for p in chosen]
+        )
         labels = torch.stack([p.variables["labels"].detach() if self.labels.optimised else p.labels for p in chosen])
         images = drawn.detach().requires_grad_()
         evaluation = state.matching(images, labels, which)
@@ -271,7 +283,7 @@ class GradientMatching(Attack):
         if loss < problem.best_loss or (final and self.keep == "last"):
             problem.best_images = images.clone()
             problem.best_labels = labels.argmax(-1) if self.labels.optimised else labels
-            problem.best_matching = row["matching"]
+            problem.best_matching = row["matching"] if self.objective.matches else loss
         problem.best_loss = min(problem.best_loss, loss)
         if final or step % self.log_every == 0:
             for name, value in {"step": float(step), **row}.items():

@@ -10,6 +10,7 @@ from torch import Tensor
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.inversion.attack import Attack
 from lit_recon.inversion.first_layer import assign_labels, mean_color, relative_residual, to_pixels
+from lit_recon.inversion.imprint_labels import labels_told
 from lit_recon.inversion.imprint_rows import Hits, separate_rows, step_rows
 from lit_recon.inversion.labels import HeadCounts, LabelRecovery
 from lit_recon.inversion.natural_images import filled, wiener
@@ -32,7 +33,8 @@ class RobbingTheFed(Attack):
     returned as the data's mean color; where more, the largest steps of the gradient count.
 
     Args:
-        labels: how the batch's labels are found; they are assigned to images by what each does to the gradient.
+        labels: how the batch's labels are found; they are assigned to images by what each does to the gradient. Where
+            the layer behind the block's neurons tells the label of a decoded image, it goes before a count.
         denoise: take away the noise that the gradient shows, by the spectrum of photographs.
 
     Source: [Fowl2022], section 3; differences of neighbouring rows are here least-squares steps.
@@ -83,7 +85,8 @@ class RobbingTheFed(Attack):
         for signature, which, scale in zip(signatures, bins.tolist(), scales.tolist(), strict=False):
             signature[slice(which, which + 1) if sparse else slice(0, which + 1)] = scale
         labels, notes = self.labels(seen)
-        labels, misfit = assign_labels(images, labels, signatures, f"{name}.measure.bias", seen)
+        labels, evidence = labels_told(images[: len(bins)], labels, name, block, seen)
+        labels, misfit = assign_labels(images, labels, signatures, f"{name}.measure.bias", seen, evidence)
         loss = relative_residual(images, labels, seen)
         alone = int((misfit < EXPLAINED).sum())
         notes = (*notes, *_notes(found, len(bins), alone, len(edges) - 1, seen.n_examples))

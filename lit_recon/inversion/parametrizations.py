@@ -19,14 +19,25 @@ class Parametrization(ABC):
 
     #: Variables whose gradient a sign-based solver replaces by its sign.
     signed: tuple[str, ...] = ()
+    #: Recovered features enter the images; the attack has to recover some.
+    conditioned: bool = False
 
     @abstractmethod
-    def start(self, observation: Observation, seed: int) -> Variables:
-        """Fresh variables for one restart."""
+    def start(self, observation: Observation, seed: int, features: Tensor | None = None) -> Variables:
+        """Fresh variables for one restart; see `images` for `features`."""
 
     @abstractmethod
-    def images(self, variables: Variables, observation: Observation, seed: int) -> Tensor:
-        """The images that the variables stand for; differentiable."""
+    def images(
+        self, variables: Variables, observation: Observation, seed: int, features: Tensor | None = None
+    ) -> Tensor:
+        """The images that the variables stand for; differentiable.
+
+        Args:
+            variables: of one restart.
+            observation: of the victim.
+            seed: of the restart.
+            features: `(n, d)` of unit norm, one for every image; only if `conditioned`.
+        """
 
     def project(self, variables: Variables, observation: Observation) -> None:  # noqa: B027 - most have no constraint
         """Move the variables back into the feasible set, in place, after a solver's step; nothing by default."""
@@ -46,14 +57,16 @@ class Pixels(Parametrization):
     def __init__(self, box: bool = True) -> None:
         self.box = box
 
-    def start(self, observation: Observation, seed: int) -> Variables:
+    def start(self, observation: Observation, seed: int, features: Tensor | None = None) -> Variables:
         generator = torch.Generator().manual_seed(seed)
         noise = torch.randn(observation.n_examples, *observation.image_shape, generator=generator)
         variables = {"pixels": noise.to(next(iter(observation.update.values())).device)}
         self.project(variables, observation)
         return variables
 
-    def images(self, variables: Variables, observation: Observation, seed: int) -> Tensor:
+    def images(
+        self, variables: Variables, observation: Observation, seed: int, features: Tensor | None = None
+    ) -> Tensor:
         mean, std = observation.normalization.tensors(variables["pixels"])
         return variables["pixels"] * std + mean
 
@@ -73,6 +86,7 @@ class DeepImagePrior(Parametrization):
         blocks_per_level: residual blocks at every resolution.
         attention_resolutions: resolutions with self-attention between the blocks.
         noise_channels: channels of the noise images.
+        conditioned: recovered features enter every residual block; needs an attack with `features`.
 
     Source: [Liu2025], section 4 and appendix F; [Ulyanov2018].
     """
@@ -84,32 +98,39 @@ class DeepImagePrior(Parametrization):
         blocks_per_level: int = 2,
         attention_resolutions: list[int] | None = None,
         noise_channels: int = 32,
+        conditioned: bool = False,
     ) -> None:
+        self.conditioned = conditioned
         self.channels, self.blocks_per_level, self.noise_channels = channels, blocks_per_level, noise_channels
         self.multipliers = multipliers if multipliers is not None else [1, 2, 2, 2]
         self.attention_resolutions = attention_resolutions if attention_resolutions is not None else [16]
-        self._networks: dict[tuple[int, int, int], nn.Module] = {}
+        self._networks: dict[tuple[int, ...], nn.Module] = {}
         self._noise: dict[tuple[int | str, ...], Tensor] = {}
 
-    def start(self, observation: Observation, seed: int) -> Variables:
+    def start(self, observation: Observation, seed: int, features: Tensor | None = None) -> Variables:
         device = next(iter(observation.update.values())).device
-        network = self._build(observation.image_shape, seed)
+        network = self._build(observation.image_shape, seed, features)
         return {name: value.detach().clone().to(device) for name, value in network.named_parameters()}
 
-    def images(self, variables: Variables, observation: Observation, seed: int) -> Tensor:
+    def images(
+        self, variables: Variables, observation: Observation, seed: int, features: Tensor | None = None
+    ) -> Tensor:
         shape = observation.image_shape
-        if shape not in self._networks:
-            self._networks[shape] = self._build(shape, seed)
+        layout = shape if features is None else (*shape, features.shape[1])
+        if layout not in self._networks:
+            self._networks[layout] = self._build(shape, seed, features)
         like = next(iter(variables.values()))
         key = (observation.n_examples, *shape[1:], seed, str(like.device))
         if key not in self._noise:
             generator = torch.Generator().manual_seed(seed)
             drawn = torch.randn(observation.n_examples, self.noise_channels, *shape[1:], generator=generator)
             self._noise[key] = drawn.to(like)
-        output: Tensor = torch.func.functional_call(self._networks[shape], variables, (self._noise[key],))
+        # entries of unit size, as the network's other inputs have
+        scaled = None if features is None else features.to(like) * features.shape[1] ** 0.5
+        output: Tensor = torch.func.functional_call(self._networks[layout], variables, (self._noise[key], scaled))
         return output
 
-    def _build(self, shape: tuple[int, int, int], seed: int) -> nn.Module:
+    def _build(self, shape: tuple[int, int, int], seed: int, features: Tensor | None) -> nn.Module:
         with torch.random.fork_rng(devices=[]):  # layers draw from the global generator, which is the caller's
             torch.manual_seed(seed)
             return UNet(
@@ -119,4 +140,5 @@ class DeepImagePrior(Parametrization):
                 blocks_per_level=self.blocks_per_level,
                 attention_resolutions=self.attention_resolutions,
                 input_channels=self.noise_channels,
+                feature_size=None if features is None else features.shape[1],
             )

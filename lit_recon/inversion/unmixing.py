@@ -26,7 +26,7 @@ class Mixtures:
 
     Attributes:
         offset: `(d,)`.
-        basis: `(q, d)`; rows have variance 1 and are uncorrelated over the `d` coordinates.
+        basis: `(q, d)`; rows have variance 1 and are uncorrelated over the `d` coordinates, their means are any.
         constant: a bias tells that the sources' coefficients add up to one: `q = j - 1`; else `q = j`.
     """
 
@@ -52,22 +52,26 @@ def mixtures_of(weight: Tensor, bias: Tensor | None, n: int) -> Mixtures:
     Args:
         weight: `(m, d)`: the gradient of a layer's weight, each row a mixture.
         bias: `(m,)`: of its bias. It is the same mixture of ones, and so fixes scale, sign and offset of the sources;
-            without it sources are centered and known up to a factor.
+            without it sources are known up to a factor, and the whitening is that of centered rows.
         n: number of sources; fewer are looked for where the mixtures have a lower rank.
 
     Raises:
         ShapeError: fewer than two independent mixtures with, or one without a bias.
 
-    Source: whitening as in [Kariyappa2023], section 4.1; the use of the bias is ours.
+    Source: centering and whitening as in [Kariyappa2023]; the use of the bias is ours.
     """
-    rows = weight.double()
-    rows = rows - rows.mean(dim=1, keepdim=True) if bias is None else torch.cat([rows, bias.double()[:, None]], dim=1)
+    mixed = weight.double()
+    rows = (
+        mixed - mixed.mean(dim=1, keepdim=True) if bias is None else torch.cat([mixed, bias.double()[:, None]], dim=1)
+    )
     n_sources = min(n, rank(rows))
     if n_sources < (1 if bias is None else 2):
         raise ShapeError(f"separation needs two independent mixtures with a bias, one without; got {n_sources}")
-    directions = torch.linalg.svd(rows, full_matrices=False).Vh[:n_sources]
+    left, values, directions = torch.linalg.svd(rows, full_matrices=False)
+    directions = directions[:n_sources]
     if bias is None:
-        return Mixtures(torch.zeros_like(rows[0]), directions * math.sqrt(rows.shape[1]), constant=False)
+        means = (left[:, :n_sources] / values[:n_sources]).T @ mixed.mean(dim=1, keepdim=True)
+        return Mixtures(torch.zeros_like(rows[0]), (directions + means) * math.sqrt(rows.shape[1]), constant=False)
     ones = directions[:, -1]
     offset = (ones @ directions / ones.square().sum())[:-1]
     differences = (torch.linalg.svd(ones[None], full_matrices=True).Vh[1:] @ directions)[:, :-1]
@@ -83,8 +87,8 @@ def mixtures_of(weight: Tensor, bias: Tensor | None, n: int) -> Mixtures:
 class UnmixingTerms:
     """Weights of what sources are wanted to be; 0 switches a term off.
 
-    The first five are published and act on sources of mean 0 and variance 1, as published; the others need the sources'
-    scale and act on them as they are.
+    All down to `sparsity` are published; but for `non_negativity` they act on sources of mean 0 and variance 1, as
+    published. The others need the sources' scale and act on them as they are.
 
     Attributes:
         negentropy: distance of a source's distribution from a normal one, (E log cosh s - E log cosh z)^2, maximised.
@@ -92,6 +96,8 @@ class UnmixingTerms:
         temperature: T.
         total_variation: mean absolute difference of neighbouring pixels.
         sparsity: mean absolute value.
+        non_negativity: mean norm of a source's negative or of its positive part, whichever is smaller: for sources that
+            a ReLU has put out, of either sign. Pixels are normalized and have both; it is for features.
         volume: log determinant of the coefficients per source, maximised: keeps sources apart without the claim that
             they are uncorrelated, which images are not.
         smoothness: total variation of the sources in their own contrast.
@@ -100,8 +106,9 @@ class UnmixingTerms:
     Raises:
         ConfigError: a negative weight, or none positive.
 
-    Source: [Kariyappa2023], section 4, for the published; `volume` and `bounds` are the criteria of bounded component
-        analysis [Erdogan2013].
+    Source: [Kariyappa2023] and its code for the published; `volume` and `bounds` together are a criterion of bounded
+        component analysis: Erdogan, A class of bounded component analysis algorithms for the separation of both
+        independent and dependent sources, IEEE Transactions on Signal Processing 2013.
     """
 
     negentropy: float = 1.0
@@ -109,6 +116,7 @@ class UnmixingTerms:
     temperature: float = 12.4
     total_variation: float = 0.0
     sparsity: float = 0.0
+    non_negativity: float = 0.0
     volume: float = 0.3
     smoothness: float = 0.75
     bounds: float = 100.0
@@ -163,11 +171,28 @@ def negentropy(sources: Tensor, reference: float = GAUSSIAN_LOG_COSH) -> Tensor:
 
     The published code leaves the Gaussian reference out (0), and so favours flat distributions over peaked ones.
 
-    Source: Hyvärinen 1998, eq. 8, with the contrast log cosh; [Kariyappa2023], eq. 6.
+    Source: [Kariyappa2023]; the approximation by one contrast function, here log cosh, is Hyvärinen's (1998).
     """
     # log cosh without overflow
     contrast = sources.abs() + torch.nn.functional.softplus(-2 * sources.abs()) - math.log(2)
     return (contrast.mean(dim=1) - reference).square()
+
+
+def decorrelation(cosines: Tensor, temperature: float) -> Tensor:
+    """Mean over all pairs `(i, j)` of exp(T |cosine|) - 1, where i = j counts as 0; cosines are `(j, j)`.
+
+    Source: [Kariyappa2023] and its code.
+    """
+    apart = 1 - torch.eye(len(cosines), dtype=cosines.dtype, device=cosines.device)
+    return (torch.expm1(temperature * cosines.abs()) * apart).mean()
+
+
+def non_negativity(sources: Tensor) -> Tensor:
+    """Mean over sources `(j, d)` of the norm of the negative part or of the positive one, whichever is smaller.
+
+    Source: the published code of [Kariyappa2023].
+    """
+    return torch.minimum(sources.relu().norm(dim=1), (-sources).relu().norm(dim=1)).mean()
 
 
 def scale_free(sources: Tensor, terms: UnmixingTerms, shape: tuple[int, ...]) -> Tensor:
@@ -180,9 +205,7 @@ def scale_free(sources: Tensor, terms: UnmixingTerms, shape: tuple[int, ...]) ->
     if terms.negentropy:
         loss = loss - terms.negentropy * negentropy(unit).mean()
     if terms.decorrelation:
-        correlation = (unit @ unit.T / unit.shape[1]).abs()
-        apart = 1 - torch.eye(len(unit), dtype=unit.dtype, device=unit.device)
-        loss = loss + terms.decorrelation * (torch.expm1(terms.temperature * correlation) * apart).mean()
+        loss = loss + terms.decorrelation * decorrelation(unit @ unit.T / unit.shape[1], terms.temperature)
     if terms.total_variation:
         loss = loss + terms.total_variation * _total_variation(unit.view(-1, *shape))
     if terms.sparsity:
@@ -195,6 +218,8 @@ def in_scale(
 ) -> Tensor:
     """The penalties of sources `(j, d)` and their coefficients that depend on the scale, but for the bounds."""
     loss = sources.new_zeros(())
+    if terms.non_negativity:
+        loss = loss + terms.non_negativity * non_negativity(sources)
     if terms.volume:
         ones = coefficients.new_ones(len(coefficients), 1)
         frame = torch.cat([coefficients, ones], dim=1) if constant else coefficients

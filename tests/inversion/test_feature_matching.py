@@ -9,6 +9,8 @@ from torch import Tensor
 from lit_recon.data import Digits
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.inversion import (
+    Adam,
+    DeepImagePrior,
     ExactRecovery,
     FeatureMatching,
     GradientMatching,
@@ -114,3 +116,51 @@ def test_signs_that_a_recovery_leaves_open_are_refused(images: Tensor) -> None:
 def test_a_model_without_a_wide_layer_is_refused_before_any_step(images: Tensor) -> None:
     with pytest.raises(UnsupportedModelError, match="feature"):
         attack(FeatureMatching()).init([seen(images, wide=False)])
+
+
+def drawn_from_features(steps: int = 6) -> GradientMatching:
+    prior = DeepImagePrior(channels=8, multipliers=[1, 1], attention_resolutions=[], conditioned=True)
+    matching = FeatureMatching(ExactRecovery(), SignedCosine(weight=1.0))
+    solver = Adam(lr=0.001, signed=False)
+    return GradientMatching(
+        parametrization=prior, solver=solver, labels=KnownLabels(), features=matching, steps=steps, keep="best"
+    )
+
+
+def test_an_image_is_drawn_from_the_feature_of_its_label(images: Tensor) -> None:
+    observation = seen(images)
+    state = drawn_from_features().init([observation])
+    problem, truth = state.problems[0], FeatureMatching().prepare(observation).features_of(images)
+    assert problem.condition is not None
+    torch.testing.assert_close(problem.condition, truth, atol=1e-3, rtol=0)
+    assert problem.feature_targets is problem.condition
+
+
+def test_recovered_features_change_the_drawing(images: Tensor) -> None:
+    observation = seen(images)
+    prior = drawn_from_features().parametrization
+    features = FeatureMatching().prepare(observation).condition(LABELS)
+    variables = prior.start(observation, 0, features)
+    one = prior.images(variables, observation, 0, features)
+    other = prior.images(variables, observation, 0, features.flip(0))
+    assert one.shape == images.shape
+    # measured: 0.03
+    assert float((one - other).abs().max()) > 1e-3
+
+
+def test_a_drawing_attack_resumes_with_the_same_features(images: Tensor) -> None:
+    observation, running = seen(images), drawn_from_features()
+    whole = running(observation)
+    state = running.init([observation])
+    for _ in range(3):
+        running.step(state)
+    resumed = drawn_from_features().init([observation])
+    resumed.load_state_dict(state.state_dict())
+    while resumed.step < running.steps:
+        running.step(resumed)
+    torch.testing.assert_close(running.result(resumed)[0].images, whole.images, rtol=0, atol=1e-5)
+
+
+def test_drawing_from_features_needs_features() -> None:
+    with pytest.raises(ConfigError, match="recovers none"):
+        GradientMatching(parametrization=DeepImagePrior(conditioned=True))

@@ -10,6 +10,7 @@ from lit_recon.inversion.features.feature_terms import (
     SignedCosine,
     SquaredCosine,
     SubspaceDistance,
+    assigned,
 )
 from lit_recon.inversion.features.layer import LayerGradient, layer_gradient
 from lit_recon.inversion.features.moment_recovery import MomentRecovery
@@ -27,5 +28,6 @@ __all__ = [
     "SignedCosine",
     "SquaredCosine",
     "SubspaceDistance",
+    "assigned",
     "layer_gradient",
 ]

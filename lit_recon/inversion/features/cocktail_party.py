@@ -8,8 +8,7 @@ from torch import Tensor
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.inversion.features.layer import LayerGradient
 from lit_recon.inversion.features.recovery import FeatureRecovery, RecoveredFeatures
-from lit_recon.inversion.features.span import weight_span
-from lit_recon.inversion.unmixing import GAUSSIAN_LOG_COSH, negentropy
+from lit_recon.inversion.unmixing import GAUSSIAN_LOG_COSH, decorrelation, mixtures_of, negentropy, non_negativity
 from lit_recon.records import ForwardOperator
 
 
@@ -22,7 +21,9 @@ class CocktailParty(FeatureRecovery):
         + non_negativity * mean_i min(|relu(-S'_i)|, |relu(S'_i)|) + sparsity * mean |S'|
 
     with unmixing rows w_i of unit norm, S = W X whitened and centered over entries, and S' with the mean added again.
-    Assumes independent, non-Gaussian features; knows neither weights nor activation. No certificate, no signs.
+    Assumes independent, non-Gaussian features; the separation knows neither weights nor activation, and has no
+    certificate. Signs are read off the gradient of the layer's bias, the same mixture of ones; labels then follow from
+    the head's gradient.
 
     Args:
         decorrelation, sharpness: weight and exponent of the second term.
@@ -34,7 +35,7 @@ class CocktailParty(FeatureRecovery):
     Raises:
         ConfigError: a number out of its range.
 
-    Source: Kariyappa et al. 2023, section 4, eq. 8 to 12. In the published code the first term is switched off.
+    Source: [Kariyappa2023] and its code, in which the first term is switched off; signs and labels are ours.
     """
 
     def __init__(
@@ -64,25 +65,25 @@ class CocktailParty(FeatureRecovery):
                 "CocktailParty unmixes the gradient of the feature layer, which is zero everywhere: use MomentRecovery "
                 "or ExactRecovery, which can do with the head's"
             )
-        basis = weight_span(seen.weight_gradient, seen.n_examples).basis
-        rows = basis.T
-        mean = rows.mean(dim=1, keepdim=True)
-        values, vectors = torch.linalg.eigh(torch.cov(rows).reshape(len(rows), len(rows)))
-        whitening = (vectors * values.clamp_min(1e-9).rsqrt()).T
-        unmixing = self._unmixed(whitening @ (rows - mean), whitening @ mean)
-        return RecoveredFeatures(unmixing @ whitening @ rows, basis, "cocktail_party")
+        mixtures = mixtures_of(seen.weight_gradient, None, seen.n_examples)
+        mean = mixtures.basis.mean(dim=1, keepdim=True)
+        found = self._unmixed(mixtures.basis - mean, mean) @ mixtures.basis
+        features = torch.nn.functional.normalize(found, dim=1)
+        span = torch.linalg.qr(mixtures.basis.T).Q
+        if not seen.bias_gradient.any():
+            return RecoveredFeatures(features, span, "cocktail_party")
+        features = features * _signs(features, seen)[:, None]
+        labels = _labels(features, seen) if seen.has_head else None
+        return RecoveredFeatures(features, span, "cocktail_party", signed=True, labels=labels)
 
     def objective(self, unmixing: Tensor, whitened: Tensor, mean: Tensor) -> Tensor:
         """The loss of unmixing rows `(n, n)` of unit norm for whitened rows `(n, d)` and their mean `(n, 1)`."""
         sources = unmixing @ whitened
         loss = -negentropy(sources, GAUSSIAN_LOG_COSH if self.gaussian_reference else 0.0).mean()
-        off_diagonal = 1 - torch.eye(len(unmixing), dtype=unmixing.dtype)
-        alike = torch.expm1(self.sharpness * (unmixing @ unmixing.T).abs()) * off_diagonal
-        loss = loss + self.decorrelation * alike.mean()
+        loss = loss + self.decorrelation * decorrelation(unmixing @ unmixing.T, self.sharpness)
         shifted = sources + unmixing @ mean
         if self.non_negativity:
-            negative, positive = (-shifted).relu().norm(dim=1), shifted.relu().norm(dim=1)
-            loss = loss + self.non_negativity * torch.minimum(negative, positive).mean()
+            loss = loss + self.non_negativity * non_negativity(shifted)
         return loss + self.sparsity * shifted.abs().mean() if self.sparsity else loss
 
     def _unmixed(self, whitened: Tensor, mean: Tensor) -> Tensor:
@@ -94,3 +95,16 @@ class CocktailParty(FeatureRecovery):
                 self.objective(torch.nn.functional.normalize(free, dim=1), whitened, mean).backward()
                 optimizer.step()
         return torch.nn.functional.normalize(free.detach(), dim=1)
+
+
+def _signs(features: Tensor, seen: LayerGradient) -> Tensor:
+    """1 or -1 for each feature `(n, d)`, such that the derivatives that they imply add up to the bias's gradient."""
+    parts = torch.linalg.lstsq(features.T, seen.weight_gradient.T).solution
+    ones = torch.linalg.lstsq(parts.T, seen.bias_gradient[:, None]).solution[:, 0]
+    return torch.where(ones < 0, -1.0, 1.0).to(features)
+
+
+def _labels(features: Tensor, seen: LayerGradient) -> Tensor:
+    """The class `(n,)` of each feature: the loss falls with the logit of an example's own class."""
+    neurons = seen.activation.value(features @ seen.weight.T + seen.bias)
+    return torch.linalg.lstsq(neurons.T, seen.head_gradient.T).solution.argmin(dim=1)

@@ -139,7 +139,7 @@ class GradientMatching(Attack):
             raise ConfigError("FeaturesOnly leaves nothing to be matched: give features, or another objective")
         if self.parametrization.conditioned and features is None:
             raise ConfigError(
-                f"{type(self.parametrization).__name__} with conditioned=true draws images from recovered features, and "
+                f"{type(self.parametrization).__name__} with conditioned=true draws from recovered features, but "
                 "this attack recovers none: give it `features`, or set conditioned to false"
             )
         self.steps, self.restarts, self.keep, self.seed = steps, restarts, keep, seed

@@ -144,7 +144,6 @@ def test_recovered_features_change_the_drawing(images: Tensor) -> None:
     one = prior.images(variables, observation, 0, features)
     other = prior.images(variables, observation, 0, features.flip(0))
     assert one.shape == images.shape
-    # measured: 0.03
     assert float((one - other).abs().max()) > 1e-3
 
 

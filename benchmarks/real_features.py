@@ -1,0 +1,221 @@
+"""How well features of real images are recovered from the gradient of a wide layer: by method, batch and defense.
+
+    python -m benchmarks.real_features --data.root DIR --checkpoint backbone.safetensors [--sections clean defended ...]
+
+The trunk is that of a trained backbone. Behind it stands a wide layer of random neurons, or of random and trained ones,
+and a head. A client computes its gradient on images that the backbone was not trained on; labels repeat as they are
+drawn unless a section says otherwise. Every cell is measured on several draws of images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import lit_recon._torchvision
+
+import torch
+from torch import Tensor
+
+from benchmarks.record import Row, spread, write_record
+from lit_recon.data import CIFAR10, ImageSet
+from lit_recon.data.seeding import seeded_generator
+from lit_recon.defenses import Defense, GaussianNoise, GradientClipping, GradientDropout, GradientPruning
+from lit_recon.inversion.features import CocktailParty, ExactRecovery, FeatureMap, FeatureRecovery, MomentRecovery
+from lit_recon.metrics import feature_cosines, span_error
+from lit_recon.models import Backbone, WideFeatureLayer
+from lit_recon.models.checkpoint import load_backbone
+from lit_recon.observation import ClientSettings, LocalTraining
+from lit_recon.records import Knowledge, Observation
+
+Activation = Literal["gelu", "relu"]
+
+METHODS: dict[str, FeatureRecovery] = {
+    "moments": MomentRecovery(),
+    "moments_control_variates": MomentRecovery(control_variates=True),
+    "exact": ExactRecovery(),
+    "neuron_ica": ExactRecovery(starts=("neurons",)),
+    "feature_ica": CocktailParty(),
+    "null_vectors": ExactRecovery(starts=("null_vectors",)),
+}
+DEFENSES: dict[str, Defense | LocalTraining] = {
+    "none": Defense(),
+    "prune_0.5": GradientPruning(0.5),
+    "prune_0.9": GradientPruning(0.9),
+    "prune_0.99": GradientPruning(0.99),
+    "drop_0.5": GradientDropout(0.5),
+    "drop_0.9": GradientDropout(0.9),
+    "clip_4": GradientClipping(4.0),
+    "noise_0.001": GaussianNoise(0.001),
+    "noise_0.01": GaussianNoise(0.01),
+    "noise_0.1": GaussianNoise(0.1),
+    "local_steps_3": LocalTraining(steps=3, lr=0.01),
+    "local_steps_5": LocalTraining(steps=5, lr=0.01),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of the table: which layer, which batch, which defense, which draws."""
+
+    activation: Activation
+    batch: int
+    methods: tuple[str, ...]
+    draws: int
+    defense: str = "none"
+    centered: bool = True
+    trained: int = 0
+    labels: Literal["drawn", "distinct", "same"] = "drawn"
+
+
+class Bench:
+    """A trained trunk, images to attack, and public images."""
+
+    def __init__(self, trained: Backbone, public: ImageSet, private: ImageSet, neurons: int) -> None:
+        self.trained, self.public, self.private, self.neurons = trained, public, private, neurons
+        self._models: dict[tuple[Activation, bool, int], Backbone] = {}
+
+    @cached_property
+    def features(self) -> Tensor:
+        """Of the public images, `(N, d)`."""
+        with torch.no_grad():
+            pixels = self.public.pixels()
+            return torch.cat([self.trained.features(part) for part in pixels.split(100)])
+
+    def model(self, cell: Cell) -> Backbone:
+        """The trunk with the cell's layer; a trained block has seen the public images once, the trunk being fixed."""
+        key = cell.activation, cell.centered, cell.trained
+        if key not in self._models:
+            torch.manual_seed(0)
+            width = self.trained.trunk.out_features
+            layer = WideFeatureLayer(width, self.neurons + cell.trained, cell.trained, cell.activation)
+            if cell.centered:
+                layer.set_center(self.features)
+            model = Backbone(self.trained.trunk, self.trained.n_classes, self.trained.normalization, layer).eval()
+            if cell.trained:
+                self._train(model, layer)
+            self._models[key] = model
+        return self._models[key]
+
+    def _train(self, model: Backbone, layer: WideFeatureLayer) -> None:
+        tuned = [p for part in (layer, model.head) for p in part.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(tuned, lr=0.02, momentum=0.9)
+        order = torch.randperm(len(self.features), generator=seeded_generator(0, "order"))
+        for rows in order.split(64):
+            optimizer.zero_grad()
+            logits = model.head(layer(self.features[rows]))
+            torch.nn.functional.cross_entropy(logits, self.public.labels[rows]).backward()
+            optimizer.step()
+
+    def images(self, cell: Cell, draw: int) -> tuple[Tensor, Tensor]:
+        """Images `(n, c, h, w)` and labels of one draw."""
+        generator = seeded_generator(draw, "images", cell.batch)
+        labels = self.private.labels
+        order = torch.randperm(len(labels), generator=generator)
+        if cell.labels == "same":
+            order = order[labels[order] == labels[order[0]]]
+        if cell.labels == "distinct":
+            order = torch.stack([order[labels[order] == c][0] for c in range(cell.batch)])
+        chosen = order[: cell.batch]
+        return self.private.pixels(chosen), labels[chosen]
+
+    def observe(self, cell: Cell, draw: int) -> tuple[Observation, Tensor]:
+        """What the attacker sees, and the true features."""
+        images, labels = self.images(cell, draw)
+        defense = DEFENSES[cell.defense]
+        local = defense if isinstance(defense, LocalTraining) else None
+        client = ClientSettings(local_steps=local, seed=draw)
+        device = client.client(self.model(cell), defense if isinstance(defense, Defense) else None)
+        seen = device.observe(images, labels, Knowledge(labels=False), client.generator(draw))
+        return seen, FeatureMap(seen)(images).detach()
+
+    def measure(self, cell: Cell) -> Row:
+        """Errors and seconds of every method over the cell's draws."""
+        row: Row = {**vars(cell), "methods": {}}
+        drawn = [self.observe(cell, draw) for draw in range(cell.draws)]
+        for name in cell.methods:
+            outside, worst, certificates, exact, right, seconds = [], [], [], [], [], []
+            for seen, truth in drawn:
+                started = time.process_time()
+                found = METHODS[name](seen)
+                seconds.append(time.process_time() - started)
+                outside.append(float(span_error(found.span.T, truth).mean()))
+                worst.append(1 - float(feature_cosines(found.features, truth).min()))
+                certificates.append(found.certificate)
+                exact.append(found.exact)
+                right.append(not found.exact or worst[-1] < 1e-4)
+            row["methods"][name] = {
+                "span_error": _errors(outside),
+                "worst_one_minus_cosine": _errors(worst),
+                "certificate": None if None in certificates else _errors([c for c in certificates if c is not None]),
+                "certified": sum(exact),
+                "certified_and_wrong": len(right) - sum(right),
+                "seconds": spread(seconds),
+            }
+        return row
+
+
+def _errors(values: list[float]) -> dict[str, float]:
+    """Median and extremes over draws in three digits: errors of rounding's size are of interest too."""
+    figures = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+    return {name: float(f"{value:.3g}") for name, value in figures.items()} | {"n": len(values)}
+
+
+def cells(sections: list[str], batches: list[int], draws: int) -> Iterator[Cell]:
+    """The rows of the sections."""
+    quick = max(1, draws // 3)
+    both: tuple[Activation, ...] = ("gelu", "relu")
+    if "clean" in sections:
+        for activation in both:
+            for batch in batches:
+                yield Cell(activation, batch, ("exact",), draws)
+    if "methods" in sections:
+        for activation in both:
+            last = ("null_vectors",) if activation == "relu" else ()
+            names = ("moments", "moments_control_variates", "neuron_ica", "feature_ica", *last)
+            for batch in batches:
+                yield Cell(activation, batch, names, quick)
+    if "variants" in sections:
+        for activation in both:
+            plain = Cell(activation, 8, ("exact", "moments"), quick)
+            yield replace(plain, centered=False)
+            yield replace(plain, trained=4096)
+            yield replace(plain, labels="distinct")
+            yield replace(plain, labels="same")
+    if "defended" in sections:
+        for name in DEFENSES:
+            for batch in (1, 2, 4, 8):
+                yield Cell("gelu", batch, ("exact", "moments", "moments_control_variates"), quick, defense=name)
+
+
+def main() -> None:
+    """Measure, print and record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data.root", dest="root", required=True, help="folder of CIFAR-10")
+    parser.add_argument("--checkpoint", type=Path, required=True, help="a backbone that was trained on CIFAR-10")
+    parser.add_argument("--sections", nargs="+", default=["clean", "methods", "variants", "defended"])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--neurons", type=int, default=4096)
+    parser.add_argument("--draws", type=int, default=10)
+    parser.add_argument("--public", type=int, default=1000, help="images that center the features and train a block")
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    train, test = CIFAR10(root=Path(arguments.root)).load()
+    public = train.subset(torch.randperm(len(train), generator=seeded_generator(0, "public"))[: arguments.public])
+    bench = Bench(load_backbone(arguments.checkpoint).model, public, test, arguments.neurons)
+    rows = []
+    for cell in cells(arguments.sections, arguments.batches, arguments.draws):
+        rows.append(bench.measure(cell))
+        print(rows[-1], flush=True)
+    print(write_record("real-features", vars(arguments), rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -73,14 +73,14 @@ class Client:
             ShapeError: images of another shape, dtype or range than the model takes, or labels that are no classes.
         """
         self._check(images, labels)
-        gradient = at_weights(self._operator, self._parameters, self._buffers)
-        batch = Batch(images, labels)
-        update = defended_gradient(
-            self.defense, self.model, gradient, batch, generator or torch.Generator().manual_seed(0)
-        )
+        if share_statistics:
+            update, statistics = self._operator.with_statistics(self._parameters, self._buffers, images, labels)
+        if self.defense.stages or not share_statistics:
+            gradient = at_weights(self._operator, self._parameters, self._buffers)
+            batch, drawn = Batch(images, labels), generator or torch.Generator().manual_seed(0)
+            update = defended_gradient(self.defense, self.model, gradient, batch, drawn)
         if not share_statistics:
             return ClientUpdate(update=update, n_examples=len(images))
-        _, statistics = self._operator.with_statistics(self._parameters, self._buffers, images, labels)
         detached = {name: type(layer)(*(part.detach() for part in layer)) for name, layer in statistics.items()}
         return ClientUpdate(update=update, n_examples=len(images), batch_statistics=detached)
 

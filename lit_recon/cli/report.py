@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
@@ -14,6 +15,16 @@ from lit_recon.reporting.settings import parse_settings
 
 #: Where the comparison of several runs goes unless told otherwise.
 COMPARISON = Path("comparison.html")
+
+#: Whose pages have words of their own: modules by a setting, the first that a run has.
+_PAGES = {
+    "regression": "lit_recon.cli.glm_page",
+    "sweeps": "lit_recon.cli.bounds_page",
+    "histogram": "lit_recon.cli.membership_page",
+    "budget": "lit_recon.cli.rero_page",
+    "reconstructor": "lit_recon.cli.reconn_page",
+    "recipe": "lit_recon.cli.generator_page",
+}
 
 
 def parser(program: str) -> ArgumentParser:
@@ -42,8 +53,9 @@ def _rebuilt(run: Path) -> Path:
     if GridFolder(run).grid.is_file():
         return build_evaluation(run)
     folder = RunFolder(run)
-    if folder.is_run and "reconstructor" in parse_settings(folder.config.read_text(encoding="utf-8"), folder.config):
-        from lit_recon.cli.reconn_page import write_page
-
-        return write_page(run)
-    return build_report(run)
+    settings = parse_settings(folder.config.read_text(encoding="utf-8"), folder.config) if folder.is_run else {}
+    page = next((module for setting, module in _PAGES.items() if setting in settings), None)
+    if page is None:
+        return build_report(run)
+    written: Path = importlib.import_module(page).write_page(run)
+    return written

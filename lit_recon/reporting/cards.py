@@ -115,7 +115,7 @@ def _card(record: RunRecord, index: int, closer: Sequence[bool | None], rank: st
     wrong = row.recovered_label != row.label
     return Card(
         title=f"#{row.id} · {class_name(record, row.label)}",
-        label_note=f"label taken for {class_name(record, row.recovered_label)}" if wrong else "",
+        label_note=_label_note(record, row.recovered_label) if wrong else "",
         closer=closer[index],
         target=data_uri(record.targets[index]),
         reconstruction=data_uri(record.reconstructions[index]),
@@ -129,6 +129,10 @@ def _card(record: RunRecord, index: int, closer: Sequence[bool | None], rank: st
         ],
         rank=rank,
     )
+
+
+def _label_note(record: RunRecord, recovered: int) -> str:
+    return f"label taken for {class_name(record, recovered)}" if recovered >= 0 else "label not recovered"
 
 
 def _extremes(victims: Sequence[VictimRow]) -> list[tuple[str, int]]:

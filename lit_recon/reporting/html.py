@@ -13,6 +13,7 @@ from lit_recon.reporting.cards import gallery
 from lit_recon.reporting.comparison import compare
 from lit_recon.reporting.curves import HEIGHT, WIDTH, loss_chart
 from lit_recon.reporting.formats import ABSENT, MISSING
+from lit_recon.reporting.panels import Panel
 from lit_recon.reporting.paper import paper_of
 from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.settings import flatten
@@ -27,7 +28,10 @@ _CLIENT = "Left the client's image, in the middle what the attack made of the cl
 
 
 def build_report(
-    folder: Path | str, origin: str = _CLIENT, knowledge: Callable[[RunRecord], list[Grant]] = knowledge
+    folder: Path | str,
+    origin: str = _CLIENT,
+    knowledge: Callable[[RunRecord], list[Grant]] = knowledge,
+    panels: Callable[[RunRecord], list[Panel]] = lambda _: [],
 ) -> Path:
     """Write the page of a finished run into its folder, from the files in it alone.
 
@@ -35,6 +39,7 @@ def build_report(
         folder: of the run.
         origin: where the left and the middle image of every victim come from.
         knowledge: what the attacker knew, then what not; default: that of an attack on a client's update.
+        panels: further sections, before the images; default: none.
 
     Returns:
         The page's path.
@@ -54,6 +59,7 @@ def build_report(
         bars=rmse_bars(record),
         summary=summary_table(record),
         gallery=gallery(record),
+        panels=panels(record),
         chart=loss_chart(record.losses),
         chart_size=(WIDTH, HEIGHT),
         restarts=len({curve.restart for curve in record.losses}),

@@ -11,6 +11,7 @@ from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.settings import find_setting
 
 _SAME = 0.05  # relative difference below which two mean errors are called equal
+_HUGE = 1e4  # ratio from which only its magnitude is told
 
 
 class Grant(NamedTuple):
@@ -83,7 +84,10 @@ def _error(record: RunRecord) -> str:
         return f"{text}, about the same as {guess}"
     if ours > mean:
         return f"{text}, worse than {guess}"
-    return f"{text}, {mean / ours:.1f} times lower than {guess}" if ours else f"{text}, a perfect copy"
+    if not ours:
+        return f"{text}, a perfect copy"
+    ratio = mean / ours
+    return f"{text}, {f'{ratio:.1f}' if ratio < _HUGE else f'{ratio:.0e}'} times lower than {guess}"
 
 
 def _model(record: RunRecord) -> Grant:

@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 from lit_recon.bounds.gamma_tail import log_gamma_tail
 from lit_recon.errors import ConfigError, ShapeError
 
-#: Distances computed at a time, in numbers.
-_CHUNK = 4_000_000
+#: Distances computed at a time.
+_CHUNK = 250_000
+#: Of a squared distance, relative to the largest squared norm.
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -160,9 +162,12 @@ def _largest_share(samples: NDArray[np.floating], eta: float) -> float:
     if samples.ndim < 2 or not len(samples):
         raise ShapeError(f"samples must be (m, d) with m of at least 1; got shape {samples.shape}")
     points = np.asarray(samples, dtype=np.float64).reshape(len(samples), -1)
-    rows = max(1, _CHUNK // points.size)
+    squares = (points**2).sum(1)
+    rows = max(1, _CHUNK // len(points))
+    # By products, many times faster than by differences; their rounding must not lose a sample at the threshold itself.
+    limit = eta**2 + _ROUNDING * float(squares.max())
     most = max(
-        int((((points[start : start + rows, None] - points[None]) ** 2).sum(-1) <= eta**2).sum(1).max())
-        for start in range(0, len(points), rows)
+        int((squares[part, None] + squares - 2 * points[part] @ points.T <= limit).sum(1).max())
+        for part in (slice(start, start + rows) for start in range(0, len(points), rows))
     )
     return most / len(points)

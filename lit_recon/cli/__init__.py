@@ -12,6 +12,7 @@ def attack(arguments: Sequence[str] | None = None) -> int:
     commands = [
         Command("run", "attack clients' updates and score what comes back", "lit_recon.cli.run"),
         Command("evaluate", "judge defenses by the strongest attack at equal utility", "lit_recon.cli.evaluate"),
+        Command("bounds", "hold attacks on two-layer networks against bounds", "lit_recon.cli.bounds"),
         Command("report", "build a run's page again, or compare several runs", "lit_recon.cli.report"),
     ]
     return main("attack.py", commands, arguments)
@@ -22,11 +23,17 @@ def train(arguments: Sequence[str] | None = None) -> int:
     commands = [
         Command("backbone", "train a classifier to be attacked", "lit_recon.cli.backbone"),
         Command("shadows", "train the shadow models of an informed adversary", "lit_recon.cli.shadows"),
+        Command("generator", "train a generator of images, the prior of an attack", "lit_recon.cli.generator"),
     ]
     return main("train.py", commands, arguments)
 
 
 def reconn(arguments: Sequence[str] | None = None) -> int:
     """Run `reconn.py` and return its exit code."""
-    commands = [Command("run", "reconstruct the unknown image of released models", "lit_recon.cli.reconn_run")]
+    commands = [
+        Command("run", "reconstruct the unknown image of released models", "lit_recon.cli.reconn_run"),
+        Command("glm", "reconstruct records of linear models by their closed form", "lit_recon.cli.glm"),
+        Command("membership", "tell which of two candidates was trained on", "lit_recon.cli.membership"),
+        Command("rero", "bound reconstruction under differential privacy, attacks beside it", "lit_recon.cli.rero"),
+    ]
     return main("reconn.py", commands, arguments)

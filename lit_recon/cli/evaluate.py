@@ -12,6 +12,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.cli.cells import Cells
 from lit_recon.cli.configuration import SAME_RUN, instantiated, resolved, settings_parser
+from lit_recon.cli.evaluate_bounds import write_bounds
 from lit_recon.cli.evaluate_settings import EvaluateSettings
 from lit_recon.cli.grid import build_cells
 from lit_recon.cli.rehearsal import Rehearsal
@@ -54,6 +55,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     if worker.rank != 0:
         return
     cells.run(wait=True)
+    write_bounds(cells)
     build_evaluation(folder.path)
     evaluation = Evaluation.read(folder)
     _log(settings, evaluation, str(complete.name), yaml.safe_load(config))

@@ -32,4 +32,7 @@ def grants(record: RunRecord) -> list[Grant]:
         Grant(known, f"{initial}." if known else f"{initial}: every model, released or shadow, has its own."),
         Grant(False, "The missing image and its label. They served only after the attack, to score it."),
     ]
+    epsilon = record.number("epsilon")
+    if epsilon is not None:
+        found.append(Grant(False, f"The noise of the released model's training, with an epsilon of {epsilon:.6g}."))
     return sorted(found, key=lambda grant: not grant.known)

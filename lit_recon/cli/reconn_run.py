@@ -73,6 +73,9 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
             "n_shadow": len(split.shadow),
             "shadow_seconds": trained,
         }
+        if shadows.descent.dp is not None:
+            steps = shadows.descent.steps
+            facts |= {"epsilon": shadows.descent.dp.epsilon(steps), "noise_multiplier": shadows.descent.dp.noise(steps)}
         outcome = score_targets(settings, split, store.read(split.shadow), observed)
         figures = {key: value for key, value in outcome.metrics.items() if isinstance(value, float)}
         for logger in loggers:

@@ -12,6 +12,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.cli.backbones import Target, find_target
 from lit_recon.cli.configuration import SAME_RUN, instantiated, resolved, settings_parser
+from lit_recon.cli.known_victims import refuse_known_victims
 from lit_recon.cli.outcome import all_scored, run_facts, show_outcome, write_outcome
 from lit_recon.cli.settings import AttackSettings, LpipsSettings
 from lit_recon.inversion import GradientMatching
@@ -97,6 +98,7 @@ def rehearse(settings: AttackSettings, target: Target, victims: VictimDataModule
     Raises:
         LitReconError: the model, the client, its defense and the attack do not go together.
     """
+    refuse_known_victims(settings.attack, victims)
     ids = victims.batches[0]
     client = settings.client.client(sent_out(settings, target.model, victims), settings.defense)
     seen = client.observe(victims.test.pixels(ids), victims.test.labels[ids], settings.knowledge)

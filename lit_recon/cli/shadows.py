@@ -39,10 +39,15 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
 
 
 def store_folder(settings: ShadowSettings, plan: ShadowPlan) -> Path:
-    """Where the shadow models of a plan are kept."""
+    """Where the shadow models of a plan are kept.
+
+    Besides the training, the number of test targets tells stores apart: shadow targets are drawn after them, so that
+    another number of targets gives other shadow models.
+    """
     if settings.store is not None:
         return settings.store
-    key = hashlib.sha256(json.dumps(plan.description, sort_keys=True).encode()).hexdigest()[:16]
+    drawn = {"targets": settings.split.targets, "shadow_data": settings.shadow_data and settings.shadow_data.name}
+    key = hashlib.sha256(json.dumps({**plan.description, **drawn}, sort_keys=True).encode()).hexdigest()[:16]
     return settings.cache / key
 
 

@@ -25,17 +25,22 @@ def clipped(update: Update, bound: float) -> Update:
     >>> clipped({"weight": torch.tensor([3.0, 4.0])}, bound=1.0)
     {'weight': tensor([0.6000, 0.8000])}
     """
-    factor = _factor(squared_norm(update), bound)
+    factor = clip_factors(squared_norm(update), bound)
     return {name: value * factor for name, value in update.items()}
 
 
 def clipped_examples(gradients: Update, bound: float) -> Update:
     """Gradients `(n, ...)` of single examples, each scaled as a whole to an L2 norm of at most `bound`."""
     squared = torch.stack([value.flatten(1).square().sum(1) for value in gradients.values()]).sum(0)
-    factors = _factor(squared, bound)
+    factors = clip_factors(squared, bound)
     return {name: value * factors.view(-1, *[1] * (value.dim() - 1)) for name, value in gradients.items()}
 
 
-def _factor(squared: Tensor, bound: float) -> Tensor:
+def clip_factors(squared: Tensor, bound: float) -> Tensor:
+    """What gradients of these squared norms are multiplied with, elementwise; at most 1.
+
+    >>> clip_factors(torch.tensor([0.25, 16.0]), bound=1.0)
+    tensor([1.0000, 0.2500])
+    """
     norm = root(squared)
     return torch.where(norm > bound, bound / norm, 1.0)

@@ -18,6 +18,7 @@ from lit_recon.inversion.features import (
     SquaredCosine,
     SubspaceDistance,
 )
+from lit_recon.inversion.generative_prior import GenerativePrior
 from lit_recon.inversion.gradient_matching import GradientMatching, InversionState
 from lit_recon.inversion.imprint import RobbingTheFed
 from lit_recon.inversion.labels import IDLG, HeadCounts, JointLabels, KnownLabels, LabelRecovery
@@ -31,7 +32,8 @@ from lit_recon.inversion.objectives import (
 )
 from lit_recon.inversion.parametrizations import DeepImagePrior, Parametrization, Pixels
 from lit_recon.inversion.priors import BatchNormPrior, GroupConsistency, Prior, SquaredNorm, TotalVariation
-from lit_recon.inversion.solvers import LBFGS, Adam, Constant, CosineDecay, Schedule, Solver, StepDecay
+from lit_recon.inversion.pruned import Observed
+from lit_recon.inversion.solvers import LBFGS, Adam, Constant, CosineDecay, Schedule, Solver, StepDecay, TwoStages
 from lit_recon.inversion.unmixing import UnmixingTerms
 
 __all__ = [
@@ -52,6 +54,7 @@ __all__ = [
     "FeatureRecovery",
     "FeatureTerm",
     "FeaturesOnly",
+    "GenerativePrior",
     "GlobalCosine",
     "GradientMatching",
     "GroupConsistency",
@@ -64,6 +67,7 @@ __all__ = [
     "MomentRecovery",
     "NormReweightedCosine",
     "Objective",
+    "Observed",
     "Parametrization",
     "Pixels",
     "Prior",
@@ -78,5 +82,6 @@ __all__ = [
     "StepDecay",
     "SubspaceDistance",
     "TotalVariation",
+    "TwoStages",
     "UnmixingTerms",
 ]

@@ -40,8 +40,7 @@ class AnalyticInversion(Attack):
     Raises:
         ConfigError: negative `iterations`, or labels to be optimised.
 
-    Source: [Phong2018], section 3, and [Geiping2020], proposition 3.1, for one image; the rows of labels as in
-        [Wainakh2021], the iteration ours.
+    Source: [Phong2018] and [Geiping2020] for one image; the rows of labels and the iteration are ours.
     """
 
     def __init__(self, labels: LabelRecovery | None = None, iterations: int = 50) -> None:

@@ -34,7 +34,7 @@ class CocktailPartyAttack(Attack):
     Raises:
         ConfigError: a number out of its range, or labels to be optimised.
 
-    Source: [Kariyappa2023], section 4; volume, bounds, the use of the bias, and the consistency are ours.
+    Source: [Kariyappa2023]; volume, bounds, the use of the bias, and the consistency are ours.
     """
 
     def __init__(

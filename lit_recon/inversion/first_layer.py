@@ -168,7 +168,7 @@ def assign_labels(
 
 
 def log_misfit(misfit: Tensor) -> Tensor:
-    """Cost of relative errors: the logarithm, 0 where nothing is explained, with a floor where only rounding is left."""
+    """Cost of relative errors: the logarithm, 0 where nothing is explained, floored where only rounding is left."""
     return (misfit + PERFECT).log().clamp(max=0)
 
 

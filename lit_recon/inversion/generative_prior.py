@@ -31,7 +31,7 @@ class GenerativePrior(Parametrization):
         copies: one copy of the weights per image; otherwise one for the whole batch.
 
     Attributes:
-        seen: fingerprints of the images that the generator was trained on; None for a user's own, of which nobody knows.
+        seen: fingerprints of the images that the generator was trained on; None for a user's own, which does not tell.
 
     Raises:
         MissingDataError, CorruptFileError: about the checkpoint.
@@ -84,9 +84,7 @@ class GenerativePrior(Parametrization):
         self, variables: Variables, observation: Observation, seed: int, features: Tensor | None = None
     ) -> Tensor:
         latents = variables[_LATENTS]
-        weights = {
-            name.removeprefix(_WEIGHTS): value for name, value in variables.items() if name.startswith(_WEIGHTS)
-        }
+        weights = {name.removeprefix(_WEIGHTS): value for name, value in variables.items() if name.startswith(_WEIGHTS)}
         if not self.copies or not weights:
             drawn: Tensor = torch.func.functional_call(self.network, weights, (latents,))
             return drawn
@@ -131,7 +129,7 @@ def _own(network: Callable[[], nn.Module], checkpoint: Path) -> nn.Module:
         made.load_state_dict(tensors)
     except RuntimeError as error:
         raise CorruptFileError(
-            f"{checkpoint} does not fit {type(made).__name__} ({' '.join(str(error).split())[:200]}): give the file and "
-            "the class that belong together"
+            f"{checkpoint} does not fit {type(made).__name__} ({' '.join(str(error).split())[:200]}): give the file "
+            "and the class that belong together"
         ) from error
     return made.eval()

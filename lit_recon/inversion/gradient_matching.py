@@ -18,7 +18,7 @@ from lit_recon.inversion.matching import Compilation, Execution, Matching
 from lit_recon.inversion.objectives import GlobalCosine, Objective
 from lit_recon.inversion.parametrizations import Parametrization, Pixels, Variables
 from lit_recon.inversion.priors import BatchNormPrior, GroupConsistency, Prior, split_priors
-from lit_recon.inversion.solvers import Adam, Solver
+from lit_recon.inversion.solvers import Adam, Solver, TwoStages
 from lit_recon.records import Observation, Reconstruction
 
 
@@ -39,6 +39,7 @@ class Problem:
     best_images: Tensor | None = None
     best_labels: Tensor | None = None
     diverged_at: int | None = None
+    set_aside: bool = False
     trace: dict[str, list[float]] = field(default_factory=dict)
 
     def state_dict(self) -> dict[str, Any]:
@@ -55,7 +56,7 @@ class Problem:
         device = self.labels.device
         for name in ("labels", "feature_targets", "best_images", "best_labels"):
             setattr(self, name, None if state[name] is None else state[name].to(device))
-        for name in ("best_loss", "best_matching", "diverged_at", "trace"):
+        for name in ("best_loss", "best_matching", "diverged_at", "set_aside", "trace"):
             setattr(self, name, state[name])
 
 
@@ -133,6 +134,12 @@ class GradientMatching(Attack):
         self.image_priors, self.network_prior = split_priors(priors or [])
         self.parametrization = parametrization if parametrization is not None else Pixels()
         self.solver = solver if solver is not None else Adam()
+        schedule, narrows_at = self.solver.schedule, self.parametrization.narrows_at
+        if isinstance(schedule, TwoStages) and schedule.switch != narrows_at:
+            raise ConfigError(
+                f"TwoStages switches at {schedule.switch:g} of the iterations, the parametrization at {narrows_at:g}: "
+                "give both the same share, or another schedule"
+            )
         self.labels = labels if labels is not None else HeadCounts()
         self.features = features
         if features is None and not self.objective.matches:
@@ -149,6 +156,8 @@ class GradientMatching(Attack):
         grouped = any(isinstance(prior, GroupConsistency) for prior in self.image_priors)
         if grouped and restarts < 2:
             raise ConfigError(f"GroupConsistency compares restarts and needs at least 2; got restarts={restarts}")
+        if grouped and self.parametrization.narrows_at < 1:
+            raise ConfigError("GroupConsistency compares restarts, of which this parametrization keeps only the best")
         if grouped and self.solver.line_search:
             raise ConfigError("GroupConsistency moves restarts together, which a line search cannot: use Adam")
 
@@ -198,8 +207,12 @@ class GradientMatching(Attack):
     def step(self, state: InversionState) -> None:
         """One iteration of every problem."""
         progress = state.step / self.steps
-        joint = None if self.solver.line_search else self._evaluate(state, range(len(state.problems)))
-        for i, problem in enumerate(state.problems):
+        if progress >= self.parametrization.narrows_at:
+            self._narrow(state)
+        going = [i for i, problem in enumerate(state.problems) if not problem.set_aside]
+        joint = None if self.solver.line_search else dict(zip(going, self._evaluate(state, going), strict=True))
+        for i in going:
+            problem = state.problems[i]
             if problem.diverged_at is not None:
                 continue
 
@@ -212,11 +225,11 @@ class GradientMatching(Attack):
 
     def result(self, state: InversionState) -> list[Reconstruction]:
         """The reconstruction of every victim: of its restarts, the one with the least matching loss."""
-        self._evaluate(state, range(len(state.problems)), final=True)
+        self._evaluate(state, [i for i, problem in enumerate(state.problems) if not problem.set_aside], final=True)
         results: list[Reconstruction] = []
         for v, remarks in enumerate(state.notes):
             restarts = state.problems[v * self.restarts : (v + 1) * self.restarts]
-            chosen = min(restarts, key=lambda problem: problem.best_matching)
+            chosen = min((p for p in restarts if not p.set_aside), key=lambda problem: problem.best_matching)
             if chosen.best_images is None or chosen.best_labels is None:
                 raise ConfigError(
                     "the loss was never finite: lower the solver's learning rate or the weights of the priors"
@@ -232,9 +245,22 @@ class GradientMatching(Attack):
             results.append(Reconstruction(images, labels, chosen.best_matching, chosen.trace, remarks, features))
         return results
 
+    def _narrow(self, state: InversionState) -> None:
+        """Set all restarts of every victim aside but the one with the least matching loss so far."""
+        for first in range(0, len(state.problems), self.restarts):
+            restarts = state.problems[first : first + self.restarts]
+            going = [problem for problem in restarts if not problem.set_aside]
+            best = min(going, key=lambda problem: problem.best_matching)
+            for problem in restarts:
+                problem.set_aside = problem is not best
+
     def _evaluate(self, state: InversionState, which: Sequence[int], final: bool = False) -> Tensor:
         """Total losses `(len(which),)` of the current iterates; fills the variables' gradients, notes best iterates."""
         chosen = [state.problems[i] for i in which]
+        progress = state.step / self.steps
+        for problem in chosen:
+            for name, variable in problem.variables.items():
+                variable.requires_grad_(self.parametrization.moves(name, progress))
         drawn = torch.stack(
             [self.parametrization.images(p.variables, p.observation, p.seed, p.condition) for p in chosen]
         )
@@ -244,7 +270,6 @@ class GradientMatching(Attack):
         terms = {"matching": evaluation.matching}
         if self.network_prior is not None:
             terms["batch_norm"] = evaluation.penalty
-        progress = state.step / self.steps
         for prior in self.image_priors:
             value = prior(images, chosen[0].observation.normalization, self.restarts, progress)
             terms[type(prior).__name__] = prior.weight * value

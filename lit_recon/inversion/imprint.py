@@ -37,7 +37,7 @@ class RobbingTheFed(Attack):
             the layer behind the block's neurons tells the label of a decoded image, it goes before a count.
         denoise: take away the noise that the gradient shows, by the spectrum of photographs.
 
-    Source: [Fowl2022], section 3; differences of neighbouring rows are here least-squares steps.
+    Source: [Fowl2022]; differences of neighbouring rows are here least-squares steps.
     """
 
     def __init__(self, labels: LabelRecovery | None = None, denoise: bool = True) -> None:

@@ -1,8 +1,8 @@
 """Labels of decoded images, from the layer by which an imprint block talks to the network behind it.
 
-The gradient of that layer's weight is a product, V^T A: of the derivatives V `(n, d)` of every image's loss with respect
-to what the network sees, and of the activations A `(n, m)` of the block's neurons, which the decoded images tell. So V
-is known image by image. Its direction depends on the label, and no clipping of single examples' gradients turns it.
+The gradient of that layer's weight is a product, V^T A: of the derivatives V `(n, d)` of every image's loss with
+respect to what the network sees, and of the activations A `(n, m)` of the block's neurons, which the decoded images
+tell. So V is known image by image. Its direction depends on the label, and no clipping of single examples turns it.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ still have them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -84,7 +85,7 @@ class _Steps:
 
     def __init__(self, rows: Tensor, known: Tensor, starts: list[int]) -> None:
         self.rows, self.entries, self.starts = rows, known, starts
-        means, counts, residual, freedom = [], [], 0.0, 0
+        means, counts, residual, freedom, left = [], [], 0.0, 0, torch.zeros_like(rows)
         for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
             values, entries = rows[start:stop], known[start:stop]
             count = entries.sum(dim=0)
@@ -92,7 +93,8 @@ class _Steps:
             means.append(mean)
             counts.append(count)
             if values.any():  # rows that no image reaches carry no noise, unless it was added
-                residual += float(((values - mean).square() * entries).sum())
+                left[start:stop] = (values - mean) * entries
+                residual += float(left[start:stop].square().sum())
                 freedom += int((count - 1).clamp(min=0).sum())
         mean, count = torch.stack(means), torch.stack(counts)
         self.known = (count[1:] > 0) & (count[:-1] > 0)
@@ -101,7 +103,10 @@ class _Steps:
         rate = count.double().mean(dim=1).clamp(min=1)
         variance = (residual / max(freedom, 1)) * (1 / rate[1:] + 1 / rate[:-1])
         self.noise = variance.sqrt()
-        floor = variance * _chance(self.known.sum(dim=1)) + (ROUNDING * mean.norm(dim=1).max()).square()
+        segment = torch.zeros(len(rows), dtype=torch.int64)
+        segment[starts[1:]] = 1
+        chance = _chance(self.known.sum(dim=1), _effective_dimensions(left, segment.cumsum(dim=0)))
+        floor = variance * chance + (ROUNDING * mean.norm(dim=1).max()).square()
         self.margin = self.size / floor.clamp(min=torch.finfo(rows.dtype).tiny)
 
 
@@ -113,9 +118,28 @@ def _known(rows: Tensor) -> Tensor:
     return ~lost if lost.sum() > FEW_ZEROS * reached.sum() * rows.shape[1] else torch.ones_like(zero)
 
 
-def _chance(freedom: Tensor) -> Tensor:
-    """Six standard deviations above the mean of a chi-squared variable."""
-    return freedom + 6 * (2 * freedom.double()).sqrt()
+def _chance(freedom: Tensor, dimensions: float = math.inf) -> Tensor:
+    """Six standard deviations above the mean squared length of noise with variance 1 on `freedom` coordinates.
+
+    Args:
+        freedom: number of coordinates.
+        dimensions: in how many the noise varies independently.
+    """
+    return freedom * (1 + 6 * (2 / freedom.double().clamp(min=1, max=dimensions)).sqrt())
+
+
+def _effective_dimensions(noise: Tensor, segment: Tensor) -> float:
+    """In how many dimensions rows of noise `(m, d)` vary: (tr S)^2 / tr S^2 of their covariance S, at least 1.
+
+    White noise varies in all `d`. Rounding of a derivative moves a row along an image, in one dimension, so that its
+    squared length exceeds the mean by far more. Rows of one segment `(m,)` share a fitted mean and are not compared.
+    """
+    inner = noise @ noise.T
+    apart = (segment[:, None] != segment[None, :]) & (inner.diagonal()[:, None] * inner.diagonal()[None, :] > 0)
+    if not apart.any():
+        return math.inf
+    lengths = (inner.diagonal()[:, None] * inner.diagonal()[None, :])[apart].mean()
+    return max(1.0, float(lengths / inner[apart].square().mean().clamp(min=torch.finfo(noise.dtype).tiny)))
 
 
 def _costs(rows: Tensor, known: Tensor) -> Tensor:

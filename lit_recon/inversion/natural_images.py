@@ -22,7 +22,8 @@ def cosine_basis(size: int) -> Tensor:
 def spectrum(height: int, width: int) -> Tensor:
     """Expected squared cosine coefficients `(h, w)` of a photograph of pixel variance 1: 1 / frequency squared.
 
-    Source: [Field1987].
+    Source: the power spectrum of photographs falls as 1 / frequency squared: Field, Relations between the statistics of
+        natural images and the response properties of cortical cells, JOSA A 1987.
     """
     squared = torch.arange(height).double()[:, None] ** 2 + torch.arange(width).double()[None, :] ** 2
     power = 1 / squared.clamp(min=LOWEST_SQUARED_FREQUENCY)
@@ -36,7 +37,7 @@ def wiener(images: Tensor, noise: Tensor) -> Tensor:
         images: `(n, c, h, w)`, pixel variance about 1.
         noise: `(n,)`, standard deviations; 0 leaves an image as it is.
 
-    Source: Wiener 1949.
+    Source: the filter of Wiener, with the spectrum of `spectrum`.
     """
     height, width = images.shape[-2:]
     down, across = (cosine_basis(size).to(images) for size in (height, width))

@@ -21,6 +21,8 @@ class Parametrization(ABC):
     signed: tuple[str, ...] = ()
     #: Recovered features enter the images; the attack has to recover some.
     conditioned: bool = False
+    #: Share of the iterations after which, of a victim's restarts, the best one goes on alone; 1: all go on.
+    narrows_at: float = 1.0
 
     @abstractmethod
     def start(self, observation: Observation, seed: int, features: Tensor | None = None) -> Variables:
@@ -38,6 +40,10 @@ class Parametrization(ABC):
             seed: of the restart.
             features: `(n, d)` of unit norm, one for every image; only if `conditioned`.
         """
+
+    def moves(self, name: str, progress: float) -> bool:
+        """Whether the solver moves the variable `name` at the share `progress` of the iterations; by default always."""
+        return True
 
     def project(self, variables: Variables, observation: Observation) -> None:  # noqa: B027 - most have no constraint
         """Move the variables back into the feasible set, in place, after a solver's step; nothing by default."""

@@ -57,6 +57,30 @@ class Constant(Schedule):
         return 1.0
 
 
+class TwoStages(Schedule):
+    """One schedule run twice: up to a share of the iterations, and with another learning rate over the rest.
+
+    Args:
+        switch: share of the iterations at which the second stage begins; that of the parametrization's own switch.
+        factor: learning rate of the second stage over that of the first.
+        schedule: of each stage; default: `StepDecay`.
+    """
+
+    def __init__(self, switch: float, factor: float, schedule: Schedule | None = None) -> None:
+        if not 0 < switch < 1 or factor <= 0:
+            raise ConfigError(
+                f"TwoStages needs a switch between 0 and 1 (a share of the run) and a factor above 0; "
+                f"got {switch:g} and {factor:g}"
+            )
+        self.switch, self.factor = switch, factor
+        self.schedule: Schedule = schedule if schedule is not None else StepDecay()
+
+    def __call__(self, progress: float) -> float:
+        if progress < self.switch:
+            return self.schedule(progress / self.switch)
+        return self.factor * self.schedule((progress - self.switch) / (1 - self.switch))
+
+
 class Solver(ABC):
     """A recipe for an optimizer of one problem's variables and for one of its iterations."""
 

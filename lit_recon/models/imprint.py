@@ -43,7 +43,7 @@ class ImprintBlock(nn.Module):
     Raises:
         ConfigError: fewer than two edges, a gain that is not positive, or an unknown activation or connection.
 
-    Source: [Fowl2022], section 3; `hardtanh` is the sparse variant of its section 5.
+    Source: [Fowl2022]; `hardtanh` is its sparse variant.
     """
 
     edges: Tensor
@@ -99,10 +99,12 @@ class ImprintBlock(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """What the rest of the network sees, `(n, c, h, w)`, of normalized images `(n, c, h, w)`."""
-        neurons = self.measure(images.flatten(1))
-        active = neurons.relu() if self.activation == "relu" else neurons.clamp(0, self.gain)
-        seen: Tensor = self.spread(active).view_as(images)
+        seen: Tensor = self.spread(self.activate(self.measure(images.flatten(1)))).view_as(images)
         return seen if self.connection == "replace" else images + seen
+
+    def activate(self, neurons: Tensor) -> Tensor:
+        """What neurons put out, `(n, k)`, of what they measured."""
+        return neurons.relu() if self.activation == "relu" else neurons.clamp(0, self.gain)
 
 
 class ImprintedTrunk(Trunk):

@@ -40,7 +40,7 @@ class Imprint:
     Raises:
         ConfigError: a setting out of its range.
 
-    Source: [Fowl2022], section 3 and its published code.
+    Source: [Fowl2022] and its published code.
 
     Example:
         >>> from lit_recon.models import MLP

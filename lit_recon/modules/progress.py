@@ -81,16 +81,21 @@ class Progress:
 
 
 class TrainingProgress(Callback):
-    """Shows the progress of training, batch by batch, with the loss."""
+    """Shows the progress of training, batch by batch, with the loss.
 
-    def __init__(self) -> None:
+    Args:
+        optimizers: that take a step in every batch; Lightning counts each of them.
+    """
+
+    def __init__(self, optimizers: int = 1) -> None:
+        self.optimizers = optimizers
         self._progress: Progress | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to count; batches of an earlier process are skipped."""
         total = int(trainer.num_training_batches) * (trainer.max_epochs or 1)
         self._progress = Progress(total, "training", "batches", quiet=not trainer.is_global_zero)
-        self._progress.skip(trainer.global_step)
+        self._progress.skip(trainer.global_step // self.optimizers)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

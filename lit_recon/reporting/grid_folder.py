@@ -9,7 +9,7 @@ from pathlib import Path
 from lit_recon.reporting.folder import IGNORED_SETTINGS, RunFolder
 
 #: What a grid leaves besides the files of a run.
-_OWN = ("cells", "utility", "failed", "figures", "grid.json", "evaluation.csv")
+_OWN = ("cells", "utility", "failed", "figures", "grid.json", "bounds.json", "evaluation.csv")
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,11 @@ class GridFolder:
     def grid(self) -> Path:
         """What the cells are, for the page."""
         return self.path / "grid.json"
+
+    @property
+    def bounds(self) -> Path:
+        """How close any attack could have come, by the cells' folders."""
+        return self.path / "bounds.json"
 
     @property
     def table(self) -> Path:

@@ -246,6 +246,27 @@ def test_noise_is_measured_and_makes_no_hits() -> None:
     assert step_rows(noise(staircase({}), 0.05), n=6).bins.tolist() == []
 
 
+def test_rounding_along_one_image_makes_no_hits() -> None:
+    """As where opposite gradients of two images in a bin cancel: what is left varies in one dimension only."""
+    rows, generator = staircase({20: 1.0, 60: 2.0, 90: 0.5}, m=129), torch.Generator().manual_seed(3)
+    direction = torch.randn(rows.shape[1], generator=generator, dtype=torch.float64)
+    amounts = torch.randn(91, 1, generator=generator, dtype=torch.float64)
+    rows[:91] += 1e-4 * amounts * direction / direction.norm()
+    # taken for noise that varies in all dimensions, it makes some twenty more
+    assert sorted(step_rows(rows, n=16).bins.tolist()) == [20, 60, 90]
+
+
+@pytest.mark.parametrize("activation", ["relu", "hardtanh"])
+def test_clipping_of_single_examples_hides_no_label(
+    activation: str, server: Callable[..., Backbone], photographs: Tensor
+) -> None:
+    model, images = server(photographs[100:], activation=activation), photographs[:SIZE]
+    result = RobbingTheFed()(observe(model, images, PerExampleClipping(0.1), known=False))
+    alone = is_alone(model, images)
+    _, which = psnr(result, images)
+    assert (result.labels[which] == labels_of(SIZE))[alone].double().mean() > 0.9
+
+
 def test_sparse_rows_tell_hits_from_noise() -> None:
     rows = torch.zeros(24, 60, dtype=torch.float64)
     rows[7], rows[20] = 1.0, -0.5

@@ -58,12 +58,11 @@ def test_the_true_sources_are_among_those_that_the_mixtures_allow(with_bias: boo
     mixing = torch.randn(9, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     mixtures = mixtures_of(mixing @ sources, mixing.sum(dim=1) if with_bias else None, 5)
     assert mixtures.n_sources == 5
-    target = sources if with_bias else sources - sources.mean(dim=1, keepdim=True)
     centered = mixtures.basis - mixtures.basis.mean(dim=1, keepdim=True)
     identity = torch.eye(len(centered), dtype=torch.float64)
     torch.testing.assert_close(centered @ centered.T / 200, identity, rtol=0.0, atol=1e-8)
-    coefficients = torch.linalg.lstsq(mixtures.basis.T, (target - mixtures.offset).T).solution
-    torch.testing.assert_close(mixtures.offset + coefficients.T @ mixtures.basis, target, rtol=0.0, atol=1e-8)
+    coefficients = torch.linalg.lstsq(mixtures.basis.T, (sources - mixtures.offset).T).solution
+    torch.testing.assert_close(mixtures.offset + coefficients.T @ mixtures.basis, sources, rtol=0.0, atol=1e-8)
 
 
 def test_fewer_independent_mixtures_have_fewer_sources() -> None:
@@ -90,6 +89,7 @@ def test_the_reference_of_negentropy_is_that_of_a_normal_variable() -> None:
     [
         ("decorrelation", [[1, -1, 1, -1], [1, 1, -1, -1]], [[1, -1, 1, -1], [1, -1, 1, -1.5]]),
         ("total_variation", [[1, 1, -1, -1], [1, 1, -1, -1]], [[1, -1, -1, 1], [1, -1, -1, 1]]),
+        ("non_negativity", [[1, 0, 2, 0], [0, -1, 0, -2]], [[1, 0, -2, 0], [0, 1, 0, -2]]),
         ("sparsity", [[1, 0, 0, -1], [0, 1, -1, 0]], [[1, -1, 1, -1], [1, 1, -1, -1]]),
         ("smoothness", [[0.1, 0, 0.1, 0], [0, 0, 0, 0.1]], [[1, 0, 1, 0], [0, 0, 0, 1]]),
     ],

@@ -98,6 +98,20 @@ def test_a_grid_leaves_a_table_pictures_and_a_verdict(whole: Path, attack: Run) 
     assert (whole / "report.html").read_text().count("<h2>") == page.count("<h2>")
 
 
+def test_every_cell_has_its_bound_or_the_reason_why_not(whole: Path) -> None:
+    rows = figures(whole)
+    none, weak, strong, local = rows
+    assert "the only bound is 0" in none["bound_reason"]
+    assert "the only bound is 0" in local["bound_reason"]
+    for row in (weak, strong):
+        assert 0 < float(row["bound_rmse"]) < float(row["unbiased_bound_rmse"] or "inf")
+        # the attack clips to the range of pixels and has a prior: only the bound for any attack binds it
+        assert float(row["bound_rmse"]) < 1.2 * float(row["rmse"])
+    assert float(weak["bound_rmse"]) < float(strong["bound_rmse"])
+    page = (whole / "report.html").read_text()
+    assert "How close any attack could come" in page
+
+
 def test_a_finished_grid_is_not_touched(whole: Path, grid: Path, attack: Run) -> None:
     before = finished(whole)
     refused = attack("evaluate", "--config", grid, "--out", whole)

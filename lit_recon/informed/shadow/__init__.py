@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lit_recon.informed.shadow.engine import Execution, deltas, fastest_execution, train_models, train_reference
 from lit_recon.informed.shadow.plan import Initialization, ShadowPlan
+from lit_recon.informed.shadow.private import PrivateDescent
 from lit_recon.informed.shadow.released import load_released
 from lit_recon.informed.shadow.store import ShadowStore
 from lit_recon.informed.shadow.training import GradientDescent, KnownTraining
@@ -13,6 +14,7 @@ __all__ = [
     "GradientDescent",
     "Initialization",
     "KnownTraining",
+    "PrivateDescent",
     "ShadowPlan",
     "ShadowStore",
     "deltas",

@@ -3,17 +3,24 @@
 All models see the same fixed set, so that their first layers, stacked, form one wide matrix. Its product with the
 fixed images, and the product of what flows back with them, are nearly all arithmetic there is. What follows is
 elementwise on `(s, neurons, n)`, or small products; the models' own images go through the same lines with `n` = 1.
+
+Clipping needs the norm of every image's gradient, which nobody has to write out: in a linear layer it is the norm of
+the input, with a 1 for the bias, times that of what flows back to the output.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lit_recon.defenses.clipping import clip_factors
 from lit_recon.errors import UnsupportedModelError
+from lit_recon.informed.shadow.descent import Descent
+from lit_recon.informed.shadow.private import add_noise
 from lit_recon.informed.shadow.products import times_transposed
 from lit_recon.informed.shadow.training import KnownTraining
 from lit_recon.models.released import ReleasedMLP
@@ -52,7 +59,12 @@ def chunk_size(known: KnownTraining) -> int:
 
 @torch.no_grad()
 def train_by_hand(
-    known: KnownTraining, initial: Tensor, images: Tensor, labels: Tensor, chunk: int | None = None
+    known: KnownTraining,
+    initial: Tensor,
+    images: Tensor,
+    labels: Tensor,
+    generators: Sequence[torch.Generator] | None = None,
+    chunk: int | None = None,
 ) -> Tensor:
     """Train one model per image on the fixed set and that image, `chunk` models at a time; default: `chunk_size`.
 
@@ -61,12 +73,40 @@ def train_by_hand(
     Raises:
         UnsupportedModelError: the network is no MLP with a hidden layer and one of the activations known here.
     """
-    known.check(initial, images, labels)
+    known.check(initial, images, labels, generators)
     _mlp(known.network)
     size = chunk or chunk_size(known)
-    starts = initial.expand(len(images), -1).split(size)
-    parts = zip(starts, images.flatten(1).split(size), labels.split(size), strict=True)
-    return torch.cat([_train_chunk(known, *part) for part in parts])
+    trained = []
+    for start in range(0, len(images), size):
+        members = slice(start, start + size)
+        own = _Own(images[members].flatten(1), labels[members], (generators or ())[members])
+        trained.append(_train_chunk(known, initial.expand(len(images), -1)[members], own))
+    return torch.cat(trained)
+
+
+@torch.no_grad()
+def train_without(known: KnownTraining, initial: Tensor) -> Tensor:
+    """The same training but for the gradient of the own image, and without noise.
+
+    Args:
+        known: the training.
+        initial: weights `(p,)`.
+
+    Returns:
+        Flat weights `(p,)`.
+
+    Raises:
+        UnsupportedModelError: as for `train_by_hand`.
+    """
+    return _train_chunk(known, initial[None], None)[0]
+
+
+class _Own(NamedTuple):
+    """What the models of a chunk have for themselves: images `(s, d)`, labels `(s,)` and generators of noise."""
+
+    images: Tensor
+    labels: Tensor
+    generators: Sequence[torch.Generator]
 
 
 def _mlp(network: nn.Module) -> ReleasedMLP:
@@ -78,48 +118,85 @@ def _mlp(network: nn.Module) -> ReleasedMLP:
     return network
 
 
-def _train_chunk(known: KnownTraining, initial: Tensor, own: Tensor, own_labels: Tensor) -> Tensor:
+def _train_chunk(known: KnownTraining, initial: Tensor, own: _Own | None) -> Tensor:
     network, descent = _mlp(known.network), known.descent
-    fixed, n, s = known.images.flatten(1).contiguous(), len(known.images), len(own)
+    fixed, n, s = known.images.flatten(1).contiguous(), len(known.images), len(initial)
     transposed = fixed.T.contiguous()
     sizes = [parameter.numel() for parameter in network.parameters()]
     weights = [
         part.reshape(s, *parameter.shape).clone(memory_format=torch.contiguous_format)
         for part, parameter in zip(initial.split(sizes, dim=1), network.parameters(), strict=True)
     ]
-    velocity = [torch.zeros_like(weight) for weight in weights]
+    optimizer = Descent(descent, weights)
+    mechanism = None if descent.dp is None else descent.dp.mechanism(descent.steps)
+    bound = None if mechanism is None else mechanism.bound
     n_classes = network.linear_layers[-1].out_features
     fixed_classes = F.one_hot(known.labels, n_classes).T.to(fixed.dtype).contiguous()
-    own_classes = F.one_hot(own_labels, n_classes).to(own.dtype)[:, :, None]
+    squares = fixed.square().sum(1)
     neurons, inputs = weights[0].shape[1:]
     for _ in range(descent.steps):
         wide = times_transposed(weights[0].view(s * neurons, inputs), fixed).view(s, neurons, n)
-        many = _flow(wide.add_(weights[1][:, :, None]), weights[2:], fixed_classes, network.activation)
-        first = torch.baddbmm(weights[1][:, :, None], weights[0], own[:, :, None])
-        one = _flow(first, weights[2:], own_classes, network.activation)
+        wide.add_(weights[1][:, :, None])
+        many = _flow(wide, weights[2:], fixed_classes, network.activation, squares, bound)
         gradient = times_transposed(many.first.view(s * neurons, n), transposed).view(s, neurons, inputs)
-        gradient.baddbmm_(one.first, own[:, None, :])
-        gradients = [gradient, many.first.sum(2).add_(one.first[:, :, 0])]
-        gradients += [part.add_(other) for part, other in zip(many.later, one.later, strict=True)]
-        for weight, speed, part in zip(weights, velocity, gradients, strict=True):
-            speed.mul_(descent.momentum).add_(part, alpha=1 / (n + 1))
-            weight.add_(speed, alpha=-descent.lr)
+        gradients = [gradient, many.first.sum(2), *many.later]
+        if own is not None:
+            _add_own(gradients, weights, own, network.activation, bound)
+            if mechanism is not None:
+                add_noise(gradients, mechanism, own.generators)
+        optimizer.step(gradients, scale=1 / (n + 1))
     return torch.cat([weight.flatten(1) for weight in weights], dim=1)
 
 
-def _flow(outputs: Tensor, later: list[Tensor], classes: Tensor, activation: str) -> _Flow:
-    """Forward from the first layer's outputs `(s, h, n)`, which are overwritten, and back to them."""
+def _add_own(gradients: list[Tensor], weights: list[Tensor], own: _Own, activation: str, bound: float | None) -> None:
+    """Add to the sums of the fixed set the gradient of every model's own image."""
+    images, n_classes = own.images, weights[-1].shape[1]
+    classes = F.one_hot(own.labels, n_classes).to(images.dtype)[:, :, None]
+    outputs = torch.baddbmm(weights[1][:, :, None], weights[0], images[:, :, None])
+    one = _flow(outputs, weights[2:], classes, activation, images.square().sum(1, keepdim=True), bound)
+    gradients[0].baddbmm_(one.first, images[:, None, :])
+    for gradient, part in zip(gradients[1:], [one.first[:, :, 0], *one.later], strict=True):
+        gradient.add_(part)
+
+
+def _flow(
+    outputs: Tensor, later: list[Tensor], classes: Tensor, activation: str, squares: Tensor, bound: float | None
+) -> _Flow:
+    """Forward from the first layer's outputs `(s, h, n)`, which are overwritten, and back to them.
+
+    Args:
+        outputs: of the first layer.
+        later: weights and biases of all later layers.
+        classes: one-hot, `(k, n)` or `(s, k, 1)`.
+        activation: between layers.
+        squares: squared norms of the inputs, `(n,)` or `(s, 1)`.
+        bound: that the gradient of every input is clipped to; None to leave them as they are.
+    """
     values = []
     for layer in range(0, len(later), 2):
         values.append(_activate(outputs, activation))
         outputs = torch.baddbmm(later[layer + 1][:, :, None], later[layer], values[-1])
     residual = torch.softmax(outputs, dim=1).sub_(classes)
+    if bound is not None:
+        residual = residual.mul_(_factors(residual, later, values, activation, squares, bound)[:, None, :])
     gradients: list[Tensor] = []
     for layer in reversed(range(0, len(later), 2)):
         value = values.pop()
         gradients = [torch.bmm(residual, value.transpose(1, 2)), residual.sum(2), *gradients]
         residual = _derive(torch.bmm(later[layer].transpose(1, 2), residual), value, activation)
     return _Flow(residual, gradients)
+
+
+def _factors(
+    residual: Tensor, later: list[Tensor], values: list[Tensor], activation: str, squares: Tensor, bound: float
+) -> Tensor:
+    """What clipping scales every input's gradient by, `(s, n)`; all that flows back is linear in the last residual."""
+    total = torch.zeros_like(residual[:, 0])
+    for layer in reversed(range(0, len(later), 2)):
+        value = values[layer // 2]
+        total += residual.square().sum(1) * (value.square().sum(1) + 1)
+        residual = _derive(torch.bmm(later[layer].transpose(1, 2), residual), value.clone(), activation)
+    return clip_factors(total + residual.square().sum(1) * (squares + 1), bound)
 
 
 def _activate(inputs: Tensor, activation: str) -> Tensor:

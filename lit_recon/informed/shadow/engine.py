@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
@@ -14,15 +15,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lit_recon.errors import ShapeError
-from lit_recon.informed.shadow.by_hand import chunk_size, fits_by_hand, train_by_hand
+from lit_recon.informed.shadow.by_hand import chunk_size, fits_by_hand, train_by_hand, train_without
 from lit_recon.informed.shadow.by_loop import train_by_loop
-from lit_recon.informed.shadow.by_vmap import train_by_vmap
+from lit_recon.informed.shadow.by_vmap import clipped_sums, train_by_vmap
+from lit_recon.informed.shadow.descent import Descent
 from lit_recon.informed.shadow.training import KnownTraining, flat_weights, full_precision, unflatten
 
 #: `hand`: wide matrix products, MLPs only; `vmap`: any network, models side by side; `loop`: one after the other.
 Execution = Literal["hand", "vmap", "loop"]
 
-_WAYS: dict[Execution, Callable[[KnownTraining, Tensor, Tensor, Tensor], Tensor]] = {
+_WAYS: dict[Execution, Callable[[KnownTraining, Tensor, Tensor, Tensor, Sequence[torch.Generator] | None], Tensor]] = {
     "hand": train_by_hand,
     "vmap": train_by_vmap,
     "loop": train_by_loop,
@@ -31,7 +33,14 @@ _WAYS: dict[Execution, Callable[[KnownTraining, Tensor, Tensor, Tensor], Tensor]
 _STEPS, _ROUNDS = 2, 3
 
 
-def train_models(known: KnownTraining, initial: Tensor, images: Tensor, labels: Tensor, execution: Execution) -> Tensor:
+def train_models(
+    known: KnownTraining,
+    initial: Tensor,
+    images: Tensor,
+    labels: Tensor,
+    execution: Execution,
+    generators: Sequence[torch.Generator] | None = None,
+) -> Tensor:
     """Train one model per image on the fixed set and that image, in full float precision.
 
     Args:
@@ -40,6 +49,7 @@ def train_models(known: KnownTraining, initial: Tensor, images: Tensor, labels: 
         images: own image of each model, `(s, c, h, w)` in [0, 1].
         labels: of those, `(s,)`.
         execution: how; all agree up to rounding.
+        generators: of the noise, one per model; needed with noise only.
 
     Returns:
         Flat weights `(s, p)`.
@@ -49,7 +59,7 @@ def train_models(known: KnownTraining, initial: Tensor, images: Tensor, labels: 
         UnsupportedModelError: the network cannot be trained this way.
     """
     with full_precision():
-        trained = _WAYS[execution](known, initial, images, labels)
+        trained = _WAYS[execution](known, initial, images, labels, generators)
     diverged = int((~torch.isfinite(trained).all(dim=1)).sum())
     if diverged:
         raise ShapeError(f"{diverged} of {len(trained)} models diverged to NaN or infinity: lower descent.lr")
@@ -60,7 +70,7 @@ def train_reference(known: KnownTraining, initial: Tensor) -> Tensor:
     """The model that all others are compared with: the same training but for the missing image's gradient.
 
     Its loss is the sum over the fixed set divided by `n + 1`, so that what a released model's weights differ by is
-    the work of its own image alone.
+    the work of its own image alone, and of noise: the reference has none.
 
     Args:
         known: the training.
@@ -70,16 +80,30 @@ def train_reference(known: KnownTraining, initial: Tensor) -> Tensor:
         Float64 weights `(p,)`: in float32 they would carry an error as large as a hundredth of that difference.
     """
     exact = known.on(known.images.device, torch.float64)
-    network, descent = copy.deepcopy(exact.network), known.descent
+    network, descent, n = copy.deepcopy(exact.network), known.descent, len(known.images)
+    if descent.dp is not None:
+        return _clipped_reference(exact, initial.double())
     network.load_state_dict(unflatten(network, initial.double()))
-    optimizer = torch.optim.SGD(network.parameters(), lr=descent.lr, momentum=descent.momentum)
+    optimizer = descent.torch_optimizer(network)
     with torch.enable_grad():
         for _ in range(descent.steps):
             optimizer.zero_grad()
             loss = F.cross_entropy(network(exact.images), exact.labels, reduction="sum")
-            loss.div(len(exact.labels) + 1).backward()
+            loss.div(n + 1).backward()
             optimizer.step()
     return flat_weights(network)
+
+
+def _clipped_reference(known: KnownTraining, initial: Tensor) -> Tensor:
+    if fits_by_hand(known.network):
+        return train_without(known, initial)
+    descent, weights = known.descent, initial[None].clone()
+    optimizer = Descent(descent, [weights])
+    bound = descent.dp.bound if descent.dp is not None else math.inf
+    for _ in range(descent.steps):
+        total = clipped_sums(known.network, weights, known.images, known.labels, bound)
+        optimizer.step([total], scale=1 / (len(known.images) + 1))
+    return weights[0]
 
 
 def deltas(weights: Tensor, reference: Tensor) -> Tensor:
@@ -100,7 +124,8 @@ def fastest_execution(known: KnownTraining, initial: Tensor) -> Execution:
         sizes["hand"] = min(chunk_size(known), len(known.images))
     measured = {}
     for way, size in sizes.items():
-        run = partial(train_models, few, initial, known.images[:size], known.labels[:size], way)
+        generators = [torch.Generator() for _ in range(size)]
+        run = partial(train_models, few, initial, known.images[:size], known.labels[:size], way, generators=generators)
         measured[way] = min([_seconds(run) for _ in range(_ROUNDS)][1:]) / size
     return min(measured, key=lambda way: measured[way])
 

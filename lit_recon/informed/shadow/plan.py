@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -53,7 +53,7 @@ class ShadowPlan:
         start = self.initial_weights()
         return {
             **{f"network.{key}": value for key, value in self.network.architecture.items()},
-            **{f"descent.{key}": value for key, value in asdict(self.descent).items()},
+            **{f"descent.{key}": value for key, value in self.descent.description.items()},
             "fixed_set": content_hash(self.fixed),
             "seed": self.seed,
             "initialization": self.initialization,
@@ -80,6 +80,12 @@ class ShadowPlan:
             return self.initial_weights()
         return torch.stack([self.initial_weights(self.purpose, member) for member in members])
 
+    def generators(self, members: range) -> list[torch.Generator] | None:
+        """Generators of the models' noise, of everyone's own; None without noise."""
+        if not self.descent.is_noisy:
+            return None
+        return [seeded_generator(self.seed, "noise", self.purpose, member) for member in members]
+
     def train(self, images: ImageSet, members: range, execution: Execution, reference: Tensor) -> Tensor:
         """Differences `(s, p)`, float32 on the CPU, of the models of some of the images.
 
@@ -99,6 +105,7 @@ class ShadowPlan:
             own.pixels().to(self.device),
             own.labels.to(self.device),
             execution,
+            self.generators(members),
         )
         return deltas(trained.cpu(), reference)
 

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
+from lit_recon.informed.shadow.private import PrivateDescent
+
+#: Of Adam: decay of the squares, and what is added to their root; PyTorch's defaults.
+ADAM_DECAY, ADAM_EPSILON = 0.999, 1e-8
 
 
 @dataclass(frozen=True)
 class GradientDescent:
-    """Full-batch gradient descent with momentum on the mean cross-entropy.
+    """Full-batch descent on the mean cross-entropy.
 
     Args:
         steps: of descent, each over all images.
         lr: learning rate.
-        momentum: `v <- momentum * v + gradient`, `theta <- theta - lr * v`, as in `torch.optim.SGD`.
+        momentum: `v <- momentum * v + gradient`, `theta <- theta - lr * v`, as in `torch.optim.SGD`; of Adam, the decay
+            of the mean gradient.
+        optimizer: gradient descent with momentum, or Adam as in `torch.optim.Adam`.
+        dp: clipping and noise; default: none.
 
     Source: Balle, Cherubin and Hayes 2022, table V (MNIST).
     """
@@ -28,6 +36,29 @@ class GradientDescent:
     steps: int = 100
     lr: float = 0.2
     momentum: float = 0.9
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    dp: PrivateDescent | None = None
+
+    @property
+    def description(self) -> dict[str, object]:
+        """What a store has to agree in; later settings only where they say something, so that old stores stay valid."""
+        found: dict[str, object] = {"steps": self.steps, "lr": self.lr, "momentum": self.momentum}
+        if self.optimizer != "sgd":
+            found["optimizer"] = self.optimizer
+        dp = {} if self.dp is None else asdict(self.dp)
+        return found | {f"dp.{key}": value for key, value in dp.items() if value is not None}
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether every model needs a generator of its own."""
+        return self.dp is not None and self.dp.noise(self.steps) > 0
+
+    def torch_optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
+        """PyTorch's own, over all parameters."""
+        if self.optimizer == "adam":
+            betas = (self.momentum, ADAM_DECAY)
+            return torch.optim.Adam(network.parameters(), lr=self.lr, betas=betas, eps=ADAM_EPSILON)
+        return torch.optim.SGD(network.parameters(), lr=self.lr, momentum=self.momentum)
 
     def __post_init__(self) -> None:
         if self.steps < 1 or not self.lr > 0 or not 0 <= self.momentum < 1:
@@ -85,8 +116,10 @@ class KnownTraining:
         network = copy.deepcopy(self.network).to(device=device, dtype=dtype)
         return KnownTraining(network, self.images.to(device=device, dtype=dtype), self.labels.to(device), self.descent)
 
-    def check(self, initial: Tensor, images: Tensor, labels: Tensor) -> None:
-        """Refuse initial weights `(p,)` or `(s, p)` and images `(s, c, h, w)`, one per model, that do not fit.
+    def check(
+        self, initial: Tensor, images: Tensor, labels: Tensor, generators: Sequence[torch.Generator] | None = None
+    ) -> None:
+        """Refuse what does not fit: initial weights `(p,)` or `(s, p)`, images `(s, c, h, w)` and generators per model.
 
         Raises:
             ShapeError: they do not fit each other, the network or the fixed set.
@@ -103,6 +136,10 @@ class KnownTraining:
             )
         if not torch.isfinite(initial).all():
             raise ShapeError("initial weights hold NaN or infinite values; they must be finite")
+        if self.descent.is_noisy and len(generators or ()) != len(images):
+            raise ShapeError(
+                f"noisy training needs one generator per model; got {len(generators or ())} for {len(images)} models"
+            )
 
 
 def flat_weights(network: nn.Module) -> Tensor:

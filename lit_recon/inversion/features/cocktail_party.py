@@ -17,7 +17,7 @@ class CocktailParty(FeatureRecovery):
 
     The whitened row space of the layer's gradient is rotated until its rows are as far from Gaussian as possible:
 
-        - mean_i (mean_d log cosh S_i - c)^2 + decorrelation * mean_ij (exp(sharpness |cos(w_i, w_j)|) - 1)
+        - negentropy * mean_i (mean_d log cosh S_i - c)^2 + decorrelation * mean_ij (exp(sharpness |cos(w_i, w_j)|) - 1)
         + non_negativity * mean_i min(|relu(-S'_i)|, |relu(S'_i)|) + sparsity * mean |S'|
 
     with unmixing rows w_i of unit norm, S = W X whitened and centered over entries, and S' with the mean added again.
@@ -28,6 +28,7 @@ class CocktailParty(FeatureRecovery):
     Args:
         decorrelation, sharpness: weight and exponent of the second term.
         non_negativity, sparsity: weights of what is known of features behind a ReLU; 0 for centered features.
+        negentropy: weight of the first term; 0 is the published code.
         gaussian_reference: c is the value of a Gaussian, so that the first term is a negentropy. The published code has
             c = 0, which favours flat distributions over peaked ones.
         steps, lr: of Adam, from the identity. The published 25,000 steps of 1e-3 go as far as 5,000 of 5e-3.
@@ -44,20 +45,22 @@ class CocktailParty(FeatureRecovery):
         sharpness: float = 12.4,
         non_negativity: float = 0.0,
         sparsity: float = 0.0,
+        negentropy: float = 1.0,
         gaussian_reference: bool = True,
         steps: int = 5_000,
         lr: float = 5e-3,
     ) -> None:
-        if min(decorrelation, sharpness, non_negativity, sparsity) < 0 or steps < 1 or lr <= 0:
+        if min(decorrelation, sharpness, non_negativity, sparsity, negentropy) < 0 or steps < 1 or lr <= 0:
             raise ConfigError(
                 f"CocktailParty needs weights of at least 0, steps >= 1 and lr > 0; "
                 f"got decorrelation={decorrelation:g}, "
-                f"sharpness={sharpness:g}, non_negativity={non_negativity:g}, sparsity={sparsity:g}, steps={steps}, "
-                f"lr={lr:g}"
+                f"sharpness={sharpness:g}, non_negativity={non_negativity:g}, sparsity={sparsity:g}, "
+                f"negentropy={negentropy:g}, steps={steps}, lr={lr:g}"
             )
         self.decorrelation, self.sharpness = decorrelation, sharpness
         self.non_negativity, self.sparsity = non_negativity, sparsity
-        self.gaussian_reference, self.steps, self.lr = gaussian_reference, steps, lr
+        self.negentropy, self.gaussian_reference = negentropy, gaussian_reference
+        self.steps, self.lr = steps, lr
 
     def run(self, seen: LayerGradient, operator: ForwardOperator | None) -> RecoveredFeatures:
         if not seen.has_weight:
@@ -72,14 +75,14 @@ class CocktailParty(FeatureRecovery):
         span = torch.linalg.qr(mixtures.basis.T).Q
         if not seen.bias_gradient.any():
             return RecoveredFeatures(features, span, "cocktail_party")
-        features = features * _signs(features, seen)[:, None]
-        labels = _labels(features, seen) if seen.has_head else None
+        features = features * signs_told(features, seen)[:, None]
+        labels = labels_told(features, seen) if seen.has_head else None
         return RecoveredFeatures(features, span, "cocktail_party", signed=True, labels=labels)
 
     def objective(self, unmixing: Tensor, whitened: Tensor, mean: Tensor) -> Tensor:
         """The loss of unmixing rows `(n, n)` of unit norm for whitened rows `(n, d)` and their mean `(n, 1)`."""
         sources = unmixing @ whitened
-        loss = -negentropy(sources, GAUSSIAN_LOG_COSH if self.gaussian_reference else 0.0).mean()
+        loss = -self.negentropy * negentropy(sources, GAUSSIAN_LOG_COSH if self.gaussian_reference else 0.0).mean()
         loss = loss + self.decorrelation * decorrelation(unmixing @ unmixing.T, self.sharpness)
         shifted = sources + unmixing @ mean
         if self.non_negativity:
@@ -97,14 +100,15 @@ class CocktailParty(FeatureRecovery):
         return torch.nn.functional.normalize(free.detach(), dim=1)
 
 
-def _signs(features: Tensor, seen: LayerGradient) -> Tensor:
+def signs_told(features: Tensor, seen: LayerGradient) -> Tensor:
     """1 or -1 for each feature `(n, d)`, such that the derivatives that they imply add up to the bias's gradient."""
     parts = torch.linalg.lstsq(features.T, seen.weight_gradient.T).solution
     ones = torch.linalg.lstsq(parts.T, seen.bias_gradient[:, None]).solution[:, 0]
     return torch.where(ones < 0, -1.0, 1.0).to(features)
 
 
-def _labels(features: Tensor, seen: LayerGradient) -> Tensor:
+def labels_told(features: Tensor, seen: LayerGradient) -> Tensor:
     """The class `(n,)` of each feature: the loss falls with the logit of an example's own class."""
     neurons = seen.activation.value(features @ seen.weight.T + seen.bias)
-    return torch.linalg.lstsq(neurons.T, seen.head_gradient.T).solution.argmin(dim=1)
+    deltas: Tensor = torch.linalg.lstsq(neurons.T, seen.head_gradient.T).solution
+    return deltas.argmin(dim=1)

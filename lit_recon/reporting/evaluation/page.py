@@ -6,6 +6,7 @@ import base64
 from pathlib import Path
 
 from lit_recon.reporting.atomic import write_bytes, write_text
+from lit_recon.reporting.evaluation.bounds import bound_panels
 from lit_recon.reporting.evaluation.galleries import gallery_grids
 from lit_recon.reporting.evaluation.judgement import levels
 from lit_recon.reporting.evaluation.results import CellResult, Evaluation
@@ -48,6 +49,7 @@ def build_evaluation(folder: Path | str) -> Path:
         tables=attack_tables(evaluation),
         others=[table for key in ("psnr", "ssim", "lpips") for table in attack_tables(evaluation, key)],
         verdicts=verdicts(evaluation),
+        panels=bound_panels(evaluation),
         equal=equal_utility(evaluation),
         scatter=_data_uri(picture, "svg+xml"),
         galleries={title: _data_uri(png, "png") for title, png in galleries.items()},
@@ -80,6 +82,9 @@ def _record(evaluation: Evaluation) -> dict[str, Metric]:
             record |= {f"final_train_loss.{key}": cell.number("final_train_loss")}
         else:
             record[f"rmse.{key}"] = cell.rmse
+            if cell.bound:
+                record[f"bound_rmse.{key}"] = cell.bound.get("rmse")
+                record |= {f"bound_rmse.{key}_reason": cell.bound["reason"]} if "reason" in cell.bound else {}
         if cell.reason:
             record[f"rmse.{key}_reason" if cell.kind == "attack" else f"accuracy.{key}_reason"] = cell.reason
     for size in evaluation.batch_sizes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lit_recon.errors import CorruptFileError, MissingDataError
@@ -28,6 +28,7 @@ class CellResult:
         paper: printed RMSE, if any.
         metrics: of the run; empty without one.
         reason: why there are no figures; empty where there are.
+        bound: how close any attack could have come: `rmse`, `unbiased_rmse`, or `reason`; empty where nobody asked.
     """
 
     kind: str
@@ -40,6 +41,7 @@ class CellResult:
     paper: float | str | None
     metrics: Mapping[str, Metric]
     reason: str
+    bound: Mapping[str, Metric] = field(default_factory=dict)
 
     def number(self, key: str) -> float | None:
         """A figure; None where there is none."""
@@ -86,7 +88,8 @@ class Evaluation:
             raise MissingDataError(f"{grid.path} holds no evaluation ({grid.grid.name} is missing): check the path")
         try:
             content = json.loads(grid.grid.read_text(encoding="utf-8"))
-            cells = [_result(grid, entry) for entry in content["cells"]]
+            bounds = read_metrics(grid.bounds) if grid.bounds.is_file() else {}
+            cells = [_result(grid, entry, bounds.get(entry["folder"])) for entry in content["cells"]]
             settings = parse_settings(grid.run.config.read_text(encoding="utf-8"), grid.run.config)
             titles = content["attacks"], content["defenses"]
             return cls(grid, settings, cells, *titles, content["budgets"], content["malicious"])
@@ -130,7 +133,7 @@ class Evaluation:
         return f"{name}{server}{', defense unknown' if cell.aware is False else ''}"
 
 
-def _result(grid: GridFolder, entry: Mapping[str, object]) -> CellResult:
+def _result(grid: GridFolder, entry: Mapping[str, object], bound: object) -> CellResult:
     run = RunFolder(grid.path / str(entry["folder"]))
     failure = grid.failure(str(entry["folder"]))
     metrics: Mapping[str, Metric] = {}
@@ -153,4 +156,5 @@ def _result(grid: GridFolder, entry: Mapping[str, object]) -> CellResult:
         paper=paper if isinstance(paper, int | float | str) else None,
         metrics=metrics,
         reason=reason,
+        bound=bound if isinstance(bound, dict) else {},
     )

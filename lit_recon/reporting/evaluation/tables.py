@@ -108,7 +108,7 @@ def attack_tables(evaluation: Evaluation, key: str = "rmse") -> list[Table]:
 def csv_table(evaluation: Evaluation) -> tuple[list[str], list[list[object]]]:
     """Header and rows, one per attack, with the utility of its defense beside it; None where there is no figure."""
     header = ["defense", "strength", "attack", "aware", "batch_size", *_FIGURES, "paper_rmse", "strongest"]
-    header += ["accuracy", "final_train_loss", "folder", "reason"]
+    header += ["accuracy", "final_train_loss", "bound_rmse", "unbiased_bound_rmse", "bound_reason", "folder", "reason"]
     winners = {
         id(level.strongest) for size in evaluation.batch_sizes for level in levels(evaluation, size) if level.strongest
     }
@@ -121,7 +121,8 @@ def csv_table(evaluation: Evaluation) -> tuple[list[str], list[list[object]]]:
         identity = [cell.defense, cell.strength, cell.attack, aware, cell.batch_size]
         figures = [cell.number(key) for key in _FIGURES.values()]
         judged = [cell.paper, str(id(cell) in winners).lower()]
-        rows.append([*identity, *figures, *judged, *utility, place, cell.reason])
+        bound = [cell.bound.get(key) for key in ("rmse", "unbiased_rmse", "reason")]
+        rows.append([*identity, *figures, *judged, *utility, *bound, place, cell.reason])
     return header, rows
 
 

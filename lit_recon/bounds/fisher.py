@@ -1,0 +1,216 @@
+"""Fisher information about a client's inputs in what it releases: a Jacobian, and the Gaussian noise behind it.
+
+With `J` the Jacobian of an update `g` (p coordinates) with respect to all inputs of a batch (q coordinates), the
+release `g + N(0, diag(v))` holds the information `J^T diag(1/v) J`. What a defense does to the update before the noise,
+it does to the Jacobian: coordinates that are dropped leave rows of zeros, clipping scales and takes away one direction.
+
+Sources:
+    [Cramer1946] Cramer, Mathematical methods of statistics; [Rao1945] Rao, Information and the accuracy attainable.
+    [Liu2025] Liu, Wang, Chen, Lei: Data reconstruction attacks and defenses, appendices D and E.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lit_recon.errors import ConfigError, ShapeError
+from lit_recon.records import Update
+
+
+@dataclass(frozen=True)
+class GaussianRelease:
+    """What happens to an update: clipped as one vector, then coordinates dropped, then independent Gaussian noise.
+
+    Attributes:
+        std: of the noise on every coordinate, above 0: one number, or a tensor for each of the update's.
+        kept: coordinates that are released; None: all. They count as fixed and known.
+        bound: largest norm of the update, absolute.
+    """
+
+    std: float | Mapping[str, Tensor]
+    kept: Mapping[str, Tensor] | None = None
+    bound: float = math.inf
+
+    def __post_init__(self) -> None:
+        values = [torch.tensor(self.std)] if isinstance(self.std, float | int) else list(self.std.values())
+        if not all(bool((value > 0).all()) and bool(value.isfinite().all()) for value in values):
+            raise ConfigError(
+                "a release needs noise with a positive, finite standard deviation on every coordinate: without noise "
+                "an update may give its inputs away exactly, and the only bound is 0"
+            )
+        if not self.bound > 0:
+            raise ConfigError(f"a release needs a clipping bound above 0; got {self.bound:g}: nothing would be left")
+
+    def mean(self, update: Update) -> Update:
+        """What is released but for the noise."""
+        norm = _norm(update)
+        factor = float(self.bound / norm) if norm > self.bound else 1.0
+        kept = self.kept
+        return {name: factor * (value if kept is None else kept[name] * value) for name, value in update.items()}
+
+    def drawn(self, update: Update, generator: torch.Generator) -> Update:
+        """A release of `update`; dropped coordinates stay zero."""
+        released = {}
+        for name, value in self.mean(update).items():
+            std = self.std if isinstance(self.std, float | int) else self.std[name]
+            noise = std * torch.randn(value.shape, generator=generator, dtype=value.dtype)
+            released[name] = value + (noise if self.kept is None else self.kept[name] * noise)
+        return released
+
+    def precision(self, update: Update) -> Update:
+        """One over the noise's variance for every coordinate of an update, 0 where it is dropped.
+
+        Raises:
+            ShapeError: noise or mask of other names or shapes than the update.
+        """
+        weights = {}
+        for name, value in update.items():
+            std = self.std if isinstance(self.std, float | int) else self.std.get(name)
+            kept = torch.ones_like(value) if self.kept is None else self.kept.get(name)
+            if std is None or kept is None or {getattr(std, "shape", value.shape), kept.shape} != {value.shape}:
+                raise ShapeError(
+                    f"noise and mask must have the names and shapes of the update; they differ in {name!r}"
+                )
+            weights[name] = kept.to(value.dtype) / std**2
+        return weights
+
+
+class Jacobian(ABC):
+    """Jacobian of an update `(p,)` with respect to inputs `(q,)`, which need not be stored.
+
+    Attributes:
+        update: where the Jacobian was taken, by name.
+        n_inputs: `q`.
+    """
+
+    update: Update
+    n_inputs: int
+
+    @abstractmethod
+    def gram(self, weights: Update | float = 1.0) -> Tensor:
+        """`J^T diag(w) J`, `(q, q)`, for weights of the update's shapes or one number."""
+
+    @abstractmethod
+    def transposed(self, vector: Update) -> Tensor:
+        """`J^T v`, `(q,)`, for a vector of the update's shapes."""
+
+
+class DenseJacobian(Jacobian):
+    """A Jacobian that is stored, by name of the update's tensors.
+
+    Args:
+        update: where it was taken.
+        rows: by name, each `(p_name, q)`.
+
+    Raises:
+        ShapeError: rows that do not fit the update.
+
+    >>> update = {"w": torch.zeros(2)}
+    >>> jacobian = DenseJacobian(update, {"w": torch.tensor([[1.0, 0.0], [0.0, 2.0]])})
+    >>> fisher_information(jacobian, GaussianRelease(std=0.5)).diagonal()
+    tensor([ 4., 16.])
+    """
+
+    def __init__(self, update: Update, rows: Mapping[str, Tensor]) -> None:
+        shapes = {name: (value.numel(), rows[name].shape[1]) for name, value in update.items() if name in rows}
+        fits = all(tuple(rows[name].shape) == shape for name, shape in shapes.items())
+        if set(rows) != set(update) or not fits or len({shape[1] for shape in shapes.values()}) != 1:
+            raise ShapeError(
+                "a Jacobian needs one row per coordinate of the update and equally many columns throughout; got "
+                f"{ {name: tuple(value.shape) for name, value in rows.items()} }"
+            )
+        self.update, self.rows = update, dict(rows)
+        self.n_inputs = next(iter(shapes.values()))[1]
+
+    def gram(self, weights: Update | float = 1.0) -> Tensor:
+        total = self._empty(self.n_inputs, self.n_inputs)
+        for name, rows in self.rows.items():
+            own = rows * weights if isinstance(weights, float | int) else rows * weights[name].reshape(-1, 1)
+            total += own.T @ rows
+        return total
+
+    def transposed(self, vector: Update) -> Tensor:
+        total = self._empty(self.n_inputs)
+        for name, rows in self.rows.items():
+            total += rows.T @ vector[name].reshape(-1)
+        return total
+
+    def _empty(self, *shape: int) -> Tensor:
+        return next(iter(self.rows.values())).new_zeros(shape)
+
+
+def fisher_information(jacobian: Jacobian, release: GaussianRelease) -> Tensor:
+    """`(q, q)` information about the inputs in an update that is released with Gaussian noise.
+
+    Behind an active clip, with `c = bound / |g|` and `u = g / |g|`, the released mean has the Jacobian
+    `c (I - u u^T) J`; nothing but `J^T diag(w) J`, `J^T u` and `J^T diag(w) u` is needed for its information.
+
+    Where the dropped coordinates or the variances depend on the inputs, as for pruning by magnitude, they tell
+    something by themselves that is left out here: the bound then holds for an attacker who does not exploit that.
+
+    Source: [Liu2025], equation 27 and appendix E.
+    """
+    std, weights = release.std, release.precision(jacobian.update)
+    # one number saves a closed form most of its work
+    if isinstance(std, float | int) and release.kept is None:
+        information = jacobian.gram(std**-2)
+    else:
+        information = jacobian.gram(weights)
+    norm = _norm(jacobian.update)
+    if not norm > release.bound:
+        return information
+    unit = {name: value / norm for name, value in jacobian.update.items()}
+    weighted = {name: weights[name] * value for name, value in unit.items()}
+    along, along_weighted = jacobian.transposed(unit), jacobian.transposed(weighted)
+    size = torch.stack([(weighted[name] * value).sum() for name, value in unit.items()]).sum()
+    crossed = torch.outer(along, along_weighted)
+    clipped = information - crossed - crossed.T + size * torch.outer(along, along)
+    result: Tensor = (release.bound / norm) ** 2 * clipped
+    return result
+
+
+def example_clipped_information(
+    jacobian: Jacobian, examples: Sequence[Update], bound: float, std: float
+) -> tuple[Tensor, Update]:
+    """Information in the mean of gradients that are clipped one by one, with noise `std` on the mean; and that mean.
+
+    An example's gradient depends on its own input alone, so that the Jacobian of the batch holds that of every example:
+    block `i` of the columns becomes `c_i (I - u_i u_i^T) J_i / n`, with `c_i` the factor of its clip and the projection
+    only where that is below 1.
+
+    Args:
+        jacobian: of the gradient summed over the batch, columns example after example.
+        examples: gradients of the single examples.
+        bound: largest norm of one of them, above 0.
+        std: of the noise on every coordinate of the mean.
+    """
+    n = len(examples)
+    d = jacobian.n_inputs // n
+    norms = torch.stack([_norm(single) for single in examples])
+    factors = (bound / norms).clamp(max=1.0)
+    units = [{name: v / norm for name, v in single.items()} for single, norm in zip(examples, norms, strict=True)]
+    along = torch.stack([jacobian.transposed(unit) for unit in units]).view(n, n, d)  # unit, example, input
+    blocks = jacobian.gram().view(n, d, n, d)
+    clipped = factors < 1
+    for i in range(n):
+        for k in range(n):
+            cosine = torch.stack([(units[i][name] * value).sum() for name, value in units[k].items()]).sum()
+            own, other = clipped[i] * along[i, i], clipped[k] * along[k, k]
+            blocks[i, :, k] += cosine * torch.outer(own, other)
+            blocks[i, :, k] -= torch.outer(own, along[i, k]) + torch.outer(along[k, i], other)
+            blocks[i, :, k] *= factors[i] * factors[k] / (n * std) ** 2
+    mean = {
+        name: torch.stack([f * single[name] for f, single in zip(factors, examples, strict=True)]).mean(dim=0)
+        for name in examples[0]
+    }
+    return blocks.reshape(n * d, n * d), mean
+
+
+def _norm(update: Update) -> Tensor:
+    return torch.stack([value.square().sum() for value in update.values()]).sum().sqrt()

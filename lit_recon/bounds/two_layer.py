@@ -1,0 +1,231 @@
+"""Two-layer networks `A s(W x + b)`: update, Jacobian and its Gram matrix with respect to the inputs in closed form.
+
+With `z_ij = w_j . x_i + b_j`, residuals `delta_i = d loss_i / d output_i`, their derivatives `D_i = d delta_i / d x_i`
+and `beta_ij = A_j . delta_i`, the gradients summed over a batch are
+
+    head:  G_A[c, j] = sum_i delta_ic s(z_ij)              layer:  G_W[j] = sum_i beta_ij s'(z_ij) x_i
+
+and their Jacobians, by example and neuron,
+
+    d G_A[c, j] / d x_i = delta_ic s'_ij w_j + s_ij D_ic
+    d G_W[j, l] / d x_i = x_il Q_ij + t_ij e_l,    Q_ij = beta_ij s''_ij w_j + s'_ij A_j . D_i,    t_ij = beta_ij s'_ij.
+
+A row of the layer's Jacobian is a fixed vector times a number, plus one unit vector: its Gram matrix is a sum over
+neurons of products of the `Q`, and costs `m q^2` operations and `q^2` memory where the rows themselves need `m d q`.
+
+Sources:
+    [Liu2025] Liu, Wang, Chen, Lei, appendix D; the Gram matrix's form is our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from lit_recon.bounds.fisher import Jacobian
+from lit_recon.errors import ConfigError, ShapeError
+from lit_recon.records import Update
+
+Loss = Literal["squared", "cross_entropy"]
+#: Entries of the largest matrix of one chunk of neurons.
+_CHUNK = 4_000_000
+
+
+class SmoothActivation(Protocol):
+    """An activation with its first two derivatives; at a kink either one-sided derivative will do."""
+
+    def value(self, z: Tensor, /) -> Tensor:
+        """The activation."""
+        ...
+
+    def slope(self, z: Tensor, /) -> Tensor:
+        """Its derivative."""
+        ...
+
+    def curvature(self, z: Tensor, /) -> Tensor:
+        """Its second derivative."""
+        ...
+
+
+@dataclass(frozen=True)
+class TwoLayerNet:
+    """`output = A s(W x + b)` under a loss that is summed over the batch.
+
+    Attributes:
+        weight, bias: `(m, d)`, `(m,)`: W and b.
+        head: `(k, m)`: A.
+        activation: `s`.
+        loss: `squared`: half the squared distance to targets `(n, k)`; `cross_entropy`: of classes `(n,)`.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    head: Tensor
+    activation: SmoothActivation
+    loss: Loss = "squared"
+
+    def __post_init__(self) -> None:
+        m = len(self.weight)
+        if self.weight.dim() != 2 or self.bias.shape != (m,) or self.head.dim() != 2 or self.head.shape[1] != m:
+            raise ShapeError(
+                "a two-layer network has weight (m, d), bias (m,) and head (k, m); got "
+                f"{tuple(self.weight.shape)}, {tuple(self.bias.shape)} and {tuple(self.head.shape)}"
+            )
+        if self.loss not in ("squared", "cross_entropy"):
+            raise ConfigError(f"loss must be 'squared' or 'cross_entropy'; got {self.loss!r}")
+
+    def residuals(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """`delta`, `(n, k)`, for inputs `(n, d)`.
+
+        Raises:
+            ShapeError: inputs or targets of another shape.
+        """
+        expected = (len(inputs),) if self.loss == "cross_entropy" else (len(inputs), len(self.head))
+        if inputs.dim() != 2 or inputs.shape[1] != self.weight.shape[1] or targets.shape != expected:
+            raise ShapeError(
+                f"the network takes inputs (n, {self.weight.shape[1]}) and targets {expected}; "
+                f"got {tuple(inputs.shape)} and {tuple(targets.shape)}"
+            )
+        outputs = self.activation.value(inputs @ self.weight.T + self.bias) @ self.head.T
+        if self.loss == "squared":
+            return outputs - targets
+        return outputs.softmax(dim=1) - torch.nn.functional.one_hot(targets, len(self.head)).to(outputs.dtype)
+
+    def update(self, inputs: Tensor, targets: Tensor) -> Update:
+        """Gradients of the summed loss, `head` `(k, m)` and `layer` `(m, d)`; differentiable in the inputs."""
+        pre = inputs @ self.weight.T + self.bias
+        residuals = self.residuals(inputs, targets)
+        slopes = (residuals @ self.head) * self.activation.slope(pre)
+        return {"head": residuals.T @ self.activation.value(pre), "layer": slopes.T @ inputs}
+
+
+class _Neurons(NamedTuple):
+    """What a chunk of neurons contributes: `value`, `slope`, `pulled` `(n, c)`, `weight` `(c, d)`, `Q` `(n, c, d)`."""
+
+    where: slice
+    value: Tensor
+    slope: Tensor
+    pulled: Tensor
+    weight: Tensor
+    turned: Tensor
+
+
+class TwoLayerJacobian(Jacobian):
+    """Jacobian of a two-layer network's update with respect to a batch of inputs, streamed over neurons.
+
+    Args:
+        net: the network.
+        inputs: `(n, d)`.
+        targets: of the network's loss, known.
+        chunk: neurons at a time; default: as many as fit into some 30 MB.
+
+    >>> net = TwoLayerNet(torch.randn(9, 3), torch.zeros(9), torch.randn(1, 9), _Square())
+    >>> TwoLayerJacobian(net, torch.randn(2, 3), torch.ones(2, 1)).gram().shape
+    torch.Size([6, 6])
+    """
+
+    def __init__(self, net: TwoLayerNet, inputs: Tensor, targets: Tensor, chunk: int | None = None) -> None:
+        self.net, self.inputs = net, inputs
+        n, d = inputs.shape
+        self.update, self.n_inputs = net.update(inputs, targets), n * d
+        self._residuals = net.residuals(inputs, targets)
+        slope = net.activation.slope(inputs @ net.weight.T + net.bias)
+        outputs = torch.einsum("cj,ij,jl->icl", net.head, slope, net.weight)  # (n, k, d)
+        if net.loss == "cross_entropy":
+            chances = (self.update["head"].new_zeros(()) + self._residuals).clone()
+            chances[torch.arange(n), targets] += 1
+            outputs = chances[:, :, None] * (outputs - (chances[:, None, :] @ outputs))
+        self._moved = outputs  # D, (n, k, d)
+        self._chunk = chunk or max(1, _CHUNK // (self.n_inputs * max(1, len(net.head))))
+
+    def dense(self) -> Update:
+        """All rows: `head` `(k m, n d)` and `layer` `(m d, n d)`; for small networks."""
+        net, (n, d) = self.net, self.inputs.shape
+        k, m = net.head.shape
+        head, layer = self.inputs.new_zeros(k, m, n, d), self.inputs.new_zeros(m, d, n, d)
+        for part in self._neurons():
+            head[:, part.where] = self._head_rows(part)
+            layer[part.where] = torch.einsum("ijd,il->jlid", part.turned, self.inputs)
+            layer[part.where] += torch.einsum("ij,ld->jlid", part.pulled, torch.eye(d, dtype=layer.dtype))
+        return {"head": head.view(k * m, n * d), "layer": layer.view(m * d, n * d)}
+
+    def gram(self, weights: Update | float = 1.0) -> Tensor:
+        n, d = self.inputs.shape
+        total = self.inputs.new_zeros(n, d, n, d)
+        for part in self._neurons():
+            rows = self._head_rows(part).reshape(-1, self.n_inputs)
+            if isinstance(weights, float | int):
+                total += (weights * rows.T @ rows).view(n, d, n, d)
+                total += weights * self._layer_gram(part)
+            else:
+                own = weights["head"][:, part.where].reshape(-1, 1)
+                total += ((own * rows).T @ rows).view(n, d, n, d)
+                total += self._weighted_layer_gram(part, weights["layer"][part.where])
+        return total.view(self.n_inputs, self.n_inputs)
+
+    def transposed(self, vector: Update) -> Tensor:
+        total = torch.zeros_like(self.inputs)
+        for part in self._neurons():
+            rows = self._head_rows(part).flatten(0, 1)
+            total += torch.einsum("r,rid->id", vector["head"][:, part.where].reshape(-1), rows)
+            layer = vector["layer"][part.where]
+            total += torch.einsum("ijd,ji->id", part.turned, layer @ self.inputs.T) + part.pulled @ layer
+        return total.view(self.n_inputs)
+
+    def _neurons(self) -> Iterator[_Neurons]:
+        net = self.net
+        for start in range(0, len(net.weight), self._chunk):
+            where = slice(start, min(start + self._chunk, len(net.weight)))
+            weight, head = net.weight[where], net.head[:, where]
+            pre = self.inputs @ weight.T + net.bias[where]
+            slope, beta = net.activation.slope(pre), self._residuals @ head
+            bent = (beta * net.activation.curvature(pre))[:, :, None] * weight
+            turned = bent + slope[:, :, None] * torch.einsum("cj,icd->ijd", head, self._moved)
+            yield _Neurons(where, net.activation.value(pre), slope, beta * slope, weight, turned)
+
+    def _head_rows(self, part: _Neurons) -> Tensor:
+        """`(k, c, n, d)`."""
+        direct = torch.einsum("ic,ij,jd->cjid", self._residuals, part.slope, part.weight)
+        return direct + torch.einsum("ij,icd->cjid", part.value, self._moved)
+
+    def _layer_gram(self, part: _Neurons) -> Tensor:
+        """`sum_j (x_i . x_k) Q_ij Q_kj^T + t_kj Q_ij x_i^T + t_ij x_k Q_kj^T + t_ij t_kj I`, `(n, d, n, d)`."""
+        n, d = self.inputs.shape
+        flat = part.turned.transpose(0, 1).reshape(-1, n * d)
+        products = (flat.T @ flat).view(n, d, n, d) * (self.inputs @ self.inputs.T)[:, None, :, None]
+        crossed = torch.einsum("ijd,kj->ikd", part.turned, part.pulled)[:, :, :, None] * self.inputs[:, None, None, :]
+        crossed = crossed.transpose(1, 2)  # (i, d, k, l): Q_ij t_kj, then x_il
+        same = torch.einsum("ik,dl->idkl", part.pulled @ part.pulled.T, torch.eye(d, dtype=flat.dtype))
+        return products + crossed + crossed.permute(2, 3, 0, 1) + same
+
+    def _weighted_layer_gram(self, part: _Neurons, weights: Tensor) -> Tensor:
+        """The same with a weight `(c, d)` for every entry of the layer's gradient."""
+        n, d = self.inputs.shape
+        total = self.inputs.new_zeros(n, d, n, d)
+        for i in range(n):
+            turned, crossed = part.turned[i], weights * self.inputs[i]
+            for k in range(n):
+                inner = (crossed * self.inputs[k]).sum(dim=1, keepdim=True)
+                total[i, :, k] += (inner * turned).T @ part.turned[k]
+                cross = (part.pulled[k][:, None] * turned).T @ crossed
+                total[i, :, k] += cross
+                total[k, :, i] += cross.T
+                total[i, :, k].diagonal().add_((part.pulled[i] * part.pulled[k]) @ weights)
+        return total
+
+
+class _Square:
+    """`z^2`, the activation of this module's examples."""
+
+    def value(self, z: Tensor, /) -> Tensor:
+        return z**2
+
+    def slope(self, z: Tensor, /) -> Tensor:
+        return 2 * z
+
+    def curvature(self, z: Tensor, /) -> Tensor:
+        return torch.full_like(z, 2.0)

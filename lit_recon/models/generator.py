@@ -1,0 +1,141 @@
+"""Small generators of images, and the convolutional networks that teach them: critic and encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import prod
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+from lit_recon.errors import ConfigError, ShapeError
+from lit_recon.models.layers import norm_layer
+from lit_recon.models.trunk import Argument
+from lit_recon.models.unet import n_levels
+
+#: Widths grow with every halving of the resolution, up to this many times the one at full resolution.
+_LARGEST_MULTIPLIER = 4
+
+
+def level_widths(image_shape: Sequence[int], width: int) -> list[int]:
+    """Channels at every resolution, the finest first.
+
+    >>> level_widths((3, 32, 32), 16)
+    [16, 32, 64, 64]
+    >>> level_widths((1, 28, 28), 16), level_widths((1, 8, 8), 16)
+    ([16, 32, 64], [16, 32])
+    """
+    levels = n_levels(min(image_shape[1:]))
+    return [width * min(2**level, _LARGEST_MULTIPLIER) for level in range(levels)]
+
+
+class ConvGenerator(nn.Module):
+    """Images in [0, 1] from latents: a linear layer draws a coarse map, which transposed convolutions double in size.
+
+    The layout is that of a DCGAN, with GroupNorm in place of BatchNorm: an image depends on its own latent alone, so
+    that a copy of the network can be fitted to one image. Maps begin with sides of 4 to 7 pixels (32x32 images with
+    4x4, 28x28 with 7x7, 8x8 with 4x4); images whose sides are no multiple are drawn larger and cropped.
+
+    Args:
+        image_shape: `(c, h, w)` of the images.
+        latent_size: length of a latent, standard normal in training.
+        width: channels at full resolution before the last layer; up to four times as many at lower ones.
+
+    Attributes:
+        image_shape: `(c, h, w)`.
+        latent_size: as given.
+        arguments: JSON-able constructor arguments, which rebuild the network.
+
+    Raises:
+        ShapeError: `image_shape` is not three positive numbers.
+        ConfigError: a size below 1.
+
+    Source: [Radford2016] for the layout, [Wu2018] for the norm.
+    """
+
+    def __init__(self, image_shape: Sequence[int], latent_size: int = 128, width: int = 32) -> None:
+        super().__init__()
+        channels, rows, columns = _checked(image_shape)
+        if latent_size < 1 or width < 1:
+            raise ConfigError(f"ConvGenerator needs latent_size and width of at least 1; got {latent_size} and {width}")
+        self.image_shape, self.latent_size = (channels, rows, columns), latent_size
+        self.arguments: dict[str, Argument] = {
+            "image_shape": list(image_shape),
+            "latent_size": latent_size,
+            "width": width,
+        }
+        widths = level_widths(image_shape, width)[::-1]
+        step = 2 ** (len(widths) - 1)
+        coarse = (widths[0], -(-rows // step), -(-columns // step))
+        self.coarse = nn.Linear(latent_size, prod(coarse))
+        self.unflatten = nn.Unflatten(1, coarse)
+        layers: list[nn.Module] = [norm_layer("group", widths[0]), nn.SiLU()]
+        for inputs, outputs in pairwise(widths):
+            layers += [nn.ConvTranspose2d(inputs, outputs, 4, 2, 1), norm_layer("group", outputs), nn.SiLU()]
+        self.layers = nn.Sequential(*layers, nn.Conv2d(widths[-1], channels, 3, padding=1), nn.Sigmoid())
+
+    def forward(self, latents: Tensor) -> Tensor:
+        """Images `(n, c, h, w)` in [0, 1] of latents `(n, latent_size)`.
+
+        Raises:
+            ShapeError: latents of another shape.
+        """
+        if latents.dim() != 2 or latents.shape[1] != self.latent_size:
+            raise ShapeError(f"latents must be (n, {self.latent_size}); got {tuple(latents.shape)}")
+        canvas: Tensor = self.layers(self.unflatten(self.coarse(latents)))
+        return canvas[..., : self.image_shape[1], : self.image_shape[2]]
+
+
+class ConvCritic(nn.Module):
+    """Numbers about images: the mirror image of `ConvGenerator`, without norms.
+
+    One output under spectral norm judges whether an image is real; twice as many outputs as a latent is long, without
+    it, encode images.
+
+    Args:
+        image_shape: `(c, h, w)` of the images.
+        n_outputs: numbers per image.
+        width: channels at full resolution.
+        lipschitz: spectral norm on every layer, which keeps a critic from growing without bounds.
+
+    Raises:
+        ShapeError: `image_shape` is not three positive numbers.
+
+    Source: [Radford2016]; [Miyato2018] for spectral norm.
+    """
+
+    def __init__(self, image_shape: Sequence[int], n_outputs: int, width: int = 32, lipschitz: bool = True) -> None:
+        super().__init__()
+        channels, rows, columns = _checked(image_shape)
+
+        def layer(made: nn.Module) -> nn.Module:
+            return spectral_norm(made) if lipschitz else made
+
+        widths = level_widths(image_shape, width)
+        layers: list[nn.Module] = [layer(nn.Conv2d(channels, widths[0], 3, padding=1)), nn.LeakyReLU(0.2)]
+        for inputs, outputs in pairwise(widths):
+            layers += [layer(nn.Conv2d(inputs, outputs, 4, 2, 1)), nn.LeakyReLU(0.2)]
+            rows, columns = rows // 2, columns // 2
+        self.layers = nn.Sequential(*layers, nn.Flatten(), layer(nn.Linear(widths[-1] * rows * columns, n_outputs)))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """`(n, n_outputs)` of images `(n, c, h, w)` in [0, 1]."""
+        outputs: Tensor = self.layers(2 * images - 1)
+        return outputs
+
+
+@torch.no_grad()
+def draw_samples(generator: nn.Module, latent_size: int, n: int, random: torch.Generator, chunk: int = 256) -> Tensor:
+    """`n` images `(n, c, h, w)` of standard normal latents, which `random`, on the CPU, draws."""
+    latents = torch.randn(n, latent_size, generator=random)
+    device = next(generator.parameters()).device
+    return torch.cat([generator(part.to(device)).cpu() for part in latents.split(chunk)])
+
+
+def _checked(image_shape: Sequence[int]) -> tuple[int, int, int]:
+    if len(image_shape) != 3 or min(image_shape) < 1:
+        raise ShapeError(f"image_shape must be (channels, height, width), all positive; got {tuple(image_shape)}")
+    channels, height, width = image_shape
+    return channels, height, width

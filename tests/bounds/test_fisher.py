@@ -1,0 +1,202 @@
+"""Information of a Gaussian release, bounds from it, and estimators that meet them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lit_recon.bounds import (
+    DenseJacobian,
+    GaussianPrior,
+    GaussianRelease,
+    TwoLayerJacobian,
+    TwoLayerNet,
+    autograd_jacobian,
+    cramer_rao,
+    fisher_information,
+    likeliest_inputs,
+    unit_norm_cramer_rao,
+    van_trees,
+)
+from lit_recon.bounds.cramer_rao import UNBIASED, UNBIASED_ON_SPHERE
+from lit_recon.bounds.van_trees import EVERY_ATTACK
+from lit_recon.errors import ConfigError, ShapeError
+from lit_recon.inversion.features.activations import GELU
+from lit_recon.observation.gradient import GradientOperator
+from lit_recon.records import Update
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_jacobian_of_a_convolutional_clients_update() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2), nn.ELU(), nn.Flatten(), nn.Linear(8, 3)).double()
+    parameters, images = dict(model.named_parameters()), normal(2, 1, 4, 4)
+    labels, operator = torch.tensor([0, 2]), GradientOperator(model)
+
+    def update(x: Tensor) -> Update:
+        return operator(parameters, {}, x, labels, functional=True)
+
+    ours = autograd_jacobian(update, images, chunk=5)
+    theirs = torch.func.jacrev(update)(images)
+    for name, rows in ours.rows.items():
+        assert (rows - theirs[name].reshape(rows.shape)).abs().max() < 1e-10
+
+
+def test_a_jacobian_that_does_not_fit_is_refused_before_it_is_computed() -> None:
+    with pytest.raises(ConfigError, match=r"100 coordinates by 100 inputs .* two-layer"):
+        autograd_jacobian(lambda x: {"w": x**2}, torch.ones(100), largest=9_999)
+    with pytest.raises(ConfigError, match="at least 1 column"):
+        autograd_jacobian(lambda x: {"w": x**2}, torch.ones(1), chunk=0)
+
+
+def test_rows_must_fit_the_update() -> None:
+    with pytest.raises(ShapeError, match="one row per coordinate"):
+        DenseJacobian({"w": torch.zeros(3)}, {"w": torch.zeros(2, 5)})
+
+
+@pytest.mark.parametrize("std", [0.0, -1.0, math.inf, math.nan])
+def test_a_release_without_noise_has_no_information_to_speak_of(std: float) -> None:
+    with pytest.raises(ConfigError, match="only bound is 0"):
+        GaussianRelease(std)
+    with pytest.raises(ConfigError, match="clipping bound above 0"):
+        GaussianRelease(1.0, bound=0.0)
+
+
+def test_noise_of_another_shape_is_refused() -> None:
+    with pytest.raises(ShapeError, match="'w'"):
+        GaussianRelease({"w": torch.ones(2)}).precision({"w": torch.zeros(3)})
+    with pytest.raises(ShapeError, match="'w'"):
+        GaussianRelease(1.0, {"v": torch.ones(3)}).precision({"w": torch.zeros(3)})
+
+
+def test_information_is_that_of_the_gaussian_density() -> None:
+    """Expected curvature of the log density, by Monte Carlo of squared scores."""
+    jacobian = DenseJacobian({"w": normal(6)}, {"w": normal(6, 3, seed=1)})
+    std = {"w": 0.5 + torch.rand(6, generator=torch.Generator().manual_seed(2), dtype=torch.float64)}
+    kept = {"w": torch.tensor([True, True, False, True, True, True])}
+    release = GaussianRelease(std, kept)
+    generator = torch.Generator().manual_seed(3)
+    draws = torch.stack([release.drawn(jacobian.update, generator)["w"] for _ in range(20_000)])
+    assert (draws[:, 2] == 0).all()
+    scores = ((draws - release.mean(jacobian.update)["w"]) * release.precision(jacobian.update)["w"]) @ jacobian.rows[
+        "w"
+    ]
+    found = fisher_information(jacobian, release)
+    assert (scores.T @ scores / len(scores) - found).abs().max() < 0.04 * found.diagonal().max()  # measured 0.01
+
+
+def test_bounds_of_a_known_information() -> None:
+    information = torch.diag(torch.tensor([1.0, 4.0, 4.0], dtype=torch.float64))
+    bound = cramer_rao(information)
+    assert (bound.squared, bound.relaxed, bound.n_inputs) == (1.5, 1.0, 3)
+    assert (bound.mse, bound.rmse) == (0.5, math.sqrt(0.5))
+    assert "unbiased attacks only" in bound.applies_to
+    on_sphere = unit_norm_cramer_rao(information, torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64))
+    assert on_sphere.squared == pytest.approx(0.5)
+    assert "norm of every input" in on_sphere.applies_to
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_bounds_come_in_their_order(seed: int) -> None:
+    rows = normal(40, 6, seed=seed)
+    information, inputs = rows.T @ rows, normal(2, 3, seed=seed + 100)
+    free, known = cramer_rao(information), unit_norm_cramer_rao(information, inputs)
+    assert free.relaxed <= free.squared
+    assert known.squared <= free.squared
+    last = math.inf
+    for variance in (1e6, 1.0, 1e-2, 1e-6):
+        bound = van_trees(information, GaussianPrior.isotropic(3, variance))
+        assert bound.relaxed <= bound.squared + 1e-15
+        assert bound.squared < min(free.squared, 6 * variance, last)
+        assert bound.applies_to == EVERY_ATTACK
+        last = bound.squared
+    assert van_trees(information, GaussianPrior.isotropic(3, 1e9)).squared == pytest.approx(free.squared, rel=1e-6)
+    assert van_trees(0 * information, GaussianPrior.isotropic(3, 0.1)).squared == pytest.approx(0.6)
+
+
+def test_a_direction_that_the_release_leaves_open_has_no_bound() -> None:
+    information = torch.diag(torch.tensor([1.0, 0.0]))
+    assert cramer_rao(information).squared == math.inf
+    assert cramer_rao(torch.zeros(2, 2)).relaxed == math.inf
+    # an attack that knows the norm along the open direction needs to know no more
+    assert unit_norm_cramer_rao(information, torch.tensor([[0.0, 1.0]])).squared == pytest.approx(1.0)
+    assert UNBIASED in UNBIASED_ON_SPHERE
+
+
+def test_malformed_information_is_refused() -> None:
+    with pytest.raises(ShapeError, match="square"):
+        cramer_rao(torch.ones(2, 3))
+    with pytest.raises(ShapeError, match="finite"):
+        cramer_rao(torch.full((2, 2), math.nan))
+    with pytest.raises(ShapeError, match="inputs"):
+        unit_norm_cramer_rao(torch.eye(3), torch.ones(1, 2))
+    with pytest.raises(ShapeError, match="2 coordinates"):
+        van_trees(torch.eye(3), GaussianPrior.isotropic(2, 1.0))
+
+
+def test_priors_are_checked_and_fitted() -> None:
+    samples = normal(500, 2, 2)
+    prior = GaussianPrior.fitted(samples, floor=0.1)
+    assert torch.allclose(prior.covariance, torch.cov(samples.flatten(1).T) + 0.1 * torch.eye(4))
+    with pytest.raises(ConfigError, match="above 0"):
+        GaussianPrior.isotropic(2, 0.0)
+    with pytest.raises(ConfigError, match="positive definite"):
+        GaussianPrior(torch.diag(torch.tensor([1.0, 0.0])))
+    with pytest.raises(ShapeError, match="square"):
+        GaussianPrior(torch.ones(2, 3))
+    with pytest.raises(ShapeError, match="2 samples"):
+        GaussianPrior.fitted(samples[:1])
+    with pytest.raises(ConfigError, match="floor"):
+        GaussianPrior.fitted(samples, floor=0.0)
+
+
+def test_the_posterior_mean_meets_van_trees_and_beats_cramer_rao() -> None:
+    """A linear release of Gaussian inputs: the best biased attack is known, and its error is the bound."""
+    rows, noise, variance = normal(8, 4), 1.5, 0.3
+    information = rows.T @ rows / noise**2
+    gain = torch.linalg.solve(information + torch.eye(4) / variance, rows.T) / noise**2
+    generator = torch.Generator().manual_seed(0)
+    inputs = math.sqrt(variance) * torch.randn(40_000, 4, generator=generator, dtype=torch.float64)
+    seen = inputs @ rows.T + noise * torch.randn(40_000, 8, generator=generator, dtype=torch.float64)
+    error = float((seen @ gain.T - inputs).square().sum(dim=1).mean())
+    bound = van_trees(information, GaussianPrior.isotropic(4, variance)).squared
+    assert error == pytest.approx(bound, rel=0.02)  # measured 1.003
+    unbiased = seen @ torch.linalg.pinv(rows).T
+    assert float((unbiased - inputs).square().sum(dim=1).mean()) == pytest.approx(
+        cramer_rao(information).squared, rel=0.02
+    )
+    assert error < 0.6 * cramer_rao(information).squared
+
+
+def test_maximum_likelihood_meets_the_bound() -> None:
+    net = TwoLayerNet(normal(400, 6), torch.zeros(400, dtype=torch.float64), normal(1, 400, seed=1) / 400, GELU)
+    inputs = nn.functional.normalize(normal(2, 6, seed=2), dim=1)
+    targets = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+    jacobian = TwoLayerJacobian(net, inputs, targets)
+    generator = torch.Generator().manual_seed(0)
+    kept = {name: torch.rand(v.shape, generator=generator) > 0.3 for name, v in jacobian.update.items()}
+    release = GaussianRelease(0.05, kept)
+    errors = []
+    for _ in range(60):
+        observed = release.drawn(jacobian.update, generator)
+        found = likeliest_inputs(net, inputs, targets, observed, release)
+        errors.append(float((found - inputs).square().sum()))
+    bound = cramer_rao(fisher_information(jacobian, release)).squared
+    assert sum(errors) / len(errors) == pytest.approx(bound, rel=0.2)  # measured 1.03, standard error 0.05
+
+
+def test_gauss_newton_without_noise_finds_the_truth_from_nearby() -> None:
+    net = TwoLayerNet(normal(200, 4), torch.zeros(200, dtype=torch.float64), normal(1, 200, seed=1), GELU)
+    inputs, targets = normal(2, 4, seed=2), torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+    observed, release = net.update(inputs, targets), GaussianRelease(1.0)
+    found = likeliest_inputs(net, inputs + 0.05 * normal(2, 4, seed=3), targets, observed, release, steps=12)
+    assert (found - inputs).abs().max() < 1e-9
+    assert torch.equal(likeliest_inputs(net, inputs, targets, observed, release, steps=1), inputs)
+    with pytest.raises(ConfigError, match="no clipping"):
+        likeliest_inputs(net, inputs, targets, observed, GaussianRelease(1.0, bound=1.0))

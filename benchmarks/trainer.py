@@ -63,12 +63,14 @@ class Timed(Parametrization):
         self.began: list[float] = []
         self.ended: list[float] = []
 
-    def start(self, observation: Observation, seed: int) -> Variables:
-        return self.inner.start(observation, seed)
+    def start(self, observation: Observation, seed: int, features: Tensor | None = None) -> Variables:
+        return self.inner.start(observation, seed, features)
 
-    def images(self, variables: Variables, observation: Observation, seed: int) -> Tensor:
+    def images(
+        self, variables: Variables, observation: Observation, seed: int, features: Tensor | None = None
+    ) -> Tensor:
         self.began.append(time.process_time())
-        return self.inner.images(variables, observation, seed)
+        return self.inner.images(variables, observation, seed, features)
 
     def project(self, variables: Variables, observation: Observation) -> None:
         self.inner.project(variables, observation)

@@ -35,8 +35,10 @@ def write_page(folder: Path) -> Path:
     write_bytes(figures / "rates.png", rate_curves(study, "png"))
     panels = [_rates(study, rates), _orders(study)]
     if study.defenses:
-        drawing = strength_curves(study)
-        write_bytes(figures / "defenses.svg", drawing)
+        drawn = any(len(study.strengths(name)) > 1 for name in study.defenses)
+        drawing = strength_curves(study) if drawn else b""
+        if drawn:
+            write_bytes(figures / "defenses.svg", drawing)
         panels.append(_defenses(study, drawing))
     panels += [*_privacy(study), _applies(), _cells(study)]
     write_text(folder / "bounds.csv", study.csv_text())
@@ -123,10 +125,11 @@ def _defenses(study: Study, drawing: bytes) -> Panel:
     return Panel(
         "Defenses",
         "What each defense adds to the bound, at the same noise s, beside what the order predicts from its strength: "
-        "1/√(1−p) for dropout, 1/√(1−P') for pruning, with the measured share P' of the Jacobian's squared norm, "
-        "|g|/S for "
-        "clipping. Errors of the attacks beside it. Optimal Gradient Noise and DP-SGD have noise of their own.",
-        pictures=[(picture(drawing, "svg"), "Bound and errors of attacks by strength of each defense")],
+        "1/√(1−p) for dropout, |g|/S for clipping, and 1/√(1−P') for pruning, P' being the share of the Jacobian's "
+        "squared norm that it takes away. Optimal Gradient Noise and DP-SGD have noise of their own.",
+        pictures=[(picture(drawing, "svg"), "Bound and errors of attacks by strength of each defense")]
+        if drawing
+        else [],
         header=["Defense", "Bound", "× no defense", "Order", "van Trees", *study.attacks.values()],
         rows=rows,
         note="An attack far above the bound says nothing for the defense: a better attack may exist. Masks and "

@@ -24,6 +24,7 @@ from lit_recon.modules.generator_training import GENERATOR_FILE, check_alone, tr
 from lit_recon.modules.loggers import build_loggers, finish
 from lit_recon.modules.trainer import build_trainer
 from lit_recon.reporting import RunFolder, environment, write_metrics
+from lit_recon.reporting.rows import Metric
 
 
 def parser(program: str) -> ArgumentParser:
@@ -62,7 +63,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         checkpoint.generator, data.train, data.test, settings.n_shown, settings.search_steps, settings.seed
     )
     write_images(folder, quality.images)
-    facts = {
+    facts: dict[str, Metric] = {
         **quality.figures,
         "n": settings.n_shown,
         "n_train": len(data.train),

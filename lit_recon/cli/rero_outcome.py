@@ -200,6 +200,8 @@ def _comparison(prior: Prior, won: Tensor | None, limits: Bounds | None) -> dict
 def _grid(epsilons: Sequence[float], per_decade: int = 8) -> list[float]:
     """Epsilons to draw a curve through, the given ones among them."""
     low, high = math.floor(math.log10(min(epsilons))), math.ceil(math.log10(max(epsilons)))
+    if low == high:  # a single budget, at a power of ten
+        low, high = low - 1, high + 1
     drawn = [10 ** (index / per_decade) for index in range(low * per_decade, high * per_decade + 1)]
     return sorted({*drawn, *epsilons})
 

@@ -161,12 +161,15 @@ def bound_panel(record: Mapping[str, Any], kappas: Sequence[float]) -> Panel:
         for cell in private_cells(record)
         for row in cell["comparisons"]
     ]
-    drawn = robustness_curves(curves, "tight (Gaussian noise)", "corollary 4")
+    pictures = []
+    if curves:
+        drawn = robustness_curves(curves, "tight (Gaussian noise)", "corollary 4")
+        pictures.append((picture(drawn, "svg"), "Bounds on the chance of success against epsilon"))
     return Panel(
         "Bounds",
         "The largest chance that any attack has to succeed, by the chance kappa to succeed without the release. The "
         "less is known beforehand, the larger an epsilon protects.",
-        pictures=[(picture(drawn, "svg"), "Bounds on the chance of success against epsilon")] if curves else (),
+        pictures=pictures,
         header=["Epsilon", "Success and prior", "Kappa", "Tight", "Theorem 2", "Cor. 4", "Cor. 3", "(ε, δ) alone"],
         rows=rows,
         note="Corollary 3 is for pure epsilon-DP, which Gaussian noise never gives: it is shown for its size.",

@@ -25,6 +25,8 @@ from lit_recon.records import Observation
 
 #: Relative residual of the gradient below which only rounding is left.
 SOLVED = 1e-6
+#: Relative residual above which images of less residual need not be better ones: the guess is kept.
+CONVINCING = 1e-2
 #: Reweightings of the robust least squares, and the residual, relative to the median, that counts as none.
 REWEIGHTINGS, SMALLEST_RESIDUAL = 15, 1e-3
 
@@ -32,7 +34,10 @@ REWEIGHTINGS, SMALLEST_RESIDUAL = 15, 1e-3
 def refined(
     images: Tensor, labels: Tensor, layer: FirstLayer, seen: Observation, iterations: int
 ) -> tuple[Tensor, Tensor, float, list[float]]:
-    """Images and labels of least residual met in `iterations` rounds.
+    """Images and labels that explain the whole update after at most `iterations` rounds, or the guess.
+
+    A round may lower the residual and raise the error: far from the solution, wrong derivatives are explained by wrong
+    images. Only a residual below `CONVINCING` takes the place of the guess.
 
     Args:
         images: `(n, c, h, w)` in [0, 1]; a guess.
@@ -47,7 +52,8 @@ def refined(
     separate = _robust_separation(layer, len(images))
     order = _labelled(images, labels, layer, seen)
     residual = relative_residual(images, order, seen)
-    best, curve = (images, order, residual), [residual]
+    guess = best = (images, order, residual)
+    curve = [residual]
     for _ in range(iterations):
         if curve[-1] < SOLVED:
             break
@@ -58,7 +64,7 @@ def refined(
         curve.append(residual)
         if residual < best[2]:
             best = images, order, residual
-    return *best, curve
+    return *(best if best[2] < CONVINCING else guess), curve
 
 
 def _labelled(images: Tensor, labels: Tensor, layer: FirstLayer, seen: Observation) -> Tensor:

@@ -82,8 +82,9 @@ class InversionState:
 
     @property
     def loss(self) -> float:
-        """Mean over problems of the lowest loss met so far."""
-        return sum(problem.best_loss for problem in self.problems) / len(self.problems)
+        """Mean, over problems that go on, of the lowest loss met so far."""
+        losses = [problem.best_loss for problem in self.problems if not problem.set_aside]
+        return sum(losses) / len(losses)
 
 
 class GradientMatching(Attack):

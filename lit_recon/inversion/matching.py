@@ -112,7 +112,7 @@ class Matching:
             # Channels-last weight gradients would be read against the grain by the inner products with the target:
             # on a CPU that costs more than the compiled derivative saves.
             on_cpu = next(iter(self._targets[0].update.values())).device.type == "cpu"
-            options = {"layout_optimization": False} if mode is None and on_cpu else None
+            options: dict[str, Any] | None = {"layout_optimization": False} if mode is None and on_cpu else None
             self._cache[form] = torch.compile(derivative, mode=mode, options=options, fullgraph=True, dynamic=False)
         return self._cache[form]
 

@@ -10,6 +10,8 @@ from lit_recon.reporting.drawing import COLOURS, MARKS, new_figure, svg
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+#: Left and right of the epsilons, of which there may be one, as a factor.
+_MARGIN = 1.5
 #: Smallest chance that is drawn.
 _FLOOR = 1e-5
 
@@ -46,9 +48,9 @@ def robustness_curves(curves: Mapping[str, Bounded], tight: str, loose: str = ""
         loose: of the dashed ones'.
         linear: chances on a linear axis rather than a logarithmic one.
     """
-    figure = new_figure(6.6, 4.2)
+    figure = new_figure(6.6, 4.4)
     panel = figure.subplots()
-    _axes(panel, "chance of success")
+    _axes(panel, "chance of success", [epsilon for curve in curves.values() for epsilon in curve.tight[0]])
     if linear:
         panel.set_ylim(-0.03, 1.05)
     else:
@@ -79,7 +81,7 @@ def robustness_curves(curves: Mapping[str, Bounded], tight: str, loose: str = ""
         panel.plot([], [], color="#3b4252", linewidth=1.1, linestyle=(0, (4, 2)), label=loose)
     if any(curve.measured for curve in curves.values()):
         panel.plot([], [], color="#3b4252", linestyle="", marker="o", markersize=5, label="attack, 95 % interval")
-    panel.legend(frameon=False, fontsize=8, loc="lower right" if not linear else "upper left")
+    figure.legend(frameon=False, fontsize=8, loc="outside lower center", ncols=3)
     return svg(figure)
 
 
@@ -103,7 +105,7 @@ def error_and_accuracy(
     """
     figure = new_figure(6.6, 3.8)
     panel = figure.subplots()
-    _axes(panel, "mean squared error")
+    _axes(panel, "mean squared error", epsilons)
     panel.errorbar(epsilons, errors, yerr=spreads, color=COLOURS[0], marker="o", capsize=2.5, label="attack (left)")
     for (name, level), style in zip(levels.items(), ("--", ":", "-.", (0, (6, 1, 1, 1))), strict=False):
         panel.axhline(level, color="#6b7280", linewidth=1, linestyle=style, label=f"{name} (left)")
@@ -121,8 +123,9 @@ def error_and_accuracy(
     return svg(figure)
 
 
-def _axes(panel: Axes, label: str) -> None:
+def _axes(panel: Axes, label: str, epsilons: Sequence[float]) -> None:
     panel.set_xscale("log")
+    panel.set_xlim(min(epsilons) / _MARGIN, max(epsilons) * _MARGIN)
     panel.set_xlabel("epsilon")
     panel.set_ylabel(label)
     panel.grid(alpha=0.25, linewidth=0.6)

@@ -82,13 +82,13 @@ def test_information_is_that_of_the_gaussian_density() -> None:
     kept = {"w": torch.tensor([True, True, False, True, True, True])}
     release = GaussianRelease(std, kept)
     generator = torch.Generator().manual_seed(3)
-    draws = torch.stack([release.drawn(jacobian.update, generator)["w"] for _ in range(20_000)])
+    draws = torch.stack([release.drawn(jacobian.update, generator)["w"] for _ in range(4_000)])
     assert (draws[:, 2] == 0).all()
     scores = ((draws - release.mean(jacobian.update)["w"]) * release.precision(jacobian.update)["w"]) @ jacobian.rows[
         "w"
     ]
     found = fisher_information(jacobian, release)
-    assert (scores.T @ scores / len(scores) - found).abs().max() < 0.04 * found.diagonal().max()  # measured 0.01
+    assert (scores.T @ scores / len(scores) - found).abs().max() < 0.1 * found.diagonal().max()  # measured 0.03
 
 
 def test_bounds_of_a_known_information() -> None:
@@ -183,7 +183,7 @@ def test_maximum_likelihood_meets_the_bound() -> None:
     kept = {name: torch.rand(v.shape, generator=generator) > 0.3 for name, v in jacobian.update.items()}
     release = GaussianRelease(0.05, kept)
     errors = []
-    for _ in range(60):
+    for _ in range(40):
         observed = release.drawn(jacobian.update, generator)
         found = likeliest_inputs(net, inputs, targets, observed, release)
         errors.append(float((found - inputs).square().sum()))

@@ -28,7 +28,12 @@ CONTENT: dict[str, Any] = {
     "base": {"d": 4, "m": 200, "batch": 1, "noise": 0.01},
     "sweeps": {"m": [100, 200]},
     "defenses": {
-        "clip": {"rate": "clipping", "defense": {"class_path": "GradientClipping"}, "relative": True, "values": [0.5]},
+        "clip": {
+            "rate": "clipping",
+            "defense": {"class_path": "GradientClipping"},
+            "relative": True,
+            "values": [0.5, 0.1],
+        },
         "dp": {
             "rate": "dp_sgd",
             "defense": {"class_path": "DPSGD", "init_args": {"noise_multiplier": 0.01}},
@@ -75,7 +80,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert sorted(before) == sorted(f"{name}.json" for name in seen)
     assert attack(["bounds", "--config", str(config), "--out", str(folder)]) == 0
     after = {path.name: path.stat().st_mtime_ns for path in (folder / "cells").iterdir()}
-    assert len(after) == 7
+    assert len(after) == 8
     assert {name: after[name] for name in before} == before
     return folder
 
@@ -85,11 +90,11 @@ def test_a_study_leaves_a_page_a_table_and_figures(study: Path, capsys: pytest.C
     for words in ("Orders and measured exponents", "s √(d/m)", "differential privacy", "van Trees", "dropout 0.2"):
         assert words in page
     rows = list(csv.DictReader((study / "bounds.csv").read_text().splitlines()))
-    assert len(rows) == 14
+    assert len(rows) == 16
     assert {row["error_likelihood"] == "" for row in rows if row["defense"] in ("clip", "dp", "local")} == {True}
     figures = json.loads((study / "metrics.json").read_text())
-    assert figures["n_cells"] == 7
-    assert figures["error_tensor.none.d4.m200.B1.s0.01"] is None
+    assert figures["n_cells"] == 8
+    assert "error_tensor.none.d4.m200.B1.s0.01" not in figures  # too large for `at_most`
     assert figures["error_tensor.none.d4.m100.B1.s0.01"] > 0
     assert {path.name for path in (study / "figures").iterdir()} == {"rates.svg", "rates.png", "defenses.svg"}
     assert attack(["report", str(study)]) == 0
@@ -117,7 +122,7 @@ def test_a_finished_study_is_not_touched_but_grows(
     grown = {"dropout": {**CONTENT["defenses"]["dropout"], "values": [0.2, 0.5]}}
     config = write(tmp_path / "grown.yaml", defenses={**CONTENT["defenses"], **grown})
     assert attack(["bounds", "--config", str(config), "--out", str(study), "--name", "tiny"]) == 0
-    assert "8 cells of 2 draws, 7 cells done" in capsys.readouterr().out
+    assert "9 cells of 2 draws, 8 cells done" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

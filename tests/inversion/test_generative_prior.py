@@ -42,7 +42,7 @@ class Tanh(nn.Module):
 
     def forward(self, latents: Tensor) -> Tensor:
         images: Tensor = self.scale * (torch.tanh(self.layer(latents)) + 1)
-        return images.unflatten(1, (3, self.side, self.side))
+        return images.reshape(-1, 3, self.side, self.side)
 
 
 @pytest.fixture
@@ -83,6 +83,7 @@ def test_latents_move_first_then_weights_of_the_best_restart_alone(checkpoint: P
     expected = [{"weights"} if i == best else set() for i in range(3)]
     assert [moved(*pair) for pair in zip(after_latents, ended, strict=True)] == expected
     assert [problem.set_aside for problem in state.problems] == [i != best for i in range(3)]
+    assert state.loss == state.problems[best].best_loss
     [result] = attacking.result(state)
     assert result.loss == state.problems[best].best_matching
     assert torch.equal(result.images, state.problems[best].best_images)  # type: ignore[arg-type]  # there is one

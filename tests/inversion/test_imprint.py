@@ -264,6 +264,7 @@ def test_clipping_of_single_examples_hides_no_label(
     result = RobbingTheFed()(observe(model, images, PerExampleClipping(0.1), known=False))
     alone = is_alone(model, images)
     _, which = psnr(result, images)
+    # measured 1.0; by the length of the derivatives alone 0.3
     assert (result.labels[which] == labels_of(SIZE))[alone].double().mean() > 0.9
 
 

@@ -98,7 +98,7 @@ def test_the_page_says_what_was_found(folder: Path) -> None:
         "certify nothing",
         "initial weights unknown",
         "Clopper",
-        "corollary 4",
+        "Cor. 4",
     ):
         assert words in page
     assert page.count('src="data:image/') == 5

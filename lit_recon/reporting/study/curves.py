@@ -40,10 +40,15 @@ def rate_curves(study: Study, kind: str = "svg") -> bytes:
 
 
 def strength_curves(study: Study) -> bytes:
-    """How many times larger each defense makes the bound (lines) and each attack's error (marks), by strength (SVG)."""
-    names = [name for name in study.defenses if study.strengths(name)]
-    figure = new_figure(8.6, 2.9 * math.ceil(len(names) / 3))
-    panels = figure.subplots(math.ceil(len(names) / 3), 3, squeeze=False).ravel()
+    """How many times larger each defense makes the bound (lines) and each attack's error (marks), by strength (SVG).
+
+    Of defenses at two strengths or more.
+    """
+    names = [name for name in study.defenses if len(study.strengths(name)) > 1]
+    columns = 2 if len(names) <= 4 else 3
+    rows = max(1, math.ceil(len(names) / columns))
+    figure = new_figure(8.6, 2.9 * rows)
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for panel, name in zip(panels, names, strict=False):
         cells = study.strengths(name)
         places = [cell.strength or 0.0 for cell in cells]

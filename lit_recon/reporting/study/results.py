@@ -119,8 +119,9 @@ class Study:
             for name in content["cells"]:
                 path = folder / "cells" / name
                 cells.append(_cell(json.loads(path.read_text(encoding="utf-8"))))
-            config = folder / "config.yaml"
-            settings = parse_settings(config.read_text(encoding="utf-8"), config)
+            path = folder / "config.yaml"
+            settings = parse_settings(path.read_text(encoding="utf-8"), path)
+            path = folder / "study.json"
             names = ("attacks", "moments", "defenses", "privacy", "delta")
             return cls(folder, settings, cells, *(content[name] for name in names))
         except (KeyError, TypeError, ValueError, OSError) as error:

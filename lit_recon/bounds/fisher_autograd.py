@@ -41,12 +41,12 @@ def autograd_jacobian(
     """
     if chunk < 1:
         raise ConfigError(f"a Jacobian needs chunks of at least 1 column; got {chunk}")
-    update, pull_back = torch.func.vjp(function, inputs)
-    update = {name: value.detach() for name, value in update.items()}
+    released, pull_back, *_ = torch.func.vjp(function, inputs)
+    update = {name: value.detach() for name, value in released.items()}
     rows, columns = sum(value.numel() for value in update.values()), inputs.numel()
     check_size(rows, columns, largest)
     nothing = {name: torch.zeros_like(value) for name, value in update.items()}
-    _, forward = torch.func.vjp(lambda cotangent: pull_back(cotangent)[0], nothing)
+    _, forward, *_ = torch.func.vjp(lambda cotangent: pull_back(cotangent)[0], nothing)
     units = torch.eye(columns, dtype=inputs.dtype, device=inputs.device).view(columns, *inputs.shape)
     jacobian = {name: value.new_empty(value.numel(), columns) for name, value in update.items()}
     for start in range(0, columns, chunk):

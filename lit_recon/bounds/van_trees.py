@@ -70,7 +70,8 @@ class GaussianPrior:
     def precision(self, n: int) -> Tensor:
         """Information of the prior about a batch of `n` inputs, `(n d, n d)`."""
         inverse: Tensor = torch.linalg.inv(self.covariance)
-        return torch.block_diag(*[inverse] * n)
+        blocks: Tensor = torch.block_diag(*[inverse] * n)
+        return blocks
 
 
 def van_trees(information: Tensor, prior: GaussianPrior) -> ErrorBound:

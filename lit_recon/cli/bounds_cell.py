@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -212,7 +213,7 @@ def _within(attack: TheoryAttack, cell: TheoryCell) -> bool:
 
 
 def _norm(update: Update) -> float:
-    return float(sum(value.square().sum() for value in update.values())) ** 0.5
+    return math.sqrt(sum(float(value.square().sum()) for value in update.values()))
 
 
 def _median_norm(gradient: BatchGradient, batch: Batch) -> float:

@@ -66,14 +66,19 @@ def _cells(settings: TheorySettings) -> Iterator[TheoryCell]:
     yield TheoryCell(settings.base)
     for axis in AXES:
         for value in settings.sweeps.of(axis):
-            yield TheoryCell(replace(settings.base, **{axis: value}))
+            yield TheoryCell(_changed(settings.base, axis, value))
     for name, family in settings.defenses.items():
         for strength in family.values:
             yield TheoryCell(settings.base, name, strength)
     for name, family in settings.defenses.items():
         for axis in ("d", "m", "batch"):
             for value in settings.sweeps.of(axis) if family.at is not None else ():
-                yield TheoryCell(replace(settings.base, **{axis: value}), name, family.at)
+                yield TheoryCell(_changed(settings.base, axis, value), name, family.at)
+
+
+def _changed(base: Sizes, axis: str, value: float) -> Sizes:
+    change: dict[str, Any] = {axis: value}
+    return replace(base, **change)
 
 
 def _digest(content: Mapping[str, Any]) -> str:

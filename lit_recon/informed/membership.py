@@ -77,7 +77,8 @@ def compare_trained(released: Tensor, first: Tensor, second: Tensor) -> Tensor:
         ShapeError: shapes differ.
     """
     _check(released, first, second)
-    return (released - first).double().norm(dim=1) - (released - second).double().norm(dim=1)
+    nearer: Tensor = (released - first).double().norm(dim=1) - (released - second).double().norm(dim=1)
+    return nearer
 
 
 def compare_losses(

@@ -19,8 +19,9 @@ from lit_recon.inversion.features import (
     SubspaceDistance,
 )
 from lit_recon.inversion.generative_prior import GenerativePrior
-from lit_recon.inversion.gradient_matching import GradientMatching, InversionState
+from lit_recon.inversion.gradient_matching import GradientMatching
 from lit_recon.inversion.imprint import RobbingTheFed
+from lit_recon.inversion.inversion_state import InversionState
 from lit_recon.inversion.labels import IDLG, HeadCounts, JointLabels, KnownLabels, LabelRecovery
 from lit_recon.inversion.objectives import (
     FeaturesOnly,

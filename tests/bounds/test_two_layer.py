@@ -104,7 +104,7 @@ def test_quadratic_form_of_many_inputs() -> None:
     inputs, direction = torch.randn(2, 4, 64, generator=generator, dtype=torch.float64)
     targets = torch.ones(4, 1, dtype=torch.float64)
     gram = TwoLayerJacobian(net, inputs, targets).gram()
-    _, moved = torch.func.jvp(lambda x: net.update(x, targets), (inputs,), (direction,))
+    _, moved, *_ = torch.func.jvp(lambda x: net.update(x, targets), (inputs,), (direction,))
     quadratic = direction.flatten() @ gram @ direction.flatten()
     assert gram.shape == (256, 256)
     assert float(quadratic) == pytest.approx(float(flat(moved).square().sum()), rel=1e-10)

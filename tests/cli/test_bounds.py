@@ -15,7 +15,7 @@ import yaml
 from lit_recon.bounds import autograd_jacobian
 from lit_recon.cli import attack
 from lit_recon.cli import bounds as command
-from lit_recon.cli.bounds_cell import drawn_instance, local_update, root_error
+from lit_recon.cli.bounds_cell import drawn_instance, local_update, measured, root_error
 from lit_recon.cli.bounds_grid import TheoryCell
 from lit_recon.cli.bounds_settings import Sizes, Sweeps, TheoryAttack, TheoryDefense, TheorySettings
 from lit_recon.errors import ConfigError
@@ -65,7 +65,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A study that was stopped after three cells, resumed, and finished."""
     place = tmp_path_factory.mktemp("study")
     config, folder = write(place / "tiny.yaml"), place / "runs"
-    measured, seen = command.measured, []
+    seen: list[str] = []
 
     def stopping(settings: TheorySettings, cell: TheoryCell) -> dict[str, Any]:
         if len(seen) == 3:

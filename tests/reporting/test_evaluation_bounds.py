@@ -40,7 +40,7 @@ def test_attacked_errors_stand_beside_their_bounds_and_reasons_below(bounded: Gr
     (panel,) = bound_panels(Evaluation.read(bounded))
     assert panel.rows == [
         ["noise 0.1, Near, batch 2", "0.200", "0.123", "2.500"],
-        ["noise 1, Near, batch 2", "0.200", "0.250", "–"],
+        ["noise 1, Near, batch 2", "0.200", "0.250", "∞"],
     ]
     assert panel.note == f"No bound above 0 for no defense: {WHY}."
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from lit_recon.reporting.evaluation.results import CellResult, Evaluation
-from lit_recon.reporting.formats import ABSENT, MISSING, format_score
+from lit_recon.reporting.formats import MISSING, format_score
 from lit_recon.reporting.panels import Panel
 
 
@@ -34,8 +34,10 @@ def bound_panels(evaluation: Evaluation) -> list[Panel]:
             "and "
             "covariance of the public images (van Trees). Real images follow it only roughly: an attack that knows "
             "them "
-            "better may come a little below. Unbiased attacks: without any prior (Cramér-Rao); where this is far above "
-            "the other, most of what an attack brings back is its prior. Both suppose that labels are known.",
+            "better may come a little below. It is loose where single victims are far more exposed than others, as the "
+            "information is averaged. Unbiased attacks: without any prior (Cramér-Rao); ∞ where the update leaves a "
+            "direction open. What an attack with a smaller error brings back there comes from its prior. Both suppose "
+            "that labels are known.",
             header=["Cell", "Attack", "Any attack", "Unbiased attacks"],
             rows=rows,
             note=f"No bound above 0 for {reasons}." if reasons else "",
@@ -55,4 +57,4 @@ def _root(cell: CellResult) -> str:
 
 def _shown(cell: CellResult, key: str) -> str:
     value = cell.bound.get(key)
-    return format_score("rmse", value) if isinstance(value, float) else ABSENT
+    return format_score("rmse", value if isinstance(value, float) else math.inf)

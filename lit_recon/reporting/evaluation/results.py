@@ -28,7 +28,8 @@ class CellResult:
         paper: printed RMSE, if any.
         metrics: of the run; empty without one.
         reason: why there are no figures; empty where there are.
-        bound: how close any attack could have come: `rmse`, `unbiased_rmse`, or `reason`; empty where nobody asked.
+        bound: how close any attack could have come: `rmse`, `unbiased_rmse` (None: infinite), or `reason`.
+            Empty where nobody asked.
     """
 
     kind: str

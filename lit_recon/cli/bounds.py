@@ -59,14 +59,15 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     for wait in (False, True):
         _run(settings, cells, folder, wait)
     write_text(folder.path / "study.json", json.dumps(_description(settings, cells), indent=2))
-    write_metrics(folder.run, {**Study.read(folder.path).record(), **environment()})
-    page = write_page(folder.path)
+    study, page = Study.read(folder.path), write_page(folder.path)
+    record = study.record()
     loggers = build_loggers(folder.run.logs, str(complete.name), settings.wandb, own)
     for logger in loggers:
-        logger.log_metrics({key: v for key, v in Study.read(folder.path).record().items() if isinstance(v, float)}, 0)
+        logger.log_metrics({key: value for key, value in record.items() if isinstance(value, float)}, 0)
     log_grid(loggers, "rates", (folder.figures / "rates.png").read_bytes(), 0)
     finish(loggers)
-    print("\n".join(Study.read(folder.path).summary()))
+    write_metrics(folder.run, {**record, **environment()})
+    print("\n".join(study.summary()))
     print(f"report      {page}")
 
 

@@ -41,7 +41,7 @@ _LOG_10 = math.log(10)
 _MOST_EPSILON = 20.0
 
 
-class Prior(NamedTuple):
+class Belief(NamedTuple):
     """What an adversary believes, and what counts as success.
 
     Attributes:
@@ -111,7 +111,7 @@ def bounds(training: FullBatchSGD, epsilon: float, delta: float, log_kappa: floa
     )
 
 
-def priors(settings: PriorSettings, samples: NDArray[np.floating]) -> list[Prior]:
+def priors(settings: PriorSettings, samples: NDArray[np.floating]) -> list[Belief]:
     """The baseline errors of all priors.
 
     Args:
@@ -123,16 +123,16 @@ def priors(settings: PriorSettings, samples: NDArray[np.floating]) -> list[Prior
     sigma = float(np.sqrt(samples.var(axis=0).mean()))
     radius = sigma * math.sqrt(d)
     found = [
-        Prior(f"one of {n} candidates", finite_prior([1 / n] * n), candidates=n) for n in sorted(settings.candidates)
+        Belief(f"one of {n} candidates", finite_prior([1 / n] * n), candidates=n) for n in sorted(settings.candidates)
     ]
     for threshold in sorted(settings.thresholds):
         eta = math.sqrt(threshold * d)
         found += [
-            Prior(f"{m} images, sought among them", empirical_prior(samples, eta), threshold, is_certified=False),
-            Prior(f"{m} images, certified", empirical_prior_ceiling(samples, eta), threshold),
-            Prior("uniform ball (proposition 6)", uniform_ball(eta, d, radius), threshold, is_drawn_from=False),
-            Prior("Gaussian (proposition 7, exact)", gaussian_prior(eta, sigma, d), threshold, is_drawn_from=False),
-            Prior(
+            Belief(f"{m} images, sought among them", empirical_prior(samples, eta), threshold, is_certified=False),
+            Belief(f"{m} images, certified", empirical_prior_ceiling(samples, eta), threshold),
+            Belief("uniform ball (proposition 6)", uniform_ball(eta, d, radius), threshold, is_drawn_from=False),
+            Belief("Gaussian (proposition 7, exact)", gaussian_prior(eta, sigma, d), threshold, is_drawn_from=False),
+            Belief(
                 "Gaussian (proposition 7, as printed)",
                 gaussian_prior_chernoff(eta, sigma, d),
                 threshold,

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from lit_recon.cli.informed_settings import ShadowSettings
-from lit_recon.cli.rero_bounds import Bounds, Prior, bounds, equivalence_row, full_batch, priors, sampled_rows
+from lit_recon.cli.rero_bounds import Belief, Bounds, bounds, equivalence_row, full_batch, priors, sampled_rows
 from lit_recon.cli.rero_cells import ReroCell
 from lit_recon.cli.rero_panels import RECORD, TABLE
 from lit_recon.cli.rero_settings import ReroSettings
@@ -109,7 +109,7 @@ class Judge:
             found["comparisons"].append(_comparison(prior, won, limits))
         return found
 
-    def _won(self, prior: Prior, errors: Tensor, observed: Tensor, expected: Tensor | None) -> Tensor | None:
+    def _won(self, prior: Belief, errors: Tensor, observed: Tensor, expected: Tensor | None) -> Tensor | None:
         if not prior.is_drawn_from:
             return None
         if prior.threshold is not None:
@@ -180,7 +180,7 @@ def _released(plan: ShadowPlan, split: InformedSplit, done: RunFolder) -> Tensor
     return store.read(split.targets)
 
 
-def _comparison(prior: Prior, won: Tensor | None, limits: Bounds | None) -> dict[str, Any]:
+def _comparison(prior: Belief, won: Tensor | None, limits: Bounds | None) -> dict[str, Any]:
     from scipy.stats import binomtest
 
     found: dict[str, Any] = {"prior": prior.name, "threshold": prior.threshold, "candidates": prior.candidates}

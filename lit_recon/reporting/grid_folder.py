@@ -8,8 +8,18 @@ from pathlib import Path
 
 from lit_recon.reporting.folder import IGNORED_SETTINGS, RunFolder
 
-#: What a grid leaves besides the files of a run.
-_OWN = ("cells", "utility", "failed", "figures", "grid.json", "bounds.json", "evaluation.csv")
+#: What a grid or a study leaves besides the files of a run.
+_OWN = (
+    "cells",
+    "utility",
+    "failed",
+    "figures",
+    "grid.json",
+    "bounds.json",
+    "evaluation.csv",
+    "study.json",
+    "bounds.csv",
+)
 
 
 @dataclass(frozen=True)

@@ -183,12 +183,12 @@ def test_maximum_likelihood_meets_the_bound() -> None:
     kept = {name: torch.rand(v.shape, generator=generator) > 0.3 for name, v in jacobian.update.items()}
     release = GaussianRelease(0.05, kept)
     errors = []
-    for _ in range(40):
+    for _ in range(120):
         observed = release.drawn(jacobian.update, generator)
-        found = likeliest_inputs(net, inputs, targets, observed, release)
+        found = likeliest_inputs(net, inputs, targets, observed, release, steps=2)
         errors.append(float((found - inputs).square().sum()))
     bound = cramer_rao(fisher_information(jacobian, release)).squared
-    assert sum(errors) / len(errors) == pytest.approx(bound, rel=0.2)  # measured 1.03, standard error 0.05
+    assert sum(errors) / len(errors) == pytest.approx(bound, rel=0.2)
 
 
 def test_gauss_newton_without_noise_finds_the_truth_from_nearby() -> None:

@@ -86,7 +86,9 @@ def test_an_unknown_option_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert capsys.readouterr() == ("", "error: unrecognized arguments: --m 3 (see `python x.py work --help`)\n")
 
 
-@pytest.mark.parametrize(("script", "names"), [(attack, ("run", "evaluate", "report")), (train, ("backbone",))])
+@pytest.mark.parametrize(
+    ("script", "names"), [(attack, ("run", "evaluate", "bounds", "report")), (train, ("backbone",))]
+)
 def test_help_names_the_commands(
     script: Callable[[list[str]], int], names: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:

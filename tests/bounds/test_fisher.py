@@ -188,7 +188,7 @@ def test_maximum_likelihood_meets_the_bound() -> None:
         found = likeliest_inputs(net, inputs, targets, observed, release, steps=2)
         errors.append(float((found - inputs).square().sum()))
     bound = cramer_rao(fisher_information(jacobian, release)).squared
-    assert sum(errors) / len(errors) == pytest.approx(bound, rel=0.2)
+    assert sum(errors) / len(errors) == pytest.approx(bound, rel=0.2)  # standard error 0.04 to 0.06
 
 
 def test_gauss_newton_without_noise_finds_the_truth_from_nearby() -> None:

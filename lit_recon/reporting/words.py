@@ -11,7 +11,7 @@ from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.settings import find_setting
 
 _SAME = 0.05  # relative difference below which two mean errors are called equal
-_HUGE = 1e4  # ratio from which only its magnitude is told
+_HUGE = 10_000  # ratio beyond which no figure says more
 
 
 class Grant(NamedTuple):
@@ -87,7 +87,7 @@ def _error(record: RunRecord) -> str:
     if not ours:
         return f"{text}, a perfect copy"
     ratio = mean / ours
-    return f"{text}, {f'{ratio:.1f}' if ratio < _HUGE else f'{ratio:.0e}'} times lower than {guess}"
+    return f"{text}, {f'{ratio:.1f}' if ratio < _HUGE else f'more than {_HUGE:,}'} times lower than {guess}"
 
 
 def _model(record: RunRecord) -> Grant:

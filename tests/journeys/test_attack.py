@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,8 @@ Script = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture(scope="module")
 def run(workplace: Path, small: list[str], script: Script) -> Path:
-    """The folder of a run of the real script with W&B offline."""
+    """The folder of a run of the real script with W&B offline, whose backbone no other journey has trained."""
+    shutil.rmtree(workplace / "runs" / "backbones", ignore_errors=True)
     process = script("attack.py", *small)
     out, err = process.communicate(timeout=280)
     assert process.returncode == 0, err

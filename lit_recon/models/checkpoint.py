@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from lit_recon.errors import CorruptFileError, LitReconError, MissingDataError, ShapeError, UnsupportedModelError
 from lit_recon.models.backbone import Backbone
 from lit_recon.models.feature_layer import WideFeatureLayer
+from lit_recon.models.model_file import write_model_file
 from lit_recon.models.trunk import Trunk
 from lit_recon.records import Normalization
 
@@ -65,14 +64,7 @@ def save_backbone(path: Path, checkpoint: BackboneCheckpoint) -> None:
         "epoch": checkpoint.epoch,
         "accuracy": checkpoint.accuracy,
     }
-    state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        save_file(state, part, metadata={_HEADER: json.dumps(header)})
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    write_model_file(path, model.state_dict(), {_HEADER: json.dumps(header)})
 
 
 def load_backbone(path: Path) -> BackboneCheckpoint:

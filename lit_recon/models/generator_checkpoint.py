@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from lit_recon.errors import CorruptFileError, LitReconError, MissingDataError
 from lit_recon.models.generator import ConvGenerator
+from lit_recon.models.model_file import write_model_file
 
 FORMAT_VERSION = 1
 #: Key of the JSON text in the safetensors header.
@@ -52,14 +51,7 @@ def save_generator(path: Path, checkpoint: GeneratorCheckpoint) -> None:
         "epoch": checkpoint.epoch,
     }
     state = {_PREFIX + name: value for name, value in checkpoint.generator.state_dict().items()}
-    tensors = {name: value.detach().cpu().contiguous() for name, value in {**state, _SEEN: checkpoint.seen}.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        save_file(tensors, part, metadata={_HEADER: json.dumps(header)})
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    write_model_file(path, {**state, _SEEN: checkpoint.seen}, {_HEADER: json.dumps(header)})
 
 
 def load_generator(path: Path) -> GeneratorCheckpoint:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,5 +81,18 @@ def train(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     def run(*arguments: object) -> Ended:
         code = cli.train(list(map(str, arguments)))
         return Ended(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def reconn(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """`reconn.py` in this process, without W&B."""
+    monkeypatch.chdir(workplace)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = cli.reconn(list(map(str, arguments)))
+        return code, *capsys.readouterr()
 
     return run

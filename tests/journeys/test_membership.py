@@ -23,19 +23,6 @@ SMALL = [
 ]
 
 
-@pytest.fixture
-def reconn(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """`reconn.py` in this process, without W&B."""
-    monkeypatch.chdir(workplace)
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        code = cli.reconn(list(map(str, arguments)))
-        return code, *capsys.readouterr()
-
-    return run
-
-
 def figures(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
     return found

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import lit_recon.models.checkpoint as module
+import lit_recon.models.model_file as model_file
 from lit_recon.errors import CorruptFileError, LitReconError, MissingDataError, ShapeError, UnsupportedModelError
 from lit_recon.models import (
     MLP,
@@ -121,7 +122,7 @@ def test_a_failed_save_leaves_the_old_file_and_no_other(path: Path, monkeypatch:
         part.write_bytes(b"half")
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(module, "save_file", full_disk)
+    monkeypatch.setattr(model_file, "save_file", full_disk)
     with pytest.raises(OSError, match="no space"):
         save_backbone(path, checkpoint_of("mlp", accuracy=None))
     assert path.read_bytes() == before

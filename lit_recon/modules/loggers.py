@@ -116,7 +116,7 @@ def _wandb_logger(
         # Lightning's own call sets WANDB_MODE for the whole process and passes settings that W&B warns about.
         run = wandb.init(
             name=name,
-            dir=logs,
+            dir=logs.resolve(),  # a W&B service that another process has started has a working directory of its own
             id=identity.read_text(encoding="utf-8").strip(),
             resume="allow",
             project=settings.project,

@@ -87,3 +87,12 @@ def test_offline_runs_keep_losses_images_and_tables(tmp_path: Path, environment:
     table = json.loads(next(tmp_path.rglob("*.table.json")).read_text())
     assert table["columns"] == ["id", "rmse"]
     assert table["data"] == [[3, 0.25]]
+
+
+@pytest.mark.filterwarnings("ignore")  # W&B's own
+def test_a_service_started_elsewhere_does_not_take_the_records(tmp_path: Path, environment: pytest.MonkeyPatch) -> None:
+    for place in ("here", "there"):
+        (tmp_path / place).mkdir()
+        environment.chdir(tmp_path / place)
+        finish(build_loggers(Path("logs"), "run", WandbSettings(mode="offline"), {}))
+        assert list((tmp_path / place).glob("logs/wandb/offline-run-*/*.wandb"))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from lit_recon.cli.entry import Command, main
+from lit_recon.cli.factors_file import named_by_content
 
 
 def attack(arguments: Sequence[str] | None = None) -> int:
@@ -32,8 +34,9 @@ def reconn(arguments: Sequence[str] | None = None) -> int:
     """Run `reconn.py` and return its exit code."""
     commands = [
         Command("run", "reconstruct the unknown image of released models", "lit_recon.cli.reconn_run"),
+        Command("factors", "vary one factor at a time; run leads here, given factors", "lit_recon.cli.factors"),
         Command("glm", "reconstruct records of linear models by their closed form", "lit_recon.cli.glm"),
         Command("membership", "tell which of two candidates was trained on", "lit_recon.cli.membership"),
         Command("rero", "bound reconstruction under differential privacy, attacks beside it", "lit_recon.cli.rero"),
     ]
-    return main("reconn.py", commands, arguments)
+    return main("reconn.py", commands, named_by_content(sys.argv[1:] if arguments is None else arguments))

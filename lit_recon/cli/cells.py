@@ -16,20 +16,26 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.cli.configuration import instantiated
 from lit_recon.cli.entry import readable
-from lit_recon.cli.grid import Cell
-from lit_recon.errors import ConfigError, LitReconError
+from lit_recon.cli.grid import Cell, merged, nested
+from lit_recon.errors import ConfigError, LitReconError, ThreatModelError, UnsupportedModelError
+from lit_recon.modules.generator_training import GENERATOR_FILE
 from lit_recon.reporting import RunFolder
 from lit_recon.reporting.atomic import write_text
-from lit_recon.reporting.formats import duration, format_score
+from lit_recon.reporting.formats import duration, format_score, measure_of
 from lit_recon.reporting.grid_folder import GridFolder
 from lit_recon.reporting.reading import read_metrics
 
 _COMMANDS = {
     "attack": ("attack.py run", "lit_recon.cli.run"),
     "utility": ("train.py backbone", "lit_recon.cli.backbone"),
+    "generator": ("train.py generator", "lit_recon.cli.generator"),
 }
-#: The figure that a finished cell shows.
-_SHOWN = {"attack": ("RMSE", "rmse"), "utility": ("accuracy", "accuracy")}
+#: The figure that a finished training shows.
+_SHOWN = {"utility": ("accuracy", "accuracy"), "generator": ("RMSE of a latent search", "search_rmse")}
+#: Where an attack's settings name the generator that it draws from.
+_CHECKPOINT = "attack.init_args.parametrization.init_args.checkpoint"
+#: Errors that say that an attack cannot work on such a model, client or batch; to try again would change nothing.
+INAPPLICABLE = (ThreatModelError, UnsupportedModelError)
 
 
 class Cells:
@@ -38,24 +44,30 @@ class Cells:
     Args:
         cells: all of them.
         folder: of the grid.
+        figure: key of the figure that a finished attack shows.
     """
 
-    def __init__(self, cells: Sequence[Cell], folder: GridFolder) -> None:
+    def __init__(self, cells: Sequence[Cell], folder: GridFolder, figure: str = "rmse") -> None:
         self.cells, self.folder = list(cells), folder
+        self._shown = {**_SHOWN, "attack": (measure_of(figure).name, figure)}
         self._commands = {kind: importlib.import_module(module) for kind, (_, module) in _COMMANDS.items()}
         self._parsers: dict[str, ArgumentParser] = {
             kind: self._commands[kind].parser(program) for kind, (program, _) in _COMMANDS.items()
         }
         self._given_up: set[str] = set()
 
-    def settings(self, cell: Cell) -> dict[str, Any]:
+    def settings(self, cell: Cell, generator: Path | None = None) -> dict[str, Any]:
         """The cell's settings, built.
+
+        Args:
+            cell: one of the grid.
+            generator: stands in for the one that the cell's attack draws from, before that is trained.
 
         Raises:
             ConfigError: the command knows no such setting, or a constructor refuses a value.
         """
         try:
-            values = self._values(cell)
+            values = self._values(cell, generator)
             values.pop("config", None)
             return instantiated(self._parsers[cell.kind], values)
         except LitReconError as error:
@@ -67,17 +79,26 @@ class Cells:
         """Whether the cell has its figures."""
         return RunFolder(self.folder.path / cell.folder).is_complete
 
-    def run(self, wait: bool) -> None:
-        """Run every cell that has no figures, once.
+    def is_settled(self, cell: Cell) -> bool:
+        """Whether there is nothing left to do: the cell has its figures, or its attack cannot work there."""
+        return self.is_done(cell) or not self._is_applicable(cell)
+
+    def set_aside(self, cell: Cell, reason: str) -> None:
+        """Note that a cell's attack cannot work there."""
+        self._note_failure(cell, reason, applicable=False)
+
+    def run(self, wait: bool, kinds: Sequence[str] = ("generator", "utility", "attack")) -> None:
+        """Run every cell that is not settled, once.
 
         Args:
             wait: for cells that another process is running, and take them over where it dies; else pass them by.
+            kinds: of the cells.
 
         Raises:
             Interrupted: after a signal; the running cell has saved its state.
         """
         for number, cell in enumerate(self.cells, start=1):
-            if self.is_done(cell) or cell.folder in self._given_up:
+            if cell.kind not in kinds or self.is_settled(cell) or cell.folder in self._given_up:
                 continue
             lock = self.folder.lock(cell.folder)
             lock.parent.mkdir(parents=True, exist_ok=True)
@@ -89,9 +110,13 @@ class Cells:
             except Timeout:
                 continue
 
-    def _values(self, cell: Cell) -> Namespace:
+    def _values(self, cell: Cell, generator: Path | None = None) -> Namespace:
         """The cell's settings as its command reads them."""
-        values: Namespace = self._parsers[cell.kind].parse_object(cell.settings)
+        settings = cell.settings
+        if cell.generator:
+            checkpoint = generator or self.folder.path / cell.generator / GENERATOR_FILE
+            settings = merged(settings, nested(_CHECKPOINT, str(checkpoint)))
+        values: Namespace = self._parsers[cell.kind].parse_object(settings)
         values.out, values.name = self.folder.path / cell.folder, Path(cell.folder).name
         return values
 
@@ -109,12 +134,21 @@ class Cells:
         except Exception as error:  # noqa: BLE001  # whatever it is, one cell must not take the others with it
             self._given_up.add(cell.folder)
             reason = " ".join(str(error).split()) or type(error).__name__
-            known = isinstance(error, LitReconError)
-            content = {"reason": reason, "traceback": "" if known else traceback.format_exc()}
-            write_text(failure, json.dumps(content, indent=2))
-            print(f"{title}: FAILED, {reason}", flush=True)
+            applicable = not (cell.kind == "attack" and isinstance(error, INAPPLICABLE))
+            self._note_failure(
+                cell, reason, applicable, "" if isinstance(error, LitReconError) else traceback.format_exc()
+            )
+            print(f"{title}: {'FAILED' if applicable else 'not applicable'}, {reason}", flush=True)
             return
-        name, key = _SHOWN[cell.kind]
+        name, key = self._shown[cell.kind]
         figure = read_metrics(RunFolder(self.folder.path / cell.folder).metrics).get(key)
         shown = format_score(key, figure) if isinstance(figure, float) else "not measured"
         print(f"{title}: {name} {shown} ({duration(time.perf_counter() - started)})", flush=True)
+
+    def _is_applicable(self, cell: Cell) -> bool:
+        failure = self.folder.failure(cell.folder)
+        return not failure.is_file() or bool(json.loads(failure.read_text(encoding="utf-8")).get("applicable", True))
+
+    def _note_failure(self, cell: Cell, reason: str, applicable: bool, traceback: str = "") -> None:
+        content = {"reason": reason, "applicable": applicable, "traceback": traceback}
+        write_text(self.folder.failure(cell.folder), json.dumps(content, indent=2))

@@ -14,12 +14,15 @@ from lit_recon.cli.cells import Cells
 from lit_recon.cli.configuration import SAME_RUN, instantiated, resolved, settings_parser
 from lit_recon.cli.evaluate_bounds import write_bounds
 from lit_recon.cli.evaluate_settings import EvaluateSettings
-from lit_recon.cli.grid import build_cells
+from lit_recon.cli.grid import build_cells, network_in_words
 from lit_recon.cli.rehearsal import Rehearsal
 from lit_recon.cli.worker import Worker
+from lit_recon.errors import MissingDataError
+from lit_recon.metrics import Unavailable, load_lpips
 from lit_recon.modules.loggers import build_loggers, finish, log_grid, log_table
 from lit_recon.reporting.atomic import write_text
 from lit_recon.reporting.evaluation import Evaluation, build_evaluation, csv_table, gallery_grids, summary_lines
+from lit_recon.reporting.evaluation.figure import Figure
 from lit_recon.reporting.grid_folder import GridFolder
 
 #: What may change between two calls on one folder: cells that stay are kept, new ones are run.
@@ -41,21 +44,26 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     worker.refuse_more_devices(settings.trainer)
     settings.wandb.resolved_mode()
     folder = GridFolder(Path(complete.out))
-    cells = Cells(build_cells(settings, yaml.safe_load(config)), folder)
+    own = yaml.safe_load(config)
+    cells = Cells(build_cells(settings, own), folder, settings.figure)
     if worker.rank == 0:
-        Rehearsal(cells).check()
-        unfinished = not all(map(cells.is_done, cells.cells))
+        _refuse_missing_lpips(settings)
+        inapplicable = Rehearsal(cells, Figure(settings.figure)).check()
+        unfinished = not all(cells.is_settled(cell) or cell.folder in inapplicable for cell in cells.cells)
         GridFolder.open(folder.path, config, settings.overwrite, (*SAME_RUN, *_GROWS), reopen=unfinished)
-        write_text(folder.grid, json.dumps(_description(settings, cells), indent=2))
-        done = sum(map(cells.is_done, cells.cells))
-        print(f"grid        {len(cells.cells)} cells, {done} of them done")
-        print(f"run folder  {folder.path}", flush=True)
+        write_text(folder.grid, json.dumps(_description(settings, cells, own), indent=2))
+        for cell in cells.cells:
+            if cell.folder in inapplicable:
+                cells.set_aside(cell, inapplicable[cell.folder])
+        _announce(cells)
     worker.leave()
+    cells.run(wait=True, kinds=("generator",))
     cells.run(wait=False)
     if worker.rank != 0:
         return
     cells.run(wait=True)
-    write_bounds(cells)
+    if not Figure(settings.figure).of_features:
+        write_bounds(cells)
     build_evaluation(folder.path)
     evaluation = Evaluation.read(folder)
     _log(settings, evaluation, str(complete.name), yaml.safe_load(config))
@@ -63,7 +71,23 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     print(f"report      {folder.run.report}")
 
 
-def _description(settings: EvaluateSettings, cells: Cells) -> dict[str, Any]:
+def _refuse_missing_lpips(settings: EvaluateSettings) -> None:
+    """An optional score is no option where attacks are judged by it."""
+    if settings.figure != "lpips" or settings.lpips.network == "none":
+        return
+    found = load_lpips(settings.lpips.network, settings.lpips.weights, settings.lpips.download)
+    if isinstance(found, Unavailable):
+        raise MissingDataError(f"attacks are to be judged by LPIPS, which cannot be had: {found.reason}")
+
+
+def _announce(cells: Cells) -> None:
+    done = sum(map(cells.is_done, cells.cells))
+    beside = sum(map(cells.is_settled, cells.cells)) - done
+    print(f"grid        {len(cells.cells)} cells, {done} of them done" + f", {beside} not applicable" * (beside > 0))
+    print(f"run folder  {cells.folder.path}", flush=True)
+
+
+def _description(settings: EvaluateSettings, cells: Cells, own: Mapping[str, Any]) -> dict[str, Any]:
     """What the page cannot read off the cells' own folders."""
     return {
         "cells": [cell.entry() for cell in cells.cells],
@@ -71,6 +95,12 @@ def _description(settings: EvaluateSettings, cells: Cells) -> dict[str, Any]:
         # named apart in every table and verdict: these attackers are not honest but curious
         "malicious": sorted({c.attack for c in cells.cells if c.settings.get("knowledge", {}).get("modified_model")}),
         "defenses": {name: family.title or name for name, family in settings.defenses.items()},
+        "networks": {
+            cell.attack: network_in_words(cell.settings["backbone"])
+            for cell in cells.cells
+            if cell.kind == "attack" and cell.settings["backbone"] != own["backbone"]
+        },
+        "figure": settings.figure,
         "budgets": sorted(settings.budgets),
     }
 

@@ -14,6 +14,7 @@ from lit_recon.modules.loggers import WandbSettings
 from lit_recon.modules.trainer import TrainerSettings
 from lit_recon.observation import ClientSettings
 from lit_recon.records import Knowledge
+from lit_recon.reporting.evaluation.judgement import NO_DEFENSE
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,18 @@ class GridAttack:
     Args:
         config: of `attack.py run`, for example configs/attack/geiping2020.yaml; what the grid says itself (data,
             backbone, victims, client) takes the place of what this file says.
-        settings: that override the file's.
+        settings: that override the file's. With a `backbone`, the attack gets a network of its own: it is named with
+            the attack, which then stands beside the others and does not compete with them.
         title: for tables; default: the name in the grid.
+        generator: of `train.py generator`, for example configs/train/generator_digits.yaml: settings of the generator
+            that the attack draws from. It is trained once, on the grid's data, before the attacks; default: the
+            checkpoint that the attack's own settings name.
     """
 
     config: Path
     settings: dict[str, Any] = field(default_factory=dict)
     title: str = ""
+    generator: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -67,13 +73,20 @@ class GridPaper:
 
     Args:
         citation: authors, title, venue.
-        rmse: printed RMSE by attack, then by defense; one entry per value of the strength, numbers or text.
+        figures: printed figures by attack, then by defense: one entry per value of the strength, numbers or text, or
+            such a list for each batch size. `none` is no defense, with a single entry.
         note: how its setting differs from this one.
     """
 
     citation: str = ""
-    rmse: dict[str, dict[str, list[float | str]]] = field(default_factory=dict)
+    figures: dict[str, dict[str, list[float | str] | dict[int, list[float | str]]]] = field(default_factory=dict)
     note: str = ""
+
+    def printed(self, attack: str, defense: str, position: int, batch_size: int) -> float | str | None:
+        """The figure at one strength, counted from 0; None where the paper prints none."""
+        found = self.figures.get(attack, {}).get(defense)
+        row = found.get(batch_size) if isinstance(found, dict) else found
+        return row[position] if row else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +103,7 @@ class EvaluateSettings:
         client: how clients compute their updates.
         knowledge: what all attackers know; default: what each attack's own configuration says.
         aware: attackers know the defense: `true`, `false`, or `both`, which runs each attack twice.
+        figure: that attacks are judged by; `feature_error` is of attacks that recover features, and needs no images.
         victims: whose updates are attacked; `batch_size` is the grid's matter.
         batch_sizes: images per client.
         attacks: by name.
@@ -115,6 +129,7 @@ class EvaluateSettings:
     client: ClientSettings = field(default_factory=ClientSettings)
     knowledge: Knowledge | None = None
     aware: bool | Literal["both"] = True
+    figure: Literal["rmse", "psnr", "ssim", "lpips", "feature_error"] = "rmse"
     victims: VictimSettings = field(default_factory=VictimSettings)
     batch_sizes: list[int] = field(default_factory=lambda: [1])
     attacks: dict[str, GridAttack]
@@ -133,11 +148,15 @@ class EvaluateSettings:
             raise ConfigError(f"batch_sizes must be different numbers of at least 1; got {self.batch_sizes}")
         if any(not 0 <= budget <= 1 for budget in self.budgets):
             raise ConfigError(f"budgets are losses of accuracy in [0, 1]; got {self.budgets}")
-        for attack, families in (self.paper or GridPaper()).rmse.items():
-            for family, values in families.items():
-                known = self.defenses.get(family)
-                if attack not in self.attacks or known is None or len(values) != len(known.values):
+        if self.figure == "lpips" and self.lpips.network == "none":
+            raise ConfigError("figure is lpips, which lpips.network: none leaves out: name a network")
+        for attack, families in (self.paper or GridPaper()).figures.items():
+            for family, found in families.items():
+                rows = found if isinstance(found, dict) else dict.fromkeys(self.batch_sizes, found)
+                known = [None] if family == NO_DEFENSE else getattr(self.defenses.get(family), "values", None)
+                fits = attack in self.attacks and known is not None and set(rows) <= set(self.batch_sizes)
+                if not fits or any(len(row) != len(known or ()) for row in rows.values()):
                     raise ConfigError(
-                        f"paper.rmse.{attack}.{family} must name an attack and a defense of this grid and hold one "
-                        f"entry per strength; got {len(values)} entries"
+                        f"paper.figures.{attack}.{family} must name an attack, a defense and batch sizes of this grid, "
+                        f"and hold one entry per strength; got {found}"
                     )

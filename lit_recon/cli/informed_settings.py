@@ -13,7 +13,8 @@ from lit_recon.data.informed_splits import InformedSplit, InformedSplitSettings,
 from lit_recon.errors import ConfigError
 from lit_recon.informed.kernel_ridge import KernelRidge
 from lit_recon.informed.reconstructor import Reconstructor
-from lit_recon.informed.shadow import GradientDescent, Initialization, ShadowPlan
+from lit_recon.informed.shadow import GradientDescent, Initialization, LinearPlan, LinearResponse, Plan, ShadowPlan
+from lit_recon.informed.view import View, WholeModel
 from lit_recon.models.released import ReleasedMLP, ReleasedNetwork
 from lit_recon.modules.loggers import WandbSettings
 from lit_recon.modules.trainer import TrainerSettings
@@ -35,6 +36,9 @@ class ShadowSettings:
         descent: how it was trained.
         initialization: `known` initial weights, or `fresh` ones for every model, released and shadow.
         execution: how shadow models are trained; `auto` measures which way is fastest here.
+        shadows: `exact`: all are trained; `linear`: had by linear response, once a sample of exact ones shows that its
+            error is tolerable; `mixed`: the sample stays exact, and all are trained where the error is not tolerable.
+        linear: how linear response is computed, and how far it is trusted.
         shard_size: models per file.
         store: folder of the shadow models; default: one of its own below `cache`.
         cache: folder of stores, one for each training.
@@ -49,6 +53,8 @@ class ShadowSettings:
     descent: GradientDescent = field(default_factory=GradientDescent)
     initialization: Initialization = "known"
     execution: Literal["auto", "hand", "vmap", "loop"] = "auto"
+    shadows: Literal["exact", "linear", "mixed"] = "exact"
+    linear: LinearResponse = field(default_factory=LinearResponse)
     shard_size: int = 250
     store: Path | None = None
     cache: Path = Path("runs/shadows")
@@ -62,6 +68,18 @@ class ShadowSettings:
         """The split of the data."""
         return draw_informed_split(self.data, self.split, self.shadow_data)
 
+    def check_final_models(self, command: str) -> None:
+        """Refuse snapshots where a command looks at final models only.
+
+        Raises:
+            ConfigError: names them.
+        """
+        if self.descent.snapshots:
+            raise ConfigError(
+                f"descent.snapshots are for `reconn.py run`; {command} looks at final models only; "
+                f"got {list(self.descent.snapshots)}"
+            )
+
     def plan(self, split: InformedSplit, device: str = "cpu") -> ShadowPlan:
         """The shadow models to train."""
         network = self.network or ReleasedMLP
@@ -74,6 +92,30 @@ class ShadowSettings:
             device=device,
         )
 
+    def shadow_models(self, plan: ShadowPlan, split: InformedSplit) -> Plan:
+        """How the adversary has the models of a plan: by training them, or by linear response.
+
+        Raises:
+            ConfigError: linear response is not for such models, or there are fewer than its sample.
+        """
+        if self.shadows == "exact":
+            return plan
+        linear = LinearPlan(plan, self.linear, self.shadows)
+        linear.sample(split.shadow)
+        return linear
+
+    def check_exact(self, command: str) -> None:
+        """Refuse linear response where a command trains all of its models.
+
+        Raises:
+            ConfigError: says so.
+        """
+        if self.shadows != "exact":
+            raise ConfigError(
+                "shadows by linear response are for `train.py shadows` and `reconn.py run`; "
+                f"{command} trains exactly; got {self.shadows}"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReconnSettings:
@@ -85,8 +127,11 @@ class ReconnSettings:
         overwrite: begin anew where a run is already.
         released: weights of the models under attack, one per test target; default: they are trained here.
         reconstructor: learns from the shadow models.
+        view: what of a released model the adversary sees.
         curve: also attack with only so many shadow models.
         lpips: an optional score; its network was made for photographs.
+        classifier: a `backbone.safetensors` of `train.py backbone`; reconstructions are also scored by whether it says of
+            them what it says of their targets.
         wandb: Weights & Biases.
         paper: whose setting this is.
     """
@@ -96,8 +141,10 @@ class ReconnSettings:
     overwrite: bool = False
     released: Path | None = None
     reconstructor: Reconstructor = field(default_factory=KernelRidge)
+    view: View = field(default_factory=WholeModel)
     curve: list[int] = field(default_factory=list)
     lpips: LpipsSettings = field(default_factory=lambda: LpipsSettings(network="none"))
+    classifier: Path | None = None
     wandb: WandbSettings = field(default_factory=WandbSettings)
     paper: PaperSettings | None = None
 

@@ -25,8 +25,8 @@ from lit_recon.modules.trainer import build_trainer, is_first_process
 from lit_recon.reporting import RunFolder, environment
 from lit_recon.reporting.rows import Metric
 
-#: Both kinds of initial weights are played, with models that are kept in the run folder: these are no settings here.
-_NOT_SET = {"initialization", "store", "cache"}
+#: Both kinds of initial weights are played, with exact models that are kept in the run folder: these are no settings.
+_NOT_SET = {"initialization", "store", "cache", "shadows", "linear"}
 #: Settings that change how a run is computed, not what it computes.
 _SAME_RUN = (*SAME_RUN, "shard_size")
 
@@ -44,6 +44,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     complete, config = resolved(arguments, values, "membership")
     built = instantiated(arguments, complete)
     settings, shadows = settings_of(MembershipSettings, built), settings_of(ShadowSettings, built)
+    shadows.check_final_models("reconn.py membership")
     split = shadows.drawn()
     games = MembershipGames.draw(split.targets, shadows.split.seed)
     settings.check_games(games.bits.tolist())

@@ -8,6 +8,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from lit_recon.cli.reconn_page import batch_grants
 from lit_recon.errors import CorruptFileError
 from lit_recon.reporting import RunRecord
 from lit_recon.reporting.atomic import write_text
@@ -84,6 +85,7 @@ def grants(record: RunRecord) -> list[Grant]:
         ),
         Grant(True, "In half of the games, the initial weights that training began from."),
         Grant(False, "In the other half, these: every model, released or the adversary's, has its own."),
+        *batch_grants(record),
         Grant(False, "The coin. It served only after the attack, to score it."),
     ]
 

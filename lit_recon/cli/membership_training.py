@@ -125,7 +125,7 @@ class GameRoom:
 
     def _on_one_image(self, plan: ShadowPlan, index: int, way: str) -> Tensor:
         """Models that are all trained on the same image: one where they would all be the same."""
-        n = 1 if plan.initialization == "known" else self.settings.histogram.models
+        n = 1 if plan.is_repeatable else self.settings.histogram.models
         images = self.games.second.subset(torch.full((n,), index))
         return self._trained(plan, f"with_{index}", images, way, f"models with image {index}")
 

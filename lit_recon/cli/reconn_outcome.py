@@ -11,13 +11,16 @@ import lit_recon._torchvision
 import torch
 from torch import Tensor
 
+from lit_recon.cli.classifier import classifier_of
 from lit_recon.cli.informed_settings import ReconnSettings
 from lit_recon.cli.reconn_page import write_page
 from lit_recon.data import ImageSet
 from lit_recon.data.informed_splits import InformedSplit
 from lit_recon.informed.reconstructor import ReconstructedTargets
 from lit_recon.metrics import Lpips, MeanImage, NearestPublic, Unavailable, load_lpips, mse, score_pairs
+from lit_recon.metrics.divergence import prediction_divergence
 from lit_recon.metrics.oracle import NearestNeighborOracle
+from lit_recon.models import Backbone
 from lit_recon.reporting import RunFolder, VictimRow, write_metrics, write_tensors, write_victims
 from lit_recon.reporting.rows import Metric
 
@@ -37,6 +40,11 @@ class ReconnOutcome:
     nearest: Tensor
     per_image: Mapping[str, Tensor | None]
     metrics: dict[str, Metric]
+
+    def note(self, sentence: str) -> None:
+        """Add something that a reader of the figures should know."""
+        there = self.metrics.get("notes")
+        self.metrics["notes"] = [*(there if isinstance(there, list) else []), sentence]
 
 
 def score_targets(
@@ -59,7 +67,7 @@ def score_targets(
     fitted = settings.reconstructor.fit(differences, shadow, labels, n_classes)
     found = fitted.reconstruct(observed)
 
-    lpips = _lpips(settings)
+    lpips, classifier = _lpips(settings), classifier_of(settings.classifier, split.targets)
     held = torch.cat([split.fixed.images, split.shadow.images])
     nearest = NearestPublic(held).query(targets)[1]
     compared = {
@@ -70,7 +78,7 @@ def score_targets(
     scores = {
         f"{prefix}{name}": values
         for prefix, images in compared.items()
-        for name, values in score_pairs(images, targets, lpips).items()
+        for name, values in _scores(images, targets, lpips, classifier).items()
     }
     everything = [held] if split.rest is None else [held, split.rest.images]
     oracle = NearestNeighborOracle.measure(targets, torch.cat(everything))
@@ -79,18 +87,23 @@ def score_targets(
         # This process alone scores, so that no metric may wait for the others to synchronize.
         metrics[name] = float(values.mean())
         metrics[f"{name}_std"] = float(values.std()) if len(values) > 1 else math.nan
-    if isinstance(lpips, Unavailable):
-        metrics |= {"lpips": None, "lpips_reason": lpips.reason}
+    for name, score in {"lpips": lpips, "kl": classifier}.items():
+        if isinstance(score, Unavailable):
+            metrics |= {name: None, f"{name}_reason": score.reason}
     metrics |= {f"oracle_mse_percentile_{percent}": value for percent, value in oracle.percentiles.items()}
-    metrics["success_rate"] = float((scores["mse"] < oracle.nearest).double().mean())
+    success = (scores["mse"] < oracle.nearest).double()
+    metrics["success_rate"] = float(success.mean())
+    metrics["success_rate_held"] = float((scores["mse"] < scores["baseline_nearest_public_mse"]).double().mean())
     metrics["label_accuracy"] = float((found.labels == split.targets.labels).double().mean())
-    metrics |= {**curve, **fitted.facts, "notes": _notes(metrics, curve, split)}
+    metrics |= {**curve, **fitted.facts, "notes": [*_notes(metrics, curve, split), *fitted.notes]}
     per_image: dict[str, Tensor | None] = {name: scores[name] for name in ("mse", "rmse", "psnr", "ssim")}
     per_image |= {
         "lpips": scores.get("lpips"),
+        "kl": scores.get("kl"),
         "mean_image_rmse": scores["baseline_mean_image_rmse"],
         "nearest_public_rmse": scores["baseline_nearest_public_rmse"],
         "oracle_mse": oracle.nearest,
+        "success": success,
     }
     return ReconnOutcome(found, nearest, per_image, metrics)
 
@@ -117,6 +130,16 @@ def _lpips(settings: ReconnSettings) -> Lpips | Unavailable:
     return load_lpips(settings.lpips.network, settings.lpips.weights, settings.lpips.download)
 
 
+def _scores(
+    images: Tensor, targets: Tensor, lpips: Lpips | Unavailable, classifier: Backbone | Unavailable
+) -> dict[str, Tensor]:
+    """Every score of pairs, `(m,)` by name, those left out that cannot be had."""
+    scores = score_pairs(images, targets, lpips)
+    if not isinstance(classifier, Unavailable):
+        scores["kl"] = prediction_divergence(images, targets, classifier)
+    return scores
+
+
 def _rows(targets: ImageSet, outcome: ReconnOutcome) -> list[VictimRow]:
     return [
         VictimRow(
@@ -140,7 +163,8 @@ def _notes(metrics: Mapping[str, Metric], curve: Mapping[str, Metric], split: In
     against_oracle = (
         f"The oracle that knows a target and picks the nearest of all {pool} other images has an MSE of "
         f"{metrics['oracle_mse']:.4f}; this attack has {metrics['mse']:.4f} and is nearer for "
-        f"{metrics['success_rate']:.0%} of the targets."
+        f"{metrics['success_rate']:.0%} of the targets, which is its rate of success; it is nearer than the nearest "
+        f"image that the adversary holds for {metrics['success_rate_held']:.0%}."
     )
     spread = f"Of all other images, 1 % lie within an MSE of {one} of a target, 10 % within {ten}, half within {half}."
     fewer = ", ".join(f"{value:.4f} with {name.split('_')[2]}" for name, value in curve.items())

@@ -25,14 +25,30 @@ def grants(record: RunRecord) -> list[Grant]:
     """What the informed adversary knew, then what not."""
     known = find_setting(record.settings, "initialization") == "known"
     initial = "The initial weights that training began from"
+    seen = record.text("seen") or "its weights"
     found = [
         Grant(True, f"All training images but one, {record.text('n_fixed')} of them, with their labels."),
-        Grant(True, "The released model: its architecture, its weights, and the optimizer that trained it."),
+        Grant(True, f"Of the released model {seen}, its architecture, and the optimizer that trained it."),
         Grant(True, f"{record.text('n_shadow')} other images of the same shape, to train shadow models on."),
         Grant(known, f"{initial}." if known else f"{initial}: every model, released or shadow, has its own."),
         Grant(False, "The missing image and its label. They served only after the attack, to score it."),
     ]
+    if record.text("hidden"):
+        found.append(Grant(False, record.text("hidden")))
+    if record.text("released_steps"):
+        found.append(Grant(True, f"The same after several steps of training: {record.text('released_steps')}."))
+    found += batch_grants(record)
     epsilon = record.number("epsilon")
     if epsilon is not None:
         found.append(Grant(False, f"The noise of the released model's training, with an epsilon of {epsilon:.6g}."))
     return sorted(found, key=lambda grant: not grant.known)
+
+
+def batch_grants(record: RunRecord) -> list[Grant]:
+    """Whether the adversary knew the order of mini-batches; empty for full batches."""
+    batch = find_setting(record.settings, "descent.batch_size")
+    if batch is None:
+        return []
+    shared = find_setting(record.settings, "descent.order") == "known"
+    own = "" if shared else ": every model, released or the adversary's, draws its own"
+    return [Grant(shared, f"Which images each mini-batch of {batch} held{own}.")]

@@ -14,12 +14,15 @@ from jsonargparse import ArgumentParser, Namespace
 from pytorch_lightning import Trainer
 from torch import Tensor
 
+from lit_recon.cli.classifier import classifier_of
 from lit_recon.cli.configuration import SAME_RUN, instantiated, resolved, settings_of, settings_parser
 from lit_recon.cli.informed_settings import ReconnSettings, ShadowSettings
 from lit_recon.cli.reconn_outcome import score_targets, write_reconn
 from lit_recon.cli.shadows import announce, store_folder
 from lit_recon.data.informed_splits import InformedSplit
-from lit_recon.informed.shadow import ShadowPlan, ShadowStore, deltas, load_released
+from lit_recon.informed.reconstructor import Background
+from lit_recon.informed.shadow import LinearPlan, ShadowPlan, ShadowStore, deltas, load_released
+from lit_recon.informed.view import WholeModel
 from lit_recon.modules.loggers import build_loggers, finish
 from lit_recon.modules.shadows import train_store
 from lit_recon.modules.trainer import build_trainer, is_first_process
@@ -27,7 +30,7 @@ from lit_recon.reporting import RunFolder, environment
 from lit_recon.reporting.rows import Metric
 
 #: Settings that change how a run is computed, not what it computes.
-_SAME_RUN = (*SAME_RUN, "store", "cache", "shard_size")
+_SAME_RUN = (*SAME_RUN, "store", "cache", "shard_size", "classifier")
 
 
 def parser(program: str) -> ArgumentParser:
@@ -48,22 +51,33 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     settings.wandb.resolved_mode()
     trainer = build_trainer(shadows.trainer, loggers=[])
     plan = shadows.plan(split, str(trainer.strategy.root_device))
-    released = None
+    seen, released = settings.view.described(plan.network, split.shadow), None
     if settings.released is not None:
-        released = load_released(settings.released, plan.network, len(split.targets))
-    stored, folder = store_folder(shadows, plan), RunFolder(Path(complete.out))
-    ShadowStore.open(stored, plan.description)
+        released = load_released(
+            settings.released, plan.network, len(split.targets), 1 + len(shadows.descent.snapshots)
+        )
+    models = shadows.shadow_models(plan, split)
+    stored, folder = store_folder(shadows, models), RunFolder(Path(complete.out))
+    whole = plan if isinstance(settings.view, WholeModel) else None
+    background = Background(whole, folder.checkpoints / "reconstructor")
+    settings = dataclasses.replace(settings, reconstructor=settings.reconstructor.informed(background))
+    classifier_of(settings.classifier, split.targets)
+    kept = ShadowStore.open(stored, models.description)
+    if kept is not None:
+        kept.check(split.shadow)
     if is_first_process():
         RunFolder.open(folder.path, config, settings.overwrite, _SAME_RUN)
-        announce(stored, plan, len(split.shadow))
+        announce(stored, models, len(split.shadow))
         print(f"targets     {len(split.targets)} released models, each with one unknown image")
         print(f"run folder  {folder.path}", flush=True)
     loggers = build_loggers(folder.logs, str(complete.name), settings.wandb, yaml.safe_load(config))
     started = time.perf_counter()
-    store = train_store(trainer, plan, split.shadow, stored, shadows.execution, shadows.shard_size)
+    store = train_store(trainer, models, split.shadow, stored, shadows.execution, shadows.shard_size)
     trained = time.perf_counter() - started
     observed = _observed(trainer, plan, split, store, folder, released)
     if is_first_process():
+        sight = settings.view.sight(plan, split.shadow)
+        features = sight(observed)
         facts: dict[str, Metric] = {
             "seed": shadows.seed,
             "split_hash": split.hash,
@@ -72,11 +86,20 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
             "n_fixed": len(split.fixed),
             "n_shadow": len(split.shadow),
             "shadow_seconds": trained,
+            "seen": seen.shown,
+            "n_features": features.shape[1],
         }
+        if seen.hidden:
+            facts["hidden"] = seen.hidden
+        if shadows.descent.snapshots:
+            facts["released_steps"] = ", ".join(map(str, plan.known.kept_steps))
         if shadows.descent.dp is not None:
             steps = shadows.descent.steps
             facts |= {"epsilon": shadows.descent.dp.epsilon(steps), "noise_multiplier": shadows.descent.dp.noise(steps)}
-        outcome = score_targets(settings, split, store.read(split.shadow), observed)
+        outcome = score_targets(settings, split, store.read(split.shadow, sight), features)
+        if isinstance(models, LinearPlan):
+            facts |= models.facts(stored, len(split.shadow))
+            outcome.note(models.sentence(stored, len(split.shadow)))
         figures = {key: value for key, value in outcome.metrics.items() if isinstance(value, float)}
         for logger in loggers:
             logger.log_metrics(figures, 0)
@@ -95,7 +118,7 @@ def _observed(
     folder: RunFolder,
     released: Tensor | None,
 ) -> Tensor:
-    """What each released model's weights differ by from the reference, `(m, p)`."""
+    """What each released model's weights differ by from the reference, `(m, p)`, with snapshots `(m, t * p)`."""
     if released is not None:
         return deltas(released, plan.reference())
     owners = dataclasses.replace(plan, purpose="released")

@@ -3,44 +3,70 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from lit_recon.cli.backbones import Target, find_target
-from lit_recon.cli.cells import Cells
+from lit_recon.cli.cells import INAPPLICABLE, Cells
 from lit_recon.cli.configuration import settings_of
 from lit_recon.cli.grid import Cell
 from lit_recon.cli.run import rehearse, sent_out, victim_data
 from lit_recon.cli.settings import AttackSettings, BackboneSettings
 from lit_recon.cli.training import prepare_training, training_data
-from lit_recon.errors import LitReconError
+from lit_recon.errors import ConfigError, LitReconError
+from lit_recon.inversion import Attack, GradientMatching
+from lit_recon.models.generator import ConvGenerator
+from lit_recon.models.generator_checkpoint import GeneratorCheckpoint, save_generator
 from lit_recon.modules.data import VictimDataModule
+from lit_recon.reporting.evaluation.figure import Figure
 from lit_recon.reporting.evaluation.judgement import NO_DEFENSE
 
 
 class Rehearsal:
     """Sets up every training and every defense, and every attack at every batch size, on the first victims.
 
+    An attack that cannot work on a network or at a batch size, and says so, is no reason to refuse the others. An
+    untrained generator stands in for one that is to be trained.
+
     An attack and a defense are each tried with all that matters to them, not with each other: a large grid would take
     long to try in full. Data are read once, and models built once, for all cells that share them.
 
     Args:
         cells: of the grid.
+        figure: that attacks are judged by.
     """
 
-    def __init__(self, cells: Cells) -> None:
-        self._cells = cells
+    def __init__(self, cells: Cells, figure: Figure | None = None) -> None:
+        self._cells, self._figure = cells, figure or Figure()
         self._victims: dict[str, VictimDataModule] = {}
         self._targets: dict[str, Target] = {}
+        self._inapplicable: dict[tuple[str, ...], LitReconError] = {}
 
-    def check(self) -> None:
+    def check(self) -> dict[str, str]:
         """Go through the cells that are not done.
 
+        Returns:
+            By folder of a cell, why its attack cannot work there.
+
         Raises:
-            LitReconError: about the first one that cannot work.
+            LitReconError: about the first cell that cannot work for another reason, or about the first of all where no
+                attack can.
         """
+        with tempfile.TemporaryDirectory() as place:
+            return self._check(Path(place))
+
+    def _check(self, place: Path) -> dict[str, str]:
         tried: set[tuple[str, ...]] = set()
         attacks = [cell for cell in self._cells.cells if cell.kind == "attack"]
-        built = {cell.folder: self._cells.settings(cell) for cell in self._cells.cells}
+        stand_ins = {
+            cell.folder: self._stand_in(cell, place / f"{number}.safetensors")
+            for number, cell in enumerate(self._cells.cells)
+            if cell.kind == "generator"
+        }
+        built = {cell.folder: self._cells.settings(cell, stand_ins.get(cell.generator)) for cell in self._cells.cells}
         for cell in [cell for cell in attacks if not self._cells.is_done(cell)]:
             settings = AttackSettings(**built[cell.folder])
             try:
@@ -53,21 +79,47 @@ class Rehearsal:
                     self._try_training(cell, built[cell.folder], built[attacks[0].folder])
                 except LitReconError as error:
                     raise type(error)(f"{cell.describe()}: {error}") from error
+        reasons = {
+            cell.folder: str(self._inapplicable[_attack(cell)])
+            for cell in attacks
+            if _attack(cell) in self._inapplicable and not self._cells.is_done(cell)
+        }
+        if len(reasons) == len(attacks):
+            error = self._inapplicable[_attack(attacks[0])]
+            raise type(error)(f"{attacks[0].describe()}: {error}") from error
+        return reasons
+
+    def _stand_in(self, cell: Cell, path: Path) -> Path:
+        """An untrained generator as the cell's settings describe it."""
+        built = self._cells.settings(cell)
+        shape = built["data"].load()[0].image_shape
+        with torch.random.fork_rng(devices=[]):
+            generator = ConvGenerator(shape, built["latent_size"], built["width"])
+        seen = torch.zeros(0, dtype=torch.int64)
+        save_generator(path, GeneratorCheckpoint(generator, data="", split_hash="", seen=seen, epoch=0))
+        return path
 
     def _try_attack(self, cell: Cell, settings: AttackSettings, tried: set[tuple[str, ...]]) -> None:
-        attack = ("attack", cell.attack, str(cell.batch_size))
-        defense = ("defense", cell.defense, str(cell.strength))
+        attack = _attack(cell)
+        key = _text([cell.settings[name] for name in ("data", "backbone", "seed")])
+        defense = ("defense", cell.defense, str(cell.strength), key)
         if {attack, defense} <= tried:
             return
         victims = self._victims_of(cell.settings, settings)
-        key = _text([cell.settings[name] for name in ("data", "backbone", "seed")])
         if key not in self._targets:
             self._targets[key] = find_target(settings.backbone, victims, settings.seed)
         target = self._targets[key]
         if cell.defense != NO_DEFENSE:
             settings.client.client(sent_out(settings, target.model, victims), settings.defense)
         if attack not in tried:
-            rehearse(settings, target, victims)
+            try:
+                rehearse(settings, target, victims)
+            except INAPPLICABLE as error:
+                self._inapplicable[attack] = error
+            if self._figure.of_features and not _recovers_features(settings.attack):
+                self._inapplicable[attack] = ConfigError(
+                    "it recovers no features, by which this grid judges attacks: give it `features`"
+                )
         tried |= {attack, defense}
 
     def _try_training(self, cell: Cell, built: dict[str, Any], attack: dict[str, Any]) -> None:
@@ -82,6 +134,15 @@ class Rehearsal:
         if key not in self._victims:
             self._victims[key] = victim_data(settings)
         return self._victims[key]
+
+
+def _recovers_features(attack: Attack) -> bool:
+    return isinstance(attack, GradientMatching) and attack.recovers_features
+
+
+def _attack(cell: Cell) -> tuple[str, ...]:
+    """What an attack is tried as: under no defense, on victims of one batch size."""
+    return ("attack", cell.attack, str(cell.batch_size))
 
 
 def _text(settings: object) -> str:

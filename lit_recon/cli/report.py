@@ -22,6 +22,7 @@ _PAGES = {
     "sweeps": "lit_recon.cli.bounds_page",
     "histogram": "lit_recon.cli.membership_page",
     "budget": "lit_recon.cli.rero_page",
+    "factors": "lit_recon.reporting.factors.page",
     "reconstructor": "lit_recon.cli.reconn_page",
     "recipe": "lit_recon.cli.generator_page",
 }

@@ -135,6 +135,8 @@ class ReroSettings:
         """
         if shadows.descent.dp is not None:
             raise ConfigError("descent.dp is not set for this command: it follows from budget.epsilons")
+        shadows.check_final_models("reconn.py rero")
+        shadows.check_exact("reconn.py rero")
         if shadows.store is not None:
             raise ConfigError("store is not set for this command: every budget has a store of its own below cache")
         if shadows.initialization != "known":

@@ -10,7 +10,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.cli.configuration import instantiated, settings_parser
 from lit_recon.cli.informed_settings import ShadowSettings
-from lit_recon.informed.shadow import ShadowPlan, ShadowStore
+from lit_recon.informed.shadow import LinearPlan, Plan, ShadowStore
 from lit_recon.modules.shadows import train_store
 from lit_recon.modules.trainer import build_trainer, is_first_process
 
@@ -29,16 +29,18 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     settings = ShadowSettings(**built)
     split = settings.drawn()
     trainer = build_trainer(settings.trainer, loggers=[])
-    plan = settings.plan(split, str(trainer.strategy.root_device))
+    plan = settings.shadow_models(settings.plan(split, str(trainer.strategy.root_device)), split)
     folder = store_folder(settings, plan)
     if is_first_process():
         announce(folder, plan, len(split.shadow))
     store = train_store(trainer, plan, split.shadow, folder, settings.execution, settings.shard_size)
     if is_first_process():
+        if isinstance(plan, LinearPlan):
+            print(f"linear      {plan.measured(folder).sentence}")
         print(f"done        {len(split.shadow)} shadow models in {store.folder}, trained by {store.execution}")
 
 
-def store_folder(settings: ShadowSettings, plan: ShadowPlan) -> Path:
+def store_folder(settings: ShadowSettings, plan: Plan) -> Path:
     """Where the shadow models of a plan are kept.
 
     Besides the training, the number of test targets tells stores apart: shadow targets are drawn after them, so that
@@ -51,7 +53,7 @@ def store_folder(settings: ShadowSettings, plan: ShadowPlan) -> Path:
     return settings.cache / key
 
 
-def announce(folder: Path, plan: ShadowPlan, n: int) -> None:
+def announce(folder: Path, plan: Plan, n: int) -> None:
     """Say what there is and what has to be trained.
 
     Raises:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from lit_recon.errors import ShapeError
+from lit_recon.informed.shadow.plan import ShadowPlan
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,27 @@ class ReconstructedTargets:
     uncertainty: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class Background:
+    """What there is beside shadow models.
+
+    Attributes:
+        plan: how the released models were trained, all of it known to the adversary; None where he does not see their
+            weights.
+        state: folder in which a long training keeps what it needs to go on after a kill; None: it starts over.
+    """
+
+    plan: ShadowPlan | None = None
+    state: Path | None = None
+
+
 class FittedReconstructor(ABC):
     """Knows the shadow models, and reconstructs from released ones."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences that a reader of its results should know; none by default."""
+        return ()
 
     @property
     @abstractmethod
@@ -48,6 +69,14 @@ class FittedReconstructor(ABC):
 
 class Reconstructor(ABC):
     """A way to learn from shadow models."""
+
+    def informed(self, background: Background) -> Reconstructor:
+        """The same with what there is beside shadow models; by default it makes no use of that.
+
+        Raises:
+            ThreatModelError, UnsupportedModelError, ConfigError: it needs something else.
+        """
+        return self
 
     @abstractmethod
     def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> FittedReconstructor:

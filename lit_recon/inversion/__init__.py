@@ -23,6 +23,8 @@ from lit_recon.inversion.gradient_matching import GradientMatching
 from lit_recon.inversion.imprint import RobbingTheFed
 from lit_recon.inversion.inversion_state import InversionState
 from lit_recon.inversion.labels import IDLG, HeadCounts, JointLabels, KnownLabels, LabelRecovery
+from lit_recon.inversion.map_matching import MapMatching
+from lit_recon.inversion.maps import MapRecovery, RecoveredMaps
 from lit_recon.inversion.objectives import (
     FeaturesOnly,
     GlobalCosine,
@@ -65,6 +67,8 @@ __all__ = [
     "KnownLabels",
     "LabelRecovery",
     "LayerwiseCosine",
+    "MapMatching",
+    "MapRecovery",
     "MomentRecovery",
     "NormReweightedCosine",
     "Objective",
@@ -73,6 +77,7 @@ __all__ = [
     "Pixels",
     "Prior",
     "RecoveredFeatures",
+    "RecoveredMaps",
     "RobbingTheFed",
     "Schedule",
     "SignedCosine",

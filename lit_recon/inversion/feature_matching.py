@@ -34,6 +34,16 @@ class Pull:
     term: FeatureTerm
 
     @property
+    def start(self) -> float:
+        """Share of the iterations after which the penalty sets in."""
+        return self.term.start
+
+    @property
+    def features(self) -> Tensor:
+        """The recovered features `(r, d)`, by which the attack is scored."""
+        return self.recovered.features
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """How the features were found, and whether their certificate holds."""
         found = self.recovered
@@ -50,6 +60,10 @@ class Pull:
         """One recovered feature `(n, d)` for every candidate, of its label `(n,)` where the recovery knows labels."""
         undecided = torch.zeros(len(labels), self.recovered.features.shape[1], device=labels.device)
         return assigned(self.recovered, undecided, labels)
+
+    def labels(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The labels as they are: candidates had them from the start."""
+        return labels
 
     def penalty(self, images: Tensor, targets: Tensor) -> Tensor:
         """Weighted penalty of candidate images `(n, c, h, w)`, a scalar that is differentiable in them."""

@@ -14,6 +14,7 @@ from lit_recon.inversion.attack import Attack
 from lit_recon.inversion.feature_matching import FeatureMatching
 from lit_recon.inversion.inversion_state import InversionState, Problem
 from lit_recon.inversion.labels import HeadCounts, LabelRecovery
+from lit_recon.inversion.map_matching import MapMatching
 from lit_recon.inversion.matching import Compilation, Execution, Matching
 from lit_recon.inversion.objectives import GlobalCosine, Objective
 from lit_recon.inversion.parametrizations import Parametrization, Pixels
@@ -33,7 +34,8 @@ class GradientMatching(Attack):
         parametrization: what is optimised.
         solver: how it is optimised.
         labels: how the batch's labels are found.
-        features: features to be recovered from a wide feature layer and matched; default: none.
+        features: features to be recovered from a wide feature layer, or maps from a convolution, and to be matched;
+            default: none.
         steps: iterations.
         restarts: independent starts per victim; the one with the least matching loss is returned.
         keep: return the `last` iterate of a restart, or the `best` one by total loss.
@@ -52,7 +54,7 @@ class GradientMatching(Attack):
         parametrization: Parametrization | None = None,
         solver: Solver | None = None,
         labels: LabelRecovery | None = None,
-        features: FeatureMatching | None = None,
+        features: FeatureMatching | MapMatching | None = None,
         steps: int = 4800,
         restarts: int = 1,
         keep: Literal["last", "best"] = "last",
@@ -96,6 +98,11 @@ class GradientMatching(Attack):
             raise ConfigError("GroupConsistency compares restarts, of which this parametrization keeps only the best")
         if grouped and self.solver.line_search:
             raise ConfigError("GroupConsistency moves restarts together, which a line search cannot: use Adam")
+
+    @property
+    def recovers_features(self) -> bool:
+        """Whether features of a wide layer are recovered, by which the attack can be scored."""
+        return isinstance(self.features, FeatureMatching)
 
     def check(self, observations: Sequence[Observation]) -> None:
         """Refuse observations that lack what the priors need, see `Attack.check`."""
@@ -176,8 +183,9 @@ class GradientMatching(Attack):
                     *remarks,
                     f"{len(diverged)} of {self.restarts} restarts diverged, first at step {min(diverged)}",
                 )
-            images, labels = chosen.best_images, chosen.best_labels
-            features = None if chosen.pull is None else chosen.pull.recovered.features
+            images, labels, features = chosen.best_images, chosen.best_labels, None
+            if chosen.pull is not None:
+                labels, features = chosen.pull.labels(images, labels), chosen.pull.features
             results.append(Reconstruction(images, labels, chosen.best_matching, chosen.trace, remarks, features))
         return results
 
@@ -254,7 +262,7 @@ class GradientMatching(Attack):
 def _pulled(problem: Problem, images: Tensor, progress: float) -> Tensor:
     """The pull of recovered features; which of them belongs to which candidate is settled when it sets in."""
     pull = problem.pull
-    if pull is None or progress < pull.term.start:
+    if pull is None or progress < pull.start:
         return images.new_zeros(())
     if problem.feature_targets is None:
         classes = problem.labels if "labels" not in problem.variables else None

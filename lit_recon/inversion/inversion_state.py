@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_recon.inversion.feature_matching import Pull
+from lit_recon.inversion.map_matching import MapPull
 from lit_recon.inversion.matching import Matching
 from lit_recon.inversion.parametrizations import Variables
 from lit_recon.records import Observation
@@ -23,7 +24,7 @@ class Problem:
     seed: int
     variables: Variables
     optimizer: torch.optim.Optimizer
-    pull: Pull | None = None
+    pull: Pull | MapPull | None = None
     condition: Tensor | None = None
     feature_targets: Tensor | None = None
     best_loss: float = float("inf")

@@ -65,11 +65,15 @@ class Lpips:
             raise ShapeError(f"LPIPS needs grey or color images, c = 1 or 3; got c = {images.shape[1]}")
         if not len(images):
             return images.new_zeros(0).double()
-        self._distance.to(images.device)
         chunks = zip(torch.split(images, _CHUNK), torch.split(targets, _CHUNK), strict=True)
         with torch.no_grad():
-            distances = [self._distance(_color(some), _color(truth), normalize=True) for some, truth in chunks]
-        return torch.cat(distances).flatten().double()
+            return torch.cat([self.loss(some, truth) for some, truth in chunks]).double()
+
+    def loss(self, images: Tensor, targets: Tensor) -> Tensor:
+        """The same of a batch as a whole and unchecked, differentiable by the images: `(n,)` float32."""
+        self._distance.to(images.device)
+        distances: Tensor = self._distance(_color(images), _color(targets), normalize=True)
+        return distances.flatten()
 
     def __repr__(self) -> str:
         return f"Lpips(network={self.network!r})"

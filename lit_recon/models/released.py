@@ -97,12 +97,13 @@ class ReleasedMLP(ReleasedNetwork):
 
 
 class ReleasedCNN(ReleasedNetwork):
-    """Two convolutions without padding, a hidden layer of ten neurons and a linear head; initialized as `ReleasedMLP`.
+    """Two convolutions without padding, a hidden layer and a linear head; initialized as `ReleasedMLP`.
 
     Args:
         image_shape: `(c, h, w)`, with sides of at least 10 pixels.
         n_classes: number of logits `k`.
         activation: after each layer but the last.
+        hidden: neurons of the hidden layer; 20 double the parameters.
 
     Source: table VI, CIFAR-10: 4x4 convolutions with 16 channels and stride 2, then 32 channels and stride 1; 55,208
     parameters.
@@ -113,12 +114,17 @@ class ReleasedCNN(ReleasedNetwork):
         image_shape: tuple[int, int, int] = (3, 32, 32),
         n_classes: int = 10,
         activation: Literal["relu", "elu", "gelu", "tanh", "sigmoid", "softplus"] = "elu",
+        hidden: int = 10,
     ) -> None:
         super().__init__()
         channels, height, width = image_shape
         if min(height, width) < 10:
             raise ConfigError(f"ReleasedCNN needs images of at least 10 x 10 pixels; got {height} x {width}")
+        if hidden < 1 or n_classes < 2:
+            raise ConfigError(f"hidden must be at least 1 and n_classes at least 2; got {hidden} and {n_classes}")
         self.arguments = {"image_shape": list(image_shape), "n_classes": n_classes, "activation": activation}
+        if hidden != 10:  # models of ten neurons are known without it in older stores
+            self.arguments["hidden"] = hidden
         positions = (height // 2 - 4) * (width // 2 - 4)
         self.layers = nn.Sequential(
             nn.Conv2d(channels, 16, 4, stride=2),
@@ -126,9 +132,9 @@ class ReleasedCNN(ReleasedNetwork):
             nn.Conv2d(16, 32, 4),
             activation_layer(activation),
             nn.Flatten(),
-            nn.Linear(32 * positions, 10),
+            nn.Linear(32 * positions, hidden),
             activation_layer(activation),
-            nn.Linear(10, n_classes),
+            nn.Linear(hidden, n_classes),
         )
 
     def initialize(self, generator: torch.Generator) -> None:

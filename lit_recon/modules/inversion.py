@@ -72,7 +72,7 @@ class InversionModule(LightningModule):
         self.attack, self.model, self.knowledge, self.lpips = attack, model, knowledge, lpips
         self.clients, self.defense = clients, defense
         self.checkpoints, self.together, self.save_every_seconds = checkpoints, together, save_every_seconds
-        self._features = isinstance(attack, GradientMatching) and attack.features is not None
+        self._features = isinstance(attack, GradientMatching) and attack.recovers_features
         self.scores = RunScores(lpips, self._features)
         self.metrics: dict[str, Metric] = {}
         self.scored: list[ScoredBatch] = []

@@ -1,46 +1,33 @@
-"""A network that learns on shadow models what an image leaves behind in a model's weights."""
+"""The paper's reconstructor for MNIST: a perceptron that learns on shadow models what an image leaves behind."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
 
 import lit_recon._torchvision
 
 import torch
-from lightning_fabric.plugins.environments.lightning import LightningEnvironment
-from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_recon.data.seeding import seeded_generator
 from lit_recon.errors import ConfigError
 from lit_recon.informed.kernel_ridge import unit_length
-from lit_recon.informed.reconstructor import FittedReconstructor, ReconstructedTargets, Reconstructor, check_shadows
+from lit_recon.informed.reconstructor import FittedReconstructor, check_shadows
 from lit_recon.informed.standardization import Standardization
 from lit_recon.models.reconstructor import ReconstructorMLP
-from lit_recon.modules.progress import TrainingProgress
+from lit_recon.modules.reconstructor_training import (
+    Accelerator,
+    FittedNetwork,
+    PairBatches,
+    PairTraining,
+    TrainedReconstructor,
+    train_pairs,
+)
 
 
-class PairBatches:
-    """Features and images in batches; the order is a function of seed and epoch alone."""
-
-    def __init__(self, features: Tensor, images: Tensor, batch_size: int, seed: int) -> None:
-        self.features, self.images, self.batch_size, self.seed = features, images, batch_size, seed
-        self.epoch = 0
-
-    def __len__(self) -> int:
-        return -(-len(self.features) // self.batch_size)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        order = torch.randperm(len(self.features), generator=seeded_generator(self.seed, "pairs", self.epoch))
-        self.epoch += 1
-        for chosen in order.split(self.batch_size):
-            yield self.features[chosen], self.images[chosen]
-
-
-class ReconstructorModule(LightningModule):
+class ReconstructorModule(PairTraining):
     """Trains a reconstructor on mean absolute plus mean squared error.
 
     Args:
@@ -51,23 +38,16 @@ class ReconstructorModule(LightningModule):
     """
 
     def __init__(self, network: nn.Module, lr: float) -> None:
-        super().__init__()
-        self.network, self.lr = network, lr
-        self.losses: list[float] = []
-        self._sum = 0.0
+        super().__init__(network)
+        self.lr = lr
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """The loss of one batch."""
         features, images = batch
         found = self.network(features)
         loss = F.l1_loss(found, images) + F.mse_loss(found, images)
-        self._sum += float(loss.detach()) * len(images)
+        self.record(loss, len(images))
         return loss
-
-    def on_train_epoch_end(self) -> None:
-        """Keep the epoch's loss, summed over its images."""
-        self.losses.append(self._sum)
-        self._sum = 0.0
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The paper's optimizer."""
@@ -75,7 +55,7 @@ class ReconstructorModule(LightningModule):
 
 
 @dataclass(frozen=True)
-class NeuralReconstructor(Reconstructor):
+class NeuralReconstructor(TrainedReconstructor):
     """The paper's reconstructor: a perceptron on standardized weights.
 
     It returns no labels; the label is that of the shadow model whose difference has the most similar direction.
@@ -96,7 +76,7 @@ class NeuralReconstructor(Reconstructor):
     batch_size: int = 128
     epochs: int = 100
     seed: int = 0
-    accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"
+    accelerator: Accelerator = "auto"
 
     def __post_init__(self) -> None:
         if not self.hidden or min(*self.hidden, self.batch_size, self.epochs) < 1 or not self.lr > 0:
@@ -105,7 +85,9 @@ class NeuralReconstructor(Reconstructor):
                 f"got {list(self.hidden)}, {self.batch_size}, {self.epochs} and {self.lr}"
             )
 
-    def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> FittedReconstructor:
+    def train(
+        self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int, state: Path | None
+    ) -> FittedReconstructor:
         check_shadows(differences, images, labels, n_classes)
         standardization = Standardization.fitted(differences)
         features = standardization(differences)
@@ -114,40 +96,7 @@ class NeuralReconstructor(Reconstructor):
             torch.manual_seed(self.seed)
             network = ReconstructorMLP(features.shape[1], (channels, height, width), self.hidden)
         module = ReconstructorModule(network, self.lr)
-        trainer = Trainer(
-            accelerator=self.accelerator,
-            devices=1,
-            plugins=[LightningEnvironment()],  # this process alone, also where torchrun started several
-            logger=False,
-            callbacks=[TrainingProgress()],
-            max_epochs=self.epochs,
-            enable_checkpointing=False,
-            enable_model_summary=False,
-            enable_progress_bar=False,
-            use_distributed_sampler=False,
-        )
-        with torch.enable_grad():
-            trainer.fit(module, PairBatches(features, images, self.batch_size, self.seed))
-        module.network.cpu().eval()
-        loss = module.losses[-1] / len(images)
-        return _FittedNeuralReconstructor(module.network, standardization, unit_length(differences), labels, loss)
-
-
-@dataclass(frozen=True, eq=False)
-class _FittedNeuralReconstructor(FittedReconstructor):
-    network: nn.Module
-    standardization: Standardization
-    directions: Tensor
-    labels: Tensor
-    loss: float
-
-    @property
-    def facts(self) -> dict[str, float]:
-        """The last epoch's `training_loss`, mean absolute plus mean squared error."""
-        return {"training_loss": self.loss}
-
-    @torch.no_grad()
-    def reconstruct(self, differences: Tensor) -> ReconstructedTargets:
-        images = self.network(self.standardization(differences))
-        similarity, nearest = (unit_length(differences) @ self.directions.T).max(dim=1)
-        return ReconstructedTargets(images, self.labels[nearest], (1 - similarity).clamp(min=0).double())
+        pairs = PairBatches(features, images, self.batch_size, self.seed)
+        train_pairs(module, pairs, self.epochs, self.accelerator, state, repr(self))
+        figures = {"training_loss": module.losses[-1]}
+        return FittedNetwork(module.network, standardization, unit_length(differences), labels, figures)

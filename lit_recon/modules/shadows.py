@@ -7,12 +7,11 @@ from pathlib import Path
 
 import lit_recon._torchvision
 
-import torch
 from pytorch_lightning import LightningModule, Trainer
 
 from lit_recon.data import ImageSet
 from lit_recon.errors import MissingDataError
-from lit_recon.informed.shadow import ShadowPlan, ShadowStore
+from lit_recon.informed.shadow import LinearPlan, Plan, ShadowStore
 from lit_recon.modules.progress import Progress
 
 #: Stands for no shard, where a process has none: the Trainer wants at least one batch in each.
@@ -44,9 +43,7 @@ class ShadowModule(LightningModule):
         label: what the models are called on the screen.
     """
 
-    def __init__(
-        self, plan: ShadowPlan, images: ImageSet, folder: Path, execution: str, shard_size: int, label: str
-    ) -> None:
+    def __init__(self, plan: Plan, images: ImageSet, folder: Path, execution: str, shard_size: int, label: str) -> None:
         super().__init__()
         self.plan, self.images, self.folder, self.label = plan, images, folder, label
         self.execution, self.shard_size = execution, shard_size
@@ -72,16 +69,18 @@ class ShadowModule(LightningModule):
 
     def on_predict_start(self) -> None:
         """Find out what is there already."""
-        self._missing = set(self.opened().missing(len(self.images)))
-        self._reference = self.plan.reference() if self._missing else torch.empty(0)
-        total = sum(map(self._size, self.predict_dataloader()))
+        self.opened().check(self.images)
+        shards, missing = list(self.predict_dataloader()), set(self.opened().missing(len(self.images)))
+        self._missing = [shard for shard in shards if shard in missing]
+        self._trained = self.plan.train_shards(self.opened(), self._missing, self.images)
+        total = sum(map(self._size, shards))
         self._progress = Progress(total, "training", self.label, quiet=not self.trainer.is_global_zero)
 
     def predict_step(self, shard: int, batch_idx: int) -> int:
         """Train one shard; the number of its models."""
         n = self._size(shard)
         if shard in self._missing:
-            self.plan.train_shard(self.opened(), shard, self.images, self._reference)
+            next(self._trained)
             self._progress.advance(n)
         else:
             self._progress.skip(n)
@@ -99,7 +98,7 @@ class ShadowModule(LightningModule):
 
 def train_store(
     trainer: Trainer,
-    plan: ShadowPlan,
+    plan: Plan,
     images: ImageSet,
     folder: Path,
     execution: str = "auto",
@@ -118,10 +117,26 @@ def train_store(
         label: what the models are called on the screen.
 
     Raises:
-        ConfigError: the folder holds models of another training.
+        ConfigError: the folder holds models of another training or of other images, or linear response errs too much.
         CorruptFileError: one of its files is damaged.
         ShapeError: training diverged.
     """
+    if isinstance(plan, LinearPlan):
+        _measure(trainer, plan, images, folder, execution, shard_size)
     module = ShadowModule(plan, images, folder, execution, shard_size, label)
     trainer.predict(module, return_predictions=False)
     return module.opened()
+
+
+def _measure(
+    trainer: Trainer, plan: LinearPlan, images: ImageSet, folder: Path, execution: str, shard_size: int
+) -> None:
+    """Train the sample that linear response is measured by; the errors are measured once for every store."""
+    images, there, known = plan.sample(images), plan.sample_folder(folder), ShadowStore.open(folder, plan.description)
+    sample = train_store(trainer, plan.exact, images, there, execution, shard_size, "models of the exact sample")
+    if trainer.is_global_zero and known is None:
+        ShadowStore.create(folder, plan.description, sample.execution, shard_size)
+    if trainer.is_global_zero and not plan.is_measured(folder):
+        plan.measure(folder, images)
+    trainer.strategy.barrier("linear response is measured")
+    plan.trusted(folder)

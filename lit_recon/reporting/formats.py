@@ -28,6 +28,8 @@ _MEASURES = (
     Measure("lpips", "LPIPS", "↓"),
     Measure("mse", "MSE", "↓", decimals=4),
     Measure("label_accuracy", "Labels right", "↑", decimals=0, unit="%"),
+    Measure("feature_error", "Feature error", "↓"),
+    Measure("feature_cosine", "Feature |cos|", "↑"),
 )
 
 

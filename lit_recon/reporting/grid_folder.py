@@ -12,6 +12,7 @@ from lit_recon.reporting.folder import IGNORED_SETTINGS, RunFolder
 _OWN = (
     "cells",
     "utility",
+    "generators",
     "failed",
     "figures",
     "grid.json",
@@ -19,6 +20,8 @@ _OWN = (
     "evaluation.csv",
     "study.json",
     "bounds.csv",
+    "factors.json",
+    "factors.csv",
 )
 
 
@@ -37,6 +40,11 @@ class GridFolder:
     def grid(self) -> Path:
         """What the cells are, for the page."""
         return self.path / "grid.json"
+
+    @property
+    def factors(self) -> Path:
+        """Which cells make up which value of which factor, for the page of a study of factors."""
+        return self.path / "factors.json"
 
     @property
     def bounds(self) -> Path:

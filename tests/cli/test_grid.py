@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from lit_recon.cli.evaluate_settings import DefenseFamily, EvaluateSettings, GridAttack, GridPaper
-from lit_recon.cli.grid import Cell, build_cells, merged
+from lit_recon.cli.grid import Cell, build_cells, merged, network_in_words
+from lit_recon.cli.settings import LpipsSettings
 from lit_recon.errors import ConfigError, MissingDataError
 
 COMMON: dict[str, Any] = {
@@ -118,6 +119,65 @@ def test_printed_figures_reach_their_cells(attack: GridAttack) -> None:
     assert cells["none", None].settings["paper"]["values"] == {}
 
 
+def test_printed_figures_may_differ_by_batch_size_and_stand_without_a_defense(attack: GridAttack) -> None:
+    figures: dict[str, Any] = {"some": {"none": {1: [0.4], 8: [0.5]}, "noise": {8: [0.1, 0.2]}}}
+    cells = grid(attack, paper=GridPaper("Some", figures), batch_sizes=[1, 8], figure="feature_error")
+    found = {(c.defense, c.strength, c.batch_size): c for c in cells if c.kind == "attack"}
+    assert [found["none", None, size].paper for size in (1, 8)] == [0.4, 0.5]
+    assert [found["noise", 0.1, size].paper for size in (1, 8)] == [None, 0.2]
+    assert found["none", None, 1].settings["paper"]["values"] == {"feature_error": 0.4}
+
+
+@pytest.fixture
+def drawing(tmp_path: Path, attack: GridAttack) -> GridAttack:
+    """The attack with a generator that has to be trained."""
+    path = tmp_path / "drawer.yaml"
+    path.write_text(yaml.safe_dump({"name": "drawer", "data": {"class_path": "CIFAR10"}, "epochs": 2, "seed": 9}))
+    return GridAttack(attack.config, attack.settings, generator=path)
+
+
+def test_a_generator_is_trained_once_on_the_grids_data(attack: GridAttack, drawing: GridAttack) -> None:
+    cells = grid(attack, attacks={"plain": attack, "drawing": drawing, "again": drawing})
+    first, *others = cells
+    assert (first.kind, first.defense, first.strength) == ("generator", "none", None)
+    assert all(cell.kind != "generator" for cell in others)
+    assert first.settings == {
+        "data": {"class_path": "Digits"},
+        "epochs": 2,
+        "seed": 9,
+        "trainer": {"devices": 1},
+        "wandb": {"mode": "disabled"},
+    }
+    assert first.describe() == "generator drawer"
+    assert {cell.attack for cell in cells if cell.generator == first.folder} == {"drawing", "again"}
+
+
+def test_another_generator_makes_other_cells(attack: GridAttack, drawing: GridAttack) -> None:
+    assert drawing.generator is not None
+    before = grid(drawing)
+    drawing.generator.write_text(yaml.safe_dump({"epochs": 3}))
+    after = grid(drawing)
+    for kind, kept in (("generator", False), ("utility", True), ("attack", False)):
+        folders = ({cell.folder for cell in cells if cell.kind == kind} for cells in (before, after))
+        assert (len(set.intersection(*folders)) > 0) == kept
+
+
+@pytest.mark.parametrize(
+    ("backbone", "words"),
+    [
+        ({"checkpoint": None, "trunk": None}, "its own ResNet18"),
+        ({"trunk": {"class_path": "a.MLP", "init_args": {"hidden": [4]}}}, "its own MLP(hidden=[4])"),
+        (
+            {"trunk": {"class_path": "ConvNet"}, "feature_layer": {"class_path": "b.Wide", "init_args": {"m": 8}}},
+            "its own ConvNet() with Wide(m=8)",
+        ),
+        ({"checkpoint": "mine.safetensors", "trunk": None}, "its own mine.safetensors"),
+    ],
+)
+def test_a_network_is_told_in_words(backbone: dict[str, Any], words: str) -> None:
+    assert network_in_words(backbone) == words
+
+
 def test_another_class_takes_no_arguments_of_the_first() -> None:
     below = {"attack": {"class_path": "A", "init_args": {"steps": 3}}, "seed": 0}
     assert merged(below, {"attack": {"class_path": "B"}}) == {"attack": {"class_path": "B"}, "seed": 0}
@@ -131,8 +191,12 @@ def test_another_class_takes_no_arguments_of_the_first() -> None:
         ({"batch_sizes": [2, 2]}, "batch_sizes"),
         ({"budgets": [5.0]}, "budgets"),
         ({"attacks": {}}, "at least one attack"),
-        ({"paper": GridPaper(rmse={"some": {"noise": [0.1]}})}, "one entry per strength"),
-        ({"paper": GridPaper(rmse={"other": {"noise": [0.1, 0.2]}})}, "must name an attack"),
+        ({"paper": GridPaper(figures={"some": {"noise": [0.1]}})}, "one entry per strength"),
+        ({"paper": GridPaper(figures={"some": {"none": [0.1, 0.2]}})}, "one entry per strength"),
+        ({"paper": GridPaper(figures={"other": {"noise": [0.1, 0.2]}})}, "must name an attack"),
+        ({"paper": GridPaper(figures={"some": {"noises": [0.1, 0.2]}})}, "must name an attack"),
+        ({"paper": GridPaper(figures={"some": {"noise": {2: [0.1, 0.2]}}})}, "batch sizes of this grid"),
+        ({"figure": "lpips", "lpips": LpipsSettings("none")}, "name a network"),
         ({"defenses": {"none": DefenseFamily({}, "defense.std", [1.0])}}, "always part of the grid"),
     ],
 )

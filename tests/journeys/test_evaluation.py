@@ -25,7 +25,7 @@ Run = Callable[..., Any]
 @pytest.fixture(scope="session")
 def grid(workplace: Path) -> Path:
     """Two defenses against one attack, with a network that trains in a second."""
-    attack = str(ROOT / "configs" / "attack" / "demo_digits.yaml")
+    attack = _attack_file("demo_digits")
     steps = {"attack": {"init_args": {"steps": 40, "restarts": 1}}}
     content = {
         "name": "tiny",
@@ -176,6 +176,85 @@ def test_a_failed_cell_is_listed_and_tried_again(
     assert "failing" in json.loads(failure.read_text())["traceback"]
     assert attack("evaluate", "--config", grid, "--out", folder).code == 0
     assert figures(folder) == figures(whole)
+
+
+def test_an_attack_that_does_not_apply_is_named_and_a_generator_is_trained(workplace: Path, attack: Run) -> None:
+    generator = workplace / "drawer.yaml"
+    small = {"latent_size": 2, "width": 1, "critic_width": 1, "epochs": 1, "n_shown": 2, "search_steps": 1}
+    generator.write_text(yaml.safe_dump({**small, "n_train": 64, "trainer": {"threads": 1}}))
+    few = {"attack": {"init_args": {"steps": 10, "restarts": 1}}}
+    content = {
+        "backbone": {"trunk": {"class_path": "MLP", "init_args": {"hidden": [4]}}, "epochs": 0},
+        "victims": {"n": 2},
+        "attacks": {
+            "jeon2021": {"config": _attack_file("jeon2021_digits"), "settings": few, "generator": str(generator)},
+            "kariyappa2023": {"config": _attack_file("kariyappa2023")},
+        },
+        "defenses": {},
+        "utility": None,
+        "trainer": {"threads": 1},
+        "lpips": {"network": "none"},
+    }
+    config, folder = workplace / "drawing.yaml", workplace / "runs" / "drawing"
+    config.write_text(yaml.safe_dump(content, sort_keys=False))
+    ended = attack("evaluate", "--config", config, "--out", folder)
+    assert ended.code == 0, ended.err
+    assert "3 cells, 0 of them done, 1 not applicable" in ended.out
+    assert "not applicable: kariyappa2023, batch 1: CocktailPartyAttack separates the images of a batch" in ended.out
+    drawn, mixed = figures(folder)
+    assert float(drawn["rmse"]) > 0
+    assert (drawn["applicable"], mixed["applicable"], mixed["rmse"]) == ("true", "false", "")
+    (place,) = (folder / "generators").iterdir()
+    assert (place / "generator.safetensors").is_file()
+    assert attack("evaluate", "--config", config, "--out", folder).code == 2  # finished, although a cell has no figures
+
+
+def test_attacks_can_be_judged_by_their_features(workplace: Path, attack: Run) -> None:
+    wide = {"class_path": "WideFeatureLayer", "init_args": {"n_neurons": 128, "n_trained": 64, "activation": "gelu"}}
+    recovery = {"attack": {"init_args": {"features": {"recovery": {"class_path": "ExactRecovery"}}}}}
+    content = {
+        "figure": "feature_error",
+        "backbone": {
+            "trunk": {"class_path": "MLP", "init_args": {"hidden": [8]}},
+            "feature_layer": wide,
+            "epochs": 0,
+        },
+        "victims": {"n": 4},
+        "batch_sizes": [2],
+        "attacks": {
+            "exact": {"config": _attack_file("liu2025_features"), "settings": recovery},
+            "geiping2020": {"config": _attack_file("demo_digits")},
+        },
+        "defenses": {},
+        "utility": None,
+        "trainer": {"threads": 1},
+        "lpips": {"network": "none"},
+        "paper": {"citation": "Some", "figures": {"exact": {"none": {"2": [0.17]}}}},
+    }
+    config, folder = workplace / "features.yaml", workplace / "runs" / "features"
+    config.write_text(yaml.safe_dump(content, sort_keys=False))
+    ended = attack("evaluate", "--config", config, "--out", folder)
+    assert ended.code == 0, ended.err
+    assert "not applicable: geiping2020, batch 2: it recovers no features" in ended.out
+    exact, images = figures(folder)
+    assert float(exact["feature_error"]) < 1e-4  # rounding of single precision
+    assert (exact["paper"], exact["strongest"], images["applicable"]) == ("0.17", "true", "false")
+    assert "paper 0.17" in (folder / "report.html").read_text()
+
+
+def test_a_figure_that_cannot_be_had_is_told_before_anything_runs(
+    workplace: Path, grid: Path, attack: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(workplace / "empty"))
+    arguments = ("--figure", "lpips", "--lpips.network", "alex", "--lpips.download", "false")
+    ended = attack("evaluate", "--config", grid, "--out", workplace / "runs" / "perceived", *arguments)
+    assert ended.code == 2
+    assert "judged by LPIPS, which cannot be had" in ended.err
+    assert not (workplace / "runs" / "perceived").exists()
+
+
+def _attack_file(name: str) -> str:
+    return str(ROOT / "configs" / "attack" / f"{name}.yaml")
 
 
 def test_two_processes_share_the_cells(

@@ -174,6 +174,34 @@ def test_the_papers_reconstructor_runs(run: Path, reconn: Callable[..., Any], wo
     assert metrics["training_loss"] > 0
 
 
+def test_one_store_serves_all_views_and_the_page_says_what_was_seen(
+    run: Path, reconn: Callable[..., Any], workplace: Path
+) -> None:
+    batches = ["--descent.batch_size", 16, "--descent.epochs", 6, "--descent.snapshots", "[2]", "--store", "batches"]
+    views = {
+        "black_box": ["--view", "BlackBox", "--view.images", 50],
+        "last_layer": ["--view", "LayersOnly", "--view.layers", "[last]"],
+    }
+    sizes = ["--split.shadow", 200, "--curve", "[]"]
+    for n_missing, (name, view) in zip((200, 0), views.items(), strict=True):
+        code, out, err = reconn("run", *SMALL, *sizes, *batches, *view, "--out", f"runs/{name}")
+        assert code == 0, err
+        assert f"200 models, {n_missing} of them to be trained" in out
+        metrics = figures(workplace / "runs" / name)
+        assert metrics["mse"] < 0.75 * metrics["baseline_mean_image_mse"]
+        # 100 images and the unknown one are seven batches an epoch; the models after two and six epochs are released.
+        assert metrics["released_steps"] == "14, 42"
+        assert metrics["n_features"] == {"black_box": 2 * 50 * 10, "last_layer": 2 * 110}[name]
+        page = (workplace / "runs" / name / "report.html").read_text()
+        assert metrics["seen"] in page
+        assert "after several steps of training: 14, 42" in page
+        assert "Which images each mini-batch of 16 held." in page
+    code, _, err = reconn("run", *SMALL, *sizes, *batches, "--split.targets", 29, "--out", "runs/reconn_other")
+    assert code == 2
+    assert "holds models of other images than digits shadow: the store belongs to another split" in err
+    assert not (workplace / "runs" / "reconn_other").exists()
+
+
 def test_train_shadows_keeps_and_goes_on(train: Callable[..., Any], workplace: Path) -> None:
     arguments = [*SIZES, "--store", "kept", "--shard_size", 50, "--trainer.threads", 1]
     ended = train("shadows", *arguments, "--split.shadow", 120)
@@ -197,6 +225,11 @@ def test_train_shadows_keeps_and_goes_on(train: Callable[..., Any], workplace: P
         (["--released", "none.safetensors"], "expected a safetensors file of released models"),
         (["--descent.momentum", 1], "descent.momentum in [0, 1)"),
         (["--descent.seps", 1], "descent.seps"),
+        (["--descent.batch_size", 102], "descent.batch_size must be at most 101, the fixed set and one image; got 102"),
+        (["--descent.order", "unknown"], "full batches have no order"),
+        (["--descent.snapshots", "[40]"], "descent.snapshots must be different ascending numbers from 1 to 39"),
+        (["--view", "LayersOnly", "--view.layers", "[layers.9]"], "got ['layers.9']"),
+        (["--view", "BlackBox", "--view.images", 401], "at most split.shadow=400; got 401"),
     ],
 )
 def test_bad_input_is_named(reconn: Callable[..., Any], arguments: list[object], complaint: str) -> None:

@@ -133,6 +133,7 @@ def test_a_finished_study_is_kept_and_grows_by_budgets(rero: Run, folder: Path) 
         (["--initialization", "fresh"], "initialization must be known"),
         (["--descent.dp.target_epsilon", "1"], "descent.dp is not set for this command"),
         (["--descent.optimizer", "lion"], "descent.optimizer"),
+        (["--descent.snapshots", "[5]"], "reconn.py rero looks at final models only; got [5]"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(rero: Run, arguments: list[str], message: str) -> None:

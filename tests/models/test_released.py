@@ -17,6 +17,9 @@ def test_sizes_are_those_of_the_paper() -> None:
     # Balle et al. 2022, tables V and VI.
     assert sum(parameter.numel() for parameter in ReleasedMLP().parameters()) == 7_960
     assert sum(parameter.numel() for parameter in ReleasedCNN().parameters()) == 55_208
+    assert sum(parameter.numel() for parameter in ReleasedCNN(hidden=20).parameters()) == 101_398
+    assert ReleasedCNN(hidden=20).architecture["hidden"] == 20
+    assert "hidden" not in ReleasedCNN().architecture  # stores from before it could be set stay valid
 
 
 @pytest.mark.parametrize("network", [ReleasedMLP(), ReleasedMLP((1, 8, 8), 3, [5, 4], "tanh"), ReleasedCNN()])
@@ -58,3 +61,5 @@ def test_impossible_sizes_are_refused() -> None:
         ReleasedMLP(hidden=[0])
     with pytest.raises(ConfigError, match="at least 10 x 10 pixels; got 8 x 8"):
         ReleasedCNN((1, 8, 8))
+    with pytest.raises(ConfigError, match="hidden must be at least 1 and n_classes at least 2; got 0 and 10"):
+        ReleasedCNN(hidden=0)

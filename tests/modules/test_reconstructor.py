@@ -7,7 +7,8 @@ from torch import Tensor
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.informed.standardization import Standardization
 from lit_recon.models.reconstructor import ReconstructorMLP
-from lit_recon.modules.reconstructor import NeuralReconstructor, PairBatches, ReconstructorModule
+from lit_recon.modules.reconstructor import NeuralReconstructor, ReconstructorModule
+from lit_recon.modules.reconstructor_training import PairBatches
 
 
 def shadows(s: int = 60) -> tuple[Tensor, Tensor, Tensor]:
@@ -71,7 +72,13 @@ def test_the_loss_is_mean_absolute_plus_mean_squared_error() -> None:
     expected = difference.abs().mean() + difference.square().mean()
     torch.testing.assert_close(module.training_step((features, images), 0).detach(), expected)
     optimizer = module.configure_optimizers()
+    assert isinstance(optimizer, torch.optim.RMSprop)
     assert optimizer.defaults["alpha"] == 0.9
+
+
+def test_its_settings_are_those_of_table_v() -> None:
+    paper = NeuralReconstructor()
+    assert (list(paper.hidden), paper.lr, paper.batch_size, paper.epochs) == ([1000, 1000], 1e-3, 128, 100)
 
 
 def test_it_learns_and_repeats_itself() -> None:

@@ -79,7 +79,7 @@ def test_the_strongest_attack_is_the_one_that_comes_closest(evaluated: GridFolde
         "noise 0.1": "near",
         "noise 1": "near",
     }
-    assert [level.rmse for level in found.values()] == [0.04, 0.06, 0.25, 0.15, 0.19]
+    assert [level.value for level in found.values()] == [0.04, 0.06, 0.25, 0.15, 0.19]
     assert [level.stops for level in found.values()] == [False, False, True, False, False]
     assert [level.price for level in found.values()] == pytest.approx([0.0, 0.0, 0.1, 0.02, None])
     assert found["no defense"].standard_error == pytest.approx(0.04 / 4**0.5)
@@ -93,7 +93,7 @@ def test_no_point_of_the_front_is_beaten_and_all_others_are(evaluated: GridFolde
         if level.accuracy is None or level in front:
             continue
         assert any(
-            (other.accuracy or 0) >= level.accuracy and (other.rmse or 0) >= (level.rmse or 0) for other in front
+            (other.accuracy or 0) >= level.accuracy and (other.value or 0) >= (level.value or 0) for other in front
         )
 
 
@@ -103,7 +103,12 @@ def test_defenses_are_compared_at_equal_price(evaluated: GridFolder) -> None:
     assert cheap == {"none": "no defense", "prune": "pruning 0.5", "noise": "noise 0.1"}
     dear = {name: level.title for name, level in best_within(points, 0.2).items()}
     assert dear == {"none": "no defense", "prune": "pruning 0.99", "noise": "noise 0.1"}
-    (table,) = equal_utility(Evaluation.read(evaluated))
+    table, honest = equal_utility(Evaluation.read(evaluated))
+    assert (table.honest, honest.honest) == (False, True)
+    assert [[entry.text for entry in entries] for _, entries in honest.rows] == [
+        ["0.050", "0.060", "0.150"],
+        ["0.050", "0.250", "0.150"],
+    ]
     assert table.defenses == ["no defense", "pruning", "noise"]
     assert [(budget, [entry.text for entry in entries]) for budget, entries in table.rows] == [
         ("2", ["0.040", "0.060", "0.150"]),
@@ -134,9 +139,10 @@ def test_a_margin_within_the_error_is_called_so(evaluated: GridFolder) -> None:
 def test_tables_hold_every_cell_or_the_reason_why_not(evaluated: GridFolder) -> None:
     (table,) = attack_tables(Evaluation.read(evaluated))
     assert table.attacks == ["Near", "Far, malicious server"]
-    assert table.nearest_public == "0.200"
+    assert table.baselines == "nearest public image 0.200, mean image 0.251"
     rows = {row.title: row for row in table.rows}
     assert [entry.strongest for entry in rows["no defense"].entries] == [False, True]
+    assert [entry.strongest_honest for entry in rows["no defense"].entries] == [True, False]
     assert rows["noise 0.1"].entries[1].reason == "out of memory"
     assert rows["pruning 0.99"].entries[0].paper == "0.26"
     assert rows["pruning 0.99"].price == "+10.0"
@@ -173,6 +179,135 @@ def test_the_folder_tells_everything(evaluated: GridFolder) -> None:
         "gallery_pruning__batch_2.png",
     ]
     assert summary_lines(Evaluation.read(evaluated))[-1] == "1 cells have no figures; the report says why"
+
+
+def test_servers_are_told_apart(evaluated: GridFolder) -> None:
+    # the malicious one alone breaks noise 1
+    _rescore(evaluated, "noise", 1.0, "near", 0.21)
+    _rescore(evaluated, "noise", 1.0, "far", 0.03)
+    said = dict(verdicts(Evaluation.read(evaluated)))
+    assert len(said["pruning"]) == 1
+    every, honest = said["noise"]
+    assert "Batch 2: no strength of the grid stops the strongest attack. The most that it takes is noise 0.1" in every
+    assert "Batch 2, honest servers alone: noise 1 stops the strongest attack, Near" in honest
+    build_evaluation(evaluated.path)
+    figures = json.loads(evaluated.run.metrics.read_text())
+    assert (figures["strongest.noise_1.b2"], figures["strongest_honest.noise_1.b2"]) == ("far", "near")
+    assert (figures["stops.noise_1.b2"], figures["stops_honest.noise_1.b2"]) == (False, True)
+    rows = list(csv.DictReader(evaluated.table.read_text().splitlines()))
+    assert sum(row["strongest_honest"] == "true" for row in rows) == 5
+    assert {row["attack"] for row in rows if row["strongest_honest"] == "true"} == {"near"}
+
+
+def test_honest_servers_alone_need_no_second_verdict(evaluated: GridFolder) -> None:
+    _change(evaluated, malicious=[])
+    assert all(len(sentences) == 1 for _, sentences in verdicts(Evaluation.read(evaluated)))
+    (table,) = attack_tables(Evaluation.read(evaluated))
+    assert table.attacks == ["Near", "Far"]
+
+
+def test_an_attack_that_does_not_apply_says_why(evaluated: GridFolder) -> None:
+    content = json.loads(evaluated.grid.read_text())
+    why = "it needs a fully connected first layer"
+    for cell in list(content["cells"]):
+        if cell["attack"] == "near":
+            place = cell["folder"].replace("near", "picky")
+            evaluated.failure(place).write_text(json.dumps({"reason": why, "applicable": False}))
+            content["cells"].append({**cell, "attack": "picky", "folder": place})
+    _change(evaluated, cells=content["cells"], attacks={**content["attacks"], "picky": "Picky"})
+    evaluation = Evaluation.read(evaluated)
+    (table,) = attack_tables(evaluation)
+    assert {row.entries[2].text for row in table.rows} == {"not applicable"}
+    assert {row.entries[2].reason for row in table.rows} == {why}
+    page = build_evaluation(evaluated.path).read_text()
+    assert f"<b>Picky, batch 2</b>: {why}" in page
+    figures = json.loads(evaluated.run.metrics.read_text())
+    assert (figures["n_failed"], figures["n_not_applicable"]) == (1, 5)
+    assert f"not applicable: Picky, batch 2: {why}" in summary_lines(evaluation)
+    rows = list(csv.DictReader(evaluated.table.read_text().splitlines()))
+    assert [row["applicable"] for row in rows].count("false") == 5
+
+
+def test_where_it_does_not_apply_is_told_apart(evaluated: GridFolder) -> None:
+    failure = next((evaluated.path / "failed").iterdir())
+    failure.write_text(json.dumps({"reason": "no steps", "applicable": False}))
+    assert summary_lines(Evaluation.read(evaluated))[-1] == (
+        "not applicable: Far, malicious server, batch 2, under noise 0.1: no steps"
+    )
+
+
+def test_an_attack_on_a_network_of_its_own_is_out_of_competition(evaluated: GridFolder) -> None:
+    _change(evaluated, networks={"far": "its own MLP(hidden=[4])"})
+    evaluation = Evaluation.read(evaluated)
+    (table,) = attack_tables(evaluation)
+    assert table.attacks[1] == "Far, malicious server, on its own MLP(hidden=[4])"
+    assert table.rows[0].entries[1].text == "0.040"
+    assert {level.strongest.attack for level in levels(evaluation, 2) if level.strongest} == {"near"}
+    assert "out of competition: Far" in build_evaluation(evaluated.path).read_text()
+
+
+def test_another_figure_has_its_own_direction(evaluated: GridFolder) -> None:
+    for attack, psnr, nearest in (("near", 30.0, 15.0), ("far", 10.0, 15.0)):
+        _rescore(evaluated, "none", None, attack, psnr, "psnr", nearest)
+    for attack, psnr in (("near", 12.0), ("far", 14.0)):
+        _rescore(evaluated, "noise", 1.0, attack, psnr, "psnr", 15.0)
+    _change(evaluated, figure="psnr")
+    evaluation = Evaluation.read(evaluated)
+    found = {level.title: level for level in levels(evaluation, 2)}
+    assert found["no defense"].strongest is not None
+    assert found["no defense"].strongest.attack == "near"
+    assert found["noise 1"].value == 14.0
+    assert (found["no defense"].stops, found["noise 1"].stops) == (False, True)
+    page = build_evaluation(evaluated.path).read_text()
+    assert "<h2>PSNR, batch 2</h2>" in page
+    assert "is below that of the nearest public image" in page
+    assert json.loads(evaluated.run.metrics.read_text())["psnr.noise_1.0.far.b2"] == 14.0
+
+
+def test_features_have_neither_images_nor_a_nearest_public_one(evaluated: GridFolder) -> None:
+    for (defense, strength), (near, far) in LEAKAGE.items():
+        for attack, error in (("near", near), ("far", far)):
+            if error is not None:
+                _rescore(evaluated, defense, strength, attack, 2 * error, "feature_error")
+    _change(evaluated, figure="feature_error")
+    evaluation = Evaluation.read(evaluated)
+    (pruning, *_), (noise, *_) = (dict(verdicts(evaluation))[name] for name in ("pruning", "noise"))
+    assert "the most that it takes is pruning 0.99, where Near leaves a feature error of 0.500" in pruning
+    assert "against 0.080" in pruning
+    assert "noise 1" in noise
+    assert {level.stops for level in levels(evaluation, 2)} == {None}
+    assert gallery_grids(evaluation) == {}
+    page = build_evaluation(evaluated.path).read_text()
+    assert "nearest public image" not in page
+    assert "<h2>Feature error, batch 2</h2>" in page
+
+
+def test_a_generator_is_a_cell_without_a_row(evaluated: GridFolder) -> None:
+    content = json.loads(evaluated.grid.read_text())
+    content["cells"].insert(0, _entry("generator", "generators/digits-0123abcd", "none", None))
+    _change(evaluated, cells=content["cells"])
+    page = build_evaluation(evaluated.path).read_text()
+    assert "<b>generator digits</b>: not run yet" in page
+    assert len(evaluated.table.read_text().splitlines()) == 11
+
+
+def _change(folder: GridFolder, **content: Any) -> None:
+    folder.grid.write_text(json.dumps({**json.loads(folder.grid.read_text()), **content}))
+
+
+def _rescore(
+    folder: GridFolder,
+    defense: str,
+    strength: float | None,
+    attack: str,
+    value: float,
+    key: str = "rmse",
+    nearest: float | None = None,
+) -> None:
+    run = folder.path / f"cells/{defense}_{strength}-{attack}-b2-0123abcd"
+    metrics = json.loads((run / "metrics.json").read_text())
+    beside = {} if nearest is None else {f"baseline_nearest_public_{key}": nearest}
+    write_metrics(RunFolder(run), {**metrics, key: value, **beside})
 
 
 def test_the_same_evaluation_gives_the_same_pictures(evaluated: GridFolder) -> None:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from lit_recon.defenses.base import Batch
 from lit_recon.defenses.dp_sgd import DPSGD
 from lit_recon.defenses.release import defended_gradient
+from lit_recon.informed.shadow.batches import Batches
 from lit_recon.informed.shadow.training import KnownTraining, flat_weights, unflatten
 from lit_recon.models import Backbone
 from lit_recon.records import Update
@@ -36,33 +37,40 @@ def train_by_loop(
         initial: weights `(p,)` of all models, or `(s, p)` of each.
         images: own image of each model, `(s, c, h, w)`.
         labels: of those, `(s,)`.
-        generators: of the noise, one per model; needed with noise only.
+        generators: of noise or of an unknown order of mini-batches, one per model; of a known order, one for all;
+            needed for these only.
 
     Returns:
-        Flat weights `(s, p)`.
+        Flat weights `(s, p)`; with snapshots `(s, t * p)`, of all released models in the order of their steps.
 
     Raises:
         ShapeError: arguments do not fit.
     """
     known.check(initial, images, labels, generators)
     descent, network = known.descent, copy.deepcopy(known.network)
-    mechanism = None if descent.dp is None else descent.dp.mechanism(descent.steps)
-    trained = []
+    mechanism = None if descent.dp is None else descent.dp.mechanism(known.n_steps)
+    batches, kept, trained = Batches(known, generators), known.kept_steps, []
     for index, (start, image, label) in enumerate(zip(initial.expand(len(images), -1), images, labels, strict=True)):
         network.load_state_dict(unflatten(network, start))
         optimizer = descent.torch_optimizer(network)
-        batch = Batch(torch.cat([known.images, image[None]]), torch.cat([known.labels, label[None]]))
-        generator = generators[index] if generators else torch.Generator()
+        whole = Batch(torch.cat([known.images, image[None]]), torch.cat([known.labels, label[None]]))
+        generator = generators[index] if mechanism is not None and generators else torch.Generator()
+        released = []
         with torch.enable_grad():
-            for _ in range(descent.steps):
+            for step, numbers in enumerate(batches.of(slice(index, index + 1)), start=1):
+                batch = whole
+                if numbers is not None:
+                    batch = Batch(whole.images[numbers.flatten()], whole.labels[numbers.flatten()])
                 optimizer.zero_grad()
                 if mechanism is None:
                     F.cross_entropy(network(batch.images), batch.labels).backward()
                 else:
                     _set_private_gradient(network, mechanism, batch, generator)
                 optimizer.step()
-        trained.append(flat_weights(network))
-    return torch.stack(trained) if trained else initial.new_empty(0, known.n_parameters)
+                if step in kept:
+                    released.append(flat_weights(network))
+        trained.append(torch.cat(released))
+    return torch.stack(trained) if trained else initial.new_empty(0, len(kept) * known.n_parameters)
 
 
 def _set_private_gradient(network: nn.Module, mechanism: DPSGD, whole: Batch, generator: torch.Generator) -> None:

@@ -10,6 +10,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 from lit_recon.defenses.clipping import clipped_examples
+from lit_recon.informed.shadow.batches import Batches, gathered
 from lit_recon.informed.shadow.descent import Descent
 from lit_recon.informed.shadow.private import add_noise
 from lit_recon.informed.shadow.training import KnownTraining, unflatten
@@ -33,7 +34,7 @@ def train_by_vmap(
     """
     known.check(initial, images, labels, generators)
     descent, network, n = known.descent, known.network, len(known.images)
-    mechanism = None if descent.dp is None else descent.dp.mechanism(descent.steps)
+    mechanism = None if descent.dp is None else descent.dp.mechanism(known.n_steps)
 
     def loss(weights: Tensor, image: Tensor, label: Tensor) -> Tensor:
         parameters = unflatten(network, weights)
@@ -42,22 +43,47 @@ def train_by_vmap(
         return (fixed + own) / (n + 1)
 
     gradient = vmap(grad(loss))
-    trained = []
+    batches, kept, trained = Batches(known, generators), known.kept_steps, []
     for start in range(0, len(images), chunk):
         members = slice(start, start + chunk)
         own, own_labels = images[members], labels[members]
         weights = initial.expand(len(images), -1)[members].clone()
-        optimizer = Descent(descent, [weights])
-        for _ in range(descent.steps):
-            if mechanism is None:
+        optimizer, released = Descent(descent, [weights]), []
+        for step, numbers in enumerate(batches.of(members), start=1):
+            if numbers is not None:
+                optimizer.step([_of_batch(known, weights, own, own_labels, numbers)], scale=1 / numbers.shape[-1])
+            elif mechanism is None:
                 optimizer.step([gradient(weights, own, own_labels)])
-                continue
-            total = clipped_sums(network, weights, known.images, known.labels, mechanism.bound)
-            total += _own_clipped(network, weights, own, own_labels, mechanism.bound)
-            add_noise(list(unflatten(network, total).values()), mechanism, (generators or ())[members])
-            optimizer.step([total], scale=1 / (n + 1))
-        trained.append(weights)
+            else:
+                total = clipped_sums(network, weights, known.images, known.labels, mechanism.bound)
+                total += _own_clipped(network, weights, own, own_labels, mechanism.bound)
+                add_noise(list(unflatten(network, total).values()), mechanism, (generators or ())[members])
+                optimizer.step([total], scale=1 / (n + 1))
+            if step in kept:
+                released.append(weights.clone())
+        trained.append(torch.cat(released, dim=1))
     return torch.cat(trained)
+
+
+def _of_batch(known: KnownTraining, weights: Tensor, own: Tensor, own_labels: Tensor, numbers: Tensor) -> Tensor:
+    """Gradients of the loss summed over one mini-batch, `(s, p)`."""
+
+    def loss(parameters: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+        logits = functional_call(known.network, unflatten(known.network, parameters), images)
+        return F.cross_entropy(logits, labels, reduction="sum")
+
+    found: Tensor
+    if numbers.dim() == 2:
+        images, labels = gathered(known.images, own, numbers), gathered(known.labels, own_labels, numbers)
+        found = vmap(grad(loss))(weights, images, labels)
+        return found
+    fixed = numbers[numbers < len(known.images)]
+    found = torch.zeros_like(weights)
+    if len(fixed):
+        found += vmap(grad(loss), in_dims=(0, None, None))(weights, known.images[fixed], known.labels[fixed])
+    if len(fixed) < len(numbers):
+        found += vmap(grad(loss))(weights, own[:, None], own_labels[:, None])
+    return found
 
 
 def clipped_sums(network: nn.Module, weights: Tensor, images: Tensor, labels: Tensor, bound: float) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +17,8 @@ from lit_recon.informed.shadow.store import ShadowStore
 from lit_recon.informed.shadow.training import GradientDescent, KnownTraining, flat_weights
 from lit_recon.models.released import ReleasedNetwork
 
+#: The reference of models whose mini-batches nobody knows is the mean over so many orders.
+_REFERENCE_ORDERS = 16
 #: `known`: all models start from the same weights; `fresh`: each from weights of its own.
 Initialization = Literal["known", "fresh"]
 
@@ -28,9 +31,10 @@ class ShadowPlan:
         network: the architecture.
         fixed: the fixed set.
         descent: the optimizer.
-        seed: of the initial weights.
+        seed: of the initial weights, of noise and of the order of mini-batches.
         initialization: whether all models start alike, as an adversary can arrange who knows the initial weights.
-        purpose: tells the weights of fresh models apart: those of an adversary from those that were released.
+        purpose: tells apart what is random in the models of an adversary and in those that were released: fresh initial
+            weights, noise and unknown orders.
         device: that trains.
     """
 
@@ -46,6 +50,11 @@ class ShadowPlan:
     def known(self) -> KnownTraining:
         """The training on this plan's device."""
         return KnownTraining(self.network, self.fixed.pixels(), self.fixed.labels, self.descent).on(self.device)
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether models that are trained on the same images are the same."""
+        return self.initialization == "known" and not self.descent.is_noisy and not self.descent.has_own_order
 
     @property
     def description(self) -> dict[str, object]:
@@ -67,8 +76,13 @@ class ShadowPlan:
         return flat_weights(self.network)
 
     def reference(self) -> Tensor:
-        """Float64 weights `(p,)` of the model without any further image."""
-        return train_reference(self.known, self.initial_weights().to(self.device)).cpu()
+        """Float64 weights of the model without any further image, `(p,)`, or `(t * p,)` with snapshots."""
+        orders = None
+        if self.descent.batch_size is not None:
+            orders = [seeded_generator(self.seed, "order")]
+        if self.descent.has_own_order:
+            orders = [seeded_generator(self.seed, "order", "reference", order) for order in range(_REFERENCE_ORDERS)]
+        return train_reference(self.known, self.initial_weights().to(self.device), orders).cpu()
 
     def execution(self) -> Execution:
         """The fastest way for these models here."""
@@ -81,13 +95,14 @@ class ShadowPlan:
         return torch.stack([self.initial_weights(self.purpose, member) for member in members])
 
     def generators(self, members: range) -> list[torch.Generator] | None:
-        """Generators of the models' noise, of everyone's own; None without noise."""
-        if not self.descent.is_noisy:
-            return None
-        return [seeded_generator(self.seed, "noise", self.purpose, member) for member in members]
+        """Generators of every model's own noise or order of mini-batches, or of the order of all; None without."""
+        if self.descent.is_noisy or self.descent.has_own_order:
+            what = "noise" if self.descent.is_noisy else "order"
+            return [seeded_generator(self.seed, what, self.purpose, member) for member in members]
+        return None if self.descent.batch_size is None else [seeded_generator(self.seed, "order")]
 
     def train(self, images: ImageSet, members: range, execution: Execution, reference: Tensor) -> Tensor:
-        """Differences `(s, p)`, float32 on the CPU, of the models of some of the images.
+        """Differences `(s, p)`, float32 on the CPU, of the models of some of the images; `(s, t * p)` with snapshots.
 
         Args:
             images: one per model of the whole plan.
@@ -115,3 +130,10 @@ class ShadowPlan:
         execution: Execution = "hand" if store.execution == "hand" else "vmap" if store.execution == "vmap" else "loop"
         trained = self.train(images, members, execution, reference)
         store.write(shard, trained, images.subset(torch.tensor(list(members))))
+
+    def train_shards(self, store: ShadowStore, shards: Sequence[int], images: ImageSet) -> Iterator[int]:
+        """Train and keep the models of some shards of a store; yields each shard's number when it is there."""
+        reference = self.reference()
+        for shard in shards:
+            self.train_shard(store, shard, images, reference)
+            yield shard

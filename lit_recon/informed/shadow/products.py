@@ -20,7 +20,8 @@ def times_transposed(a: Tensor, b: Tensor) -> Tensor:
     >>> times_transposed(torch.ones(2, 3), torch.ones(4, 3)).tolist()
     [[3.0, 3.0, 3.0, 3.0], [3.0, 3.0, 3.0, 3.0]]
     """
-    if a.dtype == torch.float32 and a.device.type == "cpu" and not torch.is_grad_enabled() and _has_exact_onednn():
+    fits = a.dtype == torch.float32 and a.device.type == "cpu" and a.numel() and b.numel()
+    if fits and not torch.is_grad_enabled() and _has_exact_onednn():
         product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
         return product
     return a @ b.T

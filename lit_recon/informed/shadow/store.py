@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,6 +96,23 @@ class ShadowStore:
         """
         return [shard for shard in self.shards(n) if self._count(shard) < len(self.members(shard, n))]
 
+    def check(self, images: ImageSet) -> None:
+        """Refuse models of other images among those that are there.
+
+        Args:
+            images: one per model.
+
+        Raises:
+            ConfigError: a model belongs to another image.
+            CorruptFileError: a shard is damaged.
+        """
+        keys = image_keys(images)
+        for shard in self.shards(len(images)):
+            members = self.members(shard, len(images))
+            there = min(self._count(shard), len(members))
+            if there:
+                self._compare(shard, self._read(shard, there, "images"), keys[members.start :][:there], images)
+
     def write(self, shard: int, differences: Tensor, images: ImageSet) -> None:
         """Write one shard; it appears whole or not at all.
 
@@ -117,8 +134,12 @@ class ShadowStore:
         header = json.dumps({"store": self._key, "n": len(images)})
         write_bytes(self._path(shard), save(content, {_HEADER: header}))
 
-    def read(self, images: ImageSet) -> Tensor:
+    def read(self, images: ImageSet, sight: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Differences `(s, p)` float32 of the models of these images, the first `s` shadow targets.
+
+        Args:
+            images: of the models.
+            sight: what is made of each shard's differences before the next one is read; default: nothing.
 
         Raises:
             MissingDataError: a shard has not been trained yet.
@@ -132,14 +153,19 @@ class ShadowStore:
                 raise MissingDataError(
                     f"{self._path(shard)} is not there or incomplete: train it with `python train.py shadows`"
                 )
-            found, of = self._read(shard, len(members))
-            if not torch.equal(of, keys[members.start : members.stop]):
-                raise ConfigError(
-                    f"{self._path(shard)} holds models of other images than {images.name}: the store belongs to "
-                    "another split; choose another folder with --store"
-                )
-            parts.append(found)
+            found = self._read(shard, len(members), "deltas")
+            if not torch.isfinite(found).all():
+                raise self._damaged(self._path(shard), "it holds NaN or infinite weights")
+            self._compare(shard, self._read(shard, len(members), "images"), keys[members.start : members.stop], images)
+            parts.append(found if sight is None else sight(found))
         return torch.cat(parts)
+
+    def _compare(self, shard: int, there: Tensor, wanted: Tensor, images: ImageSet) -> None:
+        if not torch.equal(there, wanted):
+            raise ConfigError(
+                f"{self._path(shard)} holds models of other images than {images.name}: the store belongs to "
+                "another split; choose another folder with --store"
+            )
 
     @property
     def _key(self) -> str:
@@ -162,16 +188,14 @@ class ShadowStore:
         except (SafetensorError, OSError, ValueError, KeyError) as error:
             raise self._damaged(path, error) from error
 
-    def _read(self, shard: int, n: int) -> tuple[Tensor, Tensor]:
+    def _read(self, shard: int, n: int, name: str) -> Tensor:
         path = self._path(shard)
         try:
             with safe_open(path, framework="pt") as file:
-                found, of = file.get_slice("deltas")[:n], file.get_slice("images")[:n]
+                found: Tensor = file.get_slice(name)[:n]
         except (SafetensorError, OSError) as error:
             raise self._damaged(path, error) from error
-        if not torch.isfinite(found).all():
-            raise self._damaged(path, "it holds NaN or infinite weights")
-        return found, of
+        return found
 
     @staticmethod
     def _damaged(path: Path, reason: object) -> CorruptFileError:

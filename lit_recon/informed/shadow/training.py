@@ -20,17 +20,32 @@ ADAM_DECAY, ADAM_EPSILON = 0.999, 1e-8
 
 @dataclass(frozen=True)
 class GradientDescent:
-    """Full-batch descent on the mean cross-entropy.
+    """Descent on the mean cross-entropy, of all images or of mini-batches.
+
+    With mini-batches, every epoch shuffles all images, the unknown one among them, and cuts them into batches, the last
+    of which may be smaller.
 
     Args:
-        steps: of descent, each over all images.
+        steps: of descent, each over one batch.
         lr: learning rate.
         momentum: `v <- momentum * v + gradient`, `theta <- theta - lr * v`, as in `torch.optim.SGD`; of Adam, the decay
             of the mean gradient.
         optimizer: gradient descent with momentum, or Adam as in `torch.optim.Adam`.
-        dp: clipping and noise; default: none.
+        dp: clipping and noise; default: none. It needs full batches, for which epsilon is exact.
+        batch_size: images of a batch; default: all of them.
+        order: of mini-batches: `known`, so that an adversary's models see the batches that the released ones saw, or
+            `unknown`, where every model, released or shadow, draws its own.
+        epochs: passes of mini-batches over all images, in place of `steps`.
+        snapshots: models that are released besides the final one: after so many steps, or epochs where `epochs` is
+            set; ascending.
 
-    Source: Balle, Cherubin and Hayes 2022, table V (MNIST).
+    Raises:
+        ConfigError: a number is out of its range, or two settings exclude each other.
+
+    Source: Balle, Cherubin and Hayes 2022, table V (MNIST); mini-batches: section VI-B.
+
+    >>> GradientDescent(batch_size=32, epochs=10, snapshots=[1, 5]).kept_steps(100)
+    [4, 20, 40]
     """
 
     steps: int = 100
@@ -38,13 +53,22 @@ class GradientDescent:
     momentum: float = 0.9
     optimizer: Literal["sgd", "adam"] = "sgd"
     dp: PrivateDescent | None = None
+    batch_size: int | None = None
+    order: Literal["known", "unknown"] = "known"
+    epochs: int | None = None
+    snapshots: Sequence[int] = ()
 
     @property
     def description(self) -> dict[str, object]:
         """What a store has to agree in; later settings only where they say something, so that old stores stay valid."""
-        found: dict[str, object] = {"steps": self.steps, "lr": self.lr, "momentum": self.momentum}
+        length: dict[str, object] = {"steps": self.steps} if self.epochs is None else {"epochs": self.epochs}
+        found = length | {"lr": self.lr, "momentum": self.momentum}
         if self.optimizer != "sgd":
             found["optimizer"] = self.optimizer
+        if self.batch_size is not None:
+            found |= {"batch_size": self.batch_size, "order": self.order}
+        if self.snapshots:
+            found["snapshots"] = list(self.snapshots)
         dp = {} if self.dp is None else asdict(self.dp)
         return found | {f"dp.{key}": value for key, value in dp.items() if value is not None}
 
@@ -52,6 +76,29 @@ class GradientDescent:
     def is_noisy(self) -> bool:
         """Whether every model needs a generator of its own."""
         return self.dp is not None and self.dp.noise(self.steps) > 0
+
+    @property
+    def has_own_order(self) -> bool:
+        """Whether every model draws its mini-batches for itself."""
+        return self.batch_size is not None and self.order == "unknown"
+
+    def n_generators(self, n_models: int) -> int:
+        """How many generators so many models need: one each, one for the order that they share, or none."""
+        if self.is_noisy or self.has_own_order:
+            return n_models
+        return 0 if self.batch_size is None else 1
+
+    def n_steps(self, n_images: int) -> int:
+        """Steps of a training on so many images."""
+        return self.steps if self.epochs is None else self.epochs * self._steps_per_count(n_images)
+
+    def kept_steps(self, n_images: int) -> list[int]:
+        """Steps after which the model is released, the last one at the end."""
+        return [count * self._steps_per_count(n_images) for count in self.snapshots] + [self.n_steps(n_images)]
+
+    def _steps_per_count(self, n_images: int) -> int:
+        """Steps in one of what `snapshots` counts."""
+        return 1 if self.epochs is None else -(-n_images // (self.batch_size or n_images))
 
     def torch_optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
         """PyTorch's own, over all parameters."""
@@ -65,6 +112,26 @@ class GradientDescent:
             raise ConfigError(
                 "descent.steps must be at least 1, descent.lr above 0 and descent.momentum in [0, 1); "
                 f"got {self.steps}, {self.lr} and {self.momentum}"
+            )
+        if self.batch_size is None and (self.order != "known" or self.epochs is not None):
+            raise ConfigError(
+                "descent.order and descent.epochs are for mini-batches; got no descent.batch_size: full batches have "
+                "no order, and their epochs are descent.steps"
+            )
+        if any(count is not None and count < 1 for count in (self.batch_size, self.epochs)):
+            raise ConfigError(
+                f"descent.batch_size and descent.epochs must be at least 1; got {self.batch_size} and {self.epochs}"
+            )
+        if self.batch_size is not None and self.dp is not None:
+            raise ConfigError(
+                f"descent.dp needs full batches, for which epsilon is exact; got descent.batch_size={self.batch_size}: "
+                "leave one of them out"
+            )
+        end = self.steps if self.epochs is None else self.epochs
+        if list(self.snapshots) != sorted({count for count in self.snapshots if 0 < count < end}):
+            raise ConfigError(
+                f"descent.snapshots must be different ascending numbers from 1 to {end - 1}, before the end of "
+                f"training; got {list(self.snapshots)}"
             )
 
 
@@ -81,6 +148,7 @@ class KnownTraining:
     Raises:
         ShapeError: images and labels do not fit, or their dtype is not that of the network.
         UnsupportedModelError: the network has buffers or random layers, so that a model depends on more than its data.
+        ConfigError: a mini-batch is larger than the training set.
     """
 
     network: nn.Module
@@ -96,6 +164,11 @@ class KnownTraining:
             )
         if any(parameter.dtype != self.images.dtype for parameter in self.network.parameters()):
             raise ShapeError(f"network and images must have one dtype; got images of {self.images.dtype}")
+        if (self.descent.batch_size or 0) > len(self.images) + 1:
+            raise ConfigError(
+                f"descent.batch_size must be at most {len(self.images) + 1}, the fixed set and one image; "
+                f"got {self.descent.batch_size}"
+            )
         buffers = [name for name, _ in self.network.named_buffers()]
         random = [
             name for name, module in self.network.named_modules() if isinstance(module, nn.modules.dropout._DropoutNd)
@@ -110,6 +183,16 @@ class KnownTraining:
     def n_parameters(self) -> int:
         """Length `p` of a model's flat weights."""
         return sum(parameter.numel() for parameter in self.network.parameters())
+
+    @property
+    def kept_steps(self) -> list[int]:
+        """Steps after which a model is released, the last one at the end of training."""
+        return self.descent.kept_steps(len(self.images) + 1)
+
+    @property
+    def n_steps(self) -> int:
+        """Steps of every model's training."""
+        return self.descent.n_steps(len(self.images) + 1)
 
     def on(self, device: torch.device | str, dtype: torch.dtype | None = None) -> KnownTraining:
         """The same on another device or in another precision."""
@@ -136,10 +219,14 @@ class KnownTraining:
             )
         if not torch.isfinite(initial).all():
             raise ShapeError("initial weights hold NaN or infinite values; they must be finite")
-        if self.descent.is_noisy and len(generators or ()) != len(images):
-            raise ShapeError(
-                f"noisy training needs one generator per model; got {len(generators or ())} for {len(images)} models"
-            )
+        given, n = len(generators or ()), self.descent.n_generators(len(images))
+        if n and given != n:
+            what = "training by batches in a known order needs one generator for all models"
+            if self.descent.is_noisy or self.descent.has_own_order:
+                what = (
+                    f"{'noisy training' if self.descent.is_noisy else 'an unknown order'} needs one generator per model"
+                )
+            raise ShapeError(f"{what}; got {given} for {len(images)} models")
 
 
 def flat_weights(network: nn.Module) -> Tensor:

@@ -15,7 +15,7 @@ def bound_panels(evaluation: Evaluation) -> list[Panel]:
     if not asked:
         return []
     rows = [
-        [_title(evaluation, cell), _root(cell), _shown(cell, "rmse"), _shown(cell, "unbiased_rmse")]
+        [evaluation.cell_title(cell), _root(cell), _shown(cell, "rmse"), _shown(cell, "unbiased_rmse")]
         for cell in asked
         if "reason" not in cell.bound
     ]
@@ -43,10 +43,6 @@ def bound_panels(evaluation: Evaluation) -> list[Panel]:
             note=f"No bound above 0 for {reasons}." if reasons else "",
         )
     ]
-
-
-def _title(evaluation: Evaluation, cell: CellResult) -> str:
-    return f"{evaluation.title(cell.defense, cell.strength)}, {evaluation.attack_title(cell)}, batch {cell.batch_size}"
 
 
 def _root(cell: CellResult) -> str:

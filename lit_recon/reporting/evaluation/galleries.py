@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from lit_recon.reporting.evaluation.judgement import Level, levels
 from lit_recon.reporting.evaluation.results import Evaluation
 from lit_recon.reporting.figures import image_grid
-from lit_recon.reporting.formats import format_score
 from lit_recon.reporting.record import RunRecord
 
 #: Images side by side.
@@ -16,8 +15,13 @@ _IMAGES = 8
 
 
 def gallery_grids(evaluation: Evaluation) -> dict[str, bytes]:
-    """One PNG per defense and batch size, by title: the targets, then a row per strength, from weak to strong."""
-    grids = {}
+    """One PNG per defense and batch size, by title: the targets, then a row per strength, from weak to strong.
+
+    None where features are judged: attacks on them need not return images.
+    """
+    grids: dict[str, bytes] = {}
+    if evaluation.figure.of_features:
+        return grids
     for size in evaluation.batch_sizes:
         points = [level for level in levels(evaluation, size) if level.strongest is not None]
         records = {id(level): RunRecord.read(level.strongest.folder) for level in points if level.strongest}
@@ -35,7 +39,7 @@ def _grid(evaluation: Evaluation, rows: list[tuple[Level, RunRecord]]) -> bytes:
     for level, record in rows:
         attack = evaluation.attack_title(level.strongest) if level.strongest else ""
         strength = "no defense" if level.strength is None else f"{level.strength:g}"
-        images[f"{strength}: {format_score('rmse', level.rmse)}, {attack}"] = _of(record, record.reconstructions, ids)
+        images[f"{strength}: {level.figure.format(level.value)}, {attack}"] = _of(record, record.reconstructions, ids)
     return image_grid(images, columns=_IMAGES)
 
 

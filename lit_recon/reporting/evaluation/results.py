@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lit_recon.errors import CorruptFileError, MissingDataError
+from lit_recon.reporting.evaluation.figure import Figure
 from lit_recon.reporting.folder import RunFolder
 from lit_recon.reporting.grid_folder import GridFolder
 from lit_recon.reporting.reading import read_metrics
@@ -20,14 +21,15 @@ class CellResult:
     """One cell.
 
     Attributes:
-        kind: `attack`, or `utility` for a training.
+        kind: `attack`, `utility` for a training, or `generator` for that of an attack's generator.
         folder: of the cell's run.
         defense, strength: no strength without a defense.
         attack, batch_size: empty and 0 for a training.
         aware: the attacker knew the defense; None where there was none.
-        paper: printed RMSE, if any.
+        paper: printed figure, if any.
         metrics: of the run; empty without one.
         reason: why there are no figures; empty where there are.
+        applicable: false where the attack cannot work on such a network, client or batch, as `reason` says.
         bound: how close any attack could have come: `rmse`, `unbiased_rmse` (None: infinite), or `reason`.
             Empty where nobody asked.
     """
@@ -42,17 +44,13 @@ class CellResult:
     paper: float | str | None
     metrics: Mapping[str, Metric]
     reason: str
+    applicable: bool = True
     bound: Mapping[str, Metric] = field(default_factory=dict)
 
     def number(self, key: str) -> float | None:
         """A figure; None where there is none."""
         value = self.metrics.get(key)
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-    @property
-    def rmse(self) -> float | None:
-        """Mean RMSE of the reconstructions."""
-        return self.number("rmse")
 
 
 @dataclass(frozen=True)
@@ -62,10 +60,12 @@ class Evaluation:
     Attributes:
         folder: where it is.
         settings: its configuration, nested.
-        cells: of both kinds.
+        cells: of all kinds.
         attacks, defenses: titles by name.
-        malicious: names of the attacks whose server modifies the model.
         budgets: losses of accuracy at which defenses are compared.
+        malicious: names of the attacks whose server modifies the model.
+        networks: what the network of an attack is, by name, where it is not the grid's.
+        figure: that attacks are judged by.
     """
 
     folder: GridFolder
@@ -75,6 +75,8 @@ class Evaluation:
     defenses: Mapping[str, str]
     budgets: list[float]
     malicious: list[str]
+    networks: Mapping[str, str] = field(default_factory=dict)
+    figure: Figure = field(default_factory=Figure)
 
     @classmethod
     def read(cls, folder: GridFolder | Path | str) -> Evaluation:
@@ -90,10 +92,18 @@ class Evaluation:
         try:
             content = json.loads(grid.grid.read_text(encoding="utf-8"))
             bounds = read_metrics(grid.bounds) if grid.bounds.is_file() else {}
-            cells = [_result(grid, entry, bounds.get(entry["folder"])) for entry in content["cells"]]
-            settings = parse_settings(grid.run.config.read_text(encoding="utf-8"), grid.run.config)
-            titles = content["attacks"], content["defenses"]
-            return cls(grid, settings, cells, *titles, content["budgets"], content["malicious"])
+            return cls(
+                grid,
+                parse_settings(grid.run.config.read_text(encoding="utf-8"), grid.run.config),
+                [_result(grid, entry, bounds.get(entry["folder"])) for entry in content["cells"]],
+                content["attacks"],
+                content["defenses"],
+                content["budgets"],
+                content["malicious"],
+                # files of earlier releases say nothing about these two
+                content.get("networks", {}),
+                Figure(content.get("figure", "rmse")),
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptFileError(
                 f"{grid.grid} is malformed ({type(error).__name__}: {error}); run the evaluation again, which keeps "
@@ -115,6 +125,12 @@ class Evaluation:
         """Every defense at every strength; no defense comes first."""
         return list(dict.fromkeys((cell.defense, cell.strength) for cell in self.cells))
 
+    @property
+    def has_both_servers(self) -> bool:
+        """Whether honest-but-curious servers and malicious ones attack the grid's network, and must be told apart."""
+        rivals = {cell.attack for cell in self.attacked if cell.applicable and cell.attack not in self.networks}
+        return bool(rivals & set(self.malicious)) and bool(rivals - set(self.malicious))
+
     def training(self, defense: str, strength: float | None) -> CellResult | None:
         """The training that measured a defense's price; None where the grid has none."""
         return next(
@@ -128,21 +144,32 @@ class Evaluation:
         return f"{self.defenses.get(defense, defense)} {strength:g}"
 
     def attack_title(self, cell: CellResult) -> str:
-        """An attack, that its server is malicious, and that it does not know of the defense, where that is so."""
+        """An attack, and what sets it apart: a malicious server, a network of its own, no knowledge of the defense."""
         name = self.attacks.get(cell.attack, cell.attack)
         server = ", malicious server" if cell.attack in self.malicious else ""
-        return f"{name}{server}{', defense unknown' if cell.aware is False else ''}"
+        network = f", on {self.networks[cell.attack]}" if cell.attack in self.networks else ""
+        return f"{name}{server}{network}{', defense unknown' if cell.aware is False else ''}"
+
+    def cell_title(self, cell: CellResult) -> str:
+        """A cell, for readers."""
+        if cell.kind == "generator":
+            return f"generator {cell.folder.name.rpartition('-')[0]}"
+        defense = self.title(cell.defense, cell.strength)
+        if cell.kind == "utility":
+            return f"training under {defense}"
+        return f"{defense}, {self.attack_title(cell)}, batch {cell.batch_size}"
 
 
 def _result(grid: GridFolder, entry: Mapping[str, object], bound: object) -> CellResult:
     run = RunFolder(grid.path / str(entry["folder"]))
     failure = grid.failure(str(entry["folder"]))
     metrics: Mapping[str, Metric] = {}
-    reason = ""
+    reason, applicable = "", True
     if run.is_complete:
         metrics = read_metrics(run.metrics)
     elif failure.is_file():
-        reason = str(json.loads(failure.read_text(encoding="utf-8"))["reason"])
+        why = json.loads(failure.read_text(encoding="utf-8"))
+        reason, applicable = str(why["reason"]), bool(why.get("applicable", True))
     else:
         reason = "not run yet"
     strength, aware, paper = entry["strength"], entry["aware"], entry["paper"]
@@ -157,5 +184,6 @@ def _result(grid: GridFolder, entry: Mapping[str, object], bound: object) -> Cel
         paper=paper if isinstance(paper, int | float | str) else None,
         metrics=metrics,
         reason=reason,
+        applicable=applicable,
         bound=bound if isinstance(bound, dict) else {},
     )

@@ -16,7 +16,7 @@ _GREY = "#6b7280"
 
 
 def scatter(evaluation: Evaluation, kind: str) -> bytes:
-    """Accuracy lost against RMSE of the strongest attack, one panel per batch size.
+    """Accuracy lost against the figure of the strongest attack: a panel per batch size, a row per kind of server.
 
     Args:
         evaluation: with trainings; without them the panels are empty and say so.
@@ -29,12 +29,18 @@ def scatter(evaluation: Evaluation, kind: str) -> bytes:
 
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     sizes = evaluation.batch_sizes
-    figure = Figure(figsize=(5.4 * len(sizes) + 0.3, 4.6), layout="constrained")
-    panels = figure.subplots(1, len(sizes), squeeze=False, sharey=True)[0]
-    for panel, size in zip(panels, sizes, strict=True):
-        _draw(panel, evaluation, size)
-    panels[0].set_ylabel("RMSE of the strongest attack  (higher: keeps more)")
-    handles, labels = panels[0].get_legend_handles_labels()
+    servers = (False, True) if evaluation.has_both_servers else (False,)
+    figure = Figure(figsize=(5.4 * len(sizes) + 0.3, 4.1 * len(servers) + 0.5), layout="constrained")
+    panels = figure.subplots(len(servers), len(sizes), squeeze=False, sharex="col", sharey=True)
+    measure = evaluation.figure.measure
+    keeps = "lower" if measure.better == "↑" else "higher"
+    for honest, row in zip(servers, panels, strict=True):
+        for panel, size in zip(row, sizes, strict=True):
+            _draw(panel, evaluation, size, honest)
+        row[0].set_ylabel(f"{measure.name} of the strongest attack  ({keeps}: keeps more)")
+    for panel in panels[-1]:
+        panel.set_xlabel("accuracy lost, in points")
+    handles, labels = panels[0][0].get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     buffer = io.BytesIO()
@@ -47,10 +53,11 @@ def scatter(evaluation: Evaluation, kind: str) -> bytes:
     return buffer.getvalue()
 
 
-def _draw(panel: Any, evaluation: Evaluation, size: int) -> None:
-    points = [level for level in levels(evaluation, size) if level.price is not None and level.rmse is not None]
-    panel.set_title(f"batch {size}", fontsize=10)
-    panel.set_xlabel("accuracy lost, in points")
+def _draw(panel: Any, evaluation: Evaluation, size: int, honest: bool) -> None:
+    known = levels(evaluation, size, honest)
+    points = [level for level in known if level.price is not None and level.value is not None]
+    who = ", honest servers alone" if honest else ", any server" if evaluation.has_both_servers else ""
+    panel.set_title(f"batch {size}{who}", fontsize=10)
     panel.grid(alpha=0.25, linewidth=0.6)
     panel.spines[["top", "right"]].set_visible(False)
     if not points:
@@ -82,4 +89,4 @@ def _draw(panel: Any, evaluation: Evaluation, size: int) -> None:
 
 def _place(level: Level) -> tuple[float, float]:
     """Position of a level that has both figures."""
-    return 100 * (level.price or 0.0), level.rmse or 0.0
+    return 100 * (level.price or 0.0), level.value or 0.0

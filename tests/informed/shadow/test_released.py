@@ -30,6 +30,16 @@ def test_weights_come_in_the_order_of_the_network(tmp_path: Path) -> None:
     assert torch.equal(load_released(tmp_path / "one.safetensors", NETWORK, 1)[0], flat_weights(NETWORK))
 
 
+def test_several_models_of_one_training_follow_one_another(tmp_path: Path) -> None:
+    early, late = flat_weights(NETWORK) - 1, flat_weights(NETWORK)
+    both = {name: torch.stack([value - 1, value])[None] for name, value in state(None).items()}
+    save_file(both, tmp_path / "both.safetensors")
+    found = load_released(tmp_path / "both.safetensors", NETWORK, 1, 2)
+    torch.testing.assert_close(found, torch.cat([early, late])[None])
+    with pytest.raises(UnsupportedModelError, match=r"\(n, 3, 5, 4\) for this architecture and descent.snapshots; got"):
+        load_released(tmp_path / "both.safetensors", NETWORK, 1, 3)
+
+
 @pytest.mark.parametrize(
     ("change", "n", "error", "complaint"),
     [

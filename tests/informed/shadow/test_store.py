@@ -19,8 +19,16 @@ from lit_recon.models.released import ReleasedMLP
 from tests.informed.shadow.conftest import random_images
 
 
-def complete(folder: Path, plan: ShadowPlan, images: ImageSet, order: list[int] | None = None) -> ShadowStore:
-    store = ShadowStore.open(folder, plan.description) or ShadowStore.create(folder, plan.description, "hand", 3)
+def complete(
+    folder: Path,
+    plan: ShadowPlan,
+    images: ImageSet,
+    order: list[int] | None = None,
+    execution: str = "hand",
+    shard_size: int = 3,
+) -> ShadowStore:
+    store = ShadowStore.open(folder, plan.description)
+    store = store or ShadowStore.create(folder, plan.description, execution, shard_size)
     reference = plan.reference()
     for shard in order if order is not None else store.missing(len(images)):
         plan.train_shard(store, shard, images, reference)
@@ -37,6 +45,7 @@ def test_what_is_read_is_what_training_gives(tmp_path: Path, plan: ShadowPlan, s
     torch.testing.assert_close(store.read(shadows), expected, rtol=0, atol=1e-6)
     first = shadows.subset(torch.arange(7))
     assert torch.equal(store.read(first), store.read(shadows)[:7])
+    assert torch.equal(store.read(shadows, lambda found: found[:, :9] * 2), store.read(shadows)[:, :9] * 2)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -104,8 +113,15 @@ def test_models_of_other_images_are_refused(tmp_path: Path, plan: ShadowPlan, sh
     with pytest.raises(ConfigError, match="models of other images than random 2: the store belongs to another split"):
         store.read(random_images(11, 2))
     relabelled = dataclasses.replace(shadows, labels=(shadows.labels + 1) % 4)
-    with pytest.raises(ConfigError, match="another split"):
-        store.read(relabelled)
+    for refuse in (store.read, store.check):
+        with pytest.raises(ConfigError, match="another split"):
+            refuse(relabelled)
+    store.check(shadows)
+    # What is there is held against the images before anything is trained, however little it is.
+    (tmp_path / "shard_00000.safetensors").unlink()
+    swapped = shadows.subset(torch.tensor([*range(10), 0]))
+    with pytest.raises(ConfigError, match="shard_00003.safetensors holds models of other images"):
+        store.check(swapped)
     assert len(image_keys(shadows).unique()) == 11
 
 
@@ -126,12 +142,12 @@ def test_damage_is_named(tmp_path: Path, plan: ShadowPlan, shadows: ImageSet) ->
     with pytest.raises(CorruptFileError, match="delete it, and its models are trained again"):
         store.missing(11)
     with pytest.raises(CorruptFileError, match="shard_00001"):
-        store._read(1, 3)
+        store._read(1, 3, "deltas")
     header = int.from_bytes(whole[:8], "little") + 8
     nan = torch.full((), torch.nan).numpy().tobytes()
     shard.write_bytes(whole[:header] + nan * ((len(whole) - header) // 4))
     with pytest.raises(CorruptFileError, match="NaN or infinite weights"):
-        store._read(1, 3)
+        store.read(shadows)
     shard.unlink()
     with pytest.raises(MissingDataError, match="shard_00001.safetensors is not there or incomplete"):
         store.read(shadows)

@@ -1,0 +1,129 @@
+"""What a study measures on a cell besides the attack: accuracy, gradients of the unknown images, and a layout."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import lit_recon._torchvision
+
+import torch
+
+from lit_recon.bounds import gaussian_bound
+from lit_recon.cli.factors_settings import FactorsSettings, Measure
+from lit_recon.cli.informed_settings import ShadowSettings
+from lit_recon.cli.rero_outcome import accuracies
+from lit_recon.data import ImageSet
+from lit_recon.data.informed_splits import InformedSplit
+from lit_recon.errors import MissingDataError
+from lit_recon.informed.embedding import embedded, neighbor_agreement
+from lit_recon.informed.shadow import ShadowPlan, ShadowStore
+from lit_recon.informed.target_gradients import along_training
+from lit_recon.informed.view import View
+from lit_recon.reporting import RunFolder
+from lit_recon.reporting.atomic import write_text
+
+#: What every cell is measured by, and what only some are.
+_Kind = Literal["models"] | Measure
+
+
+@dataclass(frozen=True)
+class Measures:
+    """The measures of a finished cell.
+
+    Args:
+        study: how much is measured.
+        view: what of a released model the attacker sees.
+        shadows: of the cell.
+        split: of its images.
+        public: images that the adversary holds besides the fixed set.
+        folder: of its run.
+    """
+
+    study: FactorsSettings
+    view: View
+    shadows: ShadowSettings
+    split: InformedSplit
+    public: ImageSet
+    folder: RunFolder
+
+    def take(self, wanted: Iterable[Measure]) -> None:
+        """Measure what is wanted and not there yet."""
+        plan = self.shadows.plan(self.split)
+        take = {"models": self._models, "gradients": self._gradients, "embedding": self._embedding}
+        for kind in missing(self.folder, wanted):
+            write_text(path_of(self.folder, kind), json.dumps(take[kind](plan)) + "\n")
+
+    def _models(self, plan: ShadowPlan) -> dict[str, Any]:
+        """How well released models classify, and what privacy they have."""
+        tried = self.split.targets.subset(torch.arange(min(self.study.tried, len(self.split.targets))))
+        store = self._released(plan)
+        own = plan.known.n_parameters
+        weights = (plan.reference() + store.read(tried)).float()[:, -own:]  # the last of several snapshots
+        others = self.split.shadow if self.split.rest is None else self.split.rest
+        test = others.subset(torch.arange(min(self.study.test_images, len(others))))
+        right, learned = accuracies(plan, weights, test), accuracies(plan, weights, self.split.fixed)
+        found: dict[str, Any] = {"n_parameters": own, "n_tried": len(tried), "n_test_images": len(test)}
+        for name, values in (("accuracy", right), ("train_accuracy", learned)):
+            found |= {name: float(values.mean()), f"{name}_std": float(values.std()) if len(values) > 1 else 0.0}
+        descent = plan.descent
+        noise = 0.0 if descent.dp is None else descent.dp.noise(descent.steps)
+        if descent.dp is not None and noise:
+            mu = math.sqrt(descent.steps) / noise
+            found |= {"epsilon": descent.dp.epsilon(descent.steps), "noise_multiplier": noise}
+            found["bounds"] = [gaussian_bound(math.log(kappa), mu) for kappa in self.study.kappas]
+        return found
+
+    def _gradients(self, plan: ShadowPlan) -> dict[str, Any]:
+        """The gradients of the unknown images along training."""
+        chosen = self.split.targets.subset(torch.arange(min(self.study.gradient_targets, len(self.split.targets))))
+        store = self._released(plan)
+        owners = dataclasses.replace(plan, purpose="released")
+        found = along_training(owners, chosen, self.study.gradient_steps, _execution(store))
+        return {
+            "steps": found.steps,
+            "norms": found.norms.tolist(),
+            "zeros": {name: shares.tolist() for name, shares in found.zeros.items()},
+        }
+
+    def _embedding(self, plan: ShadowPlan) -> dict[str, Any]:
+        """The released models in the plane."""
+        targets, labels = self.split.targets, self.split.targets.labels
+        observed = self._released(plan).read(targets, self.view.sight(plan, self.public))
+        points = embedded(observed, self.shadows.seed)
+        shares = torch.bincount(labels) / len(labels)
+        return {
+            "points": points.tolist(),
+            "labels": labels.tolist(),
+            "class_names": targets.class_names,
+            "agreement": neighbor_agreement(points, labels),
+            "chance": float(shares.square().sum()),
+        }
+
+    def _released(self, plan: ShadowPlan) -> ShadowStore:
+        owners, there = dataclasses.replace(plan, purpose="released"), self.folder.checkpoints / "released"
+        store = ShadowStore.open(there, owners.description)
+        if store is None:
+            raise MissingDataError(f"{there} is not there: repeat the cell by deleting {self.folder.path}")
+        return store
+
+
+def missing(folder: RunFolder, wanted: Iterable[Measure]) -> list[_Kind]:
+    """What is not measured yet."""
+    kinds: list[_Kind] = ["models", *sorted(wanted)]
+    return [kind for kind in kinds if not path_of(folder, kind).is_file()]
+
+
+def path_of(folder: RunFolder, kind: _Kind) -> Path:
+    """Where a measure is kept."""
+    return folder.path / f"{kind}.json"
+
+
+def _execution(store: ShadowStore) -> Literal["hand", "vmap", "loop"]:
+    """How the released models were trained."""
+    return "hand" if store.execution == "hand" else "vmap" if store.execution == "vmap" else "loop"

@@ -1,0 +1,192 @@
+"""Gradients of many MLPs at once, by matrix products instead of automatic differentiation.
+
+All models see the same images, so that their first layers, stacked, form one wide matrix. Its product with the images,
+and the product of what flows back with them, are nearly all arithmetic there is. What follows is elementwise on
+`(s, neurons, n)`, or small products; the models' own images go through the same lines with `n` = 1. Where every model
+has a batch of its own, there is one product per model instead of a wide one.
+
+Clipping needs the norm of every image's gradient, which nobody has to write out: in a linear layer it is the norm of
+the input, with a 1 for the bias, times that of what flows back to the output.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lit_recon.defenses.clipping import clip_factors
+from lit_recon.informed.shadow.batches import gathered
+from lit_recon.informed.shadow.products import times_transposed
+
+#: Activations whose derivative follows from their value.
+ACTIVATIONS = ("elu", "relu", "tanh", "sigmoid")
+
+
+class OwnImages(NamedTuple):
+    """What the models have for themselves: images `(s, d)` and labels `(s,)`."""
+
+    images: Tensor
+    labels: Tensor
+
+
+class SharedImages(NamedTuple):
+    """Images that all models share, as the products want them.
+
+    Attributes:
+        images: `(n, d)`.
+        transposed: the same, `(d, n)`.
+        labels: `(n,)`.
+        classes: those in one-hot form, `(k, n)`.
+    """
+
+    images: Tensor
+    transposed: Tensor
+    labels: Tensor
+    classes: Tensor
+
+    @classmethod
+    def of(cls, images: Tensor, labels: Tensor, n_classes: int) -> SharedImages:
+        """Images `(n, d)` and labels `(n,)`, made ready."""
+        classes = F.one_hot(labels, n_classes).T.to(images.dtype).contiguous()
+        return cls(images, images.T.contiguous(), labels, classes)
+
+
+class Clip(NamedTuple):
+    """Bounds the norms of single gradients.
+
+    Attributes:
+        squares: squared norms of the inputs, `(n,)` or `(s, 1)`.
+        bound: of the gradient's norm.
+    """
+
+    squares: Tensor
+    bound: float
+
+
+class _Flow(NamedTuple):
+    """What one batch of inputs gives: gradients of the loss summed over it.
+
+    Attributes:
+        first: with respect to the first layer's outputs, `(s, h, n)`.
+        later: of weights `(s, o, i)` and biases `(s, o)` of all later layers.
+    """
+
+    first: Tensor
+    later: list[Tensor]
+
+
+def shared_gradients(
+    weights: list[Tensor], inputs: SharedImages, own: OwnImages | None, activation: str, clip: Clip | None = None
+) -> list[Tensor]:
+    """Gradients of the loss summed over images that all models share, and over the own ones where there are any.
+
+    Args:
+        weights: of `s` models, `(s, o, i)` and `(s, o)` for every layer.
+        inputs: the images that all share.
+        own: one further image of each.
+        activation: between layers.
+        clip: bounds the gradient of every image; None to leave them as they are.
+
+    Returns:
+        One tensor for each of `weights`.
+    """
+    s, neurons, d = weights[0].shape
+    n = len(inputs.images)
+    wide = times_transposed(weights[0].view(s * neurons, d), inputs.images).view(s, neurons, n)
+    wide.add_(weights[1][:, :, None])
+    many = _flow(wide, weights[2:], inputs.classes, activation, clip)
+    gradient = times_transposed(many.first.view(s * neurons, n), inputs.transposed).view(s, neurons, d)
+    gradients = [gradient, many.first.sum(2), *many.later]
+    if own is not None:
+        _add_own(gradients, weights, own, activation, None if clip is None else clip.bound)
+    return gradients
+
+
+def separate_gradients(
+    weights: list[Tensor], whole: SharedImages, own: OwnImages, numbers: Tensor, activation: str
+) -> list[Tensor]:
+    """Gradients of the loss summed over batches that every model has for itself.
+
+    Args:
+        weights: of `s` models, `(s, o, i)` and `(s, o)` for every layer.
+        whole: the fixed set.
+        own: one further image of each model.
+        numbers: of the images of each model's batch, `(s, b)`, as in `Batches`.
+        activation: between layers.
+
+    Returns:
+        One tensor for each of `weights`.
+    """
+    images, labels = gathered(whole.images, own.images, numbers), gathered(whole.labels, own.labels, numbers)
+    classes = F.one_hot(labels, weights[-1].shape[1]).transpose(1, 2).to(images.dtype)
+    outputs = torch.baddbmm(weights[1][:, :, None], weights[0], images.transpose(1, 2))
+    found = _flow(outputs, weights[2:], classes, activation, None)
+    return [torch.bmm(found.first, images), found.first.sum(2), *found.later]
+
+
+def _add_own(
+    gradients: list[Tensor], weights: list[Tensor], own: OwnImages, activation: str, bound: float | None
+) -> None:
+    """Add to the sums of the fixed set the gradient of every model's own image."""
+    images, n_classes = own.images, weights[-1].shape[1]
+    classes = F.one_hot(own.labels, n_classes).to(images.dtype)[:, :, None]
+    outputs = torch.baddbmm(weights[1][:, :, None], weights[0], images[:, :, None])
+    clip = None if bound is None else Clip(images.square().sum(1, keepdim=True), bound)
+    one = _flow(outputs, weights[2:], classes, activation, clip)
+    gradients[0].baddbmm_(one.first, images[:, None, :])
+    for gradient, part in zip(gradients[1:], [one.first[:, :, 0], *one.later], strict=True):
+        gradient.add_(part)
+
+
+def _flow(outputs: Tensor, later: list[Tensor], classes: Tensor, activation: str, clip: Clip | None) -> _Flow:
+    """Forward from the first layer's outputs `(s, h, n)`, which are overwritten, and back to them.
+
+    Args:
+        outputs: of the first layer.
+        later: weights and biases of all later layers.
+        classes: one-hot, `(k, n)`, or of every model's own images `(s, k, n)`.
+        activation: between layers.
+        clip: what the gradient of every input is clipped to; None to leave them as they are.
+    """
+    values = []
+    for layer in range(0, len(later), 2):
+        values.append(_activate(outputs, activation))
+        outputs = torch.baddbmm(later[layer + 1][:, :, None], later[layer], values[-1])
+    residual = torch.softmax(outputs, dim=1).sub_(classes)
+    if clip is not None:
+        residual = residual.mul_(_factors(residual, later, values, activation, clip)[:, None, :])
+    gradients: list[Tensor] = []
+    for layer in reversed(range(0, len(later), 2)):
+        value = values.pop()
+        gradients = [torch.bmm(residual, value.transpose(1, 2)), residual.sum(2), *gradients]
+        residual = _derive(torch.bmm(later[layer].transpose(1, 2), residual), value, activation)
+    return _Flow(residual, gradients)
+
+
+def _factors(residual: Tensor, later: list[Tensor], values: list[Tensor], activation: str, clip: Clip) -> Tensor:
+    """What clipping scales every input's gradient by, `(s, n)`; all that flows back is linear in the last residual."""
+    total = torch.zeros_like(residual[:, 0])
+    for layer in reversed(range(0, len(later), 2)):
+        value = values[layer // 2]
+        total += residual.square().sum(1) * (value.square().sum(1) + 1)
+        residual = _derive(torch.bmm(later[layer].transpose(1, 2), residual), value.clone(), activation)
+    return clip_factors(total + residual.square().sum(1) * (clip.squares + 1), clip.bound)
+
+
+def _activate(inputs: Tensor, activation: str) -> Tensor:
+    if activation == "elu":
+        return F.elu_(inputs)
+    return inputs.tanh_() if activation == "tanh" else inputs.relu_() if activation == "relu" else inputs.sigmoid_()
+
+
+def _derive(gradient: Tensor, value: Tensor, activation: str) -> Tensor:
+    """`gradient` times the derivative at the point where the activation has `value`; both may be overwritten."""
+    if activation == "elu":
+        return gradient.addcmul_(gradient, value.clamp_(max=0))
+    if activation == "relu":
+        return gradient.mul_(value.gt_(0))
+    slope = value.square_().neg_().add_(1) if activation == "tanh" else value.addcmul_(value, value, value=-1)
+    return gradient.mul_(slope)

@@ -1,0 +1,138 @@
+"""Matching of exactly recovered maps: candidate images should cause the maps that entered a convolution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_recon.errors import ConfigError
+from lit_recon.inversion.label_arrangement import arranged_labels
+from lit_recon.inversion.maps import MapRecovery, RecoveredMaps
+from lit_recon.observation.norms import BatchNormMode, pure_copy
+from lit_recon.records import Observation
+
+
+class InputMap:
+    """Maps `(n, c h w)` of unit norm that enter a convolution for candidate images; layers behind it are not run.
+
+    Args:
+        observation: of the public model; its parameters and buffers are read.
+        layer: name of the convolution.
+        batch_norm: mode of BatchNorm layers, as in the client.
+    """
+
+    def __init__(self, observation: Observation, layer: str, batch_norm: BatchNormMode) -> None:
+        self._module = _UpTo(pure_copy(observation.model, batch_norm), layer)
+        public = {**observation.parameters, **observation.buffers}
+        self._public = {f"model.{name}": value for name, value in public.items()}
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Maps of images `(n, c, h, w)` in [0, 1]; differentiable."""
+        maps: Tensor = torch.func.functional_call(self._module, self._public, (images,))
+        return nn.functional.normalize(maps.flatten(1), dim=1)
+
+
+@dataclass(frozen=True)
+class MapPull:
+    """What pulls the candidates of one victim; its interface is that of `feature_matching.Pull`."""
+
+    observation: Observation
+    recovered: RecoveredMaps
+    input_map: InputMap
+    weight: float
+
+    #: Maps pull from the first iteration on.
+    start: float = 0.0
+    #: Maps of an inner layer are no features, by which attacks are scored.
+    features: Tensor | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Which maps were found, and how sure that is."""
+        found = self.recovered
+        return (
+            f"{len(found.maps)} maps recovered from the gradient of {found.convolution.name}: share of their patches "
+            f"outside its row space {found.outside:.1g}, of any other map {found.next_outside:.1g}",
+        )
+
+    def targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
+        """The recovered maps; which candidate takes which makes no difference before the first iteration."""
+        return self.recovered.maps.flatten(1).to(images)
+
+    def condition(self, labels: Tensor) -> Tensor:
+        """Maps are too large to condition a network on.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("a network that draws from features cannot draw from maps: set conditioned to false")
+
+    def penalty(self, images: Tensor, targets: Tensor) -> Tensor:
+        """Weighted mean over examples of 1 - cos of their maps, a scalar that is differentiable in the images."""
+        # half the squared distance of unit vectors is 1 - cos without its cancellation
+        return self.weight * 0.5 * (self.input_map(images) - targets).square().sum(dim=1).mean()
+
+    def labels(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The batch's labels `(n,)` in the order of the reconstructed images."""
+        return arranged_labels(self.observation, images, labels)
+
+
+class MapMatching:
+    """Recovers the input maps of a convolution once per victim and penalizes images that cause others.
+
+    The maps are exact, see `MapRecovery`, and there are more numbers in them than pixels, so that nothing else has to
+    be matched: an iteration costs one forward and one backward pass through the layers before the convolution.
+
+    Args:
+        recovery: which maps.
+        weight: of the mean over examples of 1 - cos.
+
+    Raises:
+        ConfigError: a weight that is not positive.
+    """
+
+    def __init__(self, recovery: MapRecovery | None = None, weight: float = 1000.0) -> None:
+        if not weight > 0:
+            raise ConfigError(f"MapMatching needs a weight above 0; got {weight:g}")
+        self.recovery = recovery if recovery is not None else MapRecovery()
+        self.weight = weight
+
+    def prepare(self, observation: Observation) -> MapPull:
+        """Recover a victim's maps.
+
+        Raises:
+            UnsupportedModelError: see `MapRecovery`.
+        """
+        recovered = self.recovery(observation)
+        seen = InputMap(observation, recovered.convolution.name, observation.operator.batch_norm)
+        return MapPull(observation, recovered, seen, self.weight)
+
+
+class _Reached(Exception):
+    """The layer was reached; nothing behind it is needed."""
+
+
+class _UpTo(nn.Module):
+    """The part of a model before one of its layers."""
+
+    def __init__(self, model: nn.Module, layer: str) -> None:
+        super().__init__()
+        self.model = model
+        self._input: Tensor | None = None
+        model.get_submodule(layer).register_forward_pre_hook(self._stop)
+
+    def forward(self, images: Tensor) -> Tensor:
+        try:
+            self.model(images)
+        except _Reached:
+            pass
+        reached, self._input = self._input, None
+        assert reached is not None  # the recovery has seen the layer at work
+        return reached
+
+    def _stop(self, _: nn.Module, given: tuple[Any, ...]) -> None:
+        self._input = given[0]
+        raise _Reached

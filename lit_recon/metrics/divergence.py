@@ -1,0 +1,47 @@
+"""Whether a strong classifier takes two images for the same thing."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_recon.errors import ShapeError
+from lit_recon.metrics.images import check_pairs
+
+#: Images that pass through the classifier at a time.
+_CHUNK = 256
+
+
+def prediction_divergence(images: Tensor, targets: Tensor, classifier: nn.Module) -> Tensor:
+    """Kullback-Leibler divergence of what a classifier says of images from what it says of their targets.
+
+    Args:
+        images: `(n, c, h, w)` in [0, 1].
+        targets: the same shape; `targets[i]` is the truth of `images[i]`.
+        classifier: in evaluation mode, images to logits `(n, k)`.
+
+    Returns:
+        `(n,)` float64, in nats: sum over classes of `p log(p / q)` with `p` of the target and `q` of the image; 0 where
+        the classifier says the same of both.
+
+    Raises:
+        ShapeError: if the batches differ in shape or leave [0, 1], or the classifier's logits are not finite.
+
+    Source: Balle, Cherubin and Hayes 2022, section V-B; the direction, which is not printed, is that of a loss.
+
+    >>> images = torch.rand(3, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    >>> prediction_divergence(images, images, nn.Flatten()).tolist()
+    [0.0, 0.0, 0.0]
+    """
+    check_pairs(images, targets)
+    of_images, of_targets = _log_probabilities(images, classifier), _log_probabilities(targets, classifier)
+    return F.kl_div(of_images, of_targets, reduction="none", log_target=True).sum(dim=1).clamp(min=0)
+
+
+@torch.no_grad()
+def _log_probabilities(images: Tensor, classifier: nn.Module) -> Tensor:
+    logits = torch.cat([classifier(chunk.float()) for chunk in images.split(_CHUNK)]).double()
+    if logits.dim() != 2 or not torch.isfinite(logits).all():
+        raise ShapeError(f"a classifier must give finite logits (n, k); got {tuple(logits.shape)}")
+    return logits.log_softmax(dim=1)

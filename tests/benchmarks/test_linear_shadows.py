@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.linear_shadows import attack, memory, speed
+from lit_recon.informed.shadow import LinearResponse
+
+RESPONSE = LinearResponse(rank=5, hessian_images=10)
+
+
+def test_both_ways_are_timed_per_model() -> None:
+    row = speed(n=20, models=12, steps=2, rounds=2, response=RESPONSE)
+    assert row["known_images"] == 20
+    assert set(row["models_per_second"]) == set(row["seconds_per_model"]) == {"exact", "linear"}
+    assert row["ratio"]["linear"]["n"] == row["seconds_once"]["n"] == 2
+    assert row["response"]["rank"] == 5
+
+
+def test_memory_is_that_of_a_process_of_its_own() -> None:
+    (row,) = memory(n=20, models=[30], response=RESPONSE)
+    assert row["models"] == 30
+    assert row["peak_mib"] > 0
+    assert row["hundred_hessians_would_take_mib"] == round(100 * 4 * (50 + 110) ** 2 / 2**20)
+
+
+def test_an_attack_learns_from_either(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    splits = {
+        f"{split}_{name}": values
+        for split, n in (("train", 60), ("test", 20))
+        for name, values in (
+            ("images", generator.integers(256, size=(n, 28, 28), dtype=np.uint8)),
+            ("labels", np.arange(n) % 10),
+        )
+    }
+    np.savez(tmp_path / "images.npz", **splits)
+    row = attack(tmp_path / "images.npz", n=30, shadows=20, targets=5, response=LinearResponse())
+    assert 0 < row["mse_linear"] < 0.2
+    assert 0 < row["mse_exact"] < 0.2
+    assert row["error"]["n"] == 20

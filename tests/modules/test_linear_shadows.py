@@ -1,0 +1,134 @@
+"""Stores of linear response: measured first, the same after any interruption, exact where they say so."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from pytorch_lightning import Trainer
+from torch import Tensor
+
+from lit_recon.data import ImageSet
+from lit_recon.errors import ConfigError
+from lit_recon.informed.shadow import (
+    GradientDescent,
+    LinearPlan,
+    LinearResponse,
+    MeasuredError,
+    ShadowPlan,
+    ShadowStore,
+    linear_plan,
+)
+from lit_recon.models.released import ReleasedMLP
+from lit_recon.modules.shadows import train_store
+from lit_recon.modules.trainer import TrainerSettings, build_trainer
+from tests.informed.shadow.conftest import random_images
+
+SHADOWS = random_images(11, 1)
+EXACT = ShadowPlan(ReleasedMLP((1, 5, 5), 4, [6]), random_images(60, 0), GradientDescent(steps=10))
+RESPONSE = LinearResponse(rank=26, hessian_images=30, sample=4)
+
+
+def trainer() -> Trainer:
+    return build_trainer(TrainerSettings(accelerator="cpu"), [])
+
+
+def complete(folder: Path, plan: ShadowPlan | LinearPlan, images: ImageSet = SHADOWS) -> ShadowStore:
+    return train_store(trainer(), plan, images, folder, "hand", 3)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def exact() -> Tensor:
+    return EXACT.train(SHADOWS, range(11), "hand", EXACT.reference())
+
+
+def test_linear_shadows_are_near_exact_ones(tmp_path: Path, exact: Tensor) -> None:
+    plan = LinearPlan(EXACT, RESPONSE, "linear")
+    store = complete(tmp_path, plan)
+    found = store.read(SHADOWS)
+    errors = (found - exact).norm(dim=1) / exact.norm(dim=1)
+    assert 0 < errors.max() < 0.2  # measured 0.1
+    assert store.execution == "hand"
+    measured = plan.measured(tmp_path)
+    assert measured.errors == pytest.approx(errors[:4].tolist(), rel=1e-2)
+    assert not torch.equal(found[:4], exact[:4])
+
+
+def test_mixed_shadows_keep_the_sample(tmp_path: Path, exact: Tensor) -> None:
+    linear = complete(tmp_path / "linear", LinearPlan(EXACT, RESPONSE, "linear")).read(SHADOWS)
+    mixed = complete(tmp_path / "mixed", LinearPlan(EXACT, RESPONSE, "mixed")).read(SHADOWS)
+    torch.testing.assert_close(mixed[:4], exact[:4], rtol=0, atol=1e-6)
+    assert torch.equal(mixed[4:], linear[4:])
+
+
+def test_an_error_beyond_the_tolerance_stops_linear_and_makes_mixed_exact(tmp_path: Path, exact: Tensor) -> None:
+    strict = dataclasses.replace(RESPONSE, tolerance=1e-3)
+    linear = LinearPlan(EXACT, strict, "linear")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="where a median of 0.001 is tolerated: raise linear.rank"):
+            complete(tmp_path / "linear", linear)
+        assert not list((tmp_path / "linear").glob("shard_*"))
+    mixed = complete(tmp_path / "mixed", LinearPlan(EXACT, strict, "mixed")).read(SHADOWS)
+    torch.testing.assert_close(mixed, exact, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["linear", "mixed"])
+def test_a_store_is_the_same_after_any_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    plan = LinearPlan(EXACT, RESPONSE, kind)  # type: ignore[arg-type]
+    complete(tmp_path / "whole", plan)
+    written: list[int] = []
+    write, read, broken = ShadowStore.write, MeasuredError.write, tmp_path / "broken"
+
+    def killed(store: ShadowStore, shard: int, *content: object) -> None:
+        if len(written) == 2:
+            raise RuntimeError("killed")
+        written.append(shard)
+        write(store, shard, *content)  # type: ignore[arg-type]
+
+    def killed_before(*_: object) -> None:
+        raise RuntimeError("killed")
+
+    # Two models at a time on the way, so that there is something to go on with.
+    monkeypatch.setattr(linear_plan, "_TOGETHER_BYTES", 1)
+    monkeypatch.setattr(ShadowStore, "write", killed)
+    monkeypatch.setattr(MeasuredError, "write", killed_before)
+    with pytest.raises(RuntimeError, match="killed"):  # after the sample, before it is measured
+        complete(broken, plan)
+    assert written == [0, 1]
+    written.clear()
+    monkeypatch.setattr(MeasuredError, "write", read)
+    with pytest.raises(RuntimeError, match="killed"):
+        complete(broken, plan)
+    assert written == [0, 1]
+    assert {path.name for path in broken.glob("shard_*")} == {"shard_00000.safetensors", "shard_00001.safetensors"}
+    monkeypatch.setattr(ShadowStore, "write", write)
+    complete(broken, plan)
+    assert content(broken) == content(tmp_path / "whole")
+
+
+def test_a_finished_store_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = LinearPlan(EXACT, RESPONSE, "linear")
+    whole = complete(tmp_path, plan).read(SHADOWS)
+
+    def again(*_: object) -> Iterator[Tensor]:
+        raise AssertionError("nothing is missing")
+
+    monkeypatch.setattr(linear_plan, "respond", again)
+    assert torch.equal(complete(tmp_path, plan).read(SHADOWS), whole)
+
+
+def test_a_folder_of_other_models_is_refused_and_left_alone(tmp_path: Path) -> None:
+    complete(tmp_path, EXACT)
+    there = content(tmp_path)
+    with pytest.raises(ConfigError, match="shadows is None there, 'linear' now"):
+        complete(tmp_path, LinearPlan(EXACT, RESPONSE, "linear"))
+    assert content(tmp_path) == there
+    with pytest.raises(ConfigError, match="models of other images"):
+        complete(tmp_path, EXACT, random_images(11, 3))

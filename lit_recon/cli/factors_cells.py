@@ -25,6 +25,7 @@ from lit_recon.cli.informed_settings import ReconnSettings, ShadowSettings
 from lit_recon.data.informed_splits import InformedSplit
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.informed.embedding import FEWEST
+from lit_recon.modules.trainer import build_trainer
 from lit_recon.reporting import RunFolder
 from lit_recon.reporting.atomic import write_text
 from lit_recon.reporting.formats import duration
@@ -167,7 +168,9 @@ class FactorCells:
                 RunFolder.open(folder.path, yaml.safe_dump(whole, sort_keys=False))
                 self._transfer(cell, base, shadows).run(folder)
         split, public = self._split(cell, base, shadows), self._drawn(cell, shadows).shadow
-        Measures(self.study, base.view, shadows, split, public, folder).take(cell.measures)
+        device = str(build_trainer(shadows.trainer, loggers=[]).strategy.root_device)
+        plan = shadows.plan(split, device)
+        Measures(self.study, base.view, plan, split, public, folder).take(cell.measures)
 
     def _split(self, cell: FactorCell, base: ReconnSettings, shadows: ShadowSettings) -> InformedSplit:
         """The images of a cell, of which those of one source and size are drawn once."""

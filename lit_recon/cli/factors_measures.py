@@ -16,7 +16,6 @@ import torch
 
 from lit_recon.bounds import gaussian_bound
 from lit_recon.cli.factors_settings import FactorsSettings, Measure
-from lit_recon.cli.informed_settings import ShadowSettings
 from lit_recon.cli.rero_outcome import accuracies
 from lit_recon.data import ImageSet
 from lit_recon.data.informed_splits import InformedSplit
@@ -39,7 +38,7 @@ class Measures:
     Args:
         study: how much is measured.
         view: what of a released model the attacker sees.
-        shadows: of the cell.
+        plan: of the cell's models.
         split: of its images.
         public: images that the adversary holds besides the fixed set.
         folder: of its run.
@@ -47,31 +46,29 @@ class Measures:
 
     study: FactorsSettings
     view: View
-    shadows: ShadowSettings
+    plan: ShadowPlan
     split: InformedSplit
     public: ImageSet
     folder: RunFolder
 
     def take(self, wanted: Iterable[Measure]) -> None:
         """Measure what is wanted and not there yet."""
-        plan = self.shadows.plan(self.split)
         take = {"models": self._models, "gradients": self._gradients, "embedding": self._embedding}
         for kind in missing(self.folder, wanted):
-            write_text(path_of(self.folder, kind), json.dumps(take[kind](plan)) + "\n")
+            write_text(path_of(self.folder, kind), json.dumps(take[kind]()) + "\n")
 
-    def _models(self, plan: ShadowPlan) -> dict[str, Any]:
+    def _models(self) -> dict[str, Any]:
         """How well released models classify, and what privacy they have."""
+        plan, descent = self.plan, self.plan.descent
         tried = self.split.targets.subset(torch.arange(min(self.study.tried, len(self.split.targets))))
-        store = self._released(plan)
         own = plan.known.n_parameters
-        weights = (plan.reference() + store.read(tried)).float()[:, -own:]  # the last of several snapshots
+        weights = (plan.reference() + self._released().read(tried)).float()[:, -own:]  # the last of several snapshots
         others = self.split.shadow if self.split.rest is None else self.split.rest
         test = others.subset(torch.arange(min(self.study.test_images, len(others))))
         right, learned = accuracies(plan, weights, test), accuracies(plan, weights, self.split.fixed)
         found: dict[str, Any] = {"n_parameters": own, "n_tried": len(tried), "n_test_images": len(test)}
         for name, values in (("accuracy", right), ("train_accuracy", learned)):
             found |= {name: float(values.mean()), f"{name}_std": float(values.std()) if len(values) > 1 else 0.0}
-        descent = plan.descent
         noise = 0.0 if descent.dp is None else descent.dp.noise(descent.steps)
         if descent.dp is not None and noise:
             mu = math.sqrt(descent.steps) / noise
@@ -79,23 +76,21 @@ class Measures:
             found["bounds"] = [gaussian_bound(math.log(kappa), mu) for kappa in self.study.kappas]
         return found
 
-    def _gradients(self, plan: ShadowPlan) -> dict[str, Any]:
+    def _gradients(self) -> dict[str, Any]:
         """The gradients of the unknown images along training."""
         chosen = self.split.targets.subset(torch.arange(min(self.study.gradient_targets, len(self.split.targets))))
-        store = self._released(plan)
-        owners = dataclasses.replace(plan, purpose="released")
-        found = along_training(owners, chosen, self.study.gradient_steps, _execution(store))
+        owners = dataclasses.replace(self.plan, purpose="released")
+        found = along_training(owners, chosen, self.study.gradient_steps, _execution(self._released()))
         return {
             "steps": found.steps,
             "norms": found.norms.tolist(),
             "zeros": {name: shares.tolist() for name, shares in found.zeros.items()},
         }
 
-    def _embedding(self, plan: ShadowPlan) -> dict[str, Any]:
+    def _embedding(self) -> dict[str, Any]:
         """The released models in the plane."""
         targets, labels = self.split.targets, self.split.targets.labels
-        observed = self._released(plan).read(targets, self.view.sight(plan, self.public))
-        points = embedded(observed, self.shadows.seed)
+        points = embedded(self._released().read(targets, self.view.sight(self.plan, self.public)), self.plan.seed)
         shares = torch.bincount(labels) / len(labels)
         return {
             "points": points.tolist(),
@@ -105,8 +100,8 @@ class Measures:
             "chance": float(shares.square().sum()),
         }
 
-    def _released(self, plan: ShadowPlan) -> ShadowStore:
-        owners, there = dataclasses.replace(plan, purpose="released"), self.folder.checkpoints / "released"
+    def _released(self) -> ShadowStore:
+        owners, there = dataclasses.replace(self.plan, purpose="released"), self.folder.checkpoints / "released"
         store = ShadowStore.open(there, owners.description)
         if store is None:
             raise MissingDataError(f"{there} is not there: repeat the cell by deleting {self.folder.path}")

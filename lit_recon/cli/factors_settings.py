@@ -135,8 +135,8 @@ class TransferSettings:
     def __post_init__(self) -> None:
         if self.shadows < 0 or self.shadows == 1 or (self.way == "scratch" and not self.shadows):
             raise ConfigError(
-                "transfer.shadows must be at least 2, or 0 to do without a model of the new fixed set, which only the way "
-                f"`adapted` can; got {self.shadows} with the way {self.way!r}"
+                "transfer.shadows must be at least 2, or 0 to do without a model of the new fixed set, which the way "
+                f"`adapted` alone can; got {self.shadows} with the way {self.way!r}"
             )
 
 

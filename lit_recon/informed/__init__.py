@@ -24,8 +24,8 @@ from lit_recon.informed.view import BlackBox, LayersOnly, View, WholeModel
 __all__ = [
     "Background",
     "Bernoulli",
-    "Ensemble",
     "BlackBox",
+    "Ensemble",
     "Family",
     "FirstLayerRidge",
     "FittedReconstructor",

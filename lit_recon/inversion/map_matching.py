@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,10 +54,8 @@ class MapPull:
     def notes(self) -> tuple[str, ...]:
         """Which maps were found, and how sure that is."""
         found = self.recovered
-        return (
-            f"{len(found.maps)} maps recovered from the gradient of {found.convolution.name}: share of their patches "
-            f"outside its row space {found.outside:.1g}, of any other map {found.next_outside:.1g}",
-        )
+        where = f"{len(found.maps)} maps recovered from the gradient of {found.convolution.name}"
+        return (f"{where}: {found.outside:.1g} of their patches outside its row space, next {found.next_outside:.1g}",)
 
     def targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
         """The recovered maps; which candidate takes which makes no difference before the first iteration."""
@@ -111,7 +110,7 @@ class MapMatching:
         return MapPull(observation, recovered, seen, self.weight)
 
 
-class _Reached(Exception):
+class _ReachedError(Exception):
     """The layer was reached; nothing behind it is needed."""
 
 
@@ -125,14 +124,12 @@ class _UpTo(nn.Module):
         model.get_submodule(layer).register_forward_pre_hook(self._stop)
 
     def forward(self, images: Tensor) -> Tensor:
-        try:
+        with contextlib.suppress(_ReachedError):
             self.model(images)
-        except _Reached:
-            pass
         reached, self._input = self._input, None
         assert reached is not None  # the recovery has seen the layer at work
         return reached
 
     def _stop(self, _: nn.Module, given: tuple[Any, ...]) -> None:
         self._input = given[0]
-        raise _Reached
+        raise _ReachedError

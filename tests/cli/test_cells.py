@@ -60,7 +60,7 @@ def test_a_failed_cell_is_tried_again_unless_its_attack_cannot_work(
 ) -> None:
     tried = refusing(error)
     for _ in range(2):  # two calls of the command
-        Cells([CELL], GridFolder(tmp_path)).run(wait=True)
+        Cells([CELL], GridFolder(tmp_path)).run(wait=False)
     assert len(tried) == (2 if applicable else 1)
     content = json.loads(GridFolder(tmp_path).failure(CELL.folder).read_text())
     assert (content["reason"], content["applicable"]) == (str(error), applicable)

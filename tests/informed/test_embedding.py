@@ -13,11 +13,11 @@ def test_classes_stay_together_at_any_scale() -> None:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(30) % 3
     features = 4 * torch.randn(3, 20, generator=generator)[labels] + torch.randn(30, 20, generator=generator)
-    for scale in (1.0, 1e-5):
-        points = embedded(scale * features)
-        assert points.shape == (30, 2)
-        assert neighbor_agreement(points, labels) > 0.9  # measured 1.0
-    assert torch.equal(embedded(features), embedded(features))
+    points = embedded(features)
+    assert points.shape == (30, 2)
+    assert neighbor_agreement(points, labels) > 0.9  # measured 1.0
+    # A power of two, so that nothing is rounded: the layout is the same to the last bit.
+    assert torch.equal(embedded(2.0**-17 * features), points)
 
 
 def test_agreement_of_labels_that_mean_nothing_is_chance() -> None:

@@ -68,7 +68,7 @@ class LinearPlan:
     @property
     def description(self) -> dict[str, object]:
         """What a store has to agree in: that of the exact models, and how far these are from them."""
-        response = {f"linear.{key}": value for key, value in asdict(self.response).items()}
+        response = {f"shadows.{key}": value for key, value in asdict(self.response).items()}
         return {**self.exact.description, "shadows": self.kind, **response}
 
     def execution(self) -> Execution:

@@ -89,7 +89,8 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 def _described(name: str, module: nn.Module, inputs: Tensor, outputs: Tensor) -> Convolution:
-    assert isinstance(module, nn.Conv2d) and not isinstance(module.padding, str)
+    assert isinstance(module, nn.Conv2d)
+    assert not isinstance(module.padding, str)
     c, h, w = inputs.shape[1:]
     return Convolution(
         name=name,

@@ -67,4 +67,5 @@ def leading_eigenspace(
 
 
 def _orthonormal(rows: Tensor) -> Tensor:
-    return torch.linalg.qr(rows.T)[0].T.contiguous()
+    columns: Tensor = torch.linalg.qr(rows.T)[0]
+    return columns.T.contiguous()

@@ -84,7 +84,7 @@ class PatchProjection:
         return vectors.view(-1, *self.convolution.shape) * self._scale
 
     def dense(self) -> Tensor:
-        """A factor `F` `(P r, c h w)` of the projection on a span of patches, which is `F^T F`: patches in their place."""
+        """A factor `(P r, c h w)` of the projection on a span of patches, `F^T F`: the patches in their places."""
         places, (size, r) = self.convolution.places, self.basis.shape
         rows = []
         for place in range(places):

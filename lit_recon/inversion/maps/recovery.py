@@ -58,7 +58,7 @@ class MapRecovery:
     not, and the separated maps are not negative.
 
     Args:
-        layers: names of convolutions to try, in this order; default: all that qualify, those nearest to the image first.
+        layers: names of convolutions to try, in this order; default: all that qualify, from the image on.
         seed: of the iterations' first block.
     """
 
@@ -114,9 +114,7 @@ def unfit(convolution: Convolution, n_examples: int) -> str | None:
     return None if covers_everything(convolution) else "its kernel does not reach every entry"
 
 
-def recover_maps(
-    convolution: Convolution, gradient: Tensor, n_examples: int, seed: int = 0
-) -> RecoveredMaps | str:
+def recover_maps(convolution: Convolution, gradient: Tensor, n_examples: int, seed: int = 0) -> RecoveredMaps | str:
     """The maps, or why there are none.
 
     Args:

@@ -83,8 +83,10 @@ def _sharpened(basis: Tensor, one: Tensor) -> Tensor:
 def _parallel(candidates: Tensor, rows: Tensor, tolerance: float) -> Tensor:
     """How many rows point the same way as each candidate; all of unit norm."""
     # 1 - cos = sin^2 / 2 for small angles
-    return (candidates @ rows.T > 1 - tolerance**2 / 2 - 4 * torch.finfo(rows.dtype).eps).sum(dim=1)
+    least = 1 - tolerance**2 / 2 - 4 * torch.finfo(rows.dtype).eps
+    return (candidates @ rows.T > least).sum(dim=1)
 
 
 def _sine(one: Tensor, other: Tensor) -> Tensor:
-    return (one - (one @ other) * other).norm()
+    sine: Tensor = (one - (one @ other) * other).norm()
+    return sine

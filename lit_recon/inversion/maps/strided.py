@@ -43,7 +43,7 @@ class StridedMaps(NamedTuple):
 
 
 def standing_between(observation: Observation, before: Convolution, behind: Convolution) -> Between | None:
-    """The scale and shift between two convolutions in evaluation mode, read off noise images; None if more stands there.
+    """Scale and shift between two convolutions in evaluation mode, read off noise images; None if more stands there.
 
     Args:
         observation: of the public model.
@@ -126,7 +126,7 @@ def strided_maps(
 def _explaining(images: Tensor, between: Between, one: Tensor) -> tuple[Tensor, float]:
     """Coefficients `(k,)` of the convolved basis `(k, c, h, w)` that give a map `(c, h, w)`, and the residual.
 
-    The map is known up to its scale, which is one more unknown: scale * mixture + shift = size * map where it is active.
+    The map is known up to its scale, one more unknown: scale * mixture + shift = size * map where it is active.
     """
     active = (one > _ACTIVE * float(-one.min().clamp_max(-1e-9))) & ~torch.isnan(between.scale)[:, None, None]
     scaled = (images * between.scale[:, None, None])[:, active]

@@ -6,7 +6,7 @@ import torch
 
 from lit_recon.data.fingerprints import fingerprints
 from lit_recon.errors import ConfigError
-from lit_recon.inversion import Attack, GenerativePrior, GradientMatching
+from lit_recon.inversion import Attack, GenerativePrior, GradientMatching, InTurn
 from lit_recon.modules.data import VictimDataModule
 
 
@@ -18,6 +18,10 @@ def refuse_known_victims(attack: Attack, victims: VictimDataModule) -> None:
     Raises:
         ConfigError: the generator has seen a victim.
     """
+    if isinstance(attack, InTurn):
+        for one in attack.attacks:
+            refuse_known_victims(one, victims)
+        return
     prior = attack.parametrization if isinstance(attack, GradientMatching) else None
     if not isinstance(prior, GenerativePrior) or prior.seen is None:
         return

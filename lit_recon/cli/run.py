@@ -15,7 +15,7 @@ from lit_recon.cli.configuration import SAME_RUN, instantiated, resolved, settin
 from lit_recon.cli.known_victims import refuse_known_victims
 from lit_recon.cli.outcome import all_scored, run_facts, show_outcome, write_outcome
 from lit_recon.cli.settings import AttackSettings, LpipsSettings
-from lit_recon.inversion import GradientMatching
+from lit_recon.inversion import GradientMatching, InTurn
 from lit_recon.metrics import Lpips, Unavailable, load_lpips
 from lit_recon.models import Backbone, BackboneCheckpoint
 from lit_recon.modules.data import VictimDataModule
@@ -103,8 +103,10 @@ def rehearse(settings: AttackSettings, target: Target, victims: VictimDataModule
     client = settings.client.client(sent_out(settings, target.model, victims), settings.defense)
     seen = client.observe(victims.test.pixels(ids), victims.test.labels[ids], settings.knowledge)
     settings.attack.check([seen])
-    if isinstance(settings.attack, GradientMatching):
-        settings.attack.init([seen])
+    # an attack that may make way decides by the updates themselves, which those of an untrained model do not stand for
+    attack = settings.attack.last if isinstance(settings.attack, InTurn) else settings.attack
+    if isinstance(attack, GradientMatching):
+        attack.init([seen])
 
 
 def sent_out(settings: AttackSettings, model: Backbone, victims: VictimDataModule) -> Backbone:

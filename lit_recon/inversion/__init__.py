@@ -21,6 +21,7 @@ from lit_recon.inversion.features import (
 from lit_recon.inversion.generative_prior import GenerativePrior
 from lit_recon.inversion.gradient_matching import GradientMatching
 from lit_recon.inversion.imprint import RobbingTheFed
+from lit_recon.inversion.in_turn import InTurn
 from lit_recon.inversion.inversion_state import InversionState
 from lit_recon.inversion.labels import IDLG, HeadCounts, JointLabels, KnownLabels, LabelRecovery
 from lit_recon.inversion.map_matching import MapMatching
@@ -62,6 +63,7 @@ __all__ = [
     "GradientMatching",
     "GroupConsistency",
     "HeadCounts",
+    "InTurn",
     "InversionState",
     "JointLabels",
     "KnownLabels",

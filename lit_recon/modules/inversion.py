@@ -15,7 +15,7 @@ from torch import Tensor
 from lit_recon.data import VictimBatch
 from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError
-from lit_recon.inversion import Attack, FeatureMap, GradientMatching, InversionState
+from lit_recon.inversion import Attack, FeatureMap, GradientMatching, InTurn, InversionState
 from lit_recon.metrics import Lpips, Unavailable, feature_cosines, score_batch, span_error
 from lit_recon.models import Backbone
 from lit_recon.modules.data import VictimDataModule
@@ -77,7 +77,7 @@ class InversionModule(LightningModule):
         self.metrics: dict[str, Metric] = {}
         self.scored: list[ScoredBatch] = []
         self.execution: Literal["loop", "vmap"] | None = None
-        self._steps = attack.steps if isinstance(attack, GradientMatching) else 1
+        self._steps = _most_steps(attack)
         self._size = 1
         self._group: list[VictimBatch] = []
         self._seen: list[VictimBatch] = []
@@ -127,7 +127,7 @@ class InversionModule(LightningModule):
     def _attack_group(self) -> None:
         group, self._group = self._group, []
         indices = [batch.index for batch in group]
-        saved = self.checkpoints / f"{group_name(indices)}.pt"
+        saved, before = self.checkpoints / f"{group_name(indices)}.pt", self._progress.done
         with torch.enable_grad():
             observations = [self._observe(batch.images, batch.labels, batch.index) for batch in group]
             outcome = run_attack(
@@ -138,8 +138,10 @@ class InversionModule(LightningModule):
                 self.execution,
                 lambda state, new: self._watch(state, new, len(group)),
             )
-        if not isinstance(self.attack, GradientMatching):
-            self._progress.advance(len(group))
+        left = before + self._steps * len(group) - self._progress.done
+        if left > 0:  # the attack has no steps, or fewer than the one that might have taken its turn
+            count = self._progress.advance if self._progress.done == before else self._progress.skip
+            count(left)
         scores = [
             self._feature_scores(seen, result, batch)
             for seen, result, batch in zip(observations, outcome.reconstructions, group, strict=True)
@@ -214,3 +216,10 @@ class InversionModule(LightningModule):
         elif self.trainer.is_global_zero:
             measured = str(json.loads(path.read_text(encoding="utf-8")).get("execution"))
         return "vmap" if self.trainer.strategy.broadcast(measured) == "vmap" else "loop"
+
+
+def _most_steps(attack: Attack) -> int:
+    """Iterations of one victim, at most; 1 for an attack without steps."""
+    if isinstance(attack, InTurn):
+        return max(_most_steps(one) for one in attack.attacks)
+    return attack.steps if isinstance(attack, GradientMatching) else 1

@@ -6,14 +6,14 @@ import io
 import pickle
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from lit_recon.errors import CorruptFileError
-from lit_recon.inversion import Attack, GradientMatching, InversionState
+from lit_recon.inversion import Attack, GradientMatching, InTurn, InversionState
 from lit_recon.inversion.attack import finished
 from lit_recon.modules.interruption import Interrupted, deferred_interruption
 from lit_recon.records import Observation, Reconstruction
@@ -67,8 +67,12 @@ def run_attack(
         CorruptFileError: `saved` cannot be read.
     """
     started = time.perf_counter()
+    reasons: tuple[str, ...] = ()
+    if isinstance(attack, InTurn):
+        attack.check(observations)
+        attack, reasons = attack.chosen(observations)
     if not isinstance(attack, GradientMatching):
-        results = attack.many(observations)
+        results = [_remarked(result, reasons) for result in attack.many(observations)]
         return Outcome(results, [[result.trace] for result in results], time.perf_counter() - started)
     attack.check(observations)
     state, outcome = attack.init(observations), Outcome()
@@ -97,12 +101,16 @@ def run_attack(
             if number is not None:
                 raise Interrupted(number)
             step_began = time.perf_counter()
-    results = attack.result(state)
+    results = [_remarked(result, reasons) for result in attack.result(state)]
     outcome.reconstructions = [finished(result, seen) for result, seen in zip(results, observations, strict=True)]
     traces = [problem.trace for problem in state.problems]
     outcome.curves = [traces[first : first + attack.restarts] for first in range(0, len(traces), attack.restarts)]
     outcome.seconds = time.perf_counter() - started
     return outcome
+
+
+def _remarked(result: Reconstruction, reasons: tuple[str, ...]) -> Reconstruction:
+    return replace(result, notes=(*reasons, *result.notes))
 
 
 def measured_execution(attack: GradientMatching, observations: Sequence[Observation]) -> Literal["loop", "vmap"]:

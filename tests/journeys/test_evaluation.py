@@ -211,7 +211,8 @@ def test_an_attack_that_does_not_apply_is_named_and_a_generator_is_trained(workp
 
 def test_attacks_can_be_judged_by_their_features(workplace: Path, attack: Run) -> None:
     wide = {"class_path": "WideFeatureLayer", "init_args": {"n_neurons": 128, "n_trained": 64, "activation": "gelu"}}
-    recovery = {"attack": {"init_args": {"features": {"recovery": {"class_path": "ExactRecovery"}}}}}
+    features = {"init_args": {"recovery": {"class_path": "ExactRecovery"}}}
+    recovery = {"attack": {"init_args": {"features": features}}}
     content = {
         "figure": "feature_error",
         "backbone": {

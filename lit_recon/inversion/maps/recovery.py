@@ -20,6 +20,8 @@ from lit_recon.records import Observation
 OUTSIDE = 1e-4
 #: Share of a separated map's norm below zero, up to which it counts as non-negative.
 NEGATIVE = 1e-2
+#: Numbers in a map for every number in an image, from which on maps nearer to the image are not worth their cost.
+ENOUGH = 4
 #: Angles between rows that count as none, tried in turn: rounding, then what noise leaves.
 TOLERANCES = (1e-4, 1e-3, 1e-2)
 
@@ -144,7 +146,8 @@ def recover_maps(convolution: Convolution, gradient: Tensor, n_examples: int, se
 
 def _closer(observation: Observation, before: Convolution, found: RecoveredMaps) -> RecoveredMaps:
     """The maps before the previous convolution, which has to be one in steps; else those that were found."""
-    if before.every_step:
+    enough = math.prod(found.convolution.shape) >= ENOUGH * math.prod(observation.image_shape)
+    if before.every_step or enough:
         return found
     strided = strided_maps(observation, before, found.convolution, found.maps)
     if strided is None or strided.outside > OUTSIDE:

@@ -80,7 +80,8 @@ def measure(model: Backbone, private: ImageSet, cell: Cell) -> Row:
         finally:
             seconds.append(time.process_time() - started)
         with torch.no_grad():
-            truth = InputMap(seen, found.convolution.name, cell.batch_norm)(images).double()
+            maps = InputMap(seen, found.convolution.name, cell.batch_norm)(images)
+        truth = torch.nn.functional.normalize(maps.double(), dim=1)
         layers.append(found.convolution.name)
         angles.append(1 - float((truth @ found.maps.flatten(1).T).max(dim=1).values.min()))
     worst = {f"{value:.3g}" for value in angles}

@@ -85,8 +85,8 @@ class Rehearsal:
             if _attack(cell) in self._inapplicable and not self._cells.is_done(cell)
         }
         if len(reasons) == len(attacks):
-            error = self._inapplicable[_attack(attacks[0])]
-            raise type(error)(f"{attacks[0].describe()}: {error}") from error
+            first = self._inapplicable[_attack(attacks[0])]
+            raise type(first)(f"{attacks[0].describe()}: {first}") from first
         return reasons
 
     def _stand_in(self, cell: Cell, path: Path) -> Path:

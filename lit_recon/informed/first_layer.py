@@ -31,7 +31,7 @@ _NULL = 1e-12
 #: Least share of the orthogonal part's energy that its first singular value must have in half of all shadow models.
 _RANK_ONE = 0.99
 #: To choose from: traces vary more smoothly with the image than whole differences do, and are free of noise.
-_BANDWIDTHS, _RIDGES = (1.0, 2.0, 4.0, 8.0), (1e-9, 1e-8, 1e-7, 1e-5)
+_BANDWIDTHS, _RIDGES = (1.0, 2.0, 4.0), (1e-9, 1e-8, 1e-7, 1e-6, 1e-5)
 
 
 class Trace(NamedTuple):
@@ -141,7 +141,7 @@ class FirstLayerRidge(Reconstructor):
     """
 
     inner: Reconstructor | None = None
-    emphasis: float = 1.0
+    emphasis: float = 2.0
 
     def __post_init__(self) -> None:
         if not self.emphasis > 0:

@@ -93,7 +93,8 @@ class LayersOnly(View):
         chosen = self._chosen(plan.network)
 
         def see(differences: Tensor) -> Tensor:
-            return differences.unflatten(1, (-1, len(chosen)))[:, :, chosen].flatten(1)
+            of_each: Tensor = differences.unflatten(1, (-1, len(chosen)))
+            return of_each[:, :, chosen].flatten(1)
 
         return see
 

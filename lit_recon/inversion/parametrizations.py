@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
+from lit_recon.errors import ConfigError
 from lit_recon.models import UNet
 from lit_recon.records import Observation
 
@@ -50,22 +51,26 @@ class Parametrization(ABC):
 
 
 class Pixels(Parametrization):
-    """Normalised pixels, started from N(0, 1), kept in the box of valid images by clamping after every step.
+    """Normalised pixels, started from N(0, spread^2), kept in the box of valid images by clamping after every step.
 
     Args:
-        box: clamp; without it images are only clamped when the attack returns them.
+        box: clamp; without it images are only clamped when the attack returns them. A quasi-Newton solver learns the
+            wrong curvature from pixels that are moved behind its back.
+        spread: of the start in normalised units; small values start from nearly uniform images.
 
     Source: [Geiping2020]; without the box [Zhu2019].
     """
 
     signed = ("pixels",)
 
-    def __init__(self, box: bool = True) -> None:
-        self.box = box
+    def __init__(self, box: bool = True, spread: float = 1.0) -> None:
+        if not spread > 0:
+            raise ConfigError(f"Pixels needs a spread above 0; got {spread:g}")
+        self.box, self.spread = box, spread
 
     def start(self, observation: Observation, seed: int, features: Tensor | None = None) -> Variables:
         generator = torch.Generator().manual_seed(seed)
-        noise = torch.randn(observation.n_examples, *observation.image_shape, generator=generator)
+        noise = self.spread * torch.randn(observation.n_examples, *observation.image_shape, generator=generator)
         variables = {"pixels": noise.to(next(iter(observation.update.values())).device)}
         self.project(variables, observation)
         return variables

@@ -77,7 +77,7 @@ class InversionModule(LightningModule):
         self.metrics: dict[str, Metric] = {}
         self.scored: list[ScoredBatch] = []
         self.execution: Literal["loop", "vmap"] | None = None
-        self._steps = _most_steps(attack)
+        self._steps = _planned_steps(attack)
         self._size = 1
         self._group: list[VictimBatch] = []
         self._seen: list[VictimBatch] = []
@@ -138,10 +138,10 @@ class InversionModule(LightningModule):
                 self.execution,
                 lambda state, new: self._watch(state, new, len(group)),
             )
-        left = before + self._steps * len(group) - self._progress.done
-        if left > 0:  # the attack has no steps, or fewer than the one that might have taken its turn
-            count = self._progress.advance if self._progress.done == before else self._progress.skip
-            count(left)
+        if self._progress.done == before:  # the attack has no steps
+            self._progress.advance(self._steps * len(group))
+        # one that took another's turn may have had more steps
+        self._progress.total += self._progress.done - before - self._steps * len(group)
         scores = [
             self._feature_scores(seen, result, batch)
             for seen, result, batch in zip(observations, outcome.reconstructions, group, strict=True)
@@ -218,8 +218,8 @@ class InversionModule(LightningModule):
         return "vmap" if self.trainer.strategy.broadcast(measured) == "vmap" else "loop"
 
 
-def _most_steps(attack: Attack) -> int:
-    """Iterations of one victim, at most; 1 for an attack without steps."""
+def _planned_steps(attack: Attack) -> int:
+    """Iterations of one victim if the first attack can work on it; 1 for an attack without steps."""
     if isinstance(attack, InTurn):
-        return max(_most_steps(one) for one in attack.attacks)
+        return _planned_steps(attack.attacks[0])
     return attack.steps if isinstance(attack, GradientMatching) else 1

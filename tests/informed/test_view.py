@@ -47,7 +47,7 @@ def test_answers_are_those_of_the_released_models(
 
     def answers(weights: Tensor) -> Tensor:
         vector_to_parameters(weights, network.parameters())
-        logits = network(asked).detach()
+        logits: Tensor = network(asked).detach()
         return logits if output == "logits" else logits.softmax(1)
 
     for step, (weights, usual) in enumerate(

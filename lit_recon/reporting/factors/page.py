@@ -107,9 +107,8 @@ def _factor_panels(study: FactorStudy, factor: FactorResult) -> list[Panel]:
     header, rows = factor_table(study, factor)
     where = f"In the paper: {factor.source}." if factor.source else ""
     lead = " ".join(part for part in (factor.note, where) if part)
-    found = [Panel(factor.title, lead, pictures=pictures, header=header, rows=rows)]
-    if factor is study.factors[0]:
-        found[0] = Panel(factor.title, lead, pictures=pictures, header=header, rows=rows, note=_LEGEND)
+    note = _LEGEND if factor is study.factors[0] else ""
+    found = [Panel(factor.title, lead, pictures=pictures, header=header, rows=rows, note=note)]
     for measured in measured_panels(factor):
         for name, content in measured.files.items():
             write_bytes(study.folder.figures / name, content)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -187,28 +187,7 @@ class FactorStudy:
 
         try:
             base = Point("base", None, None, [cell(name) for name in content["base"]])
-            factors = [
-                FactorResult(
-                    name,
-                    *(found[key] for key in ("title", "axis", "setting", "source", "note", "scale", "measures")),
-                    lines=[
-                        Line(
-                            line["name"],
-                            [
-                                Point(
-                                    point["label"],
-                                    point["place"],
-                                    point["paper"],
-                                    [cell(own) for own in point["cells"]],
-                                )
-                                for point in line["points"]
-                            ],
-                        )
-                        for line in found["lines"]
-                    ],
-                )
-                for name, found in content["factors"].items()
-            ]
+            factors = [_factor(name, found, cell) for name, found in content["factors"].items()]
             return cls(grid, settings, base, factors, [float(kappa) for kappa in content["kappas"]])
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptFileError(
@@ -265,6 +244,23 @@ class FactorStudy:
                 if reasons := [cell.reason for cell in point.cells if cell.reason]:
                     record[f"mse.{key}_reason"] = "; ".join(reasons)
         return record
+
+
+def _factor(name: str, found: Mapping[str, Any], cell: Callable[[str], CellFigures]) -> FactorResult:
+    def point(own: Mapping[str, Any]) -> Point:
+        return Point(own["label"], own["place"], own["paper"], [cell(folder) for folder in own["cells"]])
+
+    return FactorResult(
+        name=name,
+        title=found["title"],
+        axis=found["axis"],
+        setting=found["setting"],
+        source=found["source"],
+        note=found["note"],
+        scale=found["scale"],
+        measures=found["measures"],
+        lines=[Line(line["name"], [point(own) for own in line["points"]]) for line in found["lines"]],
+    )
 
 
 def _cell(grid: GridFolder, name: str) -> CellFigures:

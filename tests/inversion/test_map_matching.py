@@ -51,7 +51,7 @@ def test_images_follow_from_their_maps(photographs: Tensor, mode: Literal["eval"
     result = attack(seen)
     errors, order = matched(result.images, images)
     baseline = (images.mean(0) - images).square().mean()
-    assert float(errors.mean()) < 0.1 * float(baseline)  # measured below 0.02
+    assert float(errors.mean()) < 0.1 * float(baseline)  # measured 5e-9 in eval mode, 0.047 in train mode
     assert result.labels.tolist() == [int(i) % 3 for i in order]
     assert result.features is None
 

@@ -64,7 +64,8 @@ class Measures:
         own = plan.known.n_parameters
         weights = (plan.reference() + self._released().read(tried)).float()[:, -own:]  # the last of several snapshots
         others = self.split.shadow if self.split.rest is None else self.split.rest
-        test = others.subset(torch.arange(min(self.study.test_images, len(others))))
+        # the last ones: more shadow targets take away the first
+        test = others.subset(torch.arange(max(0, len(others) - self.study.test_images), len(others)))
         right, learned = accuracies(plan, weights, test), accuracies(plan, weights, self.split.fixed)
         found: dict[str, Any] = {"n_parameters": own, "n_tried": len(tried), "n_test_images": len(test)}
         for name, values in (("accuracy", right), ("train_accuracy", learned)):

@@ -23,16 +23,15 @@ def test_memory_is_above_that_of_the_images() -> None:
 
 
 def test_an_attack_learns_from_either(tmp_path: Path) -> None:
-    generator = np.random.default_rng(0)
-    splits = {
-        f"{split}_{name}": values
-        for split, n in (("train", 60), ("test", 20))
-        for name, values in (
-            ("images", generator.integers(256, size=(n, 28, 28), dtype=np.uint8)),
-            ("labels", np.arange(n) % 10),
-        )
-    }
-    np.savez(tmp_path / "images.npz", **splits)
+    pixels = np.random.default_rng(0).integers(256, size=(80, 28, 28), dtype=np.uint8)
+    labels = np.arange(80) % 10
+    np.savez(
+        tmp_path / "images.npz",
+        train_images=pixels[:60],
+        train_labels=labels[:60],
+        test_images=pixels[60:],
+        test_labels=labels[60:],
+    )
     row = attack(tmp_path / "images.npz", n=30, shadows=20, targets=5, response=LinearResponse())
     assert 0 < row["mse_linear"] < 0.2
     assert 0 < row["mse_exact"] < 0.2

@@ -90,4 +90,4 @@ def test_what_it_cannot_repeat_is_refused(plan: ShadowPlan, split: InformedSplit
         Retraining().fit(torch.zeros(2, 3), split.shadow.pixels()[:2], split.shadow.labels[:2], 10)
     for wrong in ({"steps": 0}, {"together": 0}, {"lr": 0.0}):
         with pytest.raises(ConfigError, match="steps and together"):
-            Retraining(**wrong)  # type: ignore[arg-type]
+            Retraining(**wrong)

@@ -138,7 +138,7 @@ def test_lpips_takes_part_where_its_weights_are(tmp_path: Path, squeezenet: dict
 
 
 def test_without_a_discriminator_there_is_one_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
+    made: list[int] = []
     monkeypatch.setattr(reconstructor_adversarial, "PatchDiscriminator", made.append)
     ConvolutionalReconstructor(**{**SMALL, "adversarial": 0.0, "epochs": 1}).fit(*shadows(8), 4)
     assert made == []
@@ -152,6 +152,6 @@ def test_what_cannot_be_trained_is_refused() -> None:
         ConvolutionalReconstructor(**SMALL).fit(differences, images[:, :, :8, :8], labels, 4)
     for wrong in ({"epochs": 0}, {"lr": 0.0}, {"adversarial": -1.0}, {"weight_decay": -1.0}):
         with pytest.raises(ConfigError, match="must be at least"):
-            ConvolutionalReconstructor(**wrong)  # type: ignore[arg-type]
+            ConvolutionalReconstructor(**wrong)
     with pytest.raises(ConfigError, match="weight must be above 0"):
         PerceptualLoss(weight=0.0)

@@ -47,9 +47,10 @@ class Coordinates:
             ConfigError: the network is no MLP, or the coordinates are too many.
         """
         n_coordinates(known.network, known.images[0].numel(), rank)
+        network = _mlp(known.network)
         images = with_one(known.images).double()
         directions = torch.linalg.eigh(images.T @ images).eigenvectors.flip(1)
-        return cls(known.network, directions[:, :rank].to(known.images.dtype).contiguous())
+        return cls(network, directions[:, :rank].to(known.images.dtype).contiguous())
 
     @property
     def rank(self) -> int:
@@ -64,7 +65,7 @@ class Coordinates:
     @property
     def head(self) -> nn.Sequential:
         """What follows the first layer."""
-        return self.network.layers[2:]
+        return nn.Sequential(*list(self.network.layers)[2:])
 
     @property
     def n(self) -> int:
@@ -153,9 +154,7 @@ def n_coordinates(network: nn.Module, inputs: int, rank: int) -> int:
     Raises:
         ConfigError: the network is no MLP, or the coordinates are too many.
     """
-    if not isinstance(network, ReleasedMLP):
-        raise ConfigError(f"linear response needs a ReleasedMLP; got {type(network).__name__}: set shadows to exact")
-    first, total = network.linear_layers[0], sum(parameter.numel() for parameter in network.parameters())
+    first, total = _mlp(network).linear_layers[0], sum(parameter.numel() for parameter in network.parameters())
     n = first.out_features * min(rank, inputs + 1) + total - first.out_features * (inputs + 1)
     if n > _MOST_COORDINATES:
         raise ConfigError(
@@ -163,6 +162,12 @@ def n_coordinates(network: nn.Module, inputs: int, rank: int) -> int:
             "worth their products: lower linear.rank, or set shadows to exact"
         )
     return n
+
+
+def _mlp(network: nn.Module) -> ReleasedMLP:
+    if not isinstance(network, ReleasedMLP):
+        raise ConfigError(f"linear response needs a ReleasedMLP; got {type(network).__name__}: set shadows to exact")
+    return network
 
 
 def with_one(images: Tensor) -> Tensor:

@@ -45,10 +45,11 @@ def test_other_trainings_are_refused_before_anything_is_computed(
 
 
 def test_every_way_has_a_store_of_its_own(tmp_path: Path, plan: ShadowPlan) -> None:
-    others = [
+    others: list[ShadowPlan | LinearPlan] = [
+        plan,
         LinearPlan(plan, RESPONSE, "mixed"),
         *(
-            LinearPlan(plan, dataclasses.replace(RESPONSE, **change), "linear")  # type: ignore[arg-type]
+            LinearPlan(plan, dataclasses.replace(RESPONSE, **change), "linear")
             for change in ({"rank": 19}, {"hessian_images": 8}, {"sample": 5}, {"tolerance": 0.5})
         ),
     ]
@@ -56,7 +57,7 @@ def test_every_way_has_a_store_of_its_own(tmp_path: Path, plan: ShadowPlan) -> N
     assert linear.fixed is plan.fixed
     ShadowStore.create(tmp_path, linear.description, "hand", 3)
     assert ShadowStore.open(tmp_path, linear.description) is not None
-    for other in (plan, *others):
+    for other in others:
         with pytest.raises(ConfigError, match="another training"):
             ShadowStore.open(tmp_path, other.description)
     with pytest.raises(ConfigError, match="shadows is 'linear' there, None now"):

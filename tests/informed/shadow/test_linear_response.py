@@ -131,4 +131,4 @@ def test_what_does_not_fit_or_diverges_is_refused() -> None:
         ({"tolerance": 1.5}, "above 0 and at most 1; got 1.5"),
     ):
         with pytest.raises(ConfigError, match=named):
-            LinearResponse(**wrong)  # type: ignore[arg-type]
+            LinearResponse(**wrong)

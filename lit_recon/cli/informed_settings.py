@@ -130,8 +130,8 @@ class ReconnSettings:
         view: what of a released model the adversary sees.
         curve: also attack with only so many shadow models.
         lpips: an optional score; its network was made for photographs.
-        classifier: a `backbone.safetensors` of `train.py backbone`; reconstructions are also scored by whether it says of
-            them what it says of their targets.
+        classifier: a `backbone.safetensors` of `train.py backbone`; reconstructions are also scored by whether it says
+            of them what it says of their targets.
         wandb: Weights & Biases.
         paper: whose setting this is.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import zipfile
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +48,7 @@ class PairBatches:
             yield self.features[chosen], self.images[chosen]
 
 
-class PairTraining(LightningModule):
+class PairTraining(LightningModule, ABC):
     """What every training on pairs of features and images has in common: a network and its loss by epoch.
 
     Args:
@@ -63,6 +63,10 @@ class PairTraining(LightningModule):
         self.network = network
         self.losses: list[float] = []
         self._sum, self._count = 0.0, 0
+
+    @abstractmethod
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor | dict[str, Tensor]:
+        """The loss, or figures where the optimizers have taken their steps; tells `record` the loss."""
 
     def record(self, loss: Tensor, n: int) -> None:
         """Count the mean loss of `n` pairs."""

@@ -127,7 +127,8 @@ class _Book:
     def cells_of(self, title: str, case: Case, seeds: list[int]) -> list[FactorCell]:
         """The cells of one value, one per seed; fewer where the value sets the seed itself."""
         try:
-            return list(dict.fromkeys(self._cell(title, case, seed) for seed in (seeds or [None])))
+            drawn: list[int | None] = [*seeds] or [None]
+            return list(dict.fromkeys(self._cell(title, case, seed) for seed in drawn))
         except LitReconError as error:
             raise ConfigError(f"{title}: {error}") from error
 

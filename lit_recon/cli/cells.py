@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import time
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.cli.configuration import instantiated
 from lit_recon.cli.entry import readable
 from lit_recon.cli.grid import Cell, merged, nested
+from lit_recon.cli.shared_work import alone, attempted
 from lit_recon.errors import ConfigError, LitReconError, ThreatModelError, UnsupportedModelError
 from lit_recon.modules.generator_training import GENERATOR_FILE
 from lit_recon.reporting import RunFolder
@@ -100,15 +98,13 @@ class Cells:
         for number, cell in enumerate(self.cells, start=1):
             if cell.kind not in kinds or self.is_settled(cell) or cell.folder in self._given_up:
                 continue
-            lock = self.folder.lock(cell.folder)
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with FileLock(lock, timeout=-1 if wait else 0):
-                    failed_elsewhere = wait and self.folder.failure(cell.folder).is_file()
-                    if not self.is_done(cell) and not failed_elsewhere:
-                        self._run(cell, f"[{number}/{len(self.cells)}] {cell.describe()}")
-            except Timeout:
-                continue
+
+            def work(cell: Cell = cell, title: str = f"[{number}/{len(self.cells)}] {cell.describe()}") -> None:
+                failed_elsewhere = wait and self.folder.failure(cell.folder).is_file()
+                if not self.is_done(cell) and not failed_elsewhere:
+                    self._run(cell, title)
+
+            alone(self.folder.lock(cell.folder), wait, work)
 
     def _values(self, cell: Cell, generator: Path | None = None) -> Namespace:
         """The cell's settings as its command reads them."""
@@ -121,24 +117,15 @@ class Cells:
         return values
 
     def _run(self, cell: Cell, title: str) -> None:
-        failure, log, started = self.folder.failure(cell.folder), self.folder.log(cell.folder), time.perf_counter()
-        failure.unlink(missing_ok=True)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with (
-                log.open("a", encoding="utf-8") as stream,
-                contextlib.redirect_stdout(stream),
-                contextlib.redirect_stderr(stream),
-            ):
-                self._commands[cell.kind].execute(self._parsers[cell.kind], self._values(cell))
-        except Exception as error:  # noqa: BLE001  # whatever it is, one cell must not take the others with it
+        started = time.perf_counter()
+        self.folder.failure(cell.folder).unlink(missing_ok=True)
+        command, parser = self._commands[cell.kind], self._parsers[cell.kind]
+        failure = attempted(self.folder.log(cell.folder), lambda: command.execute(parser, self._values(cell)))
+        if failure is not None:
             self._given_up.add(cell.folder)
-            reason = " ".join(str(error).split()) or type(error).__name__
-            applicable = not (cell.kind == "attack" and isinstance(error, INAPPLICABLE))
-            self._note_failure(
-                cell, reason, applicable, "" if isinstance(error, LitReconError) else traceback.format_exc()
-            )
-            print(f"{title}: {'FAILED' if applicable else 'not applicable'}, {reason}", flush=True)
+            applicable = not (cell.kind == "attack" and isinstance(failure.error, INAPPLICABLE))
+            self._note_failure(cell, failure.reason, applicable, failure.traceback)
+            print(f"{title}: {'FAILED' if applicable else 'not applicable'}, {failure.reason}", flush=True)
             return
         name, key = self._shown[cell.kind]
         figure = read_metrics(RunFolder(self.folder.path / cell.folder).metrics).get(key)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
-from filelock import FileLock, Timeout
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.cli import reconn_run
@@ -22,6 +19,7 @@ from lit_recon.cli.factors_measures import Measures, missing
 from lit_recon.cli.factors_settings import FactorsSettings, TransferSettings
 from lit_recon.cli.factors_transfer import Transfer
 from lit_recon.cli.informed_settings import ReconnSettings, ShadowSettings
+from lit_recon.cli.shared_work import alone, attempted
 from lit_recon.data.informed_splits import InformedSplit
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.informed.embedding import FEWEST
@@ -123,34 +121,22 @@ class FactorCells:
         for number, cell in enumerate(self.cells, start=1):
             if self.is_done(cell) or cell.folder in self._given_up:
                 continue
-            lock = self.folder.lock(cell.folder)
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with FileLock(lock, timeout=-1 if wait else 0):
-                    failed_elsewhere = wait and self.folder.failure(cell.folder).is_file()
-                    if not self.is_done(cell) and not failed_elsewhere:
-                        self._attempt(cell, f"[{number}/{len(self.cells)}] {cell.title}")
-            except Timeout:
-                continue
+
+            def work(cell: FactorCell = cell, title: str = f"[{number}/{len(self.cells)}] {cell.title}") -> None:
+                failed_elsewhere = wait and self.folder.failure(cell.folder).is_file()
+                if not self.is_done(cell) and not failed_elsewhere:
+                    self._attempt(cell, title)
+
+            alone(self.folder.lock(cell.folder), wait, work)
 
     def _attempt(self, cell: FactorCell, title: str) -> None:
-        failure, log, started = self.folder.failure(cell.folder), self.folder.log(cell.folder), time.perf_counter()
-        failure.unlink(missing_ok=True)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with (
-                log.open("a", encoding="utf-8") as stream,
-                contextlib.redirect_stdout(stream),
-                contextlib.redirect_stderr(stream),
-            ):
-                self._work(cell)
-        except Exception as error:  # noqa: BLE001  # whatever it is, one cell must not take the others with it
+        noted, started = self.folder.failure(cell.folder), time.perf_counter()
+        noted.unlink(missing_ok=True)
+        failure = attempted(self.folder.log(cell.folder), lambda: self._work(cell))
+        if failure is not None:
             self._given_up.add(cell.folder)
-            reason = " ".join(str(error).split()) or type(error).__name__
-            known = isinstance(error, LitReconError)
-            content = {"reason": reason, "traceback": "" if known else traceback.format_exc()}
-            write_text(failure, json.dumps(content, indent=2))
-            print(f"{title}: FAILED, {reason}", flush=True)
+            write_text(noted, json.dumps({"reason": failure.reason, "traceback": failure.traceback}, indent=2))
+            print(f"{title}: FAILED, {failure.reason}", flush=True)
             return
         metrics = read_metrics(self._run_folder(cell).metrics)
         told = f"MSE {metrics['mse']:.4f} (nearest other image {metrics['oracle_mse']:.4f})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -92,5 +92,11 @@ class FeatureMatching:
             ConfigError: the term cannot use what the recovery finds.
         """
         recovered = self.recovery(observation)
-        self.term.check(recovered)
-        return Pull(recovered, FeatureMap(observation, observation.operator.batch_norm), self.term)
+        term = self.term
+        if self.recovery.knows_signs and not recovered.signed:
+            term = self.term.unsigned()
+            if term is not self.term:
+                lost = f"their signs are lost, so that {type(term).__name__} stands in for {type(self.term).__name__}"
+                recovered = replace(recovered, notes=(*recovered.notes, lost))
+        term.check(recovered)
+        return Pull(recovered, FeatureMap(observation, observation.operator.batch_norm), term)

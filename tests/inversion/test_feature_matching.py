@@ -113,6 +113,16 @@ def test_signs_that_a_recovery_leaves_open_are_refused(images: Tensor) -> None:
         FeatureMatching(MomentRecovery(), SignedCosine(weight=1.0)).prepare(seen(images))
 
 
+def test_signs_that_an_exact_recovery_has_lost_are_done_without(
+    images: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ExactRecovery, "run", MomentRecovery().run)  # what it falls back on under heavy defenses
+    pull = FeatureMatching(ExactRecovery(), SignedCosine(weight=0.5, start=0.25)).prepare(seen(images))
+    assert isinstance(pull.term, SquaredCosine)
+    assert (pull.term.weight, pull.term.start) == (0.5, 0.25)
+    assert "SquaredCosine stands in for SignedCosine" in pull.notes[-1]
+
+
 def test_a_model_without_a_wide_layer_is_refused_before_any_step(images: Tensor) -> None:
     with pytest.raises(UnsupportedModelError, match="feature"):
         attack(FeatureMatching()).init([seen(images, wide=False)])

@@ -61,6 +61,8 @@ class ExactRecovery(FeatureRecovery):
     Source: the span as in [Wang2023]; null vectors: Dimitrov et al. 2024; polish and certificate are our own.
     """
 
+    knows_signs = True
+
     def __init__(
         self,
         starts: tuple[Start, ...] = ("moments", "neurons", "null_vectors"),

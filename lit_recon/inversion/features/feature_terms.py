@@ -39,6 +39,10 @@ class FeatureTerm(ABC):
             ConfigError: see the class.
         """
 
+    def unsigned(self) -> FeatureTerm:
+        """The term to use where a recovery that usually knows the sign of its features has lost it."""
+        return self
+
     @abstractmethod
     def __call__(self, features: Tensor, targets: Tensor) -> Tensor:
         """Unweighted penalty, a scalar, of candidate features `(n, d)` for targets: see `targets_for`."""
@@ -70,6 +74,9 @@ class SignedCosine(FeatureTerm):
                 f"SignedCosine needs features of known sign; the method {recovered.method!r} leaves it open: "
                 "recover with ExactRecovery, or match with SquaredCosine"
             )
+
+    def unsigned(self) -> FeatureTerm:
+        return SquaredCosine(self.weight, self.start)
 
     def __call__(self, features: Tensor, targets: Tensor) -> Tensor:
         return 1 - nn.functional.cosine_similarity(features, targets, dim=1).mean()

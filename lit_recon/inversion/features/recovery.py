@@ -42,6 +42,9 @@ class RecoveredFeatures:
 class FeatureRecovery(ABC):
     """A way to compute the features of a batch from the gradient of a wide feature layer and its head."""
 
+    #: Whether the sign of a feature is known, but for gradients on which the method has to fall back on another.
+    knows_signs: bool = False
+
     @final
     def __call__(self, observation: Observation) -> RecoveredFeatures:
         """The features that entered `model.feature_layer` after centering, up to order.

@@ -101,13 +101,20 @@ class CocktailPartyAttack(Attack):
         tried = []
         for seed in range(self.seed, self.seed + self.restarts):
             sources, _ = unmix(mixtures, self.terms, seen.image_shape, (black, white), self.steps, self.lr, seed)
+            if not torch.isfinite(sources).all():
+                continue
             guess = torch.cat([to_pixels(sources, seen).clamp(0, 1), mean_color(missing, seen)])
             rounds = 0 if missing else self.refinements
             tried.append(refined(guess, labels, layer, seen, rounds))
+        if not tried:
+            images = mean_color(seen.n_examples, seen)
+            lost = "separation: nothing finite came of it, as where a defense left hardly an entry; returned as mean color"
+            return Reconstruction(images.to(like), labels, 1.0, notes=(*notes, lost))
         images, labels, loss, curve = min(tried, key=lambda found: found[2])
         state = "solved up to rounding" if loss < SOLVED else f"left a relative residual of {loss:.0e}"
         notes = (*notes, f"separation: {state} after {len(curve) - 1} rounds of consistency with the model")
         if missing:
             mixed = f"the gradient mixes only {mixtures.n_sources} of {seen.n_examples} images independently"
             notes = (*notes, f"separation: {mixed}; the others are returned as the data's mean color")
-        return Reconstruction(images.to(like), labels, loss, {"residual": curve}, notes)
+        trace = {"step": [float(step) for step in range(len(curve))], "loss": curve}
+        return Reconstruction(images.to(like), labels, loss, trace, notes)

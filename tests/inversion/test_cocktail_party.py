@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_recon.defenses import GaussianNoise
+from lit_recon.defenses import GaussianNoise, GradientPruning
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.inversion import CocktailPartyAttack, JointLabels, KnownLabels, UnmixingTerms
 from lit_recon.inversion.consistency import refined
@@ -126,3 +126,20 @@ def test_settings_out_of_range_are_refused(settings: dict[str, float]) -> None:
 def test_labels_cannot_be_optimised() -> None:
     with pytest.raises(ConfigError, match="cannot optimise labels"):
         CocktailPartyAttack(labels=JointLabels())
+
+
+def test_rounds_of_consistency_make_a_loss_curve(photographs: Tensor) -> None:
+    seen = observe(photographs[:2], torch.tensor([3, 1]))
+    trace = CocktailPartyAttack(steps=20, refinements=3, labels=KnownLabels()).many([seen])[0].trace
+    assert list(trace) == ["step", "loss"]
+    assert trace["step"] == [float(step) for step in range(len(trace["loss"]))]
+
+
+@pytest.mark.parametrize("fraction", [0.9, 0.9999])
+def test_hardly_an_entry_left_gives_images_all_the_same(fraction: float, photographs: Tensor) -> None:
+    torch.manual_seed(0)
+    model = Backbone(MLP((3, 32, 32), [16]), 10, NORMALIZATION)
+    client = Client(model, defense=GradientPruning(fraction))
+    seen = client.observe(photographs[:3], torch.tensor([3, 1, 3]), Knowledge(labels=True))
+    result = CocktailPartyAttack(steps=20, refinements=3, labels=KnownLabels())(seen)
+    assert torch.isfinite(result.images).all()

@@ -108,7 +108,9 @@ class CocktailPartyAttack(Attack):
             tried.append(refined(guess, labels, layer, seen, rounds))
         if not tried:
             images = mean_color(seen.n_examples, seen)
-            lost = "separation: nothing finite came of it, as where a defense left hardly an entry; returned as mean color"
+            lost = (
+                "separation: nothing finite came of it, as where a defense left hardly an entry; returned as mean color"
+            )
             return Reconstruction(images.to(like), labels, 1.0, notes=(*notes, lost))
         images, labels, loss, curve = min(tried, key=lambda found: found[2])
         state = "solved up to rounding" if loss < SOLVED else f"left a relative residual of {loss:.0e}"

@@ -59,4 +59,9 @@ class InTurn(Attack):
     def run(self, observations: Sequence[Observation]) -> list[Reconstruction]:
         """The chosen attack, whose notes begin with why others made way."""
         attack, reasons = self.chosen(observations)
-        return [replace(result, notes=(*reasons, *result.notes)) for result in attack.run(observations)]
+        return [remarked(result, reasons) for result in attack.run(observations)]
+
+
+def remarked(result: Reconstruction, reasons: tuple[str, ...]) -> Reconstruction:
+    """A reconstruction whose notes begin with why other attacks made way."""
+    return replace(result, notes=(*reasons, *result.notes))

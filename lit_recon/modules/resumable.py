@@ -6,7 +6,7 @@ import io
 import pickle
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ import torch
 from lit_recon.errors import CorruptFileError
 from lit_recon.inversion import Attack, GradientMatching, InTurn, InversionState
 from lit_recon.inversion.attack import finished
+from lit_recon.inversion.in_turn import remarked
 from lit_recon.modules.interruption import Interrupted, deferred_interruption
 from lit_recon.records import Observation, Reconstruction
 from lit_recon.reporting.atomic import write_bytes
@@ -72,7 +73,7 @@ def run_attack(
         attack.check(observations)
         attack, reasons = attack.chosen(observations)
     if not isinstance(attack, GradientMatching):
-        results = [_remarked(result, reasons) for result in attack.many(observations)]
+        results = [remarked(result, reasons) for result in attack.many(observations)]
         return Outcome(results, [[result.trace] for result in results], time.perf_counter() - started)
     attack.check(observations)
     state, outcome = attack.init(observations), Outcome()
@@ -101,16 +102,12 @@ def run_attack(
             if number is not None:
                 raise Interrupted(number)
             step_began = time.perf_counter()
-    results = [_remarked(result, reasons) for result in attack.result(state)]
+    results = [remarked(result, reasons) for result in attack.result(state)]
     outcome.reconstructions = [finished(result, seen) for result, seen in zip(results, observations, strict=True)]
     traces = [problem.trace for problem in state.problems]
     outcome.curves = [traces[first : first + attack.restarts] for first in range(0, len(traces), attack.restarts)]
     outcome.seconds = time.perf_counter() - started
     return outcome
-
-
-def _remarked(result: Reconstruction, reasons: tuple[str, ...]) -> Reconstruction:
-    return replace(result, notes=(*reasons, *result.notes))
 
 
 def measured_execution(attack: GradientMatching, observations: Sequence[Observation]) -> Literal["loop", "vmap"]:

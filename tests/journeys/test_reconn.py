@@ -15,7 +15,6 @@ import pytest
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
-from lit_recon import cli
 from lit_recon.data import Digits, InformedSplitSettings, draw_informed_split
 from lit_recon.informed.shadow import GradientDescent, KnownTraining, ShadowPlan, train_models
 from lit_recon.informed.shadow.training import unflatten
@@ -35,19 +34,6 @@ SIZES = [
     "hand",
 ]
 SMALL = ["--config", ROOT / "configs" / "reconn" / "digits_demo.yaml", *SIZES, "--curve", "[50]", "--shard_size", 64]
-
-
-@pytest.fixture
-def reconn(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """`reconn.py` in this process, without W&B."""
-    monkeypatch.chdir(workplace)
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        code = cli.reconn(list(map(str, arguments)))
-        return code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture(scope="module")

@@ -27,8 +27,37 @@ def mean_and_std(total: Tensor, squares: Tensor, n: Tensor) -> tuple[Tensor, Ten
     return mean, torch.where(n > 1, variance.clamp(min=0).sqrt(), torch.nan)
 
 
+def interval_of_mean(n: float, batches: float, mean: float, deviations: float) -> tuple[float, float] | None:
+    """95 % confidence interval of a mean over images whose batches are independent, whereas images of one are not.
+
+    Args:
+        n: number of images.
+        batches: that they came in.
+        mean: over all images.
+        deviations: sum over batches of the squared sum of their images' deviations from the mean.
+
+    Returns:
+        Lower and upper end, by Student's t with one degree of freedom less than batches; None for fewer than two.
+
+    Source: Liang and Zeger 1986, the variance of a mean of clusters, with the factor B / (B - 1) of small samples.
+
+    >>> interval_of_mean(n=2, batches=2, mean=0.5, deviations=0.125)  # 0.25 and 0.75, each a batch of its own
+    (-2.676..., 3.676...)
+    """
+    from scipy.stats import t
+
+    if batches < 2 or not math.isfinite(mean) or not math.isfinite(deviations):
+        return None
+    error = math.sqrt(batches / (batches - 1) * max(deviations, 0.0)) / n
+    half = float(t.ppf(0.975, batches - 1)) * error
+    return mean - half, mean + half
+
+
 class ImageScore(Metric):
-    """Mean and sample standard deviation of one score over all images.
+    """Mean, sample standard deviation and confidence interval of the mean of one score over all images.
+
+    Every call of `update` adds one batch. The interval supposes that batches are independent of each other, and nothing
+    about images of the same batch.
 
     Args:
         name: the score's key in the run's record, such as `rmse` or `baseline_mean_image_rmse`.
@@ -39,15 +68,20 @@ class ImageScore(Metric):
     total: Tensor
     squares: Tensor
     n: Tensor
+    batches: Tensor
+    batch_squares: Tensor
+    batch_products: Tensor
+    batch_sizes: Tensor
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
-        for state in ("total", "squares", "n"):
+        # of the batches: how many, and sums of (sum of scores)^2, of (sum of scores) n, and of n^2
+        for state in ("total", "squares", "n", "batches", "batch_squares", "batch_products", "batch_sizes"):
             self.add_state(state, default=torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, values: Tensor) -> None:
-        """Add the scores `(n,)` of some images; none is fine, for a process that was left without work.
+        """Add the scores `(n,)` of one batch; of none is fine, for a process that was left without work.
 
         Raises:
             ShapeError: if the values are not one number per image, or one is NaN.
@@ -57,19 +91,31 @@ class ImageScore(Metric):
                 f"score '{self.name}' needs one number per image (n,) and no NaN; got shape {tuple(values.shape)}"
             )
         exact = values.detach().to(self.total)
-        self.total += exact.sum()
+        total, n = exact.sum(), len(values)
+        self.total += total
         self.squares += exact.square().sum()
-        self.n += len(values)
+        self.n += n
+        self.batches += n > 0
+        self.batch_squares += total.square()
+        self.batch_products += total * n
+        self.batch_sizes += n**2
 
     def compute(self) -> dict[str, Tensor]:
-        """Over all processes: `mean` and `std` (NaN where they do not exist) and the number of images `n`."""
+        """Over all processes, NaN where they do not exist: `mean`, `std`, and `low` and `high` ends of the interval.
+
+        Beside them the number of images `n`.
+        """
         mean, std = mean_and_std(self.total, self.squares, self.n)
-        return {"mean": mean, "std": std, "n": self.n}
+        deviations = self.batch_squares - 2 * mean * self.batch_products + mean.square() * self.batch_sizes
+        interval = interval_of_mean(float(self.n), float(self.batches), float(mean), float(deviations))
+        low, high = (mean.new_tensor(end) for end in interval or (math.nan, math.nan))
+        return {"mean": mean, "std": std, "low": low, "high": high, "n": self.n}
 
     def record(self) -> dict[str, float | str | None]:
         """The entries of the run's record: `<name>`, `<name>_std`, and `<name>_reason` where there is no mean.
 
-        JSON knows no infinity: an infinite mean (PSNR of an image that was met exactly) is given as None with the
+        With two batches or more also `<name>_low` and `<name>_high`, the ends of the mean's confidence interval. JSON
+        knows no infinity: an infinite mean (PSNR of an image that was met exactly) is given as None with the
         reason. Every process has to call this, since it synchronises.
 
         >>> score = ImageScore("rmse")
@@ -80,6 +126,8 @@ class ImageScore(Metric):
         computed = {key: value.item() for key, value in self.compute().items()}
         mean, std = (computed[key] if math.isfinite(computed[key]) else None for key in ("mean", "std"))
         entries: dict[str, float | str | None] = {self.name: mean, f"{self.name}_std": std}
+        if math.isfinite(computed["low"]):
+            entries |= {f"{self.name}_low": computed["low"], f"{self.name}_high": computed["high"]}
         if mean is None:
             reason = "no image was scored" if not computed["n"] else "infinite for at least one image"
             entries[f"{self.name}_reason"] = reason

@@ -25,8 +25,9 @@ from lit_recon.reporting.rows import Metric
 
 #: How well features were recovered: their part outside the recovered span, and |cos| with the recovered one.
 FEATURE_SCORES = ("feature_error", "feature_cosine")
-#: Scores of a baseline that the record holds beside ours.
+#: Scores of a baseline that the record holds beside ours, and what it leaves out of them.
 _BASELINES = ("mean_image", "nearest_public")
+_SPREADS = ("_std", "_low", "_high")
 
 
 @dataclass(frozen=True)
@@ -120,5 +121,5 @@ class RunScores(nn.Module):
             entries |= {"lpips": None, "lpips_reason": self.unavailable}
         entries["label_accuracy"] = float(self._labels.compute())
         for score in self._baselines.values():
-            entries |= {key: value for key, value in score.record().items() if not key.endswith("_std")}
+            entries |= {key: value for key, value in score.record().items() if not key.endswith(_SPREADS)}
         return entries

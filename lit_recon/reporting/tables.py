@@ -33,11 +33,15 @@ _FACTS = {
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """One metric of a run as text; `reasons` says of every missing figure, ours first, why it is missing."""
+    """One metric of a run as text; `reasons` says of every missing figure, ours first, why it is missing.
+
+    `spread` is the standard deviation over images, `interval` the 95 % confidence interval of the mean.
+    """
 
     measure: Measure
     ours: str
     spread: str
+    interval: str
     mean_image: str
     nearest_public: str
     paper: str
@@ -102,10 +106,18 @@ def _summary_row(record: RunRecord, key: str, printed: Mapping[str, object]) -> 
         measure=measure,
         ours=format_score(key, value),
         spread="" if deviation is None else format_score(key, deviation, unit=False),
+        interval=_interval(record, key),
         **baselines,
         paper=format_printed(key, printed.get(key)),
         reasons=reasons,
     )
+
+
+def _interval(record: RunRecord, key: str) -> str:
+    low, high = (record.number(f"{key}_{end}") for end in ("low", "high"))
+    if low is None or high is None:
+        return ""
+    return f"{format_score(key, low, unit=False)} to {format_score(key, high, unit=False)}"
 
 
 def _reason(record: RunRecord, key: str) -> str:

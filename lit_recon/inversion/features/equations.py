@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lit_recon.inversion.features.activations import Activation
 from lit_recon.inversion.features.layer import LayerGradient
+from lit_recon.inversion.features.noise import GradientNoise
 
 
 class Residuals(NamedTuple):
@@ -65,6 +66,7 @@ class FeatureEquations:
         bias_known: whether the last column of `gradient` counts.
         combinations: `(q, k)`: the combinations of classes that stand for classes here; None: classes themselves.
         sides: `(n, m)` 0 or 1: a ReLU is replaced by multiplication with these; None: it is not.
+        scales: what squared residuals of head and layer are measured by; None: what was observed of each.
     """
 
     directions: Tensor
@@ -78,6 +80,7 @@ class FeatureEquations:
     bias_known: bool
     combinations: Tensor | None = None
     sides: Tensor | None = None
+    scales: tuple[float, float] | None = None
 
     @staticmethod
     def of(
@@ -86,6 +89,7 @@ class FeatureEquations:
         projected: Tensor | None = None,
         head_mask: Tensor | None = None,
         rows: Tensor | None = None,
+        noise: GradientNoise | None = None,
     ) -> FeatureEquations:
         """Equations in an orthonormal basis `(d, r)`.
 
@@ -95,6 +99,7 @@ class FeatureEquations:
             projected: `(m, r)`, the layer's gradient in the basis; default: by projection.
             head_mask: `(k, m)` bool: observed entries of the head's gradient.
             rows: `(m,)` bool: neurons whose `projected` row is known; their bias gradients count where it is None.
+            noise: in the gradients, which then weighs their residuals.
         """
         equations = FeatureEquations(
             directions=seen.weight @ basis,
@@ -108,6 +113,7 @@ class FeatureEquations:
             head_mask=None if head_mask is None else head_mask.to(basis.dtype),
             rows=torch.ones_like(seen.bias) if rows is None else rows.to(basis.dtype),
             bias_known=rows is None and bool(seen.bias_gradient.any()),
+            scales=None if noise is None else noise.scales(seen),
         )
         return equations if head_mask is not None else equations._in_class_combinations(seen.n_examples)
 
@@ -202,7 +208,9 @@ class FeatureEquations:
         return replace(self, head=ranges @ self.head, head_gradient=ranges @ self.head_gradient, combinations=ranges)
 
     def _scales(self) -> tuple[float, float]:
-        """Squared norms of what was observed of head and layer."""
+        """What squared residuals of head and layer are relative to."""
+        if self.scales is not None:
+            return self.scales
         head = self.head_gradient if self.head_mask is None else self.head_gradient * self.head_mask
         gradient = self.gradient if self.bias_known else self.gradient[:, :-1]
         return float(head.square().sum()), float(gradient.square().sum(dim=1) @ self.rows)

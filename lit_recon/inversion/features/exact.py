@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -11,10 +12,11 @@ from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.inversion.features.activations import usable_orders
 from lit_recon.inversion.features.completion import complete
 from lit_recon.inversion.features.equations import FeatureEquations
+from lit_recon.inversion.features.fit_everywhere import fit_everywhere, has_moments, head_span, noisy_span
 from lit_recon.inversion.features.layer import LayerGradient, observed_mask
 from lit_recon.inversion.features.local_steps import UnrolledTraining
 from lit_recon.inversion.features.masked_polish import MaskedEquations, masked_polish
-from lit_recon.inversion.features.moments import moment_span
+from lit_recon.inversion.features.noise import GradientNoise, gradient_noise
 from lit_recon.inversion.features.null_vectors import null_vector_start
 from lit_recon.inversion.features.polish import Polished, polish
 from lit_recon.inversion.features.recovery import FeatureRecovery, RecoveredFeatures
@@ -25,6 +27,10 @@ from lit_recon.records import ForwardOperator
 
 #: Below this certificate, features from incomplete gradients are so good that their span is better than a completion's.
 _TRUSTED = 0.05
+#: A fit through noise whose residual is less than this many times the noise is believed the signs of its features.
+_EXPLAINED = 1.1
+#: With less than this share of its entries the layer's gradient is tried after the head's.
+_SPARSE = 0.05
 #: Where a polish may start; see `moment_start`, `neuron_ica_start`, `null_vector_start`.
 Start = Literal["moments", "neurons", "null_vectors"]
 
@@ -47,6 +53,9 @@ class ExactRecovery(FeatureRecovery):
     Entries that a sparsifying defense has removed are treated as missing: the span comes from low-rank completion, and
     if the certificate on the observed entries does not hold then, a polish in all coordinates follows. Local training
     on whole batches is unrolled after the polish; the tolerance then rises to the rounding of weight differences.
+
+    Noise is seen in the rank of the layer's gradient. Head and layer are then weighed by it, and features are fitted in
+    all coordinates: the best fit, never called exact; a note says how well it explains what was observed.
 
     Args:
         starts: in the order in which they are tried.
@@ -83,9 +92,33 @@ class ExactRecovery(FeatureRecovery):
         self.null_samples, self.seed = null_samples, seed
 
     def run(self, seen: LayerGradient, operator: ForwardOperator | None) -> RecoveredFeatures:
+        weight_mask, head_mask = observed_mask(seen.weight_gradient), observed_mask(seen.head_gradient)
         if not seen.has_weight:
-            return self._from_head(seen)
-        setting, notes = self._setting(seen)
+            return self._from_head(seen, None, head_mask)
+        if weight_mask is None and head_mask is None:
+            noise = gradient_noise(seen)
+            if noise is not None and not (isinstance(operator, LocalSteps) and operator.steps > 1):
+                return self._through_noise(seen, noise)
+            return self._from_layer(seen, None, None, operator)
+        ways = [lambda: self._from_layer(seen, weight_mask, head_mask, operator)]
+        if has_moments(seen):
+            ways.append(lambda: self._from_head(seen, weight_mask, head_mask))
+        if weight_mask is not None and float(weight_mask.double().mean()) < _SPARSE:
+            ways.reverse()
+        found = ways[0]()
+        if found.exact or len(ways) == 1:
+            return found
+        return min(found, ways[1](), key=lambda result: result.certificate or 0.0)
+
+    def _from_layer(
+        self,
+        seen: LayerGradient,
+        weight_mask: Tensor | None,
+        head_mask: Tensor | None,
+        operator: ForwardOperator | None,
+    ) -> RecoveredFeatures:
+        """From the span that the layer's gradient shows, or that completing it gives."""
+        setting, notes = self._setting(seen, weight_mask, head_mask)
         best: Polished | None = None
         method = ""
         for name in self.starts:
@@ -113,8 +146,9 @@ class ExactRecovery(FeatureRecovery):
         notes += (f"{operator.steps} local steps were unrolled",)
         return self._result(seen, setting, best, method, notes, max(self.tolerance, 2 * training.rounding))
 
-    def _setting(self, seen: LayerGradient) -> tuple[_Setting, tuple[str, ...]]:
-        weight_mask, head_mask = observed_mask(seen.weight_gradient), observed_mask(seen.head_gradient)
+    def _setting(
+        self, seen: LayerGradient, weight_mask: Tensor | None, head_mask: Tensor | None
+    ) -> tuple[_Setting, tuple[str, ...]]:
         notes: tuple[str, ...] = ()
         if not seen.has_head:
             notes = ("the head released no gradient: only the layer's own is used",)
@@ -157,16 +191,54 @@ class ExactRecovery(FeatureRecovery):
             return Polished(features, deltas, certificate)
         return masked_polish(setting.everywhere, features, deltas)
 
-    def _from_head(self, seen: LayerGradient) -> RecoveredFeatures:
-        """Moments of the head's gradient, then a polish in all coordinates: there is no span to be read off."""
-        head_mask = observed_mask(seen.head_gradient)
-        rows = seen.gaussian_rows()
-        basis = moment_span(rows.head_gradient, rows.weight, seen.activation, seen.n_examples, True, seed=self.seed)
-        equations = FeatureEquations.of(seen, basis, head_mask=head_mask)
-        setting = _Setting(basis, equations, MaskedEquations(seen, None, head_mask))
-        found = self._polished(setting, moment_start(seen, basis, self.seed))
-        notes = ("the feature layer released no gradient: features come from the head's alone",)
-        return self._result(seen, setting, found, "moments", notes, self.tolerance)
+    def _from_head(
+        self, seen: LayerGradient, weight_mask: Tensor | None, head_mask: Tensor | None
+    ) -> RecoveredFeatures:
+        """From moments of the head's gradient, where the layer's shows no span; what it shows counts in the end."""
+        everywhere = MaskedEquations(seen, weight_mask, head_mask)
+        layer_left_out = replace(
+            seen,
+            weight_gradient=torch.zeros_like(seen.weight_gradient),
+            bias_gradient=torch.zeros_like(seen.bias_gradient),
+        )
+        basis = head_span(seen, self.seed)
+        found = fit_everywhere(
+            seen,
+            basis,
+            lambda basis: FeatureEquations.of(layer_left_out, basis, head_mask=head_mask),
+            everywhere,
+            self.tolerance,
+            self.iterations,
+            self.seed,
+        )
+        basis = torch.linalg.qr(found.features.T).Q
+        setting = _Setting(basis, FeatureEquations.of(layer_left_out, basis, head_mask=head_mask), everywhere)
+        notes = ("the feature layer released next to no gradient: features come from the head's alone",)
+        return self._result(seen, setting, Polished(*found), "moments", notes, self.tolerance)
+
+    def _through_noise(self, seen: LayerGradient, noise: GradientNoise) -> RecoveredFeatures:
+        basis, method = noisy_span(seen, noise, self.seed)
+        everywhere = MaskedEquations(seen, noise=noise)
+        found = fit_everywhere(
+            seen,
+            basis,
+            lambda basis: FeatureEquations.of(seen, basis, noise=noise),
+            everywhere,
+            self.tolerance,
+            self.iterations,
+            self.seed,
+        )
+        misfit = everywhere.misfit(found.features, found.deltas, noise)
+        explained = f"what is left of the gradient is {misfit:.2f} times the noise"
+        return RecoveredFeatures(
+            features=found.features,
+            span=torch.linalg.qr(found.features.T).Q,
+            method=f"a fit through noise from {method}",
+            # an odd activation has the mirror image for a solution; else a fit that explains all has the right sign
+            signed=not seen.activation.odd and misfit < _EXPLAINED,
+            labels=found.deltas.argmin(dim=1),
+            notes=(f"noise of standard deviation {noise.layer:.1g} is in every entry; {explained}",),
+        )
 
     @staticmethod
     def _result(

@@ -13,6 +13,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from lit_recon.inversion.features.layer import LayerGradient
+from lit_recon.inversion.features.noise import GradientNoise
 from lit_recon.inversion.features.polish import Polished
 
 #: Corrections that L-BFGS remembers, and rounds in which a kinked activation's sides are fixed anew.
@@ -26,20 +27,30 @@ class MaskedEquations:
         seen: layer and head.
         weight_mask: `(m, d)` observed entries of the layer's gradient; None: all.
         head_mask: `(k, m)` the same for the head; None: all.
+        noise: in the gradients; residuals are then measured by it, so that their squares add up to about 1. None:
+            each by what was observed of its gradient.
     """
 
-    def __init__(self, seen: LayerGradient, weight_mask: Tensor | None = None, head_mask: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        seen: LayerGradient,
+        weight_mask: Tensor | None = None,
+        head_mask: Tensor | None = None,
+        noise: GradientNoise | None = None,
+    ) -> None:
         self.seen = seen
         dtype = seen.weight.dtype
         self.weight_mask = None if weight_mask is None else weight_mask.to(dtype)
         self.head_mask = None if head_mask is None else head_mask.to(dtype)
         self._head_square = float(_masked(seen.head_gradient, self.head_mask).square().sum())
         self._weight_square = float(_masked(seen.weight_gradient, self.weight_mask).square().sum())
+        if noise is not None:
+            self._head_square, self._weight_square = noise.scales(seen)
 
     def value_and_gradient(
         self, features: Tensor, deltas: Tensor, sides: Tensor | None = None
     ) -> tuple[float, float, Tensor, Tensor]:
-        """Squared relative residuals of head and layer, and half the derivatives of their sum.
+        """Squared residuals of head and layer, relative to their scale, and half the derivatives of their sum.
 
         Args:
             features: `(n, d)`.
@@ -72,6 +83,13 @@ class MaskedEquations:
         """Sum of the relative residuals on what was observed."""
         head, weight, _, _ = self.value_and_gradient(features, deltas)
         return float(head**0.5 + weight**0.5)
+
+    def misfit(self, features: Tensor, deltas: Tensor, noise: GradientNoise) -> float:
+        """Root mean square of the head's residual over its noise; of the layer's where the head released nothing."""
+        head, weight, _, _ = self.value_and_gradient(features, deltas)
+        if self._head_square:
+            return float((head * self._head_square / self.seen.head_gradient.numel()) ** 0.5) / noise.head
+        return float((weight * self._weight_square / self.seen.weight_gradient.numel()) ** 0.5) / noise.layer
 
 
 def masked_polish(equations: MaskedEquations, features: Tensor, deltas: Tensor, iterations: int = 300) -> Polished:

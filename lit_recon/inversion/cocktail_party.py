@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.inversion.attack import Attack
 from lit_recon.inversion.consistency import SOLVED, refined
 from lit_recon.inversion.first_layer import first_layer, mean_color, to_inputs, to_pixels
 from lit_recon.inversion.labels import HeadCounts, LabelRecovery
-from lit_recon.inversion.unmixing import UnmixingTerms, mixtures_of, rank, unmix
+from lit_recon.inversion.sparse_derivatives import completed
+from lit_recon.inversion.unmixing import Mixtures, UnmixingTerms, mixtures_of, rank, unmix
 from lit_recon.records import Observation, Reconstruction
 
 
@@ -19,14 +21,15 @@ class CocktailPartyAttack(Attack):
     """Separates the images that a fully connected first layer has mixed in its gradient.
 
     Every row of the weight's gradient is a linear mixture of the batch's images, and so is the entry of the bias's
-    gradient of as many ones: that settles scale, sign and brightness of a separated image. The separation is then made
+    gradient of as many ones: that settles scale, sign and brightness of a separated image. Behind a ReLU zeros of
+    derivatives then improve on the separation (see `lit_recon.inversion.sparse_derivatives`), and the whole is made
     consistent with the model (see `lit_recon.inversion.consistency`), after which it is often exact.
 
     Args:
         terms: what the separated images are wanted to be.
         steps: of the separation.
         lr: of the separation.
-        refinements: rounds of consistency with the model; 0 leaves the separation as it is.
+        refinements: rounds of consistency with the model; 0 leaves the separation as it is, without zeros either.
         restarts: independent starts; the one that explains the update best is returned.
         labels: how the batch's labels are found; they are assigned to images by what each does to the gradient.
         seed: of the first start; start i uses `seed + i`.
@@ -34,7 +37,7 @@ class CocktailPartyAttack(Attack):
     Raises:
         ConfigError: a number out of its range, or labels to be optimised.
 
-    Source: [Kariyappa2023]; volume, bounds, the use of the bias, and the consistency are ours.
+    Source: [Kariyappa2023]; volume, bounds, the use of the bias, zeros and consistency are not in it.
     """
 
     def __init__(
@@ -95,28 +98,46 @@ class CocktailPartyAttack(Attack):
             return Reconstruction(images.to(like), labels, 1.0, notes=(*notes, nothing))
         mixtures = mixtures_of(layer.weight, layer.bias, seen.n_examples)
         missing = seen.n_examples - mixtures.n_sources
-        black, white = (
-            to_inputs(torch.full((1, *seen.image_shape), level, dtype=torch.float64), seen)[0] for level in (0.0, 1.0)
-        )
         tried = []
         for seed in range(self.seed, self.seed + self.restarts):
-            sources, _ = unmix(mixtures, self.terms, seen.image_shape, (black, white), self.steps, self.lr, seed)
-            if not torch.isfinite(sources).all():
+            guess = self._images(mixtures, seed, seen)
+            if not torch.isfinite(guess).all():
                 continue
-            guess = torch.cat([to_pixels(sources, seen).clamp(0, 1), mean_color(missing, seen)])
+            guess = torch.cat([guess, mean_color(missing, seen)])
             rounds = 0 if missing else self.refinements
-            tried.append(refined(guess, labels, layer, seen, rounds))
+            starts = [(guess, 0)]
+            if rounds:
+
+                def separate(rest: Mixtures, attempt: int, seed: int = seed) -> Tensor:
+                    return self._images(rest, seed + attempt, seen)
+
+                improved, proved = completed(guess, labels, layer, seen, separate)
+                starts = [(improved, proved), *starts] if proved else starts
+            for start, proved in starts:
+                tried.append((*refined(start, labels, layer, seen, rounds), proved))
+                if tried[-1][2] < SOLVED:
+                    break
         if not tried:
             images = mean_color(seen.n_examples, seen)
             lost = (
                 "separation: nothing finite came of it, as where a defense left hardly an entry; returned as mean color"
             )
             return Reconstruction(images.to(like), labels, 1.0, notes=(*notes, lost))
-        images, labels, loss, curve = min(tried, key=lambda found: found[2])
+        images, labels, loss, curve, proved = min(tried, key=lambda found: found[2])
         state = "solved up to rounding" if loss < SOLVED else f"left a relative residual of {loss:.0e}"
+        if proved:
+            notes = (*notes, f"separation: derivatives of {proved} of {seen.n_examples} images proved by their zeros")
         notes = (*notes, f"separation: {state} after {len(curve) - 1} rounds of consistency with the model")
         if missing:
             mixed = f"the gradient mixes only {mixtures.n_sources} of {seen.n_examples} images independently"
             notes = (*notes, f"separation: {mixed}; the others are returned as the data's mean color")
         trace = {"step": [float(step) for step in range(len(curve))], "loss": curve}
         return Reconstruction(images.to(like), labels, loss, trace, notes)
+
+    def _images(self, mixtures: Mixtures, seed: int, seen: Observation) -> Tensor:
+        """Separated images `(j, c, h, w)` in [0, 1]."""
+        black, white = (
+            to_inputs(torch.full((1, *seen.image_shape), level, dtype=torch.float64), seen)[0] for level in (0.0, 1.0)
+        )
+        sources, _ = unmix(mixtures, self.terms, seen.image_shape, (black, white), self.steps, self.lr, seed)
+        return to_pixels(sources, seen).clamp(0, 1)

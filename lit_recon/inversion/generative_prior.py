@@ -37,7 +37,7 @@ class GenerativePrior(Parametrization):
         MissingDataError, CorruptFileError: about the checkpoint.
         ConfigError: a share outside [0, 1], or no latent size.
 
-    Source: [Jeon2021], sections 3.2 and 3.3, algorithm 1.
+    Source: [Jeon2021] and its code.
     """
 
     def __init__(

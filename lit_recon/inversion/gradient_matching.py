@@ -82,6 +82,11 @@ class GradientMatching(Attack):
         self.features = features
         if features is None and not self.objective.matches:
             raise ConfigError("FeaturesOnly leaves nothing to be matched: give features, or another objective")
+        if isinstance(features, FeatureMatching) and len(features.weights) > restarts:
+            raise ConfigError(
+                f"every one of the {len(features.weights)} weights of the features needs a restart; got "
+                f"restarts={restarts}: raise restarts, or give fewer weights"
+            )
         if self.parametrization.conditioned and features is None:
             raise ConfigError(
                 f"{type(self.parametrization).__name__} with conditioned=true draws from recovered features, but "
@@ -113,7 +118,10 @@ class GradientMatching(Attack):
 
     def run(self, observations: Sequence[Observation]) -> list[Reconstruction]:
         """All iterations at once."""
-        state = self.init(observations)
+        return self.finish(self.init(observations))
+
+    def finish(self, state: InversionState) -> list[Reconstruction]:
+        """All iterations that are left."""
         while state.step < self.steps:
             self.step(state)
         return self.result(state)
@@ -123,11 +131,13 @@ class GradientMatching(Attack):
         problems: list[Problem] = []
         notes: list[tuple[str, ...]] = []
         for seen in observations:
-            labels, remarks = self.labels(seen)
+            # the features first: where they cannot be had, another attack may make its own sense of the labels
             pull = None if self.features is None else self.features.prepare(seen)
+            labels, remarks = self.labels(seen)
             notes.append(remarks if pull is None else (*remarks, *pull.notes))
             condition = None if pull is None or not self.parametrization.conditioned else pull.condition(labels)
-            for seed in range(self.seed, self.seed + self.restarts):
+            for restart in range(self.restarts):
+                seed = self.seed + restart
                 variables = self.parametrization.start(seen, seed, condition)
                 if self.labels.optimised:
                     generator = torch.Generator().manual_seed(seed)
@@ -136,7 +146,8 @@ class GradientMatching(Attack):
                     value.requires_grad_()
                 optimizer = self.solver.optimizer(variables)
                 # an image drawn from a feature is to have that very feature
-                problems.append(Problem(seen, labels, seed, variables, optimizer, pull, condition, condition))
+                own = None if pull is None else pull.of_restart(restart)
+                problems.append(Problem(seen, labels, seed, variables, optimizer, own, condition, condition))
         matching = Matching(
             [problem.observation for problem in problems],
             self.objective,
@@ -186,6 +197,7 @@ class GradientMatching(Attack):
             images, labels, features = chosen.best_images, chosen.best_labels, None
             if chosen.pull is not None:
                 labels, features = chosen.pull.labels(images, labels), chosen.pull.features
+                remarks = (*remarks, *chosen.pull.choice)
             results.append(Reconstruction(images, labels, chosen.best_matching, chosen.trace, remarks, features))
         return results
 

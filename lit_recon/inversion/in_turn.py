@@ -4,11 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.inversion.attack import Attack
 from lit_recon.inversion.gradient_matching import GradientMatching
+from lit_recon.inversion.inversion_state import InversionState
 from lit_recon.records import Observation, Reconstruction
+
+
+class Chosen(NamedTuple):
+    """The attack that works on some observations.
+
+    Attributes:
+        attack: itself.
+        reasons: why those before it cannot.
+        state: at its first iteration, where finding out took labels and features; it may go on from there.
+    """
+
+    attack: Attack
+    reasons: tuple[str, ...]
+    state: InversionState | None = None
 
 
 class InTurn(Attack):
@@ -42,24 +58,27 @@ class InTurn(Attack):
         super().check(observations)
         self.last.check(observations)
 
-    def chosen(self, observations: Sequence[Observation]) -> tuple[Attack, tuple[str, ...]]:
-        """The first attack that can work on these observations, and why those before it cannot."""
+    def chosen(self, observations: Sequence[Observation]) -> Chosen:
+        """The first attack that can work on these observations."""
         reasons: list[str] = []
         for attack in self.attacks[:-1]:
             try:
                 attack.check(observations)
-                if isinstance(attack, GradientMatching):
-                    attack.init(observations)
+                state = attack.init(observations) if isinstance(attack, GradientMatching) else None
             except (UnsupportedModelError, ThreatModelError) as error:
                 reasons.append(f"attack {len(reasons) + 1} of {len(self.attacks)} made way: {error}")
             else:
-                return attack, tuple(reasons)
-        return self.last, tuple(reasons)
+                return Chosen(attack, tuple(reasons), state)
+        return Chosen(self.last, tuple(reasons))
 
     def run(self, observations: Sequence[Observation]) -> list[Reconstruction]:
         """The chosen attack, whose notes begin with why others made way."""
-        attack, reasons = self.chosen(observations)
-        return [remarked(result, reasons) for result in attack.run(observations)]
+        attack, reasons, state = self.chosen(observations)
+        if isinstance(attack, GradientMatching) and state is not None:
+            results = attack.finish(state)
+        else:
+            results = attack.run(observations)
+        return [remarked(result, reasons) for result in results]
 
 
 def remarked(result: Reconstruction, reasons: tuple[str, ...]) -> Reconstruction:

@@ -57,6 +57,11 @@ class MapPull:
         where = f"{len(found.maps)} maps recovered from the gradient of {found.convolution.name}"
         return (f"{where}: {found.outside:.1g} of their patches outside its row space, next {found.next_outside:.1g}",)
 
+    @property
+    def choice(self) -> tuple[str, ...]:
+        """Nothing was chosen among restarts."""
+        return ()
+
     def targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
         """The recovered maps; which candidate takes which makes no difference before the first iteration."""
         return self.recovered.maps.flatten(1).to(images)
@@ -73,6 +78,10 @@ class MapPull:
         """Weighted mean over examples of 1 - cos of their maps, a scalar that is differentiable in the images."""
         # half the squared distance of unit vectors is 1 - cos without its cancellation
         return self.weight * 0.5 * (self.input_map(images) - targets).square().sum(dim=1).mean()
+
+    def of_restart(self, number: int) -> MapPull:
+        """The same for every restart."""
+        return self
 
     def labels(self, images: Tensor, labels: Tensor) -> Tensor:
         """The batch's labels `(n,)` in the order of the reconstructed images."""
@@ -98,7 +107,6 @@ class MapMatching:
             raise ConfigError(f"MapMatching needs a weight above 0; got {weight:g}")
         self.recovery = recovery if recovery is not None else MapRecovery()
         self.weight = weight
-        self._latest: MapPull | None = None
 
     def prepare(self, observation: Observation) -> MapPull:
         """Recover a victim's maps.
@@ -106,12 +114,9 @@ class MapMatching:
         Raises:
             UnsupportedModelError: see `MapRecovery`.
         """
-        # asked for twice where the attack is one of several: once to see whether it works, once to run
-        if self._latest is None or self._latest.observation is not observation:
-            recovered = self.recovery(observation)
-            seen = InputMap(observation, recovered.convolution.name, observation.operator.batch_norm)
-            self._latest = MapPull(observation, recovered, seen, self.weight)
-        return self._latest
+        recovered = self.recovery(observation)
+        seen = InputMap(observation, recovered.convolution.name, observation.operator.batch_norm)
+        return MapPull(observation, recovered, seen, self.weight)
 
 
 class _ReachedError(Exception):

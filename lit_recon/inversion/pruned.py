@@ -19,7 +19,7 @@ class Observed(Objective):
     Args:
         objective: distance between updates.
 
-    Source: [Jeon2021], section 4.3: the mask of a sparse gradient, read off the gradient itself.
+    Source: the code of [Jeon2021]: the mask of a sparse gradient, read off the gradient itself.
     """
 
     def __init__(self, objective: Objective) -> None:

@@ -173,3 +173,36 @@ def test_a_drawing_attack_resumes_with_the_same_features(images: Tensor) -> None
 def test_drawing_from_features_needs_features() -> None:
     with pytest.raises(ConfigError, match="recovers none"):
         GradientMatching(parametrization=DeepImagePrior(conditioned=True))
+
+
+def test_the_weight_is_the_one_that_matches_the_gradient_best(images: Tensor) -> None:
+    weights = [0.0, 0.3, 100.0]
+    search = GradientMatching(
+        labels=KnownLabels(),
+        features=FeatureMatching(ExactRecovery(), SignedCosine(weight=9.0), weights),
+        steps=25,
+        restarts=3,
+        seed=4,
+    )
+    observation = seen(images)
+    found = search(observation)
+    alone = []
+    for restart, weight in enumerate(weights):
+        features = FeatureMatching(ExactRecovery(), SignedCosine(weight=weight))
+        single = GradientMatching(labels=KnownLabels(), features=features, steps=25, seed=4 + restart)(observation)
+        alone.append(single)
+    losses = [result.loss for result in alone]
+    best = losses.index(min(losses))
+    assert losses.count(losses[best]) == 1
+    torch.testing.assert_close(found.images, alone[best].images)
+    assert found.notes[-1] == (
+        f"of the feature weights 0, 0.3, 100 the gradient was matched best with {weights[best]:g}"
+    )
+
+
+def test_every_weight_needs_a_restart() -> None:
+    features = FeatureMatching(ExactRecovery(), SignedCosine(weight=1.0), [0.1, 1.0])
+    with pytest.raises(ConfigError, match="every one of the 2 weights of the features needs a restart; got restarts=1"):
+        GradientMatching(features=features)
+    with pytest.raises(ConfigError, match="weights of at least 0"):
+        FeatureMatching(ExactRecovery(), weights=[-1.0])

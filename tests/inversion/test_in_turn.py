@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,12 +14,15 @@ from lit_recon.errors import ConfigError, ThreatModelError
 from lit_recon.inversion import (
     FeaturesOnly,
     GradientMatching,
+    HeadCounts,
     InTurn,
     KnownLabels,
     MapMatching,
     MapRecovery,
     SquaredError,
 )
+from lit_recon.modules.resumable import run_attack
+from lit_recon.records import Observation
 from tests.inversion.maps.test_recovery import backbone, observed
 
 
@@ -27,10 +33,12 @@ def attack() -> InTurn:
 
 def test_the_first_attack_that_can_work_does(photographs: Tensor) -> None:
     seen = observed(photographs[:2], backbone())
-    chosen, reasons = attack().chosen([seen])
+    chosen, reasons, state = attack().chosen([seen])
     assert isinstance(chosen, GradientMatching)
     assert isinstance(chosen.features, MapMatching)
     assert reasons == ()
+    assert state is not None
+    assert state.step == 0
     (note,) = [note for note in attack().many([seen])[0].notes if "maps recovered" in note]
     assert "trunk.blocks.6.conv1" in note
 
@@ -53,9 +61,22 @@ def test_the_last_attack_has_to_work(photographs: Tensor) -> None:
         InTurn([attack(), attack().last])
 
 
-def test_maps_are_recovered_once_for_two_looks(photographs: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    recover = MapRecovery.__call__
-    monkeypatch.setattr(MapRecovery, "__call__", lambda self, seen: (calls.append(1), recover(self, seen))[1])
-    attack()(observed(photographs[:1], backbone()))
-    assert len(calls) == 1
+@pytest.mark.parametrize("fraction", [None, 0.5])
+def test_labels_and_maps_are_recovered_once(
+    photographs: Tensor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fraction: float | None
+) -> None:
+    calls: list[str] = []
+    for kind in (MapRecovery, HeadCounts):
+
+        def counted(self: Any, seen: Observation, plain: Any = kind.__call__, name: str = kind.__name__) -> Any:
+            calls.append(name)
+            return plain(self, seen)
+
+        monkeypatch.setattr(kind, "__call__", counted)
+    defense = None if fraction is None else GradientPruning(fraction)
+    seen = observed(photographs[:1], backbone(), defense=defense)
+    result = attack()(seen)
+    assert sorted(calls) == ["HeadCounts", "MapRecovery"]  # also where the maps make way
+    resumable = run_attack(attack(), [seen], tmp_path / "saved", 60, None, lambda state, n: None)
+    assert sorted(calls) == ["HeadCounts"] * 2 + ["MapRecovery"] * 2
+    assert torch.equal(resumable.reconstructions[0].images, result.images)

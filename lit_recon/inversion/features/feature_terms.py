@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from copy import copy
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,12 @@ class FeatureTerm(ABC):
         Raises:
             ConfigError: see the class.
         """
+
+    def weighing(self, weight: float) -> FeatureTerm:
+        """The same term with another weight."""
+        other = copy(self)
+        other.weight = weight
+        return other
 
     def unsigned(self) -> FeatureTerm:
         """The term to use where a recovery that usually knows the sign of its features has lost it."""

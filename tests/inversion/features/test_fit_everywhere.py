@@ -58,7 +58,7 @@ def test_the_noise_is_read_off_the_ranks(build: Build, activation: Activation, s
 @pytest.mark.parametrize("std", [1e-3, 1e-2])
 @pytest.mark.parametrize("activation", [RELU, GELU], ids=lambda a: a.name)
 def test_noise_that_drowns_the_layer_costs_what_it_has_to(build: Build, activation: Activation, std: float) -> None:
-    """Noise as large as the layer's gradient, or ten times as large, hides its span; the head still has the features."""
+    """Noise as large as the layer's gradient, or ten times larger, hides its span; the head still has the features."""
     errors, bounds = [], []
     for seed in range(4):
         seen, truth, labels = build(activation, n=2, d=24, m=2048, seed=seed, dtype=torch.float64)

@@ -89,6 +89,7 @@ def _with_zeros(
     explained = projected.square().sum(dim=2) / expected.square().sum(dim=2).clamp(min=torch.finfo(span.dtype).tiny)
     # of the neurons that prove anything; the same for all labels
     expected_zeros = (expected == 0)[:, 0, reached].sum(dim=1)
+    needed = (SHARE * expected_zeros).clamp(min=n + EXCESS)
     unproved = (expected_zeros >= n) & (projected.square().sum(dim=(1, 2)) > 0)
     tried = explained.topk(min(LABELS_TRIED, len(classes)), dim=1).indices
     for choice in tried.T:
@@ -98,11 +99,11 @@ def _with_zeros(
         starts = projected[pending, choice[pending]]
         together = starts.split(max(1, CHUNK // span.numel()))
         vectors, zeros = map(torch.cat, zip(*(_sparsest(part, span[reached]) for part in together), strict=True))
-        for image, vector, count in zip(pending.tolist(), vectors, zeros.tolist(), strict=True):
-            if count >= max(n + EXCESS, SHARE * expected_zeros[image]):
-                unproved[image] = False
-                if not ((found @ vector).abs() > SAME).any():
-                    found = torch.cat([found, vector[None]])
+        proved = zeros >= needed[pending]
+        unproved[pending[proved]] = False
+        for vector in vectors[proved]:
+            if not ((found @ vector).abs() > SAME).any():
+                found = torch.cat([found, vector[None]])
     return found[:n]
 
 

@@ -92,7 +92,8 @@ class ExactRecovery(FeatureRecovery):
         self.null_samples, self.seed = null_samples, seed
 
     def run(self, seen: LayerGradient, operator: ForwardOperator | None) -> RecoveredFeatures:
-        weight_mask, head_mask = observed_mask(seen.weight_gradient), observed_mask(seen.head_gradient)
+        weight_mask = observed_mask(seen.weight_gradient)
+        head_mask = observed_mask(seen.head_gradient, silent_neurons=not seen.activation.smooth)
         if not seen.has_weight:
             return self._from_head(seen, None, head_mask)
         if weight_mask is None and head_mask is None:

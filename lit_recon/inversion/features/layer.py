@@ -143,14 +143,21 @@ def layer_gradient(observation: Observation) -> LayerGradient:
     return seen
 
 
-def observed_mask(gradient: Tensor) -> Tensor | None:
-    """Entries `(m, d)` that a sparsifying defense let through, or None if it took nothing away.
+def observed_mask(gradient: Tensor, silent_neurons: bool = True) -> Tensor | None:
+    """Entries `(p, q)` that a sparsifying defense let through, or None if it took nothing away.
 
     Whole rows and columns of zeros come about by themselves, as for a neuron that no example activates. Zeros scattered
     over the others do not: then every zero is taken for missing.
+
+    Args:
+        gradient: of the layer, or of the head.
+        silent_neurons: columns of zeros come about, too; not so in a head's gradient behind a smooth activation, which
+            has no other value where an example's neuron is silent.
     """
     nonzero = gradient != 0
-    inside = nonzero[nonzero.any(dim=1)][:, nonzero.any(dim=0)]
+    inside = nonzero[nonzero.any(dim=1)]
+    if silent_neurons:
+        inside = inside[:, nonzero.any(dim=0)]
     missing = inside.numel() - int(inside.sum())
     return nonzero if missing > SCATTERED * inside.numel() else None
 

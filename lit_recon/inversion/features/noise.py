@@ -28,9 +28,8 @@ class GradientNoise(NamedTuple):
 def gradient_noise(seen: LayerGradient) -> GradientNoise | None:
     """The noise in both gradients, or None if there is only rounding.
 
-    Without noise the layer's gradient has the rank of the batch; the head's has at most that, and less than the number
-    of classes, since the loss derivatives of an example add up to zero. Whatever lies beyond is noise, of which a
-    matrix of that size has a known share there. Where a head's rank leaves nothing over, it is taken to be as noisy as
+    Without noise neither gradient has a rank above the batch's size. Whatever lies beyond is noise, of which a matrix
+    of that size has a known share there. Where a head of few classes leaves nothing over, it is taken to be as noisy as
     the layer.
 
     Source: the residual variance of a regression on `rank` directions; the leading ones keep their part of the noise.
@@ -40,7 +39,7 @@ def gradient_noise(seen: LayerGradient) -> GradientNoise | None:
     if layer is None or layer <= _ROUNDING * float(weight.square().mean().sqrt()):
         return None
     released = seen.head_gradient
-    head = _beyond(released, min(seen.n_examples, len(released) - 1)) if seen.has_head else None
+    head = _beyond(released, seen.n_examples) if seen.has_head else None
     return GradientNoise(
         layer, layer if head is None else max(head, _ROUNDING * float(released.square().mean().sqrt()))
     )

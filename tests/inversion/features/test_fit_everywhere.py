@@ -112,9 +112,9 @@ def test_noise_without_a_head_is_left_to_the_span(build: Build) -> None:
     assert "the layer's span" in found.method
 
 
-@pytest.mark.parametrize("dropped", [0.5, 0.9])
-def test_entries_missing_from_a_head_of_one_output_cost_what_they_have_to(dropped: float) -> None:
-    """One output leaves columns of one entry, so that every dropped one is a whole column of zeros."""
+@pytest.mark.parametrize(("dropped", "released"), [(0.5, "head"), (0.9, "head"), (0.0, "both")])
+def test_a_head_of_one_output_costs_what_it_has_to(dropped: float, released: str) -> None:
+    """Its columns have one entry, so that a dropped one leaves a column of zeros; and its rank leaves nothing over."""
     errors, bounds = [], []
     for seed in range(4):
         generator = torch.Generator().manual_seed(seed)
@@ -125,19 +125,20 @@ def test_entries_missing_from_a_head_of_one_output_cost_what_they_have_to(droppe
         net = TwoLayerNet(weight, torch.zeros(m, dtype=torch.float64), head, GELU)
         jacobian = TwoLayerJacobian(net, truth, torch.tensor([[1.0], [-1.0]], dtype=torch.float64))
         kept = {
-            name: value.new_tensor(name == "head") * (torch.rand(value.shape, generator=generator) >= dropped)
+            name: value.new_tensor(released in (name, "both"))
+            * (torch.rand(value.shape, generator=generator) >= dropped)
             for name, value in jacobian.update.items()
         }
         release = GaussianRelease(std, kept)
-        released = release.drawn(jacobian.update, generator)
+        update = release.drawn(jacobian.update, generator)
         seen = LayerGradient(
             weight=weight,
             bias=net.bias,
             head_weight=head,
             head_bias=torch.zeros(1, dtype=torch.float64),
-            weight_gradient=released["layer"],
+            weight_gradient=update["layer"],
             bias_gradient=torch.zeros_like(net.bias),
-            head_gradient=released["head"],
+            head_gradient=update["head"],
             activation=GELU,
             gaussian=torch.ones(m, dtype=torch.bool),
             n_examples=n,

@@ -1,4 +1,4 @@
-# make demo   attack a federated client's update on bundled images and say where the report is
+# make demo   attack a client's update, then released models, on bundled images; say where the page about both is
 # make test   every check: style, types, import direction, tests with coverage
 # make format let ruff rewrite the sources
 # make clean  remove caches and build products; the environment and runs/ stay
@@ -11,7 +11,6 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
-DEMO := runs/demo_digits
 
 export WANDB_MODE ?= offline
 # pip compiles nothing in advance (--no-compile); what gets imported is compiled then, and has to be kept.
@@ -34,8 +33,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(INSTALLED)
-	$(BIN)/python attack.py run --config configs/attack/demo_digits.yaml --out $(DEMO) --overwrite true
-	@printf '\nReport: $(CURDIR)/$(DEMO)/report.html\n'
+	$(BIN)/python attack.py run --config configs/attack/demo_digits.yaml --overwrite true
+	$(BIN)/python reconn.py run --config configs/reconn/digits_demo.yaml --overwrite true
+	$(BIN)/python attack.py report runs/demo_digits runs/digits_demo --out runs/demo.html
+	@printf '\nReport: $(CURDIR)/runs/demo.html\n'
 
 define check
 	@printf '\n== %s\n' '$(1)'

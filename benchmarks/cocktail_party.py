@@ -1,6 +1,7 @@
 """What each term of the Cocktail Party Attack is worth, on real images behind a fully connected layer.
 
-    python -m benchmarks.cocktail_party --root DIR [--batches 16 64 128] [--repeats 3 2 1] [--variants "ours" ...]
+    python -m benchmarks.cocktail_party --root DIR [--batches 16 64 128] [--repeats 3 2 1] [--first 0]
+        [--variants "ours" ...]
 
 CIFAR-10 images, a random network of 256 neurons with ReLU, one gradient, labels recovered. Every row is one choice of
 terms; seeds draw images, network and start anew. Matched RMSE and SSIM, beside those of an image of the mean color.
@@ -51,11 +52,18 @@ def observation(normalization: Normalization, images: Tensor, labels: Tensor, hi
 
 
 def measure(
-    public: Normalization, held_out: ImageSet, n: int, repeats: int, steps: int, hidden: int, variants: Sequence[str]
+    public: Normalization,
+    held_out: ImageSet,
+    n: int,
+    repeats: int,
+    steps: int,
+    hidden: int,
+    variants: Sequence[str],
+    first: int = 0,
 ) -> Iterator[Row]:
-    """One row per choice of terms at batch size `n`, and one for an image of the mean color."""
+    """One row per choice of terms at batch size `n`, and one for an image of the mean color; seeds from `first` on."""
     figures: dict[str, dict[str, list[float]]] = {}
-    for seed in range(repeats):
+    for seed in range(first, first + repeats):
         chosen = sample_victims(held_out.labels, n, seed)
         images, labels = held_out.pixels(chosen), held_out.labels[chosen]
         seen = observation(public, images, labels, hidden, seed)
@@ -94,6 +102,7 @@ def main() -> None:
     parser.add_argument("--root", default="data")
     parser.add_argument("--batches", type=int, nargs="+", default=[16, 64, 128])
     parser.add_argument("--repeats", type=int, nargs="+", default=[3, 2, 1], help="seeds of every batch size")
+    parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
     parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--hidden", type=int, default=256)
@@ -104,7 +113,7 @@ def main() -> None:
     normalization = measure_normalization(public)
     rows: list[Row] = []
     for n, repeats in zip(arguments.batches, arguments.repeats, strict=True):
-        size = arguments.steps, arguments.hidden, arguments.variants
+        size = arguments.steps, arguments.hidden, arguments.variants, arguments.first
         rows += measure(normalization, held_out, n, repeats, *size)
     print(write_record("cocktail_party", vars(arguments), rows))
 

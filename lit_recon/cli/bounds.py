@@ -11,7 +11,6 @@ import lit_recon._torchvision
 
 import torch
 import yaml
-from filelock import FileLock, Timeout
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.bounds import GaussianRelease, TwoLayerJacobian, cramer_rao, fisher_information, moments_noise
@@ -21,6 +20,7 @@ from lit_recon.cli.bounds_grid import TheoryCell, build_cells
 from lit_recon.cli.bounds_page import write_page
 from lit_recon.cli.bounds_settings import TheorySettings
 from lit_recon.cli.configuration import SAME_RUN, instantiated, resolved, settings_parser
+from lit_recon.cli.shared_work import alone
 from lit_recon.inversion.features import MomentRecovery
 from lit_recon.modules.loggers import build_loggers, finish, log_grid
 from lit_recon.privacy import gaussian_mu
@@ -81,17 +81,15 @@ def _run(settings: TheorySettings, cells: Sequence[TheoryCell], folder: GridFold
         path = _path(folder, cell)
         if path.is_file():
             continue
-        path.parent.mkdir(exist_ok=True)
-        try:
-            with FileLock(folder.lock(cell.name), timeout=-1 if wait else 0):
-                if path.is_file():
-                    continue
-                clock = time.perf_counter()
-                write_text(path, json.dumps(measured(settings, cell), indent=2))
-                spent = duration(time.perf_counter() - clock)
-                print(f"[{number}/{len(cells)}] {cell.describe()} ({spent})", flush=True)
-        except Timeout:
-            continue
+
+        def work(cell: TheoryCell = cell, path: Path = path, title: str = f"[{number}/{len(cells)}]") -> None:
+            if path.is_file():
+                return
+            clock = time.perf_counter()
+            write_text(path, json.dumps(measured(settings, cell), indent=2))
+            print(f"{title} {cell.describe()} ({duration(time.perf_counter() - clock)})", flush=True)
+
+        alone(folder.lock(cell.name), wait, work)
 
 
 def _description(settings: TheorySettings, cells: Sequence[TheoryCell]) -> dict[str, object]:

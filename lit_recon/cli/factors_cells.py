@@ -99,6 +99,10 @@ class FactorCells:
                 base.view.described(plan.network, public)
                 plan.known.on("cpu")
                 shadows.shadow_models(plan, split)
+                if cell.transfer is None:
+                    base.informed(plan)
+                else:
+                    self._transfer(cell, base, shadows).attack(plan)
                 if "embedding" in cell.measures and len(split.targets) < FEWEST:
                     raise ConfigError(f"embedding needs split.targets of at least {FEWEST}; got {len(split.targets)}")
             except LitReconError as error:
@@ -168,7 +172,9 @@ class FactorCells:
         return Transfer(TransferSettings(**(cell.transfer or {})), base, shadows, self._drawn(cell, shadows))
 
     def _drawn(self, cell: FactorCell, shadows: ShadowSettings) -> InformedSplit:
-        key = json.dumps([cell.settings[name] for name in ("data", "shadow_data", "split")], sort_keys=True)
+        start = cell.settings["initialization"]
+        own = [*(cell.settings[name] for name in ("data", "shadow_data", "split")), isinstance(start, dict) and start]
+        key = json.dumps(own, sort_keys=True)
         if key not in self._splits:
             self._splits[key] = shadows.drawn()
         return self._splits[key]

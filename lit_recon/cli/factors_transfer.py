@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import lit_recon._torchvision
 
@@ -20,7 +21,7 @@ from lit_recon.data import ImageSet
 from lit_recon.data.informed_splits import InformedSplit
 from lit_recon.errors import ConfigError
 from lit_recon.informed.adapted import Adapted
-from lit_recon.informed.shadow import Plan
+from lit_recon.informed.shadow import Plan, ShadowPlan
 from lit_recon.informed.view import Sight
 from lit_recon.modules.shadows import train_store
 from lit_recon.modules.trainer import build_trainer
@@ -71,7 +72,20 @@ class Transfer:
             old.shadow.subset(torch.arange(used)),
             old.targets,
             rest,
+            old.pretraining,
         )
+
+    def attack(self, plan: ShadowPlan, state: Path | None = None) -> ReconnSettings:
+        """The attack; a reconstructor that is taken from one fixed set to another knows the training of neither.
+
+        Args:
+            plan: of the models of the new fixed set.
+            state: see `ReconnSettings.informed`.
+
+        Raises:
+            LitReconError: the reconstructor needs something else.
+        """
+        return self.base.informed(plan if self.how.way == "scratch" else None, state)
 
     def run(self, folder: RunFolder) -> None:
         """Train what is missing, attack, and leave the files of a run in a folder that is open."""
@@ -80,7 +94,7 @@ class Transfer:
         device = str(trainer.strategy.root_device)
         plan = self.shadows.plan(split, device)
         owners = dataclasses.replace(plan, purpose="released")
-        base, shadow = self.base, self.old.shadow
+        base, shadow = self.attack(plan, folder.checkpoints / "reconstructor"), self.old.shadow
         sight = base.view.sight(plan, shadow)
         differences = observed = self._trained(trainer, owners, split.targets, sight, folder)
         if self.how.shadows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +13,17 @@ from lit_recon.data import Digits, ImageSource
 from lit_recon.data.informed_splits import InformedSplit, InformedSplitSettings, draw_informed_split
 from lit_recon.errors import ConfigError
 from lit_recon.informed.kernel_ridge import KernelRidge
-from lit_recon.informed.reconstructor import Reconstructor
-from lit_recon.informed.shadow import GradientDescent, Initialization, LinearPlan, LinearResponse, Plan, ShadowPlan
+from lit_recon.informed.reconstructor import Background, Reconstructor
+from lit_recon.informed.shadow import (
+    GradientDescent,
+    Initialization,
+    LinearPlan,
+    LinearResponse,
+    Plan,
+    Pretraining,
+    ShadowPlan,
+    pretrained_weights,
+)
 from lit_recon.informed.view import View, WholeModel
 from lit_recon.models.released import ReleasedMLP, ReleasedNetwork
 from lit_recon.modules.loggers import WandbSettings
@@ -34,7 +44,8 @@ class ShadowSettings:
         split: fixed set, shadow targets and test targets.
         network: architecture of the released model; default: ReleasedMLP, 10 hidden ELU.
         descent: how it was trained.
-        initialization: `known` initial weights, or `fresh` ones for every model, released and shadow.
+        initialization: `known` initial weights, `fresh` ones for every model, released and shadow, or those of a known
+            model that was trained before, on `images` of its own.
         execution: how shadow models are trained; `auto` measures which way is fastest here.
         shadows: `exact`: all are trained; `linear`: had by linear response, once a sample of exact ones shows that its
             error is tolerable; `mixed`: the sample stays exact, and all are trained where the error is not tolerable.
@@ -51,7 +62,7 @@ class ShadowSettings:
     split: InformedSplitSettings = field(default_factory=InformedSplitSettings)
     network: NetworkOf | None = None
     descent: GradientDescent = field(default_factory=GradientDescent)
-    initialization: Initialization = "known"
+    initialization: Initialization | Pretraining = "known"
     execution: Literal["auto", "hand", "vmap", "loop"] = "auto"
     shadows: Literal["exact", "linear", "mixed"] = "exact"
     linear: LinearResponse = field(default_factory=LinearResponse)
@@ -66,7 +77,10 @@ class ShadowSettings:
 
     def drawn(self) -> InformedSplit:
         """The split of the data."""
-        return draw_informed_split(self.data, self.split, self.shadow_data)
+        split = draw_informed_split(self.data, self.split, self.shadow_data)
+        if isinstance(self.initialization, Pretraining):
+            split = split.with_pretraining(self.initialization.images)
+        return split
 
     def check_final_models(self, command: str) -> None:
         """Refuse snapshots where a command looks at final models only.
@@ -81,16 +95,17 @@ class ShadowSettings:
             )
 
     def plan(self, split: InformedSplit, device: str = "cpu") -> ShadowPlan:
-        """The shadow models to train."""
-        network = self.network or ReleasedMLP
-        return ShadowPlan(
-            network(split.fixed.image_shape, split.fixed.n_classes),
-            split.fixed,
-            self.descent,
-            self.seed,
-            self.initialization,
-            device=device,
-        )
+        """The shadow models to train, on a split of `drawn`; pre-trains where they do not begin at random weights."""
+        network = (self.network or ReleasedMLP)(split.fixed.image_shape, split.fixed.n_classes)
+        kind: Initialization = "known" if isinstance(self.initialization, Pretraining) else self.initialization
+        plan = ShadowPlan(network, split.fixed, self.descent, self.seed, kind, device=device)
+        if not isinstance(self.initialization, Pretraining):
+            return plan
+        if split.pretraining is None:
+            raise ConfigError("initialization.images are not set aside in this split: draw it by these settings")
+        plan.initial_weights()  # the network's own weights, where pre-training begins
+        images, labels = split.pretraining.pixels().to(device), split.pretraining.labels.to(device)
+        return dataclasses.replace(plan, start=pretrained_weights(network, images, labels, self.initialization))
 
     def shadow_models(self, plan: ShadowPlan, split: InformedSplit) -> Plan:
         """How the adversary has the models of a plan: by training them, or by linear response.
@@ -147,6 +162,19 @@ class ReconnSettings:
     classifier: Path | None = None
     wandb: WandbSettings = field(default_factory=WandbSettings)
     paper: PaperSettings | None = None
+
+    def informed(self, plan: ShadowPlan | None, state: Path | None = None) -> ReconnSettings:
+        """The same with a reconstructor that knows the training, where it sees whole models.
+
+        Args:
+            plan: of the models; None where nobody knows the training of all models that it is for.
+            state: folder in which a long training of the reconstructor keeps what it needs to go on after a kill.
+
+        Raises:
+            ThreatModelError, UnsupportedModelError, ConfigError: the reconstructor needs something else.
+        """
+        whole = plan if isinstance(self.view, WholeModel) else None
+        return dataclasses.replace(self, reconstructor=self.reconstructor.informed(Background(whole, state)))
 
     def check_curve(self, n: int) -> None:
         """Refuse numbers of shadow models that `n` do not contain.

@@ -53,13 +53,15 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     plan = shadows.plan(split, str(trainer.strategy.root_device))
     plans = {kind: dataclasses.replace(plan, initialization=kind) for kind in get_args(Initialization)}
     folder = RunFolder(Path(complete.out))
+    room = GameRoom(trainer, settings, shadows, split, games, folder)
+    for each in plans.values():
+        room.reconstructor(each)
     if is_first_process():
         RunFolder.open(folder.path, config, settings.overwrite, _SAME_RUN, more=FILES)
         print(f"games       {len(games.bits)} released models, each trained on one of two candidates")
         print(f"run folder  {folder.path}", flush=True)
     loggers = build_loggers(folder.logs, str(complete.name), settings.wandb, yaml.safe_load(config))
     started = time.perf_counter()
-    room = GameRoom(trainer, settings, shadows, split, games, folder)
     played = {kind: found for kind, each in plans.items() if (found := room.play(each)) is not None}
     if is_first_process():
         facts: dict[str, Metric] = {

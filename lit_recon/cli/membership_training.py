@@ -25,7 +25,7 @@ from lit_recon.informed.membership import (
     compare_trained,
     own_losses,
 )
-from lit_recon.informed.reconstructor import ReconstructedTargets
+from lit_recon.informed.reconstructor import Background, ReconstructedTargets, Reconstructor
 from lit_recon.informed.shadow import ShadowPlan
 from lit_recon.modules.shadows import train_store
 from lit_recon.modules.trainer import is_first_process
@@ -64,6 +64,15 @@ class GameRoom:
     games: MembershipGames
     folder: RunFolder
 
+    def reconstructor(self, plan: ShadowPlan) -> Reconstructor:
+        """That of the attack, which knows how the models of a plan are trained.
+
+        Raises:
+            ThreatModelError, UnsupportedModelError, ConfigError: it needs something else.
+        """
+        state = self.folder.checkpoints / f"{plan.initialization}_reconstructor"
+        return self.settings.reconstructor.informed(Background(plan, state))
+
     def play(self, plan: ShadowPlan) -> PlayedGames | None:
         """Train what is missing, then let every attack guess; None in all processes but the first."""
         games, split = self.games, self.split
@@ -81,9 +90,8 @@ class GameRoom:
         if not is_first_process():
             return None
         differences = shadow.read(split.shadow)
-        fitted = self.settings.reconstructor.fit(
-            differences, split.shadow.pixels(), split.shadow.labels, split.fixed.n_classes
-        )
+        learner, shadows = self.reconstructor(plan), split.shadow
+        fitted = learner.fit(differences, shadows.pixels(), shadows.labels, split.fixed.n_classes)
         found = fitted.reconstruct(released)
         network, reference = copy.deepcopy(plan.network).double().cpu(), plan.reference()
         candidates = [(part.pixels().double(), part.labels) for part in (games.first, games.second)]

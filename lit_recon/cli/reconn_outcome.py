@@ -80,8 +80,7 @@ def score_targets(
         for prefix, images in compared.items()
         for name, values in _scores(images, targets, lpips, classifier).items()
     }
-    everything = [held] if split.rest is None else [held, split.rest.images]
-    oracle = NearestNeighborOracle.measure(targets, torch.cat(everything))
+    oracle = NearestNeighborOracle.measure(targets, torch.cat([held, *(part.images for part in split.others)]))
     metrics: dict[str, Metric] = {"n": len(targets), "n_batches": len(targets)}
     for name, values in {**scores, "oracle_mse": oracle.nearest}.items():
         # This process alone scores, so that no metric may wait for the others to synchronize.
@@ -158,7 +157,7 @@ def _rows(targets: ImageSet, outcome: ReconnOutcome) -> list[VictimRow]:
 
 def _notes(metrics: Mapping[str, Metric], curve: Mapping[str, Metric], split: InformedSplit) -> list[str]:
     """What a reader of the figures should know."""
-    pool = len(split.fixed) + len(split.shadow) + (0 if split.rest is None else len(split.rest))
+    pool = sum(map(len, (split.fixed, split.shadow, *split.others)))
     one, ten, half = (f"{metrics[f'oracle_mse_percentile_{percent}']:.4f}" for percent in (1, 10, 50))
     against_oracle = (
         f"The oracle that knows a target and picks the nearest of all {pool} other images has an MSE of "

@@ -5,10 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from lit_recon.reporting import RunRecord, build_report
+from lit_recon.reporting.drawing import svg
+from lit_recon.reporting.error_histogram import error_histogram
+from lit_recon.reporting.panels import Panel, picture
 from lit_recon.reporting.settings import find_setting
 from lit_recon.reporting.words import Grant
 
 _ORIGIN = "Left the one unknown training image, in the middle what the attack made of the released model"
+#: What errors are compared with: keys of the record, and their names. Balle et al. 2022, figure 3.
+_LEVELS = {
+    "oracle_mse": "nearest other image",
+    "oracle_mse_percentile_1": "nearest 1 %",
+    "oracle_mse_percentile_10": "nearest 10 %",
+    "oracle_mse_percentile_50": "nearest half",
+    "baseline_mean_image_mse": "mean image",
+}
 
 
 def write_page(folder: Path) -> Path:
@@ -18,19 +29,39 @@ def write_page(folder: Path) -> Path:
         MissingDataError: the folder holds no finished run.
         CorruptFileError: one of its files is malformed.
     """
-    return build_report(folder, _ORIGIN, grants)
+    return build_report(folder, _ORIGIN, grants, panels)
+
+
+def panels(record: RunRecord) -> list[Panel]:
+    """The errors of all targets on the scale that other images give; nothing for a run without them."""
+    errors = [error for row in record.victims if (error := row.scores.get("mse")) is not None]
+    levels = {name: value for key, name in _LEVELS.items() if (value := record.number(key)) is not None}
+    if not errors:
+        return []
+    file = svg(error_histogram({"attack": errors}, levels))
+    return [
+        Panel(
+            "Error by target",
+            "How many of the targets the attack comes how close to. Upright lines, means over the targets: the "
+            "distance of the nearest other image of the same data, that within which 1 %, 10 % and half of all other "
+            "images lie, and the error of the mean image.",
+            pictures=[(picture(file, "svg"), "Histogram of the squared errors, and distances of other images")],
+        )
+    ]
 
 
 def grants(record: RunRecord) -> list[Grant]:
     """What the informed adversary knew, then what not."""
-    known = find_setting(record.settings, "initialization") == "known"
-    initial = "The initial weights that training began from"
+    fresh = find_setting(record.settings, "initialization") == "fresh"
+    earlier = find_setting(record.settings, "initialization.images")
+    which = ": every model, released or shadow, has its own" if fresh else ""
+    which = which if earlier is None else f": those of a model that was trained on {earlier} other images before"
     seen = record.text("seen") or "its weights"
     found = [
         Grant(True, f"All training images but one, {record.text('n_fixed')} of them, with their labels."),
         Grant(True, f"Of the released model {seen}, its architecture, and the optimizer that trained it."),
         Grant(True, f"{record.text('n_shadow')} other images of the same shape, to train shadow models on."),
-        Grant(known, f"{initial}." if known else f"{initial}: every model, released or shadow, has its own."),
+        Grant(not fresh, f"The initial weights that training began from{which}."),
         Grant(False, "The missing image and its label. They served only after the attack, to score it."),
     ]
     if record.text("hidden"):

@@ -20,9 +20,7 @@ from lit_recon.cli.informed_settings import ReconnSettings, ShadowSettings
 from lit_recon.cli.reconn_outcome import score_targets, write_reconn
 from lit_recon.cli.shadows import announce, store_folder
 from lit_recon.data.informed_splits import InformedSplit
-from lit_recon.informed.reconstructor import Background
 from lit_recon.informed.shadow import LinearPlan, ShadowPlan, ShadowStore, deltas, load_released
-from lit_recon.informed.view import WholeModel
 from lit_recon.modules.loggers import build_loggers, finish
 from lit_recon.modules.shadows import train_store
 from lit_recon.modules.trainer import build_trainer, is_first_process
@@ -58,9 +56,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         )
     models = shadows.shadow_models(plan, split)
     stored, folder = store_folder(shadows, models), RunFolder(Path(complete.out))
-    whole = plan if isinstance(settings.view, WholeModel) else None
-    background = Background(whole, folder.checkpoints / "reconstructor")
-    settings = dataclasses.replace(settings, reconstructor=settings.reconstructor.informed(background))
+    settings = settings.informed(plan, folder.checkpoints / "reconstructor")
     classifier_of(settings.classifier, split.targets)
     kept = ShadowStore.open(stored, models.description)
     if kept is not None:

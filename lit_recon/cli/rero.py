@@ -20,7 +20,8 @@ from lit_recon.cli.rero_outcome import Judge, figures, write_record
 from lit_recon.cli.rero_page import write_page
 from lit_recon.cli.rero_panels import RECORD, TABLE
 from lit_recon.cli.rero_settings import ReroSettings
-from lit_recon.errors import ConfigError
+from lit_recon.errors import ConfigError, LitReconError
+from lit_recon.informed.reconstructor import Background
 from lit_recon.modules.loggers import build_loggers, finish
 from lit_recon.modules.trainer import build_trainer
 from lit_recon.reporting import RunFolder, environment, write_metrics
@@ -51,6 +52,11 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     split, own = shadows.drawn(), yaml.safe_load(config)
     cells, attack = rero_cells(settings.budget, own), reconn_run.parser("reconn.py run")
     planned = [cell.shadows(attack) for cell in cells]
+    for cell, each in zip(cells, planned, strict=True):
+        try:
+            settings.reconstructor.informed(Background(each.plan(split)))
+        except LitReconError as error:
+            raise ConfigError(f"{cell.title}: {error}") from error
     path = Path(complete.out)
     unfinished = not all(RunFolder(path / cell.folder).is_complete for cell in cells)
     ignored = (*SAME_RUN, *_GROWS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from lit_recon.cli import reconn_run
 from lit_recon.cli.configuration import instantiated
 from lit_recon.cli.informed_settings import ShadowSettings
 from lit_recon.cli.rero_settings import BudgetSettings
+from lit_recon.cli.shared_work import logged
 from lit_recon.reporting import RunFolder
 
 #: Settings of a cell beside those of its shadow models.
@@ -89,10 +89,6 @@ def run_cell(cell: ReroCell, parser: ArgumentParser, study: RunFolder) -> RunFol
     if not folder.is_complete:
         values = parser.parse_object(cell.settings)
         values.out, values.name = folder.path, Path(cell.folder).name
-        with (
-            (study.logs / f"{folder.path.name}.log").open("a", encoding="utf-8") as stream,
-            contextlib.redirect_stdout(stream),
-            contextlib.redirect_stderr(stream),
-        ):
+        with logged(study.logs / f"{folder.path.name}.log"):
             reconn_run.execute(parser, values)
     return folder

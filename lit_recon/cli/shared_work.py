@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,15 +39,22 @@ def alone(lock: Path, wait: bool, work: Callable[[], None]) -> None:
         work()
 
 
+@contextlib.contextmanager
+def logged(log: Path) -> Iterator[None]:
+    """Append to a log what is printed meanwhile."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        log.open("a", encoding="utf-8") as stream,
+        contextlib.redirect_stdout(stream),
+        contextlib.redirect_stderr(stream),
+    ):
+        yield
+
+
 def attempted(log: Path, work: Callable[[], None]) -> Failure | None:
     """Do the work with its output appended to a log; what went wrong, whatever it is, or None."""
-    log.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with (
-            log.open("a", encoding="utf-8") as stream,
-            contextlib.redirect_stdout(stream),
-            contextlib.redirect_stderr(stream),
-        ):
+        with logged(log):
             work()
     except Exception as error:  # noqa: BLE001  # whatever it is, one piece must not take the others with it
         reason = " ".join(str(error).split()) or type(error).__name__

@@ -6,7 +6,7 @@ the adversary's own models. *Test targets* are the images that the attack is jud
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -52,9 +52,10 @@ class InformedSplit:
         shadow: what the adversary trains on; its first `s` images serve `s` shadow models.
         targets: one per released model.
         rest: images of the same source in no part; None if there are none. The nearest-neighbour oracle may use them.
+        pretraining: what the released models' initial weights were trained on; None where they are random.
 
     Raises:
-        ConfigError: an image is in two of the first three parts, or a shadow label is none of the fixed set's classes.
+        ConfigError: an image is in two parts, `rest` aside, or a shadow label is none of the fixed set's classes.
         ShapeError: the parts differ in the shape of their images.
     """
 
@@ -62,9 +63,12 @@ class InformedSplit:
     shadow: ImageSet
     targets: ImageSet
     rest: ImageSet | None = None
+    pretraining: ImageSet | None = None
 
     def __post_init__(self) -> None:
         parts = {"the fixed set": self.fixed, "the shadow targets": self.shadow, "the test targets": self.targets}
+        if self.pretraining is not None:
+            parts["the images of the pre-training"] = self.pretraining
         shapes = {name: part.image_shape for name, part in parts.items()}
         if len(set(shapes.values())) != 1:
             raise ShapeError(f"all parts must hold images of one shape; got {shapes}: choose data of equal size")
@@ -86,8 +90,30 @@ class InformedSplit:
 
     @property
     def hash(self) -> str:
-        """16 hexadecimal digits over the pixels, labels and order of the three parts."""
-        return content_hash(self.fixed, self.shadow, self.targets)
+        """16 hexadecimal digits over the pixels, labels and order of all parts but `rest`."""
+        earlier = () if self.pretraining is None else (self.pretraining,)
+        return content_hash(self.fixed, self.shadow, self.targets, *earlier)
+
+    @property
+    def others(self) -> list[ImageSet]:
+        """What is left of the source besides the three parts: images that only an oracle compares targets with."""
+        return [part for part in (self.rest, self.pretraining) if part is not None]
+
+    def with_pretraining(self, n: int) -> InformedSplit:
+        """The same with `n` images of the rest for pre-training, the last ones: more shadow targets leave them there.
+
+        Raises:
+            ConfigError: the rest holds fewer.
+        """
+        left = 0 if self.rest is None else len(self.rest)
+        if self.rest is None or left < n:
+            raise ConfigError(
+                f"pre-training needs {n} images that are in no part of the split; got {left}: lower "
+                "initialization.images, split.shadow or split.fixed"
+            )
+        numbers = torch.arange(left)
+        rest = self.rest.subset(numbers[: left - n]) if left > n else None
+        return replace(self, rest=rest, pretraining=self.rest.subset(numbers[left - n :], f"{self.rest.name}, last"))
 
 
 def draw_informed_split(
@@ -110,9 +136,12 @@ def draw_informed_split(
     if shadow_source is None:
         own["shadow"] = settings.shadow
     if sum(own.values()) > len(pool):
+        most = len(pool) - settings.fixed - settings.targets
+        shadows_do = shadow_source is None and most >= 2
+        remedy = f"lower split.shadow to at most {most}" if shadows_do else "lower split.fixed or split.targets"
         raise ConfigError(
             f"split asks for {' + '.join(f'{size} {name}' for name, size in own.items())} images; {source.name} has "
-            f"{len(pool)} different ones: lower split.shadow or another size"
+            f"{len(pool)} different ones: {remedy}"
         )
     order = torch.randperm(len(pool), generator=seeded_generator(settings.seed, "informed split"))
     *drawn, left = order.split([*own.values(), len(pool) - sum(own.values())])

@@ -30,8 +30,8 @@ class KernelRidge(Reconstructor):
         bandwidths: to choose from, of `exp(-d / bandwidth)` for squared distances `d`, in units of the mean of `d`.
         ridges: to choose from; they are added to the kernel's diagonal of 1.
         n_validation: shadow models that the choice is made on, the first ones.
-        max_models: refuse more; time grows with the third power of their number, memory with the second: 16,000 models
-            need some 5 GiB.
+        max_models: refuse more; time grows with the third power of their number, memory with the second: a run
+            with 16,000 needs some 9 GiB.
 
     Source: Hastie, Tibshirani and Friedman 2009, The Elements of Statistical Learning, sections 5.8 and 7.10 (eq. 7.64
     for leave-one-out errors of linear smoothers).

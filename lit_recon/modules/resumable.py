@@ -69,14 +69,15 @@ def run_attack(
     """
     started = time.perf_counter()
     reasons: tuple[str, ...] = ()
+    begun: InversionState | None = None
     if isinstance(attack, InTurn):
         attack.check(observations)
-        attack, reasons = attack.chosen(observations)
+        attack, reasons, begun = attack.chosen(observations)
     if not isinstance(attack, GradientMatching):
         results = [remarked(result, reasons) for result in attack.many(observations)]
         return Outcome(results, [[result.trace] for result in results], time.perf_counter() - started)
     attack.check(observations)
-    state, outcome = attack.init(observations), Outcome()
+    state, outcome = attack.init(observations) if begun is None else begun, Outcome()
     if execution is not None:
         state.matching.execution = execution
     if saved.is_file():

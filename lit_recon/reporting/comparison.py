@@ -16,7 +16,12 @@ from lit_recon.reporting.paper import paper_of
 from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.settings import flatten, is_below
 from lit_recon.reporting.tables import SummaryRow, summary_table
-from lit_recon.reporting.words import closer_than_public
+from lit_recon.reporting.words import closer_than_public, verdict
+
+#: Settings that tell apart commands whose runs have nothing but scores in common.
+_COMMANDS = ("attack", "reconstructor", "regression")
+#: Images of each run on a page whose runs share none.
+_FIRST = 8
 
 
 class SharedImage(NamedTuple):
@@ -32,6 +37,7 @@ class RunLine:
     """One run in the table; `cells` follow the measures of the comparison, None where a run lacks one."""
 
     name: str
+    verdict: str
     n: int
     closer: str
     cells: list[SummaryRow | None]
@@ -46,16 +52,20 @@ class Comparison:
         measures: columns of the table.
         runs: its rows.
         footnotes: whose papers these are and why figures are missing, once for all runs that share them.
+        alike: whether all runs are of one command, so that their settings can be compared.
         settings: `(key, value in each run)` for the settings that are not the same in all runs.
         shared: images that all runs attacked.
+        own: the first images of each run, where they share none.
         pixelated: whether images are so small that a page has to enlarge them.
     """
 
     measures: list[Measure]
     runs: list[RunLine]
     footnotes: list[str]
+    alike: bool
     settings: list[tuple[str, list[str]]]
     shared: list[SharedImage]
+    own: list[list[SharedImage]]
     pixelated: bool
 
 
@@ -67,12 +77,16 @@ def compare(records: Sequence[RunRecord]) -> Comparison:
         _line(name, record, [table.get(measure) for measure in measures])
         for name, record, table in zip(_short_names(records), records, tables, strict=True)
     ]
+    alike = len({command for record in records if (command := _command(record))}) <= 1
+    shared = _shared_images(records)
     return Comparison(
         measures=measures,
         runs=runs,
         footnotes=_footnotes(runs, [paper_of(record.settings).citation for record in records]),
-        settings=_differing_settings(records),
-        shared=_shared_images(records),
+        alike=alike,
+        settings=_differing_settings(records) if alike else [],
+        shared=shared,
+        own=[] if shared else [_first_images(record) for record in records],
         pixelated=all(map(is_small, records)),
     )
 
@@ -82,6 +96,7 @@ def _line(name: str, record: RunRecord, cells: list[SummaryRow | None]) -> RunLi
     seconds = record.number("seconds")
     return RunLine(
         name=name,
+        verdict=verdict(record),
         n=len(record.victims),
         closer=f"{sum(judged)} of {len(judged)}" if judged else MISSING,
         cells=cells,
@@ -110,6 +125,11 @@ def _short_names(records: Sequence[RunRecord]) -> list[str]:
     return names
 
 
+def _command(record: RunRecord) -> str:
+    """The setting that only runs of one command have; empty where it is none of the known ones."""
+    return next((name for name in _COMMANDS if name in record.settings), "")
+
+
 def _differing_settings(records: Sequence[RunRecord]) -> list[tuple[str, list[str]]]:
     flat = [flatten(record.settings) for record in records]
     keys = dict.fromkeys(key for settings in flat for key in settings)
@@ -120,27 +140,29 @@ def _differing_settings(records: Sequence[RunRecord]) -> list[tuple[str, list[st
 
 def _shared_images(records: Sequence[RunRecord]) -> list[SharedImage]:
     places = [{row.id: index for index, row in enumerate(record.victims)} for record in records]
-    first = records[0]
     shared = []
     for identity, index in places[0].items():
-        target = first.targets[index]
+        target = records[0].targets[index]
         # The same number may mean another image where runs used other data.
         if all(
             identity in place and np.array_equal(record.targets[place[identity]], target)
             for record, place in zip(records, places, strict=True)
         ):
-            found = [(record, place[identity]) for record, place in zip(records, places, strict=True)]
-            shared.append(
-                SharedImage(
-                    f"#{identity} · {class_name(first, first.victims[index].label)}",
-                    data_uri(target),
-                    [
-                        (
-                            data_uri(record.reconstructions[i]),
-                            format_score("rmse", record.victims[i].scores.get("rmse")),
-                        )
-                        for record, i in found
-                    ],
-                )
-            )
+            shared.append(_image([(record, place[identity]) for record, place in zip(records, places, strict=True)]))
     return shared
+
+
+def _first_images(record: RunRecord) -> list[SharedImage]:
+    return [_image([(record, index)]) for index in range(min(_FIRST, len(record.victims)))]
+
+
+def _image(found: Sequence[tuple[RunRecord, int]]) -> SharedImage:
+    """A target, and what each run made of it: runs with the target's place in each."""
+    first, index = found[0]
+    victim = first.victims[index]
+    made = [(record.reconstructions[i], record.victims[i].scores.get("rmse")) for record, i in found]
+    return SharedImage(
+        f"#{victim.id} · {class_name(first, victim.label)}",
+        data_uri(first.targets[index]),
+        [(data_uri(image), format_score("rmse", rmse)) for image, rmse in made],
+    )

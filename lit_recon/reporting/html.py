@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -78,7 +80,7 @@ def build_report(
 
 
 def compare_report(folders: Sequence[Path | str], out: Path | str) -> Path:
-    """Write a page that compares finished runs, in the order given.
+    """Write a page that compares finished runs, in the order given, and leads to their own pages.
 
     Args:
         folders: of two runs or more.
@@ -98,7 +100,8 @@ def compare_report(folders: Sequence[Path | str], out: Path | str) -> Path:
     if target.suffix.lower() != ".html" or target.is_dir():
         raise ConfigError(f"the comparison is written to an .html file; got {target}: name one, e.g. comparison.html")
     records = [RunRecord.read(Path(folder)) for folder in folders]
-    write_text(target, render("compare.html.j2", comparison=compare(records), absent=ABSENT))
+    pages = [quote(os.path.relpath(record.folder.report, target.parent)) for record in records]
+    write_text(target, render("compare.html.j2", comparison=compare(records), pages=pages, absent=ABSENT))
     return target
 
 

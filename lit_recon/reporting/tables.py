@@ -61,7 +61,8 @@ class Bar:
 def summary_table(record: RunRecord) -> list[SummaryRow]:
     """The usual metrics, then those that only the run (with a spread) or only the paper has."""
     printed = paper_of(record.settings).values
-    spread = [key.removesuffix("_std") for key in record.metrics if key.endswith("_std") and key != "mse_std"]
+    known = [key.removesuffix("_std") for key in record.metrics if key.endswith("_std") and key != "mse_std"]
+    spread = [key for key in known if not key.startswith("baseline_")]  # those are columns
     return [_summary_row(record, key, printed) for key in dict.fromkeys((*_ALWAYS, *spread, *printed))]
 
 

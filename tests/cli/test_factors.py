@@ -20,9 +20,12 @@ from lit_recon.cli.factors_settings import Factor, FactorsSettings, Series, Tran
 from lit_recon.cli.factors_transfer import Transfer
 from lit_recon.cli.informed_settings import ReconnSettings, ShadowSettings
 from lit_recon.data import ImageSet
-from lit_recon.data.informed_splits import InformedSplit
-from lit_recon.errors import ConfigError, LitReconError
+from lit_recon.data.informed_splits import InformedSplit, InformedSplitSettings
+from lit_recon.errors import ConfigError, LitReconError, ThreatModelError
+from lit_recon.informed import FirstLayerRidge, GradientDescent
+from lit_recon.reporting import RunFolder
 from lit_recon.reporting.grid_folder import GridFolder
+from lit_recon.reporting.reading import read_metrics
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "reconn"
 NETWORK = {"class_path": "ReleasedMLP", "init_args": {"hidden": [10], "activation": "elu"}}
@@ -169,7 +172,7 @@ def images(n: int, seed: int) -> ImageSet:
 @pytest.fixture(scope="module")
 def split() -> InformedSplit:
     """Images of MNIST's shape, as many as the studies need."""
-    return InformedSplit(images(600, 0), images(3000, 1), images(8, 2), images(700, 3))
+    return InformedSplit(images(600, 0), images(3000, 1), images(8, 2), images(700, 3), images(20, 4))
 
 
 def extremes(path: Path, to: Path) -> Path:
@@ -225,6 +228,33 @@ def test_another_fixed_set_shares_no_image_with_the_old_one(split: InformedSplit
     assert everything[0] == everything[1]
     with pytest.raises(ConfigError, match="at most split.shadow=3000; got 3001"):
         _ = Transfer(TransferSettings(3001), ReconnSettings(), ShadowSettings(), split).split
+
+
+def test_who_needs_the_training_is_told_it_or_refused(tmp_path: Path) -> None:
+    shadows = ShadowSettings(
+        split=InformedSplitSettings(20, 80, 6), descent=GradientDescent(steps=10), execution="hand", cache=tmp_path
+    )
+    first, old = ReconnSettings(reconstructor=FirstLayerRidge()), shadows.drawn()
+    scratch = Transfer(TransferSettings(70, "scratch"), first, shadows, old)
+    plan = shadows.plan(scratch.split)
+    with pytest.raises(ThreatModelError, match="knows its fixed set: use KernelRidge"):
+        Transfer(TransferSettings(70), first, shadows, old).attack(plan)
+    folder = RunFolder.open(tmp_path / "run", "seed: 0")
+    scratch.run(folder)
+    metrics = read_metrics(folder.metrics)
+    assert metrics["rank_one_share"] > 0.99
+    assert metrics["mse"] < 0.8 * metrics["baseline_mean_image_mse"]
+
+
+def test_a_reconstructor_that_cannot_work_is_refused_before_training(
+    split: InformedSplit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ShadowSettings, "drawn", lambda own: split)
+    logits = {"view": {"class_path": "BlackBox", "init_args": {"images": 9}}}
+    factors = {"access": {"cases": {"weights": {}, "logits": logits}}}
+    grid, study = grid_of(small(tmp_path, factors=factors, reconstructor={"class_path": "FirstLayerRidge"}))
+    with pytest.raises(ConfigError, match="logits: FirstLayerRidge needs an adversary who sees the whole model"):
+        FactorCells(study, grid.cells, GridFolder(tmp_path), RunParser()).check()
 
 
 def test_a_file_says_which_command_it_is_for(tmp_path: Path) -> None:

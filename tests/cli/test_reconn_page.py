@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lit_recon.cli.reconn_page import grants
-from lit_recon.reporting import RunFolder, RunRecord
+from lit_recon.cli.reconn_page import grants, panels
+from lit_recon.reporting import RunFolder, RunRecord, VictimRow
 
 
-def told(descent: dict[str, Any], **facts: Any) -> dict[str, bool]:
+def told(descent: dict[str, Any], initialization: object = "known", **facts: Any) -> dict[str, bool]:
     """Every grant, and whether it was known."""
     images = np.zeros((0, 1, 2, 2), dtype=np.float32)
-    settings = {"initialization": "known", "descent": {"order": "known", **descent}}
+    settings = {"initialization": initialization, "descent": {"order": "known", **descent}}
     record = RunRecord(RunFolder(Path("nowhere")), settings, {"n_fixed": 3, **facts}, [], images, images, images)
     return {grant.text: grant.known for grant in grants(record)}
 
@@ -35,6 +36,18 @@ def test_the_order_of_batches_was_known_or_not(order: str, text: str) -> None:
     assert found[text] == (order == "known")
 
 
+@pytest.mark.parametrize(
+    ("initialization", "known", "text"),
+    [
+        ("known", True, "began from."),
+        ("fresh", False, "began from: every model, released or shadow, has its own."),
+        ({"images": 70, "steps": 5}, True, "began from: those of a model that was trained on 70 other images before."),
+    ],
+)
+def test_what_training_began_from_is_named(initialization: object, known: bool, text: str) -> None:
+    assert told({}, initialization)[f"The initial weights that training {text}"] == known
+
+
 def test_what_was_seen_of_the_model_is_named() -> None:
     whole = told({"batch_size": None})
     assert whole["Of the released model its weights, its architecture, and the optimizer that trained it."]
@@ -43,3 +56,16 @@ def test_what_was_seen_of_the_model_is_named() -> None:
     assert part["Of the released model its logits for 9 images, its architecture, and the optimizer that trained it."]
     assert part["The same after several steps of training: 4, 20."]
     assert part["Any of its weights."] is False
+
+
+def test_errors_stand_beside_the_distances_of_other_images() -> None:
+    images = np.zeros((0, 1, 2, 2), dtype=np.float32)
+    levels = {"oracle_mse": 0.01, "oracle_mse_percentile_1": 0.02, "baseline_mean_image_mse": 0.05}
+    victims = [VictimRow(i, i, 0, 0, 0.0, {"mse": 0.001 * i}) for i in range(5)]
+    whole = RunRecord(RunFolder(Path("nowhere")), {}, levels, victims, images, images, images)
+    (panel,) = panels(whole)
+    drawing = base64.b64decode(panel.pictures[0][0].partition("base64,")[2]).decode()
+    for words in ("attack", "nearest other image", "nearest 1 %", "mean image", "share of the targets"):
+        assert words in drawing
+    assert "nearest half" not in drawing  # this run did not note it
+    assert panels(RunRecord(RunFolder(Path("nowhere")), {}, levels, [], images, images, images)) == []

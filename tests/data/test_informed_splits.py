@@ -94,9 +94,14 @@ def test_a_target_among_the_shadows_is_refused() -> None:
 @pytest.mark.parametrize(
     ("sizes", "shadow_source", "complaint"),
     [
-        ((20, 20, 20), None, r"20 fixed \+ 20 targets \+ 20 shadow images; numbered has 40 different ones"),
+        (
+            (20, 20, 20),
+            None,
+            r"20 fixed \+ 20 targets \+ 20 shadow images; numbered has 40 different ones: lower split.fixed",
+        ),
+        ((20, 20, 10), None, "lower split.shadow to at most 10$"),
         ((20, 41, 20), Numbered(first=100), "split.shadow must be at most 40"),
-        ((20, 5, 21), Numbered(first=100), r"20 fixed \+ 21 targets images"),
+        ((20, 5, 21), Numbered(first=100), r"20 fixed \+ 21 targets images.*lower split.fixed or split.targets$"),
     ],
 )
 def test_more_than_the_pool_holds_is_refused(
@@ -124,3 +129,17 @@ def test_other_shapes_and_classes_are_refused() -> None:
 def test_empty_parts_are_refused(sizes: tuple[int, int, int]) -> None:
     with pytest.raises(ConfigError, match="at least"):
         InformedSplitSettings(*sizes)
+
+
+def test_images_for_pre_training_are_the_last_of_the_rest() -> None:
+    few = draw_informed_split(Numbered(), InformedSplitSettings(5, 6, 7, seed=3))
+    many = draw_informed_split(Numbered(), InformedSplitSettings(5, 20, 7, seed=3))
+    own, other = few.with_pretraining(4), many.with_pretraining(4)
+    assert numbers(own.pretraining) == numbers(few.rest)[-4:] == numbers(other.pretraining)
+    assert numbers(own.rest) == numbers(few.rest)[:-4]
+    assert [len(part) for part in own.others] == [18, 4]
+    assert own.hash != few.hash
+    with pytest.raises(ConfigError, match="pre-training needs 9 images .* got 8"):
+        many.with_pretraining(9)
+    with pytest.raises(ConfigError, match="the images of the pre-training must share no image with the test targets"):
+        replace(few, pretraining=few.targets)

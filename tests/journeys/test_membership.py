@@ -88,6 +88,7 @@ def test_the_page_has_figures_histograms_and_curves(reconn: Callable[..., Any], 
         (["--histogram.models", 0], "histogram.images and histogram.models must be at least 1"),
         (["--false_positive_rates", "[2]"], "false_positive_rates must lie in [0, 1]"),
         (["--initialization", "known"], "initialization"),
+        (["--reconstructor", "FirstLayerRidge"], "known initial weights and without noise; got fresh weights"),
         (["--descent.snapshots", "[5]"], "reconn.py membership looks at final models only; got [5]"),
     ],
 )

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
@@ -34,6 +35,8 @@ SIZES = [
     "hand",
 ]
 SMALL = ["--config", ROOT / "configs" / "reconn" / "digits_demo.yaml", *SIZES, "--curve", "[50]", "--shard_size", 64]
+
+NARROW = ["--network", "ReleasedMLP", "--network.hidden", "[5]"]
 
 
 @pytest.fixture(scope="module")
@@ -97,19 +100,29 @@ def test_a_finished_store_serves_other_runs_and_the_configuration_repeats(
     assert first == second
 
 
-def test_two_processes_leave_the_store_of_one(
-    run: Path, script: Callable[..., subprocess.Popen[str]], workplace: Path
+def test_two_processes_leave_the_stores_of_one(
+    run: Path, script: Callable[..., subprocess.Popen[str]], train: Callable[..., Any], workplace: Path
 ) -> None:
+    few = ["--split.fixed", 40, "--split.shadow", 50, "--split.targets", 5, "--shard_size", 8, "--execution", "hand"]
+    batches = [*few, "--descent.batch_size", 16, "--descent.epochs", 2, "--trainer.threads", 1]
+    orders = {order: ["shadows", *batches, "--descent.order", order] for order in ("known", "unknown")}
+    cpu = ["--trainer.accelerator", "cpu"]
+    whole = ["run", *SMALL, "--wandb.mode", "disabled", *cpu, "--store", "two", "--out", "runs/two"]
+    parts = [("train", [*command, *cpu, "--store", f"two_{order}"]) for order, command in orders.items()]
+    commands = [("reconn", whole), *parts]
+    (workplace / "commands.json").write_text(json.dumps([[name, list(map(str, given))] for name, given in commands]))
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    process = script(
-        "reconn.py",
-        "run",
-        *SMALL,
-        *("--wandb.mode", "disabled", "--trainer.accelerator", "cpu", "--store", "two", "--out", "runs/two"),
-        launcher=launcher,
-    )
+    process = script("tests/journeys/commands_rank.py", "commands.json", launcher=launcher)
     _, err = process.communicate(timeout=280)
     assert process.returncode == 0, err
+    for order, command in orders.items():
+        assert train(*command, "--store", f"one_{order}").code == 0
+        one, two = (
+            {path.name: path.read_bytes() for path in (workplace / f"{name}_{order}").iterdir()}
+            for name in ("one", "two")
+        )
+        assert len(one) == 8  # seven shards and what they belong to
+        assert one == two
     (alone,) = (path for path in (workplace / "runs" / "shadows").iterdir())
     shards = sorted(path.name for path in alone.glob("*.safetensors"))
     assert len(shards) == 7
@@ -144,10 +157,17 @@ def test_models_that_somebody_else_trained_are_attacked(run: Path, reconn: Calla
     assert figures(workplace / "runs" / "theirs")["mse"] == pytest.approx(figures(run)["mse"], rel=0.02)
     state["layers.3.bias"][0, 0] = float("nan")
     save_file(state, workplace / "broken.safetensors")
-    code, _, err = reconn("run", *SMALL, "--released", "broken.safetensors", "--out", "runs/reconn_broken")
-    assert code == 2
-    assert "layers.3.bias holds NaN" in err
-    assert not (workplace / "runs" / "reconn_broken").exists()
+    refused = {
+        "layers.3.bias holds NaN or infinite weights": ["broken.safetensors"],
+        "must be (n, 5, 64) for this architecture": ["released.safetensors", *NARROW],
+        "must hold one model per target, 29; layers.1.weight has 30": ["released.safetensors", "--split.targets", 29],
+    }
+    for complaint, arguments in refused.items():
+        code, _, err = reconn("run", *SMALL, "--out", "runs/reconn_broken", "--released", *arguments)
+        assert code == 2
+        assert complaint in err
+        assert err.count("\n") == 1
+        assert not (workplace / "runs" / "reconn_broken").exists()
 
 
 def test_the_papers_reconstructor_runs(run: Path, reconn: Callable[..., Any], workplace: Path) -> None:
@@ -188,7 +208,9 @@ def test_one_store_serves_all_views_and_the_page_says_what_was_seen(
     assert not (workplace / "runs" / "reconn_other").exists()
 
 
-def test_train_shadows_keeps_and_goes_on(train: Callable[..., Any], workplace: Path) -> None:
+def test_train_shadows_keeps_and_goes_on(
+    train: Callable[..., Any], reconn: Callable[..., Any], workplace: Path
+) -> None:
     arguments = [*SIZES, "--store", "kept", "--shard_size", 50, "--trainer.threads", 1]
     ended = train("shadows", *arguments, "--split.shadow", 120)
     assert ended.code == 0, ended.err
@@ -196,15 +218,32 @@ def test_train_shadows_keeps_and_goes_on(train: Callable[..., Any], workplace: P
     ended = train("shadows", *arguments, "--split.shadow", 220)
     assert "220 models, 120 of them to be trained" in ended.out
     assert len(list((workplace / "kept").glob("shard_*"))) == 5
-    ended = train("shadows", *arguments, "--seed", 1)
-    assert ended.code == 2
-    assert "kept holds shadow models of another training" in ended.err
+    others: list[tuple[list[object], str]] = [
+        (["--seed", 1], "seed is 0 there, 1 now"),
+        (NARROW, "network.hidden is [10] there, [5] now"),
+        (["--split.seed", 1], "fixed_set is '"),
+        (["--descent.lr", 0.1], "descent.lr is 0.2 there, 0.1 now"),
+    ]
+    for change, difference in others:
+        ended = train("shadows", *arguments, *change)
+        assert ended.code == 2
+        assert "kept holds shadow models of another training" in ended.err
+        assert difference in ended.err
+        assert ended.err.count("\n") == 1
+    with safe_open(workplace / "kept" / "shard_00002.safetensors", framework="pt") as file:
+        content, header = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    content["deltas"][0, 0] = float("nan")
+    save_file(content, workplace / "kept" / "shard_00002.safetensors", header)
+    code, _, err = reconn("run", *arguments, "--split.shadow", 220, "--out", "runs/reconn_nan")
+    assert code == 2
+    assert "shard_00002.safetensors is damaged (it holds NaN or infinite weights): delete it" in err
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         (["--split.shadow", 1800], "digits has 1797 different ones"),
+        (["--shadow_data", "Digits"], "must share no image with the fixed set; image"),
         (["--curve", "[401]"], "from 2 to split.shadow=400; got [401]"),
         (["--split.fixed", 0], "split.fixed and split.targets must be at least 1"),
         (["--shard_size", 0], "shard_size must be at least 1"),

@@ -133,6 +133,7 @@ def test_a_finished_study_is_kept_and_grows_by_budgets(rero: Run, folder: Path) 
         (["--initialization", "fresh"], "initialization must be known"),
         (["--descent.dp.target_epsilon", "1"], "descent.dp is not set for this command"),
         (["--descent.optimizer", "lion"], "descent.optimizer"),
+        (["--reconstructor", "FirstLayerRidge"], "initial weights unknown: FirstLayerRidge needs"),
         (["--descent.snapshots", "[5]"], "reconn.py rero looks at final models only; got [5]"),
     ],
 )

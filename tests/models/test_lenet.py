@@ -42,6 +42,18 @@ def test_sigmoid_is_the_default() -> None:
     assert LeNet(activation="elu")(torch.randn(2, 3, 32, 32)).min() < 0
 
 
+def test_initial_range_is_that_of_all_weights() -> None:
+    torch.manual_seed(0)
+    weights = torch.cat([parameter.detach().flatten() for parameter in LeNet(initial_range=0.05).parameters()])
+    assert 0.049 < weights.abs().max() <= 0.05
+
+
+@pytest.mark.parametrize("wrong", [0.0, -0.5, float("nan"), float("inf")])
+def test_initial_range_must_be_positive_and_finite(wrong: float) -> None:
+    with pytest.raises(ConfigError, match="initial_range must be above 0 and finite"):
+        LeNet(initial_range=wrong)
+
+
 def test_width_must_be_positive() -> None:
     with pytest.raises(ConfigError, match="width must be at least 1"):
         LeNet(width=0)

@@ -76,3 +76,18 @@ def test_runs_of_the_same_name_are_told_apart_by_their_parents(make_run: MakeRun
 def test_a_run_may_be_compared_with_itself(make_run: MakeRun) -> None:
     folder = make_run()
     assert [run.name for run in compare(records(folder, folder)).runs] == ["run", "run"]
+
+
+def test_runs_of_different_commands_have_no_settings_in_common(make_run: MakeRun) -> None:
+    update, released = {"attack": {"steps": 3}, "seed": 0}, {"reconstructor": {"width": 2}, "seed": 1}
+    both = records(make_run("one", n=12, settings=update), make_run("two", seed=1, settings=released))
+    comparison = compare(both)
+    assert not comparison.alike
+    assert comparison.settings == []
+    assert [len(images) for images in comparison.own] == [8, 4]
+    assert comparison.own[1][2].title == "#102 · cat"
+    assert comparison.own[1][2].reconstructions == [(data_uri(both[1].reconstructions[2]), "0.030")]
+    assert [run.verdict.partition(" attacked")[0] for run in comparison.runs] == ["3 of 12", "3 of 4"]
+    alike = compare(both[:1] * 2)
+    assert alike.alike
+    assert alike.own == []

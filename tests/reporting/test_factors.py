@@ -67,6 +67,13 @@ FACTORS: dict[str, dict[str, Any]] = {
         "scale": "linear",
         "lines": [{"name": "", "points": [point("0", "base", place=0.0), point("1", "fast", place=1.0)]}],
     },
+    "start": {
+        "title": "Start",
+        "axis": "case",
+        "setting": "",
+        "scale": "auto",
+        "lines": [{"name": "", "points": [point("random", "base"), point("trained", "other")]}],
+    },
     "broken": {
         "title": "Broken",
         "axis": "case",
@@ -118,7 +125,7 @@ def test_a_factor_s_table_holds_its_figures_beside_the_paper_s(study: Path) -> N
     header, rows = factor_table(found, found.factors[2])
     assert header[-4:] == ["Epsilon", "Noise", "Bound, κ 0.1", "Bound, κ 0.001"]
     assert rows == [["10, clipped", "0.0600 ± 0.0014", "× 4.00", "0.0700", "50%", "80%", "10", "5", "0.75", "0.125"]]
-    _, rows = factor_table(found, found.factors[4])
+    _, rows = factor_table(found, found.factors[5])
     assert [row[1] for row in rows] == ["n/a", "n/a"]
 
 
@@ -156,13 +163,14 @@ def test_the_folder_holds_page_table_drawings_and_record(study: Path) -> None:
         "not been run",
     ):
         assert words in text
-    assert text.count("data:image/") == 14
+    assert text.count("data:image/") == 17
     names = {path.name for path in (study / "figures").iterdir()}
     assert {"base.png", "rate.svg", "rate.png", "rate_gallery.png", "privacy_bounds.svg", "seed_targets.svg"} < names
+    assert "start_errors.svg" in names
     assert {"activation_gradients.svg", "activation_zeros.svg", "activation_embedding.svg"} < names
     assert not any(name.startswith("broken") for name in names)
     rows = list(csv.DictReader((study / "factors.csv").read_text().splitlines()))
-    assert len(rows) == 1 + 3 + 2 + 1 + 2 + 2
+    assert len(rows) == 1 + 3 + 2 + 1 + 2 + 2 + 2
     assert rows[1] | {"factor": "rate", "value": "0.01", "mse": "0.005", "paper_mse": "0.0049"} == rows[1]
     assert (rows[-2]["reason"], rows[-2]["mse"]) == ("it diverged", "")
     record = json.loads((study / "metrics.json").read_text())
@@ -183,6 +191,10 @@ def test_measures_say_what_they_measured(study: Path) -> None:
     (seeds,) = measured_panels(found.factors[3])
     assert "rank correlation of the targets' errors between two seeds is 1.00" in seeds.panel.lead
     assert measured_panels(found.factors[0]) == []
+    (errors,) = measured_panels(found.factors[4])
+    drawing = errors.files["start_errors.svg"].decode()
+    assert all(words in drawing for words in ("random", "trained", "nearest other image, mean"))
+    assert measured_panels(found.factors[5]) == []  # no case has figures
 
 
 def test_rank_correlation_sees_order_alone() -> None:

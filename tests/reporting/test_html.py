@@ -28,6 +28,7 @@ class Page(HTMLParser):
         self.tags: list[str] = []
         self.images: list[dict[str, str]] = []
         self.loads: list[str] = []
+        self.links: list[str] = []
         self.tables: list[list[list[str]]] = []
         self.style = ""
         self.text = ""
@@ -39,7 +40,8 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         attributes = {name: value or "" for name, value in attrs}
         self.tags.append(tag)
-        self.loads += [value for name, value in attributes.items() if name in ("src", "href", "srcset", "data")]
+        addresses = [value for name, value in attributes.items() if name in ("src", "href", "srcset", "data")]
+        (self.links if tag == "a" else self.loads).extend(addresses)
         if tag == "img":
             self.images.append(attributes)
         elif tag == "table":
@@ -203,11 +205,15 @@ def test_a_comparison_shows_runs_figures_and_shared_images(make_run: MakeRun, tm
     assert [row[-2] for row in figures[1:]] == ["3 of 4", "1 of 4"]
     assert len(page.images) == 4 * 3
     assert page.row("seed")[1:] == ["–", "5"]
+    assert [(path.parent / link).resolve() for link in page.links] == [one.report, two.report]
+    assert "1 of 4 attacked images came back closer" in page.text
 
 
 def test_a_comparison_without_shared_images_says_so(make_run: MakeRun, tmp_path: Path) -> None:
     folders = [make_run("one", settings={}).path, make_run("two", seed=1, settings={}).path]
-    text = compare_report(folders, tmp_path / "c.html").read_text(encoding="utf-8")
+    page = Page(compare_report(folders, tmp_path / "c.html"))
+    text = page.text
+    assert len(page.images) == 2 * 4 * 2  # of each run its targets and reconstructions
     assert "No image was attacked by all of these runs" in text
     assert "the runs differ in nothing that their configurations say" in text
 

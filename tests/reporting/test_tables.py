@@ -38,7 +38,9 @@ def test_one_image_has_no_spread(make_run: MakeRun) -> None:
 
 def test_metrics_that_only_the_run_has_are_shown_and_mse_only_for_a_paper(make_run: MakeRun) -> None:
     settings = {"paper": {"values": {"mse": 0.0049}}}
-    keys = table(make_run("a", metrics={"feature_error": 0.2, "feature_error_std": 0.1, "mse": 0.1, "mse_std": 0.0}))
+    own = {"feature_error": 0.2, "feature_error_std": 0.1, "mse": 0.1, "mse_std": 0.0}
+    baseline = {"baseline_mean_image_rmse": 0.2, "baseline_mean_image_rmse_std": 0.1}  # a column, no row
+    keys = table(make_run("a", metrics={**own, **baseline}))
     assert list(keys) == ["rmse", "psnr", "ssim", "lpips", "label_accuracy", "feature_error"]
     assert table(make_run("b", settings=settings, metrics={"mse": 0.01}))["mse"].paper == "0.0049"
 

@@ -7,6 +7,7 @@ from lit_recon.informed.shadow.linear_plan import LinearPlan
 from lit_recon.informed.shadow.linear_response import LinearResponse
 from lit_recon.informed.shadow.measured_error import MeasuredError
 from lit_recon.informed.shadow.plan import Initialization, ShadowPlan
+from lit_recon.informed.shadow.pretraining import Pretraining, pretrained_weights
 from lit_recon.informed.shadow.private import PrivateDescent
 from lit_recon.informed.shadow.released import load_released
 from lit_recon.informed.shadow.store import ShadowStore
@@ -24,12 +25,14 @@ __all__ = [
     "LinearResponse",
     "MeasuredError",
     "Plan",
+    "Pretraining",
     "PrivateDescent",
     "ShadowPlan",
     "ShadowStore",
     "deltas",
     "fastest_execution",
     "load_released",
+    "pretrained_weights",
     "train_models",
     "train_reference",
 ]

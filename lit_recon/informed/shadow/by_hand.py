@@ -10,22 +10,22 @@ from torch import Tensor, nn
 from lit_recon.errors import UnsupportedModelError
 from lit_recon.informed.shadow.batches import Batches
 from lit_recon.informed.shadow.descent import Descent
+from lit_recon.informed.shadow.dual import Span, suits, train_dual
 from lit_recon.informed.shadow.mlp_gradients import (
     ACTIVATIONS,
-    Clip,
     OwnImages,
     SharedImages,
     separate_gradients,
     shared_gradients,
 )
+from lit_recon.informed.shadow.pixels import Pixels, block_size
 from lit_recon.informed.shadow.private import add_noise
-from lit_recon.informed.shadow.training import KnownTraining
+from lit_recon.informed.shadow.training import KnownTraining, unflatten
 from lit_recon.models.released import ReleasedMLP
 
-#: Bytes of one hidden layer of a chunk: on a CPU what passes through the cache between two products, elsewhere enough
-#: work for every kernel.
-_CHUNK_BYTES = {"cpu": 4 * 2**20}
-_CHUNK_BYTES_ELSEWHERE = 256 * 2**20
+#: Bytes of a chunk on a CPU: of one hidden layer for a block of images, which the cache should hold between two
+#: products; of what a step with a mini-batch goes through. Elsewhere enough work for every kernel.
+_LAYER_BYTES, _BATCH_BYTES, _BYTES_ELSEWHERE = 5 * 2**18, 4 * 2**20, 256 * 2**20
 
 
 def fits_by_hand(network: nn.Module) -> bool:
@@ -35,13 +35,14 @@ def fits_by_hand(network: nn.Module) -> bool:
 
 def chunk_size(known: KnownTraining) -> int:
     """How many models at a time are fastest, and fit the memory: on a CPU, their hidden layers stay in the cache."""
-    layers, batch = _mlp(known.network).linear_layers, known.descent.batch_size
-    per_model = max(layer.out_features for layer in layers) * (batch or len(known.images))
+    layers, batch, size = _mlp(known.network).linear_layers, known.descent.batch_size, _LAYER_BYTES
+    per_model = max(layer.out_features for layer in layers) * block_size(known.images, batch)
     if batch is not None:
         # A layer of a small batch is less than the weights are, and a batch of a model's own takes room itself.
         images = layers[0].in_features * batch if known.descent.has_own_order else 0
-        per_model = max(per_model, images, known.n_parameters)
-    size = _CHUNK_BYTES.get(known.images.device.type, _CHUNK_BYTES_ELSEWHERE)
+        per_model, size = max(per_model, images, known.n_parameters), _BATCH_BYTES
+    if known.images.device.type != "cpu":
+        size = _BYTES_ELSEWHERE
     return max(1, size // (known.images.element_size() * per_model))
 
 
@@ -62,14 +63,17 @@ def train_by_hand(
         UnsupportedModelError: the network is no MLP with a hidden layer and one of the activations known here.
     """
     known.check(initial, images, labels, generators)
-    _mlp(known.network)
     size, batches = chunk or chunk_size(known), Batches(known, generators)
-    trained = []
+    fixed, trained = prepared(known), []
+    span = Span.of(fixed.images) if suits(known.descent, fixed) else None
     for start in range(0, len(images), size):
         members = slice(start, start + size)
         own = OwnImages(images[members].flatten(1), labels[members])
         starts, noise = initial.expand(len(images), -1)[members], (generators or ())[members]
-        trained.append(_train_chunk(known, starts, batches.of(members), own, noise))
+        if span is not None:
+            trained.append(train_dual(known, _mlp(known.network).activation, fixed, span, _apart(known, starts), own))
+        else:
+            trained.append(_train_chunk(known, fixed, starts, batches.of(members), own, noise))
     return torch.cat(trained)
 
 
@@ -87,7 +91,7 @@ def train_without(known: KnownTraining, initial: Tensor) -> Tensor:
     Raises:
         UnsupportedModelError: as for `train_by_hand`.
     """
-    return _train_chunk(known, initial[None], Batches(known, None).of(slice(1)))[0]
+    return _train_chunk(known, prepared(known), initial[None], Batches(known, None).of(slice(1)))[0]
 
 
 def _mlp(network: nn.Module) -> ReleasedMLP:
@@ -99,32 +103,41 @@ def _mlp(network: nn.Module) -> ReleasedMLP:
     return network
 
 
+def prepared(known: KnownTraining) -> SharedImages:
+    """The fixed set; where every step takes a part of it, the parts are what is prepared."""
+    images, n_classes = known.images.flatten(1).contiguous(), _mlp(known.network).linear_layers[-1].out_features
+    pixels = Pixels.of(images) if known.descent.batch_size is None else None
+    return SharedImages(images, known.labels, n_classes, pixels)
+
+
+def _apart(known: KnownTraining, initial: Tensor) -> list[Tensor]:
+    """Weights and biases of every layer of models `(s, p)`, to be changed."""
+    parts = unflatten(known.network, initial).values()
+    return [part.clone(memory_format=torch.contiguous_format) for part in parts]
+
+
 def _train_chunk(
     known: KnownTraining,
+    whole: SharedImages,
     initial: Tensor,
     batches: Iterable[Tensor | None],
     own: OwnImages | None = None,
     noise: Sequence[torch.Generator] = (),
 ) -> Tensor:
-    network, descent, n, s = _mlp(known.network), known.descent, len(known.images), len(initial)
+    network, descent, n = _mlp(known.network), known.descent, len(known.images)
     activation, n_classes = network.activation, network.linear_layers[-1].out_features
-    sizes = [parameter.numel() for parameter in network.parameters()]
-    weights = [
-        part.reshape(s, *parameter.shape).clone(memory_format=torch.contiguous_format)
-        for part, parameter in zip(initial.split(sizes, dim=1), network.parameters(), strict=True)
-    ]
+    weights = _apart(known, initial)
     optimizer, kept, released = Descent(descent, weights), known.kept_steps, []
-    whole = SharedImages.of(known.images.flatten(1).contiguous(), known.labels, n_classes)
     mechanism = None if descent.dp is None else descent.dp.mechanism(known.n_steps)
-    clip = None if mechanism is None else Clip(whole.images.square().sum(1), mechanism.bound)
+    bound = None if mechanism is None else mechanism.bound
     for step, numbers in enumerate(batches, start=1):
         if numbers is None:
-            gradients = shared_gradients(weights, whole, own, activation, clip)
+            gradients = shared_gradients(weights, whole, own, activation, bound)
             if mechanism is not None and own is not None:
                 add_noise(gradients, mechanism, noise)
         elif own is None or numbers.dim() == 1:
             fixed = numbers[numbers < n]
-            part = SharedImages.of(whole.images[fixed], whole.labels[fixed], n_classes)
+            part = SharedImages(whole.images[fixed], whole.labels[fixed], n_classes)
             gradients = shared_gradients(weights, part, own if len(fixed) < len(numbers) else None, activation)
         else:
             gradients = separate_gradients(weights, whole, own, numbers, activation)

@@ -36,6 +36,7 @@ class ShadowPlan:
         purpose: tells apart what is random in the models of an adversary and in those that were released: fresh initial
             weights, noise and unknown orders.
         device: that trains.
+        start: known initial weights `(p,)` in the place of random ones, such as trained ones.
     """
 
     network: ReleasedNetwork
@@ -45,6 +46,7 @@ class ShadowPlan:
     initialization: Initialization = "known"
     purpose: str = "shadow"
     device: str = "cpu"
+    start: Tensor | None = None
 
     @property
     def known(self) -> KnownTraining:
@@ -72,6 +74,8 @@ class ShadowPlan:
 
     def initial_weights(self, *purpose: int | str) -> Tensor:
         """Weights `(p,)` drawn for a purpose; without one, those that everybody knows where they are known."""
+        if self.start is not None and not purpose:
+            return self.start.clone()
         self.network.initialize(seeded_generator(self.seed, "initial weights", *purpose))
         return flat_weights(self.network)
 

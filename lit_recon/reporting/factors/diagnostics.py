@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from lit_recon.reporting.drawing import COLOURS, MARKS, new_figure
+from lit_recon.reporting.error_histogram import error_histogram
 from lit_recon.reporting.factors.curves import drawn
 from lit_recon.reporting.factors.results import CellFigures, FactorResult, Point
 from lit_recon.reporting.formats import ABSENT
@@ -28,8 +29,9 @@ class Pictures(NamedTuple):
 
 
 def measured_panels(factor: FactorResult) -> list[Pictures]:
-    """The sections that a factor's measures add; nothing for values without figures."""
+    """The sections that a factor's cases and measures add; nothing for values without figures."""
     found = [
+        _errors(factor),
         *([_gradients(factor)] if "gradients" in factor.measures else []),
         *([_embedding(factor)] if "embedding" in factor.measures else []),
         *([_seeds(factor)] if factor.setting == "seed" else []),
@@ -48,6 +50,24 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
     if len(set(a)) < 2 or len(set(b)) < 2:
         return math.nan
     return float(spearmanr(a, b).statistic)
+
+
+def _errors(factor: FactorResult) -> Pictures | None:
+    """How the targets' errors are distributed, where a factor sets a few cases side by side."""
+    named = [(words, cell) for words, point in factor.points if (cell := _first(point)) is not None]
+    if factor.setting or not 2 <= len(named) <= _MOST:
+        return None
+    oracle = named[0][1].number("oracle_mse")
+    levels = {} if oracle is None else {"nearest other image, mean": oracle}
+    file = drawn(error_histogram({words: cell.errors for words, cell in named}, levels), "svg")
+    return Pictures(
+        Panel(
+            f"{factor.title}: error by target",
+            "How many of the targets the attack comes how close to, in each case.",
+            pictures=[(picture(file, "svg"), "Histograms of the squared error over all targets")],
+        ),
+        {f"{factor.name}_errors.svg": file},
+    )
 
 
 def _gradients(factor: FactorResult) -> Pictures | None:

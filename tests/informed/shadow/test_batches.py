@@ -160,7 +160,7 @@ def test_fewer_images_at_a_time_take_fewer_models_along() -> None:
         descent = GradientDescent(**settings)
         return chunk_size(KnownTraining(network, torch.zeros(500, 1, 28, 28), torch.zeros(500).long(), descent))
 
-    assert chunk() == 209
+    assert chunk() == 65
     assert chunk(batch_size=32) == 4 * 2**20 // (4 * 7_960)  # as many as their weights fit
     assert chunk(batch_size=32, order="unknown") == 4 * 2**20 // (4 * 784 * 32)  # and as their batches fit
 

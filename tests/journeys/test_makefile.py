@@ -1,0 +1,29 @@
+"""What `make demo` would run is there to be run."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from pathlib import Path
+
+from lit_recon.cli import reconn_run, run
+from lit_recon.cli.configuration import resolved
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_demonstration_compares_the_runs_of_its_configurations() -> None:
+    command = ["make", "--no-print-directory", "--dry-run", "demo"]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    python = [shlex.split(line)[1:] for line in lines if "/python " in line and ".py " in line]
+    (attack, *first), (reconn, *second), (report, *third) = python[-3:]
+    assert (attack, reconn, report) == ("attack.py", "reconn.py", "attack.py")
+    folders = []
+    for module, (name, *arguments) in ((run, first), (reconn_run, second)):
+        assert name == "run"
+        at = arguments.index("--config") + 1
+        arguments[at] = str(ROOT / arguments[at])
+        parser = module.parser("program")
+        folders.append(str(resolved(parser, parser.parse_args(arguments), "")[0].out))
+    assert third == ["report", *folders, "--out", "runs/demo.html"]
+    assert "runs/demo.html" in lines[-1]

@@ -118,6 +118,8 @@ def _interval(record: RunRecord, key: str) -> str:
     low, high = (record.number(f"{key}_{end}") for end in ("low", "high"))
     if low is None or high is None:
         return ""
+    if measure_of(key).better == "↓":
+        low = max(low, 0.0)  # errors are never negative; with few batches their symmetric interval may be
     return f"{format_score(key, low, unit=False)} to {format_score(key, high, unit=False)}"
 
 

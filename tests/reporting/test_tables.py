@@ -32,6 +32,14 @@ def test_a_missing_figure_says_why(make_run: MakeRun) -> None:
     assert rows["psnr"].nearest_public == "–"
 
 
+def test_intervals_stand_below_and_those_of_errors_end_at_zero(make_run: MakeRun) -> None:
+    ends = {"rmse_low": -0.02, "rmse_high": 0.2168, "psnr_low": 14.25, "psnr_high": 31.04}
+    rows = table(make_run(metrics=ends))
+    assert rows["rmse"].interval == "0.000 to 0.217"
+    assert rows["psnr"].interval == "14.2 to 31.0"
+    assert rows["ssim"].interval == ""
+
+
 def test_one_image_has_no_spread(make_run: MakeRun) -> None:
     assert table(make_run(n=1))["rmse"].spread == ""
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import resource
 import tempfile
 import time
 from collections.abc import Callable
@@ -163,12 +162,18 @@ def peak_mib(images: ImageSet, n: int, models: int) -> float:
     # Two steps hold all that a hundred hold.
     fixed, own = images.subset(torch.arange(n)), images.subset(torch.arange(n, n + models))
     plan = ShadowPlan(ReleasedMLP(), fixed, GradientDescent(steps=2))
-    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    before = _mib("VmRSS")
     with tempfile.TemporaryDirectory() as folder:
         store = ShadowStore.create(Path(folder), plan.description, "hand", _SHARD)
         for _ in plan.train_shards(store, range(-(-models // _SHARD)), own):
             pass
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / 2**20
+    # Unlike `ru_maxrss`, this peak is not inherited from the process that started this one.
+    return _mib("VmHWM") - before
+
+
+def _mib(what: str) -> float:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{what}:")) / 1024
 
 
 def main() -> None:

@@ -33,7 +33,6 @@ def error_histogram(errors: Mapping[str, Sequence[float]], levels: Mapping[str, 
         style = {"color": COLOURS[index % len(COLOURS)], "histtype": "stepfilled" if index == 0 else "step"}
         panel.hist(own, bins=_BINS, range=(0, top), weights=[1 / len(own)] * len(own), alpha=0.8, label=name, **style)
     for index, (name, value) in enumerate(levels.items()):
-        style = {"color": "#6b7280", "linewidth": 1.1, "linestyle": _STYLES[index % len(_STYLES)]}
-        panel.axvline(value, label=name, **style)
+        panel.axvline(value, label=name, color="#6b7280", linewidth=1.1, linestyle=_STYLES[index % len(_STYLES)])
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     return figure

@@ -220,7 +220,7 @@ def test_train_shadows_keeps_and_goes_on(
     assert len(list((workplace / "kept").glob("shard_*"))) == 5
     others: list[tuple[list[object], str]] = [
         (["--seed", 1], "seed is 0 there, 1 now"),
-        (NARROW, "network.hidden is [10] there, [5] now"),
+        ([*NARROW], "network.hidden is [10] there, [5] now"),
         (["--split.seed", 1], "fixed_set is '"),
         (["--descent.lr", 0.1], "descent.lr is 0.2 there, 0.1 now"),
     ]

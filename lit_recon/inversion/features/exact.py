@@ -13,7 +13,7 @@ from lit_recon.inversion.features.activations import usable_orders
 from lit_recon.inversion.features.completion import complete
 from lit_recon.inversion.features.equations import FeatureEquations
 from lit_recon.inversion.features.fit_everywhere import fit_everywhere, has_moments, head_span, noisy_span
-from lit_recon.inversion.features.layer import LayerGradient, observed_mask
+from lit_recon.inversion.features.layer import LayerGradient, observed_entries
 from lit_recon.inversion.features.local_steps import UnrolledTraining
 from lit_recon.inversion.features.masked_polish import MaskedEquations, masked_polish
 from lit_recon.inversion.features.noise import GradientNoise, gradient_noise
@@ -31,6 +31,8 @@ _TRUSTED = 0.05
 _EXPLAINED = 1.1
 #: With less than this share of its entries the layer's gradient is tried after the head's.
 _SPARSE = 0.05
+#: Seeds that are tried where only the head's gradient is left to start from.
+_TRIALS = 3
 #: Where a polish may start; see `moment_start`, `neuron_ica_start`, `null_vector_start`.
 Start = Literal["moments", "neurons", "null_vectors"]
 
@@ -92,8 +94,7 @@ class ExactRecovery(FeatureRecovery):
         self.null_samples, self.seed = null_samples, seed
 
     def run(self, seen: LayerGradient, operator: ForwardOperator | None) -> RecoveredFeatures:
-        weight_mask = observed_mask(seen.weight_gradient)
-        head_mask = observed_mask(seen.head_gradient, silent_neurons=not seen.activation.smooth)
+        weight_mask, head_mask = observed_entries(seen)
         if not seen.has_weight:
             return self._from_head(seen, None, head_mask)
         if weight_mask is None and head_mask is None:
@@ -202,20 +203,26 @@ class ExactRecovery(FeatureRecovery):
             weight_gradient=torch.zeros_like(seen.weight_gradient),
             bias_gradient=torch.zeros_like(seen.bias_gradient),
         )
-        basis = head_span(seen, self.seed)
-        found = fit_everywhere(
-            seen,
-            basis,
-            lambda basis: FeatureEquations.of(layer_left_out, basis, head_mask=head_mask),
-            everywhere,
-            self.tolerance,
-            self.iterations,
-            self.seed,
-        )
+        fits = []
+        for seed in range(self.seed, self.seed + _TRIALS):
+            fit = fit_everywhere(
+                seen,
+                head_span(seen, seed),
+                lambda basis: FeatureEquations.of(layer_left_out, basis, head_mask=head_mask),
+                MaskedEquations(layer_left_out, None, head_mask),
+                self.tolerance,
+                self.iterations,
+                seed,
+            )
+            # far from the truth a few entries of the layer mislead
+            fits.append(masked_polish(everywhere, fit.features, fit.deltas) if seen.has_weight else Polished(*fit))
+            if fits[-1].certificate < self.tolerance:
+                break
+        found = min(fits, key=lambda fit: fit.certificate)
         basis = torch.linalg.qr(found.features.T).Q
         setting = _Setting(basis, FeatureEquations.of(layer_left_out, basis, head_mask=head_mask), everywhere)
         notes = ("the feature layer released next to no gradient: features come from the head's alone",)
-        return self._result(seen, setting, Polished(*found), "moments", notes, self.tolerance)
+        return self._result(seen, setting, found, "moments", notes, self.tolerance)
 
     def _through_noise(self, seen: LayerGradient, noise: GradientNoise) -> RecoveredFeatures:
         basis, method = noisy_span(seen, noise, self.seed)

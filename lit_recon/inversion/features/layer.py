@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -143,23 +144,32 @@ def layer_gradient(observation: Observation) -> LayerGradient:
     return seen
 
 
-def observed_mask(gradient: Tensor, silent_neurons: bool = True) -> Tensor | None:
-    """Entries `(p, q)` that a sparsifying defense let through, or None if it took nothing away.
+class Observed(NamedTuple):
+    """Entries that a sparsifying defense let through, of `layer` `(m, d)` and `head` `(k, m)`; None: it took none."""
 
-    Whole rows and columns of zeros come about by themselves, as for a neuron that no example activates. Zeros scattered
-    over the others do not: then every zero is taken for missing.
+    layer: Tensor | None
+    head: Tensor | None
 
-    Args:
-        gradient: of the layer, or of the head.
-        silent_neurons: columns of zeros come about, too; not so in a head's gradient behind a smooth activation, which
-            has no other value where an example's neuron is silent.
+
+def observed_entries(seen: LayerGradient) -> Observed:
+    """Where the gradients of layer and head were released; every zero is taken for missing if some must be.
+
+    Some zeros come about by themselves: a feature that no example has leaves a column of the layer's gradient, a class
+    without a derivative a row of the head's, and behind a kinked activation a neuron that no example activates leaves
+    its row of the one and its column of the other. Zeros scattered over the rest do not.
     """
-    nonzero = gradient != 0
-    inside = nonzero[nonzero.any(dim=1)]
-    if silent_neurons:
-        inside = inside[:, nonzero.any(dim=0)]
-    missing = inside.numel() - int(inside.sum())
-    return nonzero if missing > SCATTERED * inside.numel() else None
+    layer, head = seen.weight_gradient != 0, seen.head_gradient != 0
+    silent = torch.zeros_like(seen.gaussian)
+    if not seen.activation.smooth:
+        silent = ~layer.any(dim=1) if not seen.has_head else ~(layer.any(dim=1) | head.any(dim=0))
+    return Observed(
+        layer if _scattered(layer[~silent][:, layer.any(dim=0)]) else None,
+        head if _scattered(head[head.any(dim=1)][:, ~silent]) else None,
+    )
+
+
+def _scattered(nonzero: Tensor) -> bool:
+    return nonzero.numel() - int(nonzero.sum()) > SCATTERED * nonzero.numel()
 
 
 def _exact(tensor: Tensor) -> Tensor:

@@ -95,11 +95,14 @@ class MaskedEquations:
 def masked_polish(equations: MaskedEquations, features: Tensor, deltas: Tensor, iterations: int = 300) -> Polished:
     """L-BFGS from features `(n, d)` and deltas `(n, k)`; the better of start and end by the certificate.
 
+    Features stay of unit norm, as a wide layer makes them: long ones with small deltas are a trap.
+
     Args:
         equations: on observed entries.
         features, deltas: where to start.
         iterations: in total.
     """
+    features = torch.nn.functional.normalize(features, dim=1)
     best = Polished(features, deltas, equations.certificate(features, deltas))
     of = equations.seen.activation
     scale = float(features.norm() / deltas.norm().clamp_min(torch.finfo(deltas.dtype).tiny))
@@ -110,6 +113,8 @@ def masked_polish(equations: MaskedEquations, features: Tensor, deltas: Tensor, 
         def objective(flat: NDArray[np.float64], sides: Tensor | None = sides) -> tuple[float, NDArray[np.float64]]:
             x, y = _unpacked(flat, features, deltas, scale)
             head, weight, along_features, along_deltas = equations.value_and_gradient(x, y, sides)
+            radius = torch.from_numpy(flat[: features.numel()]).view_as(features).norm(dim=1, keepdim=True)
+            along_features = (along_features - (along_features * x).sum(dim=1, keepdim=True) * x) / radius
             slope = torch.cat([along_features.reshape(-1), along_deltas.reshape(-1) / scale])
             return head + weight, 2 * slope.numpy()
 
@@ -132,4 +137,5 @@ def _unpacked(flat: NDArray[np.float64], features: Tensor, deltas: Tensor, scale
     """Features and deltas from L-BFGS's vector, in which both have about the same size."""
     vector = torch.from_numpy(flat.copy())
     split = features.numel()
-    return vector[:split].reshape(features.shape), vector[split:].reshape(deltas.shape) / scale
+    unit = torch.nn.functional.normalize(vector[:split].reshape(features.shape), dim=1)
+    return unit, vector[split:].reshape(deltas.shape) / scale

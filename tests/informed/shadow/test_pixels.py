@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from torch import Tensor
@@ -116,9 +114,9 @@ def test_models_are_those_of_the_loop(
 def test_float32_is_as_exact_as_in_the_loop() -> None:
     known, start, own, labels = training(40, [6], GradientDescent(steps=60))
     exact = train_models(known, start, own, labels, "loop")
-    single = dataclasses.replace(known.on("cpu", torch.float32))
+    single = known.on("cpu", torch.float32)
     error = {
-        way: float((train_models(single, start.float(), own.float(), labels, way) - exact).norm())  # type: ignore[arg-type]
+        way: float((train_models(single, start.float(), own.float(), labels, way) - exact).norm())
         for way in ("loop", "hand")
     }
     assert error["hand"] < 3 * error["loop"]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
+from lit_recon.inversion.features.activations import GELU, RELU, Activation
 from lit_recon.inversion.features.completion import complete
-from lit_recon.inversion.features.layer import observed_mask
+from lit_recon.inversion.features.layer import LayerGradient, observed_entries
 from lit_recon.inversion.features.null_vectors import null_vector_start
 from lit_recon.inversion.features.span import weight_span
+
+Build = Callable[..., tuple[LayerGradient, Tensor, Tensor]]
 
 
 def low_rank(m: int, d: int, r: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -40,18 +46,44 @@ def test_rank_is_read_off_the_gap() -> None:
     assert outside(features, weight_span(gradient, 40).basis) < 1e-12
 
 
-def test_masks_show_sparsity_but_not_idle_neurons() -> None:
-    gradient, _ = low_rank(50, 20, 3)
-    assert observed_mask(gradient) is None
-    idle = gradient.clone()
-    idle[:20] = 0
-    idle[:, 3] = 0
-    assert observed_mask(idle) is None
-    assert observed_mask(torch.zeros_like(gradient)) is None
-    sparse = gradient * (torch.rand(50, 20, generator=torch.Generator().manual_seed(0)) > 0.1)
-    mask = observed_mask(sparse)
+def idle(gradient: Tensor, rows: slice, columns: slice) -> Tensor:
+    changed = gradient.clone()
+    changed[rows] = 0
+    changed[:, columns] = 0
+    return changed
+
+
+@pytest.mark.parametrize("activation", [RELU, GELU], ids=lambda a: a.name)
+def test_masks_show_sparsity_but_not_what_is_idle_by_itself(build: Build, activation: Activation) -> None:
+    seen, _, _ = build(activation, n=3, d=20, m=64)
+    seen = replace(
+        seen, weight_gradient=torch.ones_like(seen.weight_gradient), head_gradient=torch.ones_like(seen.head_gradient)
+    )
+    assert observed_entries(seen) == (None, None)
+    # a feature that nobody has, and a class without a derivative
+    assert observed_entries(
+        replace(
+            seen,
+            weight_gradient=idle(seen.weight_gradient, slice(0), slice(3, 4)),
+            head_gradient=idle(seen.head_gradient, slice(2), slice(0)),
+        )
+    ) == (None, None)
+    # neurons that nobody activates are silent in both gradients, and only behind a kink
+    silent = replace(
+        seen,
+        weight_gradient=idle(seen.weight_gradient, slice(20), slice(0)),
+        head_gradient=idle(seen.head_gradient, slice(0), slice(20)),
+    )
+    assert (observed_entries(silent) == (None, None)) is not activation.smooth
+    pruned = replace(seen, weight_gradient=silent.weight_gradient)
+    mask = observed_entries(pruned).layer
     assert mask is not None
-    assert torch.equal(mask, sparse != 0)
+    assert torch.equal(mask, pruned.weight_gradient != 0)
+    kept = torch.rand(10, 64, generator=torch.Generator().manual_seed(0)) > 0.1
+    dropped = observed_entries(replace(seen, head_gradient=seen.head_gradient * kept))
+    assert dropped.layer is None
+    assert dropped.head is not None
+    assert torch.equal(dropped.head, kept)
 
 
 @pytest.mark.parametrize("missing", [0.0, 0.3, 0.7])

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import multiprocessing
-import resource
 import time
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ import lit_recon._torchvision
 import torch
 from torch import Tensor
 
-from benchmarks.record import Row, alternate, ratios, spread, write_record
+from benchmarks.record import Row, alternate, ratios, spread, status_mib, write_record
 from lit_recon.data import InformedSplitSettings, Npz, draw_informed_split
 from lit_recon.data.seeding import seeded_generator
 from lit_recon.informed.kernel_ridge import KernelRidge
@@ -111,11 +110,11 @@ def memory(n: int, models: list[int], response: LinearResponse) -> list[Row]:
 def _peak(n: int, models: int, response: LinearResponse) -> float:
     # Two steps hold all that a hundred hold.
     known, start, images, labels = random_training(n, 2, models)
-    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    before = status_mib("VmRSS")
     groups = list(zip(images.split(_GROUP), labels.split(_GROUP), strict=True))
     for _ in respond(known, start, groups, response):
         pass
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / 2**20
+    return status_mib("VmHWM") - before
 
 
 def attack(source: Path, n: int, shadows: int, targets: int, response: LinearResponse) -> Row:

@@ -100,3 +100,12 @@ def write_record(
     record = portable({"name": name, "settings": settings, "rows": rows, **facts})
     write_text(path, json.dumps(record, indent=2) + "\n")
     return path
+
+
+def status_mib(what: str) -> float:
+    """A figure of this process's memory, such as `VmHWM`, its peak, or `VmRSS`, as Linux has it.
+
+    Unlike `ru_maxrss`, the peak is not inherited from the process that started this one.
+    """
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{what}:")) / 1024

@@ -26,7 +26,7 @@ import lit_recon._torchvision
 import torch
 from torch import Tensor
 
-from benchmarks.record import Row, alternate, ratios, spread, write_record
+from benchmarks.record import Row, alternate, ratios, spread, status_mib, write_record
 from lit_recon.data import CIFAR10, MNIST, ImageSet
 from lit_recon.data.seeding import seeded_generator
 from lit_recon.informed.shadow import (
@@ -162,18 +162,12 @@ def peak_mib(images: ImageSet, n: int, models: int) -> float:
     # Two steps hold all that a hundred hold.
     fixed, own = images.subset(torch.arange(n)), images.subset(torch.arange(n, n + models))
     plan = ShadowPlan(ReleasedMLP(), fixed, GradientDescent(steps=2))
-    before = _mib("VmRSS")
+    before = status_mib("VmRSS")
     with tempfile.TemporaryDirectory() as folder:
         store = ShadowStore.create(Path(folder), plan.description, "hand", _SHARD)
         for _ in plan.train_shards(store, range(-(-models // _SHARD)), own):
             pass
-    # Unlike `ru_maxrss`, this peak is not inherited from the process that started this one.
-    return _mib("VmHWM") - before
-
-
-def _mib(what: str) -> float:
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{what}:")) / 1024
+    return status_mib("VmHWM") - before
 
 
 def main() -> None:

@@ -136,7 +136,7 @@ def _images_left(rows: Tensor, seen: Observation, separate: Callable[[Mixtures, 
 def _inputs(found: Tensor, candidates: Tensor, guess: Tensor, rows: Tensor, seen: Observation) -> Tensor:
     """Inputs `(n, d)` that agree with the found derivatives; where some are missing, the nearest to the guess."""
     if len(found) == len(guess):
-        exact = torch.linalg.solve(found.T, rows)
+        exact: Tensor = torch.linalg.solve(found.T, rows)
         return exact[:, :-1] / exact[:, -1:]
     guessed = torch.cat([to_inputs(guess, seen), guess.new_ones(len(guess), 1)], dim=1)
     # one row of an unmixing per image; it is orthogonal to the derivatives of all other images

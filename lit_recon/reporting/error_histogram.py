@@ -30,8 +30,16 @@ def error_histogram(errors: Mapping[str, Sequence[float]], levels: Mapping[str, 
     panel.set_ylabel("share of the targets", fontsize=9)
     top = max([*levels.values(), *(value for own in errors.values() for value in own)]) or 1.0
     for index, (name, own) in enumerate(errors.items()):
-        style = {"color": COLOURS[index % len(COLOURS)], "histtype": "stepfilled" if index == 0 else "step"}
-        panel.hist(own, bins=_BINS, range=(0, top), weights=[1 / len(own)] * len(own), alpha=0.8, label=name, **style)
+        panel.hist(
+            own,
+            bins=_BINS,
+            range=(0, top),
+            weights=[1 / len(own)] * len(own),
+            alpha=0.8,
+            label=name,
+            color=COLOURS[index % len(COLOURS)],
+            histtype="stepfilled" if index == 0 else "step",
+        )
     for index, (name, value) in enumerate(levels.items()):
         panel.axvline(value, label=name, color="#6b7280", linewidth=1.1, linestyle=_STYLES[index % len(_STYLES)])
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)

@@ -48,7 +48,7 @@ class Objective(ABC):
 
 
 class GlobalCosine(Objective):
-    """1 - <G, g> / (|G| |g|) over all parameters as one vector. Source: [Geiping2020], eq. 4."""
+    """1 - <G, g> / (|G| |g|) over all parameters as one vector. Source: [Geiping2020]."""
 
     def __call__(self, candidate: Update, target: Target) -> Tensor:
         inner, squared, observed = _products(candidate, target)
@@ -100,7 +100,7 @@ class NormReweightedCosine(Objective):
 
 
 class SquaredError(Objective):
-    """Squared Euclidean distance, summed over all parameters. Source: [Zhu2019], eq. 3.
+    """Squared Euclidean distance, summed over all parameters. Source: [Zhu2019].
 
     Args:
         relative: divide by |g|^2, which makes weights of priors comparable between networks.

@@ -35,7 +35,7 @@ class TotalVariation(Prior):
     Differences are divided by the channels' standard deviations, so that weights mean what they mean in the literature,
     where the penalty acts on normalised images.
 
-    Source: [Geiping2020], section 5 (anisotropic total variation).
+    Source: [Geiping2020] (anisotropic total variation).
     """
 
     def __call__(self, images: Tensor, normalization: Normalization, restarts: int, progress: float) -> Tensor:
@@ -46,7 +46,7 @@ class TotalVariation(Prior):
 
 
 class SquaredNorm(Prior):
-    """Mean squared normalised pixel: keeps candidates near the mean image. Source: [Yin2021], eq. 8."""
+    """Mean squared normalised pixel: keeps candidates near the mean image. Source: [Yin2021]."""
 
     def __call__(self, images: Tensor, normalization: Normalization, restarts: int, progress: float) -> Tensor:
         mean, std = normalization.tensors(images)
@@ -60,7 +60,7 @@ class GroupConsistency(Prior):
         weight: multiplies the penalty.
         start: share of the iterations after which the penalty sets in; restarts first have to differ.
 
-    Source: [Yin2021], eq. 11, with the pixel-wise mean in place of registered images.
+    Source: [Yin2021], with the pixel-wise mean in place of registered images.
     """
 
     def __init__(self, weight: float, start: float = 0.1) -> None:
@@ -89,7 +89,7 @@ class BatchNormPrior:
         weight: multiplies the penalty.
         first_layer: factor of the first BatchNorm layer, the one closest to the image.
 
-    Source: [Yin2021], eq. 9; exact statistics as in [Jeon2021] and [Liu2025].
+    Source: [Yin2021]; exact statistics as in [Jeon2021] and [Liu2025].
     """
 
     def __init__(self, weight: float, first_layer: float = 1.0) -> None:

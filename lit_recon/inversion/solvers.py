@@ -118,7 +118,7 @@ class Adam(Solver):
         betas: decay of the moment estimates.
         schedule: factor of the learning rate over the run; `StepDecay` by default.
 
-    Source: [Geiping2020], section 5 (signed); [Liu2025], appendix F (unsigned).
+    Source: [Geiping2020] (signed); [Liu2025], appendix F (unsigned).
     """
 
     def __init__(

@@ -79,7 +79,7 @@ def verdict(record: Mapping[str, Any]) -> str:
     mean = f"Guessing the mean image has {private[0]['baseline_mean_image_mse']:.4f}"
     without = f", the attack without noise {plain['mse']:.4f}" if plain else ""
     bound = (
-        f"No attack succeeded more often than its bound allows, in {len(compared)} comparisons."
+        f"No attack succeeded more often than its bound allows, beyond chance, in {len(compared)} comparisons."
         if not above
         else f"{len(above)} of {len(compared)} success rates lie above their bound: see the table."
     )

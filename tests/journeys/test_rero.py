@@ -94,7 +94,7 @@ def test_rates_follow_from_the_cells(folder: Path) -> None:
 def test_the_page_says_what_was_found(folder: Path) -> None:
     page = (folder / "report.html").read_text(encoding="utf-8")
     for words in (
-        "No attack succeeded more often than its bound allows, in 3 comparisons.",
+        "No attack succeeded more often than its bound allows, beyond chance, in 3 comparisons.",
         "certify nothing",
         "initial weights unknown",
         "Clopper",

@@ -53,8 +53,10 @@ class ExactRecovery(FeatureRecovery):
     are searched for behind a ReLU only.
 
     Entries that a sparsifying defense has removed are treated as missing: the span comes from low-rank completion, and
-    if the certificate on the observed entries does not hold then, a polish in all coordinates follows. Local training
-    on whole batches is unrolled after the polish; the tolerance then rises to the rounding of weight differences.
+    if the certificate on the observed entries does not hold then, a polish in all coordinates follows. Where little is
+    left of the layer's gradient, as after pruning, or where completion fails, moments of the head's gradient are where
+    a fit in all coordinates begins. Local training on whole batches is unrolled after the polish; the tolerance then
+    rises to the rounding of weight differences.
 
     Noise is seen in the rank of the layer's gradient. Head and layer are then weighed by it, and features are fitted in
     all coordinates: the best fit, never called exact; a note says how well it explains what was observed.

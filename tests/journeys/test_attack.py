@@ -129,8 +129,10 @@ def test_processes_share_the_victims(
 def test_an_attack_without_steps_leaves_its_curve(attack: Callable[..., Any], workplace: Path) -> None:
     settings = ROOT / "configs" / "attack" / "kariyappa2023.yaml"
     small = ["--data", "lit_recon.data.Digits", "--backbone.trunk.hidden", "[64]", "--victims.n", "4"]
+    # behind a ReLU the zeros of derivatives solve the update before the first round
+    smooth = ["--backbone.trunk.activation", "elu"]
     short = ["--attack.steps", "30", "--attack.refinements", "2", "--victims.batch_size", "4", "--backbone.epochs", "0"]
-    ended = attack("run", "--config", settings, *small, *short, "--out", "runs/party")
+    ended = attack("run", "--config", settings, *small, *smooth, *short, "--out", "runs/party")
     assert ended.code == 0, ended.err
     with (workplace / "runs" / "party" / "logs" / "losses.csv").open() as file:
         rows = list(csv.DictReader(file))

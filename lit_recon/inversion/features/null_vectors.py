@@ -35,10 +35,10 @@ def null_vector_start(projected: Tensor, seed: int = 0, max_samples: int = 200_0
     whitened, mixing = torch.linalg.qr(projected)
     whitened = whitened * m**0.5
     active = projected.norm(dim=1) > 1e-9 * projected.norm(dim=1).max()
-    share = (SHARE - float((~active).double().mean())) / float(active.double().mean())
     candidates = whitened[active]
     if len(candidates) < r:
         return None
+    share = (SHARE - float((~active).double().mean())) / float(active.double().mean())
     generator = torch.Generator().manual_seed(seed)
     probes = candidates[torch.randperm(len(candidates), generator=generator)[:_PROBES]]
     found: list[tuple[float, Tensor]] = []

@@ -128,3 +128,7 @@ def test_null_vectors_give_up() -> None:
     projected, _ = sparse_mixture(300, 4, active=1.0)
     assert null_vector_start(projected, max_samples=4000) is None
     assert null_vector_start(projected[:2], max_samples=4000) is None
+
+
+def test_null_vectors_of_nothing_are_not_found() -> None:
+    assert null_vector_start(torch.zeros(50, 3, dtype=torch.float64)) is None

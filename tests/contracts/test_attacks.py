@@ -50,6 +50,7 @@ ATTACKS: dict[str, Attack] = {
         labels=KnownLabels(),
         restarts=2,
         steps=3,
+        execution="vmap",  # `auto` times two ways that differ by rounding
     ),
     "deep image prior": GradientMatching(
         objective=NormReweightedCosine(),

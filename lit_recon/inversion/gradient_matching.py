@@ -40,7 +40,7 @@ class GradientMatching(Attack):
         restarts: independent starts per victim; the one with the least matching loss is returned.
         keep: return the `last` iterate of a restart, or the `best` one by total loss.
         execution: problems one after the other (`loop`), together (`vmap`), or whichever is faster (`auto`). The two
-            differ by rounding, and which is faster may depend on the machine's load: fix one to repeat a run bit by bit.
+            differ by rounding, and which is faster may depend on the machine: fix one to repeat a run bit by bit.
         compilation: `torch.compile` mode of the derivative; costs minutes before the first iteration on a CPU.
         seed: of the first restart; restart i uses `seed + i`.
         log_every: iterations between two points of the loss curve; default: 200 points a run.

@@ -217,7 +217,7 @@ class ExactRecovery(FeatureRecovery):
                 seed,
             )
             # far from the truth a few entries of the layer mislead
-            fits.append(masked_polish(everywhere, fit.features, fit.deltas) if seen.has_weight else Polished(*fit))
+            fits.append(masked_polish(everywhere, fit.features, fit.deltas) if seen.has_weight else fit)
             if fits[-1].certificate < self.tolerance:
                 break
         found = min(fits, key=lambda fit: fit.certificate)

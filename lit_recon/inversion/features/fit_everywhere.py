@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from lit_recon.inversion.features.layer import LayerGradient
 from lit_recon.inversion.features.masked_polish import MaskedEquations, masked_polish
 from lit_recon.inversion.features.moments import moment_span
 from lit_recon.inversion.features.noise import GradientNoise
-from lit_recon.inversion.features.polish import polish
+from lit_recon.inversion.features.polish import Polished, polish
 from lit_recon.inversion.features.span import weight_span
 from lit_recon.inversion.features.starts import moment_start, neuron_ica_start
 
@@ -28,14 +27,6 @@ from lit_recon.inversion.features.starts import moment_start, neuron_ica_start
 _TURNED = 0.1
 #: Rounds at most; the gain below which none follows; iterations in all coordinates for each within a span.
 _ROUNDS, _GAIN, _ITERATIONS = 6, 1e-5, 5
-
-
-class Fit(NamedTuple):
-    """Features `(n, d)`, loss derivatives `(n, k)`, and the sum of relative residuals, the certificate."""
-
-    features: Tensor
-    deltas: Tensor
-    certificate: float
 
 
 def fit_everywhere(
@@ -46,7 +37,7 @@ def fit_everywhere(
     tolerance: float,
     iterations: int = 60,
     seed: int = 0,
-) -> Fit:
+) -> Polished:
     """Rounds from a basis on, until the certificate holds or nothing is gained any more.
 
     Args:
@@ -58,7 +49,7 @@ def fit_everywhere(
         iterations: of the polish within a basis, at most.
         seed: of starts.
     """
-    best: Fit | None = None
+    best: Polished | None = None
     lowest = math.inf
     for _ in range(_ROUNDS):
         equations = within(basis)
@@ -67,7 +58,7 @@ def fit_everywhere(
         found = masked_polish(everywhere, *outside, iterations=_ITERATIONS * iterations)
         head, weight, _, _ = everywhere.value_and_gradient(found.features, found.deltas)
         if best is None or head + weight < lowest:
-            best = Fit(*found)
+            best = found
         if best.certificate < tolerance or head + weight > (1 - _GAIN) * lowest:
             break
         lowest = head + weight

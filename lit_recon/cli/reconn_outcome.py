@@ -93,6 +93,9 @@ def score_targets(
     success = (scores["mse"] < oracle.nearest).double()
     metrics["success_rate"] = float(success.mean())
     metrics["success_rate_held"] = float((scores["mse"] < scores["baseline_nearest_public_mse"]).double().mean())
+    if found.certified is not None:
+        metrics["certified_rate"] = float(found.certified.double().mean())
+        metrics["certified_mse"] = float(scores["mse"][found.certified].mean()) if found.certified.any() else None
     metrics["label_accuracy"] = float((found.labels == split.targets.labels).double().mean())
     metrics |= {**curve, **fitted.facts, "notes": [*_notes(metrics, curve, split), *fitted.notes]}
     per_image: dict[str, Tensor | None] = {name: scores[name] for name in ("mse", "rmse", "psnr", "ssim")}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from lit_recon.informed.anderson_retraining import AndersonRetraining
 from lit_recon.informed.ensemble import Ensemble
-from lit_recon.informed.first_layer import FirstLayerRidge
+from lit_recon.informed.first_layer_ridge import FirstLayerRidge
 from lit_recon.informed.glm import ReleasedGLM
 from lit_recon.informed.glm_estimators import (
     from_linear_regression,
@@ -22,6 +23,7 @@ from lit_recon.informed.shadow import GradientDescent, KnownTraining, ShadowPlan
 from lit_recon.informed.view import BlackBox, LayersOnly, View, WholeModel
 
 __all__ = [
+    "AndersonRetraining",
     "Background",
     "Bernoulli",
     "BlackBox",

@@ -1,9 +1,11 @@
 """What an image itself left in a first linear layer, told apart from how it changed the work of all other images.
 
-Gradient descent adds multiples of training images to the rows of a first linear layer, and nothing else. The part of a
-difference that is orthogonal to the fixed set therefore stems from the unknown image alone: it has rank one, and its
-left factor says with which weight that image entered every neuron. Neurons added up with these weights show the image
-far better than any neuron does.
+Gradient descent adds multiples of training images to the rows of a first linear layer, and nothing else: a difference
+is the unknown image times its weight in every neuron, which has rank one, plus fixed images times the change of theirs.
+The latter change smoothly from image to image, so that their sum lies where the fixed set varies most. Divided by the
+fixed set's own variation in every direction, a difference is all but the rank-one part, and its left factor says with
+which weight the unknown image entered every neuron. Neurons added up with these weights show the image far better than
+any neuron does.
 """
 
 from __future__ import annotations
@@ -15,44 +17,32 @@ import torch
 from torch import Tensor
 
 from lit_recon.errors import ConfigError, ShapeError, ThreatModelError, UnsupportedModelError
-from lit_recon.informed.kernel_ridge import KernelRidge, unit_length
-from lit_recon.informed.reconstructor import (
-    Background,
-    FittedReconstructor,
-    ReconstructedTargets,
-    Reconstructor,
-    check_shadows,
-)
 from lit_recon.informed.shadow.plan import ShadowPlan
 from lit_recon.models.released import ReleasedMLP
 
-#: Eigenvalues of the fixed set's Gram matrix below this share of the largest are 0 up to rounding.
-_NULL = 1e-12
-#: Least share of the orthogonal part's energy that its first singular value must have in half of all shadow models.
-_RANK_ONE = 0.99
-#: To choose from: traces vary more smoothly with the image than whole differences do, and are free of noise.
-_BANDWIDTHS, _RIDGES = (1.0, 2.0, 4.0), (1e-9, 1e-8, 1e-7, 1e-6, 1e-5)
+#: Added to the fixed set's mean squares in every direction, as a share of their mean. Where the fixed set has nothing,
+#: and the unknown image is all there is, a difference then counts ten times as much as on average.
+_FLOOR = 1e-2
 
 
 class Trace(NamedTuple):
-    """What images left in a first layer; the sign of each row's three parts is arbitrary, and common to them.
+    """What images left in a first layer; the sign of the rank-one part's factors is arbitrary, and common to them.
 
     Attributes:
         image: `(m, d)`, the unknown image times a number, plus what fixed images were made to add.
         neurons: `(m, j)` of unit length: the weights of the unknown image in every neuron, up to a factor.
-        outside: `(m, d)`, the part of the image that is orthogonal to the fixed set, times a number.
-        share: `(m,)`, of the energy outside the fixed set's span that this rank-one part has; 1 but for rounding.
+        whitened: `(m, d)`, the rank-one part's right factor: the whitened image times a number.
+        remainder: `(m, j * d)`, of the layer, less neurons times image.
+        others: `(m, p - j * d)`, differences of all other weights.
+        share: `(m,)`, of the whitened layer's energy that its rank-one part has.
     """
 
     image: Tensor
     neurons: Tensor
-    outside: Tensor
+    whitened: Tensor
+    remainder: Tensor
+    others: Tensor
     share: Tensor
-
-    def features(self, sign: Tensor, emphasis: float) -> Tensor:
-        """Rows of unit length, float32: image and neurons, each of unit length, the latter times `emphasis`."""
-        both = torch.cat([unit_length(self.image), emphasis * self.neurons.float()], dim=1)
-        return unit_length(sign[:, None] * both)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,13 +50,13 @@ class FirstLayer:
     """The first layer of models that were trained on a fixed set and one more image.
 
     Attributes:
-        outside: `(d, q)` float64, an orthonormal basis of what is orthogonal to all images of the fixed set.
+        whitening: `(d, d)` float64, symmetric: the inverse square root of the fixed set's second moments.
         neurons: of the layer, `j`.
 
     Source: ours; that gradients of a linear layer are combinations of its inputs is used by all attacks on them.
     """
 
-    outside: Tensor
+    whitening: Tensor
     neurons: int
 
     @classmethod
@@ -75,29 +65,52 @@ class FirstLayer:
 
         Raises:
             UnsupportedModelError: the network does not begin with a linear layer.
-            ConfigError: its rows are no combinations of training images, or the fixed set spans all images.
+            ConfigError: its rows are no combinations of training images.
         """
         network, descent = plan.network, plan.descent
         if not isinstance(network, ReleasedMLP):
             raise UnsupportedModelError(
-                "FirstLayerRidge needs a network whose first layer is linear, ReleasedMLP; got "
+                "the attack needs a network whose first layer is linear, ReleasedMLP; got "
                 f"{type(network).__name__}: use KernelRidge"
             )
         if descent.optimizer != "sgd" or descent.is_noisy or plan.initialization != "known" or descent.snapshots:
             raise ConfigError(
-                "FirstLayerRidge needs the final models of gradient descent with known initial weights and without "
-                f"noise; got {plan.initialization} weights, {descent.optimizer}, "
+                "an attack by the first layer needs the final models of gradient descent with known initial weights "
+                f"and without noise; got {plan.initialization} weights, {descent.optimizer}, "
                 f"{'noise' if descent.is_noisy else 'no noise'} and {len(descent.snapshots)} snapshots: use KernelRidge"
             )
         images = plan.fixed.pixels().flatten(1).double()
-        values, vectors = torch.linalg.eigh(images.T @ images)
-        null = values <= _NULL * values[-1]
-        if not null.any():
-            raise ConfigError(
-                f"FirstLayerRidge needs fewer independent images in the fixed set than pixels; got {len(images)} "
-                f"images that span all {len(values)} pixels: lower split.fixed, or use KernelRidge"
+        values, vectors = torch.linalg.eigh(images.T @ images / len(images))
+        scale = (values.clamp(min=0) / values.mean() + _FLOOR).rsqrt()
+        return cls((vectors * scale) @ vectors.T, network.linear_layers[0].out_features)
+
+    @classmethod
+    def known_to(cls, plan: ShadowPlan | None, who: str) -> FirstLayer:
+        """The same for an adversary who may not see the whole model.
+
+        Raises:
+            ThreatModelError: he does not.
+        """
+        if plan is None:
+            raise ThreatModelError(
+                f"{who} needs an adversary who sees the whole model and knows its fixed set: use KernelRidge"
             )
-        return cls(vectors[:, null], network.linear_layers[0].out_features)
+        return cls.of(plan)
+
+    def rows(self, differences: Tensor) -> Tensor:
+        """The layer's weights `(m, j, d)` float64 of differences of whole models `(m, p)`.
+
+        Raises:
+            ShapeError: they are too short.
+        """
+        d = len(self.whitening)
+        if differences.dim() != 2 or differences.shape[1] < self.neurons * d:
+            raise ShapeError(
+                f"differences must be those of whole models (m, p) with a first layer of {self.neurons} x {d}; "
+                f"got {tuple(differences.shape)}"
+            )
+        rows: Tensor = differences[:, : self.neurons * d].unflatten(1, (self.neurons, d)).double()
+        return rows
 
     def trace(self, differences: Tensor) -> Trace:
         """What the unknown images left.
@@ -106,103 +119,30 @@ class FirstLayer:
             differences: of whole models, `(m, p)`.
 
         Raises:
-            ShapeError: they are too short, or of no effect.
+            ShapeError: they are too short.
         """
-        d = len(self.outside)
-        if differences.dim() != 2 or differences.shape[1] < self.neurons * d:
-            raise ShapeError(
-                f"differences must be those of whole models (m, p) with a first layer of {self.neurons} x {d}; "
-                f"got {tuple(differences.shape)}"
-            )
-        rows = differences[:, : self.neurons * d].unflatten(1, (self.neurons, d)).double()
-        beyond = rows @ self.outside
-        energies, vectors = torch.linalg.eigh(beyond @ beyond.mT)
+        rows = self.rows(differences)
+        whitened = rows @ self.whitening
+        energies, vectors = torch.linalg.eigh(whitened @ whitened.mT)
         neurons = vectors[:, :, -1]
+        image = torch.einsum("mj,mjd->md", neurons, rows)
         return Trace(
-            image=torch.einsum("mj,mjd->md", neurons, rows),
+            image=image,
             neurons=neurons,
-            outside=torch.einsum("mj,mjq->mq", neurons, beyond) @ self.outside.T,
+            whitened=torch.einsum("mj,mjd->md", neurons, whitened),
+            remainder=rows.sub_(neurons[:, :, None] * image[:, None, :]).flatten(1),
+            others=differences[:, rows[0].numel() :].double(),
             share=energies[:, -1] / energies.sum(dim=1).clamp(min=torch.finfo(torch.float64).tiny),
         )
 
+    def weights(self, rows: Tensor, images: Tensor) -> Tensor:
+        """With which weights images that are known entered every neuron, `(m, j)`.
 
-@dataclass(frozen=True)
-class FirstLayerRidge(Reconstructor):
-    """Another reconstructor, fed with what the image itself left in the first layer.
-
-    The sign of that trace is known for shadow models; for released models both are tried, and the one stays that the
-    shadow models tell more about.
-
-    Args:
-        inner: learns from the traces; default: kernel ridge regression with wide kernels and small ridges.
-        emphasis: of the neurons' weights beside the trace of the image.
-
-    Source: ours.
-    """
-
-    inner: Reconstructor | None = None
-    emphasis: float = 2.0
-
-    def __post_init__(self) -> None:
-        if not self.emphasis > 0:
-            raise ConfigError(f"emphasis must be above 0; got {self.emphasis}")
-
-    def informed(self, background: Background) -> Reconstructor:
-        if background.plan is None:
-            raise ThreatModelError(
-                "FirstLayerRidge needs an adversary who sees the whole model and knows its fixed set: use KernelRidge"
-            )
-        inner = self.inner or KernelRidge(_BANDWIDTHS, _RIDGES)
-        return _InformedFirstLayer(self, inner.informed(background), FirstLayer.of(background.plan))
-
-    def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> FittedReconstructor:
-        raise ThreatModelError("FirstLayerRidge needs the fixed set: call informed() before fit()")
-
-
-@dataclass(frozen=True, eq=False)
-class _InformedFirstLayer(Reconstructor):
-    settings: FirstLayerRidge
-    inner: Reconstructor
-    layer: FirstLayer
-
-    def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> FittedReconstructor:
-        check_shadows(differences, images, labels, n_classes)
-        trace = self.layer.trace(differences)
-        share = float(trace.share.median())
-        if share < _RANK_ONE:
-            raise ConfigError(
-                f"what the shadow models hold outside the span of the fixed set has rank one for {share:.1%} only: "
-                "they were not trained by gradient descent on these images; use KernelRidge"
-            )
-        sign = torch.where((trace.outside * images.flatten(1)).sum(dim=1) < 0, -1.0, 1.0)
-        fitted = self.inner.fit(trace.features(sign, self.settings.emphasis), images, labels, n_classes)
-        return _FittedFirstLayer(fitted, self.layer, self.settings.emphasis, share)
-
-
-@dataclass(frozen=True, eq=False)
-class _FittedFirstLayer(FittedReconstructor):
-    inner: FittedReconstructor
-    layer: FirstLayer
-    emphasis: float
-    share: float
-
-    @property
-    def facts(self) -> dict[str, float]:
-        """Those of the inner one, and the median `rank_one_share` of shadow models."""
-        return {**self.inner.facts, "rank_one_share": self.share}
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Those of the inner one."""
-        return self.inner.notes
-
-    def reconstruct(self, differences: Tensor) -> ReconstructedTargets:
-        trace, one = self.layer.trace(differences), torch.ones(len(differences))
-        plus = self.inner.reconstruct(trace.features(one, self.emphasis))
-        minus = self.inner.reconstruct(trace.features(-one, self.emphasis))
-        better = plus.uncertainty <= minus.uncertainty
-        return ReconstructedTargets(
-            images=torch.where(better[:, None, None, None], plus.images, minus.images),
-            labels=torch.where(better, plus.labels, minus.labels),
-            uncertainty=torch.where(better, plus.uncertainty, minus.uncertainty),
-        )
+        Args:
+            rows: the layer's differences `(m, j, d)`.
+            images: `(m, d)`.
+        """
+        whitened = images.double() @ self.whitening
+        own = torch.einsum("mjd,md->mj", rows @ self.whitening, whitened)
+        weights: Tensor = own / whitened.square().sum(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+        return weights

@@ -21,11 +21,13 @@ class ReconstructedTargets:
         images: `(m, c, h, w)` in [0, 1].
         labels: int64 `(m,)`, as the attack takes them to be.
         uncertainty: `(m,)`, seen by the attacker: how little the shadow models tell about this model; 0 to about 1.
+        certified: bool `(m,)`: the attacker can tell that this is the image itself; None for an attack that never can.
     """
 
     images: Tensor
     labels: Tensor
     uncertainty: Tensor
+    certified: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -55,17 +55,7 @@ class Retraining(Reconstructor):
             )
 
     def informed(self, background: Background) -> Reconstructor:
-        plan = background.plan
-        if plan is None:
-            raise ThreatModelError("Retraining needs an adversary who sees the whole model and can repeat its training")
-        descent = plan.descent
-        if not plan.is_repeatable or descent.dp is not None or descent.batch_size is not None or descent.snapshots:
-            raise ConfigError(
-                "Retraining needs a training that can be repeated to the digit: known initial weights, full batches, "
-                "no clipping, no noise and no snapshots"
-            )
-        if descent.optimizer != "sgd":
-            raise ConfigError(f"Retraining needs gradient descent with momentum; got {descent.optimizer}")
+        plan = repeatable(background.plan, "Retraining")
         return _InformedRetraining(self, (self.inner or KernelRidge()).informed(background), plan)
 
     def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> FittedReconstructor:
@@ -135,6 +125,26 @@ class _FittedRetraining(FittedReconstructor):
             change = (mean / (1 - _MEAN ** (step + 1))) / ((square / (1 - _SQUARE ** (step + 1))).sqrt() + 1e-30)
             images = (images - rate * change.nan_to_num()).clamp(0, 1)
         return best, least
+
+
+def repeatable(plan: ShadowPlan | None, who: str) -> ShadowPlan:
+    """The plan of a training that can be repeated with any image in the place of the unknown one.
+
+    Raises:
+        ThreatModelError: the adversary does not see the whole model.
+        ConfigError: the training cannot be repeated, or is none by gradient descent on full batches.
+    """
+    if plan is None:
+        raise ThreatModelError(f"{who} needs an adversary who sees the whole model and can repeat its training")
+    descent = plan.descent
+    if not plan.is_repeatable or descent.dp is not None or descent.batch_size is not None or descent.snapshots:
+        raise ConfigError(
+            f"{who} needs a training that can be repeated to the digit: known initial weights, full batches, no "
+            "clipping, no noise and no snapshots"
+        )
+    if descent.optimizer != "sgd":
+        raise ConfigError(f"{who} needs gradient descent with momentum; got {descent.optimizer}")
+    return plan
 
 
 def trained_weights(known: KnownTraining, initial: Tensor, images: Tensor, labels: Tensor) -> Tensor:

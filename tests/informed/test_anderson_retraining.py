@@ -1,0 +1,108 @@
+"""Trainings repeated on ever better guesses end in the unknown image itself, and the adversary can tell."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_recon.data import Digits, ImageSet, InformedSplit, InformedSplitSettings, draw_informed_split
+from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
+from lit_recon.informed import AndersonRetraining, Background, FirstLayerRidge
+from lit_recon.informed.reconstructor import FittedReconstructor
+from lit_recon.informed.shadow import GradientDescent, PrivateDescent, ShadowPlan
+from lit_recon.models.released import ReleasedCNN, ReleasedMLP
+
+
+@pytest.fixture(scope="module")
+def split() -> InformedSplit:
+    return draw_informed_split(Digits(), InformedSplitSettings(fixed=100, shadow=200, targets=20))
+
+
+@pytest.fixture(scope="module")
+def plan(split: InformedSplit) -> ShadowPlan:
+    return ShadowPlan(ReleasedMLP((1, 8, 8), 10, [10]), split.fixed, GradientDescent(steps=40))
+
+
+@pytest.fixture(scope="module")
+def models(plan: ShadowPlan, split: InformedSplit) -> tuple[Tensor, Tensor]:
+    """Shadow and released models."""
+
+    def trained(purpose: str, images: ImageSet) -> Tensor:
+        own = dataclasses.replace(plan, purpose=purpose)
+        return own.train(images, range(len(images)), "hand", plan.reference())
+
+    return trained("shadow", split.shadow), trained("released", split.targets)
+
+
+def fit(attack: AndersonRetraining, plan: ShadowPlan, split: InformedSplit, shadows: Tensor) -> FittedReconstructor:
+    return attack.informed(Background(plan)).fit(shadows, split.shadow.pixels(), split.shadow.labels, 10)
+
+
+def test_what_is_certified_is_the_image_itself(
+    plan: ShadowPlan, split: InformedSplit, models: tuple[Tensor, Tensor]
+) -> None:
+    fitted = fit(AndersonRetraining(), plan, split, models[0])
+    found = fitted.reconstruct(models[1])
+    errors = (found.images - split.targets.pixels()).square().mean((1, 2, 3))
+    assert found.certified is not None
+    assert found.certified.float().mean() > 0.8  # measured 1
+    assert errors[found.certified].max() < 1e-4  # measured 2e-7
+    assert torch.equal(found.certified, found.uncertainty <= 1e-2)
+    first = FirstLayerRidge().informed(Background(plan))
+    guess = first.fit(models[0], split.shadow.pixels(), split.shadow.labels, 10).reconstruct(models[1])
+    assert errors.mean() < 0.2 * (guess.images - split.targets.pixels()).square().mean()
+    assert torch.equal(found.labels, guess.labels)
+    assert fitted.facts["rank_one_share"] > 0.8
+    assert "certified where the retrained weights differ" in fitted.notes[-1]
+
+
+def test_the_distance_is_that_of_the_weights(
+    plan: ShadowPlan, split: InformedSplit, models: tuple[Tensor, Tensor]
+) -> None:
+    fitted = fit(AndersonRetraining(steps=3, restarts=0), plan, split, models[0])
+    found = fitted.reconstruct(models[1][:4])
+    # Independent of the search: the returned images are trained on once more, by torch.optim.SGD.
+    pixels = (255 * found.images).round().to(torch.uint8)
+    again = ImageSet(pixels, found.labels, split.targets.class_names, "found")
+    weights = plan.train(again, range(4), "loop", plan.reference())
+    distances = (weights - models[1][:4]).norm(dim=1) / models[1][:4].norm(dim=1)
+    # Rounding to 256 values moves the weights by about 0.01; the distances here are 0.05 to 0.5.
+    torch.testing.assert_close(distances.double(), found.uncertainty, rtol=0.1, atol=0.02)
+
+
+def test_chunks_do_not_change_the_result(plan: ShadowPlan, split: InformedSplit, models: tuple[Tensor, Tensor]) -> None:
+    whole, chunks = (
+        fit(AndersonRetraining(steps=4, restarts=1, together=n), plan, split, models[0]).reconstruct(models[1][:5])
+        for n in (5, 2)
+    )
+    torch.testing.assert_close(whole.images, chunks.images, rtol=0, atol=1e-3)
+    torch.testing.assert_close(whole.uncertainty, chunks.uncertainty, rtol=1e-2, atol=1e-4)
+
+
+def test_a_wrong_label_is_not_certified(plan: ShadowPlan, split: InformedSplit, models: tuple[Tensor, Tensor]) -> None:
+    shadow = split.shadow
+    wrong = AndersonRetraining(steps=15).informed(Background(plan))
+    found = wrong.fit(models[0], shadow.pixels(), (shadow.labels + 1) % 10, 10).reconstruct(models[1][:6])
+    assert found.certified is not None
+    assert not found.certified[found.labels != split.targets.labels[:6]].any()
+
+
+def test_what_it_cannot_repeat_is_refused(plan: ShadowPlan, split: InformedSplit) -> None:
+    def changed(**changes: object) -> Background:
+        return Background(dataclasses.replace(plan, **changes))  # type: ignore[arg-type]
+
+    for descent in (GradientDescent(dp=PrivateDescent(noise_multiplier=0.0)), GradientDescent(batch_size=5)):
+        with pytest.raises(ConfigError, match="AndersonRetraining needs a training that can be repeated to the digit"):
+            AndersonRetraining().informed(changed(descent=descent))
+    with pytest.raises(UnsupportedModelError, match="got ReleasedCNN"):
+        AndersonRetraining().informed(changed(network=ReleasedCNN((1, 10, 10))))
+    with pytest.raises(ThreatModelError, match="sees the whole model"):
+        AndersonRetraining().informed(Background())
+    with pytest.raises(ThreatModelError, match="call informed"):
+        AndersonRetraining().fit(torch.zeros(2, 3), split.shadow.pixels()[:2], split.shadow.labels[:2], 10)
+    for wrong in ({"steps": 0}, {"restarts": -1}, {"tolerance": 0.1}, {"certain": 2.0}, {"memory": 0}):
+        with pytest.raises(ConfigError, match="0 < tolerance <= certain < 1"):
+            AndersonRetraining(**wrong)

@@ -70,7 +70,7 @@ class AndersonRetraining(Reconstructor):
     def informed(self, background: Background) -> Reconstructor:
         plan = repeatable(background.plan, "AndersonRetraining")
         inner = (self.inner or FirstLayerRidge()).informed(background)
-        return _Informed(self, inner, plan, FirstLayer.of(plan))
+        return _Informed(self, inner, plan, FirstLayer.of(plan, "AndersonRetraining"))
 
     def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> FittedReconstructor:
         raise ThreatModelError("AndersonRetraining needs to know the training: call informed() before fit()")

@@ -60,42 +60,34 @@ class FirstLayer:
     neurons: int
 
     @classmethod
-    def of(cls, plan: ShadowPlan) -> FirstLayer:
-        """Of the models of a plan.
+    def of(cls, plan: ShadowPlan | None, who: str = "the attack") -> FirstLayer:
+        """Of the models of a plan; `who` asks.
 
         Raises:
+            ThreatModelError: there is no plan: the adversary does not see the whole model.
             UnsupportedModelError: the network does not begin with a linear layer.
             ConfigError: its rows are no combinations of training images.
         """
+        if plan is None:
+            raise ThreatModelError(
+                f"{who} needs an adversary who sees the whole model and knows its fixed set: use KernelRidge"
+            )
         network, descent = plan.network, plan.descent
         if not isinstance(network, ReleasedMLP):
             raise UnsupportedModelError(
-                "the attack needs a network whose first layer is linear, ReleasedMLP; got "
+                f"{who} needs a network whose first layer is linear, ReleasedMLP; got "
                 f"{type(network).__name__}: use KernelRidge"
             )
         if descent.optimizer != "sgd" or descent.is_noisy or plan.initialization != "known" or descent.snapshots:
             raise ConfigError(
-                "an attack by the first layer needs the final models of gradient descent with known initial weights "
-                f"and without noise; got {plan.initialization} weights, {descent.optimizer}, "
+                f"{who} needs the final models of gradient descent with known initial weights and without noise; "
+                f"got {plan.initialization} weights, {descent.optimizer}, "
                 f"{'noise' if descent.is_noisy else 'no noise'} and {len(descent.snapshots)} snapshots: use KernelRidge"
             )
         images = plan.fixed.pixels().flatten(1).double()
         values, vectors = torch.linalg.eigh(images.T @ images / len(images))
         scale = (values.clamp(min=0) / values.mean() + _FLOOR).rsqrt()
         return cls((vectors * scale) @ vectors.T, network.linear_layers[0].out_features)
-
-    @classmethod
-    def known_to(cls, plan: ShadowPlan | None, who: str) -> FirstLayer:
-        """The same for an adversary who may not see the whole model.
-
-        Raises:
-            ThreatModelError: he does not.
-        """
-        if plan is None:
-            raise ThreatModelError(
-                f"{who} needs an adversary who sees the whole model and knows its fixed set: use KernelRidge"
-            )
-        return cls.of(plan)
 
     def rows(self, differences: Tensor) -> Tensor:
         """The layer's weights `(m, j, d)` float64 of differences of whole models `(m, p)`.

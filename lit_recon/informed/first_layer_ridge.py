@@ -50,7 +50,7 @@ class FirstLayerRidge(Reconstructor):
             raise ConfigError(f"remainder must be 0 or more; got {self.remainder}")
 
     def informed(self, background: Background) -> Reconstructor:
-        layer = FirstLayer.known_to(background.plan, "FirstLayerRidge")
+        layer = FirstLayer.of(background.plan, "FirstLayerRidge")
         inner = self.inner or KernelRidge(_BANDWIDTHS, _RIDGES)
         return _InformedFirstLayer(self, inner.informed(background), layer)
 

@@ -27,6 +27,7 @@ from lit_recon.informed.shadow import (
 from lit_recon.informed.view import View, WholeModel
 from lit_recon.models.released import ReleasedMLP, ReleasedNetwork
 from lit_recon.modules.loggers import WandbSettings
+from lit_recon.modules.progress import announced
 from lit_recon.modules.trainer import TrainerSettings
 
 #: A released network but for the shape of its images and its number of classes.
@@ -174,7 +175,7 @@ class ReconnSettings:
             ThreatModelError, UnsupportedModelError, ConfigError: the reconstructor needs something else.
         """
         whole = plan if isinstance(self.view, WholeModel) else None
-        return dataclasses.replace(self, reconstructor=self.reconstructor.informed(Background(whole, state)))
+        return dataclasses.replace(self, reconstructor=self.reconstructor.informed(Background(whole, state, announced)))
 
     def check_curve(self, n: int) -> None:
         """Refuse numbers of shadow models that `n` do not contain.

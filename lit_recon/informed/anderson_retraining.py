@@ -8,26 +8,24 @@ image is the released model's own, and the adversary knows it.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from lit_recon.errors import ConfigError, ThreatModelError
-from lit_recon.informed.anderson import Anderson
 from lit_recon.informed.first_layer import FirstLayer
 from lit_recon.informed.first_layer_ridge import FirstLayerRidge
-from lit_recon.informed.reconstructor import Background, FittedReconstructor, ReconstructedTargets, Reconstructor
+from lit_recon.informed.reconstructor import (
+    Announce,
+    Background,
+    FittedReconstructor,
+    ReconstructedTargets,
+    Reconstructor,
+)
+from lit_recon.informed.repeated_training import RepeatedTraining
 from lit_recon.informed.retraining import repeatable
-from lit_recon.informed.shadow.by_hand import fits_by_hand
-from lit_recon.informed.shadow.engine import Execution, deltas, train_models
-from lit_recon.informed.shadow.plan import ShadowPlan
-
-#: Beyond so many times the least distance so far a search has lost its way, and starts from its best guess again.
-_LOST = 2.0
-#: Share of a correction that is made after that, of the share before.
-_CAREFUL = 0.5
+from lit_recon.informed.search_state import SearchState, state_path
 
 
 @dataclass(frozen=True)
@@ -69,8 +67,10 @@ class AndersonRetraining(Reconstructor):
 
     def informed(self, background: Background) -> Reconstructor:
         plan = repeatable(background.plan, "AndersonRetraining")
+        layer = FirstLayer.of(plan, "AndersonRetraining")
+        training = RepeatedTraining(plan, layer, self.steps, self.memory, self.tolerance)
         inner = (self.inner or FirstLayerRidge()).informed(background)
-        return _Informed(self, inner, plan, FirstLayer.of(plan, "AndersonRetraining"))
+        return _Informed(self, inner, training, background.state, background.announce)
 
     def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> FittedReconstructor:
         raise ThreatModelError("AndersonRetraining needs to know the training: call informed() before fit()")
@@ -80,20 +80,18 @@ class AndersonRetraining(Reconstructor):
 class _Informed(Reconstructor):
     settings: AndersonRetraining
     inner: Reconstructor
-    plan: ShadowPlan
-    layer: FirstLayer
+    training: RepeatedTraining
+    folder: Path | None
+    announce: Announce
 
     def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> FittedReconstructor:
-        fitted = self.inner.fit(differences, images, labels, n_classes)
-        return _Fitted(fitted, self.settings, self.plan, self.layer, images, labels)
+        return _Fitted(self.inner.fit(differences, images, labels, n_classes), self, images, labels)
 
 
 @dataclass(frozen=True, eq=False)
 class _Fitted(FittedReconstructor):
     inner: FittedReconstructor
-    settings: AndersonRetraining
-    plan: ShadowPlan
-    layer: FirstLayer
+    attack: _Informed
     shadow_images: Tensor
     shadow_labels: Tensor
 
@@ -105,7 +103,7 @@ class _Fitted(FittedReconstructor):
     @property
     def notes(self) -> tuple[str, ...]:
         """Those of the first guess, and what happened to it."""
-        steps, certain = self.settings.steps, self.settings.certain
+        steps, certain = self.attack.settings.steps, self.attack.settings.certain
         how = (
             f"Every guess was corrected by up to {steps} trainings on it; an image is certified where the retrained "
             f"weights differ from the released ones by at most {certain:g} of what the image changed."
@@ -113,17 +111,24 @@ class _Fitted(FittedReconstructor):
         return (*self.inner.notes, how)
 
     def reconstruct(self, differences: Tensor) -> ReconstructedTargets:
-        first = self.inner.reconstruct(differences)
-        images, distances = first.images.clone(), torch.full((len(differences),), math.inf, dtype=torch.float64)
-        for attempt in range(self.settings.restarts + 1):
-            left = (distances > self.settings.certain).nonzero().squeeze(1)
-            for chunk in left.split(self.settings.together) if len(left) else ():
+        first, settings = self.inner.reconstruct(differences), self.attack.settings
+        path, state = None, SearchState.of(first.images)
+        if self.attack.folder is not None:
+            path = state_path(self.attack.folder, f"{settings}", differences, first.images, first.labels)
+            state = SearchState.read(path) if path.is_file() else state
+        for attempt in range(settings.restarts + 1):
+            left = ((state.distances > settings.certain) & (state.searches == attempt)).nonzero().squeeze(1)
+            if not len(left):
+                continue
+            label = f"search {attempt + 1} of at most {settings.restarts + 1}"
+            advance = self.attack.announce(len(left) * settings.steps, label, "trainings")
+            for chunk in left.split(settings.together):
                 labels = first.labels[chunk]
                 starts = self._starts(first.images[chunk], labels, attempt)
-                found, distance = self._search(differences[chunk], starts, labels)
-                closer = distance < distances[chunk]
-                images[chunk[closer]], distances[chunk[closer]] = found[closer], distance[closer]
-        return ReconstructedTargets(images, first.labels, distances, distances <= self.settings.certain)
+                state.update(chunk, *self.attack.training.search(differences[chunk], starts, labels, advance))
+                if path is not None:
+                    state.write(path)
+        return ReconstructedTargets(state.images, first.labels, state.distances, state.distances <= settings.certain)
 
     def _starts(self, images: Tensor, labels: Tensor, attempt: int) -> Tensor:
         """Where the searches of one attempt begin, `(m, c, h, w)`."""
@@ -136,43 +141,3 @@ class _Fitted(FittedReconstructor):
                 one = of_class[(attempt - 3) % len(of_class)]
                 starts[labels == label] = one if attempt > 2 else of_class.mean(dim=0)
         return (images + starts) / 2 if attempt == 1 else starts
-
-    def _search(self, released: Tensor, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The best images `(m, c, h, w)` and the relative distances `(m,)` of their weights."""
-        settings, plan = self.settings, self.plan
-        known, initial, reference = plan.known, plan.initial_weights().to(plan.device), plan.reference()
-        execution: Execution = "hand" if fits_by_hand(plan.network) else "vmap"
-        guesses = images.flatten(1).double()
-        best, best_correction = guesses.clone(), torch.zeros_like(guesses)
-        least = torch.full((len(guesses),), math.inf, dtype=torch.float64)
-        damping, active = torch.ones_like(least), torch.arange(len(guesses))
-        memory = Anderson(len(guesses), guesses.shape[1], settings.memory)
-        for step in range(settings.steps):
-            own = guesses.float().unflatten(1, images.shape[1:])
-            weights = train_models(known, initial, own.to(plan.device), labels[active].to(plan.device), execution)
-            trained = deltas(weights.cpu(), reference)
-            wanted = released[active]
-            distance = (trained - wanted).double().norm(dim=1) / wanted.double().norm(dim=1)
-            corrections = self._corrections(trained, wanted, guesses)
-            closer, lost = distance < least[active], distance > _LOST * least[active]
-            for kept, values in ((best, guesses), (best_correction, corrections), (least, distance)):
-                kept[active[closer]] = values[closer]
-            if step == settings.steps - 1:
-                break
-            memory.forget(lost)
-            damping[active[lost]] *= _CAREFUL
-            guesses[lost], corrections[lost] = best[active[lost]], best_correction[active[lost]]
-            guesses = memory.next(guesses, corrections, damping[active]).clamp(0, 1)
-            going = least[active] > settings.tolerance
-            if not going.any():
-                break
-            memory.keep(going)
-            guesses, active = guesses[going], active[going]
-        return best.float().unflatten(1, images.shape[1:]), least
-
-    def _corrections(self, trained: Tensor, released: Tensor, guesses: Tensor) -> Tensor:
-        """What to add to guesses `(m, d)` if the fixed set's part of the first layer stayed as it is."""
-        rows = self.layer.rows(trained)
-        weights = self.layer.weights(rows, guesses)
-        missing = torch.einsum("mj,mjd->md", weights, self.layer.rows(released) - rows)
-        return missing / weights.square().sum(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)

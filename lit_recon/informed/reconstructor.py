@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,15 @@ from torch import Tensor
 
 from lit_recon.errors import ShapeError
 from lit_recon.informed.shadow.plan import ShadowPlan
+
+#: Begins a long computation: told its number of units, what it is and what its units are called, it gives what is to be
+#: told of units done.
+Announce = Callable[[int, str, str], Callable[[int], None]]
+
+
+def silently(total: int, label: str, unit: str) -> Callable[[int], None]:
+    """An announcement that nobody hears."""
+    return lambda n: None
 
 
 @dataclass(frozen=True)
@@ -37,11 +47,13 @@ class Background:
     Attributes:
         plan: how the released models were trained, all of it known to the adversary; None where he does not see their
             weights.
-        state: folder in which a long training keeps what it needs to go on after a kill; None: it starts over.
+        state: folder in which a long computation keeps what it needs to go on after a kill; None: it starts over.
+        announce: told how far long reconstructions have come.
     """
 
     plan: ShadowPlan | None = None
     state: Path | None = None
+    announce: Announce = silently
 
 
 class FittedReconstructor(ABC):

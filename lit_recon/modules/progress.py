@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, TextIO
 
 import lit_recon._torchvision
@@ -78,6 +79,18 @@ class Progress:
         shown = "".join(f", {name} {float(value):.4g}" for name, value in figures.items())
         left = duration(seconds * (self.total - self.done))
         return f"{self.label}: {self.done}/{self.total} {self.unit}{shown}, {duration(seconds)} each, {left} left"
+
+
+def announced(total: int, label: str, unit: str) -> Callable[[int], None]:
+    """Show the progress of one computation: gives what is to be told of units done."""
+    progress = Progress(total, label, unit)
+
+    def advance(n: int) -> None:
+        progress.advance(n)
+        if progress.done >= total:
+            progress.close()
+
+    return advance
 
 
 class TrainingProgress(Callback):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from lit_recon.data import Digits, ImageSet, InformedSplit, InformedSplitSettings, draw_informed_split
-from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
+from lit_recon.errors import ConfigError, CorruptFileError, ThreatModelError, UnsupportedModelError
 from lit_recon.informed import AndersonRetraining, Background, FirstLayerRidge
-from lit_recon.informed.reconstructor import FittedReconstructor
+from lit_recon.informed.reconstructor import FittedReconstructor, ReconstructedTargets
 from lit_recon.informed.shadow import GradientDescent, PrivateDescent, ShadowPlan
 from lit_recon.models.released import ReleasedCNN, ReleasedMLP
 
@@ -80,6 +82,65 @@ def test_chunks_do_not_change_the_result(plan: ShadowPlan, split: InformedSplit,
     )
     torch.testing.assert_close(whole.images, chunks.images, rtol=0, atol=1e-3)
     torch.testing.assert_close(whole.uncertainty, chunks.uncertainty, rtol=1e-2, atol=1e-4)
+
+
+class KilledError(Exception):
+    """In the place of a signal."""
+
+
+def test_a_killed_search_goes_on_with_the_same_result(
+    plan: ShadowPlan, split: InformedSplit, models: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    attack, shadow = AndersonRetraining(steps=3, restarts=1, together=2), split.shadow
+    trained: list[int] = []
+
+    def run(folder: Path | None, kill_at: int | None = None) -> ReconstructedTargets:
+        def announce(total: int, label: str, unit: str) -> Callable[[int], None]:
+            def advance(n: int) -> None:
+                trained.append(n)
+                if len(trained) == kill_at:
+                    raise KilledError
+
+            return advance
+
+        trained.clear()
+        informed = attack.informed(Background(plan, folder, announce))
+        return informed.fit(models[0], shadow.pixels(), shadow.labels, 10).reconstruct(models[1][:6])
+
+    whole = run(None)
+    steps = len(trained)
+    with pytest.raises(KilledError):
+        run(tmp_path, kill_at=steps // 2)
+    again = run(tmp_path)
+    assert 0 < len(trained) < steps
+    assert torch.equal(again.images, whole.images)
+    assert torch.equal(again.uncertainty, whole.uncertainty)
+    run(tmp_path)
+    assert not trained
+    file = next(tmp_path.glob("search_*.safetensors"))
+    file.write_bytes(file.read_bytes()[:50])
+    with pytest.raises(CorruptFileError, match="no state of a search .* delete it to start over"):
+        run(tmp_path)
+
+
+def test_progress_counts_every_training_to_the_end(
+    plan: ShadowPlan, split: InformedSplit, models: tuple[Tensor, Tensor]
+) -> None:
+    totals: dict[str, list[int]] = {}
+
+    def announce(total: int, label: str, unit: str) -> Callable[[int], None]:
+        assert unit == "trainings"
+        totals[label] = [total, 0]
+
+        def advance(n: int) -> None:
+            totals[label][1] += n
+
+        return advance
+
+    informed = AndersonRetraining(steps=25, restarts=1).informed(Background(plan, announce=announce))
+    informed.fit(models[0], split.shadow.pixels(), split.shadow.labels, 10).reconstruct(models[1])
+    assert totals.pop("search 1 of at most 2") == [500, 500]
+    assert all(total == done for total, done in totals.values())
 
 
 def test_a_wrong_label_is_not_certified(plan: ShadowPlan, split: InformedSplit, models: tuple[Tensor, Tensor]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from lit_recon.errors import ConfigError, ThreatModelError
@@ -33,8 +34,8 @@ class AndersonRetraining(Reconstructor):
     """Begins with what another reconstructor finds, and repeats the training until the weights agree.
 
     Every step costs one training, forwards. Of all guesses that one is returned whose weights came nearest. Where they
-    did not agree, the search starts again: half way from the first guess to the mean of its class, from that mean, then
-    from shadow targets of that class. The label stays that of the first guess.
+    did not agree, the search starts again: half way from the first guess to the mean of a class, from such a mean, then
+    from shadow targets, each time with the label with which a training on that start comes nearest.
 
     Args:
         inner: makes the first guess; default: `FirstLayerRidge`.
@@ -85,7 +86,7 @@ class _Informed(Reconstructor):
     announce: Announce
 
     def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> FittedReconstructor:
-        return _Fitted(self.inner.fit(differences, images, labels, n_classes), self, images, labels)
+        return _Fitted(self.inner.fit(differences, images, labels, n_classes), self, images, labels, n_classes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +95,7 @@ class _Fitted(FittedReconstructor):
     attack: _Informed
     shadow_images: Tensor
     shadow_labels: Tensor
+    n_classes: int
 
     @property
     def facts(self) -> dict[str, float]:
@@ -112,7 +114,7 @@ class _Fitted(FittedReconstructor):
 
     def reconstruct(self, differences: Tensor) -> ReconstructedTargets:
         first, settings = self.inner.reconstruct(differences), self.attack.settings
-        path, state = None, SearchState.of(first.images)
+        path, state = None, SearchState.of(first.images, first.labels)
         if self.attack.folder is not None:
             path = state_path(self.attack.folder, f"{settings}", differences, first.images, first.labels)
             state = SearchState.read(path) if path.is_file() else state
@@ -123,21 +125,22 @@ class _Fitted(FittedReconstructor):
             label = f"search {attempt + 1} of at most {settings.restarts + 1}"
             advance = self.attack.announce(len(left) * settings.steps, label, "trainings")
             for chunk in left.split(settings.together):
-                labels = first.labels[chunk]
-                starts = self._starts(first.images[chunk], labels, attempt)
-                state.update(chunk, *self.attack.training.search(differences[chunk], starts, labels, advance))
+                starts, labels = first.images[chunk], first.labels[chunk]
+                if attempt:
+                    starts, labels = self._again(differences[chunk], starts, attempt)
+                state.update(chunk, labels, *self.attack.training.search(differences[chunk], starts, labels, advance))
                 if path is not None:
                     state.write(path)
-        return ReconstructedTargets(state.images, first.labels, state.distances, state.distances <= settings.certain)
+        return ReconstructedTargets(state.images, state.labels, state.distances, state.distances <= settings.certain)
 
-    def _starts(self, images: Tensor, labels: Tensor, attempt: int) -> Tensor:
-        """Where the searches of one attempt begin, `(m, c, h, w)`."""
-        if attempt == 0:
-            return images
-        starts = images.clone()
-        for label in labels.unique():
+    def _again(self, differences: Tensor, images: Tensor, attempt: int) -> tuple[Tensor, Tensor]:
+        """Where searches begin whose first ones failed, `(m, c, h, w)`, and with which labels `(m,)`."""
+        starts = []
+        for label in range(self.n_classes):
             of_class = self.shadow_images[self.shadow_labels == label]
-            if len(of_class):
-                one = of_class[(attempt - 3) % len(of_class)]
-                starts[labels == label] = one if attempt > 2 else of_class.mean(dim=0)
-        return (images + starts) / 2 if attempt == 1 else starts
+            of_class = of_class if len(of_class) else self.shadow_images
+            other = of_class.mean(dim=0) if attempt <= 2 else of_class[(attempt - 3) % len(of_class)]
+            starts.append((images + other) / 2 if attempt == 1 else other.expand_as(images))
+        candidates = torch.stack(starts)
+        labels = self.attack.training.likeliest(differences, candidates)
+        return candidates[labels, torch.arange(len(images))], labels

@@ -60,7 +60,7 @@ class RepeatedTraining:
         for step in range(self.steps):
             found, wanted = train(guesses, labels[active]), released[active]
             trained(len(active))
-            distance = (found - wanted).double().norm(dim=1) / wanted.double().norm(dim=1)
+            distance = _distances(found, wanted)
             corrections = self._corrections(found, wanted, guesses)
             closer, lost = distance < least[active], distance > _LOST * least[active]
             for kept, values in ((best, guesses), (best_correction, corrections), (least, distance)):
@@ -76,6 +76,18 @@ class RepeatedTraining:
             memory.keep(going)
             active = active[going]
         return best.float().unflatten(1, starts.shape[1:]), least
+
+    def likeliest(self, released: Tensor, images: Tensor) -> Tensor:
+        """The labels `(m,)` with which training on images comes nearest to the released models.
+
+        Args:
+            released: differences of the released models, `(m, p)`.
+            images: one for every label, `(k, m, c, h, w)`.
+        """
+        train = self._training(images.shape[2:])
+        labels = torch.arange(len(images))[:, None].expand(len(images), len(released))
+        found = [train(each.flatten(1).double(), label) for each, label in zip(images, labels, strict=True)]
+        return torch.stack([_distances(each, released) for each in found]).argmin(dim=0)
 
     def _training(self, shape: torch.Size) -> Callable[[Tensor, Tensor], Tensor]:
         """What gives the differences `(m, p)` of models that are trained on images `(m, d)` with labels `(m,)`."""
@@ -98,3 +110,9 @@ class RepeatedTraining:
             min=torch.finfo(torch.float64).tiny
         )
         return corrections
+
+
+def _distances(found: Tensor, released: Tensor) -> Tensor:
+    """Of differences `(m, p)`, relative to the released ones, `(m,)` float64."""
+    distances: Tensor = (found - released).double().norm(dim=1) / released.double().norm(dim=1)
+    return distances

@@ -21,30 +21,34 @@ class SearchState:
 
     Attributes:
         images: best ones, `(m, c, h, w)`.
+        labels: of these, `(m,)`.
         distances: of their weights, `(m,)`; infinite before the first search.
         searches: that were made for each, int64 `(m,)`.
     """
 
     images: Tensor
+    labels: Tensor
     distances: Tensor
     searches: Tensor
 
     @classmethod
-    def of(cls, images: Tensor) -> SearchState:
+    def of(cls, images: Tensor, labels: Tensor) -> SearchState:
         """Before the first search, from first guesses."""
-        m = len(images)
-        return cls(images.clone(), torch.full((m,), torch.inf, dtype=torch.float64), torch.zeros(m, dtype=torch.int64))
+        never = torch.full((len(images),), torch.inf, dtype=torch.float64)
+        return cls(images.clone(), labels.clone(), never, torch.zeros_like(labels))
 
-    def update(self, which: Tensor, images: Tensor, distances: Tensor) -> None:
+    def update(self, which: Tensor, labels: Tensor, images: Tensor, distances: Tensor) -> None:
         """Count one search for each of some targets, and keep what is better.
 
         Args:
             which: positions `(s,)`.
+            labels: that the searches were made with, `(s,)`.
             images: found, `(s, c, h, w)`.
             distances: of these, `(s,)`.
         """
         closer = distances < self.distances[which]
-        self.images[which[closer]], self.distances[which[closer]] = images[closer], distances[closer]
+        for kept, values in ((self.images, images), (self.labels, labels), (self.distances, distances)):
+            kept[which[closer]] = values[closer]
         self.searches[which] += 1
 
     def write(self, path: Path) -> None:

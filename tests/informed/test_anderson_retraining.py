@@ -143,12 +143,13 @@ def test_progress_counts_every_training_to_the_end(
     assert all(total == done for total, done in totals.values())
 
 
-def test_a_wrong_label_is_not_certified(plan: ShadowPlan, split: InformedSplit, models: tuple[Tensor, Tensor]) -> None:
-    shadow = split.shadow
-    wrong = AndersonRetraining(steps=15).informed(Background(plan))
-    found = wrong.fit(models[0], shadow.pixels(), (shadow.labels + 1) % 10, 10).reconstruct(models[1][:6])
+def test_wrong_labels_are_found_out(plan: ShadowPlan, split: InformedSplit, models: tuple[Tensor, Tensor]) -> None:
+    shadow, truth = split.shadow, split.targets.labels[:8]
+    misled = AndersonRetraining(steps=20, restarts=2).informed(Background(plan))
+    found = misled.fit(models[0], shadow.pixels(), (shadow.labels + 1) % 10, 10).reconstruct(models[1][:8])
     assert found.certified is not None
-    assert not found.certified[found.labels != split.targets.labels[:6]].any()
+    assert (found.labels == truth).float().mean() >= 0.5  # measured 1; all labels of the shadow models are wrong
+    assert not found.certified[found.labels != truth].any()
 
 
 def test_what_it_cannot_repeat_is_refused(plan: ShadowPlan, split: InformedSplit) -> None:

@@ -21,8 +21,9 @@ from lit_recon.informed.reconstructor import (
 #: Least share of the whitened layer's energy that its rank-one part must have in half of all shadow models; that of
 #: noise is 0.2, that of models trained on MNIST 0.95, on digits of 8 x 8 pixels 0.75.
 _RANK_ONE = 0.5
-#: To choose from: traces vary more smoothly with the image than whole differences do, and are free of noise.
-_BANDWIDTHS, _RIDGES = (2.0, 4.0, 8.0), (1e-9, 1e-7, 1e-5, 1e-3)
+#: To choose from: traces vary more smoothly with the image than whole differences do. Few models of large images need the
+#: large ridges, many of small ones the others.
+_BANDWIDTHS, _RIDGES = (2.0, 4.0, 8.0), (1e-7, 1e-5, 1e-3, 1e-2, 1e-1)
 
 #: Shadow models whose traces are computed at a time, in float64.
 _CHUNK = 2_000

@@ -26,7 +26,7 @@ from lit_recon.informed.embedding import FEWEST
 from lit_recon.modules.trainer import build_trainer
 from lit_recon.reporting import RunFolder
 from lit_recon.reporting.atomic import write_text
-from lit_recon.reporting.formats import duration
+from lit_recon.reporting.formats import duration, format_score
 from lit_recon.reporting.grid_folder import GridFolder
 from lit_recon.reporting.reading import read_metrics
 
@@ -143,7 +143,8 @@ class FactorCells:
             print(f"{title}: FAILED, {failure.reason}", flush=True)
             return
         metrics = read_metrics(self._run_folder(cell).metrics)
-        told = f"MSE {metrics['mse']:.4f} (nearest other image {metrics['oracle_mse']:.4f})"
+        ours, oracle = (format_score("mse", float(str(metrics[key]))) for key in ("mse", "oracle_mse"))
+        told = f"MSE {ours} (nearest other image {oracle})"
         print(f"{title}: {told} ({duration(time.perf_counter() - started)})", flush=True)
 
     def _work(self, cell: FactorCell) -> None:

@@ -22,6 +22,7 @@ from lit_recon.metrics.divergence import prediction_divergence
 from lit_recon.metrics.oracle import NearestNeighborOracle
 from lit_recon.models import Backbone
 from lit_recon.reporting import RunFolder, VictimRow, write_metrics, write_tensors, write_victims
+from lit_recon.reporting.formats import format_score
 from lit_recon.reporting.rows import Metric
 
 
@@ -95,7 +96,9 @@ def score_targets(
     metrics["success_rate_held"] = float((scores["mse"] < scores["baseline_nearest_public_mse"]).double().mean())
     if found.certified is not None:
         metrics["certified_rate"] = float(found.certified.double().mean())
-        metrics["certified_mse"] = float(scores["mse"][found.certified].mean()) if found.certified.any() else None
+        there = scores["mse"][found.certified] if found.certified.any() else None
+        metrics["certified_mse"] = None if there is None else float(there.mean())
+        metrics["certified_mse_max"] = None if there is None else float(there.max())
     metrics["label_accuracy"] = float((found.labels == split.targets.labels).double().mean())
     metrics |= {**curve, **fitted.facts, "notes": [*_notes(metrics, curve, split), *fitted.notes]}
     per_image: dict[str, Tensor | None] = {name: scores[name] for name in ("mse", "rmse", "psnr", "ssim")}
@@ -164,10 +167,21 @@ def _notes(metrics: Mapping[str, Metric], curve: Mapping[str, Metric], split: In
     one, ten, half = (f"{metrics[f'oracle_mse_percentile_{percent}']:.4f}" for percent in (1, 10, 50))
     against_oracle = (
         f"The oracle that knows a target and picks the nearest of all {pool} other images has an MSE of "
-        f"{metrics['oracle_mse']:.4f}; this attack has {metrics['mse']:.4f} and is nearer for "
+        f"{metrics['oracle_mse']:.4f}; this attack has {_shown(metrics['mse'])} and is nearer for "
         f"{metrics['success_rate']:.0%} of the targets, which is its rate of success; it is nearer than the nearest "
         f"image that the adversary holds for {metrics['success_rate_held']:.0%}."
     )
     spread = f"Of all other images, 1 % lie within an MSE of {one} of a target, 10 % within {ten}, half within {half}."
-    fewer = ", ".join(f"{value:.4f} with {name.split('_')[2]}" for name, value in curve.items())
-    return [against_oracle, spread, *([f"MSE with fewer shadow models: {fewer}."] if fewer else [])]
+    fewer = ", ".join(f"{_shown(value)} with {name.split('_')[2]}" for name, value in curve.items())
+    notes = [against_oracle, spread, *([f"MSE with fewer shadow models: {fewer}."] if fewer else [])]
+    if metrics.get("certified_mse") is not None:
+        notes.append(
+            f"The adversary can tell for {metrics['certified_rate']:.1%} of the images that they are the right ones: "
+            f"their MSE is {_shown(metrics['certified_mse'])}, that of the worst "
+            f"{_shown(metrics['certified_mse_max'])}."
+        )
+    return notes
+
+
+def _shown(value: Metric) -> str:
+    return format_score("mse", value if isinstance(value, float) else None)

@@ -25,6 +25,7 @@ from lit_recon.modules.loggers import build_loggers, finish
 from lit_recon.modules.shadows import train_store
 from lit_recon.modules.trainer import build_trainer, is_first_process
 from lit_recon.reporting import RunFolder, environment
+from lit_recon.reporting.formats import format_score
 from lit_recon.reporting.rows import Metric
 
 #: Settings that change how a run is computed, not what it computes.
@@ -126,7 +127,9 @@ def _observed(
 def _summary(metrics: dict[str, Metric]) -> str:
     """The figures that answer the first question."""
     shown = [
-        f"{value:.4f}" if isinstance(value := metrics.get(key), float) else "n/a"
+        format_score("mse", value if isinstance(value := metrics.get(key), float) else None)
         for key in ("mse", "oracle_mse", "baseline_mean_image_mse")
     ]
-    return f"MSE         {shown[0]} (nearest of all other images {shown[1]}, mean image {shown[2]})"
+    certified = metrics.get("certified_rate")
+    told = f"; the attack certifies {certified:.1%}" if isinstance(certified, float) else ""
+    return f"MSE         {shown[0]} (nearest of all other images {shown[1]}, mean image {shown[2]}){told}"

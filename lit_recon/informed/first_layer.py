@@ -50,13 +50,15 @@ class FirstLayer:
     """The first layer of models that were trained on a fixed set and one more image.
 
     Attributes:
-        whitening: `(d, d)` float64, symmetric: the inverse square root of the fixed set's second moments.
+        directions: orthonormal `(d, r)` float64, in which the fixed set varies.
+        excess: `(r,)`, the inverse root of the fixed set's mean squares there, less that of all other directions.
         neurons: of the layer, `j`.
 
     Source: ours; that gradients of a linear layer are combinations of its inputs is used by all attacks on them.
     """
 
-    whitening: Tensor
+    directions: Tensor
+    excess: Tensor
     neurons: int
 
     @classmethod
@@ -85,9 +87,23 @@ class FirstLayer:
                 f"{'noise' if descent.is_noisy else 'no noise'} and {len(descent.snapshots)} snapshots: use KernelRidge"
             )
         images = plan.fixed.pixels().flatten(1).double()
-        values, vectors = torch.linalg.eigh(images.T @ images / len(images))
-        scale = (values.clamp(min=0) / values.mean() + _FLOOR).rsqrt()
-        return cls((vectors * scale) @ vectors.T, network.linear_layers[0].out_features)
+        n, d = images.shape
+        if n < d:
+            directions = torch.linalg.svd(images, full_matrices=False).Vh.T
+        else:
+            directions = torch.linalg.eigh(images.T @ images).eigenvectors
+        squares = (images @ directions).square().mean(dim=0)
+        excess = (squares * d / squares.sum() + _FLOOR).rsqrt() - _FLOOR**-0.5
+        return cls(directions, excess, network.linear_layers[0].out_features)
+
+    def whiten(self, rows: Tensor) -> Tensor:
+        """Rows `(..., d)` in units of the fixed set's variation in every direction, float64.
+
+        The fixed set's mean square of an average direction is the unit; a hundredth is added to all.
+        """
+        rows = rows.double()
+        whitened: Tensor = rows * _FLOOR**-0.5 + ((rows @ self.directions) * self.excess) @ self.directions.T
+        return whitened
 
     def rows(self, differences: Tensor) -> Tensor:
         """The layer's weights `(m, j, d)` float64 of differences of whole models `(m, p)`.
@@ -95,7 +111,7 @@ class FirstLayer:
         Raises:
             ShapeError: they are too short.
         """
-        d = len(self.whitening)
+        d = len(self.directions)
         if differences.dim() != 2 or differences.shape[1] < self.neurons * d:
             raise ShapeError(
                 f"differences must be those of whole models (m, p) with a first layer of {self.neurons} x {d}; "
@@ -114,7 +130,7 @@ class FirstLayer:
             ShapeError: they are too short.
         """
         rows = self.rows(differences)
-        whitened = rows @ self.whitening
+        whitened = self.whiten(rows)
         energies, vectors = torch.linalg.eigh(whitened @ whitened.mT)
         neurons = vectors[:, :, -1]
         image = torch.einsum("mj,mjd->md", neurons, rows)
@@ -134,7 +150,7 @@ class FirstLayer:
             rows: the layer's differences `(m, j, d)`.
             images: `(m, d)`.
         """
-        whitened = images.double() @ self.whitening
-        own = torch.einsum("mjd,md->mj", rows @ self.whitening, whitened)
+        whitened = self.whiten(images)
+        own = torch.einsum("mjd,md->mj", rows, self.whiten(whitened))
         weights: Tensor = own / whitened.square().sum(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         return weights

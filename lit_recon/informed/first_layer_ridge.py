@@ -21,8 +21,8 @@ from lit_recon.informed.reconstructor import (
 #: Least share of the whitened layer's energy that its rank-one part must have in half of all shadow models; that of
 #: noise is 0.2, that of models trained on MNIST 0.95, on digits of 8 x 8 pixels 0.75.
 _RANK_ONE = 0.5
-#: To choose from: traces vary more smoothly with the image than whole differences do. Few models of large images need the
-#: large ridges, many of small ones the others.
+#: To choose from: traces vary more smoothly with the image than whole differences do. Few models of large images need
+#: the large ridges, many of small ones the others.
 _BANDWIDTHS, _RIDGES = (2.0, 4.0, 8.0), (1e-7, 1e-5, 1e-3, 1e-2, 1e-1)
 
 #: Shadow models whose traces are computed at a time, in float64.
@@ -76,7 +76,7 @@ class _InformedFirstLayer(Reconstructor):
         features, shares = [], []
         for chunk in torch.arange(len(differences)).split(_CHUNK):
             trace = self.layer.trace(differences[chunk])
-            own = images[chunk].flatten(1).double() @ self.layer.whitening
+            own = self.layer.whiten(images[chunk].flatten(1))
             sign = torch.where((trace.whitened * own).sum(dim=1) < 0, -1.0, 1.0)
             features.append(self.settings.features(trace, sign))
             shares.append(trace.share)

@@ -48,15 +48,17 @@ def fit(attack: Reconstructor, plan: ShadowPlan, split: InformedSplit, shadows: 
     return informed.fit(shadows, split.shadow.pixels(), split.shadow.labels, 10)
 
 
-def test_whitening_makes_the_fixed_set_alike_in_all_directions(plan: ShadowPlan, split: InformedSplit) -> None:
-    whitening = FirstLayer.of(plan).whitening
-    fixed = split.fixed.pixels().flatten(1).double()
+@pytest.mark.parametrize("n", [30, 200])
+def test_whitening_makes_the_fixed_set_alike_in_all_directions(plan: ShadowPlan, n: int) -> None:
+    """With fewer images than pixels and with more, which takes two ways."""
+    images = small_split(fixed=n, shadow=2, targets=1).fixed
+    whitening = FirstLayer.of(dataclasses.replace(plan, fixed=images)).whiten(torch.eye(64))
+    fixed = images.pixels().flatten(1).double()
     moments = fixed.T @ fixed / len(fixed)
-    floor = 1e-2 * moments.diagonal().mean() * torch.eye(64).double()
-    # Independent of the decomposition: the whitened second moments with the floor are the identity times their mean.
-    torch.testing.assert_close(
-        whitening @ (moments + floor) @ whitening, moments.diagonal().mean() * torch.eye(64).double(), rtol=0, atol=1e-9
-    )
+    mean, one = moments.diagonal().mean(), torch.eye(64).double()
+    torch.testing.assert_close(whitening, whitening.T)
+    # Independent of the decomposition: second moments with the floor become the identity times their mean.
+    torch.testing.assert_close(whitening @ (moments + 1e-2 * mean * one) @ whitening, mean * one, rtol=0, atol=1e-6)
 
 
 def test_outside_the_fixed_set_there_is_the_image_alone(

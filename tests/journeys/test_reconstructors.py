@@ -105,3 +105,17 @@ def test_the_first_layer_and_retraining_go_together(images: Path) -> None:
     assert "no classifier was given" in metrics["kl_reason"]
     assert any("2 steps on the distance" in note for note in metrics["notes"])
     assert (Path("runs") / "mnist_small" / "config.yaml").read_text().count("FirstLayerRidge") == 1
+
+
+@pytest.mark.parametrize("name", ["mnist_retraining", "cifar10_retraining"])
+def test_repeated_training_certifies_what_it_finds(name: str, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Real training of a few steps on random images, which lie in all directions alike."""
+    assert run(name, images, split__shadow=20, descent__steps=10, descent__lr=0.01) == 0
+    out, metrics = capsys.readouterr().out, figures(name)
+    assert f"the attack certifies {metrics['certified_rate']:.1%}" in out
+    assert metrics["certified_rate"] == 1.0
+    assert metrics["certified_mse"] <= metrics["certified_mse_max"] < 1e-3
+    assert any("that they are the right ones" in note for note in metrics["notes"])
+    assert list((Path("runs") / name / "checkpoints" / "reconstructor").glob("search_*.safetensors"))
+    with (Path("runs") / name / "victims.csv").open() as file:
+        assert all(float(row["loss"]) <= 1e-2 for row in csv.DictReader(file))

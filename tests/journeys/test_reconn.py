@@ -34,7 +34,8 @@ SIZES = [
     "--execution",
     "hand",
 ]
-SMALL = ["--config", ROOT / "configs" / "reconn" / "digits_demo.yaml", *SIZES, "--curve", "[50]", "--shard_size", 64]
+DEMO = ["--config", ROOT / "configs" / "reconn" / "digits_demo.yaml", "--reconstructor", "KernelRidge"]
+SMALL = [*DEMO, *SIZES, "--curve", "[50]", "--shard_size", 64]
 
 NARROW = ["--network", "ReleasedMLP", "--network.hidden", "[5]"]
 

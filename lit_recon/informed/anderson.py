@@ -21,8 +21,7 @@ class Anderson:
         size: numbers in a guess.
         memory: earlier guesses that the next one is made from.
 
-    Source: Anderson 1965; Walker and Ni 2011, Anderson Acceleration for Fixed-Point Iterations, eq. (2.2) with the
-    differences of consecutive corrections.
+    Source: [Anderson1965]; [WalkerNi2011] for the least-squares problem in differences of consecutive corrections.
     """
 
     def __init__(self, n: int, size: int, memory: int) -> None:

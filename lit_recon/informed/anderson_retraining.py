@@ -47,7 +47,7 @@ class AndersonRetraining(Reconstructor):
         certain: below this distance an image counts as found, in that the adversary knows it.
         together: targets at a time; memory grows with it.
 
-    Source: ours, with Anderson 1965 for the acceleration.
+    Source: ours, with [Anderson1965] for the acceleration.
     """
 
     inner: Reconstructor | None = None

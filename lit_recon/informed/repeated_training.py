@@ -32,7 +32,7 @@ class RepeatedTraining:
         memory: earlier steps that the next one is made from.
         tolerance: relative distance of weights at which a search ends.
 
-    Source: ours, with Anderson 1965 for the acceleration.
+    Source: ours, with [Anderson1965] for the acceleration.
     """
 
     plan: ShadowPlan

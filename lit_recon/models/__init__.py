@@ -12,6 +12,7 @@ from lit_recon.models.released import ReleasedCNN, ReleasedMLP, ReleasedNetwork
 from lit_recon.models.resnet import ResNet18
 from lit_recon.models.trunk import Trunk
 from lit_recon.models.unet import UNet
+from lit_recon.models.wide_resnet import WideResNet
 
 __all__ = [
     "MLP",
@@ -29,6 +30,7 @@ __all__ = [
     "Trunk",
     "UNet",
     "WideFeatureLayer",
+    "WideResNet",
     "load_backbone",
     "save_backbone",
 ]

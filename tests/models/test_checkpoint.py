@@ -27,6 +27,7 @@ from lit_recon.models import (
     ResNet18,
     Trunk,
     WideFeatureLayer,
+    WideResNet,
     load_backbone,
     save_backbone,
 )
@@ -47,6 +48,7 @@ def channels_last(model: Backbone) -> Backbone:
 MODELS: dict[str, Callable[[], Backbone]] = {
     "resnet": lambda: Backbone(ResNet18((3, 9, 8), "batch", "gelu", width=4), 3, COLOR),
     "resnet-group": lambda: Backbone(ResNet18((1, 8, 8), "group", width=4), 3, GREY),
+    "wide-resnet": lambda: Backbone(WideResNet((1, 8, 8), 10, 1, dropout=0.1), 3, GREY),
     "convnet": lambda: Backbone(ConvNet((1, 8, 8), [4, 5], "none", "elu"), 3, GREY),
     "lenet": lambda: Backbone(LeNet((3, 8, 8), width=5), 3, COLOR),
     "mlp": lambda: Backbone(MLP((1, 4, 4), [7, 6], "tanh"), 3, GREY),

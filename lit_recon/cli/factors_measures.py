@@ -8,15 +8,17 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 import lit_recon._torchvision
 
 import torch
+from torch import Tensor
 
 from lit_recon.bounds import gaussian_bound
 from lit_recon.cli.factors_settings import FactorsSettings, Measure
-from lit_recon.cli.rero_outcome import accuracies
+from lit_recon.cli.rero_outcome import accuracies, losses
 from lit_recon.data import ImageSet
 from lit_recon.data.informed_splits import InformedSplit
 from lit_recon.errors import MissingDataError
@@ -24,6 +26,7 @@ from lit_recon.informed.embedding import embedded, neighbor_agreement
 from lit_recon.informed.shadow import ShadowPlan, ShadowStore
 from lit_recon.informed.target_gradients import along_training
 from lit_recon.informed.view import View
+from lit_recon.metrics.membership import area_under_roc
 from lit_recon.reporting import RunFolder
 from lit_recon.reporting.atomic import write_text
 
@@ -70,12 +73,23 @@ class Measures:
         found: dict[str, Any] = {"n_parameters": own, "n_tried": len(tried), "n_test_images": len(test)}
         for name, values in (("accuracy", right), ("train_accuracy", learned)):
             found |= {name: float(values.mean()), f"{name}_std": float(values.std()) if len(values) > 1 else 0.0}
+        found["membership_auc"] = self._membership(weights, test)
         noise = 0.0 if descent.dp is None else descent.dp.noise(descent.steps)
         if descent.dp is not None and noise:
             mu = math.sqrt(descent.steps) / noise
             found |= {"epsilon": descent.dp.epsilon(descent.steps), "noise_multiplier": noise}
             found["bounds"] = [gaussian_bound(math.log(kappa), mu) for kappa in self.study.kappas]
         return found
+
+    def _membership(self, weights: Tensor, others: ImageSet) -> float:
+        """How well an image's loss tells members from others, as the area under the ROC, mean over the models.
+
+        Source: the threshold attack on losses, which Balle et al. 2022 set beside theirs in table IX.
+        """
+        known = self.split.fixed
+        scores = -torch.cat([losses(self.plan, weights, images) for images in (known, others)], dim=1).double()
+        members = torch.arange(scores.shape[1]) < len(known)
+        return fmean(area_under_roc(own.numpy(), members.double().numpy()).value for own in scores)
 
     def _gradients(self) -> dict[str, Any]:
         """The gradients of the unknown images along training."""

@@ -16,7 +16,8 @@ import lit_recon._torchvision
 import torch
 from pytorch_lightning import Trainer
 from torch import Tensor
-from torch.func import functional_call, vmap
+from torch.func import functional_call
+from torch.nn import functional as F
 
 from lit_recon.cli.informed_settings import ShadowSettings
 from lit_recon.cli.rero_bounds import Belief, Bounds, bounds, equivalence_row, full_batch, priors, sampled_rows
@@ -161,14 +162,22 @@ class Judge:
 
 def accuracies(plan: ShadowPlan, weights: Tensor, images: ImageSet) -> Tensor:
     """Share of images that each model classifies rightly, `(m,)`, of weights `(m, p)`."""
+    return torch.stack(
+        [(logits.argmax(1) == images.labels).double().mean() for logits in _logits(plan, weights, images)]
+    )
+
+
+def losses(plan: ShadowPlan, weights: Tensor, images: ImageSet) -> Tensor:
+    """Cross-entropy of each model on every image in nats, `(m, n)`, of weights `(m, p)`."""
+    found = [F.cross_entropy(logits, images.labels, reduction="none") for logits in _logits(plan, weights, images)]
+    return torch.stack(found)
+
+
+@torch.no_grad()
+def _logits(plan: ShadowPlan, weights: Tensor, images: ImageSet) -> list[Tensor]:
+    """Of each model, `(n, k)`."""
     pixels = images.pixels()
-
-    def logits(own: Tensor) -> Tensor:
-        found: Tensor = functional_call(plan.network, unflatten(plan.network, own), pixels)
-        return found
-
-    with torch.no_grad():
-        return torch.cat([(vmap(logits)(own).argmax(2) == images.labels).double().mean(1) for own in weights.split(1)])
+    return [functional_call(plan.network, unflatten(plan.network, own), pixels) for own in weights]
 
 
 def _released(plan: ShadowPlan, split: InformedSplit, done: RunFolder) -> Tensor:

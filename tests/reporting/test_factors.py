@@ -93,6 +93,7 @@ def study(make_run: MakeRun, tmp_path: Path) -> Path:
         run = make_run(f"study/cells/{name}", n=8, shape=(1, 4, 4), metrics={**figures, "success_rate": 0.5})
         models: dict[str, Any] = {"accuracy": 0.8, "train_accuracy": 0.9, "n_parameters": 30}
         if name == "private":
+            models["membership_auc"] = 0.606
             models |= {"epsilon": 10.0, "noise_multiplier": 5.0, "bounds": [0.75, 0.125]}
         (run.path / "models.json").write_text(json.dumps(models))
     grid.failure("cells/failed").parent.mkdir()
@@ -117,14 +118,16 @@ def study(make_run: MakeRun, tmp_path: Path) -> Path:
 def test_a_factor_s_table_holds_its_figures_beside_the_paper_s(study: Path) -> None:
     found = FactorStudy.read(study)
     header, rows = factor_table(found, found.factors[0])
-    assert header == ["Learning rate", "MSE", "of nearest other", "Mean image", "Nearer than it", "Accuracy", "Paper"]
+    start = ["Learning rate", "MSE", "of nearest other", "Mean image", "Nearer than it", "Accuracy", "on known images"]
+    assert header == [*start, "Paper"]
     error = 0.004 / math.sqrt(8)
-    assert rows[0] == ["0.01", f"0.0050 ± {error:.4f}", "× 0.33", "0.0700", "50%", "80%", "0.0049"]
+    assert rows[0] == ["0.01", f"0.0050 ± {error:.4f}", "× 0.33", "0.0700", "50%", "80%", "90%", "0.0049"]
     assert [row[0] for row in rows] == ["0.01", "0.2 (base)", "0.5"]
     assert [row[-1] for row in rows] == ["0.0049", "0.0089", "–"]
     header, rows = factor_table(found, found.factors[2])
-    assert header[-4:] == ["Epsilon", "Noise", "Bound, κ 0.1", "Bound, κ 0.001"]
-    assert rows == [["10, clipped", "0.0600 ± 0.0014", "× 4.00", "0.0700", "50%", "80%", "10", "5", "0.75", "0.125"]]
+    assert header[-5:] == ["Membership AUC", "Epsilon", "Noise", "Bound, κ 0.1", "Bound, κ 0.001"]
+    attacked = ["10, clipped", "0.0600 ± 0.0014", "× 4.00", "0.0700", "50%"]
+    assert rows == [[*attacked, "80%", "90%", "0.61", "10", "5", "0.75", "0.125"]]
     _, rows = factor_table(found, found.factors[5])
     assert [row[1] for row in rows] == ["n/a", "n/a"]
 

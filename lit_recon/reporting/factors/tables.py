@@ -23,6 +23,8 @@ _FIGURES = (
     "label_accuracy",
     "accuracy",
     "train_accuracy",
+    "membership_auc",
+    "certified_rate",
     "epsilon",
     "noise_multiplier",
     "n_parameters",
@@ -51,7 +53,10 @@ def factor_table(study: FactorStudy, factor: FactorResult) -> tuple[list[str], l
         _Column("Nearer than it", lambda point: _share(point, "success_rate")),
         _Column("LPIPS", lambda point: _score(point, "lpips"), optional=True),
         _Column("KL", lambda point: _score(point, "kl"), optional=True),
+        _Column("Certified", lambda point: _share(point, "certified_rate"), optional=True),
         _Column("Accuracy", lambda point: _share(point, "accuracy")),
+        _Column("on known images", lambda point: _share(point, "train_accuracy"), optional=True),
+        _Column("Membership AUC", lambda point: _two(point.mean("membership_auc")), optional=True),
         _Column("Epsilon", lambda point: _plain(point.mean("epsilon")), optional=True),
         _Column("Noise", lambda point: _plain(point.mean("noise_multiplier")), optional=True),
         *(_bound_column(index, kappa) for index, kappa in enumerate(study.kappas)),
@@ -113,6 +118,10 @@ def _share(point: Point, key: str) -> str:
 
 def _times(value: float | None) -> str:
     return ABSENT if value is None else f"× {value:.2f}"
+
+
+def _two(value: float | None) -> str:
+    return ABSENT if value is None else f"{value:.2f}"
 
 
 def _plain(value: float | None) -> str:

@@ -176,8 +176,8 @@ def _notes(metrics: Mapping[str, Metric], curve: Mapping[str, Metric], split: In
     notes = [against_oracle, spread, *([f"MSE with fewer shadow models: {fewer}."] if fewer else [])]
     if metrics.get("certified_mse") is not None:
         notes.append(
-            f"The adversary can tell for {metrics['certified_rate']:.1%} of the images that they are the right ones: "
-            f"their MSE is {_shown(metrics['certified_mse'])}, that of the worst "
+            f"By what the adversary sees, {metrics['certified_rate']:.1%} of the images are the unknown ones "
+            f"themselves: their MSE is {_shown(metrics['certified_mse'])}, that of the worst "
             f"{_shown(metrics['certified_mse_max'])}."
         )
     return notes

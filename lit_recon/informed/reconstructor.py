@@ -31,7 +31,7 @@ class ReconstructedTargets:
         images: `(m, c, h, w)` in [0, 1].
         labels: int64 `(m,)`, as the attack takes them to be.
         uncertainty: `(m,)`, seen by the attacker: how little the shadow models tell about this model; 0 to about 1.
-        certified: bool `(m,)`: the attacker can tell that this is the image itself; None for an attack that never can.
+        certified: bool `(m,)`: to the attacker this is the image itself; None for an attack that cannot tell.
     """
 
     images: Tensor

@@ -96,10 +96,15 @@ class ShadowSettings:
             )
 
     def plan(self, split: InformedSplit, device: str = "cpu") -> ShadowPlan:
-        """The shadow models to train, on a split of `drawn`; pre-trains where they do not begin at random weights."""
+        """The shadow models to train, on a split of `drawn`; pre-trains where they do not begin at random weights.
+
+        Raises:
+            ConfigError: such models cannot be trained on this split.
+        """
         network = (self.network or ReleasedMLP)(split.fixed.image_shape, split.fixed.n_classes)
         kind: Initialization = "known" if isinstance(self.initialization, Pretraining) else self.initialization
         plan = ShadowPlan(network, split.fixed, self.descent, self.seed, kind, device=device)
+        _ = plan.known  # refuses batches larger than the fixed set, and the like, before a folder is made
         if not isinstance(self.initialization, Pretraining):
             return plan
         if split.pretraining is None:

@@ -15,11 +15,12 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from lit_recon import models
-from lit_recon.models import MLP, ConvNet, ImprintedTrunk, LeNet, ResNet18, Trunk
+from lit_recon.models import MLP, ConvNet, ImprintedTrunk, LeNet, ResNet18, Trunk, WideResNet
 
 TRUNKS: list[partial[Trunk]] = [
     partial(ResNet18, (3, 16, 16), norm="batch", width=4),
     partial(ResNet18, (3, 16, 16), norm="group", activation="gelu", width=8),
+    partial(WideResNet, (3, 16, 16), depth=10, widening=1),
     partial(ConvNet, (3, 8, 8), widths=[4, 8], norm="batch"),
     partial(ConvNet, (1, 8, 8), widths=[4, 8], norm="none", activation="elu"),
     partial(LeNet, (1, 8, 8), width=4),

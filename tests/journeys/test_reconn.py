@@ -258,8 +258,11 @@ def test_train_shadows_keeps_and_goes_on(
         (["--view", "BlackBox", "--view.images", 401], "at most split.shadow=400; got 401"),
     ],
 )
-def test_bad_input_is_named(reconn: Callable[..., Any], arguments: list[object], complaint: str) -> None:
-    code, _, err = reconn("run", *SMALL, *arguments, "--out", "runs/bad")
+def test_bad_input_is_named(
+    reconn: Callable[..., Any], workplace: Path, arguments: list[object], complaint: str
+) -> None:
+    code, _, err = reconn("run", *SMALL, *arguments, "--out", "runs/bad_reconn")
     assert code == 2
     assert complaint in err
     assert len(err.strip().splitlines()) == 1
+    assert not (workplace / "runs" / "bad_reconn").exists()

@@ -1,4 +1,4 @@
-"""The two choices that every backbone offers: activation and channel norm, by the names used in configurations."""
+"""What backbones share: activation and norm by the names used in configurations, first weights of convolutions."""
 
 from __future__ import annotations
 
@@ -51,3 +51,10 @@ def norm_layer(name: str, channels: int) -> nn.Module:
     if name == "none":
         return nn.Identity()
     raise ConfigError(f"norm must be 'batch', 'group' or 'none'; got {name!r}")
+
+
+def initialize_he(network: nn.Module) -> None:
+    """Draw the weights of all convolutions from normal distributions of variance 2 / fan-out."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from lit_recon.errors import ConfigError
-from lit_recon.models.layers import activation_layer, norm_layer
+from lit_recon.models.layers import activation_layer, initialize_he, norm_layer
 from lit_recon.models.trunk import Trunk
 
 
@@ -69,9 +69,7 @@ class ResNet18(Trunk):
                 blocks.append(ResidualBlock(channels, width * 2**stage, stride, norm, activation))
                 channels = width * 2**stage
         self.blocks = nn.Sequential(*blocks)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        initialize_he(self)
 
     def forward(self, images: Tensor) -> Tensor:
         maps: Tensor = self.blocks(self.stem(images))

@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from lit_recon.errors import ConfigError
-from lit_recon.models.layers import activation_layer, norm_layer
+from lit_recon.models.layers import activation_layer, initialize_he, norm_layer
 from lit_recon.models.trunk import Trunk
 
 
@@ -81,9 +81,7 @@ class WideResNet(Trunk):
                 blocks.append(WideBlock(channels, wide, stride, norm, activation, dropout))
                 channels = wide
         self.blocks = nn.Sequential(*blocks, norm_layer(norm, channels), activation_layer(activation))
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        initialize_he(self)
 
     def forward(self, images: Tensor) -> Tensor:
         maps: Tensor = self.blocks(self.stem(images))

@@ -28,17 +28,6 @@ def plan(split: InformedSplit) -> ShadowPlan:
     return ShadowPlan(ReleasedMLP((1, 8, 8), 10, [10]), split.fixed, GradientDescent(steps=40))
 
 
-@pytest.fixture(scope="module")
-def models(plan: ShadowPlan, split: InformedSplit) -> tuple[Tensor, Tensor]:
-    """Shadow and released models."""
-
-    def trained(purpose: str, images: ImageSet) -> Tensor:
-        own = dataclasses.replace(plan, purpose=purpose)
-        return own.train(images, range(len(images)), "hand", plan.reference())
-
-    return trained("shadow", split.shadow), trained("released", split.targets)
-
-
 def fit(attack: AndersonRetraining, plan: ShadowPlan, split: InformedSplit, shadows: Tensor) -> FittedReconstructor:
     return attack.informed(Background(plan)).fit(shadows, split.shadow.pixels(), split.shadow.labels, 10)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_recon.data import Digits, ImageSet, InformedSplit, InformedSplitSettings, draw_informed_split
+from lit_recon.data import Digits, InformedSplit, InformedSplitSettings, draw_informed_split
 from lit_recon.errors import ConfigError, LitReconError, ShapeError, ThreatModelError, UnsupportedModelError
 from lit_recon.informed.first_layer import FirstLayer
 from lit_recon.informed.first_layer_ridge import FirstLayerRidge
@@ -30,17 +30,6 @@ def split() -> InformedSplit:
 @pytest.fixture(scope="module")
 def plan(split: InformedSplit) -> ShadowPlan:
     return ShadowPlan(ReleasedMLP((1, 8, 8), 10, [10]), split.fixed, GradientDescent(steps=40))
-
-
-@pytest.fixture(scope="module")
-def models(plan: ShadowPlan, split: InformedSplit) -> tuple[Tensor, Tensor]:
-    """Shadow and released models."""
-
-    def trained(purpose: str, images: ImageSet) -> Tensor:
-        own = dataclasses.replace(plan, purpose=purpose)
-        return own.train(images, range(len(images)), "hand", plan.reference())
-
-    return trained("shadow", split.shadow), trained("released", split.targets)
 
 
 def fit(attack: Reconstructor, plan: ShadowPlan, split: InformedSplit, shadows: Tensor) -> FittedReconstructor:

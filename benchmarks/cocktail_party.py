@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import Row, spread, write_record
-from lit_recon.data import CIFAR10, ImageSet, measure_normalization, sample_victims
-from lit_recon.inversion import CocktailPartyAttack, UnmixingTerms
+from lit_recon.attacks.updates import CocktailPartyAttack, UnmixingTerms
+from lit_recon.clients import Client
+from lit_recon.data import ImageSet, measure_normalization, sample_victims
+from lit_recon.data.sources import CIFAR10
 from lit_recon.metrics import Unavailable, score_batch
 from lit_recon.models import MLP, Backbone
-from lit_recon.observation import Client
 from lit_recon.records import Normalization, Observation, Reconstruction
 
 PUBLISHED = UnmixingTerms(decorrelation=1.47, temperature=12.4, total_variation=3.1, volume=0, smoothness=0, bounds=0)

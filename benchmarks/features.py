@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import Row, alternate, ratios, spread, write_record
-from lit_recon.inversion.features import ExactRecovery, FeatureRecovery, LayerGradient, MomentRecovery
-from lit_recon.inversion.features.activations import GELU, RELU, Activation
-from lit_recon.inversion.features.span import weight_span
+from lit_recon.attacks.updates.features import ExactRecovery, FeatureRecovery, LayerGradient, MomentRecovery
+from lit_recon.attacks.updates.features.activations import GELU, RELU, Activation
+from lit_recon.attacks.updates.features.moments import weight_span
 from lit_recon.metrics import feature_cosines, span_error
 
 

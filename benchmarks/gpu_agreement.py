@@ -17,12 +17,12 @@ from benchmarks.gpu_capture import CapturedMatching
 from benchmarks.gpu_device import tensor_float
 from benchmarks.gpu_plan import Plan, attempt
 from benchmarks.record import Row
-from lit_recon.data import Digits
-from lit_recon.inversion import GradientMatching, InversionState, KnownLabels, TotalVariation
-from lit_recon.inversion.matching import Execution
+from lit_recon.attacks.updates import GradientMatching, KnownLabels, MatchingState, TotalVariation
+from lit_recon.attacks.updates.gradient_matching.matching import Execution
+from lit_recon.clients import BatchNormMode, Client
+from lit_recon.data.sources import Digits
 from lit_recon.metrics.fidelity import rmse
 from lit_recon.models import Backbone, ConvNet, ResNet18
-from lit_recon.observation import BatchNormMode, Client
 from lit_recon.records import Knowledge, Normalization
 
 #: A device agrees if its float32 is at most this many times as far from float64 as the CPU's, or closer than this. TF32
@@ -53,7 +53,7 @@ class Subject:
     labels: Tensor
     steps: int
 
-    def start(self, device: str, dtype: torch.dtype, form: Form) -> tuple[GradientMatching, InversionState]:
+    def start(self, device: str, dtype: torch.dtype, form: Form) -> tuple[GradientMatching, MatchingState]:
         """An attack on both clients on a device."""
         client = Client(copy.deepcopy(self.model).to(device, dtype), self.batch_norm)
         labels = self.labels.to(device)

@@ -9,7 +9,7 @@ import lit_recon._torchvision
 import torch
 from torch import Tensor
 
-from lit_recon.inversion.matching import Evaluation, Execution, Matching
+from lit_recon.attacks.updates.gradient_matching.matching import Execution, Matching, MatchingTerms
 
 _WARM_UP = 3
 
@@ -43,7 +43,7 @@ class CapturedMatching:
         with torch.cuda.graph(self._graph):
             self._result = matching(self._images, self._labels, self._which)
 
-    def __call__(self, images: Tensor, labels: Tensor, which: Sequence[int]) -> Evaluation:
+    def __call__(self, images: Tensor, labels: Tensor, which: Sequence[int]) -> MatchingTerms:
         """As `Matching`, for the recorded problems."""
         if list(which) != self._which:
             raise ValueError(f"the graph was recorded for the problems {self._which}; got {list(which)}")
@@ -52,7 +52,7 @@ class CapturedMatching:
             self._labels.copy_(labels)
         self._graph.replay()
         result = self._result
-        return Evaluation(
+        return MatchingTerms(
             matching=result.matching.clone(),
             penalty=result.penalty.clone(),
             images=result.images.clone(),

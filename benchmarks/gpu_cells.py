@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.gpu_plan import Plan
 from benchmarks.record import RESULTS, ROOT, Row
-from lit_recon.reporting import RunFolder
+from lit_recon.reporting.run_folder import RunFolder
 
 #: Settings in order of importance; others under configs/attack follow by name.
 FIRST = ("geiping2020", "liu2025", "yin2021")
@@ -111,7 +111,7 @@ def arguments(cell: Cell, plan: Plan) -> list[str]:
         "lpips.network": "none",
     }
     if plan.images is not None:
-        given |= {"data": "lit_recon.data.Npz", "data.init_args.root": plan.images}
+        given |= {"data": "lit_recon.data.sources.Npz", "data.init_args.root": plan.images}
     if plan.backbone is not None:
         given["backbone.checkpoint"] = plan.backbone
     if plan.quick:

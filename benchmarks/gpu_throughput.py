@@ -17,9 +17,9 @@ from benchmarks.gpu_device import clock, forget_peak, peak_memory, tensor_float
 from benchmarks.gpu_plan import Plan, attempt, reason
 from benchmarks.record import Row, alternate, ratios, spread
 from benchmarks.workload import Workload
-from lit_recon.inversion import InversionState
-from lit_recon.inversion.matching import Compilation, Evaluation, Execution
-from lit_recon.observation import BatchNormMode
+from lit_recon.attacks.updates import MatchingState
+from lit_recon.attacks.updates.gradient_matching.matching import Compilation, Execution, MatchingTerms
+from lit_recon.clients import BatchNormMode
 
 #: Seconds that a measurement may take at most; compilers are slow.
 EAGER_SECONDS, COMPILED_SECONDS = 15, 100
@@ -145,14 +145,14 @@ def _timed(plan: Plan, variants: Variants) -> Row:
     }
 
 
-def _candidates(state: InversionState) -> tuple[Tensor, Tensor]:
+def _candidates(state: MatchingState) -> tuple[Tensor, Tensor]:
     """Images and labels for a call of the data term about all problems."""
     shape = (state.problems[0].observation.n_examples, *state.problems[0].observation.image_shape)
     labels = torch.stack([problem.labels for problem in state.problems])
     return torch.rand(len(state.problems), *shape, device=labels.device), labels
 
 
-def _captured(workload: Workload, execution: Execution) -> InversionState:
+def _captured(workload: Workload, execution: Execution) -> MatchingState:
     """A started attack whose data term is a recorded graph."""
     _, state = workload.attack(execution)
     images, labels = _candidates(state)
@@ -168,5 +168,5 @@ def _with_tensor_float(run: Callable[[], None]) -> Callable[[], None]:
     return allowed
 
 
-def _parts(evaluation: Evaluation) -> dict[str, Tensor]:
+def _parts(evaluation: MatchingTerms) -> dict[str, Tensor]:
     return {"matching": evaluation.matching.double().cpu(), "derivative": evaluation.images.double().cpu()}

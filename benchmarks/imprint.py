@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import Row, write_record
-from lit_recon.data import CIFAR10, ImageSet, measure_normalization, sample_victims
+from lit_recon.attacks.updates import KnownLabels, RobbingTheFed
+from lit_recon.clients import Client
+from lit_recon.data import ImageSet, measure_normalization, sample_victims
+from lit_recon.data.sources import CIFAR10
 from lit_recon.defenses import Defense, GaussianNoise, GradientDropout, GradientPruning, PerExampleClipping
-from lit_recon.inversion import KnownLabels, RobbingTheFed
 from lit_recon.metrics import Unavailable, score_batch
 from lit_recon.models import Backbone, ConvNet, Imprint
-from lit_recon.models.imprint import ImprintBlock, find_imprint
-from lit_recon.observation import Client
+from lit_recon.models.classifiers.imprint import ImprintBlock, find_imprint
 from lit_recon.records import Knowledge, Observation
 
 #: PSNR in dB above which an image counts as decoded.

@@ -19,9 +19,9 @@ import torch
 
 from benchmarks.record import Row, alternate, ratios, spread, write_record
 from benchmarks.workload import Workload
-from lit_recon.inversion.matching import Compilation
-from lit_recon.modules.allocator import keep_freed_memory
-from lit_recon.observation import BatchNormMode
+from lit_recon.attacks.updates.gradient_matching.matching import Compilation
+from lit_recon.clients import BatchNormMode
+from lit_recon.training.trainer import keep_freed_memory
 
 
 def measure(batch: int, mode: BatchNormMode, rounds: int, compiled: bool, width: int = 64) -> Row:

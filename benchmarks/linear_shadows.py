@@ -23,10 +23,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import Row, alternate, ratios, spread, status_mib, write_record
-from lit_recon.data import InformedSplitSettings, Npz, draw_informed_split
-from lit_recon.data.seeding import seeded_generator
-from lit_recon.informed.kernel_ridge import KernelRidge
-from lit_recon.informed.shadow import (
+from lit_recon.attacks.released.kernel_ridge import KernelRidge
+from lit_recon.attacks.shadow import (
     GradientDescent,
     KnownTraining,
     LinearResponse,
@@ -35,13 +33,15 @@ from lit_recon.informed.shadow import (
     train_models,
     train_reference,
 )
-from lit_recon.informed.shadow.by_hand import chunk_size
-from lit_recon.informed.shadow.curvature import n_coordinates
-from lit_recon.informed.shadow.linear_response import respond
-from lit_recon.informed.shadow.training import flat_weights
+from lit_recon.attacks.shadow.engines.batched_mlp import chunk_size
+from lit_recon.attacks.shadow.linear_response import n_coordinates, respond
+from lit_recon.attacks.shadow.training import flat_weights
+from lit_recon.data import InformedSplitSettings, draw_informed_split
+from lit_recon.data.seeding import seeded_generator
+from lit_recon.data.sources import Npz
 from lit_recon.metrics import MeanImage, mse
 from lit_recon.models.released import ReleasedMLP
-from lit_recon.modules.allocator import keep_freed_memory
+from lit_recon.training.trainer import keep_freed_memory
 
 #: Models that move together, as in a file of a store.
 _GROUP = 250
@@ -72,7 +72,7 @@ def speed(n: int, models: int, steps: int, rounds: int, response: LinearResponse
     few, exact = min(_GROUP, models // 2), chunk_size(known)
     spent = alternate(
         {
-            "exact": partial(train_models, known, start, images[:exact], labels[:exact], "hand"),
+            "exact": partial(train_models, known, start, images[:exact], labels[:exact], "batched_mlp"),
             "few": partial(by_linear_response, known, start, images[:few], labels[:few], response),
             "many": partial(by_linear_response, known, start, images, labels, response),
         },
@@ -125,7 +125,7 @@ def attack(source: Path, n: int, shadows: int, targets: int, response: LinearRes
     reference = train_reference(known, start)
     images, labels = split.shadow.pixels(), split.shadow.labels
     observed, exact = (
-        deltas(train_models(known, start, own.pixels(), own.labels, "hand"), reference)
+        deltas(train_models(known, start, own.pixels(), own.labels, "batched_mlp"), reference)
         for own in (split.targets, split.shadow)
     )
     linear = torch.cat(by_linear_response(known, start, images, labels, response))

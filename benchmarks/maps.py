@@ -20,15 +20,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import Row, spread, write_record
-from lit_recon.data import CIFAR10, ImageSet
+from lit_recon.attacks.updates import MapRecovery
+from lit_recon.attacks.updates.feature_maps.matching import InputMap
+from lit_recon.clients import ClientSettings, LocalTraining
+from lit_recon.data import ImageSet
 from lit_recon.data.seeding import seeded_generator
+from lit_recon.data.sources import CIFAR10
 from lit_recon.defenses import Defense, GaussianNoise, GradientClipping, GradientDropout, GradientPruning
 from lit_recon.errors import UnsupportedModelError
-from lit_recon.inversion import MapRecovery
-from lit_recon.inversion.map_matching import InputMap
 from lit_recon.models import Backbone
 from lit_recon.models.checkpoint import load_backbone
-from lit_recon.observation import ClientSettings, LocalTraining
 from lit_recon.records import Knowledge, Observation
 
 DEFENSES: dict[str, Defense | LocalTraining] = {

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lit_recon.reporting.atomic import write_text
+from lit_recon.io.files import write_text
 from lit_recon.reporting.provenance import environment
 
 #: The repository.

@@ -27,9 +27,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import Row, alternate, ratios, spread, status_mib, write_record
-from lit_recon.data import CIFAR10, MNIST, ImageSet
-from lit_recon.data.seeding import seeded_generator
-from lit_recon.informed.shadow import (
+from lit_recon.attacks.shadow import (
     Execution,
     GradientDescent,
     KnownTraining,
@@ -38,12 +36,15 @@ from lit_recon.informed.shadow import (
     train_models,
     train_reference,
 )
-from lit_recon.informed.shadow.by_hand import chunk_size, prepared
-from lit_recon.informed.shadow.dual import suits
-from lit_recon.informed.shadow.products import times_transposed
-from lit_recon.informed.shadow.training import flat_weights
+from lit_recon.attacks.shadow.engines.batched_mlp import chunk_size, prepared
+from lit_recon.attacks.shadow.engines.dual import suits
+from lit_recon.attacks.shadow.engines.pixels import times_transposed
+from lit_recon.attacks.shadow.training import flat_weights
+from lit_recon.data import ImageSet
+from lit_recon.data.seeding import seeded_generator
+from lit_recon.data.sources import CIFAR10, MNIST
 from lit_recon.models.released import ReleasedCNN, ReleasedMLP, ReleasedNetwork
-from lit_recon.modules.allocator import keep_freed_memory
+from lit_recon.training.trainer import keep_freed_memory
 
 #: Own images of the models, and images times steps of a measurement at most.
 _OWN, _WORK = 1_000, 200_000
@@ -74,7 +75,7 @@ def arithmetic(known: KnownTraining) -> dict[str, float]:
     if not suits(known.descent, fixed):
         rare = images[:, fixed.pixels.seldom].count_nonzero()
         done = 4.0 * neurons * (len(images) * fixed.pixels.n_often(images) + int(rare))
-    return {"plain": 4.0 * neurons * images.numel(), "done_by_hand": done}
+    return {"plain": 4.0 * neurons * images.numel(), "done_batched": done}
 
 
 def training(network: ReleasedNetwork, images: ImageSet, n: int, steps: int) -> tuple[KnownTraining, Tensor, ImageSet]:
@@ -88,17 +89,17 @@ def training(network: ReleasedNetwork, images: ImageSet, n: int, steps: int) -> 
 def speed(images: ImageSet, n: int, steps: int, rounds: int, peak: float) -> Row:
     """Every way of training MLPs over the plain loop, for `n` known images."""
     known, start, own = training(ReleasedMLP(), images, n, min(steps, _WORK // n))
-    sizes: dict[Execution, int] = {"loop": 2, "vmap": 8, "hand": 2 * chunk_size(known)}
+    sizes: dict[Execution, int] = {"loop": 2, "vmap": 8, "batched_mlp": 2 * chunk_size(known)}
     per_model = _timed(known, start, own, sizes, rounds)
     operations = arithmetic(known)
-    fastest = min(per_model["hand"]) * peak
+    fastest = min(per_model["batched_mlp"]) * peak
     return {
         **_row(images, known, sizes, per_model),
         "operations": operations,
         "share_of_peak": {
             "loop": round(operations["plain"] / (min(per_model["loop"]) * peak), 3),
             "hand_by_plain_arithmetic": round(operations["plain"] / fastest, 3),
-            "hand_by_what_is_done": round(operations["done_by_hand"] / fastest, 3),
+            "hand_by_what_is_done": round(operations["done_batched"] / fastest, 3),
         },
     }
 
@@ -138,7 +139,7 @@ def agreement(images: ImageSet, n: int, steps: int, models: int) -> Row:
     exact, pixels, labels = known.on("cpu", torch.float64), own.pixels()[:models], own.labels[:models]
     truth = train_models(exact, start.double(), pixels.double(), labels, "loop")
     norms = (truth - train_reference(known, start)).norm(dim=1)
-    ways: tuple[Execution, ...] = ("loop", "hand")
+    ways: tuple[Execution, ...] = ("loop", "batched_mlp")
     errors = {way: (train_models(known, start, pixels, labels, way) - truth).norm(dim=1) / norms for way in ways}
     return {
         "images": images.name,
@@ -164,7 +165,7 @@ def peak_mib(images: ImageSet, n: int, models: int) -> float:
     plan = ShadowPlan(ReleasedMLP(), fixed, GradientDescent(steps=2))
     before = status_mib("VmRSS")
     with tempfile.TemporaryDirectory() as folder:
-        store = ShadowStore.create(Path(folder), plan.description, "hand", _SHARD)
+        store = ShadowStore.create(Path(folder), plan.description, "batched_mlp", _SHARD)
         for _ in plan.train_shards(store, range(-(-models // _SHARD)), own):
             pass
     return status_mib("VmHWM") - before

@@ -11,7 +11,7 @@ between_iterations   what happens from the end of one iteration to the beginning
 whole_iterations     how much longer iterations take from beginning to beginning. This would also show that the Trainer
                      slows down the attack itself, within the noise of the machine.
 
-The process keeps the memory that it frees, see `lit_recon.modules.allocator`.
+The process keeps the memory that it frees, see `lit_recon.training.trainer`.
 """
 
 from __future__ import annotations
@@ -30,18 +30,17 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import Row, spread, write_record
-from lit_recon.data import Digits
-from lit_recon.inversion import GradientMatching, KnownLabels, Parametrization, Pixels, TotalVariation
-from lit_recon.inversion.parametrizations import Variables
+from lit_recon.attacks.updates import GradientMatching, KnownLabels, Parametrization, Pixels, TotalVariation
+from lit_recon.attacks.updates.gradient_matching.parametrizations import Variables
+from lit_recon.clients import Client, ClientSettings
+from lit_recon.data.sources import Digits
 from lit_recon.metrics import Unavailable
 from lit_recon.models import Backbone, ResNet18
-from lit_recon.modules.allocator import keep_freed_memory
 from lit_recon.modules.data import VictimDataModule
-from lit_recon.modules.inversion import InversionModule
 from lit_recon.modules.loggers import WandbSettings, build_loggers
-from lit_recon.modules.trainer import TrainerSettings, build_trainer
-from lit_recon.observation import Client, ClientSettings
+from lit_recon.modules.update_attack import UpdateAttackModule
 from lit_recon.records import Knowledge, Observation
+from lit_recon.training.trainer import TrainerSettings, build_trainer, keep_freed_memory
 
 KNOWLEDGE = Knowledge(labels=True)
 LOG_EVERY, SAVE_EVERY_SECONDS = 10, 2.0
@@ -108,7 +107,7 @@ def measure(rounds: int, steps: int, width: int = 64) -> Row:
         with tempfile.TemporaryDirectory() as folder:
             loggers = build_loggers(Path(folder), "trainer", WandbSettings(mode="disabled"), {})
             lpips = Unavailable("not asked for")
-            module = InversionModule(
+            module = UpdateAttackModule(
                 attack, model, ClientSettings(), None, KNOWLEDGE, Path(folder), lpips, 1, SAVE_EVERY_SECONDS
             )
             build_trainer(TrainerSettings(accelerator="cpu"), loggers).test(module, datamodule=victims, verbose=False)

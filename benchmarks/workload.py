@@ -9,10 +9,10 @@ import lit_recon._torchvision
 import torch
 from torch import Tensor, nn
 
-from lit_recon.inversion import GradientMatching, InversionState, KnownLabels, TotalVariation
-from lit_recon.inversion.matching import Compilation, Execution
+from lit_recon.attacks.updates import GradientMatching, KnownLabels, MatchingState, TotalVariation
+from lit_recon.attacks.updates.gradient_matching.matching import Compilation, Execution
+from lit_recon.clients import BatchNormMode, Client
 from lit_recon.models import Backbone, ResNet18
-from lit_recon.observation import BatchNormMode, Client
 from lit_recon.records import Knowledge, Normalization, Observation
 
 #: Far more iterations than a benchmark takes, so that schedules and logs stay where they are in a long run.
@@ -65,7 +65,7 @@ class Workload:
 
     def attack(
         self, execution: Execution = "loop", compilation: Compilation = "none"
-    ) -> tuple[GradientMatching, InversionState]:
+    ) -> tuple[GradientMatching, MatchingState]:
         """A started attack on all clients: cosine, total variation, sign-Adam, labels known."""
         attack = GradientMatching(
             priors=[TotalVariation(0.1)],

@@ -89,7 +89,7 @@ class ForwardOperator(Protocol):
         ...
 
 
-class DefenseCounterpart(Protocol):
+class SimulatedDefense(Protocol):
     """What an attacker can simulate of a client's defense; see `lit_recon.defenses.Defense`."""
 
     @property
@@ -97,17 +97,17 @@ class DefenseCounterpart(Protocol):
         """Where it acts: 1 the batch, 2 gradients of single examples, 3 the update."""
         ...
 
-    def counterpart_buffers(
+    def simulate_buffers(
         self, buffers: Mapping[str, Tensor], observed: Update, n_examples: int
     ) -> Mapping[str, Tensor]:
         """The model's buffers as an attacker who has seen `observed` should set them."""
         ...
 
-    def counterpart_per_example(self, gradients: Update) -> Update:
+    def simulate_per_example(self, gradients: Update) -> Update:
         """What the defense does to a candidate's gradients of single examples, each `(n, ...)`."""
         ...
 
-    def counterpart(self, candidate: Update, observed: Update) -> Update:
+    def simulate(self, candidate: Update, observed: Update) -> Update:
         """What the defense would have done to a candidate's update, as far as `observed` tells."""
         ...
 
@@ -175,7 +175,7 @@ class Observation:
     knowledge: Knowledge = field(default_factory=Knowledge)
     labels: Tensor | None = None
     batch_statistics: BatchStatistics | None = None
-    defense: DefenseCounterpart | None = None
+    defense: SimulatedDefense | None = None
 
     def __post_init__(self) -> None:
         if self.n_examples < 1:

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import torch
 
+from lit_recon.clients import Client
 from lit_recon.errors import LitReconError, ShapeError
 from lit_recon.models import MLP, Backbone
-from lit_recon.observation import Client
 from lit_recon.records import Knowledge, Normalization, Observation
 
 

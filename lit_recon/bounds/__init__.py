@@ -11,32 +11,38 @@ from lit_recon.bounds.baseline_error import (
     gaussian_prior_chernoff,
     uniform_ball,
 )
-from lit_recon.bounds.cramer_rao import ErrorBound, cramer_rao, unit_norm_cramer_rao
-from lit_recon.bounds.equivalence import privacy_from_robustness, robustness_from_privacy, two_point_baseline
+from lit_recon.bounds.cramer_rao import (
+    ErrorBound,
+    GaussianPrior,
+    cramer_rao,
+    unit_norm_cramer_rao,
+    van_trees,
+)
 from lit_recon.bounds.fisher import (
     DenseJacobian,
     GaussianRelease,
     Jacobian,
+    autograd_jacobian,
     example_clipped_information,
     fisher_information,
 )
-from lit_recon.bounds.fisher_autograd import autograd_jacobian
 from lit_recon.bounds.likelihood import likeliest_inputs
-from lit_recon.bounds.privacy_profile import profile_bound
 from lit_recon.bounds.rates import RATES, Rate, Slope, log_slope
 from lit_recon.bounds.robustness import (
     approximate_bound,
     concentrated_bound,
     gaussian_bound,
     laplace_bound,
+    privacy_from_robustness,
+    profile_bound,
     pure_bound,
     renyi_bound,
+    robustness_from_privacy,
     tight_pure_bound,
+    two_point_baseline,
 )
 from lit_recon.bounds.sampled_gaussian import Simulated, simulated_bound
-from lit_recon.bounds.two_layer import TwoLayerJacobian, TwoLayerNet
-from lit_recon.bounds.two_layer_privacy import moments_noise, replacement_sensitivity
-from lit_recon.bounds.van_trees import GaussianPrior, van_trees
+from lit_recon.bounds.two_layer import TwoLayerJacobian, TwoLayerNet, moments_noise, replacement_sensitivity
 
 __all__ = [
     "RATES",

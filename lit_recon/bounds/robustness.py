@@ -9,13 +9,24 @@ Sources:
     [Balle2022] Balle, Cherubin and Hayes, Reconstructing training data with informed adversaries.
     [Hayes2023] Hayes, Mahloujifar and Balle, Bounding training data reconstruction in DP-SGD.
     [Dong2022] Dong, Roth and Su, Gaussian differential privacy.
+
+Source: Balle, Cherubin and Hayes 2022, Reconstructing training data with informed adversaries, theorem 5.
+
+The chance of an attack is at most `kappa e^epsilon + delta(epsilon)` for every epsilon, also below 0; by the
+Neyman-Pearson lemma the least of these is reached by an attack, if `delta` is exact.
+
+Sources:
+    Hayes, Mahloujifar and Balle 2023, Bounding training data reconstruction in DP-SGD, theorem 2.
+    Dong, Roth and Su 2022, Gaussian differential privacy, proposition 2.12.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import numpy as np
+from scipy.optimize import minimize_scalar
 from scipy.special import ndtr, ndtri_exp
 
 from lit_recon.errors import ConfigError
@@ -137,3 +148,92 @@ def _check(log_kappa: float, **strengths: float) -> None:
 
 def _chance(logarithm: float) -> float:
     return math.exp(min(0.0, logarithm))
+
+
+def two_point_baseline(epsilon: float) -> float:
+    """Baseline error of the theorem's priors, two candidates with odds `e^epsilon` to 1: no attack has a lower chance.
+
+    >>> two_point_baseline(0.0)
+    0.5
+    """
+    _check_equivalence(epsilon)
+    return 1 / (1 + math.exp(-epsilon))
+
+
+def privacy_from_robustness(epsilon: float, gamma: float) -> float:
+    """The delta at `epsilon` of a mechanism whose every pair of candidates is told apart with chance at most `gamma`.
+
+    Args:
+        epsilon: at least 0; the two candidates have odds `e^epsilon` to 1.
+        gamma: bound on the chance of naming the right one, at least that of the constant guess.
+
+    Returns:
+        `(1 + e^epsilon) gamma - e^epsilon`, in [0, 1]; exact if `gamma` is the chance of the best attack.
+
+    Raises:
+        ConfigError: if no mechanism has such a gamma.
+
+    >>> round(privacy_from_robustness(1.0, 0.75), 10)
+    0.0704295429
+    """
+    least = two_point_baseline(epsilon)
+    if not least - 1e-12 <= gamma <= 1:
+        raise ConfigError(
+            f"gamma must lie between {least:.6g} and 1 for epsilon={epsilon}: guessing the likelier candidate succeeds "
+            f"that often; got {gamma}"
+        )
+    # In terms of the chance to fail, so that a large epsilon does not overflow.
+    return max(0.0, gamma - (1 - gamma) * math.exp(epsilon)) if gamma < 1 else 1.0
+
+
+def robustness_from_privacy(epsilon: float, delta: float) -> float:
+    """The chance of the best attack on the theorem's priors, given the exact delta at `epsilon`: the inverse.
+
+    >>> round(robustness_from_privacy(1.0, 0.1269367375), 10)
+    0.7651971252
+    """
+    _check_equivalence(epsilon)
+    if not 0 <= delta <= 1:
+        raise ConfigError(f"delta must lie in [0, 1]; got {delta}")
+    return (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon))
+
+
+def _check_equivalence(epsilon: float) -> None:
+    if not 0 <= epsilon < math.inf:
+        raise ConfigError(f"epsilon must be at least 0 and finite; got {epsilon}")
+
+
+#: Chances farther than this from 1 are told from 1.
+_LEAST_LOG_RATIO = -50.0
+#: To find the valley by; any epsilon gives a valid bound, so that missing the least one only loosens it.
+_GRID_POINTS = 65
+
+
+def profile_bound(log_kappa: float, profile: Callable[[float], float]) -> float:
+    """The least `kappa e^epsilon + delta(epsilon)` over all real epsilon.
+
+    Args:
+        log_kappa: of the baseline error.
+        profile: `sup_E P(E) - e^epsilon Q(E)` at any real epsilon, for `P` the outputs with the record and `Q` those
+            without; any upper bound of it gives a valid gamma.
+
+    Raises:
+        ConfigError: if `log_kappa` is above 0 or not finite.
+
+    >>> from scipy.special import ndtr
+    >>> noise = lambda epsilon: float(ndtr(0.5 - epsilon) - math.exp(epsilon) * ndtr(-0.5 - epsilon))
+    >>> round(profile_bound(math.log(0.1), noise), 9)
+    0.389143692
+    """
+    if not -math.inf < log_kappa <= 0:
+        raise ConfigError(f"log_kappa must be finite and at most 0; got {log_kappa}: kappa is a probability above 0")
+
+    def chance(epsilon: float) -> float:
+        return math.exp(log_kappa + epsilon) + profile(epsilon)
+
+    # Convex in e^epsilon, the sum has one valley, but around it a plain at 1; beyond log 1/kappa it exceeds 1.
+    grid = np.linspace(_LEAST_LOG_RATIO, -log_kappa, _GRID_POINTS)
+    lowest = int(np.argmin([chance(epsilon) for epsilon in grid]))
+    valley = (grid[max(lowest - 1, 0)], grid[min(lowest + 1, _GRID_POINTS - 1)])
+    found = minimize_scalar(chance, bounds=valley, method="bounded", options={"xatol": 1e-7})
+    return min(1.0, float(found.fun), chance(grid[lowest]))

@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import importlib
-import re
 import shlex
 import sys
 from argparse import ArgumentError
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
 
 #: Exit codes: bad input, as argparse has it; and 128 plus the signal's number, as shells have it.
 BAD_INPUT, SIGNAL_BASE = 2, 128
 
-#: Wordings of the parser and what to say instead, applied in this order.
-_PHRASES = [
-    (r'Parser key "([\w.+]+)":', r"\1:"),
-    (r"Problem with given class_path '[\w.]*?(\w+)':", r"\1:"),
-    (r"Does not validate against any of the Union subtypes Subtypes: .*? Errors: - ", ""),
-    (r"Type \S*Callable.*? expects a function or a callable class: ", ""),
-    (r"(?: - )?Expected a <class 'NoneType'>", ""),
-    (r"Expected a dot import path string: ([\w.]+)", r"there is no class \1"),
-    (r"Expected an? (?:<class '(\w+)'>|typing\.Literal\[([^\]]*)\])", r"expected \1\2"),
-    (r"(?:Subcommand '\w+' does not accept option|Option) '(\S+)'(?: is not accepted)?", r"unknown option '\1'"),
-    (r" Given value type: .*? Given value:|\.? Got value:", "; got"),
-    (r"; got (?:Namespace|NestedArg)\(.*", ""),
-    (r" - expected", " or"),
-]
-
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: its name, what it does, and the module with its `parser()` and `execute(parser, values)`.
+    """A subcommand: its name, purpose, and the module with its `parser()` and `execute(parser, values)`.
 
     The module is imported only when the command is used: a report needs no PyTorch.
     """
@@ -61,7 +48,8 @@ def main(program: str, commands: Sequence[Command], arguments: Sequence[str] | N
         names = ", ".join(command.name for command in commands)
         return _refuse(f"{program} has no command {given[0]!r}; expected one of: {names}", f"python {program} --help")
     from lit_recon.errors import LitReconError
-    from lit_recon.modules.interruption import Interrupted, interruptible
+    from lit_recon.experiments.configuration import readable
+    from lit_recon.training.progress import Interrupted, interruptible
 
     try:
         with interruptible():
@@ -77,18 +65,6 @@ def main(program: str, commands: Sequence[Command], arguments: Sequence[str] | N
         print(f"stopped; this goes on where it stopped: {again}", file=sys.stderr)
         return SIGNAL_BASE + stop.number
     return 0
-
-
-def readable(message: str) -> str:
-    r"""A parser's message as one line in plain words.
-
-    >>> readable("Parser key \"seed\":\n  Expected a <class 'int'>. Got value: x")
-    'seed: expected int; got x'
-    """
-    line = " ".join(message.split())
-    for pattern, words in _PHRASES:
-        line = re.sub(pattern, words, line)
-    return line.strip()
 
 
 def _refuse(message: str, help_command: str = "") -> int:
@@ -111,3 +87,34 @@ def _without_overwrite(arguments: Sequence[str]) -> list[str]:
 def _usage(program: str, commands: Sequence[Command]) -> str:
     lines = [f"usage: python {program} COMMAND [--help] [--config FILE] [--KEY VALUE ...]", "", "commands:"]
     return "\n".join(lines + [f"  {command.name:<10}{command.purpose}" for command in commands])
+
+
+def named_by_content(arguments: Sequence[str]) -> list[str]:
+    """A command line with `factors` in the place of `run`, where a configuration that it names has `factors`.
+
+    Args:
+        arguments: of `reconn.py`.
+
+    >>> named_by_content(["run", "--seed", "1"])
+    ['run', '--seed', '1']
+    """
+    given = list(arguments)
+    if given[:1] == ["run"] and any(map(_has_factors, _configurations(given))):
+        given[0] = "factors"
+    return given
+
+
+def _configurations(arguments: Sequence[str]) -> list[Path]:
+    following = dict(zip(range(len(arguments)), arguments[1:], strict=False))
+    named = [following.get(index, "") for index, argument in enumerate(arguments) if argument == "--config"]
+    joined = [argument.removeprefix("--config=") for argument in arguments if argument.startswith("--config=")]
+    return [Path(name) for name in (*named, *joined) if name]
+
+
+def _has_factors(path: Path) -> bool:
+    """Whether a file is YAML with `factors`; whatever is wrong with it is for the command to say."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return False
+    return isinstance(content, dict) and "factors" in content

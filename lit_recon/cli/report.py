@@ -8,9 +8,9 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.errors import ConfigError
-from lit_recon.reporting import RunFolder, build_report, compare_report
-from lit_recon.reporting.evaluation import build_evaluation
-from lit_recon.reporting.grid_folder import GridFolder
+from lit_recon.experiments.evaluate.page import build_evaluation
+from lit_recon.reporting.pages import build_report, compare_report
+from lit_recon.reporting.run_folder import GridFolder, RunFolder
 from lit_recon.reporting.settings import parse_settings
 
 #: Where the comparison of several runs goes unless told otherwise.
@@ -18,13 +18,13 @@ COMPARISON = Path("comparison.html")
 
 #: Whose pages have words of their own: modules by a setting, the first that a run has.
 _PAGES = {
-    "regression": "lit_recon.cli.glm_page",
-    "sweeps": "lit_recon.cli.bounds_page",
-    "histogram": "lit_recon.cli.membership_page",
-    "budget": "lit_recon.cli.rero_page",
-    "factors": "lit_recon.reporting.factors.page",
-    "reconstructor": "lit_recon.cli.reconn_page",
-    "recipe": "lit_recon.cli.generator_page",
+    "regression": "lit_recon.experiments.glm.page",
+    "sweeps": "lit_recon.experiments.two_layer.page",
+    "histogram": "lit_recon.experiments.membership.page",
+    "budget": "lit_recon.experiments.rero.page",
+    "factors": "lit_recon.experiments.factors.page",
+    "reconstructor": "lit_recon.experiments.released_attack.page",
+    "recipe": "lit_recon.experiments.train.generator_page",
 }
 
 

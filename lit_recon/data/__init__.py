@@ -1,10 +1,22 @@
 """Images, where they come from, and how they are split into public data and victims."""
 
+from __future__ import annotations
+
 from lit_recon.data.dataset import ImageSet
 from lit_recon.data.informed_splits import InformedSplit, InformedSplitSettings, draw_informed_split
 from lit_recon.data.normalization import measure_normalization
-from lit_recon.data.sources import CIFAR10, CIFAR100, MNIST, Digits, ImageFolder, ImageSource, Npz
-from lit_recon.data.splits import Split, content_hash, disjoint_split, hold_out, split_hash
+from lit_recon.data.sources.base import ImageSource
+from lit_recon.data.sources.digits import Digits
+from lit_recon.data.sources.folder import ImageFolder
+from lit_recon.data.sources.npz import Npz
+from lit_recon.data.sources.published import CIFAR10, CIFAR100, MNIST
+from lit_recon.data.splits import (
+    Split,
+    content_hash,
+    disjoint_split,
+    hold_out,
+    split_hash,
+)
 from lit_recon.data.victims import VictimBatch, sample_victims, victim_batches
 
 __all__ = [

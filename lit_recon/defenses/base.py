@@ -11,6 +11,7 @@ The attacker has a counterpart of each stage that he can simulate: what it does 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Literal, NamedTuple, Protocol
@@ -18,6 +19,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from lit_recon.errors import ConfigError
 from lit_recon.models import Backbone
 from lit_recon.records import Update
 
@@ -104,17 +106,17 @@ class Defense:
         """The mean gradient, or the update of several local steps."""
         return update
 
-    def counterpart_buffers(
+    def simulate_buffers(
         self, buffers: Mapping[str, Tensor], observed: Update, n_examples: int
     ) -> Mapping[str, Tensor]:
         """The buffers of the prepared model as an attacker who has seen `observed` should set them."""
         return buffers
 
-    def counterpart_per_example(self, gradients: Update) -> Update:
+    def simulate_per_example(self, gradients: Update) -> Update:
         """What the defense does to a candidate's gradients of single examples, each `(n, ...)`."""
         return gradients
 
-    def counterpart(self, candidate: Update, observed: Update) -> Update:
+    def simulate(self, candidate: Update, observed: Update) -> Update:
         """What the defense would have done to a candidate's update, as far as `observed` tells.
 
         Differentiable in `candidate`, and fit for `torch.func.vmap`.
@@ -122,7 +124,7 @@ class Defense:
         return candidate
 
     def log_likelihood(self, candidate: Update, observed: Update, n_examples: int) -> Tensor | None:
-        """Log density of `observed` given the candidate's update after `counterpart`; None if there is none to give.
+        """Log density of `observed` given the candidate's update after `simulate`; None if there is none to give.
 
         A scalar, differentiable in `candidate`.
         """
@@ -131,3 +133,29 @@ class Defense:
     def __repr__(self) -> str:
         names = inspect.signature(type(self)).parameters
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+
+def checked(owner: object, name: str, value: float, low: float = 0.0, high: float = math.inf) -> float:
+    """`value`, if it lies in [low, high].
+
+    Raises:
+        ConfigError: it does not, or is not a number.
+    """
+    if not low <= value <= high:
+        nearest = high if value > high else low
+        interval = f"at least {low:g}" if high == math.inf else f"in [{low:g}, {high:g}]"
+        raise ConfigError(
+            f"{type(owner).__name__} needs {name} {interval}; got {value:g}: the nearest valid choice is {nearest:g}"
+        )
+    return value
+
+
+def checked_finite(owner: object, name: str, value: float) -> float:
+    """`value`, if it is finite and not negative.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if value == math.inf:
+        raise ConfigError(f"{type(owner).__name__} needs a finite {name}; got inf")
+    return checked(owner, name, value)

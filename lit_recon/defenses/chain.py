@@ -66,21 +66,21 @@ class Chain(Defense):
             update = defense.transform_update(update, round_, generator)
         return update
 
-    def counterpart_buffers(
+    def simulate_buffers(
         self, buffers: Mapping[str, Tensor], observed: Update, n_examples: int
     ) -> Mapping[str, Tensor]:
         for defense in self.defenses:
-            buffers = defense.counterpart_buffers(buffers, observed, n_examples)
+            buffers = defense.simulate_buffers(buffers, observed, n_examples)
         return buffers
 
-    def counterpart_per_example(self, gradients: Update) -> Update:
+    def simulate_per_example(self, gradients: Update) -> Update:
         for defense in self.defenses:
-            gradients = defense.counterpart_per_example(gradients)
+            gradients = defense.simulate_per_example(gradients)
         return gradients
 
-    def counterpart(self, candidate: Update, observed: Update) -> Update:
+    def simulate(self, candidate: Update, observed: Update) -> Update:
         for defense in self.defenses:
-            candidate = defense.counterpart(candidate, observed)
+            candidate = defense.simulate(candidate, observed)
         return candidate
 
     def log_likelihood(self, candidate: Update, observed: Update, n_examples: int) -> Tensor | None:

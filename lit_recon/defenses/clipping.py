@@ -12,10 +12,15 @@ stay; a gradient within the bound comes back bit for bit.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from lit_recon.defenses.base import BatchNormMode, Defense, Round, Stage, checked
+from lit_recon.defenses.release import require_separable
 from lit_recon.defenses.vectors import root, squared_norm
+from lit_recon.models import Backbone
 from lit_recon.records import Update
 
 
@@ -44,3 +49,58 @@ def clip_factors(squared: Tensor, bound: float) -> Tensor:
     """
     norm = root(squared)
     return torch.where(norm > bound, bound / norm, 1.0)
+
+
+class GradientClipping(Defense):
+    """Scales the mean gradient to an L2 norm of at most `bound`, over all parameters as one vector, after averaging.
+
+    The bound is absolute. No random numbers. An infinite bound is the identity, a bound of 0 freezes training.
+    It gives no differential privacy, as one example may still decide the direction: see `PerExampleClipping`.
+
+    The attacker clips a candidate's gradient by the same rule; for a cosine objective that changes nothing.
+
+    Args:
+        bound: largest norm of the released gradient.
+
+    Source: [Liu2025], section 5, bounds 2, 4 and 8.
+    """
+
+    stages = (Stage.UPDATE,)
+
+    def __init__(self, bound: float = math.inf) -> None:
+        self.bound = checked(self, "bound", bound)
+
+    def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
+        return clipped(update, self.bound)
+
+    def simulate(self, candidate: Update, observed: Update) -> Update:
+        return clipped(candidate, self.bound)
+
+
+class PerExampleClipping(Defense):
+    """Scales each example's gradient to an L2 norm of at most `bound`, over all parameters, before averaging.
+
+    The bound is absolute. No random numbers. An infinite bound is the identity, a bound of 0 freezes training.
+
+    The attacker clips the gradients of his candidates one by one.
+
+    Args:
+        bound: largest norm of one example's gradient.
+
+    Source: [Abadi2016], without the noise.
+    """
+
+    stages = (Stage.PER_EXAMPLE,)
+
+    def __init__(self, bound: float = math.inf) -> None:
+        self.bound = checked(self, "bound", bound)
+
+    def prepare(self, model: Backbone, batch_norm: BatchNormMode = "eval") -> Backbone:
+        require_separable(model, batch_norm, self)
+        return model
+
+    def transform_per_example(self, gradients: Update, generator: torch.Generator) -> Update:
+        return clipped_examples(gradients, self.bound)
+
+    def simulate_per_example(self, gradients: Update) -> Update:
+        return clipped_examples(gradients, self.bound)

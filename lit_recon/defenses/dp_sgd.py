@@ -7,11 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from lit_recon.defenses.base import BatchNormMode, Defense, Round, Stage
+from lit_recon.defenses.base import BatchNormMode, Defense, Round, Stage, checked, checked_finite
 from lit_recon.defenses.clipping import clipped_examples
-from lit_recon.defenses.gaussian_noise import gaussian_log_likelihood
-from lit_recon.defenses.per_example import require_separable
-from lit_recon.defenses.strength import checked, checked_finite
+from lit_recon.defenses.noise import gaussian_log_likelihood
+from lit_recon.defenses.release import require_separable
 from lit_recon.defenses.vectors import normal_like
 from lit_recon.errors import ConfigError
 from lit_recon.models import Backbone
@@ -69,7 +68,7 @@ class DPSGD(Defense):
             return update
         return {name: value + std * normal_like(value, generator) for name, value in update.items()}
 
-    def counterpart_per_example(self, gradients: Update) -> Update:
+    def simulate_per_example(self, gradients: Update) -> Update:
         return clipped_examples(gradients, self.bound)
 
     def log_likelihood(self, candidate: Update, observed: Update, n_examples: int) -> Tensor | None:

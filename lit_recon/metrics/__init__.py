@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from lit_recon.metrics.aggregate import ImageScore, LabelAccuracy
-from lit_recon.metrics.backbone_weights import LpipsNetwork, Unavailable
 from lit_recon.metrics.baselines import MeanImage, NearestPublic
 from lit_recon.metrics.features import feature_cosines, span_error
 from lit_recon.metrics.fidelity import mse, psnr, rmse, ssim
 from lit_recon.metrics.labels import label_accuracy
-from lit_recon.metrics.matching import match
-from lit_recon.metrics.perceptual import Lpips, load_lpips
-from lit_recon.metrics.scores import BatchScores, score_batch, score_pairs
+from lit_recon.metrics.perceptual import Lpips, LpipsNetwork, Unavailable, load_lpips
+from lit_recon.metrics.scores import BatchScores, match, score_batch, score_pairs
 
 __all__ = [
     "BatchScores",

@@ -11,11 +11,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from lit_recon.errors import CorruptFileError, LitReconError, MissingDataError, ShapeError, UnsupportedModelError
-from lit_recon.models.backbone import Backbone
-from lit_recon.models.feature_layer import WideFeatureLayer
-from lit_recon.models.model_file import write_model_file
-from lit_recon.models.trunk import Trunk
+from lit_recon.errors import (
+    CorruptFileError,
+    LitReconError,
+    MissingDataError,
+    ShapeError,
+    UnsupportedModelError,
+)
+from lit_recon.io.tensors import write_model_file
+from lit_recon.models.classifiers.backbone import Backbone, Trunk
+from lit_recon.models.classifiers.feature_layer import WideFeatureLayer
 from lit_recon.records import Normalization
 
 FORMAT_VERSION = 1

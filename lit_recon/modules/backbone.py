@@ -11,8 +11,8 @@ from pytorch_lightning import LightningDataModule, Trainer
 from torch import Tensor, nn
 
 from lit_recon.errors import CorruptFileError, RunExistsError
-from lit_recon.modules.training import ImageBatch, TrainingModule
-from lit_recon.modules.training_callbacks import BACKBONE_FILE, LAST_CHECKPOINT
+from lit_recon.training.callbacks import BACKBONE_FILE, LAST_CHECKPOINT
+from lit_recon.training.module import ImageBatch, TrainingModule
 
 
 class BackboneModule(TrainingModule):

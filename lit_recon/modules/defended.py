@@ -7,15 +7,29 @@ from typing import Any
 import lit_recon._torchvision
 
 import torch
-from torch import Tensor, nn
+from pytorch_lightning.strategies import Strategy
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from lit_recon.clients import GradientOperator, LocalTraining
 from lit_recon.data.seeding import seeded_generator
 from lit_recon.defenses import Batch, Defense, Stage, at_weights, defended_gradient
 from lit_recon.errors import ConfigError
 from lit_recon.models import Backbone
-from lit_recon.modules.own_reduction import broadcast_buffers, switch_off_ddp_reduction
-from lit_recon.modules.training import ImageBatch, SGDSchedule, TrainingModule
-from lit_recon.observation import GradientOperator, LocalTraining
+from lit_recon.training.module import ImageBatch, SGDSchedule, TrainingModule
+
+
+def switch_off_ddp_reduction(strategy: Strategy) -> None:
+    """Let DDP broadcast the first weights and nothing else: it would average gradients before they are defended."""
+    if isinstance(strategy.model, DistributedDataParallel):
+        strategy.model.require_backward_grad_sync = False
+
+
+def broadcast_buffers(model: nn.Module) -> None:
+    """Give all processes the first one's running statistics, as DDP does before every step."""
+    if distributed.is_initialized():
+        for buffer in model.buffers():
+            distributed.broadcast(buffer, src=0)
 
 
 class DefendedBackboneModule(TrainingModule):

@@ -15,8 +15,8 @@ from torch import Tensor, nn, optim
 
 from lit_recon.data.seeding import seeded_generator
 from lit_recon.errors import ConfigError
-from lit_recon.models.generator import ConvCritic, ConvGenerator
-from lit_recon.modules.training import ImageBatch
+from lit_recon.models.generative.generator import ConvCritic, ConvGenerator
+from lit_recon.training.module import ImageBatch
 
 #: Steps between two looks at whether the loss is still finite; reading it makes a GPU wait.
 _DIVERGENCE_EVERY = 50

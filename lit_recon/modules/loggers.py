@@ -18,8 +18,8 @@ from PIL import Image
 from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
 
 from lit_recon.errors import ConfigError
-from lit_recon.modules.trainer import is_first_process
-from lit_recon.reporting.atomic import write_text
+from lit_recon.io.files import write_text
+from lit_recon.training.trainer import is_first_process
 
 _Mode = Literal["online", "offline", "disabled"]
 

@@ -10,8 +10,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from lit_recon.data.augmentation import random_crop, random_flip
-from lit_recon.data.batches import EvaluationBatches
+from lit_recon.data.batches import EvaluationBatches, random_crop, random_flip
 from lit_recon.data.dataset import ImageSet
 from lit_recon.data.seeding import seeded_generator
 from lit_recon.modules.data import BackboneDataModule

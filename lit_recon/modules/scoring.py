@@ -20,8 +20,8 @@ from lit_recon.metrics import (
     score_batch,
     score_pairs,
 )
-from lit_recon.modules.finished import FinishedBatch
-from lit_recon.reporting.rows import Metric
+from lit_recon.modules.attack_state import FinishedBatch
+from lit_recon.reporting.writing import Scalar
 
 #: How well features were recovered: their part outside the recovered span, and |cos| with the recovered one.
 FEATURE_SCORES = ("feature_error", "feature_cosine")
@@ -112,9 +112,9 @@ class RunScores(nn.Module):
                 score.update(torch.tensor(part.finished.feature_scores[name], dtype=torch.float64))
             self._labels.update(part.finished.reconstruction.labels.cpu(), part.batch.labels.cpu())
 
-    def record(self) -> dict[str, Metric]:
+    def record(self) -> dict[str, Scalar]:
         """Entries of `metrics.json`; every process has to call this, since it synchronises."""
-        entries: dict[str, Metric] = {}
+        entries: dict[str, Scalar] = {}
         for score in (*self._ours.values(), *self._features.values()):
             entries |= score.record()
         if self.unavailable:

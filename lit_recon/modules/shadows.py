@@ -9,10 +9,10 @@ import lit_recon._torchvision
 
 from pytorch_lightning import LightningModule, Trainer
 
+from lit_recon.attacks.shadow import LinearPlan, Plan, ShadowStore
 from lit_recon.data import ImageSet
 from lit_recon.errors import MissingDataError
-from lit_recon.informed.shadow import LinearPlan, Plan, ShadowStore
-from lit_recon.modules.progress import Progress
+from lit_recon.training.progress import Progress
 
 #: Stands for no shard, where a process has none: the Trainer wants at least one batch in each.
 _NONE = -1
@@ -112,7 +112,7 @@ def train_store(
         plan: of the models.
         images: one per model.
         folder: of the store.
-        execution: of a new store: `hand`, `vmap`, `loop`, or `auto`, which measures.
+        execution: of a new store: `batched_mlp`, `vmap`, `loop`, or `auto`, which measures.
         shard_size: models per file of a new store.
         label: what the models are called on the screen.
 

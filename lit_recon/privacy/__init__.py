@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from lit_recon.privacy.calibration import calibrate_noise
-from lit_recon.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_log_delta, gaussian_mu
-from lit_recon.privacy.neighbors import Neighbors
-from lit_recon.privacy.noisy_sgd import FullBatchSGD, NoisySGD, PoissonSGD, noisy_sgd
-from lit_recon.privacy.renyi import renyi_curve
+from lit_recon.privacy.gaussian import (
+    gaussian_delta,
+    gaussian_epsilon,
+    gaussian_log_delta,
+    gaussian_mu,
+    renyi_curve,
+)
+from lit_recon.privacy.noisy_sgd import (
+    FullBatchSGD,
+    Neighbors,
+    NoisySGD,
+    PoissonSGD,
+    noisy_sgd,
+)
 
 __all__ = [
     "FullBatchSGD",

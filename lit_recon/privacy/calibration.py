@@ -8,8 +8,7 @@ from scipy.optimize import brentq
 
 from lit_recon.errors import ConfigError
 from lit_recon.privacy.gaussian import gaussian_mu
-from lit_recon.privacy.neighbors import Neighbors, clip_norms_apart
-from lit_recon.privacy.noisy_sgd import PoissonSGD
+from lit_recon.privacy.noisy_sgd import Neighbors, PoissonSGD, clip_norms_apart
 
 #: Relative accuracy of the root for sampled batches.
 _ACCURACY = 1e-4

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lit_recon.reporting.figures import data_uri
-from lit_recon.reporting.formats import format_score, measure_of
+from lit_recon.reporting.plots import data_uri
 from lit_recon.reporting.record import RunRecord
-from lit_recon.reporting.rows import VictimRow
-from lit_recon.reporting.words import closer_than_public
+from lit_recon.reporting.wording import closer_than_public, format_score, measure_of
+from lit_recon.reporting.writing import VictimRow
 
 #: From this many victims on, cards are small, and the best, median and worst are shown large before them.
 _MANY = 25

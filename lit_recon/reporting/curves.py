@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_recon.reporting.rows import LossCurve
+from lit_recon.reporting.writing import LossCurve
 
 #: Size of the drawing area in units of its own; the page stretches it.
 WIDTH, HEIGHT = 1000, 400

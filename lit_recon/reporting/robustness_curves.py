@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from lit_recon.reporting.drawing import COLOURS, MARKS, new_figure, svg
+from lit_recon.reporting.plots import COLOURS, MARKS, new_figure, svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lit_recon.reporting.formats import ABSENT, MISSING, Measure, duration, format_printed, format_score, measure_of
-from lit_recon.reporting.paper import paper_of
+from lit_recon.reporting.provenance import paper_of
 from lit_recon.reporting.record import RunRecord
+from lit_recon.reporting.wording import ABSENT, MISSING, Measure, duration, format_printed, format_score, measure_of
 
 #: Shown for every run; others only where the run or its paper has them.
 _ALWAYS = ("rmse", "psnr", "ssim", "lpips", "label_accuracy")

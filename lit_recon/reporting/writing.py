@@ -7,6 +7,7 @@ import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,15 +15,14 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from lit_recon.errors import ShapeError
-from lit_recon.reporting.atomic import write_bytes, write_text
-from lit_recon.reporting.folder import RunFolder
-from lit_recon.reporting.rows import LossCurve, Metric, VictimRow
+from lit_recon.io.files import write_bytes, write_text
+from lit_recon.reporting.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def write_metrics(folder: RunFolder, metrics: Mapping[str, Metric]) -> None:
+def write_metrics(folder: RunFolder, metrics: Mapping[str, Scalar]) -> None:
     """Write `metrics.json`, which marks the run as complete: call it after all other writers.
 
     JSON has no infinities, so that a figure which is not finite becomes null with its reason.
@@ -31,7 +31,7 @@ def write_metrics(folder: RunFolder, metrics: Mapping[str, Metric]) -> None:
         folder: of the run.
         metrics: flat keys; `notes` may be a list of sentences for the reader.
     """
-    content: dict[str, Metric] = {}
+    content: dict[str, Scalar] = {}
     for key, value in metrics.items():
         if isinstance(value, float) and not math.isfinite(value):
             content[key], content[f"{key}_reason"] = None, f"not a finite number: {value}"
@@ -117,3 +117,37 @@ def _csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     writer.writerow(header)
     writer.writerows(rows)
     return buffer.getvalue()
+
+
+#: A figure or a fact of `metrics.json`; None when it could not be had, with the reason under `<key>_reason`.
+Scalar = str | float | int | bool | None | list[str]
+
+
+@dataclass(frozen=True)
+class VictimRow:
+    """One attacked image.
+
+    Attributes:
+        batch: number of the client batch that the image was in, from 0.
+        id: index of the image in its data set.
+        label, recovered_label: true class, and the class that the attack recovered or was given.
+        loss: attacker-visible loss of the batch's reconstruction.
+        scores: `mse`, `rmse`, `psnr`, `ssim`, `lpips`, `mean_image_rmse`, `nearest_public_rmse`, ...; None where a
+            score could not be had.
+    """
+
+    batch: int
+    id: int
+    label: int
+    recovered_label: int
+    loss: float
+    scores: Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class LossCurve:
+    """The losses of one restart on one batch: equally long lists by name, `step` and `loss` among them."""
+
+    batch: int
+    restart: int
+    values: Mapping[str, Sequence[float]]

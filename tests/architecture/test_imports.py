@@ -45,6 +45,6 @@ def test_importing_the_package_does_not_import_torch() -> None:
 
 
 def test_an_attack_needs_no_framework_around_it() -> None:
-    statement = "import lit_recon.inversion, lit_recon.models, lit_recon.observation"
+    statement = "import lit_recon.attacks.updates, lit_recon.models, lit_recon.clients"
     frameworks = ("lightning_fabric", "lpips", "matplotlib", "pytorch_lightning", "sklearn", "torchmetrics", "wandb")
     assert not loaded(statement, *frameworks)

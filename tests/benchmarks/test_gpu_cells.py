@@ -13,7 +13,7 @@ from benchmarks.gpu_cells import CONFIGS, Cell, all_cells, arguments, by_age, ce
 from benchmarks.gpu_plan import Plan
 from benchmarks.record import write_record
 from lit_recon import cli
-from lit_recon.cli.run import parser
+from lit_recon.experiments.update_attack.run import parser
 
 CELL = Cell("demo_digits", "eval", 1)
 #: Stands in for attack.py: ends at once with an error, or waits until it is told to stop.
@@ -74,7 +74,7 @@ def test_the_command_takes_every_setting_with_other_data(path: Path, plan: Plan)
 
     values = parser("attack.py run").parse_args(arguments(Cell(path.stem, "train", 4), given)[1:])
 
-    assert values.data.class_path == "lit_recon.data.Npz"
+    assert values.data.class_path == "lit_recon.data.sources.Npz"
     assert str(values.data.init_args.root) == "images.npz"
     assert (values.client.batch_norm, values.victims.n, values.victims.batch_size) == ("train", 8, 4)
     assert str(values.backbone.checkpoint) == "b.safetensors"

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.linear_shadows import _peak, attack, speed
-from lit_recon.informed.shadow import LinearResponse
+from lit_recon.attacks.shadow import LinearResponse
 
 RESPONSE = LinearResponse(rank=5, hessian_images=10)
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from benchmarks import cocktail_party, imprint
-from lit_recon.data import Digits, ImageSet, measure_normalization
+from lit_recon.attacks.updates import UnmixingTerms
+from lit_recon.data import ImageSet, measure_normalization
+from lit_recon.data.sources import Digits
 from lit_recon.defenses import GaussianNoise
-from lit_recon.inversion import UnmixingTerms
-from lit_recon.models.imprint import find_imprint
+from lit_recon.models.classifiers.imprint import find_imprint
 
 
 @pytest.fixture(scope="module")

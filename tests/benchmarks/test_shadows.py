@@ -18,9 +18,9 @@ def digits(n: int) -> ImageSet:
 def test_every_way_is_compared_with_the_plain_loop() -> None:
     row = speed(random_images((1, 28, 28), 1_020), 20, steps=1, rounds=2, peak=1e7)
     assert (row["images"], row["known_images"], row["steps"]) == ("random", 20, 1)
-    assert set(row["ratio"]) == {"vmap", "hand"}
-    assert row["ratio"]["hand"]["n"] == 2
-    assert set(row["models"]) == {"loop", "vmap", "hand"}
+    assert set(row["ratio"]) == {"vmap", "batched_mlp"}
+    assert row["ratio"]["batched_mlp"]["n"] == 2
+    assert set(row["models"]) == {"loop", "vmap", "batched_mlp"}
     assert all(share > 0 for share in row["share_of_peak"].values())
     assert set(convolutions(random_images((3, 32, 32), 1_004), 4, rounds=1)["ratio"]) == {"vmap"}
 
@@ -29,11 +29,11 @@ def test_arithmetic_is_counted_by_hand() -> None:
     def counted(images: ImageSet, n: int) -> dict[str, float]:
         return arithmetic(training(ReleasedMLP(), images, n, 1)[0])
 
-    assert counted(random_images((1, 28, 28), 1_100), 100) == {"plain": 4e3 * 784, "done_by_hand": 2e5}
+    assert counted(random_images((1, 28, 28), 1_100), 100) == {"plain": 4e3 * 784, "done_batched": 2e5}
     few = counted(digits(1_900), 900)
     # Half the pixels in all images (but for bytes of 0), and six rows of them in one.
     black = int((digits(1_900).images[:900, :, :14] == 0).sum())
-    assert few == {"plain": 4e1 * 900 * 784, "done_by_hand": 4e1 * (900 * 14 * 28 + 6 * 28)}
+    assert few == {"plain": 4e1 * 900 * 784, "done_batched": 4e1 * (900 * 14 * 28 + 6 * 28)}
     assert 0 < black < 4_000
 
 

@@ -4,7 +4,7 @@ import torch
 
 from benchmarks.trainer import Timed, measure
 from benchmarks.workload import Workload
-from lit_recon.inversion import GradientMatching, KnownLabels, Pixels
+from lit_recon.attacks.updates import GradientMatching, KnownLabels, Pixels
 
 
 def test_every_iteration_after_the_first_is_timed_in_both_forms() -> None:

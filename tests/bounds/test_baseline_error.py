@@ -13,9 +13,9 @@ from lit_recon.bounds.baseline_error import (
     finite_prior,
     gaussian_prior,
     gaussian_prior_chernoff,
+    log_gamma_tail,
     uniform_ball,
 )
-from lit_recon.bounds.gamma_tail import log_gamma_tail
 from lit_recon.errors import ConfigError, ShapeError
 
 

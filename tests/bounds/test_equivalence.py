@@ -5,7 +5,7 @@ import math
 import pytest
 from scipy.stats import norm
 
-from lit_recon.bounds.equivalence import privacy_from_robustness, robustness_from_privacy, two_point_baseline
+from lit_recon.bounds.robustness import privacy_from_robustness, robustness_from_privacy, two_point_baseline
 from lit_recon.errors import ConfigError
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lit_recon.attacks.updates.features.activations import GELU
 from lit_recon.bounds import (
     DenseJacobian,
     GaussianPrior,
@@ -21,11 +22,9 @@ from lit_recon.bounds import (
     unit_norm_cramer_rao,
     van_trees,
 )
-from lit_recon.bounds.cramer_rao import UNBIASED, UNBIASED_ON_SPHERE
-from lit_recon.bounds.van_trees import EVERY_ATTACK
+from lit_recon.bounds.cramer_rao import EVERY_ATTACK, UNBIASED, UNBIASED_ON_SPHERE
+from lit_recon.clients.gradient import GradientOperator
 from lit_recon.errors import ConfigError, ShapeError
-from lit_recon.inversion.features.activations import GELU
-from lit_recon.observation.gradient import GradientOperator
 from lit_recon.records import Update
 
 

@@ -5,8 +5,7 @@ import math
 import pytest
 from scipy.stats import laplace
 
-from lit_recon.bounds.privacy_profile import profile_bound
-from lit_recon.bounds.robustness import gaussian_bound, laplace_bound, tight_pure_bound
+from lit_recon.bounds.robustness import gaussian_bound, laplace_bound, profile_bound, tight_pure_bound
 from lit_recon.errors import ConfigError
 from lit_recon.privacy import FullBatchSGD, PoissonSGD, gaussian_delta
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_recon.attacks.updates.features.activations import GELU, RELU, SIGMOID, SOFTPLUS, TANH, Activation
 from lit_recon.bounds import (
     GaussianRelease,
     TwoLayerJacobian,
@@ -22,7 +23,6 @@ from lit_recon.bounds import (
 )
 from lit_recon.bounds.two_layer import Loss
 from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
-from lit_recon.inversion.features.activations import GELU, RELU, SIGMOID, SOFTPLUS, TANH, Activation
 from lit_recon.privacy import gaussian_mu
 from lit_recon.records import Update
 

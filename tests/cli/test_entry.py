@@ -11,10 +11,11 @@ import pytest
 from jsonargparse import ArgumentParser
 
 from lit_recon.cli import attack, train
-from lit_recon.cli.entry import Command, main, readable
+from lit_recon.cli.entry import Command, main
 from lit_recon.errors import ConfigError
+from lit_recon.experiments.configuration import readable
 
-UNION = """Parser key "together":
+UNION = """Parser key "clients_per_batch":
   Does not validate against any of the Union subtypes
   Subtypes: [<class 'int'>, typing.Literal['auto']]
   Errors:
@@ -106,12 +107,12 @@ def test_help_names_the_commands(
         ("Parser key \"seed\":\n  Expected a <class 'int'>. Got value: x", "seed: expected int; got x"),
         (
             (
-                "Parser key \"data\":\n  Problem with given class_path 'lit_recon.data.Npz':\n"
+                "Parser key \"data\":\n  Problem with given class_path 'lit_recon.data.sources.Npz':\n"
                 "    Option 'x' is not accepted"
             ),
             "data: Npz: unknown option 'x'",
         ),
-        (UNION, "together: expected int or 'auto'; got x"),
+        (UNION, "clients_per_batch: expected int or 'auto'; got x"),
         ("Subcommand 'run' does not accept option 'foo'", "unknown option 'foo'"),
         ("File does not exist: '/x'", "File does not exist: '/x'"),
     ],

@@ -11,12 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_recon.errors import ShapeError
-from lit_recon.inversion import (
+from lit_recon.attacks.base import Attack
+from lit_recon.attacks.updates import (
     LBFGS,
     Adam,
     AnalyticInversion,
-    Attack,
     BatchNormPrior,
     CocktailPartyAttack,
     DeepImagePrior,
@@ -31,8 +30,9 @@ from lit_recon.inversion import (
     SquaredError,
     TotalVariation,
 )
+from lit_recon.clients import Client
+from lit_recon.errors import ShapeError
 from lit_recon.models import MLP, Backbone, ConvNet, Imprint
-from lit_recon.observation import Client
 from lit_recon.records import Knowledge, Normalization, Observation
 
 ATTACKS: dict[str, Attack] = {

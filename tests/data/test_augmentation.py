@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_recon.data.augmentation import random_crop, random_flip
+from lit_recon.data.batches import random_crop, random_flip
 
 
 def random_images(n: int = 6, shape: tuple[int, int, int] = (3, 5, 7)) -> Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_recon.data import ImageFolder
+from lit_recon.data.sources import ImageFolder
 from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError, ShapeError
 
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from lit_recon.data import Digits, ImageSet, ImageSource
+from lit_recon.data import ImageSet
 from lit_recon.data.informed_splits import InformedSplit, InformedSplitSettings, draw_informed_split
+from lit_recon.data.sources import Digits, ImageSource
 from lit_recon.errors import ConfigError, ShapeError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lit_recon.data import Npz
+from lit_recon.data.sources import Npz
 from lit_recon.errors import CorruptFileError, LitReconError, MissingDataError, ShapeError
 
 RNG = np.random.default_rng(0)

@@ -22,8 +22,7 @@ from lit_recon._torchvision import import_torchvision
 import numpy as np
 import pytest
 
-from lit_recon.data import CIFAR10, CIFAR100, MNIST
-from lit_recon.data.sources import published
+from lit_recon.data.sources import CIFAR10, CIFAR100, MNIST, published
 from lit_recon.errors import CorruptFileError, MissingDataError, ShapeError
 
 datasets = import_torchvision().datasets

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from lit_recon.data import Digits, ImageSet, ImageSource
+from lit_recon.data import ImageSet
+from lit_recon.data.sources import Digits, ImageSource
 from lit_recon.errors import ConfigError, ShapeError
 
 ROOT = Path(__file__).parents[2]

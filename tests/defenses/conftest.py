@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from lit_recon.clients import GradientOperator
 from lit_recon.defenses import Batch, BatchGradient, Round, at_weights
 from lit_recon.models import Backbone, ConvNet
-from lit_recon.observation import GradientOperator
 from lit_recon.records import Normalization, Update
 
 SHAPE = (1, 6, 6)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from lit_recon.clients import GradientOperator
 from lit_recon.defenses import (
     DPSGD,
     Batch,
@@ -29,7 +30,6 @@ from lit_recon.defenses import (
 from lit_recon.defenses.vectors import flatten
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models import Backbone
-from lit_recon.observation import GradientOperator
 from lit_recon.records import Update
 
 
@@ -107,7 +107,7 @@ def test_the_attacker_sets_the_buffers_of_every_defense(
     prepared, one = chain.prepare(model), batch.examples(0, 1)
     gradient = gradient_of(prepared)
     released = defended_gradient(chain, prepared, gradient, one, torch.Generator().manual_seed(0))
-    buffers = chain.counterpart_buffers(dict(prepared.named_buffers()), released, 1)
+    buffers = chain.simulate_buffers(dict(prepared.named_buffers()), released, 1)
     parameters = {name: value.detach() for name, value in prepared.named_parameters()}
     simulation = at_weights(GradientOperator(prepared), parameters, buffers)
     simulated = simulated_gradient(chain, simulation, one, released)

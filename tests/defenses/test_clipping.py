@@ -7,7 +7,14 @@ import math
 import pytest
 import torch
 
-from lit_recon.defenses import Batch, BatchGradient, GradientClipping, PerExampleClipping, Round, per_example_gradients
+from lit_recon.defenses import (
+    Batch,
+    BatchGradient,
+    GradientClipping,
+    PerExampleClipping,
+    Round,
+    per_example_gradients,
+)
 from lit_recon.defenses.clipping import clipped, clipped_examples
 from lit_recon.errors import UnsupportedModelError
 from lit_recon.models import Backbone, ConvNet

@@ -56,7 +56,7 @@ def test_one_example_gives_its_mask_away(
     one = batch.examples(0, 1)
     released = defended_gradient(defense, prepared, gradient_of(prepared), one, generator)
     with torch.no_grad():
-        for name, buffer in defense.counterpart_buffers(dict(prepared.named_buffers()), released, 1).items():
+        for name, buffer in defense.simulate_buffers(dict(prepared.named_buffers()), released, 1).items():
             prepared.get_buffer(name).copy_(buffer)
     simulated = gradient_of(prepared)(one)
     for name, value in released.items():
@@ -68,10 +68,10 @@ def test_several_examples_leave_an_expectation(model: Backbone) -> None:
     observed = {"head.weight": torch.ones(5, 54)}
     observed["head.weight"][:, 7] = 0
     buffers = dict(defense.prepare(model).named_buffers())
-    mask = defense.counterpart_buffers(buffers, observed, 3)["head.dropout_mask"]
+    mask = defense.simulate_buffers(buffers, observed, 3)["head.dropout_mask"]
     assert mask[0, 7] == 0
     torch.testing.assert_close(mask[0, 0], torch.tensor(1 / (1 - 0.5**3)))
-    assert NetworkDropout().counterpart_buffers(buffers, observed, 3) is buffers
+    assert NetworkDropout().simulate_buffers(buffers, observed, 3) is buffers
 
 
 def test_unknown_and_repeated_layers_are_refused(model: Backbone) -> None:

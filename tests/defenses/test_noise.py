@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.distributions import Laplace, Normal
 
-from lit_recon.defenses import Batch, Defense, GaussianNoise, LaplaceNoise, Round, laplace_noise
+from lit_recon.defenses import Batch, Defense, GaussianNoise, LaplaceNoise, Round
+from lit_recon.defenses import noise as laplace_noise
 from lit_recon.defenses.vectors import flatten
 from lit_recon.errors import UnsupportedModelError
 from lit_recon.models import Backbone, ConvNet

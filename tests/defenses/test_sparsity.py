@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_recon.defenses import GradientDropout, GradientPruning, Round
-from lit_recon.defenses.pruning import lowest
+from lit_recon.defenses.sparsity import lowest
 from lit_recon.defenses.vectors import flatten
 from lit_recon.records import Update
 

@@ -35,7 +35,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small() -> list[str]:
     """The demonstration with two victims and fewer iterations."""
     path = ROOT / "configs" / "attack" / "demo_digits.yaml"
-    changes = ["--victims.n", "2", "--attack.steps", "150", "--attack.restarts", "1", "--together", "1"]
+    changes = ["--victims.n", "2", "--attack.steps", "150", "--attack.restarts", "1", "--clients_per_batch", "1"]
     return ["run", "--config", str(path), *changes]
 
 

@@ -128,7 +128,7 @@ def test_processes_share_the_victims(
 
 def test_an_attack_without_steps_leaves_its_curve(attack: Callable[..., Any], workplace: Path) -> None:
     settings = ROOT / "configs" / "attack" / "kariyappa2023.yaml"
-    small = ["--data", "lit_recon.data.Digits", "--backbone.trunk.hidden", "[64]", "--victims.n", "4"]
+    small = ["--data", "lit_recon.data.sources.Digits", "--backbone.trunk.hidden", "[64]", "--victims.n", "4"]
     # behind a ReLU the zeros of derivatives solve the update before the first round
     smooth = ["--backbone.trunk.activation", "elu"]
     short = ["--attack.steps", "30", "--attack.refinements", "2", "--victims.batch_size", "4", "--backbone.epochs", "0"]

@@ -85,7 +85,7 @@ CASES = {
     "knowledge that an attack lacks": ("--attack.labels KnownLabels", "labels"),
     "missing LPIPS weights": ("--lpips.network alex --lpips.weights nowhere.pth", "nowhere.pth"),
     "W&B online without an account": ("--wandb.mode online", "API key"),
-    "nobody together": ("--together 0", "together"),
+    "nobody together": ("--clients_per_batch 0", "clients_per_batch"),
 }
 
 

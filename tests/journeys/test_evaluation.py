@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from lit_recon.cli import run as run_command
-from lit_recon.reporting import RunFolder
-from lit_recon.reporting.grid_folder import GridFolder
+from lit_recon.experiments.update_attack import run as run_command
+from lit_recon.reporting.run_folder import GridFolder, RunFolder
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., Any]
@@ -214,7 +213,7 @@ def test_attacks_can_be_judged_by_their_features(workplace: Path, attack: Run) -
     features = {"init_args": {"recovery": {"class_path": "ExactRecovery"}}}
     recovery = {"attack": {"init_args": {"features": features}}}
     content = {
-        "figure": "feature_error",
+        "metric": "feature_error",
         "backbone": {
             "trunk": {"class_path": "MLP", "init_args": {"hidden": [8]}},
             "feature_layer": wide,

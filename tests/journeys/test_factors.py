@@ -13,8 +13,8 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon import cli
-from lit_recon.cli import reconn_run
 from lit_recon.errors import ShapeError
+from lit_recon.experiments.released_attack import run as reconn_run
 
 Run = Callable[..., tuple[int, str, str]]
 SMALL: dict[str, Any] = {
@@ -22,7 +22,7 @@ SMALL: dict[str, Any] = {
     "split": {"fixed": 60, "shadow": 90, "targets": 12},
     "network": {"class_path": "ReleasedMLP", "init_args": {"hidden": [10], "activation": "elu"}},
     "descent": {"steps": 20, "lr": 0.2, "momentum": 0.9},
-    "execution": "hand",
+    "execution": "batched_mlp",
     "trainer": {"threads": 1},
     "wandb": {"mode": "disabled"},
     "test_images": 300,

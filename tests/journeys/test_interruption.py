@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lit_recon.reporting import RunFolder
+from lit_recon.reporting.run_folder import RunFolder
 
 
 def wait_for(pattern: str, folder: Path, process: subprocess.Popen[str]) -> None:

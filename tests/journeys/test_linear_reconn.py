@@ -11,7 +11,7 @@ import pytest
 from lit_recon import cli
 
 CONFIG = Path(__file__).parents[2] / "configs" / "reconn" / "digits_demo.yaml"
-SIZES = ["--split.shadow", 60, "--split.targets", 10, "--descent.steps", 30, "--execution", "hand"]
+SIZES = ["--split.shadow", 60, "--split.targets", 10, "--descent.steps", 30, "--execution", "batched_mlp"]
 SIZES += ["--reconstructor", "KernelRidge"]
 #: Exit code, standard output and standard error.
 Reconn = Callable[..., tuple[int, str, str]]

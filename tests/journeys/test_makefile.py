@@ -6,8 +6,9 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from lit_recon.cli import reconn_run, run
-from lit_recon.cli.configuration import resolved
+from lit_recon.experiments.configuration import resolved
+from lit_recon.experiments.released_attack import run as reconn_run
+from lit_recon.experiments.update_attack import run
 
 ROOT = Path(__file__).parents[2]
 

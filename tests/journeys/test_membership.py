@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 SMALL = [
     *("--config", ROOT / "configs" / "reconn" / "membership_digits.yaml"),
     *("--split.fixed", 60, "--split.shadow", 80, "--split.targets", 40, "--descent.steps", 20),
-    *("--execution", "hand", "--histogram.images", 2, "--histogram.models", 6),
+    *("--execution", "batched_mlp", "--histogram.images", 2, "--histogram.models", 6),
 ]
 
 

@@ -16,9 +16,10 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
-from lit_recon.data import Digits, InformedSplitSettings, draw_informed_split
-from lit_recon.informed.shadow import GradientDescent, KnownTraining, ShadowPlan, train_models
-from lit_recon.informed.shadow.training import unflatten
+from lit_recon.attacks.shadow import GradientDescent, KnownTraining, ShadowPlan, train_models
+from lit_recon.attacks.shadow.training import unflatten
+from lit_recon.data import InformedSplitSettings, draw_informed_split
+from lit_recon.data.sources import Digits
 from lit_recon.models.released import ReleasedMLP
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +33,7 @@ SIZES = [
     "--descent.steps",
     40,
     "--execution",
-    "hand",
+    "batched_mlp",
 ]
 DEMO = ["--config", ROOT / "configs" / "reconn" / "digits_demo.yaml", "--reconstructor", "KernelRidge"]
 SMALL = [*DEMO, *SIZES, "--curve", "[50]", "--shard_size", 64]
@@ -63,7 +64,7 @@ def test_the_images_are_found(run: Path) -> None:
     assert metrics["mse"] < metrics["mse_at_50_shadows"]
     assert metrics["label_accuracy"] > 0.5
     assert metrics["oracle_mse"] <= metrics["baseline_nearest_public_mse"] < metrics["oracle_mse_percentile_50"]
-    assert metrics["execution"] == "hand"
+    assert metrics["execution"] == "batched_mlp"
     assert metrics["n"] == 30
 
 
@@ -104,7 +105,18 @@ def test_a_finished_store_serves_other_runs_and_the_configuration_repeats(
 def test_two_processes_leave_the_stores_of_one(
     run: Path, script: Callable[..., subprocess.Popen[str]], train: Callable[..., Any], workplace: Path
 ) -> None:
-    few = ["--split.fixed", 40, "--split.shadow", 50, "--split.targets", 5, "--shard_size", 8, "--execution", "hand"]
+    few = [
+        "--split.fixed",
+        40,
+        "--split.shadow",
+        50,
+        "--split.targets",
+        5,
+        "--shard_size",
+        8,
+        "--execution",
+        "batched_mlp",
+    ]
     batches = [*few, "--descent.batch_size", 16, "--descent.epochs", 2, "--trainer.threads", 1]
     orders = {order: ["shadows", *batches, "--descent.order", order] for order in ("known", "unknown")}
     cpu = ["--trainer.accelerator", "cpu"]
@@ -172,7 +184,7 @@ def test_models_that_somebody_else_trained_are_attacked(run: Path, reconn: Calla
 
 
 def test_the_papers_reconstructor_runs(run: Path, reconn: Callable[..., Any], workplace: Path) -> None:
-    reconstructor = ["--reconstructor", "lit_recon.modules.reconstructor.NeuralReconstructor"]
+    reconstructor = ["--reconstructor", "lit_recon.attacks.released.networks.perceptron.NeuralReconstructor"]
     sizes = ["--reconstructor.hidden", "[100,100]", "--reconstructor.epochs", 30]
     code, _, err = reconn("run", *SMALL, *reconstructor, *sizes, "--curve", "[]", "--out", "runs/neural")
     assert code == 0, err
@@ -186,8 +198,8 @@ def test_one_store_serves_all_views_and_the_page_says_what_was_seen(
 ) -> None:
     batches = ["--descent.batch_size", 16, "--descent.epochs", 6, "--descent.snapshots", "[2]", "--store", "batches"]
     views = {
-        "black_box": ["--view", "BlackBox", "--view.images", 50],
-        "last_layer": ["--view", "LayersOnly", "--view.layers", "[last]"],
+        "black_box": ["--access", "BlackBox", "--access.images", 50],
+        "last_layer": ["--access", "LayersOnly", "--access.layers", "[last]"],
     }
     sizes = ["--split.shadow", 200, "--curve", "[]"]
     for n_missing, (name, view) in zip((200, 0), views.items(), strict=True):
@@ -254,8 +266,8 @@ def test_train_shadows_keeps_and_goes_on(
         (["--descent.batch_size", 102], "descent.batch_size must be at most 101, the fixed set and one image; got 102"),
         (["--descent.order", "unknown"], "full batches have no order"),
         (["--descent.snapshots", "[40]"], "descent.snapshots must be different ascending numbers from 1 to 39"),
-        (["--view", "LayersOnly", "--view.layers", "[layers.9]"], "got ['layers.9']"),
-        (["--view", "BlackBox", "--view.images", 401], "at most split.shadow=400; got 401"),
+        (["--access", "LayersOnly", "--access.layers", "[layers.9]"], "got ['layers.9']"),
+        (["--access", "BlackBox", "--access.images", 401], "at most split.shadow=400; got 401"),
     ],
 )
 def test_bad_input_is_named(

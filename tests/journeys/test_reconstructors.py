@@ -23,7 +23,7 @@ CPU = {"trainer.accelerator": "cpu", "trainer.threads": 1, "wandb.mode": "disabl
 def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to run in, with a small archive of either kind."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lit_recon.models.reconstructor._CHANNELS", (4, 3))
+    monkeypatch.setattr("lit_recon.models.reconstructors._CHANNELS", (4, 3))
     generator = np.random.default_rng(0)
     for name, shape in {"mnist": (28, 28), "cifar10": (32, 32, 3)}.items():
         pixels = generator.integers(0, 256, (40, *shape)).astype(np.uint8)

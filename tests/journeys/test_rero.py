@@ -19,7 +19,7 @@ SIZES = {
     "split.shadow": 90,
     "split.targets": 24,
     "descent.steps": 20,
-    "execution": "hand",
+    "execution": "batched_mlp",
     "budget.epsilons": "[10]",
     "prior.candidates": "[2,5]",
     "prior.samples": 200,
@@ -153,7 +153,7 @@ def test_several_processes_are_refused(rero: Run, monkeypatch: pytest.MonkeyPatc
 
 
 def test_one_attack_on_private_models(tmp_path: Path) -> None:
-    sizes = {"split.fixed": 20, "split.shadow": 12, "split.targets": 3, "descent.steps": 2, "execution": "hand"}
+    sizes = {"split.fixed": 20, "split.shadow": 12, "split.targets": 3, "descent.steps": 2, "execution": "batched_mlp"}
     arguments = [f"--{key}={value}" for key, value in sizes.items()]
     where = [f"--out={tmp_path / 'run'}", f"--cache={tmp_path / 'cache'}", "--wandb.mode=disabled"]
     config = str(ROOT / "configs" / "reconn" / "dp_digits.yaml")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_recon.metrics import backbone_weights
+from lit_recon.metrics import perceptual as backbone_weights
 
 
 @pytest.fixture(scope="session")

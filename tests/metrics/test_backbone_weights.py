@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lit_recon.errors import CorruptFileError, MissingDataError
-from lit_recon.metrics import backbone_weights
-from lit_recon.metrics.backbone_weights import Unavailable, cached_weights, download_weights, read_weights
+from lit_recon.metrics import perceptual as backbone_weights
+from lit_recon.metrics.perceptual import Unavailable, cached_weights, download_weights, read_weights
 
 STATE = {"features.0.weight": torch.arange(6.0).reshape(2, 3), "classifier.1.bias": torch.zeros(2)}
 

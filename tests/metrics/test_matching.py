@@ -7,7 +7,7 @@ import torch
 
 from lit_recon.errors import ShapeError
 from lit_recon.metrics.fidelity import mse
-from lit_recon.metrics.matching import match
+from lit_recon.metrics.scores import match
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6])

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lit_recon.errors import ShapeError
-from lit_recon.metrics.oracle import NearestNeighborOracle
+from lit_recon.metrics.baselines import NearestNeighborOracle
 
 
 def test_distances_are_those_of_all_pairs() -> None:

@@ -8,9 +8,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lit_recon.errors import CorruptFileError, MissingDataError, ShapeError
-from lit_recon.metrics import backbone_weights, perceptual
-from lit_recon.metrics.backbone_weights import Unavailable, cached_weights
-from lit_recon.metrics.perceptual import Lpips, load_lpips
+from lit_recon.metrics import perceptual
+from lit_recon.metrics import perceptual as backbone_weights
+from lit_recon.metrics.perceptual import Lpips, Unavailable, cached_weights, load_lpips
 
 
 @pytest.fixture(scope="module")

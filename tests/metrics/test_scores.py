@@ -6,8 +6,7 @@ from torch import Tensor
 
 from lit_recon.errors import ShapeError
 from lit_recon.metrics import fidelity
-from lit_recon.metrics.backbone_weights import Unavailable
-from lit_recon.metrics.perceptual import Lpips
+from lit_recon.metrics.perceptual import Lpips, Unavailable
 from lit_recon.metrics.scores import score_batch, score_pairs
 
 ABSENT = Unavailable("no weights here")

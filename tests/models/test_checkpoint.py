@@ -15,9 +15,15 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import lit_recon.io.tensors as model_file
 import lit_recon.models.checkpoint as module
-import lit_recon.models.model_file as model_file
-from lit_recon.errors import CorruptFileError, LitReconError, MissingDataError, ShapeError, UnsupportedModelError
+from lit_recon.errors import (
+    CorruptFileError,
+    LitReconError,
+    MissingDataError,
+    ShapeError,
+    UnsupportedModelError,
+)
 from lit_recon.models import (
     MLP,
     Backbone,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lit_recon.errors import ConfigError
-from lit_recon.models.reconstructor import PatchDiscriminator, ReconstructorCNN, ReconstructorMLP
+from lit_recon.models.reconstructors import PatchDiscriminator, ReconstructorCNN, ReconstructorMLP
 
 
 def test_the_transposed_convolutions_have_the_papers_sizes() -> None:

@@ -14,12 +14,12 @@ import lit_recon._torchvision
 
 import torch
 
-from lit_recon.data import Digits
+from lit_recon.data.sources import Digits
 from lit_recon.models import Backbone, ConvNet, WideFeatureLayer
 from lit_recon.modules.backbone import BackboneModule, train_backbone
 from lit_recon.modules.data import BackboneDataModule
-from lit_recon.modules.trainer import TrainerSettings, build_trainer
-from lit_recon.modules.training_callbacks import training_callbacks
+from lit_recon.training.callbacks import training_callbacks
+from lit_recon.training.trainer import TrainerSettings, build_trainer
 
 
 def fingerprint(model: Backbone) -> str:

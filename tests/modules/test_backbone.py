@@ -17,20 +17,14 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lit_recon.data import Digits
+from lit_recon.data.sources import Digits
 from lit_recon.errors import ConfigError, CorruptFileError, RunExistsError
 from lit_recon.models import MLP, Backbone, BackboneCheckpoint, ConvNet, WideFeatureLayer, load_backbone
 from lit_recon.modules.backbone import BackboneModule, train_backbone
 from lit_recon.modules.data import BackboneDataModule
-from lit_recon.modules.trainer import TrainerSettings, build_trainer
-from lit_recon.modules.training import SGDSchedule, TrainingModule
-from lit_recon.modules.training_callbacks import (
-    BACKBONE_FILE,
-    LAST_CHECKPOINT,
-    ExportBackbone,
-    training_callbacks,
-)
-from lit_recon.modules.utility import UTILITY_FILE, Figures, read_utility
+from lit_recon.training.callbacks import BACKBONE_FILE, LAST_CHECKPOINT, ExportBackbone, training_callbacks
+from lit_recon.training.module import UTILITY_FILE, Figures, SGDSchedule, TrainingModule, read_utility
+from lit_recon.training.trainer import TrainerSettings, build_trainer
 
 DIGITS = BackboneDataModule(Digits(), padding=1, flip=False)
 

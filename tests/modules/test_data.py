@@ -20,7 +20,8 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from lit_recon.data import Digits, Npz, VictimBatch, measure_normalization
+from lit_recon.data import VictimBatch, measure_normalization
+from lit_recon.data.sources import Digits, Npz
 from lit_recon.errors import ConfigError, MissingDataError
 from lit_recon.modules.data import BackboneDataModule, VictimDataModule
 

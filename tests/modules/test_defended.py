@@ -13,8 +13,9 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lit_recon.data import Digits
+from lit_recon.clients import GradientOperator, LocalTraining
 from lit_recon.data.seeding import seeded_generator
+from lit_recon.data.sources import Digits
 from lit_recon.defenses import (
     DPSGD,
     Batch,
@@ -35,11 +36,9 @@ from lit_recon.models import MLP, Backbone, ConvNet, LeNet, WideFeatureLayer, lo
 from lit_recon.modules.backbone import BackboneModule, train_backbone
 from lit_recon.modules.data import BackboneDataModule
 from lit_recon.modules.defended import DefendedBackboneModule
-from lit_recon.modules.trainer import TrainerSettings, build_trainer
-from lit_recon.modules.training import SGDSchedule, TrainingModule
-from lit_recon.modules.training_callbacks import LAST_CHECKPOINT, training_callbacks
-from lit_recon.modules.utility import Figures, read_utility
-from lit_recon.observation import GradientOperator, LocalTraining
+from lit_recon.training.callbacks import LAST_CHECKPOINT, training_callbacks
+from lit_recon.training.module import Figures, SGDSchedule, TrainingModule, read_utility
+from lit_recon.training.trainer import TrainerSettings, build_trainer
 
 DIGITS = BackboneDataModule(Digits(), padding=1, flip=False)
 SLOW = SGDSchedule(lr=0.05, decay_every=1, decay=0.5)

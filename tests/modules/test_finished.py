@@ -9,8 +9,14 @@ import pytest
 import torch
 
 from lit_recon.errors import CorruptFileError
-from lit_recon.modules.finished import FinishedBatch, finished_batches, group_name, load_finished, save_finished
-from lit_recon.modules.resumable import Outcome
+from lit_recon.modules.attack_state import (
+    FinishedBatch,
+    Outcome,
+    finished_batches,
+    group_name,
+    load_finished,
+    save_finished,
+)
 from lit_recon.records import Reconstruction
 
 

@@ -9,16 +9,15 @@ import lit_recon._torchvision
 import pytest
 import torch
 
-from lit_recon.data import Digits, ImageSet
-from lit_recon.data.fingerprints import fingerprints
+from lit_recon.data import ImageSet
+from lit_recon.data.dataset import fingerprints
+from lit_recon.data.sources import Digits
 from lit_recon.errors import ConfigError, CorruptFileError
-from lit_recon.models.generator import ConvGenerator
-from lit_recon.models.generator_checkpoint import GeneratorCheckpoint
+from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint
 from lit_recon.modules.data import BackboneDataModule
 from lit_recon.modules.generator import GeneratorModule, GeneratorRecipe, autoencoder_loss, critic_loss
-from lit_recon.modules.generator_quality import measure_quality, search_latents
-from lit_recon.modules.generator_training import train_generator
-from lit_recon.modules.trainer import TrainerSettings
+from lit_recon.modules.generator_training import measure_quality, search_latents, train_generator
+from lit_recon.training.trainer import TrainerSettings
 
 CPU = TrainerSettings(accelerator="cpu")
 BOTH = GeneratorRecipe(adversarial=0.1, pixel_noise=0.1, lr=5e-3, average=0.9)

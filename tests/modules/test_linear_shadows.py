@@ -11,21 +11,21 @@ import torch
 from pytorch_lightning import Trainer
 from torch import Tensor
 
-from lit_recon.data import ImageSet
-from lit_recon.errors import ConfigError
-from lit_recon.informed.shadow import (
+from lit_recon.attacks.shadow import (
+    ApproximationError,
     GradientDescent,
     LinearPlan,
     LinearResponse,
-    MeasuredError,
     ShadowPlan,
     ShadowStore,
     linear_plan,
 )
+from lit_recon.data import ImageSet
+from lit_recon.errors import ConfigError
 from lit_recon.models.released import ReleasedMLP
 from lit_recon.modules.shadows import train_store
-from lit_recon.modules.trainer import TrainerSettings, build_trainer
-from tests.informed.shadow.conftest import random_images
+from lit_recon.training.trainer import TrainerSettings, build_trainer
+from tests.attacks.shadow.conftest import random_images
 
 SHADOWS = random_images(11, 1)
 EXACT = ShadowPlan(ReleasedMLP((1, 5, 5), 4, [6]), random_images(60, 0), GradientDescent(steps=10))
@@ -37,7 +37,7 @@ def trainer() -> Trainer:
 
 
 def complete(folder: Path, plan: ShadowPlan | LinearPlan, images: ImageSet = SHADOWS) -> ShadowStore:
-    return train_store(trainer(), plan, images, folder, "hand", 3)
+    return train_store(trainer(), plan, images, folder, "batched_mlp", 3)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -46,7 +46,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def exact() -> Tensor:
-    return EXACT.train(SHADOWS, range(11), "hand", EXACT.reference())
+    return EXACT.train(SHADOWS, range(11), "batched_mlp", EXACT.reference())
 
 
 def test_linear_shadows_are_near_exact_ones(tmp_path: Path, exact: Tensor) -> None:
@@ -55,7 +55,7 @@ def test_linear_shadows_are_near_exact_ones(tmp_path: Path, exact: Tensor) -> No
     found = store.read(SHADOWS)
     errors = (found - exact).norm(dim=1) / exact.norm(dim=1)
     assert 0 < errors.max() < 0.2  # measured 0.1
-    assert store.execution == "hand"
+    assert store.execution == "batched_mlp"
     measured = plan.measured(tmp_path)
     assert measured.errors == pytest.approx(errors[:4].tolist(), rel=1e-2)
     assert not torch.equal(found[:4], exact[:4])
@@ -84,7 +84,7 @@ def test_a_store_is_the_same_after_any_interruption(tmp_path: Path, monkeypatch:
     plan = LinearPlan(EXACT, RESPONSE, kind)  # type: ignore[arg-type]
     complete(tmp_path / "whole", plan)
     written: list[int] = []
-    write, read, broken = ShadowStore.write, MeasuredError.write, tmp_path / "broken"
+    write, read, broken = ShadowStore.write, ApproximationError.write, tmp_path / "broken"
 
     def killed(store: ShadowStore, shard: int, *content: object) -> None:
         if len(written) == 2:
@@ -98,12 +98,12 @@ def test_a_store_is_the_same_after_any_interruption(tmp_path: Path, monkeypatch:
     # Two models at a time on the way, so that there is something to go on with.
     monkeypatch.setattr(linear_plan, "_TOGETHER_BYTES", 1)
     monkeypatch.setattr(ShadowStore, "write", killed)
-    monkeypatch.setattr(MeasuredError, "write", killed_before)
+    monkeypatch.setattr(ApproximationError, "write", killed_before)
     with pytest.raises(RuntimeError, match="killed"):  # after the sample, before it is measured
         complete(broken, plan)
     assert written == [0, 1]
     written.clear()
-    monkeypatch.setattr(MeasuredError, "write", read)
+    monkeypatch.setattr(ApproximationError, "write", read)
     with pytest.raises(RuntimeError, match="killed"):
         complete(broken, plan)
     assert written == [0, 1]

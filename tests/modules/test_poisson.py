@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from lit_recon.data import Digits
+from lit_recon.data.sources import Digits
 from lit_recon.modules.data import BackboneDataModule
 from lit_recon.modules.poisson import PoissonBatches, PoissonDataModule, PoissonSampling
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from lit_recon.errors import ConfigError
-from lit_recon.modules.privacy_plan import PrivacySettings
+from lit_recon.modules.private import PrivacySettings
 from lit_recon.privacy import FullBatchSGD, PoissonSGD, calibrate_noise
 
 

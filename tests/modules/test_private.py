@@ -13,21 +13,19 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import nn
 
-from lit_recon.data import Digits
+from lit_recon.clients import GradientOperator
+from lit_recon.data.sources import Digits
 from lit_recon.defenses import DPSGD, Batch, at_weights, defended_gradient
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import MLP, Backbone, ConvNet, LeNet, ResNet18, Trunk, WideFeatureLayer, load_backbone
 from lit_recon.modules.backbone import train_backbone
 from lit_recon.modules.data import BackboneDataModule
 from lit_recon.modules.poisson import PoissonBatches, PoissonDataModule
-from lit_recon.modules.privacy_plan import PrivacyPlan, PrivacySettings
-from lit_recon.modules.private import PrivateBackboneModule, private_model
-from lit_recon.modules.trainer import TrainerSettings, build_trainer
-from lit_recon.modules.training import SGDSchedule
-from lit_recon.modules.training_callbacks import LAST_CHECKPOINT, training_callbacks
-from lit_recon.modules.utility import Figures, read_utility
-from lit_recon.observation import GradientOperator
+from lit_recon.modules.private import PrivacyPlan, PrivacySettings, PrivateBackboneModule, private_model
 from lit_recon.privacy import FullBatchSGD, PoissonSGD
+from lit_recon.training.callbacks import LAST_CHECKPOINT, training_callbacks
+from lit_recon.training.module import Figures, SGDSchedule, read_utility
+from lit_recon.training.trainer import TrainerSettings, build_trainer
 
 DIGITS = BackboneDataModule(Digits(), padding=1, flip=False)
 PLAIN = SGDSchedule(lr=0.5, momentum=0.0, weight_decay=0.0)

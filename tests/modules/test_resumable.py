@@ -10,23 +10,23 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from lit_recon.errors import CorruptFileError
-from lit_recon.inversion import (
+from lit_recon.attacks.base import Attack
+from lit_recon.attacks.updates import (
     LBFGS,
     Adam,
-    Attack,
     DeepImagePrior,
     GradientMatching,
     GroupConsistency,
-    InversionState,
     KnownLabels,
+    MatchingState,
     TotalVariation,
 )
+from lit_recon.clients import Client
+from lit_recon.errors import CorruptFileError
 from lit_recon.models import MLP, Backbone
-from lit_recon.modules.interruption import Interrupted
-from lit_recon.modules.resumable import Outcome, measured_execution, run_attack
-from lit_recon.observation import Client
+from lit_recon.modules.attack_state import Outcome, measured_execution, run_attack
 from lit_recon.records import Knowledge, Normalization, Observation, Reconstruction
+from lit_recon.training.progress import Interrupted
 
 STEPS = 8
 Execution = Literal["loop", "vmap"] | None
@@ -47,14 +47,14 @@ def run(
     attack: Attack,
     seen: Sequence[Observation],
     saved: Path,
-    watch: Callable[[InversionState, int], None],
+    watch: Callable[[MatchingState, int], None],
     execution: Execution = "loop",
     every: float = 1000.0,
 ) -> Outcome:
     return run_attack(attack, seen, saved, every, execution, watch)
 
 
-def ignore(state: InversionState, new: int) -> None:
+def ignore(state: MatchingState, new: int) -> None:
     """Watch nothing."""
 
 
@@ -75,7 +75,7 @@ def test_an_interrupted_attack_ends_with_the_same_bits(name: str, number: signal
     saved, seen = tmp_path / "victims.pt", observations(2)
     whole = run(ATTACKS[name](), seen, tmp_path / "other.pt", ignore)
 
-    def interrupt(state: InversionState, new: int) -> None:
+    def interrupt(state: MatchingState, new: int) -> None:
         if state.step == 3 and new:
             signal.raise_signal(number)
 
@@ -112,7 +112,7 @@ def test_measuring_chooses_one_of_the_two() -> None:
 def test_the_state_is_saved_as_often_as_asked_and_no_more(tmp_path: Path) -> None:
     saved, ages = tmp_path / "victims.pt", []
 
-    def note(state: InversionState, new: int) -> None:
+    def note(state: MatchingState, new: int) -> None:
         ages.append(saved.stat().st_mtime_ns if saved.is_file() else 0)
 
     run(matching(), observations(), saved, note, every=1e-9)
@@ -125,7 +125,7 @@ def test_the_state_is_saved_as_often_as_asked_and_no_more(tmp_path: Path) -> Non
 def test_time_counts_over_all_processes_and_leaves_out_first_iterations(tmp_path: Path) -> None:
     saved = tmp_path / "victims.pt"
 
-    def interrupt(state: InversionState, new: int) -> None:
+    def interrupt(state: MatchingState, new: int) -> None:
         if state.step == 4 and new:
             signal.raise_signal(signal.SIGINT)
 

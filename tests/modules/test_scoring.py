@@ -8,7 +8,7 @@ import torch
 
 from lit_recon.data import ImageSet, VictimBatch
 from lit_recon.metrics import Unavailable
-from lit_recon.modules.finished import FinishedBatch
+from lit_recon.modules.attack_state import FinishedBatch
 from lit_recon.modules.scoring import RunScores, score_batches
 from lit_recon.records import Reconstruction
 

@@ -15,18 +15,17 @@ import lit_recon._torchvision
 import torch
 from pytorch_lightning import LightningDataModule
 
-from lit_recon.data import Digits
+from lit_recon.data.sources import Digits
 from lit_recon.defenses import Defense, GradientClipping
 from lit_recon.models import Backbone, ConvNet
 from lit_recon.modules.backbone import BackboneModule, train_backbone
 from lit_recon.modules.data import BackboneDataModule
 from lit_recon.modules.defended import DefendedBackboneModule
 from lit_recon.modules.poisson import PoissonDataModule
-from lit_recon.modules.privacy_plan import PrivacyPlan
-from lit_recon.modules.private import PrivateBackboneModule
-from lit_recon.modules.trainer import TrainerSettings, build_trainer
-from lit_recon.modules.training import SGDSchedule, TrainingModule
-from lit_recon.modules.training_callbacks import training_callbacks
+from lit_recon.modules.private import PrivacyPlan, PrivateBackboneModule
+from lit_recon.training.callbacks import training_callbacks
+from lit_recon.training.module import SGDSchedule, TrainingModule
+from lit_recon.training.trainer import TrainerSettings, build_trainer
 
 #: A bound below the norm of every gradient: clipped before averaging or after it are two different things.
 BOUND = 0.05

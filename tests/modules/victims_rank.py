@@ -15,7 +15,8 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from lit_recon.data import Npz, VictimBatch
+from lit_recon.data import VictimBatch
+from lit_recon.data.sources import Npz
 from lit_recon.modules.data import BackboneDataModule, VictimDataModule
 
 

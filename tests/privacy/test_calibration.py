@@ -6,8 +6,7 @@ import pytest
 
 from lit_recon.errors import ConfigError
 from lit_recon.privacy.calibration import calibrate_noise
-from lit_recon.privacy.neighbors import Neighbors
-from lit_recon.privacy.noisy_sgd import PoissonSGD
+from lit_recon.privacy.noisy_sgd import Neighbors, PoissonSGD
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ import pytest
 
 from lit_recon.errors import ConfigError
 from lit_recon.privacy.gaussian import gaussian_epsilon
-from lit_recon.privacy.neighbors import Neighbors
-from lit_recon.privacy.noisy_sgd import FullBatchSGD, NoisySGD, PoissonSGD, noisy_sgd
+from lit_recon.privacy.noisy_sgd import FullBatchSGD, Neighbors, NoisySGD, PoissonSGD, noisy_sgd
 
 
 @pytest.mark.parametrize(

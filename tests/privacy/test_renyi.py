@@ -8,8 +8,8 @@ from scipy.integrate import quad
 
 from lit_recon.bounds import profile_bound, renyi_bound
 from lit_recon.errors import ConfigError
+from lit_recon.privacy.gaussian import ORDERS, renyi_curve
 from lit_recon.privacy.noisy_sgd import FullBatchSGD, PoissonSGD
-from lit_recon.privacy.renyi import ORDERS, renyi_curve
 
 
 def test_full_batches_are_alpha_rho() -> None:

@@ -10,21 +10,14 @@ import pytest
 import torch
 import yaml
 
-from lit_recon.reporting import (
-    LossCurve,
-    RunFolder,
-    VictimRow,
-    write_losses,
-    write_metrics,
-    write_tensors,
-    write_victims,
-)
+from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.reporting.writing import LossCurve, VictimRow, write_losses, write_metrics, write_tensors, write_victims
 
 MakeRun = Callable[..., RunFolder]
 
 SETTINGS: dict[str, Any] = {
     "attack": {
-        "class_path": "lit_recon.inversion.GradientMatching",
+        "class_path": "lit_recon.attacks.updates.GradientMatching",
         "init_args": {"steps": 30, "priors": [{"class_path": "TotalVariation", "init_args": {"weight": 0.1}}]},
     },
     "client": {"batch_norm": "eval"},

@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from lit_recon.reporting import RunFolder, RunRecord
 from lit_recon.reporting.cards import gallery
-from lit_recon.reporting.figures import data_uri
+from lit_recon.reporting.plots import data_uri
+from lit_recon.reporting.record import RunRecord
+from lit_recon.reporting.run_folder import RunFolder
 
 MakeRun = Callable[..., RunFolder]
 

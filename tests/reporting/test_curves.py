@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lit_recon.reporting.curves import HEIGHT, WIDTH, Chart, loss_chart
-from lit_recon.reporting.rows import LossCurve
+from lit_recon.reporting.writing import LossCurve
 
 
 def curve(losses: list[float], steps: list[float] | None = None) -> LossCurve:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from lit_recon.reporting.formats import duration, format_printed, format_score, measure_of
+from lit_recon.reporting.wording import duration, format_printed, format_score, measure_of
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lit_recon.reporting import RunFolder, RunRecord
+from lit_recon.reporting.record import RunRecord
+from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.tables import SummaryRow, facts, rmse_bars, summary_table
 
 MakeRun = Callable[..., RunFolder]

@@ -11,15 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from lit_recon.errors import ShapeError
-from lit_recon.reporting import (
-    LossCurve,
-    RunFolder,
-    VictimRow,
-    write_losses,
-    write_metrics,
-    write_tensors,
-    write_victims,
-)
+from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.reporting.writing import LossCurve, VictimRow, write_losses, write_metrics, write_tensors, write_victims
 
 
 @pytest.fixture

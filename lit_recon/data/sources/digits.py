@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from lit_recon.data.dataset import ImageSet
-from lit_recon.data.sources.base import ImageSource
-from lit_recon.data.sources.class_names import DIGITS
+from lit_recon.data.sources.base import DIGITS, ImageSource
 from lit_recon.data.splits import hold_out
 from lit_recon.errors import ConfigError
 

@@ -16,8 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lit_recon.data.dataset import ImageSet
-from lit_recon.data.sources.base import ImageSource
-from lit_recon.data.sources.class_names import CIFAR10_CLASSES, CIFAR100_CLASSES, DIGITS
+from lit_recon.data.sources.base import CIFAR10_CLASSES, CIFAR100_CLASSES, DIGITS, ImageSource
 from lit_recon.data.sources.npz import Npz
 from lit_recon.errors import CorruptFileError, MissingDataError
 

@@ -1,0 +1,1 @@
+"""Attacks: on federated updates, on released models, on linear models, and membership inference."""

@@ -1,0 +1,181 @@
+"""Fitted estimators of scikit-learn as released models: which objective they minimized, and how tightly.
+
+Objectives are scaled to a sum over records plus `mu / 2 |theta|^2`. `LinearRegression` has mu = 0; `Ridge` mu = alpha;
+`LogisticRegression` mu = 1 / C; `PoissonRegressor`, whose loss is a mean, mu = n alpha. None regularizes the intercept,
+but for the solver liblinear. Estimators fitted with `sample_weight` keep no trace of it and are reconstructed wrongly.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lit_recon.attacks.glm.family import Array, Bernoulli, Family, Gaussian, Poisson
+from lit_recon.attacks.glm.released import ReleasedGLM, ReleasedMultinomial
+from lit_recon.attacks.glm.without_intercept import ReleasedWithoutIntercept
+from lit_recon.errors import ShapeError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from sklearn.linear_model import LinearRegression, LogisticRegression, PoissonRegressor, Ridge
+
+#: Gradients above this make errors above it: residuals are seldom far above 1.
+_LOOSE = 1e-6
+#: L-BFGS also stops where the loss changes by less than 64 float64 steps; a gradient of the root of that is lost in it.
+_LBFGS_FLOOR = math.sqrt(64 * np.finfo(np.float64).eps)
+#: Solvers that stop on the largest entry of the mean loss's gradient, and the least that this gets to.
+_GRADIENT_FLOORS = {"lbfgs": _LBFGS_FLOOR, "newton-cholesky": 0.0, "newton-cg": 0.0}
+_DIRECT = ("cholesky", "svd")
+
+
+def from_linear_regression(estimator: LinearRegression) -> ReleasedGLM | ReleasedWithoutIntercept:
+    """A fitted `LinearRegression` of one target as a released model.
+
+    Raises:
+        UnsupportedModelError: if it is no such estimator, or coefficients were constrained.
+    """
+    coefficients = _coefficients(estimator, "LinearRegression")
+    _require(estimator, "positive", [False])
+    if not estimator.fit_intercept:
+        return ReleasedWithoutIntercept(coefficients, 0.0, _trusted(estimator, 0.0), _precision(estimator))
+    return _released(estimator, Gaussian(), mu=0.0, gradient_error=0.0, notes=())
+
+
+def from_ridge(estimator: Ridge) -> ReleasedGLM | ReleasedWithoutIntercept:
+    """A fitted `Ridge` of one target as a released model.
+
+    Raises:
+        UnsupportedModelError: if it is no such estimator, coefficients were constrained, or alpha differs by target.
+    """
+    coefficients = _coefficients(estimator, "Ridge")
+    _require(estimator, "positive", [False])
+    if np.ndim(estimator.alpha):
+        raise UnsupportedModelError("Ridge: one alpha is expected; got an array: fit one estimator per target")
+    direct = estimator.solver_ in _DIRECT
+    notes = () if direct else (_unknown(estimator.solver_),)
+    error = 0.0 if direct else None
+    if not estimator.fit_intercept:
+        return ReleasedWithoutIntercept(
+            coefficients, float(estimator.alpha), _trusted(estimator, error), notes + _precision(estimator)
+        )
+    return _released(estimator, Gaussian(), float(estimator.alpha), error, notes)
+
+
+def from_poisson_regressor(estimator: PoissonRegressor, n_examples: int) -> ReleasedGLM:
+    """A fitted `PoissonRegressor` as a released model.
+
+    Args:
+        estimator: with intercept.
+        n_examples: number of records it was fitted on, the missing one included.
+
+    Raises:
+        UnsupportedModelError: if it is no such estimator, or has no intercept.
+    """
+    _coefficients(estimator, "PoissonRegressor")
+    _require(estimator, "fit_intercept", [True])
+    error, notes = _tolerance(estimator, estimator.n_iter_, n_examples)
+    return _released(estimator, Poisson(), n_examples * float(estimator.alpha), error, notes)
+
+
+def from_logistic_regression(estimator: LogisticRegression, n_examples: int) -> ReleasedGLM | ReleasedMultinomial:
+    """A fitted `LogisticRegression` of two or more classes as a released model; targets are positions in `classes_`.
+
+    Args:
+        estimator: with intercept and an L2 penalty or none.
+        n_examples: number of records it was fitted on, the missing one included.
+
+    Raises:
+        UnsupportedModelError: if it is no such estimator, has no intercept, another penalty or class weights.
+    """
+    _check_fitted(estimator, "LogisticRegression")
+    _require(estimator, "fit_intercept", [True])
+    _require(estimator, "class_weight", [None])
+    _require(estimator, "l1_ratio", [None, 0])
+    _require(estimator, "penalty", ["deprecated", "l2", None])
+    # Earlier releases of scikit-learn can fit one model per class instead.
+    _require(estimator, "multi_class", [None, "auto", "deprecated"])
+    mu = 0.0 if estimator.penalty is None else 1 / float(estimator.C)
+    error, notes = _tolerance(estimator, int(np.max(estimator.n_iter_)), n_examples)
+    intercept_mu = mu / estimator.intercept_scaling**2 if estimator.solver == "liblinear" else 0.0
+    if len(estimator.coef_) == 1:
+        return _released(estimator, Bernoulli(), mu, error, notes, intercept_mu)
+    _require(estimator, "solver", [*_GRADIENT_FLOORS, "sag", "saga"])
+    coefficients = np.column_stack([estimator.intercept_, estimator.coef_]).astype(np.float64)
+    penalties = np.full_like(coefficients, mu)
+    penalties[:, 0] = 0
+    return ReleasedMultinomial(coefficients, penalties, _trusted(estimator, error), notes + _precision(estimator))
+
+
+def _released(
+    estimator: Any,
+    family: Family,
+    mu: float,
+    gradient_error: float | None,
+    notes: tuple[str, ...],
+    intercept_mu: float = 0.0,
+) -> ReleasedGLM:
+    coefficients = np.concatenate([np.ravel(estimator.intercept_), np.ravel(estimator.coef_)]).astype(np.float64)
+    penalties = np.full_like(coefficients, mu)
+    penalties[0] = intercept_mu
+    error = _trusted(estimator, gradient_error)
+    return ReleasedGLM(family, coefficients, penalties, error, notes + _precision(estimator))
+
+
+def _check_fitted(estimator: Any, expected: str) -> None:
+    # Subclasses such as LogisticRegressionCV choose their penalty elsewhere.
+    if type(estimator).__name__ != expected or not hasattr(estimator, "coef_"):
+        raise UnsupportedModelError(f"expected a fitted {expected}; got {estimator}: fit it, or use its own function")
+
+
+def _coefficients(estimator: Any, expected: str) -> Array:
+    """The coefficients `(d,)` of a fitted estimator of one target."""
+    _check_fitted(estimator, expected)
+    if np.ndim(estimator.coef_) > 1 and len(estimator.coef_) != 1:
+        raise UnsupportedModelError(
+            f"{expected}: one target is expected; got {len(estimator.coef_)}: fit one estimator per target"
+        )
+    return np.ravel(estimator.coef_).astype(np.float64)
+
+
+def _require(estimator: Any, parameter: str, allowed: list[object]) -> None:
+    value = getattr(estimator, parameter, None)
+    if not any(value is choice or value == choice for choice in allowed):
+        raise UnsupportedModelError(
+            f"{type(estimator).__name__}: the closed form holds for {parameter} in {allowed} only; got {value!r}"
+        )
+
+
+def _tolerance(estimator: Any, n_iterations: int, n_examples: int) -> tuple[float | None, tuple[str, ...]]:
+    """What an iterative solver may have left of the sum's gradient, and what to say of it."""
+    if n_examples < 1:
+        raise ShapeError(f"n_examples must be at least 1; got {n_examples}")
+    name = type(estimator).__name__
+    if n_iterations >= estimator.max_iter:
+        return None, (f"{name} stopped at max_iter={estimator.max_iter}: no error estimate, expect no recovery",)
+    if estimator.solver not in _GRADIENT_FLOORS:
+        return None, (_unknown(estimator.solver),)
+    error = n_examples * max(float(estimator.tol), _GRADIENT_FLOORS[estimator.solver])
+    if error <= _LOOSE:
+        return error, ()
+    note = (
+        f"too loose for exact recovery: {name}'s solver {estimator.solver!r} with tol={estimator.tol:g} may leave a "
+        f"gradient of {error:.2g}, and inputs are wrong by a multiple of that; {name} solved by 'newton-cholesky' with "
+        "tol=1e-12 would give the record away"
+    )
+    return error, (note,)
+
+
+def _unknown(solver: str) -> str:
+    return f"no error estimate: solver {solver!r} does not say how small it made the gradient"
+
+
+def _precision(estimator: Any) -> tuple[str, ...]:
+    if estimator.coef_.dtype == np.float64:
+        return ()
+    return (f"no error estimate: coefficients were rounded to {estimator.coef_.dtype}, which alone moves the gradient",)
+
+
+def _trusted(estimator: Any, gradient_error: float | None) -> float | None:
+    """The gradient error, unless the coefficients were rounded after it was reached."""
+    return gradient_error if estimator.coef_.dtype == np.float64 else None

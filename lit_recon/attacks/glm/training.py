@@ -1,0 +1,233 @@
+"""Generalized linear models as somebody trains and releases them with scikit-learn."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from lit_recon.attacks.glm.estimators import (
+    from_linear_regression,
+    from_logistic_regression,
+    from_poisson_regressor,
+    from_ridge,
+)
+from lit_recon.attacks.glm.family import Array, GLMReconstruction
+from lit_recon.attacks.glm.released import ReleasedGLM, ReleasedMultinomial
+from lit_recon.attacks.glm.without_intercept import ReleasedWithoutIntercept
+from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
+
+#: What an informed adversary gets to see.
+Released = ReleasedGLM | ReleasedMultinomial | ReleasedWithoutIntercept
+
+
+@dataclass(frozen=True)
+class FittedRegression:
+    """A trained model.
+
+    Attributes:
+        released: what its owner publishes.
+        estimator: of scikit-learn, which the owner keeps.
+        notes: what scikit-learn warned of, each once.
+    """
+
+    released: Released
+    estimator: Any
+    notes: tuple[str, ...]
+
+    def score(self, inputs: Array, targets: Array) -> float:
+        """How good it is on records: accuracy of a classifier, share of variance or deviance explained otherwise."""
+        return float(self.estimator.score(inputs, targets))
+
+
+class Regression(ABC):
+    """A way to train a generalized linear model; its objective is that of scikit-learn's estimator."""
+
+    @property
+    @abstractmethod
+    def classifies(self) -> bool:
+        """Whether targets are classes 0 to k-1."""
+
+    @abstractmethod
+    def estimator(self) -> Any:
+        """The estimator of scikit-learn, not yet fitted."""
+
+    @abstractmethod
+    def release(self, estimator: Any, n_examples: int) -> Released:
+        """The fitted estimator as seen by an adversary who knows how it was made."""
+
+    def fit(self, inputs: Array, targets: Array) -> FittedRegression:
+        """Train on records.
+
+        Args:
+            inputs: `(n, d)`, without the constant.
+            targets: `(n,)`.
+        """
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            estimator = self.estimator().fit(inputs, targets)
+        said = dict.fromkeys(str(warning.message).strip().splitlines()[0] for warning in caught)
+        notes = tuple(f"scikit-learn warned: {line}" for line in said)
+        return FittedRegression(self.release(estimator, len(targets)), estimator, notes)
+
+
+@dataclass(frozen=True)
+class LeastSquares(Regression):
+    """Linear regression, solved directly.
+
+    Args:
+        penalty: `|X theta - y|^2 + penalty |theta|^2` is minimized; 0 is ordinary least squares, above it is ridge.
+        intercept: fit one, without regularization. Without it only the attack of theorem 8 applies, whose adversary
+            also knows the missing record's target.
+    """
+
+    penalty: float = 0.0
+    intercept: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.penalty >= 0:
+            raise ConfigError(f"LeastSquares: penalty must be at least 0; got {self.penalty}")
+
+    @property
+    def classifies(self) -> bool:
+        return False
+
+    def estimator(self) -> Any:
+        from sklearn.linear_model import LinearRegression, Ridge
+
+        if self.penalty:
+            return Ridge(alpha=self.penalty, fit_intercept=self.intercept, solver="cholesky")
+        return LinearRegression(fit_intercept=self.intercept)
+
+    def release(self, estimator: Any, n_examples: int) -> Released:
+        return from_ridge(estimator) if self.penalty else from_linear_regression(estimator)
+
+
+@dataclass(frozen=True)
+class Logistic(Regression):
+    """Logistic regression of two classes or, multinomial, of more.
+
+    Args:
+        C: inverse of the penalty, as in scikit-learn: cross-entropy summed over records plus `|theta|^2 / (2 C)`.
+        solver: of scikit-learn's LogisticRegression. `newton-cholesky` is exact where a matrix of all coefficients
+            fits; `newton-cg` is for many classes; `lbfgs` is what one gets without asking.
+        tol: at which the solver stops.
+        max_iter: at which it stops in any case.
+    """
+
+    C: float = 1.0
+    solver: Literal["lbfgs", "newton-cg", "newton-cholesky"] = "newton-cholesky"
+    tol: float = 1e-12
+    max_iter: int = 200
+
+    def __post_init__(self) -> None:
+        if not (self.C > 0 and self.tol > 0 and self.max_iter >= 1):
+            raise ConfigError(
+                "Logistic: C and tol must be above 0 and max_iter at least 1; "
+                f"got {self.C}, {self.tol} and {self.max_iter}"
+            )
+
+    @property
+    def classifies(self) -> bool:
+        return True
+
+    def estimator(self) -> Any:
+        from sklearn.linear_model import LogisticRegression
+
+        return LogisticRegression(C=self.C, solver=self.solver, tol=self.tol, max_iter=self.max_iter)
+
+    def release(self, estimator: Any, n_examples: int) -> Released:
+        return from_logistic_regression(estimator, n_examples)
+
+
+@dataclass(frozen=True)
+class Counts(Regression):
+    """Poisson regression with logarithmic link.
+
+    Args:
+        alpha: half the mean deviance plus `alpha |theta|^2 / 2` is minimized, as in scikit-learn.
+        solver: of scikit-learn's PoissonRegressor.
+        tol: at which the solver stops.
+        max_iter: at which it stops in any case.
+    """
+
+    alpha: float = 1.0
+    solver: Literal["lbfgs", "newton-cholesky"] = "newton-cholesky"
+    tol: float = 1e-12
+    max_iter: int = 200
+
+    def __post_init__(self) -> None:
+        if not (self.alpha >= 0 and self.tol > 0 and self.max_iter >= 1):
+            raise ConfigError(
+                "Counts: alpha must be at least 0, tol above 0 and max_iter at least 1; "
+                f"got {self.alpha}, {self.tol} and {self.max_iter}"
+            )
+
+    @property
+    def classifies(self) -> bool:
+        return False
+
+    def estimator(self) -> Any:
+        from sklearn.linear_model import PoissonRegressor
+
+        return PoissonRegressor(alpha=self.alpha, solver=self.solver, tol=self.tol, max_iter=self.max_iter)
+
+    def release(self, estimator: Any, n_examples: int) -> Released:
+        return from_poisson_regressor(estimator, n_examples)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What came of an attack on one record.
+
+    Attributes:
+        found: the record, or the likelier of two; None where the attack refused.
+        other: the second candidate of a model without intercept.
+        told: whether the range of the inputs left one candidate only, which `found` then is.
+        refusal: why there is no record.
+    """
+
+    found: GLMReconstruction | None
+    other: GLMReconstruction | None = None
+    told: bool = False
+    refusal: str = ""
+
+    def image(self, fallback: Array, bounds: tuple[float, float]) -> Array:
+        """The best image that the adversary can offer, `(d,)`: within bounds; the fallback where the attack refused."""
+        return fallback if self.found is None else np.clip(self.found.inputs, *bounds)
+
+
+def attack_record(
+    released: Released,
+    known_inputs: Array,
+    known_targets: Array,
+    target: float | None = None,
+    bounds: tuple[float, float] = (0.0, 1.0),
+) -> Attempt:
+    """Reconstruct the record that a model was trained on together with the known ones.
+
+    Args:
+        released: the model.
+        known_inputs: `(n, d)`, all records but one, without the constant.
+        known_targets: `(n,)`.
+        target: of the missing record; needed, and used, only against a model without intercept.
+        bounds: least and largest value that an input can take.
+
+    Raises:
+        ShapeError: the records do not fit the model, or a target is needed and not given.
+
+    Source: Balle, Cherubin and Hayes 2022, theorems 1 (corrected) and 8.
+    """
+    try:
+        if not isinstance(released, ReleasedWithoutIntercept):
+            return Attempt(released.reconstruct(known_inputs, known_targets))
+        if target is None:
+            raise ShapeError("a model without intercept is attacked by one who knows the record's target: give target")
+        both = released.reconstruct(known_inputs, known_targets, target, bounds)
+    except UnsupportedModelError as error:
+        return Attempt(None, refusal=str(error))
+    chosen = both.right or 0
+    return Attempt(both.candidates[chosen], both.candidates[1 - chosen], both.right is not None)

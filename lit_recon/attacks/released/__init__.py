@@ -1,0 +1,27 @@
+"""Attacks of an informed adversary, who holds the released model and all of its training data but one record."""
+
+from __future__ import annotations
+
+from lit_recon.attacks.released.access import BlackBox, LayersOnly, ModelAccess, WholeModel
+from lit_recon.attacks.released.base import Background, FittedReconstructor, ReconstructedTargets, Reconstructor
+from lit_recon.attacks.released.ensemble import Ensemble
+from lit_recon.attacks.released.first_layer import FirstLayerRidge
+from lit_recon.attacks.released.kernel_ridge import KernelRidge
+from lit_recon.attacks.released.retraining.anderson import AndersonRetraining
+from lit_recon.attacks.released.retraining.descent import Retraining
+
+__all__ = [
+    "AndersonRetraining",
+    "Background",
+    "BlackBox",
+    "Ensemble",
+    "FirstLayerRidge",
+    "FittedReconstructor",
+    "KernelRidge",
+    "LayersOnly",
+    "ModelAccess",
+    "ReconstructedTargets",
+    "Reconstructor",
+    "Retraining",
+    "WholeModel",
+]

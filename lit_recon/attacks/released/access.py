@@ -1,0 +1,176 @@
+"""What of a released model an adversary gets to see: its weights, those of some layers, or its answers alone.
+
+Shadow models are kept as differences of weights from the reference. Whatever is seen is a function of the weights, so
+that one store serves every view.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from lit_recon.attacks.shadow.plan import ShadowPlan
+from lit_recon.attacks.shadow.training import unflatten
+from lit_recon.data import ImageSet
+from lit_recon.errors import ConfigError, ShapeError
+
+#: From differences of weights `(s, p)`, with snapshots `(s, t * p)`, to those of what is seen, `(s, f)`.
+Sight = Callable[[Tensor], Tensor]
+
+
+class AccessDescription(NamedTuple):
+    """A view in words: what of a released model is seen, and what is not; empty where nothing is hidden."""
+
+    shown: str
+    hidden: str = ""
+
+
+class ModelAccess(ABC):
+    """What an adversary gets of every released model, and computes of his own shadow models alike."""
+
+    @abstractmethod
+    def describe(self, network: nn.Module, public: ImageSet) -> AccessDescription:
+        """The view in words.
+
+        Args:
+            network: architecture of the released models.
+            public: images that the adversary holds.
+
+        Raises:
+            ConfigError: there is nothing of this kind to see.
+        """
+
+    @abstractmethod
+    def sight(self, plan: ShadowPlan, public: ImageSet) -> Sight:
+        """What turns models of a plan into features; several models released of one training follow one another.
+
+        Args:
+            plan: of the models.
+            public: images that the adversary holds.
+
+        Raises:
+            ConfigError: there is nothing of this kind to see.
+        """
+
+
+@dataclass(frozen=True)
+class WholeModel(ModelAccess):
+    """All weights, as in the paper's main experiments."""
+
+    def describe(self, network: nn.Module, public: ImageSet) -> AccessDescription:
+        return AccessDescription("its weights")
+
+    def sight(self, plan: ShadowPlan, public: ImageSet) -> Sight:
+        return lambda differences: differences
+
+
+@dataclass(frozen=True)
+class LayersOnly(ModelAccess):
+    """The weights of some layers.
+
+    Args:
+        layers: `first` or `last` of those with weights, or names of modules or parameters, such as `layers.3`.
+
+    Source: Balle, Cherubin and Hayes 2022, section VI-B, Layers: the last of the MLP, the convolutions of the CNN.
+    """
+
+    layers: Sequence[str] = ("last",)
+
+    def describe(self, network: nn.Module, public: ImageSet) -> AccessDescription:
+        names = list(dict.fromkeys(map(self._resolver(network), self.layers)))
+        chosen, total = int(self._chosen(network).sum()), sum(own.numel() for own in network.parameters())
+        shown = f"the weights of {' and '.join(names)}, {chosen} of {total}"
+        return AccessDescription(shown, "" if chosen == total else "The weights of its other layers.")
+
+    def sight(self, plan: ShadowPlan, public: ImageSet) -> Sight:
+        chosen = self._chosen(plan.network)
+
+        def see(differences: Tensor) -> Tensor:
+            of_each: Tensor = differences.unflatten(1, (-1, len(chosen)))
+            return of_each[:, :, chosen].flatten(1)
+
+        return see
+
+    def _resolver(self, network: nn.Module) -> Callable[[str], str]:
+        layers = [name for name, module in network.named_modules() if list(module.parameters(recurse=False))]
+        known = {"first": layers[0], "last": layers[-1]}
+        return lambda name: known.get(name, name)
+
+    def _chosen(self, network: nn.Module) -> Tensor:
+        """Which of the flat weights are seen, bool `(p,)`."""
+        resolve, parts, met = self._resolver(network), [], set()
+        wanted = {resolve(name) for name in self.layers}
+        for name, parameter in network.named_parameters():
+            within = {layer for layer in wanted if f"{name}.".startswith(f"{layer}.")}
+            met |= within
+            parts.append(torch.full((parameter.numel(),), bool(within)))
+        if not wanted or wanted - met:
+            there = ", ".join(name for name, _ in network.named_parameters())
+            raise ConfigError(
+                f"access.layers must name first, last, or layers with weights among {there}; got "
+                f"{sorted(wanted - met) or 'none'}"
+            )
+        return torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class BlackBox(ModelAccess):
+    """The model's answers to some images, which the adversary asks of every shadow model, too.
+
+    The images are the first shadow targets: those that the adversary holds besides the fixed set. The features are what
+    the unknown image changed in the answers, that is, less the answers of the reference.
+
+    Args:
+        output: the model's `logits`, or the `probabilities` that follow from them.
+        images: how many it is asked about; the paper takes 200 for MNIST, 500 for CIFAR-10.
+
+    Source: Balle, Cherubin and Hayes 2022, section VI-C.
+    """
+
+    output: Literal["logits", "probabilities"] = "logits"
+    images: int = 200
+
+    def __post_init__(self) -> None:
+        if self.images < 1:
+            raise ConfigError(f"access.images must be at least 1; got {self.images}")
+
+    def describe(self, network: nn.Module, public: ImageSet) -> AccessDescription:
+        if self.images > len(public):
+            raise ConfigError(
+                f"access.images come from the shadow targets: at most split.shadow={len(public)}; got {self.images}"
+            )
+        return AccessDescription(f"its {self.output} for {self.images} images", "Its weights.")
+
+    def sight(self, plan: ShadowPlan, public: ImageSet) -> Sight:
+        self.describe(plan.network, public)
+        network = copy.deepcopy(plan.network).to(plan.device, torch.float64)
+        asked = public.subset(torch.arange(self.images)).pixels().to(plan.device, torch.float64)
+        reference = plan.reference()
+        size = sum(parameter.numel() for parameter in network.parameters())
+
+        @torch.no_grad()
+        def answers(weights: Tensor) -> Tensor:
+            each = [
+                functional_call(network, unflatten(network, own), (asked,))
+                for own in weights.to(plan.device).unflatten(0, (-1, size))
+            ]
+            logits = torch.stack(each)
+            return (logits if self.output == "logits" else logits.softmax(dim=2)).flatten()
+
+        usual = answers(reference)
+
+        def see(differences: Tensor) -> Tensor:
+            if differences.shape[1:] != reference.shape:
+                raise ShapeError(f"models must have {len(reference)} weights; got {tuple(differences.shape)}")
+            # In double precision: answers change by a thousandth of their size.
+            changes = [answers(reference + own.double()) - usual for own in differences]
+            return torch.stack(changes).float().cpu()
+
+        return see

@@ -1,0 +1,199 @@
+"""What an unknown image does to the model that is trained on it: gradients of its loss along training.
+
+Sources: Balle, Cherubin and Hayes 2022, Reconstructing training data with informed adversaries, appendix L (norms) and
+appendix M (coordinates that are zero).
+
+Source: Balle, Cherubin and Hayes 2022, figure 8; van der Maaten and Hinton 2008, Visualizing data using t-SNE.
+
+The adversary trains on every candidate as the released model was trained, but without noise, and takes the one whose
+model explains the released one best. For noise that is equally strong in all directions this is the likeliest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
+
+from lit_recon.attacks.shadow.engine import Execution
+from lit_recon.attacks.shadow.plan import ShadowPlan
+from lit_recon.attacks.shadow.training import unflatten
+from lit_recon.data import ImageSet
+from lit_recon.errors import ConfigError, ShapeError
+
+#: Models whose gradients are computed at a time.
+_CHUNK = 64
+
+
+@dataclass(frozen=True, eq=False)
+class TargetGradients:
+    """Gradients of each model's loss on its own image, with respect to all its weights, at some steps of training.
+
+    Attributes:
+        steps: done before the gradient is taken; 0 is the initial model.
+        norms: `(t, m)`.
+        zeros: by parameter, the share of its coordinates that are exactly 0, mean over the models, `(t,)`.
+    """
+
+    steps: list[int]
+    norms: Tensor
+    zeros: Mapping[str, Tensor]
+
+
+def along_training(plan: ShadowPlan, targets: ImageSet, n_steps: int, execution: Execution) -> TargetGradients:
+    """Train one model per target as `plan` says, and take the gradient of the target's loss along the way.
+
+    Args:
+        plan: of the models; those that were released are trained for the purpose `released`.
+        targets: own image of each model, `m` of them.
+        n_steps: points along training, evenly spread; the first is the initial model, the last the trained one.
+        execution: how the models are trained.
+
+    Raises:
+        ConfigError: fewer than two points.
+        ShapeError: images do not fit the network, or training diverged.
+    """
+    if n_steps < 2:
+        raise ConfigError(f"gradients along training need at least two points, its begin and its end; got {n_steps}")
+    last, members, pixels = plan.known.n_steps, range(len(targets)), targets.pixels()
+    steps = sorted({int(step) for step in torch.linspace(0, last, n_steps).round()})
+    descent = dataclasses.replace(plan.descent, steps=last, epochs=None, snapshots=steps[1:-1])
+    whole = dataclasses.replace(plan, descent=descent)
+    nothing = torch.zeros(1, dtype=torch.float64)
+    trained = whole.train(targets, members, execution, nothing).view(len(targets), len(steps) - 1, -1)
+    paths = [plan.starts(members).expand(len(targets), -1), *trained.unbind(1)]
+    norms, zeros = [], []
+    for weights in paths:
+        found = own_gradients(plan.network, weights, pixels, targets.labels)
+        norms.append(found.norm(dim=1))
+        zeros.append({name: (own == 0).double().mean() for name, own in unflatten(plan.network, found).items()})
+    return TargetGradients(
+        steps, torch.stack(norms), {name: torch.stack([shares[name] for shares in zeros]) for name in zeros[0]}
+    )
+
+
+def own_gradients(network: nn.Module, weights: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+    """Gradient of every model's cross-entropy on one image, `(m, p)`.
+
+    Args:
+        network: the architecture.
+        weights: `(m, p)`.
+        images: one per model, `(m, c, h, w)`.
+        labels: of those, `(m,)`.
+
+    Raises:
+        ShapeError: there is not one image per model.
+    """
+    if not len(weights) == len(images) == len(labels) or not len(weights):
+        raise ShapeError(
+            f"every model needs one image and one label; got {len(weights)}, {len(images)} and {len(labels)}"
+        )
+
+    def loss(own: Tensor, image: Tensor, label: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(network, unflatten(network, own), image[None]), label[None])
+
+    gradient = vmap(grad(loss))
+    parts: Sequence[Tensor] = [
+        gradient(*part) for part in zip(*(part.split(_CHUNK) for part in (weights, images, labels)), strict=True)
+    ]
+    return torch.cat(list(parts))
+
+
+#: Neighbors that t-SNE looks at, where there are so many models.
+_PERPLEXITY = 30.0
+#: Fewest points that can be laid out.
+FEWEST = 6
+
+
+def embedded(features: Tensor, seed: int = 0) -> Tensor:
+    """t-SNE by scikit-learn.
+
+    Args:
+        features: `(m, p)`, one row per model.
+        seed: of the layout.
+
+    Returns:
+        Points `(m, 2)`.
+
+    Raises:
+        ShapeError: fewer than six models, or features that are not finite.
+    """
+    if features.dim() != 2 or len(features) < FEWEST or not torch.isfinite(features).all():
+        raise ShapeError(
+            f"a layout needs finite features (m, p) of at least {FEWEST} models; got {tuple(features.shape)}"
+        )
+    from sklearn.manifold import TSNE
+
+    # t-SNE stops where gradients fall below a fixed size: differences of models are far too small for it as they are.
+    centred = features.double() - features.double().mean(dim=0)
+    scaled = centred / centred.norm(dim=1).mean().clamp(min=torch.finfo(torch.float64).tiny)
+    layout = TSNE(perplexity=min(_PERPLEXITY, (len(features) - 1) / 3), init="random", random_state=seed)
+    return torch.from_numpy(layout.fit_transform(scaled.numpy()))
+
+
+def neighbor_agreement(points: Tensor, labels: Tensor, n_neighbors: int = 5) -> float:
+    """Share of the nearest neighbors of all points that have the point's own label.
+
+    Args:
+        points: `(m, d)`, more than `n_neighbors`.
+        labels: `(m,)`.
+        n_neighbors: per point.
+
+    Raises:
+        ShapeError: too few points, or not one label per point.
+
+    >>> points = torch.tensor([[0.0], [0.1], [0.2], [9.0], [9.1], [9.2]])
+    >>> neighbor_agreement(points, torch.tensor([0, 0, 0, 1, 1, 1]), 2)
+    1.0
+    """
+    if points.dim() != 2 or labels.shape != points.shape[:1] or not 1 <= n_neighbors < len(points):
+        raise ShapeError(
+            f"agreement needs more than {n_neighbors} points with a label each; got {tuple(points.shape)} and "
+            f"{tuple(labels.shape)}"
+        )
+    distances = torch.cdist(points.double(), points.double())
+    distances.fill_diagonal_(torch.inf)
+    nearest = distances.topk(n_neighbors, dim=1, largest=False).indices
+    return float((labels[nearest] == labels[:, None]).double().mean())
+
+
+def identified(observed: Tensor, expected: Tensor, n_candidates: int, generator: torch.Generator) -> Tensor:
+    """Whether the attack names the true image, once per released model.
+
+    Candidates of model `i` are its own image and `n_candidates - 1` of the other models' images, drawn at random, all
+    equally likely: without the model the chance is `1 / n_candidates`.
+
+    Args:
+        observed: differences of the released models' weights from the reference, `(m, p)`.
+        expected: of the noise-free models of the same images, `(m, p)`.
+        n_candidates: from 2 to `m`.
+        generator: of the draw.
+
+    Returns:
+        Bool `(m,)`.
+
+    Raises:
+        ConfigError: `n_candidates` is out of its range.
+        ShapeError: the models do not belong together.
+
+    >>> identified(torch.eye(3) + 0.1, torch.eye(3), 3, torch.Generator())
+    tensor([True, True, True])
+    """
+    m = len(observed)
+    if observed.shape != expected.shape or observed.dim() != 2:
+        raise ShapeError(f"models must be (m, p) both; got {tuple(observed.shape)} and {tuple(expected.shape)}")
+    if not 2 <= n_candidates <= m:
+        raise ConfigError(f"candidates must lie between 2 and the number of targets, {m}; got {n_candidates}")
+    exact = expected.double()
+    scores = observed.double() @ exact.T - exact.square().sum(1) / 2
+    won = torch.empty(m, dtype=torch.bool)
+    for own in range(m):
+        others = torch.randperm(m - 1, generator=generator)[: n_candidates - 1]
+        others += others >= own
+        won[own] = scores[own, own] > scores[own, others].max()
+    return won

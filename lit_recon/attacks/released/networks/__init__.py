@@ -1,0 +1,1 @@
+"""Reconstructors that are neural networks (RecoNN), trained on shadow models."""

@@ -1,0 +1,158 @@
+"""A perceptron on principal components: fewer inputs than weights, and a training with today's habits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lit_recon._torchvision
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_recon.attacks.released.base import FittedReconstructor, check_shadows
+from lit_recon.attacks.released.kernel_ridge import unit_length
+from lit_recon.attacks.released.networks.training import (
+    Accelerator,
+    FittedNetwork,
+    PairBatches,
+    PairTraining,
+    TrainedReconstructor,
+    train_pairs,
+)
+from lit_recon.errors import ConfigError, ShapeError
+from lit_recon.models.reconstructors import ReconstructorMLP
+
+#: Components whose variance is below this share of the first one's are rounding errors.
+_NULL = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class PrincipalComponents:
+    """Differences of unit length in their principal components, each over its standard deviation.
+
+    Attributes:
+        mean: `(p,)`.
+        projection: `(p, q)`, onto components over their standard deviations.
+    """
+
+    mean: Tensor
+    projection: Tensor
+
+    @classmethod
+    def fitted(cls, differences: Tensor, n: int, seed: int = 0) -> PrincipalComponents:
+        """Of shadow models.
+
+        Args:
+            differences: `(s, p)`.
+            n: components, or fewer where the models do not have so many.
+            seed: of the randomized decomposition that large problems need.
+
+        Raises:
+            ShapeError: a difference is zero or not finite, or all are the same.
+        """
+        from sklearn.decomposition import PCA
+
+        directions = unit_length(differences)
+        if directions.std(dim=0).max() == 0:
+            raise ShapeError("principal components need two or more different models")
+        found = PCA(min(n, *directions.shape), svd_solver="auto", random_state=seed).fit(directions.numpy())
+        kept = found.explained_variance_ > _NULL * found.explained_variance_[0]
+        basis = torch.from_numpy(found.components_[kept] / found.explained_variance_[kept, None] ** 0.5)
+        return cls(torch.from_numpy(found.mean_).float(), basis.T.float())
+
+    def __call__(self, differences: Tensor) -> Tensor:
+        """Features `(m, q)`, float32.
+
+        Raises:
+            ShapeError: the models have another number of weights, or a difference is zero or not finite.
+        """
+        if differences.dim() != 2 or differences.shape[1] != len(self.mean):
+            raise ShapeError(
+                f"differences must be (m, {len(self.mean)}); got {tuple(differences.shape)}: are they of another "
+                "network?"
+            )
+        return (unit_length(differences) - self.mean) @ self.projection
+
+
+class ComponentsModule(PairTraining):
+    """Trains a reconstructor on the mean squared error by AdamW, whose rate falls to 0 along half a cosine.
+
+    Args:
+        network: features `(m, q)` to images `(m, c, h, w)`.
+        lr: first learning rate.
+        weight_decay: of AdamW.
+    """
+
+    def __init__(self, network: nn.Module, lr: float, weight_decay: float) -> None:
+        super().__init__(network)
+        self.lr, self.weight_decay = lr, weight_decay
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """The loss of one batch."""
+        features, images = batch
+        loss = F.mse_loss(self.network(features), images)
+        self.record(loss, len(images))
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        """AdamW, and a schedule by step."""
+        optimizer = torch.optim.AdamW(self.network.parameters(), self.lr, weight_decay=self.weight_decay)
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+@dataclass(frozen=True)
+class ComponentsReconstructor(TrainedReconstructor):
+    """A perceptron with GELU on principal components of unit-length differences.
+
+    It returns no labels; the label is that of the shadow model whose difference has the most similar direction.
+
+    Args:
+        components: of the shadow models' differences.
+        hidden: neurons of each hidden layer.
+        lr: first learning rate of AdamW.
+        weight_decay: of AdamW.
+        batch_size: shadow models per step.
+        epochs: over all shadow models.
+        seed: of the network's weights and of the order of shadow models.
+        accelerator: that trains it.
+    """
+
+    components: int = 500
+    hidden: Sequence[int] = (1000, 1000)
+    lr: float = 1e-3
+    weight_decay: float = 1e-2
+    batch_size: int = 128
+    epochs: int = 60
+    seed: int = 0
+    accelerator: Accelerator = "auto"
+
+    def __post_init__(self) -> None:
+        if not self.hidden or min(*self.hidden, self.components, self.batch_size, self.epochs) < 1:
+            raise ConfigError(
+                "components, hidden, batch_size and epochs must be at least 1; "
+                f"got {self.components}, {list(self.hidden)}, {self.batch_size} and {self.epochs}"
+            )
+        if not self.lr > 0 or self.weight_decay < 0:
+            raise ConfigError(f"lr must be above 0 and weight_decay at least 0; got {self.lr} and {self.weight_decay}")
+
+    def train(
+        self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int, state: Path | None
+    ) -> FittedReconstructor:
+        check_shadows(differences, images, labels, n_classes)
+        components = PrincipalComponents.fitted(differences, self.components, self.seed)
+        features = components(differences)
+        channels, height, width = images.shape[1:]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            network = ReconstructorMLP(features.shape[1], (channels, height, width), self.hidden, "gelu")
+        module = ComponentsModule(network, self.lr, self.weight_decay)
+        pairs = PairBatches(features, images, self.batch_size, self.seed)
+        train_pairs(module, pairs, self.epochs, self.accelerator, state, repr(self))
+        figures = {"training_loss": module.losses[-1], "components": float(features.shape[1])}
+        return FittedNetwork(module.network, components, unit_length(differences), labels, figures)

@@ -1,0 +1,215 @@
+"""The paper's reconstructor for CIFAR-10: transposed convolutions, trained to look right to two further networks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import lit_recon._torchvision
+
+import torch
+from torch import Tensor, nn, optim
+from torch.nn import functional as F
+
+from lit_recon.attacks.released.base import FittedReconstructor, check_shadows
+from lit_recon.attacks.released.kernel_ridge import unit_length
+from lit_recon.attacks.released.networks.training import (
+    Accelerator,
+    FittedNetwork,
+    PairBatches,
+    PairTraining,
+    Standardization,
+    TrainedReconstructor,
+    train_pairs,
+)
+from lit_recon.errors import ConfigError
+from lit_recon.metrics import Lpips, LpipsNetwork, Unavailable, load_lpips
+from lit_recon.models.reconstructors import PatchDiscriminator, ReconstructorCNN
+
+#: Side in pixels below which nothing is left of an image after the discriminator's convolutions.
+_SMALLEST = 24
+
+
+@dataclass(frozen=True)
+class PerceptualLoss:
+    """LPIPS as a part of a training loss; optional, because its ImageNet backbone has to be downloaded.
+
+    Args:
+        network: backbone; `none` leaves it out.
+        weights: file of its ImageNet weights; default: the cache of torch.hub.
+        download: fetch the weights if they are not in the cache.
+        weight: of the distance beside the errors of pixels.
+    """
+
+    network: LpipsNetwork | Literal["none"] = "vgg"
+    weights: Path | None = None
+    download: bool = True
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.weight > 0:
+            raise ConfigError(f"weight must be above 0; got {self.weight}: leave LPIPS out by network: none")
+
+    def loaded(self) -> Lpips | Unavailable:
+        """The distance, or why it cannot be had."""
+        if self.network == "none":
+            return Unavailable("switched off by perceptual.network")
+        return load_lpips(self.network, self.weights, self.download)
+
+
+class AdversarialReconstructorModule(PairTraining):
+    """One step of the discriminator on real and reconstructed images, then one of the reconstructor.
+
+    The reconstructor's loss is mean absolute plus mean squared error, LPIPS, and the squared distance of the
+    discriminator's scores from 1; that of the discriminator is the squared distance from 1 for real images and from 0
+    for others.
+
+    Args:
+        network: features `(m, p)` to images `(m, c, h, w)`.
+        discriminator: scores of patches; None leaves its loss out.
+        lpips: and its weight; None leaves it out.
+        adversarial: weight of the discriminator's opinion.
+        lr: of the reconstructor's Adam.
+        weight_decay: L2 penalty of the reconstructor.
+        discriminator_lr: of the discriminator's Adam.
+
+    Source: Balle, Cherubin and Hayes 2022, section IV-B and table V; Mao et al. 2017 for the squared distances.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        discriminator: nn.Module | None,
+        lpips: tuple[Lpips, float] | None,
+        adversarial: float = 1.0,
+        lr: float = 1e-4,
+        weight_decay: float = 1e-4,
+        discriminator_lr: float = 1e-5,
+    ) -> None:
+        super().__init__(network)
+        self.automatic_optimization = False
+        self.discriminator, self.lpips, self.adversarial = discriminator, lpips, adversarial
+        self.lr, self.weight_decay, self.discriminator_lr = lr, weight_decay, discriminator_lr
+        self.n_optimizers = 1 if discriminator is None else 2
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
+        """One step of each network; manual, as their losses differ."""
+        features, images = batch
+        optimizers = self.optimizers()
+        first, *others = optimizers if isinstance(optimizers, list) else [optimizers]
+        found = self.network(features)
+        loss = F.l1_loss(found, images) + F.mse_loss(found, images)
+        self.record(loss, len(images))
+        if self.discriminator is not None:
+            judged = discriminator_loss(self.discriminator(images), self.discriminator(found.detach()))
+            self._descend(others[0], judged)
+            self.discriminator.requires_grad_(False)
+            loss = loss + self.adversarial * (self.discriminator(found) - 1).square().mean()
+            self.discriminator.requires_grad_(True)
+        if self.lpips is not None:
+            distance, weight = self.lpips
+            loss = loss + weight * distance.loss(found, images).mean()
+        self._descend(first, loss)
+        return {"loss": loss.detach()}
+
+    def configure_optimizers(self) -> list[optim.Optimizer]:
+        """Adam for both, the reconstructor's with an L2 penalty."""
+        own: list[optim.Optimizer] = [
+            optim.Adam(self.network.parameters(), self.lr, weight_decay=self.weight_decay),
+        ]
+        if self.discriminator is not None:
+            own.append(optim.Adam(self.discriminator.parameters(), self.discriminator_lr))
+        return own
+
+    def _descend(self, optimizer: Any, loss: Tensor) -> None:
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+
+
+def discriminator_loss(real: Tensor, found: Tensor) -> Tensor:
+    """Least-squares loss of scores that should be 1 for real images and 0 for others. Mao et al. 2017, eq. 2.
+
+    >>> float(discriminator_loss(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])))
+    0.5
+    """
+    return ((real - 1).square().mean() + found.square().mean()) / 2
+
+
+@dataclass(frozen=True)
+class ConvolutionalReconstructor(TrainedReconstructor):
+    """The paper's reconstructor for color images: transposed convolutions on standardized weights.
+
+    It returns no labels; the label is that of the shadow model whose difference has the most similar direction.
+
+    Args:
+        perceptual: LPIPS in the loss; where its weights cannot be had, training goes on without it and says so.
+        adversarial: weight of the discriminator's opinion; 0: no discriminator. The paper prints no weights.
+        lr: learning rate of Adam.
+        weight_decay: L2 penalty.
+        discriminator_lr: learning rate of the discriminator's Adam.
+        batch_size: shadow models per step.
+        epochs: over all shadow models.
+        seed: of the weights and of the order of shadow models.
+        accelerator: that trains it.
+
+    Source: Balle, Cherubin and Hayes 2022, tables V, VII and VIII, section IV-B.
+    """
+
+    perceptual: PerceptualLoss = PerceptualLoss()
+    adversarial: float = 1.0
+    lr: float = 1e-4
+    weight_decay: float = 1e-4
+    discriminator_lr: float = 1e-5
+    batch_size: int = 128
+    epochs: int = 1000
+    seed: int = 0
+    accelerator: Accelerator = "auto"
+
+    def __post_init__(self) -> None:
+        if min(self.batch_size, self.epochs) < 1 or min(self.lr, self.discriminator_lr) <= 0:
+            raise ConfigError(
+                "batch_size and epochs must be at least 1, lr and discriminator_lr above 0; "
+                f"got {self.batch_size}, {self.epochs}, {self.lr} and {self.discriminator_lr}"
+            )
+        if min(self.adversarial, self.weight_decay) < 0:
+            raise ConfigError(
+                f"adversarial and weight_decay must be at least 0; got {self.adversarial} and {self.weight_decay}"
+            )
+
+    def train(
+        self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int, state: Path | None
+    ) -> FittedReconstructor:
+        check_shadows(differences, images, labels, n_classes)
+        channels, height, width = images.shape[1:]
+        if self.adversarial and min(height, width) < _SMALLEST:
+            raise ConfigError(
+                f"the discriminator needs images of at least {_SMALLEST} x {_SMALLEST} pixels; got {height} x {width}: "
+                "set adversarial to 0"
+            )
+        lpips = self.perceptual.loaded()
+        standardization = Standardization.fitted(differences)
+        features = standardization(differences)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            network = ReconstructorCNN(features.shape[1], (channels, height, width))
+            discriminator = PatchDiscriminator(channels) if self.adversarial else None
+        module = AdversarialReconstructorModule(
+            network,
+            discriminator,
+            None if isinstance(lpips, Unavailable) else (lpips, self.perceptual.weight),
+            self.adversarial,
+            self.lr,
+            self.weight_decay,
+            self.discriminator_lr,
+        )
+        # A training that had LPIPS is not that of a machine where it cannot be had.
+        identity = f"{self!r} {'without' if isinstance(lpips, Unavailable) else 'with'} LPIPS"
+        pairs = PairBatches(features, images, self.batch_size, self.seed)
+        train_pairs(module, pairs, self.epochs, self.accelerator, state, identity)
+        notes: tuple[str, ...] = ()
+        if isinstance(lpips, Unavailable):
+            notes = (f"The reconstructor was trained without LPIPS: {lpips.reason}.",)
+        figures = {"training_loss": module.losses[-1]}
+        return FittedNetwork(module.network, standardization, unit_length(differences), labels, figures, notes)

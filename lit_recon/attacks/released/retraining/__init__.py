@@ -1,0 +1,1 @@
+"""Reconstruction by repeating the training until the weights agree."""

@@ -1,0 +1,251 @@
+"""Many searches side by side for the images on which a known training gives released weights."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from lit_recon.attacks.released.first_layer import WhitenedFirstLayer
+from lit_recon.attacks.shadow.engine import Execution, deltas, train_models
+from lit_recon.attacks.shadow.engines.batched_mlp import fits_batched_mlp
+from lit_recon.attacks.shadow.plan import ShadowPlan
+from lit_recon.errors import CorruptFileError
+from lit_recon.io.files import write_bytes
+
+#: Added to the diagonal of the least-squares problem, as a share of its mean: rounding in corrections is of this order.
+_RIDGE = 1e-6
+
+
+#: Beyond so many times the least distance so far a search has lost its way, and starts from its best guess again.
+_LOST = 2.0
+#: Share of a correction that is made after that, of the share before.
+_CAREFUL = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class RepeatedTraining:
+    """Trains on guesses, and corrects them by what the first layer lacks.
+
+    Attributes:
+        plan: of a training that can be repeated.
+        layer: its first one.
+        steps: trainings per search, at most.
+        memory: earlier steps that the next one is made from.
+        tolerance: relative distance of weights at which a search ends.
+
+    Source: ours, with [Anderson1965] for the acceleration.
+    """
+
+    plan: ShadowPlan
+    layer: WhitenedFirstLayer
+    steps: int
+    memory: int
+    tolerance: float
+
+    def search(
+        self, released: Tensor, starts: Tensor, labels: Tensor, trained: Callable[[int], None] = lambda n: None
+    ) -> tuple[Tensor, Tensor]:
+        """The best images `(m, c, h, w)` and the distances `(m,)` of their weights, relative to the difference.
+
+        Args:
+            released: differences of the released models, `(m, p)`.
+            starts: images to begin with, `(m, c, h, w)`.
+            labels: of the images, `(m,)`.
+            trained: told how many models were trained, or need no training any more.
+        """
+        guesses = starts.flatten(1).double()
+        best, best_correction = guesses.clone(), torch.zeros_like(guesses)
+        least = torch.full((len(guesses),), math.inf, dtype=torch.float64)
+        damping, active = torch.ones_like(least), torch.arange(len(guesses))
+        memory, train = Anderson(len(guesses), guesses.shape[1], self.memory), self._training(starts.shape[1:])
+        for step in range(self.steps):
+            found, wanted = train(guesses, labels[active]), released[active]
+            trained(len(active))
+            distance = _distances(found, wanted)
+            corrections = self._corrections(found, wanted, guesses)
+            closer, lost = distance < least[active], distance > _LOST * least[active]
+            for kept, values in ((best, guesses), (best_correction, corrections), (least, distance)):
+                kept[active[closer]] = values[closer]
+            going = least[active] > self.tolerance
+            trained(int((~going).sum()) * (self.steps - step - 1))
+            if step == self.steps - 1 or not going.any():
+                break
+            memory.forget(lost)
+            damping[active[lost]] *= _CAREFUL
+            guesses[lost], corrections[lost] = best[active[lost]], best_correction[active[lost]]
+            guesses = memory.next(guesses, corrections, damping[active]).clamp(0, 1)[going]
+            memory.keep(going)
+            active = active[going]
+        return best.float().unflatten(1, starts.shape[1:]), least
+
+    def likeliest(self, released: Tensor, images: Tensor) -> Tensor:
+        """The labels `(m,)` with which training on images comes nearest to the released models.
+
+        Args:
+            released: differences of the released models, `(m, p)`.
+            images: one for every label, `(k, m, c, h, w)`.
+        """
+        train = self._training(images.shape[2:])
+        labels = torch.arange(len(images))[:, None].expand(len(images), len(released))
+        found = [train(each.flatten(1).double(), label) for each, label in zip(images, labels, strict=True)]
+        return torch.stack([_distances(each, released) for each in found]).argmin(dim=0)
+
+    def _training(self, shape: torch.Size) -> Callable[[Tensor, Tensor], Tensor]:
+        """What gives the differences `(m, p)` of models that are trained on images `(m, d)` with labels `(m,)`."""
+        plan = self.plan
+        known, initial, reference = plan.known, plan.initial_weights().to(plan.device), plan.reference()
+        execution: Execution = "batched_mlp" if fits_batched_mlp(plan.network) else "vmap"
+
+        def train(images: Tensor, labels: Tensor) -> Tensor:
+            own = images.float().unflatten(1, shape).to(plan.device)
+            return deltas(train_models(known, initial, own, labels.to(plan.device), execution).cpu(), reference)
+
+        return train
+
+    def _corrections(self, found: Tensor, released: Tensor, guesses: Tensor) -> Tensor:
+        """What to add to guesses `(m, d)` if the fixed set's part of the first layer stayed as it is."""
+        rows = self.layer.rows(found)
+        weights = self.layer.weights(rows, guesses)
+        missing = torch.einsum("mj,mjd->md", weights, self.layer.rows(released) - rows)
+        corrections: Tensor = missing / weights.square().sum(dim=1, keepdim=True).clamp(
+            min=torch.finfo(torch.float64).tiny
+        )
+        return corrections
+
+
+def _distances(found: Tensor, released: Tensor) -> Tensor:
+    """Of differences `(m, p)`, relative to the released ones, `(m,)` float64."""
+    distances: Tensor = (found - released).double().norm(dim=1) / released.double().norm(dim=1)
+    return distances
+
+
+@dataclass(frozen=True, eq=False)
+class SearchState:
+    """What was found so far; its tensors are changed in place.
+
+    Attributes:
+        images: best ones, `(m, c, h, w)`.
+        labels: of these, `(m,)`.
+        distances: of their weights, `(m,)`; infinite before the first search.
+        searches: that were made for each, int64 `(m,)`.
+    """
+
+    images: Tensor
+    labels: Tensor
+    distances: Tensor
+    searches: Tensor
+
+    @classmethod
+    def of(cls, images: Tensor, labels: Tensor) -> SearchState:
+        """Before the first search, from first guesses."""
+        never = torch.full((len(images),), torch.inf, dtype=torch.float64)
+        return cls(images.clone(), labels.clone(), never, torch.zeros_like(labels))
+
+    def update(self, which: Tensor, labels: Tensor, images: Tensor, distances: Tensor) -> None:
+        """Count one search for each of some targets, and keep what is better.
+
+        Args:
+            which: positions `(s,)`.
+            labels: that the searches were made with, `(s,)`.
+            images: found, `(s, c, h, w)`.
+            distances: of these, `(s,)`.
+        """
+        closer = distances < self.distances[which]
+        for kept, values in ((self.images, images), (self.labels, labels), (self.distances, distances)):
+            kept[which[closer]] = values[closer]
+        self.searches[which] += 1
+
+    def write(self, path: Path) -> None:
+        """Write the file, whole or not at all."""
+        tensors = {field.name: getattr(self, field.name).contiguous() for field in fields(self)}
+        write_bytes(path, save(tensors))
+
+    @classmethod
+    def read(cls, path: Path) -> SearchState:
+        """Read it again.
+
+        Raises:
+            CorruptFileError: it is no such file.
+        """
+        try:
+            return cls(**load_file(path))
+        except (SafetensorError, OSError, ValueError, TypeError) as error:
+            raise CorruptFileError(
+                f"{path} is truncated or no state of a search ({error}): delete it to start over"
+            ) from error
+
+
+def state_path(folder: Path, identity: str, *tensors: Tensor) -> Path:
+    """A file's name that tells apart searches of other settings or other models.
+
+    Args:
+        folder: of the file.
+        identity: settings in words.
+        tensors: what the searches begin with.
+    """
+    content = hashlib.sha256(identity.encode())
+    for tensor in tensors:
+        content.update(tensor.contiguous().numpy().tobytes())
+    return folder / f"search_{content.hexdigest()[:16]}.safetensors"
+
+
+class Anderson:
+    """Many iterations side by side, each with a memory of its own.
+
+    A correction is what a simple iteration would add to a guess. Where corrections change in proportion to the guess,
+    as many steps as there are directions of distinct proportion end in the fixed point, also where the simple
+    iteration diverges.
+
+    Args:
+        n: iterations.
+        size: numbers in a guess.
+        memory: earlier guesses that the next one is made from.
+
+    Source: [Anderson1965]; [WalkerNi2011] for the least-squares problem in differences of consecutive corrections.
+    """
+
+    def __init__(self, n: int, size: int, memory: int) -> None:
+        self._moves = torch.zeros(n, memory, size, dtype=torch.float64)
+        self._changes = torch.zeros(n, memory, size, dtype=torch.float64)
+        self._last: tuple[Tensor, Tensor] | None = None
+        self._fresh = torch.ones(n, dtype=torch.bool)
+
+    def forget(self, which: Tensor) -> None:
+        """Start anew where `which`, `(n,)` bool, says so."""
+        self._moves[which], self._changes[which] = 0, 0
+        self._fresh |= which
+
+    def keep(self, which: Tensor) -> None:
+        """Go on with some of the iterations only."""
+        self._moves, self._changes, self._fresh = self._moves[which], self._changes[which], self._fresh[which]
+        if self._last is not None:
+            self._last = self._last[0][which], self._last[1][which]
+
+    def next(self, guesses: Tensor, corrections: Tensor, damping: Tensor) -> Tensor:
+        """The next guesses.
+
+        Args:
+            guesses: `(n, size)` float64.
+            corrections: of these, `(n, size)`.
+            damping: `(n,)`, the share of a correction that is made; directions of the memory are not damped.
+        """
+        if self._last is not None:
+            known = ~self._fresh[:, None]
+            self._moves = torch.cat([self._moves[:, 1:], ((guesses - self._last[0]) * known)[:, None]], dim=1)
+            self._changes = torch.cat([self._changes[:, 1:], ((corrections - self._last[1]) * known)[:, None]], dim=1)
+        self._last, self._fresh = (guesses, corrections), torch.zeros_like(self._fresh)
+        normal = self._changes @ self._changes.mT
+        ridge = _RIDGE * normal.diagonal(dim1=1, dim2=2).mean(dim=1) + torch.finfo(torch.float64).tiny
+        normal = normal + torch.diag_embed(ridge[:, None].expand(-1, normal.shape[1]))
+        shares = torch.linalg.solve(normal, self._changes @ corrections[:, :, None])
+        back = self._moves + damping[:, None, None] * self._changes
+        following: Tensor = guesses + damping[:, None] * corrections - (back.mT @ shares).squeeze(2)
+        return following

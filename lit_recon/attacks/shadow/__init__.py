@@ -1,0 +1,44 @@
+"""Shadow models: what an adversary trains who knows all training data but one image."""
+
+from __future__ import annotations
+
+from lit_recon.attacks.shadow.engine import (
+    Execution,
+    deltas,
+    fastest_execution,
+    train_models,
+    train_reference,
+)
+from lit_recon.attacks.shadow.linear_plan import ApproximationError, LinearPlan, Plan
+from lit_recon.attacks.shadow.linear_response import LinearResponse
+from lit_recon.attacks.shadow.plan import (
+    Initialization,
+    Pretraining,
+    ShadowPlan,
+    load_released,
+    pretrained_weights,
+)
+from lit_recon.attacks.shadow.private import PrivateDescent
+from lit_recon.attacks.shadow.store import ShadowStore
+from lit_recon.attacks.shadow.training import GradientDescent, KnownTraining
+
+__all__ = [
+    "ApproximationError",
+    "Execution",
+    "GradientDescent",
+    "Initialization",
+    "KnownTraining",
+    "LinearPlan",
+    "LinearResponse",
+    "Plan",
+    "Pretraining",
+    "PrivateDescent",
+    "ShadowPlan",
+    "ShadowStore",
+    "deltas",
+    "fastest_execution",
+    "load_released",
+    "pretrained_weights",
+    "train_models",
+    "train_reference",
+]

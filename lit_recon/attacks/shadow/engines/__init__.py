@@ -1,0 +1,1 @@
+"""Ways to train many shadow models at once."""

@@ -1,0 +1,190 @@
+"""Shadow models of any architecture side by side, by `torch.func.vmap`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
+
+from lit_recon.attacks.shadow.private import add_noise
+from lit_recon.attacks.shadow.steps import Batches, Descent, gathered
+from lit_recon.attacks.shadow.training import KnownTraining, flat_weights, unflatten
+from lit_recon.defenses.base import Batch
+from lit_recon.defenses.clipping import clipped_examples
+from lit_recon.defenses.dp_sgd import DPSGD
+from lit_recon.defenses.release import defended_gradient
+from lit_recon.models import Backbone
+from lit_recon.records import Update
+
+#: Bytes of the gradients of single images at a time.
+_PIECE_BYTES = 64 * 2**20
+
+
+def train_vmap(
+    known: KnownTraining,
+    initial: Tensor,
+    images: Tensor,
+    labels: Tensor,
+    generators: Sequence[torch.Generator] | None = None,
+    chunk: int = 32,
+) -> Tensor:
+    """Train one model per image on the fixed set and that image, `chunk` models at a time.
+
+    Arguments, result and errors as for `train_loop`.
+    """
+    known.check(initial, images, labels, generators)
+    descent, network, n = known.descent, known.network, len(known.images)
+    mechanism = None if descent.dp is None else descent.dp.mechanism(known.n_steps)
+
+    def loss(weights: Tensor, image: Tensor, label: Tensor) -> Tensor:
+        parameters = unflatten(network, weights)
+        fixed = F.cross_entropy(functional_call(network, parameters, known.images), known.labels, reduction="sum")
+        own = F.cross_entropy(functional_call(network, parameters, image[None]), label[None])
+        return (fixed + own) / (n + 1)
+
+    gradient = vmap(grad(loss))
+    batches, kept, trained = Batches(known, generators), known.kept_steps, []
+    for start in range(0, len(images), chunk):
+        members = slice(start, start + chunk)
+        own, own_labels = images[members], labels[members]
+        weights = initial.expand(len(images), -1)[members].clone()
+        optimizer, released = Descent(descent, [weights]), []
+        for step, numbers in enumerate(batches.of(members), start=1):
+            if numbers is not None:
+                optimizer.step([_of_batch(known, weights, own, own_labels, numbers)], scale=1 / numbers.shape[-1])
+            elif mechanism is None:
+                optimizer.step([gradient(weights, own, own_labels)])
+            else:
+                total = clipped_sums(network, weights, known.images, known.labels, mechanism.bound)
+                total += _own_clipped(network, weights, own, own_labels, mechanism.bound)
+                add_noise(list(unflatten(network, total).values()), mechanism, (generators or ())[members])
+                optimizer.step([total], scale=1 / (n + 1))
+            if step in kept:
+                released.append(weights.clone())
+        trained.append(torch.cat(released, dim=1))
+    return torch.cat(trained)
+
+
+def _of_batch(known: KnownTraining, weights: Tensor, own: Tensor, own_labels: Tensor, numbers: Tensor) -> Tensor:
+    """Gradients of the loss summed over one mini-batch, `(s, p)`."""
+
+    def loss(parameters: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+        logits = functional_call(known.network, unflatten(known.network, parameters), images)
+        return F.cross_entropy(logits, labels, reduction="sum")
+
+    found: Tensor
+    if numbers.dim() == 2:
+        images, labels = gathered(known.images, own, numbers), gathered(known.labels, own_labels, numbers)
+        found = vmap(grad(loss))(weights, images, labels)
+        return found
+    fixed = numbers[numbers < len(known.images)]
+    found = torch.zeros_like(weights)
+    if len(fixed):
+        found += vmap(grad(loss), in_dims=(0, None, None))(weights, known.images[fixed], known.labels[fixed])
+    if len(fixed) < len(numbers):
+        found += vmap(grad(loss))(weights, own[:, None], own_labels[:, None])
+    return found
+
+
+def clipped_sums(network: nn.Module, weights: Tensor, images: Tensor, labels: Tensor, bound: float) -> Tensor:
+    """Sums of the clipped gradients of all images, `(s, p)`, at each of the weights `(s, p)`."""
+    size = max(1, _PIECE_BYTES // (weights.numel() * weights.element_size()))
+    total = torch.zeros_like(weights)
+
+    def of_one(own: Tensor, some: Tensor, of_some: Tensor) -> Tensor:
+        return _clipped_sum(network, own, some, of_some, bound)
+
+    for piece, some_labels in zip(images.split(size), labels.split(size), strict=True):
+        total += vmap(of_one, in_dims=(0, None, None))(weights, piece, some_labels)
+    return total
+
+
+def _own_clipped(network: nn.Module, weights: Tensor, images: Tensor, labels: Tensor, bound: float) -> Tensor:
+    def of_one(own: Tensor, image: Tensor, label: Tensor) -> Tensor:
+        return _clipped_sum(network, own, image[None], label[None], bound)
+
+    found: Tensor = vmap(of_one)(weights, images, labels)
+    return found
+
+
+def _clipped_sum(network: nn.Module, weights: Tensor, images: Tensor, labels: Tensor, bound: float) -> Tensor:
+    def loss(parameters: Update, image: Tensor, label: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(network, parameters, image[None]), label[None])
+
+    gradients = vmap(grad(loss), in_dims=(None, 0, 0))(unflatten(network, weights), images, labels)
+    return torch.cat([value.sum(0).flatten() for value in clipped_examples(gradients, bound).values()])
+
+
+#: Private gradients of so many images at a time.
+_EXAMPLES = 64
+
+
+def train_loop(
+    known: KnownTraining,
+    initial: Tensor,
+    images: Tensor,
+    labels: Tensor,
+    generators: Sequence[torch.Generator] | None = None,
+) -> Tensor:
+    """Train one model per image on the fixed set and that image, by PyTorch's optimizer and the defense's own release.
+
+    Args:
+        known: the training.
+        initial: weights `(p,)` of all models, or `(s, p)` of each.
+        images: own image of each model, `(s, c, h, w)`.
+        labels: of those, `(s,)`.
+        generators: of noise or of an unknown order of mini-batches, one per model; of a known order, one for all;
+            needed for these only.
+
+    Returns:
+        Flat weights `(s, p)`; with snapshots `(s, t * p)`, of all released models in the order of their steps.
+
+    Raises:
+        ShapeError: arguments do not fit.
+    """
+    known.check(initial, images, labels, generators)
+    descent, network = known.descent, copy.deepcopy(known.network)
+    mechanism = None if descent.dp is None else descent.dp.mechanism(known.n_steps)
+    batches, kept, trained = Batches(known, generators), known.kept_steps, []
+    for index, (start, image, label) in enumerate(zip(initial.expand(len(images), -1), images, labels, strict=True)):
+        network.load_state_dict(unflatten(network, start))
+        optimizer = descent.torch_optimizer(network)
+        whole = Batch(torch.cat([known.images, image[None]]), torch.cat([known.labels, label[None]]))
+        generator = generators[index] if mechanism is not None and generators else torch.Generator()
+        released = []
+        with torch.enable_grad():
+            for step, numbers in enumerate(batches.of(slice(index, index + 1)), start=1):
+                batch = whole
+                if numbers is not None:
+                    batch = Batch(whole.images[numbers.flatten()], whole.labels[numbers.flatten()])
+                optimizer.zero_grad()
+                if mechanism is None:
+                    F.cross_entropy(network(batch.images), batch.labels).backward()
+                else:
+                    _set_private_gradient(network, mechanism, batch, generator)
+                optimizer.step()
+                if step in kept:
+                    released.append(flat_weights(network))
+        trained.append(torch.cat(released))
+    return torch.stack(trained) if trained else initial.new_empty(0, len(kept) * known.n_parameters)
+
+
+def _set_private_gradient(network: nn.Module, mechanism: DPSGD, whole: Batch, generator: torch.Generator) -> None:
+    weights = {name: parameter.detach() for name, parameter in network.named_parameters()}
+
+    def gradient(batch: Batch, *, create_graph: bool = False, functional: bool = False) -> Update:
+        def loss(parameters: Update) -> Tensor:
+            return F.cross_entropy(functional_call(network, parameters, batch.images), batch.labels)
+
+        found: Update = torch.func.grad(loss)(weights)
+        return found
+
+    # A release reads a model for its structure only, and this mechanism does not even that.
+    released = defended_gradient(mechanism, cast(Backbone, network), gradient, whole, generator, _EXAMPLES)
+    for name, parameter in network.named_parameters():
+        parameter.grad = released[name]

@@ -1,0 +1,208 @@
+"""Gradients of many MLPs at once, by matrix products instead of automatic differentiation.
+
+All models see the same images, so that their first layers, stacked, form one wide matrix. Its product with the images,
+and the product of what flows back with them, are nearly all arithmetic there is. What follows is elementwise on
+`(s, neurons, n)`, or small products, block by block of the images; the models' own images go through the same lines
+with `n` = 1. Where every model has a batch of its own, there is one product per model instead of a wide one.
+
+Clipping needs the norm of every image's gradient, which nobody has to write out: in a linear layer it is the norm of
+the input, with a 1 for the bias, times that of what flows back to the output.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lit_recon.attacks.shadow.engines.pixels import UsedPixels, added, blocks
+from lit_recon.attacks.shadow.steps import gathered
+from lit_recon.defenses.clipping import clip_factors
+
+#: Activations whose derivative follows from their value.
+ACTIVATIONS = ("elu", "relu", "tanh", "sigmoid")
+
+
+class OwnImages(NamedTuple):
+    """What the models have for themselves: images `(s, d)` and labels `(s,)`."""
+
+    images: Tensor
+    labels: Tensor
+
+
+class SharedImages:
+    """Images that all models share, made ready for products.
+
+    Args:
+        images: `(n, d)`.
+        labels: int64 `(n,)`.
+        n_classes: number of logits `k`.
+        pixels: how they are multiplied; default: all densely, which needs no preparation.
+    """
+
+    def __init__(self, images: Tensor, labels: Tensor, n_classes: int, pixels: UsedPixels | None = None) -> None:
+        self.images, self.labels = images, labels
+        self.pixels = pixels or UsedPixels.all_of(images)
+        self.blocks = blocks(images, self.pixels)
+        self.classes = one_hot(labels, n_classes, images.dtype).T.contiguous()
+
+    @cached_property
+    def squares(self) -> Tensor:
+        """Squared norms of the images, `(n,)`."""
+        return self.images.square().sum(1)
+
+
+class Clip(NamedTuple):
+    """Bounds the norms of single gradients.
+
+    Attributes:
+        squares: squared norms of the inputs, `(n,)` or `(s, 1)`.
+        bound: of the gradient's norm.
+    """
+
+    squares: Tensor
+    bound: float
+
+
+class Flow(NamedTuple):
+    """What one batch of inputs gives: gradients of the loss summed over it.
+
+    Attributes:
+        first: with respect to the first layer's outputs, `(s, h, n)`.
+        later: of weights `(s, o, i)` and biases `(s, o)` of all later layers.
+    """
+
+    first: Tensor
+    later: list[Tensor]
+
+
+def shared_gradients(
+    weights: list[Tensor], inputs: SharedImages, own: OwnImages | None, activation: str, bound: float | None = None
+) -> list[Tensor]:
+    """Gradients of the loss summed over images that all models share, and over the own ones where there are any.
+
+    Args:
+        weights: of `s` models, `(s, o, i)` and `(s, o)` for every layer.
+        inputs: the images that all share.
+        own: one further image of each.
+        activation: between layers.
+        bound: of the norm of every image's gradient; None to leave them as they are.
+
+    Returns:
+        One tensor for each of `weights`.
+    """
+    s, neurons, d = weights[0].shape
+    parts = inputs.pixels.split(weights[0].view(s * neurons, d))
+    first, others = [], []
+    for block in inputs.blocks:
+        outputs = block.outputs(parts).view(s, neurons, -1).add_(weights[1][:, :, None])
+        clip = None if bound is None else Clip(inputs.squares[block.numbers], bound)
+        many = flow(outputs, weights[2:], inputs.classes[:, block.numbers], activation, clip)
+        first.append(block.sums(many.first.view(s * neurons, -1)))
+        others.append([many.first.sum(2), *many.later])
+    gradients = [
+        inputs.pixels.join(added(first), d).view(s, neurons, d),
+        *(torch.stack(part).sum(0) for part in zip(*others, strict=True)),
+    ]
+    if own is not None:
+        _add_own(gradients, weights, own, activation, bound)
+    return gradients
+
+
+def separate_gradients(
+    weights: list[Tensor], whole: SharedImages, own: OwnImages, numbers: Tensor, activation: str
+) -> list[Tensor]:
+    """Gradients of the loss summed over batches that every model has for itself.
+
+    Args:
+        weights: of `s` models, `(s, o, i)` and `(s, o)` for every layer.
+        whole: the fixed set.
+        own: one further image of each model.
+        numbers: of the images of each model's batch, `(s, b)`, as in `Batches`.
+        activation: between layers.
+
+    Returns:
+        One tensor for each of `weights`.
+    """
+    images, labels = gathered(whole.images, own.images, numbers), gathered(whole.labels, own.labels, numbers)
+    classes = one_hot(labels, weights[-1].shape[1], images.dtype).transpose(1, 2)
+    outputs = torch.baddbmm(weights[1][:, :, None], weights[0], images.transpose(1, 2))
+    found = flow(outputs, weights[2:], classes, activation, None)
+    return [torch.bmm(found.first, images), found.first.sum(2), *found.later]
+
+
+def _add_own(
+    gradients: list[Tensor], weights: list[Tensor], own: OwnImages, activation: str, bound: float | None
+) -> None:
+    """Add to the sums of the fixed set the gradient of every model's own image."""
+    images, n_classes = own.images, weights[-1].shape[1]
+    outputs = products_with_one(weights[0], images).add_(weights[1][:, :, None])
+    clip = None if bound is None else Clip(images.square().sum(1, keepdim=True), bound)
+    one = flow(outputs, weights[2:], one_hot(own.labels, n_classes, images.dtype)[:, :, None], activation, clip)
+    gradients[0].baddbmm_(one.first, images[:, None, :])
+    for gradient, part in zip(gradients[1:], [one.first[:, :, 0], *one.later], strict=True):
+        gradient.add_(part)
+
+
+def flow(outputs: Tensor, later: list[Tensor], classes: Tensor, activation: str, clip: Clip | None) -> Flow:
+    """Forward from the first layer's outputs `(s, h, n)`, which are overwritten, and back to them.
+
+    Args:
+        outputs: of the first layer.
+        later: weights and biases of all later layers.
+        classes: one-hot, `(k, n)`, or of every model's own images `(s, k, n)`.
+        activation: between layers.
+        clip: what the gradient of every input is clipped to; None to leave them as they are.
+    """
+    values = []
+    for layer in range(0, len(later), 2):
+        values.append(_activate(outputs, activation))
+        outputs = torch.baddbmm(later[layer + 1][:, :, None], later[layer], values[-1])
+    residual = torch.softmax(outputs, dim=1).sub_(classes)
+    if clip is not None:
+        residual = residual.mul_(_factors(residual, later, values, activation, clip)[:, None, :])
+    gradients: list[Tensor] = []
+    for layer in reversed(range(0, len(later), 2)):
+        value = values.pop()
+        gradients = [torch.bmm(residual, value.transpose(1, 2)), residual.sum(2), *gradients]
+        residual = _derive(torch.bmm(later[layer].transpose(1, 2), residual), value, activation)
+    return Flow(residual, gradients)
+
+
+def _factors(residual: Tensor, later: list[Tensor], values: list[Tensor], activation: str, clip: Clip) -> Tensor:
+    """What clipping scales every input's gradient by, `(s, n)`; all that flows back is linear in the last residual."""
+    total = torch.zeros_like(residual[:, 0])
+    for layer in reversed(range(0, len(later), 2)):
+        value = values[layer // 2]
+        total += residual.square().sum(1) * (value.square().sum(1) + 1)
+        residual = _derive(torch.bmm(later[layer].transpose(1, 2), residual), value.clone(), activation)
+    return clip_factors(total + residual.square().sum(1) * (clip.squares + 1), clip.bound)
+
+
+def products_with_one(matrices: Tensor, vectors: Tensor) -> Tensor:
+    """`(s, h, 1)` of `(s, h, q)` and `(s, q)`: written as rows, which MKL multiplies ten times as fast as columns."""
+    return torch.bmm(vectors[:, None, :], matrices.transpose(1, 2)).transpose(1, 2)
+
+
+def one_hot(labels: Tensor, n_classes: int, dtype: torch.dtype) -> Tensor:
+    """Classes `(..., k)` of labels `(...)`."""
+    return F.one_hot(labels, n_classes).to(dtype)
+
+
+def _activate(inputs: Tensor, activation: str) -> Tensor:
+    if activation == "elu":
+        return F.elu_(inputs)
+    return inputs.tanh_() if activation == "tanh" else inputs.relu_() if activation == "relu" else inputs.sigmoid_()
+
+
+def _derive(gradient: Tensor, value: Tensor, activation: str) -> Tensor:
+    """`gradient` times the derivative at the point where the activation has `value`; both may be overwritten."""
+    if activation == "elu":
+        return gradient.addcmul_(gradient, value.clamp_(max=0))
+    if activation == "relu":
+        return gradient.mul_(value.gt_(0))
+    slope = value.square_().neg_().add_(1) if activation == "tanh" else value.addcmul_(value, value, value=-1)
+    return gradient.mul_(slope)

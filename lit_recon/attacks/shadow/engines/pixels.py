@@ -1,0 +1,187 @@
+"""Wide products with images: pixels that are nearly always black by a sparse product, the others by a dense one.
+
+At the rim of handwritten digits a pixel is black in nearly all images. Where it is 0 in all of them it takes no part in
+any product; where it is 0 in most, a sparse product does a small part of the dense one's arithmetic, though at a
+fraction of its speed. Images are kept in blocks, so that what follows a product finds it in the processor's cache.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+#: Largest relative error of a float32 product of a few hundred terms; rounding to bfloat16 gives a hundred times it.
+_FLOAT32_ERROR = 1e-5
+
+
+def times_transposed(a: Tensor, b: Tensor) -> Tensor:
+    """`a @ b.T` of `(m, d)` and `(n, d)`.
+
+    For float32 on a CPU, oneDNN multiplies: on processors of other makers it is up to twice as fast as MKL. The
+    operator is PyTorch's own but not a public one, so that it is used only where it exists and is exact.
+
+    >>> times_transposed(torch.ones(2, 3), torch.ones(4, 3)).tolist()
+    [[3.0, 3.0, 3.0, 3.0], [3.0, 3.0, 3.0, 3.0]]
+    """
+    fits = a.dtype == torch.float32 and a.device.type == "cpu" and a.numel() and b.numel()
+    if fits and not torch.is_grad_enabled() and _has_exact_onednn():
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
+        return product
+    return a @ b.T
+
+
+@lru_cache(maxsize=1)
+def _has_exact_onednn() -> bool:
+    """Whether oneDNN's product can be had, and does not round its factors."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(64, 256, generator=generator) for _ in range(2))
+    exact = a.double() @ b.double().T
+    try:
+        found = torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError):
+        return False
+    return bool((found - exact).norm() <= _FLOAT32_ERROR * exact.norm())
+
+
+#: A pixel is multiplied sparsely where at most this share of the images has it; the two ways break even at 0.1 to 0.2.
+_SELDOM = 0.1
+#: Share of such pixels from which on they pay for another product, whose result lies the other way round.
+_WORTHWHILE = 0.125
+#: Images of a block on a CPU, at most; rows of 4 KiB, a power of 2, would fall on each other in the cache.
+_BLOCK = 1_000
+
+
+class Parts(NamedTuple):
+    """A matrix `(m, d)` of one column per pixel, without those that are black in all images.
+
+    Attributes:
+        often: of the pixels that are multiplied densely, `(m, a)`.
+        seldom: transposed, of those multiplied sparsely, `(b, m)`; None without any.
+    """
+
+    often: Tensor
+    seldom: Tensor | None
+
+
+class UsedPixels(NamedTuple):
+    """Which pixels are multiplied how.
+
+    Attributes:
+        often: numbers of those multiplied densely; None for all.
+        seldom: of those multiplied sparsely.
+    """
+
+    often: Tensor | None
+    seldom: Tensor
+
+    @classmethod
+    def of(cls, images: Tensor) -> UsedPixels:
+        """As suits images `(n, d)`: on a CPU whose library has sparse products."""
+        if images.device.type == "cpu" and torch.backends.mkl.is_available():
+            share = images.count_nonzero(0) / len(images)
+            rare = share <= _SELDOM
+            if rare.float().mean() >= _WORTHWHILE:
+                return cls((~rare).nonzero()[:, 0], (rare & (share > 0)).nonzero()[:, 0])
+        return cls.all_of(images)
+
+    @classmethod
+    def all_of(cls, images: Tensor) -> UsedPixels:
+        """All densely, as suits images that are used once."""
+        return cls(None, torch.empty(0, dtype=torch.long, device=images.device))
+
+    def n_often(self, images: Tensor) -> int:
+        """How many of the pixels of `(n, d)` are multiplied densely."""
+        return images.shape[1] if self.often is None else len(self.often)
+
+    def split(self, matrix: Tensor) -> Parts:
+        """The parts of `(m, d)`."""
+        if self.often is None:
+            return Parts(matrix, None)
+        seldom = matrix.T[self.seldom] if len(self.seldom) else None
+        return Parts(matrix.index_select(1, self.often), seldom)
+
+    def join(self, parts: Parts, n_pixels: int) -> Tensor:
+        """The matrix `(m, d)` of these parts, 0 elsewhere."""
+        if self.often is None:
+            return parts.often
+        whole = parts.often.new_zeros(len(parts.often), n_pixels)
+        whole.index_copy_(1, self.often, parts.often)
+        return whole if parts.seldom is None else whole.index_copy_(1, self.seldom, parts.seldom.T)
+
+
+class Block(NamedTuple):
+    """Some images, as the products want them.
+
+    Attributes:
+        numbers: of the images.
+        often: their pixels that are multiplied densely, `(n, a)`.
+        seldom: in compressed rows, `(n, b)`; None without any.
+        seldom_transposed: the same, `(b, n)`.
+    """
+
+    numbers: slice
+    often: Tensor
+    seldom: Tensor | None
+    seldom_transposed: Tensor | None
+
+    def outputs(self, weights: Parts) -> Tensor:
+        """The images' products with every row of `weights`, `(m, n)`."""
+        wide = times_transposed(weights.often, self.often)
+        if self.seldom is not None and weights.seldom is not None:
+            wide.add_(_sparse_product(self.seldom, weights.seldom).T)
+        return wide
+
+    def sums(self, factors: Tensor) -> Parts:
+        """The images' sums with the factors in every row of `(m, n)`."""
+        often = times_transposed(factors, self.often.T)
+        if self.seldom_transposed is None:
+            return Parts(often, None)
+        return Parts(often, _sparse_product(self.seldom_transposed, factors.T.contiguous()))
+
+
+def block_size(images: Tensor, n: int | None = None) -> int:
+    """How many images are multiplied at a time: on a CPU few enough for the cache, elsewhere all `n` of them."""
+    n = len(images) if n is None else n
+    return max(1, min(n, _BLOCK) if images.device.type == "cpu" else n)
+
+
+def blocks(images: Tensor, pixels: UsedPixels) -> list[Block]:
+    """Images `(n, d)` in blocks."""
+    size, found = block_size(images), []
+    for start in range(0, max(1, len(images)), size):
+        numbers = slice(start, start + size)
+        parts = pixels.split(images[numbers])
+        sparse: tuple[Tensor | None, Tensor | None] = (None, None)
+        if parts.seldom is not None:
+            sparse = (_compressed(parts.seldom.T), _compressed(parts.seldom))
+        found.append(Block(numbers, parts.often.contiguous(), *sparse))
+    return found
+
+
+def _compressed(matrix: Tensor) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        return matrix.contiguous().to_sparse_csr()
+
+
+def _sparse_product(sparse: Tensor, dense: Tensor) -> Tensor:
+    # `torch.mm` would fill and copy a matrix of zeros first, which takes longer than the product.
+    found = dense.new_empty(sparse.shape[0], dense.shape[1])
+    return torch.addmm(found, sparse, dense, beta=0, out=found)
+
+
+def added(parts: Sequence[Parts]) -> Parts:
+    """The sum of parts, added to the first of them."""
+    first = parts[0]
+    for other in parts[1:]:
+        first.often.add_(other.often)
+        if first.seldom is not None and other.seldom is not None:
+            first.seldom.add_(other.seldom)
+    return first

@@ -1,0 +1,334 @@
+"""Shadow models without training: how one image's pull spreads along the path that all models nearly share.
+
+A model trained on the fixed set and one image stays within a thousandth of the reference, which is trained on the
+fixed set alone. To first order in the distance `delta`, the fixed set's gradient changes by its Hessian times `delta`:
+
+    v <- momentum v + (H(theta_t) delta + g(theta_t + delta)) / (n + 1),    delta <- delta - lr v
+
+with the own image's gradient `g` taken exactly. The path `theta_t` and its Hessians are the same for all models: each
+is computed once, serves all of them, and is forgotten. What an own image has outside the leading directions of the
+fixed set is moved by `g` alone: one number per neuron times that remainder.
+
+The first layer of an MLP sees images through `a = W x`, with a 1 for the bias. Its second derivatives are products of
+what an image does to the rest of the network and of the image twice: projected to the `r` leading directions of all
+images, `p` weights become `q = h r + p'` coordinates, those of the `h` neurons along the directions and the later
+layers' own `p'`, and the Hessian a `(q, q)` matrix that thousands of models share.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jacfwd, vmap
+from torch.nn import functional as F
+
+from lit_recon.attacks.shadow.engines.pixels import times_transposed
+from lit_recon.attacks.shadow.steps import Descent
+from lit_recon.attacks.shadow.training import KnownTraining, flat_weights, full_precision, unflatten
+from lit_recon.data.seeding import seeded_generator
+from lit_recon.errors import ConfigError, ShapeError
+from lit_recon.models.released import ReleasedMLP
+
+#: Most coordinates of a Hessian: 256 MiB in float32, beyond which training exactly is no slower.
+_MOST_COORDINATES = 8_192
+#: Images at a time, so that memory does not grow with their number.
+_IMAGES = 2_048
+
+
+@dataclass(frozen=True, eq=False)
+class Coordinates:
+    """An MLP's weights along the leading directions of the images that it was trained on.
+
+    Attributes:
+        network: the MLP.
+        basis: orthonormal directions of images with a 1 appended, `(d + 1, r)`.
+    """
+
+    network: ReleasedMLP
+    basis: Tensor
+
+    @classmethod
+    def of(cls, known: KnownTraining, rank: int) -> Coordinates:
+        """Along the `rank` directions with most of the fixed images in them, or all where there are no more.
+
+        Raises:
+            ConfigError: the network is no MLP, or the coordinates are too many.
+        """
+        n_coordinates(known.network, known.images[0].numel(), rank)
+        network = _mlp(known.network)
+        images = with_one(known.images).double()
+        directions = torch.linalg.eigh(images.T @ images).eigenvectors.flip(1)
+        return cls(network, directions[:, :rank].to(known.images.dtype).contiguous())
+
+    @property
+    def rank(self) -> int:
+        """Number `r` of directions."""
+        return self.basis.shape[1]
+
+    @property
+    def neurons(self) -> int:
+        """Outputs `h` of the first layer."""
+        return self.network.linear_layers[0].out_features
+
+    @property
+    def head(self) -> nn.Sequential:
+        """What follows the first layer."""
+        return nn.Sequential(*list(self.network.layers)[2:])
+
+    @property
+    def n(self) -> int:
+        """Number `q` of coordinates."""
+        return self.neurons * self.rank + sum(part.numel() for part in self.head.parameters())
+
+    def first_layer(self, weights: Tensor) -> Tensor:
+        """Weights and biases of the first layer, `(..., h, d + 1)` of `(..., p)`."""
+        parts = unflatten(self.network, weights)
+        matrix, bias = list(parts.values())[:2]
+        return torch.cat([matrix, bias[..., None]], dim=-1)
+
+    def later(self, weights: Tensor) -> Tensor:
+        """All other weights, `(..., p')` of `(..., p)`."""
+        return weights[..., self.neurons * len(self.basis) :]
+
+    def flat(self, first: Tensor, later: Tensor) -> Tensor:
+        """The inverse of `first_layer` and `later`: `(s, p)` of `(s, h, d + 1)` and `(s, p')`."""
+        return torch.cat([first[..., :-1].flatten(1), first[..., -1], later], dim=1)
+
+    def flow(self, later: Tensor, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of every image's loss to its first layer's outputs and to the later layers.
+
+        Args:
+            later: weights `(s, p')` of every image's own model, or `(p',)` of one.
+            outputs: of the first layer, `(s, h)`.
+            labels: int64 `(s,)`.
+
+        Returns:
+            `(s, h)` and `(s, p')`.
+        """
+        shared = None if later.dim() == 1 else 0
+        found: tuple[Tensor, Tensor] = vmap(self._gradient, in_dims=(0, shared, 0))(outputs, later, labels)
+        return found
+
+    def hessian(self, weights: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+        """Second derivatives of the loss summed over images, `(q, q)`.
+
+        Args:
+            weights: `(p,)` at which they are taken.
+            images: `(n, d)`.
+            labels: int64 `(n,)`.
+        """
+        found = weights.new_zeros(self.n, self.n)
+        for some, theirs in zip(images.split(_IMAGES), labels.split(_IMAGES), strict=True):
+            found += self._hessian(weights, some, theirs)
+        return found
+
+    def _hessian(self, weights: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+        inputs, later = with_one(images), self.later(weights)
+        outputs, reduced = times_transposed(inputs, self.first_layer(weights)), times_transposed(inputs, self.basis.T)
+        second = jacfwd(self._gradient, argnums=0)
+        among, across = vmap(second, in_dims=(0, None, 0))(outputs, later, labels)  # (n, h, h) and (n, p', h)
+        found = weights.new_empty(self.n, self.n)
+        split = self.neurons * self.rank
+        transposed, blocks = reduced.T.contiguous(), found[:split, :split].unflatten(0, (self.neurons, self.rank))
+        for neuron in range(self.neurons):
+            # Only neurons from this one on: the matrix is symmetric.
+            scaled = (among[:, neuron, neuron:].T[:, None, :] * transposed).flatten(0, 1)
+            upper = times_transposed(scaled, transposed)
+            blocks[neuron, :, neuron * self.rank :] = upper.T
+            found[neuron * self.rank : split, neuron * self.rank : (neuron + 1) * self.rank] = upper
+        mixed = times_transposed(transposed, across.flatten(1).T.contiguous())  # (r, p' h)
+        found[split:, :split] = mixed.view(self.rank, -1, self.neurons).permute(1, 2, 0).flatten(1)
+        found[:split, split:] = found[split:, :split].T
+        total = partial(self._summed, outputs=outputs, labels=labels)
+        found[split:, split:] = jacfwd(grad(total))(later)
+        return found
+
+    def _loss(self, outputs: Tensor, later: Tensor, label: Tensor) -> Tensor:
+        logits = functional_call(self.head, unflatten(self.head, later), outputs[None])
+        return F.cross_entropy(logits, label[None])
+
+    def _gradient(self, outputs: Tensor, later: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = grad(self._loss, argnums=(0, 1))(outputs, later, label)
+        return found
+
+    def _summed(self, later: Tensor, outputs: Tensor, labels: Tensor) -> Tensor:
+        logits = functional_call(self.head, unflatten(self.head, later), outputs)
+        return F.cross_entropy(logits, labels, reduction="sum")
+
+
+def n_coordinates(network: nn.Module, inputs: int, rank: int) -> int:
+    """Number `q` of coordinates of a network that sees images of so many pixels.
+
+    Raises:
+        ConfigError: the network is no MLP, or the coordinates are too many.
+    """
+    first, total = _mlp(network).linear_layers[0], sum(parameter.numel() for parameter in network.parameters())
+    n = first.out_features * min(rank, inputs + 1) + total - first.out_features * (inputs + 1)
+    if n > _MOST_COORDINATES:
+        raise ConfigError(
+            f"linear response of rank {rank} has {n} coordinates for this network; at most {_MOST_COORDINATES} are "
+            "worth their products: lower linear.rank, or set shadows to exact"
+        )
+    return n
+
+
+def _mlp(network: nn.Module) -> ReleasedMLP:
+    if not isinstance(network, ReleasedMLP):
+        raise ConfigError(f"linear response needs a ReleasedMLP; got {type(network).__name__}: set shadows to exact")
+    return network
+
+
+def with_one(images: Tensor) -> Tensor:
+    """Images flattened, with a 1 for the bias, `(n, d + 1)`.
+
+    >>> with_one(torch.zeros(1, 1, 1, 2)).tolist()
+    [[0.0, 0.0, 1.0]]
+    """
+    return F.pad(images.flatten(1), (0, 1), value=1.0)
+
+
+@dataclass(frozen=True)
+class LinearResponse:
+    """How shadow models are had by linear response, and how far that is trusted.
+
+    Args:
+        rank: directions of the fixed images along which their Hessian is kept; all where there are no more.
+        hessian_images: of the fixed set that a Hessian is estimated on, others in every step; all where it has no more.
+        sample: models that are also trained exactly, to measure the error.
+        tolerance: largest median relative error of the sample's differences with which linear response is used.
+
+    Raises:
+        ConfigError: a number is out of its range.
+    """
+
+    rank: int = 100
+    hessian_images: int = 2_000
+    sample: int = 32
+    tolerance: float = 0.4
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or self.hessian_images < 1 or self.sample < 2:
+            raise ConfigError(
+                "linear.rank and linear.hessian_images must be at least 1 and linear.sample at least 2; "
+                f"got {self.rank}, {self.hessian_images} and {self.sample}"
+            )
+        if not 0 < self.tolerance <= 1:
+            raise ConfigError(f"linear.tolerance is a relative error, above 0 and at most 1; got {self.tolerance}")
+
+
+def respond(
+    known: KnownTraining, initial: Tensor, groups: Sequence[tuple[Tensor, Tensor]], response: LinearResponse
+) -> Iterator[Tensor]:
+    """What each image changes in the weights, to first order in what the fixed set does about it.
+
+    All models advance together along the path. A group's result depends on its own images only, not on the others.
+
+    Args:
+        known: the training: gradient descent on full batches, with momentum or without.
+        initial: weights `(p,)` that all models start from.
+        groups: images `(s, c, h, w)` and labels `(s,)`; what moves at a time should fit the processor's cache.
+        response: rank and number of images of the Hessian.
+
+    Yields:
+        Differences `(s, p)` from `train_reference`, group by group.
+
+    Raises:
+        ConfigError: the network is no MLP, or its Hessians would be too large.
+        ShapeError: arguments do not fit, or training diverged.
+    """
+    for images, labels in groups:
+        known.check(initial, images, labels)
+    with full_precision(), torch.no_grad():
+        coordinates = Coordinates.of(known, response.rank)
+        models = [_Responses(known, coordinates, *group) for group in groups]
+        for step, weights in enumerate(reference_path(known, initial)):
+            hessian = _estimated(coordinates, known, weights, step, response.hessian_images)
+            for group in models:
+                group.step(weights, hessian)
+    for group in models:
+        with full_precision(), torch.no_grad():
+            differences = group.differences()
+        if not torch.isfinite(differences).all():
+            raise ShapeError("linear response diverged to NaN or infinity: lower descent.lr, or set shadows to exact")
+        yield differences
+
+
+def reference_path(known: KnownTraining, initial: Tensor) -> Iterator[Tensor]:
+    """Weights `(p,)` of the reference before each of its steps; see `train_reference`."""
+    network, n = copy.deepcopy(known.network), len(known.images)
+    network.load_state_dict(unflatten(network, initial))
+    optimizer = known.descent.torch_optimizer(network)
+    for _ in range(known.descent.steps):
+        yield flat_weights(network)
+        with torch.enable_grad():
+            optimizer.zero_grad()
+            F.cross_entropy(network(known.images), known.labels, reduction="sum").div(n + 1).backward()
+            optimizer.step()
+
+
+def bytes_per_model(known: KnownTraining, rank: int) -> int:
+    """Memory that one model takes on its way: its image twice, where it is and how fast it moves."""
+    inputs = known.images[0].numel()
+    return known.images.element_size() * (2 * inputs + rank + 2 * n_coordinates(known.network, inputs, rank))
+
+
+def _estimated(coordinates: Coordinates, known: KnownTraining, weights: Tensor, step: int, n_images: int) -> Tensor:
+    """The Hessian of the loss summed over the fixed set, from some of its images."""
+    n = len(known.images)
+    if n_images >= n:
+        return coordinates.hessian(weights, known.images.flatten(1), known.labels)
+    chosen = torch.randperm(n, generator=seeded_generator(step, "curvature"))[:n_images].to(weights.device)
+    found = coordinates.hessian(weights, known.images[chosen].flatten(1), known.labels[chosen])
+    return found.mul_(n / n_images)
+
+
+class _Responses:
+    """Models of one group on their way.
+
+    Args:
+        known: the training.
+        coordinates: of what the fixed set acts on.
+        images: own image of each model, `(s, c, h, w)`.
+        labels: of those, `(s,)`.
+    """
+
+    def __init__(self, known: KnownTraining, coordinates: Coordinates, images: Tensor, labels: Tensor) -> None:
+        self.coordinates, self.labels, self.n = coordinates, labels, len(known.images)
+        self._inputs = with_one(images)
+        self._along = times_transposed(self._inputs, coordinates.basis.T)  # (s, r)
+        remainder = self._inputs - times_transposed(self._along, coordinates.basis)
+        self._squares = remainder.square().sum(dim=1, keepdim=True)
+        self._moved = images.new_zeros(len(images), coordinates.n)
+        self._beyond = images.new_zeros(len(images), coordinates.neurons)
+        self._descent = Descent(known.descent, [self._moved, self._beyond])
+
+    def step(self, weights: Tensor, hessian: Tensor) -> None:
+        """Go one step of training, at these weights of the reference."""
+        first, later = self._split(self._moved)
+        outputs = times_transposed(self._inputs, self.coordinates.first_layer(weights))
+        outputs += torch.bmm(first, self._along[:, :, None])[:, :, 0]
+        outputs.addcmul_(self._beyond, self._squares)
+        pull, own = self.coordinates.flow(self.coordinates.later(weights) + later, outputs, self.labels)
+        gradient = times_transposed(self._moved, hessian)
+        for part, added in zip(self._split(gradient), (pull[:, :, None] * self._along[:, None, :], own), strict=True):
+            part.add_(added)
+        self._descent.step([gradient, pull], scale=1 / (self.n + 1))
+
+    def differences(self) -> Tensor:
+        """What the images changed so far, `(s, p)`."""
+        first, later = self._split(self._moved)
+        remainder = self._inputs - times_transposed(self._along, self.coordinates.basis)
+        whole = times_transposed(first.flatten(0, 1), self.coordinates.basis).view(
+            len(first), -1, len(self.coordinates.basis)
+        )
+        return self.coordinates.flat(whole.addcmul_(self._beyond[:, :, None], remainder[:, None, :]), later)
+
+    def _split(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the first layer `(s, h, r)` and of the later ones `(s, p')`; views."""
+        neurons, rank = self.coordinates.neurons, self.coordinates.rank
+        return coordinates[:, : neurons * rank].unflatten(1, (neurons, rank)), coordinates[:, neurons * rank :]

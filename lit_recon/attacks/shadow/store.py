@@ -1,0 +1,212 @@
+"""Shadow models on disk: shards that are there whole or not at all, and that belong to one training only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from lit_recon.data import ImageSet
+from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError, ShapeError
+from lit_recon.io.files import write_bytes, write_text
+
+_VERSION = 1
+_HEADER = "lit_recon.shadows"
+
+
+@dataclass(frozen=True)
+class ShadowStore:
+    """A folder of shadow models, each kept as the difference that its own image made.
+
+    Model `i` belongs to image `i` of the shadow targets. Shard `j` holds the models from `j * shard_size` on; every
+    model's image is identified by a hash, so that a store serves any number of shadow targets that begin alike.
+
+    Attributes:
+        folder: of the files.
+        description: of the training, flat and fit for JSON: fixed set, network, seed, descent, ...
+        execution: how the models are trained; all of a store in the same way.
+        shard_size: models per file.
+    """
+
+    folder: Path
+    description: Mapping[str, object]
+    execution: str
+    shard_size: int
+
+    @classmethod
+    def create(cls, folder: Path, description: Mapping[str, object], execution: str, shard_size: int) -> ShadowStore:
+        """Begin a store.
+
+        Raises:
+            ConfigError: `shard_size` is below 1.
+        """
+        if shard_size < 1:
+            raise ConfigError(f"shard_size must be at least 1 model; got {shard_size}")
+        header = {"version": _VERSION, "training": dict(description), "execution": execution, "shard_size": shard_size}
+        write_text(folder / "store.json", json.dumps(header, indent=2) + "\n")
+        return cls(folder, description, execution, shard_size)
+
+    @classmethod
+    def open(cls, folder: Path, description: Mapping[str, object]) -> ShadowStore | None:
+        """The store in `folder`; None if there is none.
+
+        Raises:
+            ConfigError: it was made for another training; names what differs.
+            CorruptFileError: its description cannot be read.
+        """
+        path = folder / "store.json"
+        if not path.is_file():
+            return None
+        try:
+            header = json.loads(path.read_text(encoding="utf-8"))
+            there, execution, shard_size = header["training"], str(header["execution"]), int(header["shard_size"])
+            version = header["version"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptFileError(f"{path} is no description of a store ({error}): delete the folder") from error
+        wanted = json.loads(json.dumps(dict(description)))
+        different = [key for key in sorted(there.keys() | wanted.keys()) if there.get(key) != wanted.get(key)]
+        if version != _VERSION or different:
+            shown = "; ".join(f"{key} is {there.get(key)!r} there, {wanted.get(key)!r} now" for key in different[:4])
+            raise ConfigError(
+                f"{folder} holds shadow models of another training ({shown or 'another format'}): "
+                "choose another folder with --store"
+            )
+        return cls(folder, description, execution, shard_size)
+
+    def shards(self, n: int) -> list[int]:
+        """Numbers of the shards that `n` models need."""
+        return list(range(-(-n // self.shard_size)))
+
+    def members(self, shard: int, n: int) -> range:
+        """The models of a shard, where the store is to hold `n`."""
+        return range(shard * self.shard_size, min((shard + 1) * self.shard_size, n))
+
+    def missing(self, n: int) -> list[int]:
+        """Shards that are not there yet, or hold fewer models than `n` in all need.
+
+        Raises:
+            CorruptFileError: a shard is damaged.
+        """
+        return [shard for shard in self.shards(n) if self._count(shard) < len(self.members(shard, n))]
+
+    def check(self, images: ImageSet) -> None:
+        """Refuse models of other images among those that are there.
+
+        Args:
+            images: one per model.
+
+        Raises:
+            ConfigError: a model belongs to another image.
+            CorruptFileError: a shard is damaged.
+        """
+        keys = image_keys(images)
+        for shard in self.shards(len(images)):
+            members = self.members(shard, len(images))
+            there = min(self._count(shard), len(members))
+            if there:
+                self._compare(shard, self._read(shard, there, "images"), keys[members.start :][:there], images)
+
+    def write(self, shard: int, differences: Tensor, images: ImageSet) -> None:
+        """Write one shard; it appears whole or not at all.
+
+        Args:
+            shard: its number.
+            differences: `(s, p)` float32.
+            images: the models' own, in the same order.
+
+        Raises:
+            ShapeError: there is not one image per model, or a difference is not finite.
+        """
+        if len(differences) != len(images) or not torch.isfinite(differences).all():
+            raise ShapeError(
+                f"shard {shard} needs one finite difference per image; got {tuple(differences.shape)} "
+                f"for {len(images)} images"
+            )
+        content = {"deltas": differences.cpu().contiguous(), "images": image_keys(images)}
+        # One entry, since safetensors orders several at random and equal shards should be equal files.
+        header = json.dumps({"store": self._key, "n": len(images)})
+        write_bytes(self._path(shard), save(content, {_HEADER: header}))
+
+    def read(self, images: ImageSet, sight: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Differences `(s, p)` float32 of the models of these images, the first `s` shadow targets.
+
+        Args:
+            images: of the models.
+            sight: what is made of each shard's differences before the next one is read; default: nothing.
+
+        Raises:
+            MissingDataError: a shard has not been trained yet.
+            ConfigError: the store's models have other images.
+            CorruptFileError: a shard is damaged.
+        """
+        keys, parts = image_keys(images), []
+        for shard in self.shards(len(images)):
+            members = self.members(shard, len(images))
+            if self._count(shard) < len(members):
+                raise MissingDataError(
+                    f"{self._path(shard)} is not there or incomplete: train it with `python train.py shadows`"
+                )
+            found = self._read(shard, len(members), "deltas")
+            if not torch.isfinite(found).all():
+                raise self._damaged(self._path(shard), "it holds NaN or infinite weights")
+            self._compare(shard, self._read(shard, len(members), "images"), keys[members.start : members.stop], images)
+            parts.append(found if sight is None else sight(found))
+        return torch.cat(parts)
+
+    def _compare(self, shard: int, there: Tensor, wanted: Tensor, images: ImageSet) -> None:
+        if not torch.equal(there, wanted):
+            raise ConfigError(
+                f"{self._path(shard)} holds models of other images than {images.name}: the store belongs to "
+                "another split; choose another folder with --store"
+            )
+
+    @property
+    def _key(self) -> str:
+        return hashlib.sha256(json.dumps(dict(self.description), sort_keys=True).encode()).hexdigest()[:16]
+
+    def _path(self, shard: int) -> Path:
+        return self.folder / f"shard_{shard:05d}.safetensors"
+
+    def _count(self, shard: int) -> int:
+        """Models in a shard's file; 0 if there is none."""
+        path = self._path(shard)
+        if not path.is_file():
+            return 0
+        try:
+            with safe_open(path, framework="pt") as file:
+                header = json.loads((file.metadata() or {})[_HEADER])
+            if header["store"] != self._key:
+                raise ConfigError(f"{path} belongs to another store: choose another folder with --store")
+            return int(header["n"])
+        except (SafetensorError, OSError, ValueError, KeyError) as error:
+            raise self._damaged(path, error) from error
+
+    def _read(self, shard: int, n: int, name: str) -> Tensor:
+        path = self._path(shard)
+        try:
+            with safe_open(path, framework="pt") as file:
+                found: Tensor = file.get_slice(name)[:n]
+        except (SafetensorError, OSError) as error:
+            raise self._damaged(path, error) from error
+        return found
+
+    @staticmethod
+    def _damaged(path: Path, reason: object) -> CorruptFileError:
+        return CorruptFileError(f"{path} is damaged ({reason}): delete it, and its models are trained again")
+
+
+def image_keys(images: ImageSet) -> Tensor:
+    """One number per image that tells its pixels and label from others', int64 `(N,)`."""
+    pixels = images.images.contiguous().numpy()
+    digests = [
+        hashlib.sha256(image.tobytes() + label.to_bytes(8, "little")).digest()
+        for image, label in zip(pixels, images.labels.tolist(), strict=True)
+    ]
+    return torch.tensor([int.from_bytes(digest[:8], "little", signed=True) for digest in digests])

@@ -1,0 +1,263 @@
+"""How a released model was trained, as one knows who knows everything but one image."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lit_recon.attacks.shadow.private import PrivateDescent
+from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
+
+#: Of Adam: decay of the squares, and what is added to their root; PyTorch's defaults.
+ADAM_DECAY, ADAM_EPSILON = 0.999, 1e-8
+
+
+@dataclass(frozen=True)
+class GradientDescent:
+    """Descent on the mean cross-entropy, of all images or of mini-batches.
+
+    With mini-batches, every epoch shuffles all images, the unknown one among them, and cuts them into batches, the last
+    of which may be smaller.
+
+    Args:
+        steps: of descent, each over one batch.
+        lr: learning rate.
+        momentum: `v <- momentum * v + gradient`, `theta <- theta - lr * v`, as in `torch.optim.SGD`; of Adam, the decay
+            of the mean gradient.
+        optimizer: gradient descent with momentum, or Adam as in `torch.optim.Adam`.
+        dp: clipping and noise; default: none. It needs full batches, for which epsilon is exact.
+        batch_size: images of a batch; default: all of them.
+        order: of mini-batches: `known`, so that an adversary's models see the batches that the released ones saw, or
+            `unknown`, where every model, released or shadow, draws its own.
+        epochs: passes of mini-batches over all images, in place of `steps`.
+        snapshots: models that are released besides the final one: after so many steps, or epochs where `epochs` is
+            set; ascending.
+
+    Raises:
+        ConfigError: a number is out of its range, or two settings exclude each other.
+
+    Source: Balle, Cherubin and Hayes 2022, table V (MNIST); mini-batches: section VI-B.
+
+    >>> GradientDescent(batch_size=32, epochs=10, snapshots=[1, 5]).kept_steps(100)
+    [4, 20, 40]
+    """
+
+    steps: int = 100
+    lr: float = 0.2
+    momentum: float = 0.9
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    dp: PrivateDescent | None = None
+    batch_size: int | None = None
+    order: Literal["known", "unknown"] = "known"
+    epochs: int | None = None
+    snapshots: Sequence[int] = ()
+
+    @property
+    def description(self) -> dict[str, object]:
+        """What a store has to agree in; later settings only where they say something, so that old stores stay valid."""
+        length: dict[str, object] = {"steps": self.steps} if self.epochs is None else {"epochs": self.epochs}
+        found = length | {"lr": self.lr, "momentum": self.momentum}
+        if self.optimizer != "sgd":
+            found["optimizer"] = self.optimizer
+        if self.batch_size is not None:
+            found |= {"batch_size": self.batch_size, "order": self.order}
+        if self.snapshots:
+            found["snapshots"] = list(self.snapshots)
+        dp = {} if self.dp is None else asdict(self.dp)
+        return found | {f"dp.{key}": value for key, value in dp.items() if value is not None}
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether every model needs a generator of its own."""
+        return self.dp is not None and self.dp.noise(self.steps) > 0
+
+    @property
+    def has_own_order(self) -> bool:
+        """Whether every model draws its mini-batches for itself."""
+        return self.batch_size is not None and self.order == "unknown"
+
+    def n_generators(self, n_models: int) -> int:
+        """How many generators so many models need: one each, one for the order that they share, or none."""
+        if self.is_noisy or self.has_own_order:
+            return n_models
+        return 0 if self.batch_size is None else 1
+
+    def n_steps(self, n_images: int) -> int:
+        """Steps of a training on so many images."""
+        return self.steps if self.epochs is None else self.epochs * self._steps_per_count(n_images)
+
+    def kept_steps(self, n_images: int) -> list[int]:
+        """Steps after which the model is released, the last one at the end."""
+        return [count * self._steps_per_count(n_images) for count in self.snapshots] + [self.n_steps(n_images)]
+
+    def _steps_per_count(self, n_images: int) -> int:
+        """Steps in one of what `snapshots` counts."""
+        return 1 if self.epochs is None else -(-n_images // (self.batch_size or n_images))
+
+    def torch_optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
+        """PyTorch's own, over all parameters."""
+        if self.optimizer == "adam":
+            betas = (self.momentum, ADAM_DECAY)
+            return torch.optim.Adam(network.parameters(), lr=self.lr, betas=betas, eps=ADAM_EPSILON)
+        return torch.optim.SGD(network.parameters(), lr=self.lr, momentum=self.momentum)
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or not self.lr > 0 or not 0 <= self.momentum < 1:
+            raise ConfigError(
+                "descent.steps must be at least 1, descent.lr above 0 and descent.momentum in [0, 1); "
+                f"got {self.steps}, {self.lr} and {self.momentum}"
+            )
+        if self.batch_size is None and (self.order != "known" or self.epochs is not None):
+            raise ConfigError(
+                "descent.order and descent.epochs are for mini-batches; got no descent.batch_size: full batches have "
+                "no order, and their epochs are descent.steps"
+            )
+        if any(count is not None and count < 1 for count in (self.batch_size, self.epochs)):
+            raise ConfigError(
+                f"descent.batch_size and descent.epochs must be at least 1; got {self.batch_size} and {self.epochs}"
+            )
+        if self.batch_size is not None and self.dp is not None:
+            raise ConfigError(
+                f"descent.dp needs full batches, for which epsilon is exact; got descent.batch_size={self.batch_size}: "
+                "leave one of them out"
+            )
+        end = self.steps if self.epochs is None else self.epochs
+        if list(self.snapshots) != sorted({count for count in self.snapshots if 0 < count < end}):
+            raise ConfigError(
+                f"descent.snapshots must be different ascending numbers from 1 to {end - 1}, before the end of "
+                f"training; got {list(self.snapshots)}"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class KnownTraining:
+    """All about a released model's training but for one image.
+
+    Attributes:
+        network: the architecture; its own weights are of no account.
+        images: fixed set `(n, c, h, w)`, float in [0, 1].
+        labels: int64 `(n,)`.
+        descent: the optimizer.
+
+    Raises:
+        ShapeError: images and labels do not fit, or their dtype is not that of the network.
+        UnsupportedModelError: the network has buffers or random layers, so that a model depends on more than its data.
+        ConfigError: a mini-batch is larger than the training set.
+    """
+
+    network: nn.Module
+    images: Tensor
+    labels: Tensor
+    descent: GradientDescent
+
+    def __post_init__(self) -> None:
+        if self.images.dim() < 2 or len(self.images) != len(self.labels) or self.labels.dim() != 1:
+            raise ShapeError(
+                "the fixed set must be images (n, c, h, w) and labels (n,); "
+                f"got {tuple(self.images.shape)} and {tuple(self.labels.shape)}"
+            )
+        if any(parameter.dtype != self.images.dtype for parameter in self.network.parameters()):
+            raise ShapeError(f"network and images must have one dtype; got images of {self.images.dtype}")
+        if (self.descent.batch_size or 0) > len(self.images) + 1:
+            raise ConfigError(
+                f"descent.batch_size must be at most {len(self.images) + 1}, the fixed set and one image; "
+                f"got {self.descent.batch_size}"
+            )
+        buffers = [name for name, _ in self.network.named_buffers()]
+        random = [
+            name for name, module in self.network.named_modules() if isinstance(module, nn.modules.dropout._DropoutNd)
+        ]
+        if buffers or random:
+            raise UnsupportedModelError(
+                f"shadow models need networks without buffers and dropout; got {(buffers + random)[:3]}: "
+                "use GroupNorm instead of BatchNorm and leave dropout out"
+            )
+
+    @property
+    def n_parameters(self) -> int:
+        """Length `p` of a model's flat weights."""
+        return sum(parameter.numel() for parameter in self.network.parameters())
+
+    @property
+    def kept_steps(self) -> list[int]:
+        """Steps after which a model is released, the last one at the end of training."""
+        return self.descent.kept_steps(len(self.images) + 1)
+
+    @property
+    def n_steps(self) -> int:
+        """Steps of every model's training."""
+        return self.descent.n_steps(len(self.images) + 1)
+
+    def on(self, device: torch.device | str, dtype: torch.dtype | None = None) -> KnownTraining:
+        """The same on another device or in another precision."""
+        network = copy.deepcopy(self.network).to(device=device, dtype=dtype)
+        return KnownTraining(network, self.images.to(device=device, dtype=dtype), self.labels.to(device), self.descent)
+
+    def check(
+        self, initial: Tensor, images: Tensor, labels: Tensor, generators: Sequence[torch.Generator] | None = None
+    ) -> None:
+        """Refuse what does not fit: initial weights `(p,)` or `(s, p)`, images `(s, c, h, w)` and generators per model.
+
+        Raises:
+            ShapeError: they do not fit each other, the network or the fixed set.
+        """
+        if images.shape[1:] != self.images.shape[1:] or labels.shape != images.shape[:1]:
+            raise ShapeError(
+                f"one image of shape {tuple(self.images.shape[1:])} and one label per model are needed; "
+                f"got {tuple(images.shape)} and {tuple(labels.shape)}"
+            )
+        if initial.shape not in ((self.n_parameters,), (len(images), self.n_parameters)):
+            raise ShapeError(
+                f"initial weights must be ({self.n_parameters},) or ({len(images)}, {self.n_parameters}); "
+                f"got {tuple(initial.shape)}"
+            )
+        if not torch.isfinite(initial).all():
+            raise ShapeError("initial weights hold NaN or infinite values; they must be finite")
+        given, n = len(generators or ()), self.descent.n_generators(len(images))
+        if n and given != n:
+            what = "training by batches in a known order needs one generator for all models"
+            if self.descent.is_noisy or self.descent.has_own_order:
+                what = (
+                    f"{'noisy training' if self.descent.is_noisy else 'an unknown order'} needs one generator per model"
+                )
+            raise ShapeError(f"{what}; got {given} for {len(images)} models")
+
+
+def flat_weights(network: nn.Module) -> Tensor:
+    """All parameters of a network in the order of `named_parameters`, `(p,)`."""
+    return torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
+
+
+def unflatten(network: nn.Module, weights: Tensor) -> dict[str, Tensor]:
+    """Parameters by name, with the leading axes of `weights` `(..., p)`; views of it.
+
+    Raises:
+        ShapeError: `weights` are not those of such a network.
+    """
+    sizes = [parameter.numel() for parameter in network.parameters()]
+    if weights.shape[-1:] != (sum(sizes),):
+        raise ShapeError(f"the network has {sum(sizes)} parameters; got weights {tuple(weights.shape)}")
+    parts = weights.split(sizes, dim=-1)
+    return {
+        name: part.unflatten(-1, parameter.shape)
+        for (name, parameter), part in zip(network.named_parameters(), parts, strict=True)
+    }
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """No product in TF32 or bfloat16: an image moves the weights by a thousandth, which those would round away."""
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions

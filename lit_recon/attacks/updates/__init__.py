@@ -1,0 +1,118 @@
+"""Attacks on updates: gradient matching, composed of an objective, priors, a parametrization, a solver and labels."""
+
+from __future__ import annotations
+
+from lit_recon.attacks.base import Attack
+from lit_recon.attacks.updates.feature_maps.matching import MapMatching
+from lit_recon.attacks.updates.feature_maps.recovery import MapRecovery, RecoveredMaps
+from lit_recon.attacks.updates.features.cocktail_party import CocktailParty
+from lit_recon.attacks.updates.features.exact import ExactRecovery
+from lit_recon.attacks.updates.features.matching import (
+    FeatureMap,
+    FeatureMatching,
+    FeatureTerm,
+    SignedCosine,
+    SquaredCosine,
+    SubspaceDistance,
+)
+from lit_recon.attacks.updates.features.moment_recovery import MomentRecovery
+from lit_recon.attacks.updates.features.recovery import FeatureRecovery, RecoveredFeatures
+from lit_recon.attacks.updates.first_applicable import FirstApplicable
+from lit_recon.attacks.updates.gradient_matching.attack import GradientMatching, MatchingState
+from lit_recon.attacks.updates.gradient_matching.objectives import (
+    FeaturesOnly,
+    GlobalCosine,
+    LayerwiseCosine,
+    NormReweightedCosine,
+    Objective,
+    Observed,
+    SquaredError,
+)
+from lit_recon.attacks.updates.gradient_matching.parametrizations import (
+    DeepImagePrior,
+    GenerativePrior,
+    Parametrization,
+    Pixels,
+)
+from lit_recon.attacks.updates.gradient_matching.priors import (
+    BatchNormPrior,
+    GroupConsistency,
+    Prior,
+    SquaredNorm,
+    TotalVariation,
+)
+from lit_recon.attacks.updates.gradient_matching.solvers import (
+    LBFGS,
+    Adam,
+    Constant,
+    CosineDecay,
+    Schedule,
+    Solver,
+    StepDecay,
+    TwoStages,
+)
+from lit_recon.attacks.updates.imprint.attack import RobbingTheFed
+from lit_recon.attacks.updates.labels.recovery import (
+    IDLG,
+    HeadCounts,
+    JointLabels,
+    KnownLabels,
+    LabelRecovery,
+)
+from lit_recon.attacks.updates.linear_layer.analytic import AnalyticInversion
+from lit_recon.attacks.updates.linear_layer.cocktail_party import CocktailPartyAttack
+from lit_recon.attacks.updates.linear_layer.unmixing import UnmixingTerms
+
+__all__ = [
+    "IDLG",
+    "LBFGS",
+    "Adam",
+    "AnalyticInversion",
+    "Attack",
+    "BatchNormPrior",
+    "CocktailParty",
+    "CocktailPartyAttack",
+    "Constant",
+    "CosineDecay",
+    "DeepImagePrior",
+    "ExactRecovery",
+    "FeatureMap",
+    "FeatureMatching",
+    "FeatureRecovery",
+    "FeatureTerm",
+    "FeaturesOnly",
+    "FirstApplicable",
+    "GenerativePrior",
+    "GlobalCosine",
+    "GradientMatching",
+    "GroupConsistency",
+    "HeadCounts",
+    "JointLabels",
+    "KnownLabels",
+    "LabelRecovery",
+    "LayerwiseCosine",
+    "MapMatching",
+    "MapRecovery",
+    "MatchingState",
+    "MomentRecovery",
+    "NormReweightedCosine",
+    "Objective",
+    "Observed",
+    "Parametrization",
+    "Pixels",
+    "Prior",
+    "RecoveredFeatures",
+    "RecoveredMaps",
+    "RobbingTheFed",
+    "Schedule",
+    "SignedCosine",
+    "Solver",
+    "SquaredCosine",
+    "SquaredError",
+    "SquaredNorm",
+    "StepDecay",
+    "SubspaceDistance",
+    "TotalVariation",
+    "TwoStages",
+    "UnmixingTerms",
+]

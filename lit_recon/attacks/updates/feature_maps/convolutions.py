@@ -1,0 +1,205 @@
+"""The convolutions of a public model whose released gradients may give their input maps away.
+
+The gradient of a convolution's weights, `(channels, c k k)`, is a sum over examples i and positions p of an outer
+product: the derivative of the loss in the output at p, times the patch of the input map under the kernel at p. With
+fewer patches than output channels its row space is therefore spanned by the patches themselves, in all examples, at
+all positions. Neighbouring patches overlap, so that hardly any other map has only such patches: the maps that do form a
+linear space, and for a kernel that stops at every entry this is the span of the batch's own maps and nothing else.
+
+Where BatchNorm uses the statistics of the batch, the derivatives in its input add up to zero over all patches. The row
+space then holds differences of patches only, and maps are sought whose patches lie in it up to one common vector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lit_recon.clients.batch_norm import pure_copy
+from lit_recon.records import Observation
+
+#: Noise images that are sent through the public model to see what its layers are given.
+_PROBES = 4
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A 2-d convolution and what enters it.
+
+    Attributes:
+        name: of the module.
+        shape: `(c, h, w)` of an input map.
+        channels: of its output.
+        kernel, stride, padding: `(rows, columns)`.
+        places: `P`, positions of the kernel on one map.
+        sparse: inputs are never below zero and often zero, as behind a ReLU.
+    """
+
+    name: str
+    shape: tuple[int, int, int]
+    channels: int
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    places: int
+    sparse: bool
+
+    @property
+    def patch_size(self) -> int:
+        """Entries of the patch under the kernel."""
+        return self.shape[0] * self.kernel[0] * self.kernel[1]
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether neighbouring patches share entries in both directions."""
+        return self.kernel[0] > self.stride[0] and self.kernel[1] > self.stride[1]
+
+    @property
+    def every_step(self) -> bool:
+        """Whether the kernel stops at every entry."""
+        return self.stride == (1, 1)
+
+    def holds(self, n_examples: int) -> bool:
+        """Whether the gradient can have one independent row for every patch of so many maps."""
+        return self.places * n_examples <= min(self.channels, self.patch_size - 1)
+
+
+def find_convolutions(observation: Observation) -> list[Convolution]:
+    """Plain convolutions that every image passes once, in the order in which it does."""
+    model = pure_copy(observation.model, "eval")
+    calls: dict[str, list[tuple[Tensor, Tensor]]] = {}
+
+    def listen(name: str, module: nn.Module) -> None:
+        def note(_: nn.Module, given: tuple[Any, ...], returned: Any) -> None:
+            calls.setdefault(name, []).append((given[0], returned))
+
+        module.register_forward_hook(note)
+
+    plain = {name: module for name, module in model.named_modules() if _is_plain(module)}
+    for name, module in plain.items():
+        listen(name, module)
+    like = next(iter(observation.parameters.values()))
+    images = torch.rand(_PROBES, *observation.image_shape, generator=torch.Generator().manual_seed(0)).to(like)
+    with torch.no_grad():
+        torch.func.functional_call(model, {**observation.parameters, **observation.buffers}, (images,))
+    return [_described(name, plain[name], *seen[0]) for name, seen in calls.items() if len(seen) == 1]
+
+
+def _is_plain(module: nn.Module) -> bool:
+    return (
+        isinstance(module, nn.Conv2d)
+        and module.groups == 1
+        and module.dilation == (1, 1)
+        and module.padding_mode == "zeros"
+        and not isinstance(module.padding, str)
+    )
+
+
+def _described(name: str, module: nn.Module, inputs: Tensor, outputs: Tensor) -> Convolution:
+    assert isinstance(module, nn.Conv2d)
+    assert not isinstance(module.padding, str)
+    c, h, w = inputs.shape[1:]
+    return Convolution(
+        name=name,
+        shape=(c, h, w),
+        channels=outputs.shape[1],
+        kernel=(module.kernel_size[0], module.kernel_size[1]),
+        stride=(module.stride[0], module.stride[1]),
+        padding=(module.padding[0], module.padding[1]),
+        places=outputs[0, 0].numel(),
+        sparse=bool((inputs >= 0).all()) and bool((inputs == 0).double().mean() > 0.05),
+    )
+
+
+#: Singular values fall by more than this behind the last patch, and by less before it.
+GAP = 30.0
+
+
+class PatchSpan(NamedTuple):
+    """The row space of a convolution's weight gradient.
+
+    Attributes:
+        basis: `(patch_size, r)`, orthonormal.
+        gap: last singular value inside over first outside; infinite where there is none outside.
+        differences: it is spanned by differences of patches, one dimension less than there are patches.
+    """
+
+    basis: Tensor
+    gap: float
+    differences: bool
+
+
+def patch_span(gradient: Tensor, n_patches: int) -> PatchSpan:
+    """Row space of a convolution's weight gradient, with the rank of all patches or of their differences.
+
+    Args:
+        gradient: `(channels, ...)`, float64, with at least as many channels as patches. With just as many, and no gap
+            before the last, nothing is left to tell noise from signal.
+        n_patches: in the whole batch.
+    """
+    rows = gradient.flatten(1)
+    values, vectors = torch.linalg.eigh(rows @ rows.T)
+    singular = values.flip(0).clamp_min(torch.finfo(values.dtype).eps * values[-1]).sqrt()
+    falls = torch.cat([singular[:-1] / singular[1:], singular.new_tensor([float("inf")])])
+    differences = n_patches > 1 and bool(falls[n_patches - 2] > GAP)
+    rank = n_patches - 1 if differences else n_patches
+    basis, _ = torch.linalg.qr(rows.T @ vectors.flip(1)[:, :rank])
+    return PatchSpan(basis, float(falls[rank - 1]), differences)
+
+
+class PatchProjection:
+    """Projection of all patches of a map into a span, as a symmetric map of `(c h w,)` vectors with eigenvalues <= 1.
+
+    Vectors stand for maps scaled by the square root of how often an entry is covered. Eigenvalue 1 means that every
+    patch lies in the span; the distance from 1 is the mean squared share of the patches outside.
+
+    Args:
+        convolution: whose input the maps are; it covers every entry.
+        span: of the patches, or of their differences; then the projection leaves the patches' mean alone.
+    """
+
+    def __init__(self, convolution: Convolution, span: PatchSpan) -> None:
+        self.convolution, self.basis, self.differences = convolution, span.basis, span.differences
+        c, h, w = convolution.shape
+        ones = span.basis.new_ones(1, convolution.patch_size, convolution.places)
+        self._scale = self._fold(ones)[0].rsqrt().view(1, c, h, w)
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """Images `(v, c h w)` of vectors `(v, c h w)`."""
+        patches = nn.functional.unfold(self.maps(vectors), **self._geometry)
+        mean = patches.mean(2, keepdim=True) if self.differences else patches.new_zeros(())
+        inside = self.basis @ (self.basis.T @ (patches - mean)) + mean
+        return (self._fold(inside) * self._scale).flatten(1)
+
+    def maps(self, vectors: Tensor) -> Tensor:
+        """The maps `(v, c, h, w)` that vectors stand for."""
+        return vectors.view(-1, *self.convolution.shape) * self._scale
+
+    def dense(self) -> Tensor:
+        """A factor `(P r, c h w)` of the projection on a span of patches, `F^T F`: the patches in their places."""
+        places, (size, r) = self.convolution.places, self.basis.shape
+        rows = []
+        for place in range(places):
+            patches = self.basis.new_zeros(r, size, places)
+            patches[:, :, place] = self.basis.T
+            rows.append((self._fold(patches) * self._scale).flatten(1))
+        return torch.cat(rows)
+
+    @property
+    def _geometry(self) -> dict[str, tuple[int, int]]:
+        asked = self.convolution
+        return {"kernel_size": asked.kernel, "stride": asked.stride, "padding": asked.padding}
+
+    def _fold(self, patches: Tensor) -> Tensor:
+        return nn.functional.fold(patches, self.convolution.shape[1:], **self._geometry)
+
+
+def covers_everything(convolution: Convolution) -> bool:
+    """Whether the kernel reaches every entry of a map."""
+    ones = torch.ones(1, 1, *convolution.shape[1:])
+    geometry = {"kernel_size": convolution.kernel, "stride": convolution.stride, "padding": convolution.padding}
+    counts = nn.functional.fold(nn.functional.unfold(ones, **geometry), convolution.shape[1:], **geometry)
+    return bool((counts > 0).all())

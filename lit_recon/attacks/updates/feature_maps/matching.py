@@ -1,0 +1,177 @@
+"""Matching of exactly recovered maps: candidate images should cause the maps that entered a convolution."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_recon.attacks.updates.feature_maps.recovery import MapRecovery, RecoveredMaps
+from lit_recon.attacks.updates.labels.head import find_head
+from lit_recon.clients.batch_norm import BatchNormMode, pure_copy
+from lit_recon.errors import ConfigError
+from lit_recon.records import Observation
+
+
+def arranged_labels(observation: Observation, images: Tensor, labels: Tensor) -> Tensor:
+    """The labels `(n,)` in the order of reconstructed images `(n, c, h, w)`.
+
+    The gradient of the head's weights is the mean over examples of (p_i - y_i) h_i^T. Head inputs h_i and probabilities
+    p_i follow from the images, so that the indicators y_i of the labels solve a linear system; an assignment makes the
+    most of the solution where images are inexact.
+
+    Args:
+        observation: of the victim; one gradient.
+        images: in [0, 1].
+        labels: of the batch, in any order.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    if len(labels) == 1:
+        return labels
+    weight, _ = find_head(observation.model, observation.n_classes)
+    model = pure_copy(observation.model, observation.operator.batch_norm)
+    seen: list[Tensor] = []
+    model.get_submodule(weight.rpartition(".")[0]).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    with torch.no_grad():
+        logits = torch.func.functional_call(model, {**observation.parameters, **observation.buffers}, (images,))
+    inputs, probabilities = seen[0].double().cpu(), nn.functional.softmax(logits.double().cpu(), dim=1)
+    gradient = observation.update[weight].double().cpu()
+    # p_i - y_i for every example, from n G = sum_i (p_i - y_i) h_i^T
+    residuals = torch.linalg.lstsq(inputs.T, len(labels) * gradient.T, driver="gelsd").solution
+    indicators = probabilities - residuals
+    rows, columns = linear_sum_assignment(-indicators[:, labels.cpu()].numpy())
+    order = torch.empty(len(labels), dtype=torch.int64)
+    order[torch.from_numpy(rows)] = torch.from_numpy(columns)
+    return labels[order.to(labels.device)]
+
+
+class InputMap:
+    """Maps `(n, c h w)` of unit norm that enter a convolution for candidate images; layers behind it are not run.
+
+    Args:
+        observation: of the public model; its parameters and buffers are read.
+        layer: name of the convolution.
+        batch_norm: mode of BatchNorm layers, as in the client.
+    """
+
+    def __init__(self, observation: Observation, layer: str, batch_norm: BatchNormMode) -> None:
+        self._module = _UpTo(pure_copy(observation.model, batch_norm), layer)
+        public = {**observation.parameters, **observation.buffers}
+        self._public = {f"model.{name}": value for name, value in public.items()}
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Maps of images `(n, c, h, w)` in [0, 1]; differentiable."""
+        maps: Tensor = torch.func.functional_call(self._module, self._public, (images,))
+        return nn.functional.normalize(maps.flatten(1), dim=1)
+
+
+@dataclass(frozen=True)
+class FeatureMapPenalty:
+    """What pulls the candidates of one victim; its interface is that of `feature_matching.FeaturePenalty`."""
+
+    observation: Observation
+    recovered: RecoveredMaps
+    input_map: InputMap
+    weight: float
+
+    #: Maps pull from the first iteration on.
+    start: float = 0.0
+    #: Maps of an inner layer are no features, by which attacks are scored.
+    features: Tensor | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Which maps were found, and how sure that is."""
+        found = self.recovered
+        where = f"{len(found.maps)} maps recovered from the gradient of {found.convolution.name}"
+        return (f"{where}: {found.outside:.1g} of their patches outside its row space, next {found.next_outside:.1g}",)
+
+    @property
+    def choice(self) -> tuple[str, ...]:
+        """Nothing was chosen among restarts."""
+        return ()
+
+    def targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
+        """The recovered maps; which candidate takes which makes no difference before the first iteration."""
+        return self.recovered.maps.flatten(1).to(images)
+
+    def condition(self, labels: Tensor) -> Tensor:
+        """Maps are too large to condition a network on.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("a network that draws from features cannot draw from maps: set conditioned to false")
+
+    def penalty(self, images: Tensor, targets: Tensor) -> Tensor:
+        """Weighted mean over examples of 1 - cos of their maps, a scalar that is differentiable in the images."""
+        # half the squared distance of unit vectors is 1 - cos without its cancellation
+        return self.weight * 0.5 * (self.input_map(images) - targets).square().sum(dim=1).mean()
+
+    def for_restart(self, number: int) -> FeatureMapPenalty:
+        """The same for every restart."""
+        return self
+
+    def labels(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The batch's labels `(n,)` in the order of the reconstructed images."""
+        return arranged_labels(self.observation, images, labels)
+
+
+class MapMatching:
+    """Recovers the input maps of a convolution once per victim and penalizes images that cause others.
+
+    The maps are exact, see `MapRecovery`, and there are more numbers in them than pixels, so that nothing else has to
+    be matched: an iteration costs one forward and one backward pass through the layers before the convolution.
+
+    Args:
+        recovery: which maps.
+        weight: of the mean over examples of 1 - cos.
+
+    Raises:
+        ConfigError: a weight that is not positive.
+    """
+
+    def __init__(self, recovery: MapRecovery | None = None, weight: float = 1000.0) -> None:
+        if not weight > 0:
+            raise ConfigError(f"MapMatching needs a weight above 0; got {weight:g}")
+        self.recovery = recovery if recovery is not None else MapRecovery()
+        self.weight = weight
+
+    def prepare(self, observation: Observation) -> FeatureMapPenalty:
+        """Recover a victim's maps.
+
+        Raises:
+            UnsupportedModelError: see `MapRecovery`.
+        """
+        recovered = self.recovery(observation)
+        seen = InputMap(observation, recovered.convolution.name, observation.operator.batch_norm)
+        return FeatureMapPenalty(observation, recovered, seen, self.weight)
+
+
+class _ReachedError(Exception):
+    """The layer was reached; nothing behind it is needed."""
+
+
+class _UpTo(nn.Module):
+    """The part of a model before one of its layers."""
+
+    def __init__(self, model: nn.Module, layer: str) -> None:
+        super().__init__()
+        self.model = model
+        self._input: Tensor | None = None
+        model.get_submodule(layer).register_forward_pre_hook(self._stop)
+
+    def forward(self, images: Tensor) -> Tensor:
+        with contextlib.suppress(_ReachedError):
+            self.model(images)
+        reached, self._input = self._input, None
+        assert reached is not None  # the recovery has seen the layer at work
+        return reached
+
+    def _stop(self, _: nn.Module, given: tuple[Any, ...]) -> None:
+        self._input = given[0]
+        raise _ReachedError

@@ -1,0 +1,35 @@
+"""Features that entered a wide random layer, computed from the gradient of that layer and of the head behind it."""
+
+from __future__ import annotations
+
+from lit_recon.attacks.updates.features.cocktail_party import CocktailParty
+from lit_recon.attacks.updates.features.exact import ExactRecovery
+from lit_recon.attacks.updates.features.layer import LayerGradient, layer_gradient
+from lit_recon.attacks.updates.features.matching import (
+    FeatureMap,
+    FeatureMatching,
+    FeatureTerm,
+    SignedCosine,
+    SquaredCosine,
+    SubspaceDistance,
+    assigned,
+)
+from lit_recon.attacks.updates.features.moment_recovery import MomentRecovery
+from lit_recon.attacks.updates.features.recovery import FeatureRecovery, RecoveredFeatures
+
+__all__ = [
+    "CocktailParty",
+    "ExactRecovery",
+    "FeatureMap",
+    "FeatureMatching",
+    "FeatureRecovery",
+    "FeatureTerm",
+    "LayerGradient",
+    "MomentRecovery",
+    "RecoveredFeatures",
+    "SignedCosine",
+    "SquaredCosine",
+    "SubspaceDistance",
+    "assigned",
+    "layer_gradient",
+]

@@ -1,0 +1,288 @@
+"""What features and loss derivatives have to satisfy: the gradients of head and layer, as a least-squares problem.
+
+Unknown are the features' coordinates `c_i` in a known basis (`(n, r)`) and the loss derivatives `delta_i` with respect
+to the logits (`(n, k)`). With `u_j` the projected weights of neuron j, `z_ij = c_i . u_j + b_j` and
+`beta_ij = delta_i . A_j`, the gradients of head, layer and its bias are
+
+    G_A[:, j] = sum_i delta_i s(z_ij)    P_j = sum_i beta_ij s'(z_ij) c_i    g_j = sum_i beta_ij s'(z_ij)
+
+Their residuals, each relative to the norm of what was observed, are what the certificate adds up: many more equations
+than unknowns, so that only the true features (in any order) leave none. No truth is needed to see it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_recon.attacks.updates.features.activations import Activation
+from lit_recon.attacks.updates.features.layer import GradientNoise, LayerGradient
+
+
+class Residuals(NamedTuple):
+    """Relative residual of the head's gradient and of the layer's; 0 for a gradient that was not released."""
+
+    head: float
+    weight: float
+
+
+class NormalSystem(NamedTuple):
+    """Gauss-Newton `matrix` and half gradient `slope` of an `objective`, unknowns ordered `(c, delta)` by example."""
+
+    matrix: Tensor
+    slope: Tensor
+    objective: float
+
+
+@dataclass(frozen=True)
+class _Neurons:
+    """Neurons `(n, m)` at a point: activation, slope, curvature and beta; residuals where something was observed."""
+
+    value: Tensor
+    slope: Tensor
+    curvature: Tensor
+    beta: Tensor
+    head_residual: Tensor
+    weight_residual: Tensor
+
+
+@dataclass(frozen=True)
+class FeatureEquations:
+    """The least-squares problem in a basis of `r` directions.
+
+    Attributes:
+        directions: `(m, r)`: weights in the basis.
+        bias: `(m,)`.
+        head: `(k, m)`: A.
+        head_gradient: `(k, m)`.
+        gradient: `(m, r + 1)`: the layer's gradient in the basis, and that of its bias.
+        activation: of the neurons.
+        head_mask: `(k, m)` 1 where the head's gradient was observed; None: everywhere.
+        rows: `(m,)` weights of the neurons' squared residuals in the layer's gradient, in [0, 1].
+        bias_known: whether the last column of `gradient` counts.
+        combinations: `(q, k)`: the combinations of classes that stand for classes here; None: classes themselves.
+        sides: `(n, m)` 0 or 1: a ReLU is replaced by multiplication with these; None: it is not.
+        scales: what squared residuals of head and layer are measured by; None: what was observed of each.
+    """
+
+    directions: Tensor
+    bias: Tensor
+    head: Tensor
+    head_gradient: Tensor
+    gradient: Tensor
+    activation: Activation
+    head_mask: Tensor | None
+    rows: Tensor
+    bias_known: bool
+    combinations: Tensor | None = None
+    sides: Tensor | None = None
+    scales: tuple[float, float] | None = None
+
+    @staticmethod
+    def of(
+        seen: LayerGradient,
+        basis: Tensor,
+        projected: Tensor | None = None,
+        head_mask: Tensor | None = None,
+        rows: Tensor | None = None,
+        noise: GradientNoise | None = None,
+    ) -> FeatureEquations:
+        """Equations in an orthonormal basis `(d, r)`.
+
+        Args:
+            seen: the observed layer.
+            basis: of the span of the features.
+            projected: `(m, r)`, the layer's gradient in the basis; default: by projection.
+            head_mask: `(k, m)` bool: observed entries of the head's gradient.
+            rows: `(m,)` bool: neurons whose `projected` row is known; their bias gradients count where it is None.
+            noise: in the gradients, which then weighs their residuals.
+        """
+        equations = FeatureEquations(
+            directions=seen.weight @ basis,
+            bias=seen.bias,
+            head=seen.head_weight,
+            head_gradient=seen.head_gradient,
+            gradient=torch.cat(
+                [seen.weight_gradient @ basis if projected is None else projected, seen.bias_gradient[:, None]], dim=1
+            ),
+            activation=seen.activation,
+            head_mask=None if head_mask is None else head_mask.to(basis.dtype),
+            rows=torch.ones_like(seen.bias) if rows is None else rows.to(basis.dtype),
+            bias_known=rows is None and bool(seen.bias_gradient.any()),
+            scales=None if noise is None else noise.scales(seen),
+        )
+        return equations if head_mask is not None else equations._in_class_combinations(seen.n_examples)
+
+    @property
+    def n_classes(self) -> int:
+        """Length of a `delta`."""
+        return len(self.head)
+
+    def normal_system(self, features: Tensor, deltas: Tensor, weighted: bool = True) -> NormalSystem:
+        """Gauss-Newton system at features `(n, r)` and deltas `(n, k)`; the Jacobian is never formed.
+
+        Args:
+            features: coordinates `c`.
+            deltas: loss derivatives.
+            weighted: the layer's gradient counts besides the head's.
+        """
+        n, r = features.shape
+        k = self.n_classes
+        at = self._at(features, deltas)
+        cc, cd = features.new_zeros(n, r, n, r), features.new_zeros(n, r, n, k)
+        dd = features.new_zeros(n, k, n, k)
+        slope = [torch.zeros_like(features), torch.zeros_like(deltas)]
+        objective = 0.0
+        head_square, weight_square = self._scales()
+        if head_square > 0:
+            self._add_head(cc, cd, dd, at, deltas, 1 / head_square)
+            inner = (deltas @ at.head_residual) * at.slope / head_square
+            slope[0] += inner @ self.directions
+            slope[1] += at.value @ at.head_residual.T / head_square
+            objective += float(at.head_residual.square().sum()) / head_square
+        if weight_square > 0 and (weighted or head_square == 0):
+            self._add_weight(cc, cd, dd, at, features, 1 / weight_square)
+            residual = at.weight_residual * self.rows[:, None] / weight_square
+            pulled = self._extended(features) @ residual.T
+            slope[0] += (pulled * at.beta * at.curvature) @ self.directions + (at.beta * at.slope) @ residual[:, :r]
+            slope[1] += (pulled * at.slope) @ self.head.T
+            objective += float((residual * at.weight_residual).sum())
+        cross = cd.reshape(n * r, n * k)
+        top = torch.cat([cc.reshape(n * r, n * r), cross], dim=1)
+        bottom = torch.cat([cross.T, dd.reshape(n * k, n * k)], dim=1)
+        return NormalSystem(torch.cat([top, bottom]), torch.cat([part.reshape(-1) for part in slope]), objective)
+
+    def best_deltas(self, features: Tensor) -> tuple[Tensor, float]:
+        """Deltas `(n, k)` that fit best for given features, and the objective there: a linear problem."""
+        n, r = features.shape
+        system = self.normal_system(features, features.new_zeros(n, self.n_classes))
+        block = system.matrix[n * r :, n * r :]
+        ridge = 1e-14 * block.diagonal().mean() * torch.eye(len(block), dtype=block.dtype)
+        wanted = -system.slope[n * r :]
+        solution = torch.linalg.lstsq(block + ridge, wanted[:, None]).solution[:, 0]
+        gained = float(wanted @ solution)
+        return solution.reshape(n, self.n_classes), system.objective - gained
+
+    def objective(self, features: Tensor, deltas: Tensor, weighted: bool = True) -> float:
+        """The objective of `normal_system`: squared relative residuals of head and, if `weighted`, layer."""
+        head, weight = self.residuals(features, deltas)
+        return head**2 + (weight**2 if weighted or not self.head_gradient.any() else 0.0)
+
+    def residuals(self, features: Tensor, deltas: Tensor) -> Residuals:
+        """Relative residuals, each at least 0; both 0 up to rounding at the truth."""
+        at = self._at(features, deltas)
+        head_square, weight_square = self._scales()
+        head = float(at.head_residual.square().sum()) / head_square if head_square else 0.0
+        weight = float(at.weight_residual.square().sum(dim=1) @ self.rows) / weight_square if weight_square else 0.0
+        return Residuals(head**0.5, weight**0.5)
+
+    def by_class(self, deltas: Tensor) -> Tensor:
+        """Deltas with respect to the logits `(n, classes)` from those in this problem's combinations."""
+        return deltas if self.combinations is None else deltas @ self.combinations
+
+    def with_fixed_sides(self, features: Tensor, trust: Tensor) -> FeatureEquations:
+        """The equations of a ReLU whose neurons stay on the side of the kink where they are at `features`.
+
+        They are bilinear in features and deltas. `trust` `(m,)` multiplies the weights of the neurons.
+        """
+        sides = self.activation.slope(features @ self.directions.T + self.bias)
+        return replace(self, sides=sides, rows=self.rows * trust)
+
+    def weight_errors(self, features: Tensor, deltas: Tensor) -> Tensor:
+        """Norm of every neuron's residual in the layer's gradient, `(m,)`."""
+        errors: Tensor = self._at(features, deltas).weight_residual.norm(dim=1)
+        return errors
+
+    def _in_class_combinations(self, n_examples: int) -> FeatureEquations:
+        """The same equations in at most n combinations of the classes: deltas lie in the range of the head's gradient.
+
+        It saves time where there are more classes than examples, and averages noise away.
+        """
+        if self.n_classes <= n_examples or not self.head_gradient.any():
+            return self
+        ranges = torch.linalg.svd(self.head_gradient, full_matrices=False).U[:, :n_examples].T
+        return replace(self, head=ranges @ self.head, head_gradient=ranges @ self.head_gradient, combinations=ranges)
+
+    def _scales(self) -> tuple[float, float]:
+        """What squared residuals of head and layer are relative to."""
+        if self.scales is not None:
+            return self.scales
+        head = self.head_gradient if self.head_mask is None else self.head_gradient * self.head_mask
+        gradient = self.gradient if self.bias_known else self.gradient[:, :-1]
+        return float(head.square().sum()), float(gradient.square().sum(dim=1) @ self.rows)
+
+    def _extended(self, features: Tensor) -> Tensor:
+        """Coordinates, and the constant input of the bias if its gradient counts."""
+        last = features.new_full((len(features), 1), float(self.bias_known))
+        return torch.cat([features, last], dim=1)
+
+    def _at(self, features: Tensor, deltas: Tensor) -> _Neurons:
+        z = features @ self.directions.T + self.bias
+        if self.sides is None:
+            of = self.activation
+            value, slope, curvature = of.value(z), of.slope(z), of.curvature(z)
+        else:
+            value, slope, curvature = self.sides * z, self.sides, torch.zeros_like(z)
+        beta = deltas @ self.head
+        head_residual = deltas.T @ value - self.head_gradient
+        if self.head_mask is not None:
+            head_residual = head_residual * self.head_mask
+        weight_residual = (beta * slope).T @ self._extended(features) - self.gradient
+        weight_residual[:, -1] *= self.bias_known
+        return _Neurons(value, slope, curvature, beta, head_residual, weight_residual)
+
+    def _add_head(self, cc: Tensor, cd: Tensor, dd: Tensor, at: _Neurons, deltas: Tensor, scale: float) -> None:
+        """Blocks of the head's term; d G_A[c, j] / d c_i = delta_ic s'_ij u_j, d / d delta_ic = s_ij."""
+        n, r = cc.shape[:2]
+        k = self.n_classes
+        u, mask = self.directions, self.head_mask
+        slopes, mixed, values = _pairs(at.slope, at.slope), _pairs(at.slope, at.value), _pairs(at.value, at.value)
+        if mask is None:
+            outer = (slopes @ _outer(u, u)).reshape(n, n, r, r) * (deltas @ deltas.T)[:, :, None, None]
+            cross = (mixed @ u).reshape(n, n, r, 1) * deltas[:, None, None, :]
+            squares = values.sum(dim=1).reshape(n, n, 1).expand(n, n, k)
+        else:
+            seen = _pairs(deltas, deltas) @ mask
+            outer = ((slopes * seen) @ _outer(u, u)).reshape(n, n, r, r)
+            cross = (mixed @ _outer(u, mask.T)).reshape(n, n, r, k) * deltas[:, None, None, :]
+            squares = (values @ mask.T).reshape(n, n, k)
+        cc += scale * outer.permute(0, 2, 1, 3)
+        cd += scale * cross.permute(0, 2, 1, 3)
+        dd.diagonal(dim1=1, dim2=3).add_(scale * squares)
+
+    def _add_weight(self, cc: Tensor, cd: Tensor, dd: Tensor, at: _Neurons, features: Tensor, scale: float) -> None:
+        """Blocks of the layer's term, with t = beta s'' and v = beta s'.
+
+        d P_jp / d c_il = t_ij u_jl c_ip + v_ij [p = l]        d P_jp / d delta_ic = A_cj s'_ij c_ip
+        """
+        n, r = features.shape
+        k = self.n_classes
+        u, a, rows = self.directions, self.head, self.rows
+        t, v = at.beta * at.curvature, at.beta * at.slope
+        extended = self._extended(features)
+        gram = extended @ extended.T
+        slopes = at.slope * rows
+        cc += scale * torch.eye(r, dtype=u.dtype)[None, :, None, :] * (v * rows @ v.T)[:, None, :, None]
+        along = (_pairs(v, slopes) @ a.T).reshape(n, n, k)
+        cd += scale * (along[:, :, None, :] * features[None, :, :, None]).permute(0, 2, 1, 3)
+        if t.any():
+            curved = (_pairs(t, t * rows) @ _outer(u, u)).reshape(n, n, r, r) * gram[:, :, None, None]
+            bent = (_pairs(t, v * rows) @ u).reshape(n, n, r)[:, :, :, None] * features[:, None, None, :]
+            cc += scale * (curved + bent + bent.permute(1, 0, 3, 2)).permute(0, 2, 1, 3)
+            cross = (_pairs(t, slopes) @ _outer(u, a.T)).reshape(n, n, r, k) * gram[:, :, None, None]
+            cd += scale * cross.permute(0, 2, 1, 3)
+        squares = (_pairs(at.slope, slopes) @ _outer(a.T, a.T)).reshape(n, n, k, k) * gram[:, :, None, None]
+        dd += scale * squares.permute(0, 2, 1, 3)
+
+
+def _pairs(left: Tensor, right: Tensor) -> Tensor:
+    """Products of every row of one with every row of the other, `(n * n, m)`."""
+    return (left[:, None, :] * right[None, :, :]).reshape(-1, left.shape[1])
+
+
+def _outer(left: Tensor, right: Tensor) -> Tensor:
+    """Outer product per neuron, `(m, p * q)`."""
+    return (left[:, :, None] * right[:, None, :]).reshape(len(left), -1)

@@ -1,0 +1,294 @@
+"""Features up to rounding: exact span, a start inside it, a polish, and a certificate that tells success."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_recon.attacks.updates.features.activations import usable_orders
+from lit_recon.attacks.updates.features.equations import FeatureEquations
+from lit_recon.attacks.updates.features.fit_everywhere import (
+    complete,
+    fit_everywhere,
+    has_moments,
+    head_span,
+    noisy_span,
+)
+from lit_recon.attacks.updates.features.layer import GradientNoise, LayerGradient, gradient_noise, observed_entries
+from lit_recon.attacks.updates.features.local_steps import UnrolledTraining
+from lit_recon.attacks.updates.features.moments import weight_span
+from lit_recon.attacks.updates.features.polish import MaskedEquations, Polished, masked_polish, polish
+from lit_recon.attacks.updates.features.recovery import FeatureRecovery, RecoveredFeatures
+from lit_recon.attacks.updates.features.starts import moment_start, neuron_ica_start, null_vector_start
+from lit_recon.clients import LocalSteps
+from lit_recon.errors import ConfigError, UnsupportedModelError
+from lit_recon.records import ForwardOperator
+
+#: Below this certificate, features from incomplete gradients are so good that their span is better than a completion's.
+_TRUSTED = 0.05
+#: A fit through noise whose residual is less than this many times the noise is believed the signs of its features.
+_EXPLAINED = 1.1
+#: With less than this share of its entries the layer's gradient is tried after the head's.
+_SPARSE = 0.05
+#: Seeds that are tried where only the head's gradient is left to start from.
+_TRIALS = 3
+#: Where a polish may start; see `moment_start`, `neuron_ica_start`, `null_vector_start`.
+Start = Literal["moments", "neurons", "null_vectors"]
+
+
+class _Setting(NamedTuple):
+    """The problem in the span, and in all coordinates where entries are missing."""
+
+    basis: Tensor
+    equations: FeatureEquations
+    everywhere: MaskedEquations | None
+
+
+class ExactRecovery(FeatureRecovery):
+    """Solves the equations of head and layer gradient in the span of the features; no sampling error remains.
+
+    The span is the row space of the layer's own gradient. Starts are tried in order, each polished, until the
+    certificate of one holds; else the one with the smallest certificate is returned and `exact` is false. Null vectors
+    are searched for behind a ReLU only.
+
+    Entries that a sparsifying defense has removed are treated as missing: the span comes from low-rank completion, and
+    if the certificate on the observed entries does not hold then, a polish in all coordinates follows. Where little is
+    left of the layer's gradient, as after pruning, or where completion fails, moments of the head's gradient are where
+    a fit in all coordinates begins. Local training on whole batches is unrolled after the polish; the tolerance then
+    rises to the rounding of weight differences.
+
+    Noise is seen in the rank of the layer's gradient. Head and layer are then weighed by it, and features are fitted in
+    all coordinates: the best fit, never called exact; a note says how well it explains what was observed.
+
+    Args:
+        starts: in the order in which they are tried.
+        tolerance: of the certificate; rounding of single-precision gradients leaves 1e-7 to 1e-6.
+        iterations: of the polish, at most, per stage.
+        null_samples: of the search for null vectors, at most.
+        seed: of all random choices.
+
+    Raises:
+        ConfigError: no start, or a number out of its range.
+
+    Source: the span as in [Wang2023]; null vectors: Dimitrov et al. 2024; polish and certificate are our own.
+    """
+
+    knows_signs = True
+
+    def __init__(
+        self,
+        starts: tuple[Start, ...] = ("moments", "neurons", "null_vectors"),
+        tolerance: float = 1e-5,
+        iterations: int = 60,
+        null_samples: int = 100_000,
+        seed: int = 0,
+    ) -> None:
+        known = ("moments", "neurons", "null_vectors")
+        if not starts or any(start not in known for start in starts):
+            raise ConfigError(f"ExactRecovery needs one or more starts out of {known}; got {starts}")
+        if not 0 < tolerance < 1 or iterations < 1 or null_samples < 1:
+            raise ConfigError(
+                f"ExactRecovery needs tolerance in (0, 1), iterations >= 1 and null_samples >= 1; "
+                f"got {tolerance:g}, {iterations} and {null_samples}"
+            )
+        self.starts, self.tolerance, self.iterations = tuple(starts), tolerance, iterations
+        self.null_samples, self.seed = null_samples, seed
+
+    def run(self, seen: LayerGradient, operator: ForwardOperator | None) -> RecoveredFeatures:
+        weight_mask, head_mask = observed_entries(seen)
+        if not seen.has_weight:
+            return self._from_head(seen, None, head_mask)
+        if weight_mask is None and head_mask is None:
+            noise = gradient_noise(seen)
+            if noise is not None and not (isinstance(operator, LocalSteps) and operator.steps > 1):
+                return self._through_noise(seen, noise)
+            return self._from_layer(seen, None, None, operator)
+        ways = [lambda: self._from_layer(seen, weight_mask, head_mask, operator)]
+        if has_moments(seen):
+            ways.append(lambda: self._from_head(seen, weight_mask, head_mask))
+        if weight_mask is not None and float(weight_mask.double().mean()) < _SPARSE:
+            ways.reverse()
+        found = ways[0]()
+        if found.exact or len(ways) == 1:
+            return found
+        return min(found, ways[1](), key=lambda result: result.certificate or 0.0)
+
+    def _from_layer(
+        self,
+        seen: LayerGradient,
+        weight_mask: Tensor | None,
+        head_mask: Tensor | None,
+        operator: ForwardOperator | None,
+    ) -> RecoveredFeatures:
+        """From the span that the layer's gradient shows, or that completing it gives."""
+        setting, notes = self._setting(seen, weight_mask, head_mask)
+        best: Polished | None = None
+        method = ""
+        for name in self.starts:
+            start, note = self._start(name, seen, setting)
+            notes += note
+            if start is None:
+                continue
+            found = self._polished(setting, start)
+            if best is None or found.certificate < best.certificate:
+                best, method = found, name
+            if best.certificate < self.tolerance:
+                break
+        if best is None:
+            raise UnsupportedModelError(
+                f"none of the starts {self.starts} works for {seen.activation.name} here "
+                f"({'; '.join(notes)}): add 'neurons' to the starts"
+            )
+        if not isinstance(operator, LocalSteps) or operator.steps == 1:
+            return self._result(seen, setting, best, method, notes, self.tolerance)
+        if operator.batches > 1 or setting.everywhere is not None or not seen.has_head:
+            notes += ("local steps were taken for one gradient: only whole batches can be unrolled, undefended",)
+            return self._result(seen, setting, best, method, notes, self.tolerance)
+        training = UnrolledTraining(seen, setting.basis, operator)
+        best = _unrolled(training, setting.basis, best)
+        notes += (f"{operator.steps} local steps were unrolled",)
+        return self._result(seen, setting, best, method, notes, max(self.tolerance, 2 * training.rounding))
+
+    def _setting(
+        self, seen: LayerGradient, weight_mask: Tensor | None, head_mask: Tensor | None
+    ) -> tuple[_Setting, tuple[str, ...]]:
+        notes: tuple[str, ...] = ()
+        if not seen.has_head:
+            notes = ("the head released no gradient: only the layer's own is used",)
+        if weight_mask is None:
+            basis = weight_span(seen.weight_gradient, seen.n_examples).basis
+            equations = FeatureEquations.of(seen, basis, head_mask=head_mask)
+            everywhere = None if head_mask is None else MaskedEquations(seen, None, head_mask)
+            return _Setting(basis, equations, everywhere), notes
+        completed = complete(seen.weight_gradient, weight_mask, seen.n_examples)
+        share = float((~weight_mask).double().mean())
+        notes = (*notes, f"{share:.0%} of the layer's gradient is zero and was treated as missing")
+        equations = FeatureEquations.of(seen, completed.basis, completed.projected, head_mask, completed.known)
+        return _Setting(completed.basis, equations, MaskedEquations(seen, weight_mask, head_mask)), notes
+
+    def _start(self, name: Start, seen: LayerGradient, setting: _Setting) -> tuple[Tensor | None, tuple[str, ...]]:
+        """Directions, or None and why there are none."""
+        equations = setting.equations
+        projected = equations.gradient[:, :-1][equations.rows > 0]
+        if name == "neurons":
+            return neuron_ica_start(projected, self.seed), ()
+        if name == "moments":
+            if not seen.has_head:
+                return None, ()
+            if not usable_orders(seen.activation):
+                return None, (f"{seen.activation.name} has no usable moments of order 2 to 4",)
+            return moment_start(seen, setting.basis, self.seed), ()
+        if seen.activation.smooth:
+            return None, ()
+        found = null_vector_start(projected, self.seed, self.null_samples)
+        return found, () if found is not None else ("the search for null vectors did not find all features",)
+
+    def _polished(self, setting: _Setting, start: Tensor) -> Polished:
+        """Features `(n, d)`: from the span, or from anywhere if entries are missing and the certificate fails there."""
+        inside = polish(setting.equations, start, self.iterations)
+        features, deltas = inside.features @ setting.basis.T, setting.equations.by_class(inside.deltas)
+        if setting.everywhere is None:
+            return Polished(features, deltas, inside.certificate)
+        certificate = setting.everywhere.certificate(features, deltas)
+        if certificate < self.tolerance:
+            return Polished(features, deltas, certificate)
+        return masked_polish(setting.everywhere, features, deltas)
+
+    def _from_head(
+        self, seen: LayerGradient, weight_mask: Tensor | None, head_mask: Tensor | None
+    ) -> RecoveredFeatures:
+        """From moments of the head's gradient, where the layer's shows no span; what it shows counts in the end."""
+        everywhere = MaskedEquations(seen, weight_mask, head_mask)
+        layer_left_out = replace(
+            seen,
+            weight_gradient=torch.zeros_like(seen.weight_gradient),
+            bias_gradient=torch.zeros_like(seen.bias_gradient),
+        )
+        fits = []
+        for seed in range(self.seed, self.seed + _TRIALS):
+            fit = fit_everywhere(
+                seen,
+                head_span(seen, seed),
+                lambda basis: FeatureEquations.of(layer_left_out, basis, head_mask=head_mask),
+                MaskedEquations(layer_left_out, None, head_mask),
+                self.tolerance,
+                self.iterations,
+                seed,
+            )
+            # far from the truth a few entries of the layer mislead
+            fits.append(masked_polish(everywhere, fit.features, fit.deltas) if seen.has_weight else fit)
+            if fits[-1].certificate < self.tolerance:
+                break
+        found = min(fits, key=lambda fit: fit.certificate)
+        basis = torch.linalg.qr(found.features.T).Q
+        setting = _Setting(basis, FeatureEquations.of(layer_left_out, basis, head_mask=head_mask), everywhere)
+        notes = ("the feature layer released next to no gradient: features come from the head's alone",)
+        return self._result(seen, setting, found, "moments", notes, self.tolerance)
+
+    def _through_noise(self, seen: LayerGradient, noise: GradientNoise) -> RecoveredFeatures:
+        basis, method = noisy_span(seen, noise, self.seed)
+        everywhere = MaskedEquations(seen, noise=noise)
+        found = fit_everywhere(
+            seen,
+            basis,
+            lambda basis: FeatureEquations.of(seen, basis, noise=noise),
+            everywhere,
+            self.tolerance,
+            self.iterations,
+            self.seed,
+        )
+        misfit = everywhere.misfit(found.features, found.deltas, noise)
+        explained = f"what is left of the gradient is {misfit:.2f} times the noise"
+        return RecoveredFeatures(
+            features=found.features,
+            span=torch.linalg.qr(found.features.T).Q,
+            method=f"a fit through noise from {method}",
+            # an odd activation has the mirror image for a solution; else a fit that explains all has the right sign
+            signed=not seen.activation.odd and misfit < _EXPLAINED,
+            labels=found.deltas.argmin(dim=1),
+            notes=(f"noise of standard deviation {noise.layer:.1g} is in every entry; {explained}",),
+        )
+
+    @staticmethod
+    def _result(
+        seen: LayerGradient,
+        setting: _Setting,
+        found: Polished,
+        method: str,
+        notes: tuple[str, ...],
+        tolerance: float,
+    ) -> RecoveredFeatures:
+        exact = found.certificate < tolerance
+        if not exact:
+            notes = (*notes, f"no start reached the certificate's tolerance {tolerance:.1g}")
+        features, deltas = found.features, found.deltas
+        if seen.activation.odd and not setting.equations.bias_known and not seen.bias.any():
+            # (-x, -delta) meets the same equations; of a cross-entropy, the largest derivative is the negative one
+            mirrored = deltas.amax(dim=1, keepdim=True) > -deltas.amin(dim=1, keepdim=True)
+            features, deltas = torch.where(mirrored, -features, features), torch.where(mirrored, -deltas, deltas)
+        # where entries are missing, features that explain the others know more than the completion
+        free = setting.everywhere is not None and found.certificate < _TRUSTED
+        return RecoveredFeatures(
+            features=features,
+            span=torch.linalg.qr(features.T).Q if exact or free else setting.basis,
+            method=method,
+            certificate=found.certificate,
+            exact=exact,
+            signed=exact or setting.equations.bias_known,
+            # the loss falls with the logit of an example's own class and rises with all others
+            labels=deltas.argmin(dim=1),
+            notes=notes,
+        )
+
+
+def _unrolled(training: UnrolledTraining, basis: Tensor, found: Polished) -> Polished:
+    """Features that explain local training, started from those that explain one gradient best."""
+    labels = found.deltas.argmin(dim=1)
+    start = torch.nn.functional.normalize(found.features, dim=1) @ basis
+    moved = training.polish(start, labels)
+    candidates = [(training.certificate(features, labels), features) for features in (start, moved)]
+    certificate, features = min(candidates, key=lambda pair: pair[0])
+    return Polished(features @ basis.T, found.deltas, certificate)

@@ -1,0 +1,157 @@
+"""Features from gradients that do not show their span: rounds of separating within a span and improving beyond it.
+
+Where a defense has removed entries of the layer's gradient, or noise drowns it, the head's gradient still determines
+the features, but only by equations over all coordinates, which have to be started close by. Features that are a little
+better have a better span, in which they separate better.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_recon.attacks.updates.features.activations import usable_orders
+from lit_recon.attacks.updates.features.equations import FeatureEquations
+from lit_recon.attacks.updates.features.layer import GradientNoise, LayerGradient
+from lit_recon.attacks.updates.features.moments import moment_span, weight_span
+from lit_recon.attacks.updates.features.polish import MaskedEquations, Polished, masked_polish, polish
+from lit_recon.attacks.updates.features.starts import moment_start, neuron_ica_start
+
+#: Sine of the angle by which noise may turn the layer's span for it to be the better start than that of moments.
+_TURNED = 0.1
+#: Rounds at most; the gain below which none follows; iterations in all coordinates for each within a span.
+_ROUNDS, _GAIN, _ITERATIONS = 6, 1e-5, 5
+
+
+def fit_everywhere(
+    seen: LayerGradient,
+    basis: Tensor,
+    within: Callable[[Tensor], FeatureEquations],
+    everywhere: MaskedEquations,
+    tolerance: float,
+    iterations: int = 60,
+    seed: int = 0,
+) -> Polished:
+    """Rounds from a basis on, until the certificate holds or nothing is gained any more.
+
+    Args:
+        seen: layer and head.
+        basis: `(d, r)` to begin with.
+        within: equations in a basis.
+        everywhere: equations in all coordinates, which judge.
+        tolerance: of their certificate.
+        iterations: of the polish within a basis, at most.
+        seed: of starts.
+    """
+    best: Polished | None = None
+    lowest = math.inf
+    for _ in range(_ROUNDS):
+        equations = within(basis)
+        inside = polish(equations, _start(seen, equations, basis, seed), iterations)
+        outside = inside.features @ basis.T, equations.by_class(inside.deltas)
+        found = masked_polish(everywhere, *outside, iterations=_ITERATIONS * iterations)
+        head, weight, _, _ = everywhere.value_and_gradient(found.features, found.deltas)
+        if best is None or head + weight < lowest:
+            best = found
+        if best.certificate < tolerance or head + weight > (1 - _GAIN) * lowest:
+            break
+        lowest = head + weight
+        basis = torch.linalg.qr(found.features.T).Q
+    assert best is not None, "there is at least one round"
+    return best
+
+
+def has_moments(seen: LayerGradient) -> bool:
+    """Whether moments of the head's gradient show the span of the features."""
+    return seen.has_head and bool({2, 3} & set(usable_orders(seen.activation)))
+
+
+def head_span(seen: LayerGradient, seed: int = 0) -> Tensor:
+    """Approximate span `(d, n)` from moments of the head's gradient.
+
+    Raises:
+        UnsupportedModelError: the activation has no usable moments.
+    """
+    rows = seen.gaussian_rows()
+    return moment_span(rows.head_gradient, rows.weight, seen.activation, seen.n_examples, True, seed=seed)
+
+
+def noisy_span(seen: LayerGradient, noise: GradientNoise, seed: int = 0) -> tuple[Tensor, str]:
+    """The span `(d, n)` that noise spares, of the layer's gradient or of moments, and which it is."""
+    gradient = seen.weight_gradient
+    signal = float(gradient.square().sum()) - noise.layer**2 * gradient.numel()
+    # each of the n directions has a share of the signal, and as much noise beside it as the other columns hold
+    turned = noise.layer * math.sqrt(gradient.shape[1] * seen.n_examples / max(signal, 1e-300))
+    if turned < _TURNED or not has_moments(seen):
+        return weight_span(gradient, seen.n_examples).basis, "the layer's span"
+    return head_span(seen, seed), "moments"
+
+
+def _start(seen: LayerGradient, equations: FeatureEquations, basis: Tensor, seed: int) -> Tensor:
+    if seen.has_head and usable_orders(seen.activation):
+        return moment_start(seen, basis, seed)
+    return neuron_ica_start(equations.gradient[:, :-1], seed)
+
+
+#: A neuron is known when it shows this many times as many entries as there are examples.
+_MARGIN = 2
+#: Relative ridge that keeps neurons without any observed entry solvable.
+_RIDGE = 1e-12
+#: The search ends where the residual falls by less than this share for some sweeps, or reaches rounding.
+_COMPLETION_GAIN, _PATIENCE, _ROUNDING = 1e-3, 5, 1e-8
+
+
+class Completion(NamedTuple):
+    """Orthonormal `basis` `(d, r)`, `projected` rows `(m, r)`, which are `known` `(m,)`, relative `residual`."""
+
+    basis: Tensor
+    projected: Tensor
+    known: Tensor
+    residual: float
+
+
+def complete(gradient: Tensor, observed: Tensor, rank: int, sweeps: int = 200) -> Completion:
+    """Alternating least squares for `gradient = projected basis^T` on the observed entries only.
+
+    Zeros of a pruned or dropped gradient are visible and count as missing. Two sweeps cost O(m d r^2), memory is
+    O((m + d) r^2 + m d).
+
+    Args:
+        gradient: `(m, d)`; entries outside the mask are ignored.
+        observed: `(m, d)` bool.
+        rank: number of examples.
+        sweeps: at most so many.
+    """
+    mask = observed.to(gradient.dtype)
+    values = gradient * mask
+    norm = values.norm()
+    basis = torch.linalg.eigh(values.T @ values).eigenvectors[:, -rank:]
+    known = mask.sum(dim=1) >= _MARGIN * rank
+    if int(known.sum()) < _MARGIN * rank:
+        known = mask.any(dim=1)
+    rows = known.to(gradient.dtype)[:, None]
+    last, patience = float("inf"), _PATIENCE
+    for _ in range(sweeps):
+        projected = _masked_solve(values, mask, basis)
+        basis = torch.linalg.qr(_masked_solve((values * rows).T, (mask * rows).T, projected)).Q
+        projected = _masked_solve(values, mask, basis)
+        residual = float(((projected @ basis.T - values) * mask * rows).norm() / norm)
+        patience = _PATIENCE if residual < (1 - _COMPLETION_GAIN) * last else patience - 1
+        last = residual
+        if patience == 0 or residual < _ROUNDING:
+            break
+    return Completion(basis, projected, known, last)
+
+
+def _masked_solve(values: Tensor, mask: Tensor, factor: Tensor) -> Tensor:
+    """Rows x of the result minimise |mask * (values - x factor^T)| row by row."""
+    r = factor.shape[1]
+    grams = (mask @ (factor[:, :, None] * factor[:, None, :]).reshape(len(factor), -1)).reshape(-1, r, r)
+    ridge = _RIDGE * grams.diagonal(dim1=1, dim2=2).mean().clamp_min(torch.finfo(values.dtype).tiny)
+    grams.diagonal(dim1=1, dim2=2).add_(ridge)
+    solution: Tensor = torch.linalg.solve(grams, (values @ factor)[:, :, None])[:, :, 0]
+    return solution

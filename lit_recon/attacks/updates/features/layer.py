@@ -1,0 +1,221 @@
+"""The wide feature layer and the head behind it as an attacker sees them: public parameters and released gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lit_recon.attacks.updates.features.activations import Activation, activation_of
+from lit_recon.errors import ShapeError, ThreatModelError, UnsupportedModelError
+from lit_recon.models import WideFeatureLayer
+from lit_recon.records import Observation
+
+#: More scattered zeros than this share and a defense has put them there.
+SCATTERED = 0.01
+
+
+@dataclass(frozen=True)
+class LayerGradient:
+    """Layer `h = activation(W x + b)` of `m` neurons on `d` features, and head `A h + c` with `k` outputs.
+
+    Up to one common factor the gradients are sums over examples i with delta_i = dL_i / d logits_i:
+    head `sum_i delta_i h_i^T`, weight `sum_i (A^T delta_i * activation'(z_i)) x_i^T`, bias the same without `x_i`.
+
+    Attributes:
+        weight, bias: `(m, d)`, `(m,)`: W and b.
+        head_weight, head_bias: `(k, m)`, `(k,)`: A and c.
+        weight_gradient, bias_gradient, head_gradient: `(m, d)`, `(m,)`, `(k, m)`.
+        activation: of the neurons.
+        gaussian: `(m,)` bool: neurons whose weights were drawn from N(0, I), independent of everything else.
+        n_examples: batch size.
+        unit: inputs x are known to have unit norm.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    head_weight: Tensor
+    head_bias: Tensor
+    weight_gradient: Tensor
+    bias_gradient: Tensor
+    head_gradient: Tensor
+    activation: Activation
+    gaussian: Tensor
+    n_examples: int
+    unit: bool = True
+
+    def __post_init__(self) -> None:
+        m, d = self.weight.shape
+        k = len(self.head_weight)
+        expected = {
+            "bias": (m,),
+            "head_weight": (k, m),
+            "head_bias": (k,),
+            "weight_gradient": (m, d),
+            "bias_gradient": (m,),
+            "head_gradient": (k, m),
+            "gaussian": (m,),
+        }
+        for name, shape in expected.items():
+            if tuple(getattr(self, name).shape) != shape:
+                raise ShapeError(
+                    f"a layer of weight {m, d} and a head of {k} outputs need {name} {shape}; "
+                    f"got {tuple(getattr(self, name).shape)}"
+                )
+        if not 1 <= self.n_examples <= d:
+            raise UnsupportedModelError(
+                f"features of {self.n_examples} examples cannot be told apart in {d} dimensions: "
+                f"attack batches of at most {d}, or build the model with more features"
+            )
+
+    @property
+    def has_head(self) -> bool:
+        """Whether anything of the head's gradient was released."""
+        return bool(self.head_gradient.any())
+
+    @property
+    def has_weight(self) -> bool:
+        """Whether anything of the layer's own gradient was released."""
+        return bool(self.weight_gradient.any())
+
+    def gaussian_rows(self) -> LayerGradient:
+        """The same layer with only its Gaussian neurons, or with all if it has none."""
+        if self.gaussian.all() or not self.gaussian.any():
+            return self
+        rows = self.gaussian
+        return replace(
+            self,
+            weight=self.weight[rows],
+            bias=self.bias[rows],
+            head_weight=self.head_weight[:, rows],
+            weight_gradient=self.weight_gradient[rows],
+            bias_gradient=self.bias_gradient[rows],
+            head_gradient=self.head_gradient[:, rows],
+            gaussian=rows[rows],
+        )
+
+
+def layer_gradient(observation: Observation) -> LayerGradient:
+    """The wide layer's part of an observation, in double precision on the CPU.
+
+    Raises:
+        UnsupportedModelError: no wide feature layer, no linear head behind it, an activation whose derivatives are not
+            known, or more examples than features.
+        ThreatModelError: neither layer nor head released a gradient.
+    """
+    layer = getattr(observation.model, "feature_layer", None)
+    head = getattr(observation.model, "head", None)
+    if not isinstance(layer, WideFeatureLayer):
+        raise UnsupportedModelError(
+            f"feature recovery reads the gradient of a WideFeatureLayer; {type(observation.model).__name__} has none: "
+            "build the backbone with feature_layer=WideFeatureLayer(...)"
+        )
+    if not isinstance(head, nn.Linear) or "head.weight" not in observation.update:
+        raise UnsupportedModelError(
+            f"feature recovery reads the gradient of the linear head behind the feature layer; "
+            f"{type(observation.model).__name__} has no parameter 'head.weight': keep the head in the shared model"
+        )
+    blocks = [name for name in ("trained", "random") if getattr(layer, name) is not None]
+    public, released = observation.parameters, observation.update
+
+    def stacked(source: dict[str, Tensor], part: str) -> Tensor:
+        return torch.cat([_exact(source[f"feature_layer.{block}.{part}"]) for block in blocks])
+
+    head_weight = _exact(public["head.weight"])
+    seen = LayerGradient(
+        weight=stacked(dict(public), "weight"),
+        bias=stacked(dict(public), "bias"),
+        head_weight=head_weight,
+        head_bias=_exact(public["head.bias"]) if "head.bias" in public else head_weight.new_zeros(len(head_weight)),
+        weight_gradient=stacked(released, "weight"),
+        bias_gradient=stacked(released, "bias"),
+        head_gradient=_exact(released["head.weight"]),
+        activation=activation_of(layer.activation),
+        gaussian=torch.cat([torch.full((len(getattr(layer, name).bias),), name == "random") for name in blocks]),
+        n_examples=observation.n_examples,
+    )
+    if not (seen.has_head or seen.has_weight):
+        raise ThreatModelError(
+            "the gradients of the feature layer and of the head are zero everywhere: they say nothing about features; "
+            "a client that freezes both, or a defense that removes both, leaves nothing to recover"
+        )
+    return seen
+
+
+class ObservedEntries(NamedTuple):
+    """Entries that a sparsifying defense let through, of `layer` `(m, d)` and `head` `(k, m)`; None: it took none."""
+
+    layer: Tensor | None
+    head: Tensor | None
+
+
+def observed_entries(seen: LayerGradient) -> ObservedEntries:
+    """Where the gradients of layer and head were released; every zero is taken for missing if some must be.
+
+    Some zeros come about by themselves: a feature that no example has leaves a column of the layer's gradient, a class
+    without a derivative a row of the head's, and behind a kinked activation a neuron that no example activates leaves
+    its row of the one and its column of the other. Zeros scattered over the rest do not.
+    """
+    layer, head = seen.weight_gradient != 0, seen.head_gradient != 0
+    silent = torch.zeros_like(seen.gaussian)
+    if not seen.activation.smooth:
+        silent = ~layer.any(dim=1) if not seen.has_head else ~(layer.any(dim=1) | head.any(dim=0))
+    return ObservedEntries(
+        layer if _scattered(layer[~silent][:, layer.any(dim=0)]) else None,
+        head if _scattered(head[head.any(dim=1)][:, ~silent]) else None,
+    )
+
+
+def _scattered(nonzero: Tensor) -> bool:
+    return nonzero.numel() - int(nonzero.sum()) > SCATTERED * nonzero.numel()
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().double()
+
+
+#: Noise below this share of the layer's gradient (root mean squares) is rounding, which exact recovery can do with.
+_ROUNDING = 1e-5
+
+
+class GradientNoise(NamedTuple):
+    """Standard deviation of what was added to every entry of the `layer`'s and of the `head`'s gradient."""
+
+    layer: float
+    head: float
+
+    def scales(self, seen: LayerGradient) -> tuple[float, float]:
+        """What to divide squared residuals of head and layer by, to weigh them by noise and have the sum near 1."""
+        n = seen.head_gradient.numel() + seen.weight_gradient.numel()
+        return (self.head**2 * n if seen.has_head else 0.0), self.layer**2 * n
+
+
+def gradient_noise(seen: LayerGradient) -> GradientNoise | None:
+    """The noise in both gradients, or None if there is only rounding.
+
+    Without noise neither gradient has a rank above the batch's size. Whatever lies beyond is noise, of which a matrix
+    of that size has a known share there. Where a head of few classes leaves nothing over, it is taken to be as noisy as
+    the layer.
+
+    Source: the residual variance of a regression on `rank` directions; the leading ones keep their part of the noise.
+    """
+    weight = seen.weight_gradient
+    layer = _beyond(weight, seen.n_examples)
+    if layer is None or layer <= _ROUNDING * float(weight.square().mean().sqrt()):
+        return None
+    released = seen.head_gradient
+    head = _beyond(released, seen.n_examples) if seen.has_head else None
+    return GradientNoise(
+        layer, layer if head is None else max(head, _ROUNDING * float(released.square().mean().sqrt()))
+    )
+
+
+def _beyond(gradient: Tensor, rank: int) -> float | None:
+    """Root mean square of noise in a matrix `(p, q)` of that rank; None where the rank leaves nothing over."""
+    p, q = sorted(gradient.shape)
+    if rank >= p:
+        return None
+    values = torch.linalg.svdvals(gradient)[rank:]
+    return float((values.square().sum() / ((p - rank) * (q - rank))).sqrt())

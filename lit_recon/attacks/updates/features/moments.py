@@ -1,0 +1,252 @@
+"""Hermite moments of a head's gradient: matrices that the features diagonalise, never a tensor of order three.
+
+With Gaussian weights w_j and one number g_j = sum_i r_i s(w_j . x_i) per neuron, Stein's identity makes
+
+    mean_j g_j (w_j w_j^T - I) = sum_i r_i c_2 x_i x_i^T        mean_j g_j H_p(w_j)  = sum_i r_i c_p x_i^(x p)
+
+for m to infinity, with c_p the activation's Hermite coefficients. Third and fourth moments are contracted with vectors
+as they are summed, so that memory stays at one matrix per contraction.
+
+Sources:
+    [Liu2025] Liu, Wang, Chen, Lei; [Wang2023] Wang, Lee, Lei: Reconstructing training data from model gradient,
+    provably; [Zhong2017] Zhong et al.: Recovery guarantees for one-hidden-layer neural networks, algorithm 3.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_recon.attacks.updates.features.activations import Activation, usable_orders
+from lit_recon.errors import UnsupportedModelError
+
+#: Random contractions from which the span is taken when only odd moments are usable.
+_CONTRACTIONS = 4
+#: The shift of the power iteration over the norm of the matrix: both signs of eigenvalues become positive.
+_SHIFT = 3.0
+
+
+def class_combinations(head_gradient: Tensor, n_examples: int) -> Tensor:
+    """At most `n_examples` numbers per neuron, `(q, m)`, that hold all of a head's gradient.
+
+    The combinations of classes are the left singular vectors of the gradient `(k, m)` after centering over neurons.
+    """
+    centered = head_gradient - head_gradient.mean(dim=1, keepdim=True)
+    left, values, _ = torch.linalg.svd(centered, full_matrices=False)
+    kept = int((values[:n_examples] > 1e-6 * values[0]).sum()) if values[0] > 0 else 1
+    combined: Tensor = left[:, :kept].T @ head_gradient
+    return combined
+
+
+def residuals_on(values: Tensor, regressors: Tensor) -> Tensor:
+    """What least squares on a constant and the regressors `(m, p)` leaves of values `(q, m)`: control variates.
+
+    Polynomials of lower degree do not change a Hermite moment, but they carry most of its variance.
+    """
+    design = torch.cat([regressors.new_ones(len(regressors), 1), regressors], dim=1)
+    gram = design.T @ design
+    gram.diagonal().add_(1e-12 * gram.diagonal().mean())
+    left_over: Tensor = values - (torch.linalg.solve(gram, design.T @ values.T)).T @ design.T
+    return left_over
+
+
+def second_moment(values: Tensor, weight: Tensor) -> Tensor:
+    """mean_j g_j H_2(w_j), `(q, d, d)`, for values `(q, m)` and weights `(m, d)`."""
+    m, d = weight.shape
+    moments = torch.stack([(weight * g[:, None]).T @ weight for g in values]) / m
+    return moments - values.mean(dim=1)[:, None, None] * torch.eye(d, dtype=weight.dtype)
+
+
+def third_moment(values: Tensor, weight: Tensor, v: Tensor) -> Tensor:
+    """mean_j g_j H_3(w_j)(I, I, v), `(q, d, d)`.
+
+    H_3(w)(I, I, v) = (w.v) (w w^T - I) - w v^T - v w^T.
+    """
+    mean = values @ weight / len(weight)
+    crossed = mean[:, :, None] * v + v[:, None] * mean[:, None, :]
+    return second_moment(values * (weight @ v), weight) - crossed
+
+
+def fourth_moment(values: Tensor, weight: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """mean_j g_j H_4(u_j)(I, I, v, w), `(q, d, d)`.
+
+    H_4(u)(I, I, v, w) = (uv)(uw) u u^T - (vw) u u^T - (uw)(u v^T + v u^T) - (uv)(u w^T + w u^T) - (uv)(uw) I
+    + (vw) I + v w^T + w v^T.
+    """
+    m = len(weight)
+    along_v, along_w, inner = weight @ v, weight @ w, v @ w
+    weighted = second_moment(values * (along_v * along_w - inner), weight)
+    mean_v, mean_w = (values * along_w) @ weight / m, (values * along_v) @ weight / m
+    crossed = mean_v[:, :, None] * v + v[:, None] * mean_v[:, None, :]
+    crossed = crossed + mean_w[:, :, None] * w + w[:, None] * mean_w[:, None, :]
+    pair = torch.outer(v, w)
+    return weighted - crossed + values.mean(dim=1)[:, None, None] * (pair + pair.T)
+
+
+def moment_span(
+    head_gradient: Tensor,
+    weight: Tensor,
+    activation: Activation,
+    n_examples: int,
+    control_variates: bool = False,
+    iterations: int | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """Approximate span of the features, orthonormal `(d, n)`, from the head's gradient alone.
+
+    The dominant subspace of the squared second moment, or of third moments contracted with random vectors where the
+    second vanishes. Its error is of order sqrt(d / m).
+
+    Args:
+        head_gradient: `(k, m)`.
+        weight: `(m, d)`, rows from N(0, I).
+        activation: of the neurons.
+        n_examples: batch size.
+        control_variates: reduce the variance by regression on constant and weights; the paper does not.
+        iterations: of a power method that never forms a `(d, d)` matrix; None: eigendecomposition.
+        seed: of contractions and of the power method's start.
+
+    Raises:
+        UnsupportedModelError: second and third Hermite coefficient of the activation vanish.
+
+    Source: [Liu2025]; [Wang2023], section 4 and remark 3; the power method is [Zhong2017], algorithm 3.
+    """
+    orders = usable_orders(activation)
+    if not {2, 3} & set(orders):
+        raise UnsupportedModelError(
+            f"the second and third Hermite coefficients of {activation.name} vanish, so that moments of the head's "
+            "gradient do not show the span of the features: use ExactRecovery, which reads it off the layer's own "
+            "gradient"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    values = class_combinations(head_gradient, n_examples)
+    if control_variates:
+        values = residuals_on(values, weight)
+    if 2 not in orders:
+        contracted = [
+            torch.nn.functional.normalize(torch.randn(weight.shape[1], generator=generator, dtype=weight.dtype), dim=0)
+            for _ in range(_CONTRACTIONS)
+        ]
+        moments = torch.cat([third_moment(values, weight, v) for v in contracted])
+    elif iterations is not None:
+        return _power_span(values[0], weight, n_examples, iterations, generator)
+    else:
+        moments = second_moment(values, weight)
+    span: Tensor = torch.linalg.eigh((moments @ moments).sum(dim=0)).eigenvectors.flip(1)[:, :n_examples]
+    return span
+
+
+def _power_span(values: Tensor, weight: Tensor, size: int, iterations: int, generator: torch.Generator) -> Tensor:
+    """Subspace iteration with `shift I + M` and `shift I - M`; the directions of largest |eigenvalue| of both."""
+    m, d = weight.shape
+
+    def moved(vectors: Tensor) -> Tensor:
+        return weight.T @ (values[:, None] * (weight @ vectors)) / m - values.mean() * vectors
+
+    probe = torch.randn(d, 1, generator=generator, dtype=weight.dtype)
+    for _ in range(15):
+        probe = moved(probe / probe.norm())
+    shift = _SHIFT * probe.norm()
+    found, sizes = [], []
+    for sign in (1, -1):
+        basis = torch.linalg.qr(torch.randn(d, size, generator=generator, dtype=weight.dtype)).Q
+        for _ in range(iterations):
+            basis = torch.linalg.qr(shift * basis + sign * moved(basis)).Q
+        values_, rotation = torch.linalg.eigh(basis.T @ moved(basis))
+        found.append(basis @ rotation)
+        sizes.append(values_.abs())
+    kept = torch.cat(sizes).topk(size).indices
+    combined: Tensor = torch.linalg.qr(torch.cat(found, dim=1)[:, kept]).Q
+    return combined
+
+
+def slices(
+    head_gradient: Tensor,
+    projected: Tensor,
+    activation: Activation,
+    n_examples: int,
+    control_variates: bool = True,
+    seed: int = 0,
+) -> Tensor:
+    """Symmetric matrices `(l, r, r)` that are `X diag(.) X^T` up to sampling error, X the projected features.
+
+    All usable orders together: second moments, third moments contracted with unit vectors, fourth moments contracted
+    with random pairs.
+
+    Args:
+        head_gradient: `(k, m)`.
+        projected: `(m, r)`: Gaussian weights in an orthonormal basis of the span.
+        activation: of the neurons.
+        n_examples: batch size.
+        control_variates: regress on polynomials in the projected weights first.
+        seed: of the random pairs.
+
+    Raises:
+        UnsupportedModelError: no usable order.
+    """
+    orders = usable_orders(activation)
+    if not orders:
+        raise UnsupportedModelError(
+            f"Hermite coefficients 2 to 4 of {activation.name} vanish: its moments say nothing about single features"
+        )
+    r = projected.shape[1]
+    # of equal size: a combination that singles out one example may be small
+    values = torch.nn.functional.normalize(class_combinations(head_gradient, n_examples), dim=1)
+    first, higher = values, values
+    if control_variates:
+        i, j = torch.triu_indices(r, r)
+        first = residuals_on(values, projected)
+        higher = residuals_on(values, torch.cat([projected, projected[:, i] * projected[:, j]], dim=1))
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    if 2 in orders:
+        found.append(second_moment(first, projected))
+    if 3 in orders:
+        found += [third_moment(higher, projected, v) for v in torch.eye(r, dtype=projected.dtype)]
+    if 4 in orders:
+        pairs = torch.randn(2 * r, 2, r, generator=generator, dtype=projected.dtype)
+        found += [fourth_moment(higher, projected, *pair) for pair in torch.nn.functional.normalize(pairs, dim=2)]
+    stacked = torch.cat(found)
+    return (stacked + stacked.transpose(1, 2)) / 2
+
+
+#: Between the last direction of the features and the first of rounding, eigenvalues of single-precision gradients fall
+#: by many orders of magnitude; by less, and it is noise.
+GAP = 30.0
+
+
+class FeatureSpan(NamedTuple):
+    """Orthonormal `basis` `(d, r)`, and `gap`: last eigenvalue inside over first outside."""
+
+    basis: Tensor
+    gap: float
+
+
+def weight_span(gradient: Tensor, n_examples: int) -> FeatureSpan:
+    """Row space of a weight gradient `(m, d)`, whose rows are combinations of the examples' features.
+
+    Its dimension is `n_examples`, unless an eigenvalue gap before that says that features coincide or vanish.
+    Exact up to rounding where features are linearly independent; noise of standard deviation s relative to the
+    gradient's root mean square turns it by about `s sqrt(n / m)`.
+
+    Args:
+        gradient: of the layer's weights, without missing entries.
+        n_examples: at most `d`.
+
+    >>> features = torch.eye(8, dtype=torch.float64)[:3]
+    >>> weight_span(torch.rand(20, 3, dtype=torch.float64) @ features, n_examples=3).basis.shape
+    torch.Size([8, 3])
+    """
+    values, vectors = torch.linalg.eigh(gradient.T @ gradient)
+    values = values.flip(0).clamp_min(torch.finfo(values.dtype).eps * values[-1].clamp_min(1e-300))
+    following = torch.cat([values[1:], values[-1:]])
+    falls = values / following
+    size = n_examples
+    if n_examples < len(values) and falls[n_examples - 1] < GAP:
+        # no gap where it should be: an earlier one, down to the rounding floor, says that the rank is smaller
+        earlier = int(falls[:n_examples].argmax()) + 1
+        if falls[earlier - 1] > 1e4 and values[earlier] < 1e-9 * values[0]:
+            size = earlier
+    return FeatureSpan(vectors.flip(1)[:, :size].contiguous(), float(falls[size - 1]))

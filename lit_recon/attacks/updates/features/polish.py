@@ -1,0 +1,247 @@
+"""From a rough start to features that meet the gradient's equations up to rounding.
+
+It needs no span: for gradients so sparse that none can be completed, and for a layer that released no gradient of its
+own.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from torch import Tensor
+
+from lit_recon.attacks.updates.features.equations import FeatureEquations
+from lit_recon.attacks.updates.features.layer import GradientNoise, LayerGradient
+
+#: Damping of Levenberg and Marquardt: where it starts, and beyond what no step is left to take.
+_FIRST, _LAST = 1e-3, 1e9
+#: Steps that gain less than this share of the objective in a row end the search.
+_GAIN, _PATIENCE = 1e-3, 3
+#: Rounds of reweighted least squares behind a kink, and the certificate at which no further one is needed.
+_REWEIGHTINGS, _SETTLED = 10, 1e-6
+
+
+class Polished(NamedTuple):
+    """Coordinates `(n, r)`, loss derivatives `(n, k)` and the sum of relative residuals, the certificate."""
+
+    features: Tensor
+    deltas: Tensor
+    certificate: float
+
+
+def polish(equations: FeatureEquations, start: Tensor, iterations: int = 60) -> Polished:
+    """Levenberg-Marquardt from directions `(n, r)` of unknown sign and order.
+
+    Behind an activation with a kink the layer's gradient jumps where a neuron changes sides, so the search first uses
+    the head's gradient alone, which does not.
+
+    Args:
+        equations: to be met.
+        start: rows of unit norm.
+        iterations: at most so many steps in each of the two stages.
+    """
+    features = with_signs(equations, start)
+    deltas, _ = equations.best_deltas(features)
+    if equations.activation.smooth:
+        features, deltas = _levenberg_marquardt(equations, features, deltas, True, iterations)
+        return Polished(features, deltas, sum(equations.residuals(features, deltas)))
+    features, deltas = _levenberg_marquardt(equations, features, deltas, False, iterations)
+    for _ in range(_REWEIGHTINGS):
+        trusted = equations.with_fixed_sides(features, _trust(equations.weight_errors(features, deltas)))
+        features, deltas = _levenberg_marquardt(trusted, features, deltas, True, iterations)
+        certificate = sum(equations.residuals(features, deltas))
+        if certificate < _SETTLED:
+            break
+    return Polished(features, deltas, certificate)
+
+
+def _trust(errors: Tensor) -> Tensor:
+    """Weights `(m,)` in (0, 1] that decay with a neuron's error: one on the wrong side of its kink must not count."""
+    scale = errors.median() + 1e-9 * errors.max() + torch.finfo(errors.dtype).tiny
+    return scale / (scale + errors)
+
+
+def with_signs(equations: FeatureEquations, start: Tensor) -> Tensor:
+    """Directions with the signs under which the equations are met best.
+
+    The bias sees the constant 1 where the weights see the feature, so a vector q with `P q = g` satisfies `c_i . q = 1`
+    for every example: that settles signs unless the bias gradient is noisy. Then single flips follow while they help.
+    """
+    features = start
+    if equations.bias_known:
+        gradient = equations.gradient * equations.rows[:, None]
+        dual = torch.linalg.lstsq(gradient[:, :-1], gradient[:, -1:]).solution
+        features = torch.where(start @ dual < 0, -start, start)
+    _, best = equations.best_deltas(features)
+    improved = True
+    while improved:
+        improved = False
+        for i in range(len(features)):
+            flipped = features.clone()
+            flipped[i] = -flipped[i]
+            _, objective = equations.best_deltas(flipped)
+            if objective < 0.999 * best:
+                features, best, improved = flipped, objective, True
+    return features
+
+
+def _levenberg_marquardt(
+    equations: FeatureEquations, features: Tensor, deltas: Tensor, weighted: bool, iterations: int
+) -> tuple[Tensor, Tensor]:
+    damping, patience = _FIRST, _PATIENCE
+    system = equations.normal_system(features, deltas, weighted)
+    for _ in range(iterations):
+        step = _damped_step(system.matrix, system.slope, damping)
+        new_features = features - step[: features.numel()].reshape(features.shape)
+        new_deltas = deltas - step[features.numel() :].reshape(deltas.shape)
+        objective = equations.objective(new_features, new_deltas, weighted)
+        gain = 1 - objective / system.objective if system.objective > 0 else 0.0
+        damping = max(damping / 5, 1e-14) if gain > 0 else damping * 4
+        patience = _PATIENCE if gain > _GAIN or gain <= 0 else patience - 1
+        if gain > 0:
+            features, deltas = new_features, new_deltas
+        if patience == 0 or damping > _LAST or objective == 0:
+            break
+        if gain > 0:
+            system = equations.normal_system(features, deltas, weighted)
+    return features, deltas
+
+
+def _damped_step(matrix: Tensor, slope: Tensor, damping: float) -> Tensor:
+    """Solution of the system with its diagonal raised by a factor; none, i.e. zero, if that is not enough."""
+    diagonal = matrix.diagonal()
+    raised = matrix + torch.diag(damping * diagonal + 1e-14 * diagonal.mean())
+    factor, failed = torch.linalg.cholesky_ex(raised)
+    if failed:
+        return torch.zeros_like(slope)
+    solution: Tensor = torch.cholesky_solve(slope[:, None], factor)[:, 0]
+    return solution
+
+
+#: Corrections that L-BFGS remembers, and rounds in which a kinked activation's sides are fixed anew.
+_MEMORY, _ROUNDS = 30, 4
+
+
+class MaskedEquations:
+    """The equations of `FeatureEquations` in all `d` coordinates, on observed entries only.
+
+    Args:
+        seen: layer and head.
+        weight_mask: `(m, d)` observed entries of the layer's gradient; None: all.
+        head_mask: `(k, m)` the same for the head; None: all.
+        noise: in the gradients; residuals are then measured by it, so that their squares add up to about 1. None:
+            each by what was observed of its gradient.
+    """
+
+    def __init__(
+        self,
+        seen: LayerGradient,
+        weight_mask: Tensor | None = None,
+        head_mask: Tensor | None = None,
+        noise: GradientNoise | None = None,
+    ) -> None:
+        self.seen = seen
+        dtype = seen.weight.dtype
+        self.weight_mask = None if weight_mask is None else weight_mask.to(dtype)
+        self.head_mask = None if head_mask is None else head_mask.to(dtype)
+        self._head_square = float(_masked(seen.head_gradient, self.head_mask).square().sum())
+        self._weight_square = float(_masked(seen.weight_gradient, self.weight_mask).square().sum())
+        if noise is not None:
+            self._head_square, self._weight_square = noise.scales(seen)
+
+    def value_and_gradient(
+        self, features: Tensor, deltas: Tensor, sides: Tensor | None = None
+    ) -> tuple[float, float, Tensor, Tensor]:
+        """Squared residuals of head and layer, relative to their scale, and half the derivatives of their sum.
+
+        Args:
+            features: `(n, d)`.
+            deltas: `(n, k)`.
+            sides: `(n, m)` fixed slopes of a ReLU; None: its slopes at `features`.
+        """
+        seen, of = self.seen, self.seen.activation
+        z = features @ seen.weight.T + seen.bias
+        value, slope = (of.value(z), of.slope(z)) if sides is None else (sides * z, sides)
+        pull, push = torch.zeros_like(z), torch.zeros_like(deltas)
+        direct = torch.zeros_like(features)
+        head = weight = 0.0
+        if self._head_square:
+            residual = _masked(deltas.T @ value - seen.head_gradient, self.head_mask)
+            head = float(residual.square().sum()) / self._head_square
+            pull += (deltas @ residual) * slope / self._head_square
+            push += value @ residual.T / self._head_square
+        if self._weight_square:
+            beta = deltas @ seen.head_weight
+            residual = _masked((beta * slope).T @ features - seen.weight_gradient, self.weight_mask)
+            weight = float(residual.square().sum()) / self._weight_square
+            back = features @ residual.T / self._weight_square
+            push += (back * slope) @ seen.head_weight.T
+            direct = (beta * slope) @ residual / self._weight_square
+            if of.smooth:
+                pull += back * beta * of.curvature(z)
+        return head, weight, pull @ seen.weight + direct, push
+
+    def certificate(self, features: Tensor, deltas: Tensor) -> float:
+        """Sum of the relative residuals on what was observed."""
+        head, weight, _, _ = self.value_and_gradient(features, deltas)
+        return float(head**0.5 + weight**0.5)
+
+    def misfit(self, features: Tensor, deltas: Tensor, noise: GradientNoise) -> float:
+        """Root mean square of the head's residual over its noise; of the layer's where the head released nothing."""
+        head, weight, _, _ = self.value_and_gradient(features, deltas)
+        if self._head_square:
+            return float((head * self._head_square / self.seen.head_gradient.numel()) ** 0.5) / noise.head
+        return float((weight * self._weight_square / self.seen.weight_gradient.numel()) ** 0.5) / noise.layer
+
+
+def masked_polish(equations: MaskedEquations, features: Tensor, deltas: Tensor, iterations: int = 300) -> Polished:
+    """L-BFGS from features `(n, d)` and deltas `(n, k)`; the better of start and end by the certificate.
+
+    Features stay of unit norm, as a wide layer makes them: long ones with small deltas are a trap.
+
+    Args:
+        equations: on observed entries.
+        features, deltas: where to start.
+        iterations: in total.
+    """
+    features = torch.nn.functional.normalize(features, dim=1)
+    best = Polished(features, deltas, equations.certificate(features, deltas))
+    of = equations.seen.activation
+    scale = float(features.norm() / deltas.norm().clamp_min(torch.finfo(deltas.dtype).tiny))
+    rounds = 1 if of.smooth else _ROUNDS
+    for _ in range(rounds):
+        sides = None if of.smooth else of.slope(best.features @ equations.seen.weight.T + equations.seen.bias)
+
+        def objective(flat: NDArray[np.float64], sides: Tensor | None = sides) -> tuple[float, NDArray[np.float64]]:
+            x, y = _unpacked(flat, features, deltas, scale)
+            head, weight, along_features, along_deltas = equations.value_and_gradient(x, y, sides)
+            radius = torch.from_numpy(flat[: features.numel()]).view_as(features).norm(dim=1, keepdim=True)
+            along_features = (along_features - (along_features * x).sum(dim=1, keepdim=True) * x) / radius
+            slope = torch.cat([along_features.reshape(-1), along_deltas.reshape(-1) / scale])
+            return head + weight, 2 * slope.numpy()
+
+        start = torch.cat([best.features.reshape(-1), best.deltas.reshape(-1) * scale]).numpy()
+        options = {"maxiter": iterations // rounds, "maxcor": _MEMORY, "ftol": 1e-18, "gtol": 1e-12}
+        found = minimize(objective, start, jac=True, method="L-BFGS-B", options=options)
+        moved = _unpacked(found.x, features, deltas, scale)
+        certificate = equations.certificate(*moved)
+        if certificate >= best.certificate:
+            break
+        best = Polished(*moved, certificate)
+    return best
+
+
+def _masked(values: Tensor, mask: Tensor | None) -> Tensor:
+    return values if mask is None else values * mask
+
+
+def _unpacked(flat: NDArray[np.float64], features: Tensor, deltas: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Features and deltas from L-BFGS's vector, in which both have about the same size."""
+    vector = torch.from_numpy(flat.copy())
+    split = features.numel()
+    unit = torch.nn.functional.normalize(vector[:split].reshape(features.shape), dim=1)
+    return unit, vector[split:].reshape(deltas.shape) / scale

@@ -1,0 +1,72 @@
+"""What every recovery of features takes and returns."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from lit_recon.attacks.updates.features.layer import LayerGradient, layer_gradient
+from lit_recon.records import ForwardOperator, Observation
+
+
+@dataclass(frozen=True)
+class RecoveredFeatures:
+    """Inputs of a wide feature layer, in an order of the recovery's own.
+
+    Attributes:
+        features: `(r, d)`, float64 rows of unit norm; `r` is the batch size unless features coincide.
+        span: `(d, r)` orthonormal: often known better than single features.
+        method: what found them.
+        certificate: sum of the relative residuals of the gradients that the features would have caused; None where the
+            method has none. Needs no truth.
+        exact: the certificate holds.
+        signed: the sign of a feature is known; otherwise feature and mirror image are equally likely.
+        labels: `(r,)` class of each feature, where the method finds it.
+        notes: fall-backs and assumptions.
+    """
+
+    features: Tensor
+    span: Tensor
+    method: str
+    certificate: float | None = None
+    exact: bool = False
+    signed: bool = False
+    labels: Tensor | None = None
+    notes: tuple[str, ...] = ()
+
+
+class FeatureRecovery(ABC):
+    """A way to compute the features of a batch from the gradient of a wide feature layer and its head."""
+
+    #: Whether the sign of a feature is known, but for gradients on which the method has to fall back on another.
+    knows_signs: bool = False
+
+    @final
+    def __call__(self, observation: Observation) -> RecoveredFeatures:
+        """The features that entered `model.feature_layer` after centering, up to order.
+
+        Raises:
+            UnsupportedModelError: no wide feature layer, no head behind it, more examples than features, or an
+                activation that the method cannot use.
+            ThreatModelError: neither feature layer nor head released a gradient.
+        """
+        return self.recover(layer_gradient(observation), observation.operator)
+
+    @final
+    def recover(self, seen: LayerGradient, operator: ForwardOperator | None = None) -> RecoveredFeatures:
+        """The same from a layer's gradient; `operator` is the client's rule, None for one gradient."""
+        found = self.run(seen, operator)
+        notes = found.notes
+        if found.features.shape[0] < seen.n_examples:
+            rank = f"the gradient has rank {found.features.shape[0]} for {seen.n_examples} examples"
+            notes = (*notes, f"{rank}: some features coincide or have no gradient")
+        features = torch.nn.functional.normalize(found.features.detach(), dim=1)
+        return replace(found, features=features, span=found.span.detach(), notes=notes)
+
+    @abstractmethod
+    def run(self, seen: LayerGradient, operator: ForwardOperator | None) -> RecoveredFeatures:
+        """The recovery itself."""

@@ -1,0 +1,1 @@
+"""Gradient matching: an objective, priors, a parametrization, a solver and label recovery."""

@@ -1,0 +1,348 @@
+"""Gradient matching: move candidate images until the update they would cause equals the observed one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lit_recon.attacks.base import Attack
+from lit_recon.attacks.updates.feature_maps.matching import FeatureMapPenalty, MapMatching
+from lit_recon.attacks.updates.features.matching import FeatureMatching, FeaturePenalty
+from lit_recon.attacks.updates.gradient_matching.matching import Compilation, Execution, Matching
+from lit_recon.attacks.updates.gradient_matching.objectives import GlobalCosine, Objective
+from lit_recon.attacks.updates.gradient_matching.parametrizations import Parametrization, Pixels, Variables
+from lit_recon.attacks.updates.gradient_matching.priors import BatchNormPrior, GroupConsistency, Prior, split_priors
+from lit_recon.attacks.updates.gradient_matching.solvers import Adam, Solver, TwoStages
+from lit_recon.attacks.updates.labels.recovery import HeadCounts, LabelRecovery
+from lit_recon.errors import ConfigError
+from lit_recon.records import Observation, Reconstruction
+
+
+@dataclass
+class Problem:
+    """One restart on one victim: its variables, its optimizer, and the best iterate that it has met."""
+
+    observation: Observation
+    labels: Tensor
+    seed: int
+    variables: Variables
+    optimizer: torch.optim.Optimizer
+    feature_penalty: FeaturePenalty | FeatureMapPenalty | None = None
+    condition: Tensor | None = None
+    feature_targets: Tensor | None = None
+    best_loss: float = float("inf")
+    best_matching: float = float("inf")
+    best_images: Tensor | None = None
+    best_labels: Tensor | None = None
+    diverged_at: int | None = None
+    set_aside: bool = False
+    trace: dict[str, list[float]] = field(default_factory=dict)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that changes while the attack runs."""
+        fixed = ("observation", "seed", "optimizer", "feature_penalty", "condition")
+        changing = {name: value for name, value in vars(self).items() if name not in fixed}
+        return {**changing, "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()` of the same problem."""
+        for name, value in state["variables"].items():
+            self.variables[name].data.copy_(value)
+        self.optimizer.load_state_dict(state["optimizer"])
+        device = self.labels.device
+        for name in ("labels", "feature_targets", "best_images", "best_labels"):
+            setattr(self, name, None if state[name] is None else state[name].to(device))
+        for name in ("best_loss", "best_matching", "diverged_at", "set_aside", "trace"):
+            setattr(self, name, state[name])
+
+
+@dataclass
+class MatchingState:
+    """A running attack: its problems (`r` restarts of each victim in turn), the data term, and the step count."""
+
+    problems: list[Problem]
+    matching: Matching
+    notes: list[tuple[str, ...]]
+    step: int = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain tensors and numbers, fit for `torch.save` and `torch.load(weights_only=True)`."""
+        problems = [problem.state_dict() for problem in self.problems]
+        return {"step": self.step, "execution": self.matching.execution, "problems": problems}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()` of an attack with the same settings on the same observations."""
+        self.step, self.matching.execution = state["step"], state["execution"]
+        for problem, saved in zip(self.problems, state["problems"], strict=True):
+            problem.load_state_dict(saved)
+
+    @property
+    def loss(self) -> float:
+        """Mean, over problems that go on, of the lowest loss met so far."""
+        losses = [problem.best_loss for problem in self.problems if not problem.set_aside]
+        return sum(losses) / len(losses)
+
+
+class GradientMatching(Attack):
+    """Minimise objective(update of the candidate, observed update) + priors over candidate images.
+
+    Steppable: `init`, then `step` until `state.step == steps`, then `result`; calling the attack does just that.
+
+    Args:
+        objective: distance between updates.
+        priors: penalties on images or on BatchNorm statistics.
+        parametrization: what is optimised.
+        solver: how it is optimised.
+        labels: how the batch's labels are found.
+        features: features to be recovered from a wide feature layer, or maps from a convolution, and to be matched;
+            default: none.
+        steps: iterations.
+        restarts: independent starts per victim; the one with the least matching loss is returned.
+        keep: return the `last` iterate of a restart, or the `best` one by total loss.
+        execution: problems one after the other (`loop`), together (`vmap`), or whichever is faster (`auto`). The two
+            differ by rounding, and which is faster may depend on the machine: fix one to repeat a run bit by bit.
+        compilation: `torch.compile` mode of the derivative; costs minutes before the first iteration on a CPU.
+        seed: of the first restart; restart i uses `seed + i`.
+        log_every: iterations between two points of the loss curve; default: 200 points a run.
+
+    Source: [Zhu2019], [Geiping2020], [Yin2021], [Liu2025] for the settings under configs/attack.
+    """
+
+    def __init__(
+        self,
+        objective: Objective | None = None,
+        priors: list[Prior | BatchNormPrior] | None = None,
+        parametrization: Parametrization | None = None,
+        solver: Solver | None = None,
+        labels: LabelRecovery | None = None,
+        features: FeatureMatching | MapMatching | None = None,
+        steps: int = 4800,
+        restarts: int = 1,
+        keep: Literal["last", "best"] = "last",
+        execution: Execution = "auto",
+        compilation: Compilation = "none",
+        seed: int = 0,
+        log_every: int | None = None,
+    ) -> None:
+        if steps < 1 or restarts < 1 or (log_every is not None and log_every < 1):
+            raise ConfigError(
+                "GradientMatching needs steps, restarts and log_every of at least 1; "
+                f"got {steps}, {restarts}, {log_every}"
+            )
+        self.objective = objective if objective is not None else GlobalCosine()
+        self.image_priors, self.network_prior = split_priors(priors or [])
+        self.parametrization = parametrization if parametrization is not None else Pixels()
+        self.solver = solver if solver is not None else Adam()
+        schedule, narrows_at = self.solver.schedule, self.parametrization.narrows_at
+        if isinstance(schedule, TwoStages) and schedule.switch != narrows_at:
+            raise ConfigError(
+                f"TwoStages switches at {schedule.switch:g} of the iterations, the parametrization at {narrows_at:g}: "
+                "give both the same share, or another schedule"
+            )
+        self.labels = labels if labels is not None else HeadCounts()
+        self.features = features
+        if features is None and not self.objective.matches:
+            raise ConfigError("FeaturesOnly leaves nothing to be matched: give features, or another objective")
+        if isinstance(features, FeatureMatching) and len(features.weights) > restarts:
+            raise ConfigError(
+                f"every one of the {len(features.weights)} weights of the features needs a restart; got "
+                f"restarts={restarts}: raise restarts, or give fewer weights"
+            )
+        if self.parametrization.conditioned and features is None:
+            raise ConfigError(
+                f"{type(self.parametrization).__name__} with conditioned=true draws from recovered features, but "
+                "this attack recovers none: give it `features`, or set conditioned to false"
+            )
+        self.steps, self.restarts, self.keep, self.seed = steps, restarts, keep, seed
+        self.execution: Execution = "loop" if self.solver.line_search else execution
+        self.compilation: Compilation = compilation
+        self.log_every = log_every if log_every is not None else max(1, steps // 200)
+        grouped = any(isinstance(prior, GroupConsistency) for prior in self.image_priors)
+        if grouped and restarts < 2:
+            raise ConfigError(f"GroupConsistency compares restarts and needs at least 2; got restarts={restarts}")
+        if grouped and self.parametrization.narrows_at < 1:
+            raise ConfigError("GroupConsistency compares restarts, of which this parametrization keeps only the best")
+        if grouped and self.solver.line_search:
+            raise ConfigError("GroupConsistency moves restarts together, which a line search cannot: use Adam")
+
+    @property
+    def recovers_features(self) -> bool:
+        """Whether features of a wide layer are recovered, by which the attack can be scored."""
+        return isinstance(self.features, FeatureMatching)
+
+    def check(self, observations: Sequence[Observation]) -> None:
+        """Refuse observations that lack what the priors need, see `Attack.check`."""
+        super().check(observations)
+        for seen in observations:
+            if self.network_prior is not None:
+                self.network_prior.targets(seen)
+
+    def run(self, observations: Sequence[Observation]) -> list[Reconstruction]:
+        """All iterations at once."""
+        return self.finish(self.init(observations))
+
+    def finish(self, state: MatchingState) -> list[Reconstruction]:
+        """All iterations that are left."""
+        while state.step < self.steps:
+            self.step(state)
+        return self.result(state)
+
+    def init(self, observations: Sequence[Observation]) -> MatchingState:
+        """Fresh candidates for every restart of every victim; labels are recovered here."""
+        problems: list[Problem] = []
+        notes: list[tuple[str, ...]] = []
+        for seen in observations:
+            # the features first: where they cannot be had, another attack may make its own sense of the labels
+            penalty = None if self.features is None else self.features.prepare(seen)
+            labels, remarks = self.labels(seen)
+            notes.append(remarks if penalty is None else (*remarks, *penalty.notes))
+            condition = None if penalty is None or not self.parametrization.conditioned else penalty.condition(labels)
+            for restart in range(self.restarts):
+                seed = self.seed + restart
+                variables = self.parametrization.start(seen, seed, condition)
+                if self.labels.optimised:
+                    generator = torch.Generator().manual_seed(seed)
+                    variables["labels"] = self.labels.initial_logits(seen, generator).to(labels.device)
+                for value in variables.values():
+                    value.requires_grad_()
+                optimizer = self.solver.optimizer(variables)
+                # an image drawn from a feature is to have that very feature
+                own = None if penalty is None else penalty.for_restart(restart)
+                problems.append(Problem(seen, labels, seed, variables, optimizer, own, condition, condition))
+        matching = Matching(
+            [problem.observation for problem in problems],
+            self.objective,
+            self.network_prior,
+            self.labels.optimised,
+            self.execution,
+            self.compilation,
+        )
+        return MatchingState(problems, matching, notes)
+
+    def step(self, state: MatchingState) -> None:
+        """One iteration of every problem."""
+        progress = state.step / self.steps
+        if progress >= self.parametrization.narrows_at:
+            self._narrow(state)
+        going = [i for i, problem in enumerate(state.problems) if not problem.set_aside]
+        joint = None if self.solver.line_search else dict(zip(going, self._evaluate(state, going), strict=True))
+        for i in going:
+            problem = state.problems[i]
+            if problem.diverged_at is not None:
+                continue
+
+            def evaluate(i: int = i) -> Tensor:
+                return joint[i] if joint is not None else self._evaluate(state, [i])[0]
+
+            self.solver.step(problem.optimizer, problem.variables, self.parametrization.signed, progress, evaluate)
+            self.parametrization.project(problem.variables, problem.observation)
+        state.step += 1
+
+    def result(self, state: MatchingState) -> list[Reconstruction]:
+        """The reconstruction of every victim: of its restarts, the one with the least matching loss."""
+        self._evaluate(state, [i for i, problem in enumerate(state.problems) if not problem.set_aside], final=True)
+        results: list[Reconstruction] = []
+        for v, remarks in enumerate(state.notes):
+            restarts = state.problems[v * self.restarts : (v + 1) * self.restarts]
+            chosen = min((p for p in restarts if not p.set_aside), key=lambda problem: problem.best_matching)
+            if chosen.best_images is None or chosen.best_labels is None:
+                raise ConfigError(
+                    "the loss was never finite: lower the solver's learning rate or the weights of the priors"
+                )
+            diverged = [problem.diverged_at for problem in restarts if problem.diverged_at is not None]
+            if diverged:
+                remarks = (
+                    *remarks,
+                    f"{len(diverged)} of {self.restarts} restarts diverged, first at step {min(diverged)}",
+                )
+            images, labels, features = chosen.best_images, chosen.best_labels, None
+            if chosen.feature_penalty is not None:
+                labels, features = chosen.feature_penalty.labels(images, labels), chosen.feature_penalty.features
+                remarks = (*remarks, *chosen.feature_penalty.choice)
+            results.append(Reconstruction(images, labels, chosen.best_matching, chosen.trace, remarks, features))
+        return results
+
+    def _narrow(self, state: MatchingState) -> None:
+        """Set all restarts of every victim aside but the one with the least matching loss so far."""
+        for first in range(0, len(state.problems), self.restarts):
+            restarts = state.problems[first : first + self.restarts]
+            going = [problem for problem in restarts if not problem.set_aside]
+            best = min(going, key=lambda problem: problem.best_matching)
+            for problem in restarts:
+                problem.set_aside = problem is not best
+
+    def _evaluate(self, state: MatchingState, which: Sequence[int], final: bool = False) -> Tensor:
+        """Total losses `(len(which),)` of the current iterates; fills the variables' gradients, notes best iterates."""
+        chosen = [state.problems[i] for i in which]
+        progress = state.step / self.steps
+        for problem in chosen:
+            for name, variable in problem.variables.items():
+                variable.requires_grad_(self.parametrization.moves(name, progress))
+        drawn = torch.stack(
+            [self.parametrization.images(p.variables, p.observation, p.seed, p.condition) for p in chosen]
+        )
+        labels = torch.stack([p.variables["labels"].detach() if self.labels.optimised else p.labels for p in chosen])
+        images = drawn.detach().requires_grad_()
+        evaluation = state.matching(images, labels, which)
+        terms = {"matching": evaluation.matching}
+        if self.network_prior is not None:
+            terms["batch_norm"] = evaluation.penalty
+        for prior in self.image_priors:
+            value = prior(images, chosen[0].observation.normalization, self.restarts, progress)
+            terms[type(prior).__name__] = prior.weight * value
+        if self.features is not None:
+            terms["features"] = torch.stack(
+                [_feature_term(p, image, progress) for p, image in zip(chosen, images, strict=True)]
+            )
+        added = [terms[name] for name in terms if name not in ("matching", "batch_norm")]
+        penalty = sum(added, torch.zeros_like(evaluation.matching))
+        direction = evaluation.images
+        if penalty.requires_grad:
+            direction = direction + torch.autograd.grad(penalty.sum(), images)[0]
+        total = (evaluation.matching + evaluation.penalty + penalty).detach()
+        if not final:
+            for problem in chosen:
+                for variable in problem.variables.values():
+                    variable.grad = None
+            torch.autograd.backward(drawn, direction)
+        finite = torch.isfinite(images.detach()).flatten(1).all(1)
+        rows = torch.stack([total, *(value.detach() for value in terms.values()), finite], dim=1).tolist()
+        for j, problem in enumerate(chosen):
+            if self.labels.optimised and evaluation.labels is not None:
+                problem.variables["labels"].grad = evaluation.labels[j]
+            row = dict(zip(("loss", *terms, "finite"), rows[j], strict=True))
+            self._note(problem, state.step, row, images[j].detach(), labels[j], final)
+        return total
+
+    def _note(
+        self, problem: Problem, step: int, row: dict[str, float], images: Tensor, labels: Tensor, final: bool
+    ) -> None:
+        """Remember the iterate where it is the one to keep, and a point of the loss curve where one is due."""
+        loss, finite = row["loss"], row.pop("finite")
+        if not math.isfinite(loss) or not finite:
+            problem.diverged_at = step if problem.diverged_at is None else problem.diverged_at
+            return
+        if loss < problem.best_loss or (final and self.keep == "last"):
+            problem.best_images = images.clone()
+            problem.best_labels = labels.argmax(-1) if self.labels.optimised else labels
+            problem.best_matching = row["matching"] if self.objective.matches else loss
+        problem.best_loss = min(problem.best_loss, loss)
+        if final or step % self.log_every == 0:
+            for name, value in {"step": float(step), **row}.items():
+                problem.trace.setdefault(name, []).append(value)
+
+
+def _feature_term(problem: Problem, images: Tensor, progress: float) -> Tensor:
+    """The penalty of recovered features; which of them belongs to which candidate is settled when it sets in."""
+    penalty = problem.feature_penalty
+    if penalty is None or progress < penalty.start:
+        return images.new_zeros(())
+    if problem.feature_targets is None:
+        classes = problem.labels if "labels" not in problem.variables else None
+        problem.feature_targets = penalty.targets(images, classes)
+    return penalty.penalty(images, problem.feature_targets)

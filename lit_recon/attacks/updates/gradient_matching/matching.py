@@ -1,0 +1,174 @@
+"""The data term: how far candidates' updates are from the observed ones, and in which direction the images should move.
+
+Problems (restarts of victims) are independent. They run one after the other, which wins for convolutions on a CPU, or
+together under `torch.func.vmap`, which wins where kernels are small; `auto` times both once and keeps the faster.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_recon.attacks.updates.gradient_matching.objectives import Objective, ObservedUpdate
+from lit_recon.attacks.updates.gradient_matching.priors import BatchNormPrior
+from lit_recon.defenses import Batch, at_weights, simulated_gradient
+from lit_recon.records import BatchStatistics, Observation, Update
+
+Execution = Literal["auto", "loop", "vmap"]
+Compilation = Literal["none", "default", "reduce-overhead"]
+
+#: (images, labels, target, known statistics) -> matching loss, penalty, gradients in images and, if soft, in labels.
+Derivative = Callable[..., tuple[Tensor, Tensor, tuple[Tensor, ...]]]
+
+
+class MatchingTerms(NamedTuple):
+    """Of `p` problems: matching loss `(p,)`, weighted BatchNorm penalty `(p,)`, derivatives of their sum."""
+
+    matching: Tensor
+    penalty: Tensor
+    images: Tensor
+    labels: Tensor | None
+
+
+class Matching:
+    """Loss of candidates of `p` problems against their observed updates.
+
+    Args:
+        observations: one per problem; all from one client object, so that model and operator are shared.
+        objective: distance between updates.
+        prior: penalty on BatchNorm statistics, or None.
+        soft_labels: labels are logits `(p, n, k)` to be optimised, not classes `(p, n)`.
+        execution: see the module's text.
+        compilation: `torch.compile` mode of the derivative; `reduce-overhead` uses CUDA graphs on a GPU.
+    """
+
+    def __init__(
+        self,
+        observations: Sequence[Observation],
+        objective: Objective,
+        prior: BatchNormPrior | None,
+        soft_labels: bool = False,
+        execution: Execution = "auto",
+        compilation: Compilation = "none",
+    ) -> None:
+        self.observations, self.objective, self.prior, self.soft = list(observations), objective, prior, soft_labels
+        self.execution: Execution = "loop" if execution == "auto" and len(observations) == 1 else execution
+        by_update = {id(seen.update): ObservedUpdate.of(seen.update) for seen in observations}
+        self._targets = [by_update[id(seen.update)] for seen in observations]
+        self._statistics: list[BatchStatistics] = [prior.targets(seen) if prior else {} for seen in observations]
+        self.compilation: Compilation = compilation
+        self._cache: dict[str, Derivative] = {}
+
+    def __call__(self, images: Tensor, labels: Tensor, which: Sequence[int]) -> MatchingTerms:
+        """Evaluate the problems `which` at images `(len(which), n, c, h, w)` and labels."""
+        if self.execution == "auto":
+            self.execution = self._faster(images, labels, which)
+        return self._together(images, labels, which) if self.execution == "vmap" else self._loop(images, labels, which)
+
+    def _faster(self, images: Tensor, labels: Tensor, which: Sequence[int]) -> Literal["loop", "vmap"]:
+        def seconds(run: Callable[[Tensor, Tensor, Sequence[int]], MatchingTerms]) -> float:
+            best = float("inf")
+            for _ in range(3):
+                start = time.perf_counter()
+                run(images, labels, which)
+                if images.is_cuda:
+                    torch.cuda.synchronize(images.device)
+                best = min(best, time.perf_counter() - start)
+            return best
+
+        return "vmap" if seconds(self._together) < seconds(self._loop) else "loop"
+
+    def _loop(self, images: Tensor, labels: Tensor, which: Sequence[int]) -> MatchingTerms:
+        derivative = self._compiled("loop", self._functional_derivative) or self._eager_derivative
+        parts = []
+        for image, label, i in zip(images, labels, which, strict=True):
+            if self.compilation == "reduce-overhead":  # the next replay overwrites what this one returns
+                torch.compiler.cudagraph_mark_step_begin()
+            matching, penalty, moves = derivative(image, label, self._targets[i], self._statistics[i])
+            if self.compilation == "reduce-overhead":
+                matching, penalty, moves = matching.clone(), penalty.clone(), tuple(move.clone() for move in moves)
+            parts.append((matching, penalty, moves))
+        matching, penalty = torch.stack([part[0] for part in parts]), torch.stack([part[1] for part in parts])
+        gradients = [torch.stack(column) for column in zip(*(part[2] for part in parts), strict=True)]
+        return MatchingTerms(matching, penalty, gradients[0], gradients[1] if self.soft else None)
+
+    def _together(self, images: Tensor, labels: Tensor, which: Sequence[int]) -> MatchingTerms:
+        targets, target_axis = _stacked([self._targets[i] for i in which])
+        known, known_axis = _stacked([self._statistics[i] for i in which])
+        mapped = torch.func.vmap(self._functional_derivative, in_dims=(0, 0, target_axis, known_axis))
+        matching, penalty, gradients = (self._compiled("vmap", mapped) or mapped)(images, labels, targets, known)
+        return MatchingTerms(matching, penalty, gradients[0], gradients[1] if self.soft else None)
+
+    def _compiled(self, form: str, derivative: Derivative) -> Derivative | None:
+        """The compiled derivative, made on first use; None where compilation is off."""
+        if self.compilation == "none":
+            return None
+        if form not in self._cache:
+            mode = None if self.compilation == "default" else self.compilation
+            # Channels-last weight gradients would be read against the grain by the inner products with the target:
+            # on a CPU that costs more than the compiled derivative saves.
+            on_cpu = next(iter(self._targets[0].update.values())).device.type == "cpu"
+            options: dict[str, Any] | None = {"layout_optimization": False} if mode is None and on_cpu else None
+            self._cache[form] = torch.compile(derivative, mode=mode, options=options, fullgraph=True, dynamic=False)
+        return self._cache[form]
+
+    def _loss(
+        self, images: Tensor, labels: Tensor, target: ObservedUpdate, known: BatchStatistics, functional: bool
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        seen = self.observations[0]
+        classes = labels.softmax(-1) if self.soft else labels
+        if self.prior is None and not self.objective.matches:
+            nothing = 0 * (images.sum() + labels.sum())
+            return nothing, (nothing, nothing)
+        if self.prior is None:
+            matching = self.objective(self._update(images, classes, target, functional), target)
+            return matching, (matching, torch.zeros_like(matching))
+        update, statistics = seen.operator.with_statistics(
+            seen.parameters, seen.buffers, images, classes, create_graph=True, functional=functional
+        )
+        if seen.defense is not None:  # it may need gradients of single examples, statistics need the whole batch
+            update = self._update(images, classes, target, functional)
+        matching = self.objective(update, target)
+        penalty = self.prior.weight * self.prior(statistics, known)
+        return matching + penalty, (matching, penalty)
+
+    def _update(self, images: Tensor, classes: Tensor, target: ObservedUpdate, functional: bool) -> Update:
+        """What the client would have released for a candidate, as far as the attacker knows."""
+        seen, candidate = self.observations[0], Batch(images, classes)
+        if seen.defense is None:
+            gradient = at_weights(seen.operator, seen.parameters, seen.buffers)
+            return gradient(candidate, create_graph=True, functional=functional)
+        buffers = seen.defense.simulate_buffers(seen.buffers, target.update, seen.n_examples)
+        gradient = at_weights(seen.operator, seen.parameters, buffers)
+        return simulated_gradient(
+            seen.defense, gradient, candidate, target.update, create_graph=True, functional=functional
+        )
+
+    def _eager_derivative(
+        self, images: Tensor, labels: Tensor, target: ObservedUpdate, known: BatchStatistics
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        leaves = [images.detach().requires_grad_()] + ([labels.detach().requires_grad_()] if self.soft else [])
+        loss, (matching, penalty) = self._loss(leaves[0], leaves[1] if self.soft else labels, target, known, False)
+        return matching.detach(), penalty.detach(), torch.autograd.grad(loss, leaves)
+
+    def _functional_derivative(
+        self, images: Tensor, labels: Tensor, target: ObservedUpdate, known: BatchStatistics
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        def loss(images: Tensor, labels: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            return self._loss(images, labels, target, known, True)
+
+        over = (0, 1) if self.soft else (0,)
+        gradients, (matching, penalty) = torch.func.grad(loss, argnums=over, has_aux=True)(images, labels)
+        return matching, penalty, gradients
+
+
+def _stacked(values: list[Any]) -> tuple[Any, int | None]:
+    """Pytrees of tensors stacked along a new leading axis, or the one they all share, and the axis to map over."""
+    first = values[0]
+    if all(value is first for value in values) or not torch.utils._pytree.tree_leaves(first):
+        return first, None
+    return torch.utils._pytree.tree_map(lambda *parts: torch.stack(parts), *values), 0

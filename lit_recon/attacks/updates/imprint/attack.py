@@ -1,0 +1,222 @@
+"""Robbing the Fed: images are read off the gradient of a block that a malicious server put before the network.
+
+The gradient of that layer's weight is a product, V^T A: of the derivatives V `(n, d)` of every image's loss with
+respect to what the network sees, and of the activations A `(n, m)` of the block's neurons, which the decoded images
+tell. So V is known image by image. Its direction depends on the label, and no clipping of single examples turns it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lit_recon.attacks.base import Attack
+from lit_recon.attacks.updates.imprint.rows import Hits, filled, separate_rows, step_rows, wiener
+from lit_recon.attacks.updates.labels.recovery import HeadCounts, LabelRecovery
+from lit_recon.attacks.updates.linear_layer.first_layer import (
+    assign_labels,
+    derivatives,
+    log_misfit,
+    mean_color,
+    relative_residual,
+    to_inputs,
+    to_pixels,
+)
+from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
+from lit_recon.models.classifiers.imprint import ImprintBlock, find_imprint
+from lit_recon.records import Observation, Reconstruction
+
+#: The best label must explain so much more of a derivative than the second, to be taken for certain.
+CLEARLY = 0.1
+
+
+def labels_told(
+    decoded: Tensor, labels: Tensor, name: str, block: ImprintBlock, seen: Observation
+) -> tuple[Tensor, Tensor]:
+    """Labels to be assigned to images, and what the directions of derivatives say of them.
+
+    Labels that were given are all there are. Counts may be wrong, where a defense has changed the gradient that they
+    were read off: labels that derivatives tell beyond them are added.
+
+    Args:
+        decoded: `(j, c, h, w)` in [0, 1]: decoded images, at most one per bin.
+        labels: `(n,)`, given or counted.
+        name: of the block.
+        block: itself.
+        seen: the observation.
+
+    Returns:
+        Labels `(l,)` with `l >= n`, and costs `(n, l)`: 0 in rows of images whose label is not told for certain.
+    """
+    known = seen.labels is not None
+    classes = labels.unique() if known else torch.arange(seen.n_classes, device=labels.device)
+    explained = _explained(decoded, classes, name, block, seen)
+    best = torch.cat([explained, explained.new_zeros(len(decoded), 1)], dim=1).topk(2, dim=1)
+    certain = best.values[:, 0] - best.values[:, 1] > CLEARLY
+    if not known:
+        told, counted = (
+            torch.bincount(found.cpu(), minlength=seen.n_classes) for found in (best.indices[certain, 0], labels)
+        )
+        labels = torch.cat([labels, classes.repeat_interleave((told - counted).clamp(min=0).to(labels.device))])
+    costs = log_misfit((1 - explained).sqrt())[:, torch.searchsorted(classes, labels).cpu()]
+    evidence = costs.new_zeros(seen.n_examples, len(labels))
+    evidence[: len(decoded)] = torch.where(certain[:, None], costs, 0.0)
+    return labels, evidence
+
+
+def _explained(images: Tensor, classes: Tensor, name: str, block: ImprintBlock, seen: Observation) -> Tensor:
+    """Share `(j, q)` of each image's squared derivative that is as it would be with each of the labels."""
+    if not len(images):
+        return torch.zeros(0, len(classes), dtype=torch.float64)
+    weight, bias = (seen.parameters[f"{name}.measure.{part}"].detach().cpu().double() for part in ("weight", "bias"))
+    active = block.activate(to_inputs(images.double(), seen) @ weight.T + bias)
+    gradient = seen.update[f"{name}.spread.weight"].detach().cpu().double()
+    observed = torch.linalg.lstsq(active.T, gradient.T, driver="gelsd").solution
+    expected = torch.stack(
+        [derivatives(images, label.expand(len(images)), f"{name}.spread.bias", seen) for label in classes], dim=1
+    )
+    cosines: Tensor = torch.nn.functional.cosine_similarity(expected, observed[:, None], dim=2)
+    return cosines.clamp(min=0, max=1).square()
+
+
+#: Correlation above which two neighbouring hits are one image that moved from bin to bin.
+SAME_IMAGE = 0.98
+#: Relative error up to which one image's derivative is taken to be a hit's whole derivative.
+EXPLAINED = 0.02
+#: Absolute values of the functional below which it says nothing of the scale.
+LEAST_FUNCTIONAL = 0.05
+
+
+class RobbingTheFed(Attack):
+    """Decodes the imprint of every image that is alone in its bin; exact without a defense.
+
+    An image adds g x to a row of the weight's gradient and g to that of the bias, hence x is their quotient. Several
+    images in one bin give a weighted mean of them. Where fewer bins are hit than there are images, the rest is
+    returned as the data's mean color; where more, the largest steps of the gradient count.
+
+    Args:
+        labels: how the batch's labels are found; they are assigned to images by what each does to the gradient. Where
+            the layer behind the block's neurons tells the label of a decoded image, it goes before a count.
+        denoise: take away the noise that the gradient shows, by the spectrum of photographs.
+
+    Source: [Fowl2022]; differences of neighbouring rows are here least-squares steps.
+    """
+
+    def __init__(self, labels: LabelRecovery | None = None, denoise: bool = True) -> None:
+        self.labels = labels if labels is not None else HeadCounts()
+        self.denoise = denoise
+        if self.labels.optimised:
+            raise ConfigError("RobbingTheFed cannot optimise labels: use HeadCounts, IDLG or KnownLabels")
+
+    def check(self, observations: Sequence[Observation]) -> None:
+        """Refuse honest servers.
+
+        Raises:
+            ThreatModelError: the server has not modified the model.
+            UnsupportedModelError: it has, but not by an imprint block.
+        """
+        super().check(observations)
+        for seen in observations:
+            if not seen.knowledge.modified_model:
+                raise ThreatModelError(
+                    "RobbingTheFed needs a malicious server that put an imprint block before the network, and "
+                    "knowledge.modified_model is false: modify the model (lit_recon.models.Imprint) and say so, or use "
+                    "an attack of an honest-but-curious server, such as GradientMatching"
+                )
+            _block(seen)
+
+    def run(self, observations: Sequence[Observation]) -> list[Reconstruction]:
+        """One reconstruction per observation."""
+        return [self._decode(seen) for seen in observations]
+
+    def _decode(self, seen: Observation) -> Reconstruction:
+        name, block = _block(seen)
+        weight, bias = (seen.update[f"{name}.measure.{part}"].detach().cpu().double() for part in ("weight", "bias"))
+        # functional and edges are the server's own, whatever clients do to their copy of the model
+        functional, edges = (value.detach().cpu().double() for value in (block.functional, block.edges))
+        sparse = block.activation == "hardtanh"
+        separate = separate_rows if sparse else step_rows
+        hits = separate(torch.cat([weight, bias[:, None]], dim=1), seen.n_examples)
+        found = len(hits.bins)
+        scales = _scales(hits, functional, edges)
+        images = self._images(hits, scales, seen)
+        kept = _one_each(images, hits.bins, seen.n_examples)
+        images, scales, bins = images[kept], scales[kept], hits.bins[kept]
+        images = torch.cat([images, mean_color(seen.n_examples - len(images), seen)])
+        signatures = torch.zeros(seen.n_examples, len(weight), dtype=torch.float64)
+        for signature, which, scale in zip(signatures, bins.tolist(), scales.tolist(), strict=False):
+            signature[slice(which, which + 1) if sparse else slice(0, which + 1)] = scale
+        labels, notes = self.labels(seen)
+        labels, evidence = labels_told(images[: len(bins)], labels, name, block, seen)
+        labels, misfit = assign_labels(images, labels, signatures, f"{name}.measure.bias", seen, evidence)
+        loss = relative_residual(images, labels, seen)
+        alone = int((misfit < EXPLAINED).sum())
+        notes = (*notes, *_notes(found, len(bins), alone, len(edges) - 1, seen.n_examples))
+        return Reconstruction(images.to(seen.update[f"{name}.measure.weight"]), labels, loss, notes=notes)
+
+    def _images(self, hits: Hits, scales: Tensor, seen: Observation) -> Tensor:
+        """One image `(c, h, w)` in [0, 1] per hit."""
+        shape = (-1, *seen.image_shape)
+        inputs = filled((hits.rows[:, :-1] / scales[:, None]).view(shape), hits.known[:, :-1].view(shape))
+        if self.denoise:
+            inputs = wiener(inputs, hits.noise / scales.abs())
+        return to_pixels(inputs, seen).clamp(0, 1)
+
+
+def _block(seen: Observation) -> tuple[str, ImprintBlock]:
+    found = find_imprint(seen.model)
+    if found is None:
+        raise UnsupportedModelError(
+            f"knowledge.modified_model is true, but {type(seen.model).__name__} holds no imprint block: "
+            "put one before it with lit_recon.models.Imprint"
+        )
+    return found
+
+
+def _scales(hits: Hits, functional: Tensor, edges: Tensor) -> Tensor:
+    """How strongly each hit's image enters the gradient, `(j,)`.
+
+    The bias says so. But the functional of the image must lie in the image's bin. Where noise or pruning on that one
+    number contradicts it, the functional, a sum over all pixels, is the better witness.
+    """
+    known = hits.known[:, :-1]
+    share = (known * functional.square()).sum(dim=1) / functional.square().sum()
+    measured = hits.rows[:, :-1] @ functional / share.clamp(min=1e-3)
+    lower, upper = edges[hits.bins], edges[hits.bins + 1]
+    told = hits.rows[:, -1]
+    value = torch.where(told == 0, (lower + upper) / 2, measured / told)
+    inside = torch.minimum(torch.maximum(value, lower), upper)
+    # tolerance: rounding of an image on an edge; near zero the functional tells nothing
+    contradicted = ((value - inside).abs() > 1e-3 * (1 + inside.abs())) | (told == 0)
+    usable = contradicted & (inside.abs() > LEAST_FUNCTIONAL)
+    scales = torch.where(usable, measured / torch.where(usable, inside, 1.0), told)
+    tiny = torch.finfo(scales.dtype).tiny
+    return torch.where(scales.abs() < tiny, tiny, scales)
+
+
+def _one_each(images: Tensor, bins: Tensor, n: int) -> list[int]:
+    """Which hits to return: all if there are no more than `n`, else the largest without repetitions."""
+    if len(images) <= n:
+        return list(range(len(images)))
+    centered = images.flatten(1) - images.flatten(1).mean(dim=1, keepdim=True)
+    directions = torch.nn.functional.normalize(centered, dim=1)
+    same = (directions @ directions.T > SAME_IMAGE) & ((bins[:, None] - bins[None, :]).abs() <= 1)
+    kept: list[int] = []
+    for i in range(len(images)):
+        if not same[i, kept].any():
+            kept.append(i)
+    return kept[:n]
+
+
+def _notes(found: int, kept: int, alone: int, n_bins: int, n: int) -> tuple[str, ...]:
+    notes = [f"imprint: {found} of {n_bins} bins hit by {n} images"]
+    if n_bins > 1 and kept <= n:
+        notes.append(f"imprint: at least {max(0, 2 * kept - n)} and at most {kept} images are alone in their bin")
+    notes.append(f"imprint: {alone} decoded images explain their part of the gradient alone")
+    if found > kept:
+        notes.append(f"imprint: {found - kept} hits left out, repetitions first, then the smallest")
+    if kept < n:
+        notes.append(f"imprint: {n - kept} of {n} images returned as the data's mean color")
+    return tuple(notes)

@@ -1,0 +1,1 @@
+"""Label recovery from the gradient of a classifier's head."""

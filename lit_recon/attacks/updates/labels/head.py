@@ -1,0 +1,130 @@
+"""The classifier's head as an attacker sees it: public parameters, released gradient, and the sign of its inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lit_recon.clients.batch_norm import pure_copy
+from lit_recon.errors import UnsupportedModelError
+from lit_recon.records import Observation
+
+#: Relative rounding error of a single-precision gradient.
+ROUNDING = 6e-8
+
+
+def find_head(model: nn.Module, n_classes: int) -> tuple[str, str | None]:
+    """Parameter names of the head's weight and bias (None without one): the linear layer that returns the logits.
+
+    It is `model.head` if that is linear, else the last linear layer with one output per class.
+
+    Raises:
+        UnsupportedModelError: no such layer.
+    """
+    linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    fitting = [name for name, layer in linear.items() if layer.out_features == n_classes]
+    if not fitting:
+        raise UnsupportedModelError(
+            f"label recovery reads the gradient of the linear layer that returns the {n_classes} logits; "
+            f"{type(model).__name__} has none: reveal the labels and use KnownLabels, or optimise them with JointLabels"
+        )
+    name = "head" if "head" in fitting else fitting[-1]
+    return f"{name}.weight".lstrip("."), None if linear[name].bias is None else f"{name}.bias".lstrip(".")
+
+
+@dataclass(frozen=True)
+class HeadGradient:
+    """Public parameters and released mean gradient of a head that sees inputs h: logits are W h + b.
+
+    Attributes:
+        weight, bias: `(k, d)`, `(k,)`: W and b.
+        weight_gradient, bias_gradient: `(k, d)`, `(k,)`.
+        n_examples: batch size.
+        non_negative: no input is below zero, as behind a ReLU.
+        usual: `(k,)`: mean class probabilities of noise images, before training close to those of any image.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    weight_gradient: Tensor
+    bias_gradient: Tensor
+    n_examples: int
+    non_negative: bool
+    usual: Tensor
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes `k`."""
+        return len(self.weight)
+
+    @property
+    def input_norm(self) -> float:
+        """Rough norm of an input: the gradient of the weights is that of the bias times inputs."""
+        return float(self.weight_gradient.norm() / self.bias_gradient.norm())
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing but rounding was added to the gradient."""
+        return _column_noise(self.weight_gradient) < 10 * ROUNDING * self.weight_gradient.abs().max().item()
+
+    @property
+    def weight_noise(self) -> float:
+        """Standard deviation of the noise on the weights' gradient, whose columns would otherwise add up to zero."""
+        return max(_column_noise(self.weight_gradient), ROUNDING / 3 * self.weight_gradient.abs().max().item())
+
+    @property
+    def bias_noise(self) -> float:
+        """The same for the bias; one sum says little, so noise on the weights counts for the bias, too."""
+        rounding = ROUNDING * self.bias_gradient.abs().max().item()
+        return max(_column_noise(self.bias_gradient[:, None]), rounding, 0.0 if self.clean else self.weight_noise)
+
+
+def head_gradient(observation: Observation) -> HeadGradient:
+    """The head's part of an observation, in double precision on the CPU.
+
+    Raises:
+        UnsupportedModelError: no head, or a head without bias.
+    """
+    weight, bias = find_head(observation.model, observation.n_classes)
+    if bias is None:
+        raise UnsupportedModelError(
+            f"counting labels needs the gradient of the head's bias; layer {weight.rpartition('.')[0]!r} has none: "
+            "attack one image with IDLG, reveal the labels and use KnownLabels, or optimise them with JointLabels"
+        )
+    inputs = _exact(probe_inputs(observation))
+    public = _exact(observation.parameters[weight]), _exact(observation.parameters[bias])
+    return HeadGradient(
+        *public,
+        _exact(observation.update[weight]),
+        _exact(observation.update[bias]),
+        observation.n_examples,
+        non_negative=bool((inputs >= 0).all()),
+        usual=torch.softmax(nn.functional.linear(inputs, *public), dim=1).mean(dim=0),
+    )
+
+
+def probe_inputs(observation: Observation, n_images: int = 16, seed: int = 0) -> Tensor:
+    """What reaches the head `(n_images, d)` when the public model sees noise images, half of them coarse."""
+    weight, _ = find_head(observation.model, observation.n_classes)
+    like = observation.parameters[weight]
+    generator = torch.Generator().manual_seed(seed)
+    channels, *sides = observation.image_shape
+    fine = torch.rand(n_images - n_images // 2, channels, *sides, generator=generator)
+    coarse = torch.rand(n_images // 2, channels, 3, 3, generator=generator)
+    images = torch.cat([fine, nn.functional.interpolate(coarse, size=sides, mode="bilinear")]).to(like)
+    model = pure_copy(observation.model, "eval")
+    seen: list[Tensor] = []
+    model.get_submodule(weight.rpartition(".")[0]).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    with torch.no_grad():
+        torch.func.functional_call(model, {**observation.parameters, **observation.buffers}, (images,))
+    return seen[0]
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().double()
+
+
+def _column_noise(gradient: Tensor) -> float:
+    return (gradient.sum(dim=0).square().mean() / len(gradient)).sqrt().item()

@@ -1,0 +1,167 @@
+"""How an attack comes by the labels of the batch: told, read off the head's gradient, or optimised with the images."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from lit_recon.attacks.updates.labels.counts import LabelCounts, count_labels
+from lit_recon.attacks.updates.labels.head import find_head, head_gradient, probe_inputs
+from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
+from lit_recon.records import Observation
+
+
+class LabelRecovery(ABC):
+    """A way to the labels of a batch. Their order is unknown to any attacker, so they are returned sorted.
+
+    Attributes:
+        optimised: the attack starts from `initial_logits` and optimises label probabilities with the images;
+            the labels that calling returns are placeholders.
+    """
+
+    optimised: bool = False
+
+    @abstractmethod
+    def __call__(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
+        """Labels `(n,)`, ascending int64 on the device of the update, and notes for the reader of the report."""
+
+    def initial_logits(self, observation: Observation, generator: torch.Generator) -> Tensor:
+        """Logits `(n, k)` to start from, where labels are `optimised`.
+
+        Raises:
+            ConfigError: they are not.
+        """
+        raise ConfigError(f"{type(self).__name__} recovers classes and has no logits to optimise: use JointLabels")
+
+
+class KnownLabels(LabelRecovery):
+    """The labels that the observation reveals.
+
+    Raises:
+        ThreatModelError: when called on an observation that reveals none.
+    """
+
+    def __call__(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
+        if observation.labels is None:
+            raise ThreatModelError(
+                "KnownLabels needs an observation with knowledge.labels=true, but this one hides the labels: "
+                "reveal them, or recover them with HeadCounts, IDLG (one image) or JointLabels"
+            )
+        return observation.labels.sort().values, ()
+
+
+class IDLG(LabelRecovery):
+    """The label of one image, exact for an undefended gradient of the cross-entropy.
+
+    The head's bias gradient is p - e_y: negative at the label only. The row c of its weight gradient is (p - e_y)_c
+    times the head's input, and the entries of p - e_y add up to zero; hence with three classes or more the label's row
+    is longer than any other, whatever the sign of the inputs, and with two it is the negative one behind a ReLU.
+
+    Raises:
+        ThreatModelError: more than one image.
+        UnsupportedModelError: no linear head; or neither bias, third class, nor non-negative inputs.
+
+    Source: [Zhao2020], whose rule (inner products of rows, or signs) it restates by norms.
+    """
+
+    def __call__(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
+        if observation.n_examples != 1:
+            raise ThreatModelError(
+                f"IDLG reads the label of one image; this client holds {observation.n_examples}: use HeadCounts"
+            )
+        weight, bias = find_head(observation.model, observation.n_classes)
+        gradient = observation.update[weight if bias is None else bias]
+        label = _label_by_rows(observation, gradient) if bias is None else gradient.argmin()
+        silent = () if gradient.any() else ("labels: the head's gradient is zero, so the label is a guess",)
+        return label.view(1), silent
+
+
+def _label_by_rows(observation: Observation, gradient: Tensor) -> Tensor:
+    if observation.n_classes > 2:
+        longest: Tensor = gradient.norm(dim=1).argmax()
+        return longest
+    if (probe_inputs(observation) < 0).any():
+        raise UnsupportedModelError(
+            "IDLG for two classes needs a head with bias or non-negative inputs (a ReLU before it); this model has "
+            "neither: reveal the labels and use KnownLabels, or optimise them with JointLabels"
+        )
+    return gradient.sum(dim=1).argmin()
+
+
+class HeadCounts(LabelRecovery):
+    """How often each class occurs in the batch, from the head's gradient, the batch size and the public model.
+
+    1. Lower bounds on each count that hold for every batch (see `lower_bounds`); often they leave one possibility.
+    2. Else a search for counts under which some inputs of the head reproduce its whole gradient. With fewer examples
+       than classes (up to 20) these equations are overdetermined: counts that solve them up to rounding are reported
+       as such, and were the true ones in every measurement. The method needs neither public images nor dummy data and
+       holds at any stage of training.
+    3. With more examples: the counts that follow from equal probabilities of all images, if these come out whole
+       (before training); else, as an estimate, those of least residual found, or beyond 64 classes a first guess.
+
+    Exact under an undefended gradient of the mean cross-entropy (BatchNorm in either mode); the notes say which
+    case it was. Added noise is measured, by columns that would otherwise add up to zero, and widens the bounds.
+    Of several local steps the bounds and estimates need the mean gradient (`release="gradient"`), not the difference.
+
+    Args:
+        trials: counts that the search may try; 0.05 to 0.5 seconds each on one core at 10 classes. 0: first guess.
+        seed: of the solvers' starting points.
+
+    Raises:
+        ConfigError: negative `trials`.
+        UnsupportedModelError: when called on a model without a linear head with bias.
+
+    Source: Step 1 extends [Zhao2020] and [Yin2021]. Step 2 replaces the class-wise approximations of [Wainakh2021] and
+    [Ma2023], whose equations it solves for every example instead of for class averages.
+    """
+
+    def __init__(self, trials: int = 120, seed: int = 0) -> None:
+        if trials < 0:
+            raise ConfigError(f"HeadCounts needs trials of at least 0; got {trials}")
+        self.trials, self.seed = trials, seed
+
+    def __call__(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
+        if observation.n_examples == 1:
+            return IDLG()(observation)
+        found = count_labels(head_gradient(observation), self.trials, self.seed)
+        labels = torch.arange(len(found.counts)).repeat_interleave(found.counts)
+        return labels.to(next(iter(observation.update.values())).device), (_note(found),)
+
+
+def _note(found: LabelCounts) -> str:
+    if found.support == "bounds":
+        return "labels: class counts are the only ones within bounds that the head's gradient sets"
+    if found.support == "whole":
+        return "labels: class counts come out whole if the model gives all images the same class probabilities"
+    if found.residual is None:
+        return "labels: class counts estimated from the head's gradient, without a search"
+    if found.support == "explained":
+        return (
+            f"labels: class counts explain the head's gradient up to rounding (relative residual {found.residual:.0e})"
+        )
+    return (
+        f"labels: class counts estimated; the best of {found.trials} tried explain the head's gradient up to a "
+        f"relative residual of {found.residual:.0e}"
+    )
+
+
+class JointLabels(LabelRecovery):
+    """Label probabilities of every image, optimised together with the pixels from logits drawn from N(0, 1).
+
+    Source: [Zhu2019].
+    """
+
+    optimised = True
+
+    def __call__(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
+        device = next(iter(observation.update.values())).device
+        return torch.zeros(observation.n_examples, dtype=torch.int64, device=device), (
+            "labels: optimised together with the images",
+        )
+
+    def initial_logits(self, observation: Observation, generator: torch.Generator) -> Tensor:
+        like = next(iter(observation.update.values()))
+        drawn = torch.randn(observation.n_examples, observation.n_classes, generator=generator, dtype=like.dtype)
+        return drawn.to(like.device)

@@ -1,0 +1,1 @@
+"""Attacks on the gradient of a fully connected first layer."""

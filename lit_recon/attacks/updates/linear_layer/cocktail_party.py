@@ -1,0 +1,142 @@
+"""The Cocktail Party Attack: a first fully connected layer's gradient mixes the batch, source separation unmixes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lit_recon.attacks.base import Attack
+from lit_recon.attacks.updates.labels.recovery import HeadCounts, LabelRecovery
+from lit_recon.attacks.updates.linear_layer.first_layer import first_layer, mean_color, to_inputs, to_pixels
+from lit_recon.attacks.updates.linear_layer.sparse_derivatives import SOLVED, completed, refined
+from lit_recon.attacks.updates.linear_layer.unmixing import Mixtures, UnmixingTerms, mixtures_of, rank, unmix
+from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
+from lit_recon.records import Observation, Reconstruction
+
+
+class CocktailPartyAttack(Attack):
+    """Separates the images that a fully connected first layer has mixed in its gradient.
+
+    Every row of the weight's gradient is a linear mixture of the batch's images, and so is the entry of the bias's
+    gradient of as many ones: that settles scale, sign and brightness of a separated image. Behind a ReLU zeros of
+    derivatives then improve on the separation, and the whole is made consistent with the model, after which it is often
+    exact (see `lit_recon.attacks.updates.linear_layer.sparse_derivatives`).
+
+    Args:
+        terms: what the separated images are wanted to be.
+        steps: of the separation.
+        lr: of the separation.
+        refinements: rounds of consistency with the model; 0 leaves the separation as it is, without zeros either.
+        restarts: independent starts; the one that explains the update best is returned.
+        labels: how the batch's labels are found; they are assigned to images by what each does to the gradient.
+        seed: of the first start; start i uses `seed + i`.
+
+    Raises:
+        ConfigError: a number out of its range, or labels to be optimised.
+
+    Source: [Kariyappa2023]; volume, bounds, the use of the bias, zeros and consistency are not in it.
+    """
+
+    def __init__(
+        self,
+        terms: UnmixingTerms | None = None,
+        steps: int = 1200,
+        lr: float = 0.02,
+        refinements: int = 40,
+        restarts: int = 1,
+        labels: LabelRecovery | None = None,
+        seed: int = 0,
+    ) -> None:
+        if steps < 1 or restarts < 1 or refinements < 0 or lr <= 0:
+            raise ConfigError(
+                "CocktailPartyAttack needs steps and restarts of at least 1, refinements of at least 0 and lr above "
+                f"0; got {steps}, {restarts}, {refinements}, {lr:g}"
+            )
+        self.terms = terms if terms is not None else UnmixingTerms()
+        self.steps, self.lr, self.refinements, self.restarts, self.seed = steps, lr, refinements, restarts, seed
+        self.labels = labels if labels is not None else HeadCounts()
+        if self.labels.optimised:
+            raise ConfigError("CocktailPartyAttack cannot optimise labels: use HeadCounts, IDLG or KnownLabels")
+
+    def check(self, observations: Sequence[Observation]) -> None:
+        """Refuse models that mix something else than images, or too little of it.
+
+        Raises:
+            UnsupportedModelError: no linear layer with bias sees the pixels, or it has fewer neurons than the batch
+                has images.
+            ThreatModelError: a single image, which is not mixed with others.
+        """
+        super().check(observations)
+        for seen in observations:
+            layer = first_layer(seen)
+            if seen.n_examples == 1:
+                raise ThreatModelError(
+                    "CocktailPartyAttack separates the images of a batch, and this client holds one: use "
+                    "AnalyticInversion, which is exact"
+                )
+            if seen.n_examples > min(layer.weight.shape):
+                raise UnsupportedModelError(
+                    f"CocktailPartyAttack needs at least as many neurons and pixels as images; {layer.weight_name} is "
+                    f"{tuple(layer.weight.shape)}, and the client holds {seen.n_examples} images: attack smaller "
+                    "batches or a wider layer"
+                )
+
+    def run(self, observations: Sequence[Observation]) -> list[Reconstruction]:
+        """One reconstruction per observation."""
+        return [self._separate(seen) for seen in observations]
+
+    def _separate(self, seen: Observation) -> Reconstruction:
+        layer = first_layer(seen)
+        labels, notes = self.labels(seen)
+        like = seen.update[layer.weight_name]
+        if rank(torch.cat([layer.weight, layer.bias[:, None]], dim=1)) < 2:
+            images = mean_color(seen.n_examples, seen)
+            nothing = "separation: the first layer's gradient mixes fewer than two images; returned as mean color"
+            return Reconstruction(images.to(like), labels, 1.0, notes=(*notes, nothing))
+        mixtures = mixtures_of(layer.weight, layer.bias, seen.n_examples)
+        missing = seen.n_examples - mixtures.n_sources
+        tried = []
+        for seed in range(self.seed, self.seed + self.restarts):
+            guess = self._images(mixtures, seed, seen)
+            if not torch.isfinite(guess).all():
+                continue
+            guess = torch.cat([guess, mean_color(missing, seen)])
+            rounds = 0 if missing else self.refinements
+            starts = [(guess, 0)]
+            if rounds:
+
+                def separate(rest: Mixtures, attempt: int, seed: int = seed) -> Tensor:
+                    return self._images(rest, seed + attempt, seen)
+
+                improved, proved = completed(guess, labels, layer, seen, separate)
+                starts = [(improved, proved), *starts] if proved else starts
+            for start, proved in starts:
+                tried.append((*refined(start, labels, layer, seen, rounds), proved))
+                if tried[-1][2] < SOLVED:
+                    break
+        if not tried:
+            images = mean_color(seen.n_examples, seen)
+            lost = (
+                "separation: nothing finite came of it, as where a defense left hardly an entry; returned as mean color"
+            )
+            return Reconstruction(images.to(like), labels, 1.0, notes=(*notes, lost))
+        images, labels, loss, curve, proved = min(tried, key=lambda found: found[2])
+        state = "solved up to rounding" if loss < SOLVED else f"left a relative residual of {loss:.0e}"
+        if proved:
+            notes = (*notes, f"separation: derivatives of {proved} of {seen.n_examples} images proved by their zeros")
+        notes = (*notes, f"separation: {state} after {len(curve) - 1} rounds of consistency with the model")
+        if missing:
+            mixed = f"the gradient mixes only {mixtures.n_sources} of {seen.n_examples} images independently"
+            notes = (*notes, f"separation: {mixed}; the others are returned as the data's mean color")
+        trace = {"step": [float(step) for step in range(len(curve))], "loss": curve}
+        return Reconstruction(images.to(like), labels, loss, trace, notes)
+
+    def _images(self, mixtures: Mixtures, seed: int, seen: Observation) -> Tensor:
+        """Separated images `(j, c, h, w)` in [0, 1]."""
+        black, white = (
+            to_inputs(torch.full((1, *seen.image_shape), level, dtype=torch.float64), seen)[0] for level in (0.0, 1.0)
+        )
+        sources, _ = unmix(mixtures, self.terms, seen.image_shape, (black, white), self.steps, self.lr, seed)
+        return to_pixels(sources, seen).clamp(0, 1)

@@ -1,0 +1,249 @@
+"""Behind a ReLU an image's derivatives are zero at every neuron that it leaves inactive, and enough zeros are a proof.
+
+The gradient of a first layer is D^T X, so that the derivatives of each of `n` images lie in the span of its columns,
+which has `n` of the `m` dimensions there are. A vector of that span can be given n - 1 zeros, but not many more unless
+it is the derivative of one image alone. Such vectors are sought near the derivatives that separated images would have
+had. Where all are found D is known, and with it X. Where only some are, a mixture can be made that their images have no
+part in, and the others are separated from that, which is the easier the fewer are left.
+
+The gradient of a first layer is D^T X. From images X follow, through the public model, the derivatives D, and from D by
+least squares images again. Both depend on the images through few things, class probabilities and which neurons are
+active, so that a rough guess gives most entries of D nearly right. Neurons for which it does not are outliers, and the
+least squares are robust against these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from lit_recon.attacks.updates.linear_layer.first_layer import (
+    FirstLayer,
+    assign_labels,
+    derivatives,
+    relative_residual,
+    to_inputs,
+    to_pixels,
+)
+from lit_recon.attacks.updates.linear_layer.unmixing import Mixtures, mixtures_of, rank
+from lit_recon.records import Observation
+
+#: Zeros beyond the number of images that are taken for proof, and what counts as zero, relative to the largest entry.
+EXCESS, ZERO = 8, 1e-4
+#: So many of the zeros that a separated image would have had are needed too: a mixture of two images has about half.
+SHARE = 0.8
+#: Labels that are tried for every image.
+LABELS_TRIED = 2
+#: Iterations of the search for zeros; the width of what is nearly zero, relative to the mean entry, and its decrease.
+ITERATIONS, WIDTH, SHRINKAGE, LEAST_WIDTH = 40, 0.1, 0.6, 1e-6
+#: Numbers of a chunk of searches that run together.
+CHUNK = 2**24
+#: A separation that finds less than this share of the derivatives left is in vain; so many in vain end the search.
+FRUITFUL, PATIENCE = 1 / 8, 2
+#: Cosine above which two directions are one.
+SAME = 1 - 1e-4
+
+
+def completed(
+    guess: Tensor,
+    labels: Tensor,
+    layer: FirstLayer,
+    seen: Observation,
+    separate: Callable[[Mixtures, int], Tensor],
+) -> tuple[Tensor, int]:
+    """Images `(n, c, h, w)` that agree with all derivatives which could be found, and how many these are.
+
+    Args:
+        guess: `(n, c, h, w)` in [0, 1].
+        labels: `(n,)`, in any order.
+        layer: first layer, of rank `n` at least.
+        seen: the observation.
+        separate: images out of mixtures, from a start with this number.
+
+    Source: zeros as proof: Dimitrov et al., SPEAR: Exact Gradient Inversion of Batches in Federated Learning, NeurIPS
+        2024; a search for them in place of samples: Bakarsky et al., SPEAR++: Scaling Gradient Inversion via
+        Sparsely-Used Dictionary Learning, 2025. The start from separated images and the separation of the rest are
+        ours.
+    """
+    n = len(guess)
+    left, values, axes = torch.linalg.svd(torch.cat([layer.weight, layer.bias[:, None]], dim=1), full_matrices=False)
+    span, rows = left[:, :n], values[:n, None] * axes[:n]
+    found, in_vain = _with_zeros(guess, labels, layer, seen, span, span.new_zeros(0, n)), 0
+    if not len(found):
+        return guess, 0
+    candidates = guess
+    while len(found) < n and in_vain < PATIENCE:
+        others = torch.linalg.svd(found, full_matrices=True).Vh[len(found) :]
+        candidates = _images_left(others @ rows, seen, separate, in_vain)
+        before, found = len(found), _with_zeros(candidates, labels, layer, seen, span, found)
+        in_vain = 0 if len(found) - before >= FRUITFUL * (n - before) else in_vain + 1
+    return to_pixels(_inputs(found, candidates, guess, rows, seen), seen).clamp(0, 1), len(found)
+
+
+def _with_zeros(
+    images: Tensor,
+    labels: Tensor,
+    layer: FirstLayer,
+    seen: Observation,
+    span: Tensor,
+    found: Tensor,
+) -> Tensor:
+    """`found` and, below, the coordinates in `span` of further vectors with more zeros than a vector can be given."""
+    n = span.shape[1]
+    # a neuron that no image activates is zero in every direction, and proves nothing
+    reached = (layer.weight != 0).any(dim=1)
+    classes = labels.unique()
+    expected = torch.stack([derivatives(images, c.expand(len(images)), layer.bias_name, seen) for c in classes], dim=1)
+    projected = expected @ span
+    explained = projected.square().sum(dim=2) / expected.square().sum(dim=2).clamp(min=torch.finfo(span.dtype).tiny)
+    # of the neurons that prove anything; the same for all labels
+    expected_zeros = (expected == 0)[:, 0, reached].sum(dim=1)
+    needed = (SHARE * expected_zeros).clamp(min=n + EXCESS)
+    unproved = (expected_zeros >= n) & (projected.square().sum(dim=(1, 2)) > 0)
+    tried = explained.topk(min(LABELS_TRIED, len(classes)), dim=1).indices
+    for choice in tried.T:
+        pending = unproved.nonzero()[:, 0]
+        if not len(pending):
+            break
+        starts = projected[pending, choice[pending]]
+        together = starts.split(max(1, CHUNK // span.numel()))
+        vectors, zeros = map(torch.cat, zip(*(_sparsest(part, span[reached]) for part in together), strict=True))
+        proved = zeros >= needed[pending]
+        unproved[pending[proved]] = False
+        for vector in vectors[proved]:
+            if not ((found @ vector).abs() > SAME).any():
+                found = torch.cat([found, vector[None]])
+    return found[:n]
+
+
+def _sparsest(starts: Tensor, span: Tensor) -> tuple[Tensor, Tensor]:
+    """Unit vectors `(j, n)` near the starts whose images in `span` `(m, n)` have many zeros, and how many.
+
+    Least squares are reweighted so that they minimise the sum of log(|entry|^2 + width^2), with shrinking width.
+    """
+    starts = torch.nn.functional.normalize(starts, dim=1)
+    scale = (starts @ span.T).square().mean(dim=1, keepdim=True).sqrt()
+    vectors, width = starts, WIDTH
+    for _ in range(ITERATIONS):
+        weights = 1 / ((vectors @ span.T).square() + (width * scale).square())
+        system = span.T @ (weights[:, :, None] * span)
+        solved = torch.linalg.solve(system, starts[:, :, None])[:, :, 0]
+        vectors = solved / (solved * starts).sum(dim=1, keepdim=True)
+        width = max(width * SHRINKAGE, LEAST_WIDTH)
+    entries = (vectors @ span.T).abs()
+    zeros = (entries < ZERO * entries.amax(dim=1, keepdim=True)).sum(dim=1)
+    return torch.nn.functional.normalize(vectors, dim=1), zeros
+
+
+def _images_left(rows: Tensor, seen: Observation, separate: Callable[[Mixtures, int], Tensor], attempt: int) -> Tensor:
+    """Images separated from gradient rows that only they have a part in."""
+    if rank(rows) < 2:
+        return to_pixels(rows[:1, :-1] / rows[:1, -1:], seen).clamp(0, 1)
+    return separate(mixtures_of(rows[:, :-1], rows[:, -1], len(rows)), attempt)
+
+
+def _inputs(found: Tensor, candidates: Tensor, guess: Tensor, rows: Tensor, seen: Observation) -> Tensor:
+    """Inputs `(n, d)` that agree with the found derivatives; where some are missing, the nearest to the guess."""
+    if len(found) == len(guess):
+        exact: Tensor = torch.linalg.solve(found.T, rows)
+        return exact[:, :-1] / exact[:, -1:]
+    guessed = torch.cat([to_inputs(guess, seen), guess.new_ones(len(guess), 1)], dim=1)
+    # one row of an unmixing per image; it is orthogonal to the derivatives of all other images
+    unmixing = torch.linalg.lstsq(rows.T, guessed.T).solution.T
+    owners, owned = linear_sum_assignment(-(unmixing @ found.T).abs().numpy())
+    rest = torch.ones(len(guess), dtype=torch.bool)
+    rest[owners] = False
+    lengths = rows.norm(dim=1)
+    kept = []
+    for owner, own in zip(owners, owned, strict=True):
+        others = torch.arange(len(found)) != own
+        constraints = torch.cat([found[others], rows[:, -1:].T]) / lengths
+        aims = torch.zeros(len(constraints), dtype=rows.dtype)
+        aims[-1] = 1
+        start = unmixing[owner] * lengths
+        move = torch.linalg.lstsq(constraints, aims - constraints @ start, driver="gelsd").solution
+        kept.append(((start + move) / lengths) @ rows)
+    left = to_inputs(candidates, seen) if len(candidates) == rest.sum() else guessed[rest, :-1]
+    return torch.cat([torch.stack(kept)[:, :-1], left])
+
+
+#: Relative residual of the gradient below which only rounding is left.
+SOLVED = 1e-6
+#: Relative residual above which images of less residual need not be better ones: the guess is kept.
+CONVINCING = 1e-2
+#: Reweightings of the robust least squares, and the residual, relative to the median, that counts as none.
+REWEIGHTINGS, SMALLEST_RESIDUAL = 15, 1e-3
+
+
+def refined(
+    images: Tensor, labels: Tensor, layer: FirstLayer, seen: Observation, iterations: int
+) -> tuple[Tensor, Tensor, float, list[float]]:
+    """Images and labels that explain the whole update after at most `iterations` rounds, or the guess.
+
+    A round may lower the residual and raise the error: far from the solution, wrong derivatives are explained by wrong
+    images. Only a residual below `CONVINCING` takes the place of the guess.
+
+    Args:
+        images: `(n, c, h, w)` in [0, 1]; a guess.
+        labels: `(n,)`, in any order.
+        layer: first layer.
+        seen: the observation.
+        iterations: at most; 0 only assigns labels.
+
+    Returns:
+        Images in [0, 1], labels in their order, the relative residual of the whole update, and its curve.
+    """
+    separate = _robust_separation(layer, len(images))
+    order = _labelled(images, labels, layer, seen)
+    residual = relative_residual(images, order, seen)
+    guess = best = (images, order, residual)
+    curve = [residual]
+    for _ in range(iterations):
+        if curve[-1] < SOLVED:
+            break
+        inputs = separate(derivatives(images, order, layer.bias_name, seen) / len(images))
+        images = to_pixels(inputs, seen).clamp(0, 1)
+        order = _labelled(images, labels, layer, seen)
+        residual = relative_residual(images, order, seen)
+        curve.append(residual)
+        if residual < best[2]:
+            best = images, order, residual
+    return *(best if best[2] < CONVINCING else guess), curve
+
+
+def _labelled(images: Tensor, labels: Tensor, layer: FirstLayer, seen: Observation) -> Tensor:
+    inputs = to_inputs(images.double(), seen)
+    parts = torch.linalg.lstsq(inputs.T, layer.weight.T, driver="gelsd").solution
+    return assign_labels(images, labels, parts, layer.bias_name, seen)[0]
+
+
+def _robust_separation(layer: FirstLayer, n: int) -> Callable[[Tensor], Tensor]:
+    """A function from derivatives `(n, m)` to inputs `(n, d)` whose mixtures come close to the gradient.
+
+    The sum over neurons of distances, not of their squares, is minimised, by iteratively reweighted least squares.
+    """
+    left, values, right = torch.linalg.svd(torch.cat([layer.weight, layer.bias[:, None]], dim=1), full_matrices=False)
+    left, right = left[:, :n] * values[:n], right[:n]
+    # first axis: along the column of the bias, whose mixtures are of ones
+    ones = right[:, -1]
+    turn = torch.linalg.svd(ones[None], full_matrices=True).Vh
+    target, axes = left @ turn.T, turn @ right
+    scale = (turn @ ones)[0]
+
+    def separate(parts: Tensor) -> Tensor:
+        weights = torch.ones(len(target), dtype=target.dtype)
+        coordinates = torch.zeros(len(parts), target.shape[1], dtype=target.dtype)
+        for _ in range(REWEIGHTINGS):
+            system = (parts * weights).T
+            coordinates = torch.linalg.lstsq(system, target * weights[:, None], driver="gelsd").solution
+            errors = (parts.T @ coordinates - target).norm(dim=1)
+            floor = SMALLEST_RESIDUAL * errors.median() + torch.finfo(errors.dtype).tiny
+            weights = (floor / (errors + floor)).sqrt()
+        coordinates[:, 0] = 1 / scale
+        inputs: Tensor = (coordinates @ axes)[:, :-1]
+        return inputs
+
+    return separate

@@ -1,0 +1,22 @@
+"""Forward operators: what a client computes from its data, and what an attacker sees of it."""
+
+from __future__ import annotations
+
+from lit_recon.clients.aggregate import SecureAggregation, aggregate
+from lit_recon.clients.batch_norm import BatchNormMode
+from lit_recon.clients.client import Client, Rule
+from lit_recon.clients.gradient import GradientOperator
+from lit_recon.clients.local_steps import LocalSteps
+from lit_recon.clients.settings import ClientSettings, LocalTraining
+
+__all__ = [
+    "BatchNormMode",
+    "Client",
+    "ClientSettings",
+    "GradientOperator",
+    "LocalSteps",
+    "LocalTraining",
+    "Rule",
+    "SecureAggregation",
+    "aggregate",
+]

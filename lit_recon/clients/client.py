@@ -1,0 +1,143 @@
+"""A federated client: computes its update from private images, and states what an attacker gets to see of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from lit_recon.clients.batch_norm import BatchNormMode
+from lit_recon.clients.gradient import GradientOperator
+from lit_recon.defenses import Batch, Defense, Stage, at_weights, defended_gradient
+from lit_recon.errors import ConfigError, ShapeError
+from lit_recon.models import Backbone
+from lit_recon.records import ClientUpdate, ForwardOperator, Knowledge, Observation
+
+#: A client's rule for a model and the mode of its BatchNorm layers: `GradientOperator` itself, or a rule of several
+#: steps or of several clients that is built on it.
+Rule = Callable[[Backbone, BatchNormMode], ForwardOperator]
+
+
+class Client:
+    """A client that releases an update of the model which the server sent.
+
+    Args:
+        model: the global model that the server sent; copied, never changed.
+        batch_norm: whether BatchNorm layers run with running (`eval`) or batch statistics (`train`).
+        defense: of the update; default: none.
+        rule: what the client does with its batch, given the model as the defense prepares it; default: one gradient
+            of the mean cross-entropy.
+
+    Raises:
+        UnsupportedModelError: the defense cannot work on this model.
+        ConfigError: the defense acts on gradients of single examples, which the rule does not have.
+    """
+
+    def __init__(
+        self,
+        model: Backbone,
+        batch_norm: BatchNormMode = "eval",
+        defense: Defense | None = None,
+        rule: Rule = GradientOperator,
+    ) -> None:
+        self.defense = defense or Defense()
+        if rule is not GradientOperator and Stage.PER_EXAMPLE in self.defense.stages:
+            raise ConfigError(
+                f"{self.defense} acts on the gradient of every single example, but this client releases the result of "
+                "several steps or the mean of several clients: leave local_steps and n_clients at 1, or take a defense "
+                "of the update, such as GradientClipping with GaussianNoise"
+            )
+        self.model = model = self.defense.prepare(model, batch_norm)
+        self.batch_norm: BatchNormMode = batch_norm
+        self._rule = rule
+        self._operator = rule(model, batch_norm)
+        self._parameters = {name: value.detach() for name, value in model.named_parameters()}
+        self._buffers = dict(model.named_buffers())
+
+    def release(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        generator: torch.Generator | None = None,
+        share_statistics: bool = True,
+    ) -> ClientUpdate:
+        """The update for private images `(n, c, h, w)` in [0, 1] and labels `(n,)`.
+
+        The defense draws its random numbers from `generator`; default: a fresh one with seed 0 at every call. With
+        `share_statistics`, the statistics of the batch at every BatchNorm layer leave the client too, undefended.
+
+        Raises:
+            ShapeError: images of another shape, dtype or range than the model takes, or labels that are no classes.
+        """
+        self._check(images, labels)
+        if share_statistics:
+            update, statistics = self._operator.with_statistics(self._parameters, self._buffers, images, labels)
+        if self.defense.stages or not share_statistics:
+            gradient = at_weights(self._operator, self._parameters, self._buffers)
+            batch, drawn = Batch(images, labels), generator or torch.Generator().manual_seed(0)
+            update = defended_gradient(self.defense, self.model, gradient, batch, drawn)
+        if not share_statistics:
+            return ClientUpdate(update=update, n_examples=len(images))
+        detached = {name: type(layer)(*(part.detach() for part in layer)) for name, layer in statistics.items()}
+        return ClientUpdate(update=update, n_examples=len(images), batch_statistics=detached)
+
+    def observe(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        knowledge: Knowledge | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Observation:
+        """What an attacker with `knowledge` sees of the update that `release` computes.
+
+        With `knowledge.batch_norm == "none"` the running statistics are withheld, and the attacker simulates the client
+        with the statistics of his own candidates.
+        """
+        knowledge = knowledge or Knowledge()
+        released = self.release(images, labels, generator, knowledge.batch_norm == "batch")
+        hidden = knowledge.batch_norm == "none"
+        public = _without_running_statistics(self.model) if hidden else self.model
+        return Observation(
+            model=public,
+            parameters=self._parameters,
+            buffers=dict(public.named_buffers()),
+            operator=self._rule(public, "train") if hidden else self._operator,
+            update=released.update,
+            n_examples=released.n_examples,
+            image_shape=self.model.trunk.image_shape,
+            n_classes=self.model.head.out_features,
+            normalization=self.model.normalization,
+            knowledge=knowledge,
+            labels=labels.clone() if knowledge.labels else None,
+            batch_statistics=released.batch_statistics,
+            defense=self.defense if knowledge.defense else None,
+        )
+
+    def _check(self, images: Tensor, labels: Tensor) -> None:
+        shape, n_classes = self.model.trunk.image_shape, self.model.head.out_features
+        if images.dim() != 4 or tuple(images.shape[1:]) != tuple(shape) or len(images) == 0:
+            raise ShapeError(f"the model takes images (n, {', '.join(map(str, shape))}); got {tuple(images.shape)}")
+        if not torch.is_floating_point(images) or images.amin() < 0 or images.amax() > 1:
+            raise ShapeError(
+                f"images must be float in [0, 1]; got {images.dtype} in [{images.amin():g}, {images.amax():g}]: "
+                "divide uint8 pixels by 255 and leave the normalization to the model"
+            )
+        if labels.shape != (len(images),) or labels.dtype != torch.int64:
+            raise ShapeError(f"labels must be int64 ({len(images)},); got {labels.dtype} {tuple(labels.shape)}")
+        if labels.amin() < 0 or labels.amax() >= n_classes:
+            raise ShapeError(
+                f"labels must lie in 0..{n_classes - 1}; got {int(labels.amin())}..{int(labels.amax())}: "
+                "the checkpoint was trained on another set of classes"
+            )
+
+
+def _without_running_statistics(model: Backbone) -> Backbone:
+    """A copy of the model whose BatchNorm layers have forgotten their running statistics."""
+    public = copy.deepcopy(model)
+    for module in public.modules():
+        if isinstance(module, _BatchNorm):
+            module.reset_running_stats()
+    return public

@@ -1,0 +1,260 @@
+"""The forward operator of a client that trains for several steps before it answers (FedAvg's local training)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lit_recon.clients.batch_norm import BatchNormMode
+from lit_recon.clients.gradient import GradientOperator
+from lit_recon.errors import ConfigError, ShapeError
+from lit_recon.records import BatchStatistics, Update
+
+#: What a client releases of its local training.
+Release = Literal["gradient", "difference"]
+
+
+class _State(NamedTuple):
+    """Weights and velocities of local training."""
+
+    parameters: dict[str, Tensor]
+    velocity: dict[str, Tensor]
+
+
+class LocalSteps:
+    """Weights before minus weights after `steps` steps of SGD on the mean cross-entropy of the client's images.
+
+    Every parameter moves, those that do not require a gradient included: a client returns all that it was sent. The
+    update is `torch.optim.SGD`'s (momentum without dampening, no weight decay), operation by operation.
+
+    Pure and differentiable like `GradientOperator`: an attacker sends candidates through the very same training. The
+    derivative goes through all steps; memory grows with their number unless `checkpointing` keeps only the weights
+    between steps and computes each step once more on the way back. Checkpointed steps are differentiable once, by plain
+    autograd: enough for an attack, too little for the scores of `OptimalGradientNoise` and `OptimalGradientPruning`.
+
+    Args:
+        model: takes images `(n, c, h, w)` in [0, 1] and returns logits `(n, k)`; copied.
+        steps: `t`, at least 1.
+        lr: learning rate.
+        momentum: in [0, 1).
+        layer_lrs: other rates by prefix of parameter names, as in `{"head": 0.01}`; the longest that fits counts.
+        batches: mini-batches of equal size into which the images are cut in order; step i takes number `i % batches`.
+            One: every step sees all images.
+        release: the plain `difference`, or divided per layer by the rate times the sum of the momentum's weights
+            (`gradient`): what a constant gradient would have to be to move the weights as far. With one step that is
+            the gradient itself. The server knows the rates, so that nothing is hidden either way.
+        batch_norm: whether BatchNorm layers use running (`eval`) or batch statistics (`train`). Dropout is off, and
+            running statistics stay as the server sent them.
+        checkpointing: see above.
+
+    Raises:
+        ConfigError: a number out of its range, or a layer without parameters.
+
+    Source: [McMahan2017]; as the target of an attack, [Geiping2020], section 5.2.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        steps: int = 1,
+        lr: float = 0.01,
+        momentum: float = 0.0,
+        layer_lrs: Mapping[str, float] | None = None,
+        batches: int = 1,
+        release: Release = "gradient",
+        batch_norm: BatchNormMode = "eval",
+        checkpointing: bool = False,
+    ) -> None:
+        if steps < 1 or not 1 <= batches <= steps:
+            raise ConfigError(
+                f"LocalSteps needs steps >= 1 and 1 <= batches <= steps, so that every image is used; "
+                f"got steps={steps} and batches={batches}"
+            )
+        if not 0 <= momentum < 1:
+            raise ConfigError(f"LocalSteps needs momentum in [0, 1); got {momentum:g}: the usual value is 0.9")
+        if release not in ("gradient", "difference"):
+            raise ConfigError(f"LocalSteps needs release 'gradient' or 'difference'; got {release!r}")
+        self.steps, self.momentum, self.batches = steps, momentum, batches
+        self.release: Release = release
+        self.checkpointing = checkpointing
+        self.rates = _rates([name for name, _ in model.named_parameters()], lr, dict(layer_lrs or {}))
+        self._gradient = GradientOperator(model, batch_norm)
+        self.batch_norm: BatchNormMode = batch_norm
+
+    def __call__(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        images: Tensor,
+        labels: Tensor,
+        *,
+        create_graph: bool = False,
+        functional: bool = False,
+    ) -> Update:
+        """The update; see `lit_recon.records.ForwardOperator`.
+
+        Raises:
+            ShapeError: the images cannot be cut into mini-batches of equal size.
+            ConfigError: checkpointing together with `functional`.
+        """
+        after = self.train(parameters, buffers, images, labels, create_graph=create_graph, functional=functional)
+        update = {name: before - after[name] for name, before in parameters.items()}
+        if self.release == "difference":
+            return update
+        path = self._path_length()
+        return {name: value / (self.rates[name] * path) for name, value in update.items()}
+
+    def train(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        images: Tensor,
+        labels: Tensor,
+        *,
+        create_graph: bool = False,
+        functional: bool = False,
+    ) -> dict[str, Tensor]:
+        """The weights after local training."""
+        size = self._batch_size(len(images))
+        if functional and self.checkpointing:
+            raise ConfigError(
+                "checkpointed local steps are differentiated by plain autograd: attack with execution: loop and "
+                "compilation: none, or set checkpointing to false"
+            )
+        # weights are constants of an eager derivative, as in GradientOperator
+        start_weights = parameters if functional else {name: value.detach() for name, value in parameters.items()}
+        state = _State(dict(start_weights), {})
+        for step in range(self.steps):
+            start = step % self.batches * size
+            batch = images[start : start + size], labels[start : start + size]
+            if self.checkpointing and create_graph:
+                state = self._checkpointed(state, buffers, *batch)
+            else:
+                state = self._step(state, buffers, *batch, create_graph, functional)
+        return state.parameters
+
+    def with_statistics(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        images: Tensor,
+        labels: Tensor,
+        *,
+        create_graph: bool = False,
+        functional: bool = False,
+    ) -> tuple[Update, BatchStatistics]:
+        """The update, and the statistics of all images at the weights that the server sent; one more gradient."""
+        options = {"create_graph": create_graph, "functional": functional}
+        _, statistics = self._gradient.with_statistics(parameters, buffers, images, labels, **options)
+        return self(parameters, buffers, images, labels, **options), statistics
+
+    def _step(
+        self,
+        state: _State,
+        buffers: Mapping[str, Tensor],
+        images: Tensor,
+        labels: Tensor,
+        create_graph: bool,
+        functional: bool,
+    ) -> _State:
+        if functional:
+            gradient = self._gradient(state.parameters, buffers, images, labels, functional=True)
+        else:
+            gradient = self._eager_gradient(state.parameters, buffers, images, labels, create_graph)
+        velocity = gradient
+        if self.momentum and state.velocity:
+            # not one fused operation: the rounding of torch.optim.SGD
+            velocity = {name: state.velocity[name] * self.momentum + value for name, value in gradient.items()}
+        moved = {name: torch.add(p, velocity[name], alpha=-self.rates[name]) for name, p in state.parameters.items()}
+        return _State(moved, velocity if self.momentum else {})
+
+    def _eager_gradient(
+        self,
+        parameters: dict[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        images: Tensor,
+        labels: Tensor,
+        create_graph: bool,
+    ) -> Update:
+        """As `GradientOperator`, but weights that depend on earlier steps stay connected to them."""
+        inputs = {name: p if p.requires_grad else p.detach().requires_grad_() for name, p in parameters.items()}
+        with torch.enable_grad():
+            loss = self._gradient.loss(inputs, buffers, images, labels)
+        gradients = torch.autograd.grad(loss, list(inputs.values()), create_graph=create_graph)
+        return dict(zip(inputs, gradients, strict=True))
+
+    def _checkpointed(self, state: _State, buffers: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> _State:
+        names, velocities = list(state.parameters), list(state.velocity)
+
+        def step(images: Tensor, labels: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+            before = _State(
+                dict(zip(names, weights, strict=False)), dict(zip(velocities, weights[len(names) :], strict=True))
+            )
+            after = self._step(before, buffers, images, labels, torch.is_grad_enabled(), False)
+            return (*after.parameters.values(), *after.velocity.values())
+
+        weights = (*state.parameters.values(), *state.velocity.values())
+        recomputed: Any = _Recomputed.apply  # untyped in PyTorch
+        results: tuple[Tensor, ...] = recomputed(step, images, labels, *weights)
+        return _State(dict(zip(names, results, strict=False)), dict(zip(names, results[len(names) :], strict=False)))
+
+    def _batch_size(self, n: int) -> int:
+        if n == 0 or n % self.batches:
+            raise ShapeError(
+                f"{n} images cannot be cut into batches={self.batches} mini-batches of equal size: "
+                f"take a multiple of {self.batches} images, or set batches to 1"
+            )
+        return n // self.batches
+
+    def _path_length(self) -> float:
+        """Steps of length one that a constant gradient of one makes: sum over steps s of 1 + m + ... + m^s."""
+        return sum(self.momentum**i for step in range(self.steps) for i in range(step + 1))
+
+
+class _Recomputed(torch.autograd.Function):
+    """A function of tensors that keeps its inputs only and runs again when its derivative is asked for.
+
+    `torch.utils.checkpoint` cannot serve: the gradient that is taken within a step would make it recompute on the way
+    forward too.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, function: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.function = function
+        ctx.save_for_backward(*inputs)
+        results: tuple[Tensor, ...] = function(*inputs)
+        return results
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        needed = ctx.needs_input_grad[1:]
+        inputs = [value.detach().requires_grad_(flag) for value, flag in zip(ctx.saved_tensors, needed, strict=True)]
+        with torch.enable_grad():
+            results = ctx.function(*inputs)
+        wanted = [value for value, flag in zip(inputs, needed, strict=True) if flag]
+        found = iter(torch.autograd.grad(results, wanted, gradients, allow_unused=True))
+        return (None, *(next(found) if flag else None for flag in needed))
+
+
+def _rates(names: list[str], lr: float, layer_lrs: dict[str, float]) -> dict[str, float]:
+    """Learning rate by parameter name.
+
+    Raises:
+        ConfigError: a rate that is not positive, or a prefix that no parameter has.
+    """
+    for prefix, rate in (("all layers", lr), *layer_lrs.items()):
+        if not 0 < rate < float("inf"):
+            raise ConfigError(f"LocalSteps needs a positive, finite learning rate for {prefix}; got {rate:g}")
+    unused = [prefix for prefix in layer_lrs if not any(_belongs(name, prefix) for name in names)]
+    if unused:
+        raise ConfigError(f"layer_lrs names {unused}, but no parameter begins so; parameters are {names}")
+    fitting = {name: [prefix for prefix in layer_lrs if _belongs(name, prefix)] for name in names}
+    return {name: layer_lrs[max(prefixes, key=len)] if prefixes else lr for name, prefixes in fitting.items()}
+
+
+def _belongs(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(f"{prefix}.")

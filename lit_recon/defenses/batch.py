@@ -1,0 +1,138 @@
+"""Training on mixtures of images."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lit_recon.defenses.base import Batch, BatchNormMode, Defense, Stage, checked, checked_finite
+from lit_recon.defenses.vectors import uniform_like
+from lit_recon.errors import ConfigError, UnsupportedModelError
+from lit_recon.models import Backbone
+from lit_recon.records import Update
+
+
+class MixUp(Defense):
+    """Replaces every image and its label by a mixture with another of the batch, before any gradient.
+
+    `l x_i + (1 - l) x_p(i)`, the labels as probabilities alike, with one weight `l` from Beta(alpha, alpha) and one
+    permutation `p` per batch: one `randint` that seeds NumPy's Beta, then one `randperm`. An `alpha` of 0 is the
+    identity, for which Beta's limit gives weights 0 and 1 only. A batch of one image stays as it is.
+
+    Every image takes part in two mixtures: followed by `DPSGD`, replacing one image changes two of the clipped
+    gradients instead of one, which no accountant knows by itself.
+
+    The attacker's counterpart is the identity: what he reconstructs are the mixtures, with probabilities as labels.
+
+    Args:
+        alpha: concentration; 1 gives uniform weights, more gives weights near one half.
+
+    Source: [Zhang2018], eq. 1 and its reference code.
+    """
+
+    stages = (Stage.BATCH,)
+
+    def __init__(self, alpha: float = 0.0) -> None:
+        self.alpha = checked_finite(self, "alpha", alpha)
+
+    def transform_batch(self, batch: Batch, model: Backbone, generator: torch.Generator) -> Batch:
+        if self.alpha == 0:
+            return batch
+        device = generator.device
+        seed = int(torch.randint(2**62, (), generator=generator, device=device))
+        weight = float(np.random.default_rng(seed).beta(self.alpha, self.alpha))
+        partner = torch.randperm(len(batch.images), generator=generator, device=device).to(batch.images.device)
+
+        def mixed(values: Tensor) -> Tensor:
+            return weight * values + (1 - weight) * values[partner]
+
+        labels = batch.labels
+        if labels.dim() == 1:
+            labels = nn.functional.one_hot(labels, model.n_classes).to(batch.images.dtype)
+        return batch._replace(images=mixed(batch.images), labels=mixed(labels))
+
+
+_MASK = "dropout_mask"
+
+
+class NetworkDropout(Defense):
+    """Sets inputs of linear layers to zero with probability `rate`, independently per example, in the forward pass.
+
+    Inputs that stay are divided by `1 - rate`, as in `torch.nn.Dropout`. The masks are drawn once per release, one
+    `rand` of `(n, features)` per layer, and are the same for every gradient taken of the batch. A rate of 0 is the
+    identity.
+
+    `prepare` gives the layers a buffer, by default all ones: the network without dropout, which is evaluated, and which
+    an attacker simulates who does not know the defense. One who knows it reads the mask off the layer's gradient: a
+    column that is zero belongs to an input that no example used. For one example that is the whole mask; for `n` he
+    sets the other inputs to their expectation, `1 / (1 - rate^n)`.
+
+    Args:
+        rate: probability that an input is dropped, in [0, 0.999].
+        layers: names of linear layers.
+
+    Raises:
+        ConfigError: a rate outside its range, or no layer.
+
+    Source: [Srivastava2014]; as a defense, [Zhu2019] and [Huang2021].
+    """
+
+    stages = (Stage.BATCH,)
+
+    def __init__(self, rate: float = 0.0, layers: Sequence[str] = ("head",)) -> None:
+        self.rate = checked(self, "rate", rate, high=0.999)
+        self.layers = list(layers)
+        if not self.layers:
+            raise ConfigError("NetworkDropout needs at least one layer, for example layers: [head]")
+
+    def prepare(self, model: Backbone, batch_norm: BatchNormMode = "eval") -> Backbone:
+        """A copy of the model with a mask before every layer.
+
+        Raises:
+            UnsupportedModelError: no linear layer of that name.
+            ConfigError: the layer has dropout already.
+        """
+        prepared = copy.deepcopy(model)
+        modules = dict(prepared.named_modules())
+        for name in self.layers:
+            layer = modules.get(name)
+            if not isinstance(layer, nn.Linear):
+                linear = [other for other, module in modules.items() if isinstance(module, nn.Linear)]
+                raise UnsupportedModelError(f"NetworkDropout needs a linear layer {name!r}; the model has {linear}")
+            if hasattr(layer, _MASK):
+                raise ConfigError(f"layer {name!r} has dropout already: name it once, with one rate")
+            layer.register_buffer(_MASK, layer.weight.new_ones(1, layer.in_features), persistent=False)
+            layer.register_forward_pre_hook(_masked)
+        return prepared
+
+    def transform_batch(self, batch: Batch, model: Backbone, generator: torch.Generator) -> Batch:
+        if self.rate == 0:
+            return batch
+        masks = dict(batch.masks)
+        for name in self.layers:
+            ones = model.get_buffer(f"{name}.{_MASK}").expand(len(batch.images), -1)
+            kept = uniform_like(ones, generator) >= self.rate
+            masks[f"{name}.{_MASK}"] = kept.to(ones.dtype) / (1 - self.rate)
+        return batch._replace(masks=masks)
+
+    def simulate_buffers(
+        self, buffers: Mapping[str, Tensor], observed: Update, n_examples: int
+    ) -> Mapping[str, Tensor]:
+        if self.rate == 0:
+            return buffers
+        expectation = 1 / (1 - self.rate**n_examples)
+        used = {name: (observed[f"{name}.weight"] != 0).any(dim=0, keepdim=True) for name in self.layers}
+        masks = {
+            f"{name}.{_MASK}": seen.to(observed[f"{name}.weight"].dtype) * expectation for name, seen in used.items()
+        }
+        return {**buffers, **masks}
+
+
+def _masked(layer: nn.Module, inputs: tuple[Any, ...]) -> Tensor:
+    masked: Tensor = inputs[0] * layer.get_buffer(_MASK)
+    return masked

@@ -1,0 +1,1 @@
+"""The experiments behind the commands, one package each."""

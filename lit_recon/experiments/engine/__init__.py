@@ -1,0 +1,1 @@
+"""Pieces of work in resumable folders."""

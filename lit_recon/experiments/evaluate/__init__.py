@@ -1,0 +1,1 @@
+"""`attack.py evaluate`: defenses judged by the strongest attack at equal utility."""

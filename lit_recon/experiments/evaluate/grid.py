@@ -1,0 +1,242 @@
+"""From the configuration of an evaluation to its cells: attacks, trainings of backbones and of generators."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from lit_recon.errors import ConfigError, MissingDataError
+from lit_recon.experiments.evaluate.judgement import NO_DEFENSE
+from lit_recon.experiments.evaluate.settings import DefenseFamily, EvaluateSettings, GridAttack
+from lit_recon.reporting.settings import parse_settings
+
+#: What the grid says for all its cells; an attack's own configuration has no say in it.
+_COMMON = ("data", "backbone", "client", "victims", "trainer", "lpips", "seed")
+#: Settings of a backbone that a training does not have.
+_NO_TRAINING = ("checkpoint", "cache")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a grid.
+
+    Attributes:
+        kind: an attack, a training that measures the defense's price, or that of a generator which attacks draw from.
+        folder: of the run, below that of the grid; it names a hash of the settings, so that a cell whose settings
+            change is another cell.
+        settings: of the run, nested.
+        defense: name of the family, or `none`.
+        strength: of the defense; None without one.
+        attack: name; empty for a training.
+        aware: the attacker knows the defense; None where there is none to know.
+        batch_size: images per client; 0 for a training.
+        paper: printed figure.
+        generator: folder of the cell that trains the attack's generator, if one does.
+    """
+
+    kind: Literal["attack", "utility", "generator"]
+    folder: str
+    settings: dict[str, Any]
+    defense: str
+    strength: float | None
+    attack: str = ""
+    aware: bool | None = None
+    batch_size: int = 0
+    paper: float | str | None = None
+    generator: str = ""
+
+    def describe(self) -> str:
+        """The cell in words."""
+        if self.kind == "generator":
+            return f"generator {Path(self.folder).name.rpartition('-')[0]}"
+        defense = self.defense if self.strength is None else f"{self.defense} {self.strength:g}"
+        if self.kind == "utility":
+            return f"training under {defense}"
+        known = " (defense unknown)" if self.aware is False else ""
+        return f"{defense}, {self.attack}{known}, batch {self.batch_size}"
+
+    def entry(self) -> dict[str, Any]:
+        """What the page of the grid needs to know."""
+        names = ("kind", "folder", "defense", "strength", "attack", "aware", "batch_size", "paper")
+        return {name: getattr(self, name) for name in names}
+
+
+def build_cells(settings: EvaluateSettings, own: Mapping[str, Any]) -> list[Cell]:
+    """All cells: generators first, which attacks wait for, then trainings, as figures without their price mean little.
+
+    Args:
+        settings: of the evaluation.
+        own: the same, as the nested mapping that its configuration file would hold.
+
+    Raises:
+        MissingDataError: an attack's configuration file is not there.
+        ConfigError, CorruptFileError: or is not one.
+    """
+    common = {key: own[key] for key in _COMMON}
+    rows = list(_rows(settings.defenses))
+    trainings = [] if settings.utility is None else [_training(common, settings.utility, row) for row in rows]
+    knowledge = own.get("knowledge")
+    generators = {
+        name: _generator(attack.generator, common)
+        for name, attack in settings.attacks.items()
+        if attack.generator is not None
+    }
+    entrants = [
+        _Entrant(name, aware, merged(_base(attack, common, knowledge), attack.settings), generators.get(name))
+        for name, attack in settings.attacks.items()
+        for aware in ((True, False) if settings.aware == "both" else (settings.aware,))
+    ]
+    attacks = [
+        _attack(entrant, row, size, settings)
+        for row in rows
+        for entrant in entrants
+        # without a defense there is nothing to know: one cell will do
+        if row.defense != NO_DEFENSE or entrant.aware == entrants[0].aware
+        for size in settings.batch_sizes
+    ]
+    once = {cell.folder: cell for cell in generators.values()}
+    return [*once.values(), *trainings, *attacks]
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings with those of `above` in the places that it names; another class takes none of the old arguments.
+
+    >>> merged({"a": {"x": 1, "y": 2}, "b": 3}, {"a": {"x": 7}})
+    {'a': {'x': 7, 'y': 2}, 'b': 3}
+    """
+    result = dict(below)
+    for key, value in above.items():
+        old = result.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            same = value.get("class_path", old.get("class_path")) == old.get("class_path")
+            result[key] = merged(old, value) if same else value
+        else:
+            result[key] = value
+    return result
+
+
+def nested(key: str, value: object) -> dict[str, Any]:
+    """The mapping in which a dotted key leads to a value.
+
+    >>> nested("defense.init_args.std", 0.1)
+    {'defense': {'init_args': {'std': 0.1}}}
+    """
+    first, _, rest = key.partition(".")
+    return {first: nested(rest, value) if rest else value}
+
+
+def network_in_words(backbone: Mapping[str, Any]) -> str:
+    """A network of an attack's own, for the tables.
+
+    >>> network_in_words({"trunk": {"class_path": "lit_recon.models.MLP", "init_args": {"hidden": [64]}}, "epochs": 3})
+    'its own MLP(hidden=[64])'
+    """
+    trunk, wide = (backbone.get(key) for key in ("trunk", "feature_layer"))
+    if backbone.get("checkpoint"):
+        return f"its own {backbone['checkpoint']}"
+    name = _in_words(trunk) if isinstance(trunk, Mapping) else "ResNet18"
+    return f"its own {name}" + (f" with {_in_words(wide)}" if isinstance(wide, Mapping) else "")
+
+
+def _in_words(spec: Mapping[str, Any]) -> str:
+    given = spec.get("init_args") or {}
+    inside = ", ".join(f"{key}={value}" for key, value in given.items())
+    return f"{str(spec['class_path']).rpartition('.')[2]}({inside})"
+
+
+class _Row(NamedTuple):
+    """A defense at one strength, the strength's place among the others, and the settings that it comes to."""
+
+    defense: str
+    strength: float | None
+    position: int
+    settings: dict[str, Any]
+
+
+class _Entrant(NamedTuple):
+    """An attack, whether it knows the defense, its settings on the grid's victims, and its generator's training."""
+
+    attack: str
+    aware: bool
+    settings: dict[str, Any]
+    generator: Cell | None
+
+
+def _rows(families: Mapping[str, DefenseFamily]) -> Iterator[_Row]:
+    """Every defense at every strength; first of none."""
+    if NO_DEFENSE in families:
+        raise ConfigError(f"no defense is always part of the grid: leave {NO_DEFENSE!r} out of `defenses`")
+    yield _Row(NO_DEFENSE, None, 0, {})
+    for name, family in families.items():
+        for position, value in enumerate(family.values):
+            yield _Row(name, value, position, merged(family.settings, nested(family.strength, _number(value))))
+
+
+def _training(common: Mapping[str, Any], utility: Mapping[str, Any], row: _Row) -> Cell:
+    backbone = {key: value for key, value in common["backbone"].items() if key not in _NO_TRAINING}
+    shared = {key: common[key] for key in ("data", "trainer", "seed")}
+    settings = {**shared, **merged(backbone, utility), "wandb": {"mode": "disabled"}}
+    # of a client's settings a training has the local steps
+    client = {key: value for key, value in row.settings.get("client", {}).items() if key == "local_steps"}
+    defense = {key: value for key, value in row.settings.items() if key == "defense"}
+    settings = merged(settings, {**defense, **client})
+    folder = _folder(f"utility/{_name(row)}", settings)
+    return Cell("utility", folder, settings, row.defense, row.strength)
+
+
+def _generator(path: Path, common: Mapping[str, Any]) -> Cell:
+    """The training of a generator on the grid's data."""
+    shared = {key: common[key] for key in ("data", "trainer")}
+    settings = {**_of_file(path), **shared, "wandb": {"mode": "disabled"}}
+    return Cell("generator", _folder(f"generators/{path.stem}", settings), settings, NO_DEFENSE, None)
+
+
+def _base(attack: GridAttack, common: Mapping[str, Any], knowledge: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What the attack's file says, but for what the grid says itself."""
+    own = _of_file(attack.config)
+    known = knowledge if knowledge is not None else own.get("knowledge", {})
+    return {**own, **common, "knowledge": known, "wandb": {"mode": "disabled"}}
+
+
+def _of_file(path: Path) -> dict[str, Any]:
+    """The settings of another command's file that a cell may take over."""
+    if not path.is_file():
+        raise MissingDataError(f"there is no configuration {path}: give a path that starts at {Path.cwd()}")
+    file = parse_settings(path.read_text(encoding="utf-8"), path)
+    return {key: value for key, value in file.items() if key not in ("name", "out", "overwrite", "paper", "wandb")}
+
+
+def _attack(entrant: _Entrant, row: _Row, size: int, grid: EvaluateSettings) -> Cell:
+    aware = None if row.defense == NO_DEFENSE else entrant.aware
+    fixed = {"knowledge": {"defense": bool(aware)}, "victims": {"batch_size": size}}
+    settings = merged(merged(entrant.settings, row.settings), fixed)
+    printed = None
+    if (paper := grid.paper) is not None:
+        printed = paper.printed(entrant.attack, row.defense, row.position, size)
+        values = {} if printed is None else {grid.metric: printed}
+        settings["paper"] = {"citation": paper.citation, "values": values, "note": paper.note}
+    generator = "" if entrant.generator is None else entrant.generator.folder
+    parts = [_name(row), entrant.attack, *(["unaware"] if aware is False else []), f"b{size}"]
+    folder = _folder(f"cells/{'-'.join(parts)}", settings, generator)
+    return Cell("attack", folder, settings, row.defense, row.strength, entrant.attack, aware, size, printed, generator)
+
+
+def _name(row: _Row) -> str:
+    return row.defense if row.strength is None else f"{row.defense}_{row.strength:g}"
+
+
+def _folder(place: str, settings: Mapping[str, Any], generator: str = "") -> str:
+    kept = {key: value for key, value in settings.items() if key not in ("trainer", "lpips", "paper")}
+    if generator:
+        kept["generator"] = generator
+    digest = hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:8]
+    return f"{place}-{digest}"
+
+
+def _number(value: float) -> float | int:
+    """Whole numbers as such: local steps are counted."""
+    return int(value) if value == int(value) else value

@@ -1,0 +1,229 @@
+"""The judgement of defenses: the strongest attack on each, at equal loss of accuracy.
+
+The leakage of a defense at a strength is the mean figure (RMSE, unless the grid says otherwise) of the attack that
+comes closest. Its price is what the accuracy loses against training without a defense. Whoever picks the strongest
+attack afterwards uses the truth; that is the evaluator's right, no attack does.
+
+Attacks on a network of their own do not compete: price, and all others, are about the grid's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lit_recon.experiments.evaluate.results import CellResult, Evaluation, LeakageMetric
+
+#: Name of the cells without a defense.
+NO_DEFENSE = "none"
+
+
+@dataclass(frozen=True)
+class Level:
+    """A defense at one strength and one batch size.
+
+    Attributes:
+        defense, strength: no strength without a defense.
+        batch_size: images per client.
+        title: for readers.
+        strongest: the attack that comes closest; None where none has figures.
+        price: loss of test accuracy against no defense, as a fraction; None where it was not measured.
+        accuracy, train_loss: the utility itself.
+    """
+
+    defense: str
+    strength: float | None
+    batch_size: int
+    title: str
+    strongest: CellResult | None
+    price: float | None
+    accuracy: float | None
+    train_loss: float | None
+    metric: LeakageMetric = field(default_factory=LeakageMetric)
+
+    @property
+    def value(self) -> float | None:
+        """The figure of the strongest attack."""
+        return self.strongest.number(self.metric.key) if self.strongest else None
+
+    @property
+    def distance(self) -> float | None:
+        """The same, such that more protects better."""
+        return None if self.value is None else self.metric.distance(self.value)
+
+    @property
+    def standard_error(self) -> float | None:
+        """Of `value`, over the images."""
+        if self.strongest is None:
+            return None
+        spread, n = self.strongest.number(f"{self.metric.key}_std"), self.strongest.number("n")
+        return None if spread is None or not n else spread / math.sqrt(n)
+
+    @property
+    def baseline(self) -> float | None:
+        """The figure of the nearest public image, on average over the same images; None: there is no such guess."""
+        if self.strongest is None or self.metric.baseline is None:
+            return None
+        return self.strongest.number(self.metric.baseline)
+
+    @property
+    def stops(self) -> bool | None:
+        """Whether even the strongest attack comes no closer than the nearest public image; None: not known."""
+        if self.distance is None or self.baseline is None:
+            return None
+        return self.distance > self.metric.distance(self.baseline)
+
+
+def strongest(cells: Sequence[CellResult], metric: LeakageMetric) -> CellResult | None:
+    """The cell that comes closest; None where none has the figure."""
+    scored = [(metric.distance(value), cell) for cell in cells if (value := cell.number(metric.key)) is not None]
+    return min(scored, key=lambda pair: pair[0])[1] if scored else None
+
+
+def levels(evaluation: Evaluation, batch_size: int, honest: bool = False) -> list[Level]:
+    """Every defense at every strength for one batch size, in the order of the grid; no defense comes first.
+
+    Args:
+        evaluation: all cells.
+        batch_size: images per client.
+        honest: against honest-but-curious servers alone.
+    """
+    barred = {*evaluation.networks, *(evaluation.malicious if honest else ())}
+    plain = evaluation.training(*evaluation.levels[0])
+    reference = plain.number("accuracy") if plain else None
+    found = []
+    for defense, strength in evaluation.levels:
+        training = evaluation.training(defense, strength)
+        accuracy = training.number("accuracy") if training else None
+        cells = [
+            cell
+            for cell in evaluation.attacked
+            if (cell.defense, cell.strength, cell.batch_size) == (defense, strength, batch_size)
+            and cell.attack not in barred
+        ]
+        found.append(
+            Level(
+                defense,
+                strength,
+                batch_size,
+                evaluation.title(defense, strength),
+                strongest(cells, evaluation.metric),
+                None if accuracy is None or reference is None else reference - accuracy,
+                accuracy,
+                training.number("final_train_loss") if training else None,
+                evaluation.metric,
+            )
+        )
+    return found
+
+
+def pareto_front(points: Sequence[Level]) -> list[Level]:
+    """Levels that no other beats in accuracy and in distance of the strongest attack at once, by falling accuracy."""
+    known = [
+        (level.accuracy, level.distance, level)
+        for level in points
+        if level.accuracy is not None and level.distance is not None
+    ]
+    front: list[Level] = []
+    best = -math.inf
+    for _, distance, level in sorted(known, key=lambda one: (-one[0], -one[1])):
+        if distance > best:
+            front.append(level)
+            best = distance
+    return front
+
+
+def best_within(points: Sequence[Level], budget: float) -> dict[str, Level]:
+    """By defense, the strength that protects best among those that lose at most `budget` of the accuracy.
+
+    No defense stands under its own name: what protects less than it is not worth its price.
+    """
+    best: dict[str, tuple[float, Level]] = {}
+    for level in points:
+        if level.price is None or level.distance is None or level.price > budget + 1e-12:
+            continue
+        if level.defense not in best or level.distance > best[level.defense][0]:
+            best[level.defense] = (level.distance, level)
+    return {defense: level for defense, (_, level) in best.items()}
+
+
+def verdicts(evaluation: Evaluation) -> list[tuple[str, list[str]]]:
+    """By title of the defense, one sentence per batch size, and one more where honest servers alone change it."""
+    found: list[tuple[str, list[str]]] = []
+    for name, title in evaluation.defenses.items():
+        sentences = []
+        for size in evaluation.batch_sizes:
+            said = _verdict(evaluation, name, levels(evaluation, size))
+            sentences.append(f"Batch {size}: {said}")
+            honest = _verdict(evaluation, name, levels(evaluation, size, honest=True))
+            if evaluation.has_both_servers and honest != said:
+                sentences.append(f"Batch {size}, honest servers alone: {honest}")
+        found.append((title, sentences))
+    return found
+
+
+def _verdict(evaluation: Evaluation, name: str, points: Sequence[Level]) -> str:
+    own = [level for level in points if level.defense == name and level.distance is not None]
+    if not own:
+        return "cannot be judged, as no attack on it has figures."
+    plain = next((level for level in points if level.strength is None), None)
+    best = max(own, key=lambda level: level.distance or 0.0)
+    if evaluation.metric.of_features:
+        without = "" if plain is None or plain.value is None else f" against {_figure(plain)} without a defense"
+        return (
+            f"the most that it takes is {best.title}, where {_attack(evaluation, best)} leaves a "
+            f"{best.metric.measure.name.lower()} of {_figure(best)}{without}{_price(best)}."
+        )
+    judged = [level for level in own if level.stops is not None]
+    if not judged:
+        return f"cannot be judged, as the nearest public image has no {evaluation.metric.measure.name}."
+    if plain is not None and plain.stops:
+        return (
+            "cannot be judged: even without a defense no attack of the grid comes closer than the nearest public "
+            f"image ({_against(plain)})."
+        )
+    stopping = next((level for level in judged if level.stops), None)
+    if stopping is None:
+        return (
+            f"no strength of the grid stops the strongest attack. The most that it takes is "
+            f"{best.title}, where {_attack(evaluation, best)} still comes closer than the nearest public image "
+            f"({_against(best)}){_price(best)}."
+        )
+    weaker = [level for level in judged[judged.index(stopping) + 1 :] if not level.stops]
+    odd = f"; stronger settings do not ({', '.join(level.title for level in weaker)})" if weaker else ""
+    margin = ", a margin within one standard error" if _is_close(stopping) else ""
+    return (
+        f"{stopping.title} stops the strongest attack, {_attack(evaluation, stopping)} "
+        f"({_against(stopping)}{margin}){_price(stopping)}{odd}."
+    )
+
+
+def _attack(evaluation: Evaluation, level: Level) -> str:
+    return evaluation.attack_title(level.strongest) if level.strongest else "none"
+
+
+def _figure(level: Level) -> str:
+    error = level.standard_error
+    return level.metric.format(level.value) + ("" if error is None else f" ± {level.metric.format(error)}")
+
+
+def _against(level: Level) -> str:
+    baseline = level.metric.format(level.baseline)
+    return f"{level.metric.measure.name} {_figure(level)} against {baseline} of the nearest public image"
+
+
+def _price(level: Level) -> str:
+    if level.price is None:
+        return "; what it costs was not measured"
+    points = 100 * level.price
+    if points <= 0:
+        return f", and costs no accuracy ({-points:.1f} points more)"
+    return f", and costs {points:.1f} points of accuracy"
+
+
+def _is_close(level: Level) -> bool:
+    error = level.standard_error
+    if error is None or level.value is None or level.baseline is None:
+        return False
+    return abs(level.value - level.baseline) < error

@@ -1,0 +1,225 @@
+"""The cells of an evaluation and what became of them, read from its folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lit_recon.errors import CorruptFileError, MissingDataError
+from lit_recon.reporting.record import read_metrics
+from lit_recon.reporting.run_folder import GridFolder, RunFolder
+from lit_recon.reporting.settings import parse_settings
+from lit_recon.reporting.wording import Measure, format_score, measure_of
+from lit_recon.reporting.writing import Scalar
+
+#: Figures whose attacks need not return images.
+_OF_FEATURES = ("feature_error", "feature_cosine")
+
+
+@dataclass(frozen=True)
+class LeakageMetric:
+    """A metric of attacks, under its key in a run's record.
+
+    >>> LeakageMetric("psnr").distance(30.0) < LeakageMetric("psnr").distance(20.0)
+    True
+    """
+
+    key: str = "rmse"
+
+    @property
+    def measure(self) -> Measure:
+        """How it is called and read."""
+        return measure_of(self.key)
+
+    @property
+    def of_features(self) -> bool:
+        """Whether it is about features; images, their baselines and their bounds are then of no account."""
+        return self.key in _OF_FEATURES
+
+    @property
+    def baseline(self) -> str | None:
+        """Key of the same figure of the nearest public image, which everybody has; features have no such guess."""
+        return None if self.of_features else f"baseline_nearest_public_{self.key}"
+
+    def distance(self, value: float) -> float:
+        """The figure such that more of it means that the attack stayed farther away."""
+        return -value if self.measure.better == "↑" else value
+
+    def format(self, value: float | None) -> str:
+        """A value for readers."""
+        return format_score(self.key, value)
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """One cell.
+
+    Attributes:
+        kind: `attack`, `utility` for a training, or `generator` for that of an attack's generator.
+        folder: of the cell's run.
+        defense, strength: no strength without a defense.
+        attack, batch_size: empty and 0 for a training.
+        aware: the attacker knew the defense; None where there was none.
+        paper: printed figure, if any.
+        metrics: of the run; empty without one.
+        reason: why there are no figures; empty where there are.
+        applicable: false where the attack cannot work on such a network, client or batch, as `reason` says.
+        bound: how close any attack could have come: `rmse`, `unbiased_rmse` (None: infinite), or `reason`.
+            Empty where nobody asked.
+    """
+
+    kind: str
+    folder: Path
+    defense: str
+    strength: float | None
+    attack: str
+    aware: bool | None
+    batch_size: int
+    paper: float | str | None
+    metrics: Mapping[str, Scalar]
+    reason: str
+    applicable: bool = True
+    bound: Mapping[str, Scalar] = field(default_factory=dict)
+
+    def number(self, key: str) -> float | None:
+        """A figure; None where there is none."""
+        value = self.metrics.get(key)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All cells of an evaluation in the order of its grid.
+
+    Attributes:
+        folder: where it is.
+        settings: its configuration, nested.
+        cells: of all kinds.
+        attacks, defenses: titles by name.
+        max_accuracy_drops: losses of accuracy at which defenses are compared.
+        malicious: names of the attacks whose server modifies the model.
+        networks: what the network of an attack is, by name, where it is not the grid's.
+        metric: that attacks are judged by.
+    """
+
+    folder: GridFolder
+    settings: Mapping[str, object]
+    cells: list[CellResult]
+    attacks: Mapping[str, str]
+    defenses: Mapping[str, str]
+    max_accuracy_drops: list[float]
+    malicious: list[str]
+    networks: Mapping[str, str] = field(default_factory=dict)
+    metric: LeakageMetric = field(default_factory=LeakageMetric)
+
+    @classmethod
+    def read(cls, folder: GridFolder | Path | str) -> Evaluation:
+        """Read an evaluation, finished or not.
+
+        Raises:
+            MissingDataError: the folder holds no evaluation.
+            CorruptFileError: one of its files is malformed.
+        """
+        grid = folder if isinstance(folder, GridFolder) else GridFolder(Path(folder))
+        if not grid.grid.is_file():
+            raise MissingDataError(f"{grid.path} holds no evaluation ({grid.grid.name} is missing): check the path")
+        try:
+            content = json.loads(grid.grid.read_text(encoding="utf-8"))
+            bounds = read_metrics(grid.bounds) if grid.bounds.is_file() else {}
+            return cls(
+                grid,
+                parse_settings(grid.run.config.read_text(encoding="utf-8"), grid.run.config),
+                [_result(grid, entry, bounds.get(entry["folder"])) for entry in content["cells"]],
+                content["attacks"],
+                content["defenses"],
+                content["max_accuracy_drops"],
+                content["malicious"],
+                # files of earlier releases say nothing about these two
+                content.get("networks", {}),
+                LeakageMetric(content.get("metric", "rmse")),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptFileError(
+                f"{grid.grid} is malformed ({type(error).__name__}: {error}); run the evaluation again, which keeps "
+                "its finished cells"
+            ) from error
+
+    @property
+    def attacked(self) -> list[CellResult]:
+        """The cells that are attacks."""
+        return [cell for cell in self.cells if cell.kind == "attack"]
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """Images per client, as the grid lists them."""
+        return list(dict.fromkeys(cell.batch_size for cell in self.attacked))
+
+    @property
+    def levels(self) -> list[tuple[str, float | None]]:
+        """Every defense at every strength; no defense comes first."""
+        return list(dict.fromkeys((cell.defense, cell.strength) for cell in self.cells))
+
+    @property
+    def has_both_servers(self) -> bool:
+        """Whether honest-but-curious servers and malicious ones attack the grid's network, and must be told apart."""
+        rivals = {cell.attack for cell in self.attacked if cell.applicable and cell.attack not in self.networks}
+        return bool(rivals & set(self.malicious)) and bool(rivals - set(self.malicious))
+
+    def training(self, defense: str, strength: float | None) -> CellResult | None:
+        """The training that measured a defense's price; None where the grid has none."""
+        return next(
+            (c for c in self.cells if c.kind == "utility" and (c.defense, c.strength) == (defense, strength)), None
+        )
+
+    def title(self, defense: str, strength: float | None) -> str:
+        """A defense and its strength, for readers."""
+        if strength is None:
+            return "no defense"
+        return f"{self.defenses.get(defense, defense)} {strength:g}"
+
+    def attack_title(self, cell: CellResult) -> str:
+        """An attack, and what sets it apart: a malicious server, a network of its own, no knowledge of the defense."""
+        name = self.attacks.get(cell.attack, cell.attack)
+        server = ", malicious server" if cell.attack in self.malicious else ""
+        network = f", on {self.networks[cell.attack]}" if cell.attack in self.networks else ""
+        return f"{name}{server}{network}{', defense unknown' if cell.aware is False else ''}"
+
+    def cell_title(self, cell: CellResult) -> str:
+        """A cell, for readers."""
+        if cell.kind == "generator":
+            return f"generator {cell.folder.name.rpartition('-')[0]}"
+        defense = self.title(cell.defense, cell.strength)
+        if cell.kind == "utility":
+            return f"training under {defense}"
+        return f"{defense}, {self.attack_title(cell)}, batch {cell.batch_size}"
+
+
+def _result(grid: GridFolder, entry: Mapping[str, object], bound: object) -> CellResult:
+    run = RunFolder(grid.path / str(entry["folder"]))
+    failure = grid.failure(str(entry["folder"]))
+    metrics: Mapping[str, Scalar] = {}
+    reason, applicable = "", True
+    if run.is_complete:
+        metrics = read_metrics(run.metrics)
+    elif failure.is_file():
+        why = json.loads(failure.read_text(encoding="utf-8"))
+        reason, applicable = str(why["reason"]), bool(why.get("applicable", True))
+    else:
+        reason = "not run yet"
+    strength, aware, paper = entry["strength"], entry["aware"], entry["paper"]
+    return CellResult(
+        kind=str(entry["kind"]),
+        folder=run.path,
+        defense=str(entry["defense"]),
+        strength=float(strength) if isinstance(strength, int | float) else None,
+        attack=str(entry["attack"]),
+        aware=aware if isinstance(aware, bool) else None,
+        batch_size=int(str(entry["batch_size"])),
+        paper=paper if isinstance(paper, int | float | str) else None,
+        metrics=metrics,
+        reason=reason,
+        applicable=applicable,
+        bound=bound if isinstance(bound, dict) else {},
+    )

@@ -1,0 +1,191 @@
+"""From the configuration of a study of factors to its cells: one run of `reconn.py run` each.
+
+Two values that come to the same settings share a cell: every factor's value that is the base's costs nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from lit_recon.errors import ConfigError, LitReconError
+from lit_recon.experiments.evaluate.grid import merged
+from lit_recon.experiments.factors.settings import Case, Factor, FactorsSettings, Measure, TransferSettings, shown
+from lit_recon.experiments.released_attack.settings import ReconnSettings, ShadowSettings
+from lit_recon.reporting.settings import differences
+
+#: Settings of a run that no factor may vary: where it is kept, and whom it is told.
+_NO_FACTOR = ("name", "out", "overwrite", "released", "store", "curve", "wandb", "paper", "cache", "trainer")
+#: Settings that change how a cell is computed or shown, not what it is: they are no part of its identity.
+_HOW = ("cache", "shard_size", "trainer", "wandb", "paper", "name", "out", "overwrite")
+#: Letters of a folder's name before the hash.
+_NAME = 96
+
+#: Completes and checks the settings of a run.
+Canonical = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
+@dataclass(eq=False)
+class FactorCell:
+    """One run.
+
+    Attributes:
+        folder: of the run, below that of the study; it names a hash of the settings: other settings are another cell.
+        title: in words.
+        settings: of `reconn.py run`, complete.
+        transfer: to another fixed set; None for none.
+        measures: what any factor asks for besides the attack.
+    """
+
+    folder: str
+    title: str
+    settings: dict[str, Any]
+    transfer: dict[str, Any] | None
+    measures: set[Measure] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class FactorGrid:
+    """A study's cells.
+
+    Attributes:
+        cells: each once; those of the base first.
+        description: fit for JSON: which cells make up which value of which factor.
+    """
+
+    cells: list[FactorCell]
+    description: dict[str, Any]
+
+
+def build_grid(settings: FactorsSettings, own: Mapping[str, Any], canonical: Canonical) -> FactorGrid:
+    """All cells of a study.
+
+    Args:
+        settings: of the study.
+        own: all its settings, as the nested mapping that its configuration file would hold.
+        canonical: completes the settings of a run, so that equal runs have equal settings.
+
+    Raises:
+        ConfigError: a factor names what no run has, or refuses.
+    """
+    book = _Book(settings, own, canonical)
+    base = [cell.folder for cell in book.cells_of("base", Case("", {}), settings.seeds)]
+    described = {
+        name: {
+            "title": factor.title or name.replace("_", " ").capitalize(),
+            "axis": factor.axis or factor.setting.rpartition(".")[2].replace("_", " "),
+            "setting": factor.setting,
+            "source": factor.source,
+            "note": factor.note,
+            "scale": factor.scale,
+            "measures": list(factor.measures),
+            "lines": [
+                {"name": line, "points": [_point(book, name, factor, line, case) for case in factor.of(series)]}
+                for line, series in factor.lines.items()
+            ],
+        }
+        for name, factor in settings.factors.items()
+    }
+    return FactorGrid(book.cells, {"base": base, "factors": described, "kappas": settings.kappas})
+
+
+def _point(book: _Book, name: str, factor: Factor, line: str, case: Case) -> dict[str, Any]:
+    seeds = book.study.seeds if factor.seeds is None else factor.seeds
+    title = ", ".join(part for part in (f"{factor.title or name}: {case.label}", line) if part)
+    cells = book.cells_of(title, case, seeds)
+    for cell in cells:
+        cell.measures.update(factor.measures)
+    return {
+        "label": case.label,
+        "place": _place(case.overrides.get(factor.setting)),
+        "paper": case.paper,
+        "cells": [cell.folder for cell in cells],
+    }
+
+
+class _Book:
+    """Cells by their identity."""
+
+    def __init__(self, study: FactorsSettings, own: Mapping[str, Any], canonical: Canonical) -> None:
+        names = [item.name for schema in (ReconnSettings, ShadowSettings) for item in fields(schema)]
+        self.study, self._canonical = study, canonical
+        self._base = {**{name: own[name] for name in names}, "wandb": {"mode": "disabled"}, "paper": None}
+        self._varied = {name for name in names if name not in _NO_FACTOR} | {"transfer"}
+        self._paper, self._transfer = own.get("paper"), own.get("transfer")
+        self._cells: dict[str, FactorCell] = {}
+        self._plain = self._complete({})
+
+    @property
+    def cells(self) -> list[FactorCell]:
+        """All of them, in the order in which they were named."""
+        return list(self._cells.values())
+
+    def cells_of(self, title: str, case: Case, seeds: list[int]) -> list[FactorCell]:
+        """The cells of one value, one per seed; fewer where the value sets the seed itself."""
+        try:
+            drawn: list[int | None] = [*seeds] or [None]
+            return list(dict.fromkeys(self._cell(title, case, seed) for seed in drawn))
+        except LitReconError as error:
+            raise ConfigError(f"{title}: {error}") from error
+
+    def _cell(self, title: str, case: Case, seed: int | None) -> FactorCell:
+        drawn = {} if seed is None else dict.fromkeys(self.study.seeded, seed)
+        whole = self._complete({**drawn, **case.overrides})
+        kept = {key: value for key, value in whole.items() if key not in _HOW}
+        digest = hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:8]
+        if digest not in self._cells:
+            named = title if seed is None else f"{title}, seed {seed}"
+            transfer = whole.pop("transfer")
+            if self._paper is not None:
+                values = {} if case.paper is None else {"mse": case.paper}
+                whole["paper"] = {**self._paper, **({"values": values} if case.overrides else {})}
+            folder = f"cells/{self._name({**whole, 'transfer': transfer})}-{digest}"
+            self._cells[digest] = FactorCell(folder, named, whole, transfer)
+        return self._cells[digest]
+
+    def _complete(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
+        settings: dict[str, Any] = {**self._base, "transfer": self._transfer}
+        for key, value in overrides.items():
+            if key.partition(".")[0] not in self._varied:
+                raise ConfigError(f"{key!r} is no setting that a factor may vary; choose from {sorted(self._varied)}")
+            settings = merged(settings, nested(key, value))
+        transfer = _transfer(settings.pop("transfer"))
+        return {**self._canonical(settings), "transfer": transfer}
+
+    def _name(self, settings: Mapping[str, Any]) -> str:
+        """In what the cell differs from the base, as far as it fits a folder's name."""
+        # a mapping in the place of nothing takes away nothing
+        found = [d for d in differences(self._plain, settings, _HOW) if d.before is not None or d.after is not None]
+        parts = [f"{item.key.rpartition('.')[2]}_{shown(item.after)}" for item in found if item.after is not None]
+        parts += [f"no_{item.key.rpartition('.')[2]}" for item in found if item.after is None]
+        return re.sub(r"[^\w.-]+", "_", "-".join(parts).replace(",", ""))[:_NAME].strip("-_.") or "base"
+
+
+def _transfer(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if given is None:
+        return None
+    odd = sorted(given.keys() - {item.name for item in fields(TransferSettings)})
+    if odd:
+        raise ConfigError(f"transfer has no setting {', '.join(odd)}; it has shadows and way")
+    return asdict(TransferSettings(**given))
+
+
+def nested(key: str, value: object) -> dict[str, Any]:
+    """The mapping in which a dotted key leads to a value.
+
+    >>> nested("descent.lr", 0.1)
+    {'descent': {'lr': 0.1}}
+    """
+    first, _, rest = key.partition(".")
+    return {first: nested(rest, value) if rest else value}
+
+
+def _place(value: object) -> float | None:
+    """Where on a numeric axis a value lies: numbers, and lists of one; None for all others."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,281 @@
+"""The cells of a study of factors, read from its folder, and what they say."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from lit_recon.errors import CorruptFileError, MissingDataError
+from lit_recon.reporting.record import read_metrics, read_victims
+from lit_recon.reporting.run_folder import GridFolder, RunFolder
+from lit_recon.reporting.settings import parse_settings
+from lit_recon.reporting.wording import format_score
+from lit_recon.reporting.writing import Scalar
+
+
+@dataclass(frozen=True, eq=False)
+class FactorCellScores:
+    """One run.
+
+    Attributes:
+        folder: of the run.
+        metrics: of the attack; empty without one.
+        models: accuracy, privacy and bounds of the released models; empty where there are none.
+        reason: why there are no figures; empty where there are.
+    """
+
+    folder: RunFolder
+    metrics: Mapping[str, Scalar]
+    models: Mapping[str, Any]
+    reason: str = ""
+
+    def number(self, key: str) -> float | None:
+        """A figure of the attack or of the released models; None where there is none."""
+        value = self.metrics.get(key, self.models.get(key))
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    @cached_property
+    def errors(self) -> list[float]:
+        """Mean squared error of every target."""
+        return [row.scores["mse"] or 0.0 for row in read_victims(self.folder.victims)]
+
+    def measure(self, kind: str) -> dict[str, Any] | None:
+        """What else was measured, such as `gradients`; None where it was not.
+
+        Raises:
+            CorruptFileError: its file is malformed.
+        """
+        path = self.folder.path / f"{kind}.json"
+        return _content(path) if path.is_file() else None
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of a factor: as many runs as there are seeds.
+
+    Attributes:
+        label: the value in words.
+        place: on a numeric axis; None where it has none.
+        paper: printed MSE, if any.
+        cells: of all seeds.
+    """
+
+    label: str
+    place: float | None
+    paper: float | str | None
+    cells: list[FactorCellScores]
+
+    @property
+    def known(self) -> list[FactorCellScores]:
+        """The runs that have figures."""
+        return [cell for cell in self.cells if not cell.reason]
+
+    def mean(self, key: str) -> float | None:
+        """A figure, averaged over the seeds; None where a run has none."""
+        values = [cell.number(key) for cell in self.known]
+        known = [value for value in values if value is not None]
+        return fmean(known) if known and len(known) == len(values) else None
+
+    @property
+    def bounds(self) -> list[float]:
+        """The largest chance of reconstruction, by baseline error; empty where no model is private."""
+        every = [cell.models["bounds"] for cell in self.known if "bounds" in cell.models]
+        return [max(own) for own in zip(*every, strict=True)]
+
+    @property
+    def spread(self) -> float:
+        """Standard error of the MSE: over the targets of one run, or over several seeds."""
+        means = [value for cell in self.known if (value := cell.number("mse")) is not None]
+        if len(means) > 1:
+            return stdev(means) / math.sqrt(len(means))
+        deviation, n = self.mean("mse_std"), self.mean("n")
+        return 0.0 if deviation is None or not n else deviation / math.sqrt(n)
+
+    @property
+    def ratio(self) -> float | None:
+        """MSE over that of the nearest other image; below 1 the attack counts as successful in the paper."""
+        mse, oracle = self.mean("mse"), self.mean("oracle_mse")
+        return mse / oracle if mse is not None and oracle else None
+
+
+@dataclass(frozen=True)
+class Line:
+    """The values of a factor under further settings; `name` is empty where there is but one line."""
+
+    name: str
+    points: list[Point]
+
+
+@dataclass(frozen=True)
+class FactorResult:
+    """One factor.
+
+    Attributes:
+        name, title: short, and in words.
+        axis: what the values are, in words.
+        setting: dotted key; empty where its cases differ in several.
+        source: where the paper has it.
+        note: what a reader should know.
+        scale: of the values' axis.
+        measures: what was asked for besides the attack.
+        lines: one or more.
+    """
+
+    name: str
+    title: str
+    axis: str
+    setting: str
+    source: str
+    note: str
+    scale: str
+    measures: list[str]
+    lines: list[Line]
+
+    @property
+    def points(self) -> list[tuple[str, Point]]:
+        """All values in words, with the name of their line where there are several."""
+        return [
+            (f"{point.label}, {line.name}" if line.name else point.label, point)
+            for line in self.lines
+            for point in line.points
+        ]
+
+
+@dataclass(frozen=True)
+class FactorStudy:
+    """A study.
+
+    Attributes:
+        folder: where it is.
+        settings: its configuration, nested.
+        base: the cells that everything is compared with.
+        factors: in the order of the configuration.
+        kappas: baseline errors of the bounds on reconstruction.
+    """
+
+    folder: GridFolder
+    settings: Mapping[str, object]
+    base: Point
+    factors: list[FactorResult]
+    kappas: list[float]
+
+    @classmethod
+    def read(cls, folder: Path) -> FactorStudy:
+        """Read a study, finished or not.
+
+        Raises:
+            MissingDataError: the folder holds none.
+            CorruptFileError: one of its files is malformed.
+        """
+        grid = GridFolder(Path(folder))
+        if not grid.factors.is_file():
+            raise MissingDataError(f"{grid.path} holds no study ({grid.factors.name} is missing): check the path")
+        settings = parse_settings(grid.run.config.read_text(encoding="utf-8"), grid.run.config)
+        content, cells = _content(grid.factors), dict[str, FactorCellScores]()
+
+        def cell(name: str) -> FactorCellScores:
+            if name not in cells:
+                cells[name] = _cell(grid, name)
+            return cells[name]
+
+        try:
+            base = Point("base", None, None, [cell(name) for name in content["base"]])
+            factors = [_factor(name, found, cell) for name, found in content["factors"].items()]
+            return cls(grid, settings, base, factors, [float(kappa) for kappa in content["kappas"]])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptFileError(
+                f"{grid.factors} is malformed ({type(error).__name__}: {error}); run the study again, which keeps its "
+                "finished cells"
+            ) from error
+
+    @property
+    def cells(self) -> list[FactorCellScores]:
+        """Every run once, those of the base first."""
+        named = [cell for factor in self.factors for _, point in factor.points for cell in point.cells]
+        return list({cell.folder.path: cell for cell in [*self.base.cells, *named]}.values())
+
+    def is_base(self, point: Point) -> bool:
+        """Whether a value is the base's own."""
+        return point.cells[: len(self.base.cells)] == self.base.cells
+
+    def findings(self) -> list[str]:
+        """What was found, a sentence or two per factor."""
+        mse = self.base.mean("mse")
+        lines = []
+        if mse is not None:
+            others = [self.base.mean(key) for key in ("oracle_mse", "baseline_mean_image_mse")]
+            told = [format_score("mse", value) for value in (mse, *others)]
+            lines.append(f"Base: MSE {told[0]} (nearest other image {told[1]}, mean image {told[2]}).")
+        for factor in self.factors:
+            known = sorted(
+                ((found, words) for words, point in factor.points if (found := point.mean("mse")) is not None),
+                key=lambda pair: pair[0],
+            )
+            if not known:
+                continue
+            (low, best), (high, worst) = known[0], known[-1]
+            sentence = f"{factor.title}: MSE {format_score('mse', low)} at {best}"
+            sentence += f" to {format_score('mse', high)} at {worst}." if len(known) > 1 else "."
+            fails = [words for words, point in factor.points if point.ratio is not None and point.ratio >= 1]
+            if fails:
+                sentence += f" No nearer than the nearest other image: {'; '.join(fails)}."
+            lines.append(sentence)
+        failed = sum(1 for cell in self.cells if cell.reason)
+        return [*lines, *([f"{failed} of {len(self.cells)} cells have no figures; see below."] if failed else [])]
+
+    def record(self) -> dict[str, Scalar]:
+        """The figures under flat keys."""
+        record: dict[str, Scalar] = {"n_cells": len(self.cells)}
+        record["n_failed"] = sum(1 for cell in self.cells if cell.reason)
+        for name in ("mse", "oracle_mse", "baseline_mean_image_mse", "success_rate", "accuracy"):
+            record[name] = self.base.mean(name)
+        for factor in self.factors:
+            for words, point in factor.points:
+                key = f"{factor.name}.{words}"
+                for name in ("mse", "success_rate", "accuracy"):
+                    record[f"{name}.{key}"] = point.mean(name)
+                if reasons := [cell.reason for cell in point.cells if cell.reason]:
+                    record[f"mse.{key}_reason"] = "; ".join(reasons)
+        return record
+
+
+def _factor(name: str, found: Mapping[str, Any], cell: Callable[[str], FactorCellScores]) -> FactorResult:
+    def point(own: Mapping[str, Any]) -> Point:
+        return Point(own["label"], own["place"], own["paper"], [cell(folder) for folder in own["cells"]])
+
+    return FactorResult(
+        name=name,
+        title=found["title"],
+        axis=found["axis"],
+        setting=found["setting"],
+        source=found["source"],
+        note=found["note"],
+        scale=found["scale"],
+        measures=found["measures"],
+        lines=[Line(line["name"], [point(own) for own in line["points"]]) for line in found["lines"]],
+    )
+
+
+def _cell(grid: GridFolder, name: str) -> FactorCellScores:
+    folder, failure = RunFolder(grid.path / name), grid.failure(name)
+    models = folder.path / "models.json"
+    if folder.is_complete and models.is_file() and not failure.is_file():
+        return FactorCellScores(folder, read_metrics(folder.metrics), _content(models))
+    reason = str(_content(failure).get("reason")) if failure.is_file() else "it has not been run yet"
+    return FactorCellScores(folder, {}, {}, reason)
+
+
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CorruptFileError(f"{path} cannot be read ({error}): delete it and run the study again") from error
+    if not isinstance(content, dict):
+        raise CorruptFileError(f"{path} must hold a JSON object: delete it and run the study again")
+    return content

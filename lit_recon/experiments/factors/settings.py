@@ -1,0 +1,220 @@
+"""What the configuration of a study of factors may say: one setting of `reconn.py run`, and what is varied about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from lit_recon.errors import ConfigError
+from lit_recon.experiments.released_attack.settings import ReconnSettings, ShadowSettings
+
+#: A figure that a paper prints, or words in its place.
+Printed = float | str | None
+#: What may be measured on a cell besides the attack itself.
+Measure = Literal["gradients", "embedding"]
+
+
+class Case(NamedTuple):
+    """One value of a factor: its name, the dotted settings that it comes to, and what the paper prints for it."""
+
+    label: str
+    overrides: dict[str, Any]
+    paper: Printed = None
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a factor's curve.
+
+    Args:
+        settings: dotted keys and values that all its cells have.
+        values: of the factor's setting; default: the factor's own.
+        paper: printed MSE, one entry per value.
+    """
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    values: list[Any] | None = None
+    paper: list[Printed] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Factor:
+    """One factor: a setting and the values that it takes, or cases by name, while everything else is as in the base.
+
+    Args:
+        setting: dotted key, such as `descent.lr` or `network.init_args.hidden`.
+        values: of that setting, one cell each; the base's own value costs nothing more.
+        cases: instead of both, dotted keys and values by the name of the case; an empty case is the base.
+        labels: names of the values; default: the values.
+        settings: dotted keys and values that all cells of the factor have besides.
+        series: lines of the curve by name, each with settings of its own; default: one.
+        paper: printed MSE, one entry per value or case.
+        title: for headings; default: the factor's name.
+        axis: what the values are, for tables and curves; default: the last part of the setting.
+        source: where the paper has it, such as `table II`.
+        note: what a reader should know.
+        seeds: of this factor; default: the study's.
+        measures: besides the attack: `gradients` of the unknown image's loss along training, and an `embedding` of
+            what the attacker sees of the released models in the plane.
+        scale: of the values' axis; `auto` takes a logarithmic one where they span a decade.
+
+    Raises:
+        ConfigError: no values, or both values and cases, or labels or figures of the paper that fit no value.
+    """
+
+    setting: str = ""
+    values: list[Any] = field(default_factory=list)
+    cases: dict[str, dict[str, Any]] = field(default_factory=dict)
+    labels: list[str] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    series: dict[str, Series] = field(default_factory=dict)
+    paper: list[Printed] = field(default_factory=list)
+    title: str = ""
+    axis: str = ""
+    source: str = ""
+    note: str = ""
+    seeds: list[int] | None = None
+    measures: list[Measure] = field(default_factory=list)
+    scale: Literal["auto", "linear", "log"] = "auto"
+
+    def __post_init__(self) -> None:
+        lines = self.lines.values()
+        if self.cases:
+            whole = not self.setting and not self.values and all(line.values is None for line in lines)
+        else:
+            whole = bool(self.setting) and all(self.values if line.values is None else line.values for line in lines)
+        if not whole:
+            raise ConfigError(
+                "a factor needs either a setting with its values, or cases; got "
+                f"setting {self.setting!r} with {len(self.values)} values and {len(self.cases)} cases"
+            )
+        if self.labels and (self.cases or len(self.labels) != len(self.values)):
+            raise ConfigError(f"labels name the values, one each; got {len(self.labels)} for {len(self.values)} values")
+        for line in self.lines.values():
+            n = len(self.cases or self.values if line.values is None else line.values)
+            if line.paper and len(line.paper) != n:
+                raise ConfigError(f"paper must hold one entry per value or case, {n} of them; got {len(line.paper)}")
+        if self.seeds is not None and not self.seeds:
+            raise ConfigError("seeds of a factor must be one or more numbers, or left out; got none")
+
+    @property
+    def lines(self) -> dict[str, Series]:
+        """The series by name; one without a name where none is given."""
+        return self.series or {"": Series(paper=self.paper)}
+
+    def of(self, line: Series) -> list[Case]:
+        """The values or cases of one line, in order."""
+        if self.cases:
+            named = [(name, overrides) for name, overrides in self.cases.items()]
+        else:
+            values = self.values if line.values is None else line.values
+            labels = self.labels if line.values is None and self.labels else [shown(value) for value in values]
+            named = [(label, {self.setting: value}) for label, value in zip(labels, values, strict=True)]
+        printed = line.paper or [None] * len(named)
+        return [
+            Case(label, {**self.settings, **line.settings, **overrides}, figure)
+            for (label, overrides), figure in zip(named, printed, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class TransferSettings:
+    """Released models whose fixed set is another one than that of the shadow models.
+
+    The new fixed set is as large as the old one and shares no image with it; shadow and test targets stay.
+
+    Args:
+        shadows: models trained on the new fixed set: none, or two or more.
+        way: `adapted`: the reconstructor learns from the base's shadow models, then its errors from the new ones;
+            `scratch`: from the new ones alone.
+    """
+
+    shadows: int = 0
+    way: Literal["adapted", "scratch"] = "adapted"
+
+    def __post_init__(self) -> None:
+        if self.shadows < 0 or self.shadows == 1 or (self.way == "scratch" and not self.shadows):
+            raise ConfigError(
+                "transfer.shadows must be at least 2, or 0 to do without a model of the new fixed set, which the way "
+                f"`adapted` alone can; got {self.shadows} with the way {self.way!r}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FactorsSettings:
+    """What a study of factors has besides one setting of `reconn.py run`, which is its base.
+
+    Args:
+        factors: by name.
+        seeds: every cell is run with each; default: the base's seed alone.
+        seeded: dotted settings that take these seeds; `split.seed` besides `seed` draws all images anew.
+        transfer: of the base; factors about other fixed sets set it.
+        test_images: that released models are tried on.
+        tried: released models that are tried on them.
+        gradient_targets: targets whose gradients are measured, where a factor asks for that.
+        gradient_steps: points along training at which they are.
+        kappas: baseline errors for which the bound on reconstruction is shown, where models are private.
+
+    Raises:
+        ConfigError: nothing to vary, or a number out of its range.
+    """
+
+    factors: dict[str, Factor]
+    seeds: list[int] = field(default_factory=list)
+    seeded: list[str] = field(default_factory=lambda: ["seed"])
+    transfer: TransferSettings | None = None
+    test_images: int = 5_000
+    tried: int = 20
+    gradient_targets: int = 100
+    gradient_steps: int = 8
+    kappas: list[float] = field(default_factory=lambda: [0.1, 1e-3, 1e-10])
+
+    def __post_init__(self) -> None:
+        if not self.factors:
+            raise ConfigError("a study varies something: name at least one factor under `factors`")
+        if len(set(self.seeds)) < len(self.seeds) or not self.seeded:
+            raise ConfigError(
+                f"seeds must differ from each other, and seeded must name a setting; got {self.seeds} and {self.seeded}"
+            )
+        if min(self.test_images, self.tried, self.gradient_targets, self.gradient_steps) < 1:
+            raise ConfigError(
+                "test_images, tried, gradient_targets and gradient_steps must be at least 1; got "
+                f"{self.test_images}, {self.tried}, {self.gradient_targets} and {self.gradient_steps}"
+            )
+        if not all(0 < kappa < 1 for kappa in self.kappas):
+            raise ConfigError(f"kappas must lie strictly between 0 and 1; got {self.kappas}")
+
+
+def check_base(base: ReconnSettings, shadows: ShadowSettings) -> None:
+    """Refuse settings of the base that no two cells can share, or that are a factor's matter.
+
+    Raises:
+        ConfigError: says which.
+    """
+    if base.released is not None:
+        raise ConfigError("released is not set for a study: every cell trains the models that it attacks")
+    if shadows.store is not None:
+        raise ConfigError("store is not set for a study: every training has a store of its own below cache")
+    if base.curve:
+        raise ConfigError(f"curve is not set for a study; got {base.curve}: make split.shadow a factor")
+
+
+def shown(value: object) -> str:
+    """A value of a setting as a label.
+
+    >>> shown(0.001), shown([10, 10]), shown(1000), shown(None), shown({"class_path": "a.b.ReleasedMLP"})
+    ('0.001', '10-10', '1,000', 'none', 'ReleasedMLP')
+    """
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.10g}"
+    if isinstance(value, list):
+        return "-".join(shown(item) for item in value) or "none"
+    if isinstance(value, dict):
+        return str(value.get("class_path", value)).rpartition(".")[2]
+    return str(value)

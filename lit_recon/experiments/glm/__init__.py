@@ -1,0 +1,1 @@
+"""`reconn.py glm`: reconstruct records of linear models in closed form."""

@@ -1,0 +1,233 @@
+"""What comes of attacks on generalized linear models: every model's errors beside its own estimates, and the files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import lit_recon._torchvision
+
+import numpy as np
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from lit_recon.attacks.glm.family import Array
+from lit_recon.attacks.glm.training import Attempt, FittedRegression, Regression
+from lit_recon.data.informed_splits import InformedSplit
+from lit_recon.experiments.glm.page import BESIDE, write_page
+from lit_recon.experiments.glm.settings import GlmSettings
+from lit_recon.io.files import write_bytes
+from lit_recon.metrics import NearestPublic, Unavailable, score_pairs
+from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.reporting.writing import Scalar, VictimRow, write_metrics, write_tensors, write_victims
+
+#: Errors of pixels below this count as exact: a level of gray is 4e-3.
+EXACT = 1e-6
+#: Letters by which two notes are told to say the same.
+_BEGINNING = 40
+_NO_LPIPS = Unavailable("not measured here: closed forms are judged by their errors")
+
+
+@dataclass(frozen=True)
+class AttackedModel:
+    """A model, and one attack for each target.
+
+    Attributes:
+        regression: how it was trained.
+        fitted: the model.
+        attempts: one per target.
+        truth: the targets' pixels `(m, d)`.
+        targets: their values `(m,)`.
+        means: mean of the other records for each target, `(m, d)`: the guess of one whose attack refuses.
+        held_out_score: accuracy on held-out records, or the share of variance or deviance explained.
+    """
+
+    regression: Regression
+    fitted: FittedRegression
+    attempts: list[Attempt]
+    truth: Array
+    targets: Array
+    means: Array
+    held_out_score: float
+
+    @property
+    def images(self) -> Array:
+        """What the adversary offers, `(m, d)` in [0, 1]."""
+        pairs = zip(self.attempts, self.means, strict=True)
+        return np.stack([attempt.image(mean, (0.0, 1.0)) for attempt, mean in pairs])
+
+    @property
+    def errors(self) -> Array:
+        """Largest error of a pixel, before any clipping, `(m,)`; NaN where the attack refused."""
+        return np.array(
+            [
+                math.nan if attempt.found is None else np.abs(attempt.found.inputs - true).max()
+                for attempt, true in zip(self.attempts, self.truth, strict=True)
+            ]
+        )
+
+    @property
+    def recovered(self) -> list[int]:
+        """Targets rounded to whole numbers; -1 where there is none that a number could stand for."""
+        values = [math.nan if attempt.found is None else attempt.found.target for attempt in self.attempts]
+        return [round(value) if math.isfinite(value) and abs(value) < 1e6 else -1 for value in values]
+
+    def columns(self) -> dict[str, list[float | None]]:
+        """Figures by name, one per target; None where the attack refused or could not say."""
+        found = [attempt.found for attempt in self.attempts]
+        errors = self.errors
+        return {
+            "max_error": [None if math.isnan(error) else float(error) for error in errors],
+            "error_estimate": [None if one is None else one.error for one in found],
+            "condition": [None if one is None else one.condition for one in found],
+            "residual": [None if one is None else one.residual for one in found],
+            "target_gap": [None if one is None else one.target_gap for one in found],
+            "refused": [float(one is None) for one in found],
+        }
+
+    def figures(self) -> dict[str, Scalar]:
+        """Figures over all targets."""
+        columns, errors = self.columns(), self.errors
+        there = errors[~np.isnan(errors)]
+        pairs = [
+            (error, estimate)
+            for error, estimate in zip(columns["max_error"], columns["error_estimate"], strict=True)
+            if error is not None and estimate is not None
+        ]
+        right = [value == target for value, target in zip(self.recovered, self.targets, strict=True)]
+        return {
+            "regression": repr(self.regression),
+            "refused": int(sum(attempt.found is None for attempt in self.attempts)),
+            "max_error_median": _over(np.median, there),
+            "max_error_worst": _over(np.max, there),
+            "exact_share": float(np.mean(np.nan_to_num(errors, nan=math.inf) < EXACT)),
+            "error_estimate_median": _over(np.median, np.array([estimate for _, estimate in pairs])),
+            "estimate_holds": _over(np.mean, np.array([error <= estimate for error, estimate in pairs])),
+            "condition_median": _over(np.median, _known(columns["condition"])),
+            "residual_median": _over(np.median, _known(columns["residual"])),
+            "label_accuracy": float(np.mean(right)),
+            "held_out_score": self.held_out_score,
+            **_roots(self),
+        }
+
+
+def write_glm(
+    folder: RunFolder,
+    settings: GlmSettings,
+    split: InformedSplit,
+    models: Mapping[str, AttackedModel],
+    facts: Mapping[str, Scalar],
+) -> dict[str, Scalar]:
+    """Score, and write everything; the figures come last and mark the run as complete. Returns the figures."""
+    main, shape = models[""], (-1, *split.targets.image_shape)
+    truth, means = _tensor(main.truth, shape), _tensor(main.means, shape)
+    images = {name: _tensor(model.images, shape) for name, model in models.items()}
+    nearest = _nearest(split)
+    compared = {"": images[""], "baseline_mean_image_": means, "baseline_nearest_public_": nearest.double()}
+    scores = {
+        f"{prefix}{name}": values
+        for prefix, shown in compared.items()
+        for name, values in score_pairs(shown, truth, _NO_LPIPS).items()
+    }
+    metrics: dict[str, Scalar] = {"n": len(truth), "n_batches": len(truth)}
+    for name, values in scores.items():
+        metrics[name] = float(values.mean())
+        metrics[f"{name}_std"] = float(values.std()) if len(values) > 1 else math.nan
+    metrics |= {"lpips": None, "lpips_reason": _NO_LPIPS.reason}
+    for name, model in models.items():
+        prefix = f"{name}." if name else ""
+        metrics |= {f"{prefix}{key}": value for key, value in model.figures().items()}
+    metrics |= {"notes": _notes(models), **facts}
+    columns: dict[str, list[float | None]] = {key: _listed(scores[key]) for key in ("mse", "rmse", "psnr", "ssim")}
+    columns |= {f"{key}_rmse": _listed(scores[f"baseline_{key}_rmse"]) for key in ("mean_image", "nearest_public")}
+    for name, model in models.items():
+        columns |= {f"{name}.{key}" if name else key: value for key, value in model.columns().items()}
+    labels, recovered = torch.from_numpy(main.targets).long(), torch.tensor(main.recovered)
+    rows = [
+        VictimRow(
+            batch=index,
+            id=index,
+            label=int(labels[index]),
+            recovered_label=int(recovered[index]),
+            loss=math.nan if (estimate := columns["error_estimate"][index]) is None else estimate,
+            scores={key: values[index] for key, values in columns.items()},
+        )
+        for index in range(len(truth))
+    ]
+    write_tensors(
+        folder,
+        reconstructions=images[""],
+        targets=truth,
+        nearest_public=nearest,
+        labels=labels,
+        recovered_labels=recovered,
+        class_names=settings.class_names(split.targets),
+    )
+    write_bytes(folder.path / BESIDE, save({name: tensor.float() for name, tensor in images.items() if name}))
+    write_victims(folder, rows)
+    write_metrics(folder, metrics)
+    write_page(folder.path)
+    return metrics
+
+
+def _nearest(split: InformedSplit) -> Tensor:
+    """For every target the nearest of all other records, `(m, c, h, w)`."""
+    records, m = torch.cat([split.targets.images, split.fixed.images]), len(split.targets)
+    truth, everyone = split.targets.pixels(), torch.arange(len(records))
+    found = [NearestPublic(records[everyone != index]).query(truth[index : index + 1])[1] for index in range(m)]
+    return torch.cat(found)
+
+
+def _roots(model: AttackedModel) -> dict[str, Scalar]:
+    """How often the range of pixels told the right root, and how often the likelier one was right without it."""
+    both = [attempt for attempt in model.attempts if attempt.other is not None]
+    if not both:
+        return {}
+    best = [
+        min(float(np.abs(one.inputs - true).max()) for one in (attempt.found, attempt.other) if one is not None)
+        for attempt, true in zip(model.attempts, model.truth, strict=True)
+        if attempt.other is not None
+    ]
+    chosen = [error for error in model.errors if not math.isnan(error)]
+    told = [attempt.told for attempt in both]
+    right = [error <= least for error, least in zip(chosen, best, strict=True)]
+    return {
+        "root_told_share": float(np.mean(told)),
+        "root_right_share": float(np.mean(right)),
+        "root_told_right_share": _over(np.mean, np.array([ok for ok, known in zip(right, told, strict=True) if known])),
+        "max_error_best_root_median": float(np.median(best)),
+        "max_error_best_root_worst": float(np.max(best)),
+    }
+
+
+def _notes(models: Mapping[str, AttackedModel]) -> list[str]:
+    """What the models, their solvers and the attacks want a reader to know, each sentence once per model."""
+    notes = []
+    for name, model in models.items():
+        said = [*model.fitted.notes]
+        # Figures differ from target to target: the first sentence stands for all that begin alike.
+        alike: dict[str, list[str]] = {}
+        for attempt in model.attempts:
+            for note in attempt.found.notes if attempt.found else (f"refused: {attempt.refusal}",):
+                alike.setdefault(note[:_BEGINNING], []).append(note)
+        said += [f"{same[0]} ({len(same)} of {len(model.attempts)} targets)" for same in alike.values()]
+        notes += [f"{name or 'the model under attack'}: {note}" for note in said]
+    return notes
+
+
+def _over(figure: object, values: Array) -> float | None:
+    return float(figure(values)) if callable(figure) and len(values) else None
+
+
+def _known(values: list[float | None]) -> Array:
+    return np.array([value for value in values if value is not None])
+
+
+def _tensor(pixels: Array, shape: tuple[int, ...]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(pixels)).view(shape)
+
+
+def _listed(values: Tensor) -> list[float | None]:
+    return [float(value) for value in values]

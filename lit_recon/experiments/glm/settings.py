@@ -1,0 +1,115 @@
+"""What the configuration files of attacks on generalized linear models may say."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from lit_recon.attacks.glm.family import Array
+from lit_recon.attacks.glm.training import Regression
+from lit_recon.data import ImageSet
+from lit_recon.data.informed_splits import InformedSplit, InformedSplitSettings, draw_informed_split
+from lit_recon.data.sources import Digits, ImageSource
+from lit_recon.errors import ConfigError
+from lit_recon.experiments.settings import PaperSettings
+from lit_recon.modules.loggers import WandbSettings
+
+#: Names of models become columns of a table.
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class RecordSettings:
+    """The records that a model is trained on, and those that it is tried on.
+
+    Args:
+        records: number of records that the model is trained on.
+        targets: how many of these are attacked, each by an adversary who knows all others.
+        held_out: records that the model has not seen, to say how good it is.
+        seed: of the draw.
+    """
+
+    records: int = 1_000
+    targets: int = 50
+    held_out: int = 500
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.targets < self.records or self.held_out < 2:
+            raise ConfigError(
+                "split.targets must be at least 1 and below split.records, and split.held_out at least 2; "
+                f"got {self.targets}, {self.records} and {self.held_out}"
+            )
+
+    def drawn(self, source: ImageSource) -> InformedSplit:
+        """Targets, the other records, and the held-out ones in the place of shadow targets; no image twice."""
+        sizes = InformedSplitSettings(self.records - self.targets, self.held_out, self.targets, self.seed)
+        return draw_informed_split(source, sizes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlmSettings:
+    """One run of `reconn.py glm`.
+
+    Args:
+        name: of the run; default: the name of its configuration file.
+        out: folder for everything that the run leaves behind; default: runs/NAME.
+        overwrite: begin anew where a run is already.
+        data: where images come from, training and test images together.
+        split: the records.
+        target: what the model predicts from an image: its label, or whether that is an odd number.
+        regression: the model under attack.
+        beside: further models of the same records by name, attacked likewise and shown beside it.
+        wandb: Weights & Biases.
+        paper: whose setting this is.
+    """
+
+    name: str | None = None
+    out: Path | None = None
+    overwrite: bool = False
+    data: ImageSource = field(default_factory=Digits)
+    split: RecordSettings = field(default_factory=RecordSettings)
+    target: Literal["label", "odd"] = "label"
+    regression: Regression
+    beside: dict[str, Regression] = field(default_factory=dict)
+    wandb: WandbSettings = field(default_factory=WandbSettings)
+    paper: PaperSettings | None = None
+
+    def __post_init__(self) -> None:
+        odd = [name for name in self.beside if not _NAME.fullmatch(name)]
+        if odd:
+            raise ConfigError(f"names in beside must be lower-case letters, digits and underscores; got {odd}")
+
+    @property
+    def models(self) -> dict[str, Regression]:
+        """All models by name; that of the one under attack is empty."""
+        return {"": self.regression, **self.beside}
+
+    def records(self, images: ImageSet) -> tuple[Array, Array]:
+        """Images as records: pixels `(n, d)` in [0, 1], exact to float64, and targets `(n,)`."""
+        labels = images.labels.numpy()
+        pixels = images.images.flatten(1).numpy().astype(np.float64) / 255
+        return pixels, (labels % 2 if self.target == "odd" else labels).astype(np.float64)
+
+    def class_names(self, images: ImageSet) -> list[str]:
+        """What the targets are called."""
+        return ["even", "odd"] if self.target == "odd" else images.class_names
+
+    def check_classes(self, targets: Array) -> None:
+        """Refuse classifiers of records that lack a class: they would number the others anew.
+
+        Raises:
+            ConfigError: names what is missing.
+        """
+        found = np.unique(targets)
+        if any(model.classifies for model in self.models.values()) and not np.array_equal(found, np.arange(len(found))):
+            raise ConfigError(
+                f"a classifier needs records of every class from 0 on; got {found.astype(int).tolist()}: raise "
+                "split.records"
+            )
+        if len(found) < 2:
+            raise ConfigError("all records have the same target: raise split.records, or choose another target")

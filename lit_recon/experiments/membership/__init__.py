@@ -1,0 +1,1 @@
+"""`reconn.py membership`: infer which of two candidates was trained on."""

@@ -1,0 +1,84 @@
+"""What the configuration of a membership experiment may say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import lit_recon._torchvision
+
+from lit_recon.attacks.released.base import Reconstructor
+from lit_recon.attacks.released.kernel_ridge import KernelRidge
+from lit_recon.errors import ConfigError
+from lit_recon.experiments.settings import PaperSettings
+from lit_recon.modules.loggers import WandbSettings
+
+
+@dataclass(frozen=True)
+class HistogramSettings:
+    """Losses on single images, of models with and without them.
+
+    Args:
+        images: how many images, the second candidates of the first games.
+        models: trained on each of them, from initial weights of their own. Models without it are the shadow models.
+    """
+
+    images: int = 4
+    models: int = 200
+
+    def __post_init__(self) -> None:
+        if self.images < 1 or self.models < 1:
+            raise ConfigError(
+                f"histogram.images and histogram.models must be at least 1; got {self.images} and {self.models}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembershipSettings:
+    """One run of `reconn.py membership`, besides the settings of its shadow models; each game takes two test targets.
+
+    Args:
+        name: of the run; default: the name of its configuration file.
+        out: folder for everything that the run leaves behind; default: runs/NAME.
+        overwrite: begin anew where a run is already.
+        adversary_execution: how the adversary trains on both candidates; in another way than `execution` his copy of
+            the released model differs from it by rounding.
+        reconstructor: learns from the shadow models; its reconstructions are turned into guesses.
+        false_positive_rates: at which the true positive rate is told.
+        histogram: losses with and without single images.
+        wandb: Weights & Biases.
+        paper: whose setting this is.
+    """
+
+    name: str | None = None
+    out: Path | None = None
+    overwrite: bool = False
+    adversary_execution: Literal["auto", "batched_mlp", "vmap", "loop"] = "auto"
+    reconstructor: Reconstructor = field(default_factory=KernelRidge)
+    false_positive_rates: list[float] = field(default_factory=lambda: [0.01, 0.1])
+    histogram: HistogramSettings = field(default_factory=HistogramSettings)
+    wandb: WandbSettings = field(default_factory=WandbSettings)
+    paper: PaperSettings | None = None
+
+    def __post_init__(self) -> None:
+        if any(not 0 <= rate <= 1 for rate in self.false_positive_rates):
+            raise ConfigError(f"false_positive_rates must lie in [0, 1]; got {self.false_positive_rates}")
+
+    def check_games(self, bits: Sequence[int]) -> None:
+        """Refuse games that cannot be scored or drawn.
+
+        Args:
+            bits: of all games.
+
+        Raises:
+            ConfigError: one candidate was never trained on, or there are fewer games than images for histograms.
+        """
+        if len(set(bits)) < 2:
+            raise ConfigError(f"{len(bits)} tosses of the coin fell alike: raise split.targets or change split.seed")
+        if self.histogram.images > len(bits):
+            raise ConfigError(
+                f"histogram.images must be at most {len(bits)}, the games that split.targets make; "
+                f"got {self.histogram.images}"
+            )

@@ -1,0 +1,1 @@
+"""`reconn.py run`: reconstruct the unknown training image of released models."""

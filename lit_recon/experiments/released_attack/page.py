@@ -1,0 +1,84 @@
+"""The page of an attack on released models: the report of a run, in the words of this threat model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lit_recon.reporting.pages import Panel, build_report, picture
+from lit_recon.reporting.plots import error_histogram, svg
+from lit_recon.reporting.record import RunRecord
+from lit_recon.reporting.settings import find_setting
+from lit_recon.reporting.wording import Grant
+
+_ORIGIN = "Left the one unknown training image, in the middle what the attack made of the released model"
+#: What errors are compared with: keys of the record, and their names. Balle et al. 2022, figure 3.
+_LEVELS = {
+    "oracle_mse": "nearest other image",
+    "oracle_mse_percentile_1": "nearest 1 %",
+    "oracle_mse_percentile_10": "nearest 10 %",
+    "oracle_mse_percentile_50": "nearest half",
+    "baseline_mean_image_mse": "mean image",
+}
+
+
+def write_page(folder: Path) -> Path:
+    """Write the page of a finished run of `reconn.py run` into its folder, from the files in it alone.
+
+    Raises:
+        MissingDataError: the folder holds no finished run.
+        CorruptFileError: one of its files is malformed.
+    """
+    return build_report(folder, _ORIGIN, grants, panels)
+
+
+def panels(record: RunRecord) -> list[Panel]:
+    """The errors of all targets on the scale that other images give; nothing for a run without them."""
+    errors = [error for row in record.victims if (error := row.scores.get("mse")) is not None]
+    levels = {name: value for key, name in _LEVELS.items() if (value := record.number(key)) is not None}
+    if not errors:
+        return []
+    file = svg(error_histogram({"attack": errors}, levels))
+    return [
+        Panel(
+            "Error by target",
+            "How many of the targets the attack comes how close to. Upright lines, means over the targets: the "
+            "distance of the nearest other image of the same data, that within which 1 %, 10 % and half of all other "
+            "images lie, and the error of the mean image.",
+            pictures=[(picture(file, "svg"), "Histogram of the squared errors, and distances of other images")],
+        )
+    ]
+
+
+def grants(record: RunRecord) -> list[Grant]:
+    """What the informed adversary knew, then what not."""
+    fresh = find_setting(record.settings, "initialization") == "fresh"
+    earlier = find_setting(record.settings, "initialization.images")
+    which = ": every model, released or shadow, has its own" if fresh else ""
+    which = which if earlier is None else f": those of a model that was trained on {earlier} other images before"
+    seen = record.text("seen") or "its weights"
+    found = [
+        Grant(True, f"All training images but one, {record.text('n_fixed')} of them, with their labels."),
+        Grant(True, f"Of the released model {seen}, its architecture, and the optimizer that trained it."),
+        Grant(True, f"{record.text('n_shadow')} other images of the same shape, to train shadow models on."),
+        Grant(not fresh, f"The initial weights that training began from{which}."),
+        Grant(False, "The missing image and its label. They served only after the attack, to score it."),
+    ]
+    if record.text("hidden"):
+        found.append(Grant(False, record.text("hidden")))
+    if record.text("released_steps"):
+        found.append(Grant(True, f"The same after several steps of training: {record.text('released_steps')}."))
+    found += batch_grants(record)
+    epsilon = record.number("epsilon")
+    if epsilon is not None:
+        found.append(Grant(False, f"The noise of the released model's training, with an epsilon of {epsilon:.6g}."))
+    return sorted(found, key=lambda grant: not grant.known)
+
+
+def batch_grants(record: RunRecord) -> list[Grant]:
+    """Whether the adversary knew the order of mini-batches; empty for full batches."""
+    batch = find_setting(record.settings, "descent.batch_size")
+    if batch is None:
+        return []
+    shared = find_setting(record.settings, "descent.order") == "known"
+    own = "" if shared else ": every model, released or the adversary's, draws its own"
+    return [Grant(shared, f"Which images each mini-batch of {batch} held{own}.")]

@@ -1,0 +1,135 @@
+"""`reconn.py run`: reconstruct the one unknown training image of each of many released models."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import lit_recon._torchvision
+
+import torch
+import yaml
+from jsonargparse import ArgumentParser, Namespace
+from pytorch_lightning import Trainer
+from torch import Tensor
+
+from lit_recon.attacks.shadow import LinearPlan, ShadowPlan, ShadowStore, deltas, load_released
+from lit_recon.data.informed_splits import InformedSplit
+from lit_recon.experiments.configuration import SAME_RUN, instantiated, resolved, settings_of, settings_parser
+from lit_recon.experiments.released_attack.score import classifier_of, score_targets, write_reconn
+from lit_recon.experiments.released_attack.settings import ReconnSettings, ShadowSettings
+from lit_recon.experiments.train.shadows import announce, store_folder
+from lit_recon.modules.loggers import build_loggers, finish
+from lit_recon.modules.shadows import train_store
+from lit_recon.reporting.provenance import environment
+from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.reporting.wording import format_score
+from lit_recon.reporting.writing import Scalar
+from lit_recon.training.trainer import build_trainer, is_first_process
+
+#: Settings that change how a run is computed, not what it computes.
+_SAME_RUN = (*SAME_RUN, "store", "cache", "shard_size", "classifier")
+
+
+def parser(program: str) -> ArgumentParser:
+    """The command's settings."""
+    settings = settings_parser(program, "Reconstruct the one unknown training image of released models.")
+    settings.add_class_arguments(ReconnSettings, as_group=False)
+    settings.add_class_arguments(ShadowSettings, as_group=False)
+    return settings
+
+
+def execute(arguments: ArgumentParser, values: Namespace) -> None:
+    """Refuse what cannot work, then train what is missing, attack, score and report."""
+    complete, config = resolved(arguments, values, "reconn")
+    built = instantiated(arguments, complete)
+    settings, shadows = settings_of(ReconnSettings, built), settings_of(ShadowSettings, built)
+    settings.check_curve(shadows.split.shadow)
+    split = shadows.drawn()
+    settings.wandb.resolved_mode()
+    trainer = build_trainer(shadows.trainer, loggers=[])
+    plan = shadows.plan(split, str(trainer.strategy.root_device))
+    seen, released = settings.access.describe(plan.network, split.shadow), None
+    if settings.released is not None:
+        released = load_released(
+            settings.released, plan.network, len(split.targets), 1 + len(shadows.descent.snapshots)
+        )
+    models = shadows.shadow_models(plan, split)
+    stored, folder = store_folder(shadows, models), RunFolder(Path(complete.out))
+    settings = settings.bind(plan, folder.checkpoints / "reconstructor")
+    classifier_of(settings.classifier, split.targets)
+    kept = ShadowStore.open(stored, models.description)
+    if kept is not None:
+        kept.check(split.shadow)
+    if is_first_process():
+        RunFolder.open(folder.path, config, settings.overwrite, _SAME_RUN)
+        announce(stored, models, len(split.shadow))
+        print(f"targets     {len(split.targets)} released models, each with one unknown image")
+        print(f"run folder  {folder.path}", flush=True)
+    loggers = build_loggers(folder.logs, str(complete.name), settings.wandb, yaml.safe_load(config))
+    started = time.perf_counter()
+    store = train_store(trainer, models, split.shadow, stored, shadows.execution, shadows.shard_size)
+    trained = time.perf_counter() - started
+    observed = _observed(trainer, plan, split, store, folder, released)
+    if is_first_process():
+        sight = settings.access.sight(plan, split.shadow)
+        features = sight(observed)
+        facts: dict[str, Scalar] = {
+            "seed": shadows.seed,
+            "split_hash": split.hash,
+            "execution": store.execution,
+            "processes": trainer.world_size,
+            "n_fixed": len(split.fixed),
+            "n_shadow": len(split.shadow),
+            "shadow_seconds": trained,
+            "seen": seen.shown,
+            "n_features": features.shape[1],
+        }
+        if seen.hidden:
+            facts["hidden"] = seen.hidden
+        if shadows.descent.snapshots:
+            facts["released_steps"] = ", ".join(map(str, plan.known.kept_steps))
+        if shadows.descent.dp is not None:
+            steps = shadows.descent.steps
+            facts |= {"epsilon": shadows.descent.dp.epsilon(steps), "noise_multiplier": shadows.descent.dp.noise(steps)}
+        outcome = score_targets(settings, split, store.read(split.shadow, sight), features)
+        if isinstance(models, LinearPlan):
+            facts |= models.facts(stored, len(split.shadow))
+            outcome.note(models.sentence(stored, len(split.shadow)))
+        figures = {key: value for key, value in outcome.metrics.items() if isinstance(value, float)}
+        for logger in loggers:
+            logger.log_metrics(figures, 0)
+        finish(loggers)
+        facts |= {"seconds": time.perf_counter() - started, **environment(str(trainer.strategy.root_device))}
+        write_reconn(folder, split, outcome, facts)
+        print(_summary(outcome.metrics))
+        print(f"report      {folder.report}")
+
+
+def _observed(
+    trainer: Trainer,
+    plan: ShadowPlan,
+    split: InformedSplit,
+    store: ShadowStore,
+    folder: RunFolder,
+    released: Tensor | None,
+) -> Tensor:
+    """What each released model's weights differ by from the reference, `(m, p)`, with snapshots `(m, t * p)`."""
+    if released is not None:
+        return deltas(released, plan.reference())
+    owners = dataclasses.replace(plan, purpose="released")
+    there = folder.checkpoints / "released"
+    models = train_store(trainer, owners, split.targets, there, store.execution, store.shard_size, "released models")
+    return models.read(split.targets) if is_first_process() else torch.empty(0)
+
+
+def _summary(metrics: dict[str, Scalar]) -> str:
+    """The figures that answer the first question."""
+    shown = [
+        format_score("mse", value if isinstance(value := metrics.get(key), float) else None)
+        for key in ("mse", "oracle_mse", "baseline_mean_image_mse")
+    ]
+    certified = metrics.get("certified_rate")
+    told = f"; the attack certifies {certified:.1%}" if isinstance(certified, float) else ""
+    return f"MSE         {shown[0]} (nearest of all other images {shown[1]}, mean image {shown[2]}){told}"

@@ -1,0 +1,208 @@
+"""What comes of an attack on released models: reconstructions, their scores beside the oracle's, and the files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import lit_recon._torchvision
+
+import torch
+from torch import Tensor
+
+from lit_recon.attacks.released.base import ReconstructedTargets
+from lit_recon.data import ImageSet
+from lit_recon.data.informed_splits import InformedSplit
+from lit_recon.errors import ShapeError
+from lit_recon.experiments.released_attack.page import write_page
+from lit_recon.experiments.released_attack.settings import ReconnSettings
+from lit_recon.metrics import Lpips, MeanImage, NearestPublic, Unavailable, load_lpips, mse, score_pairs
+from lit_recon.metrics.baselines import NearestNeighborOracle
+from lit_recon.metrics.divergence import prediction_divergence
+from lit_recon.models import Backbone, load_backbone
+from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.reporting.wording import format_score
+from lit_recon.reporting.writing import Scalar, VictimRow, write_metrics, write_tensors, write_victims
+
+
+def classifier_of(checkpoint: Path | None, images: ImageSet) -> Backbone | Unavailable:
+    """The classifier in a file of `train.py backbone`, or why there is none.
+
+    It may have been trained on the targets: it scores, and no attack sees it.
+
+    Raises:
+        MissingDataError, CorruptFileError: there is no such file, or it cannot be read.
+        ShapeError: it is for other images or classes.
+    """
+    if checkpoint is None:
+        return Unavailable("no classifier was given: train one by train.py backbone and give its file by classifier")
+    model = load_backbone(checkpoint).model
+    if model.image_shape != images.image_shape or model.n_classes != images.n_classes:
+        raise ShapeError(
+            f"classifier {checkpoint} takes images {model.image_shape} of {model.n_classes} classes; {images.name} has "
+            f"{images.image_shape} of {images.n_classes}: give one that was trained on such data"
+        )
+    return model
+
+
+@dataclass(frozen=True)
+class ReconnOutcome:
+    """An attack on released models, scored.
+
+    Attributes:
+        found: what the attack returned, one image per target.
+        nearest: for every target, the nearest image that the adversary holds, `(m, c, h, w)`.
+        per_image: scores `(m,)` by name; None where a score could not be had.
+        metrics: entries of the run's record.
+    """
+
+    found: ReconstructedTargets
+    nearest: Tensor
+    per_image: Mapping[str, Tensor | None]
+    metrics: dict[str, Scalar]
+
+    def note(self, sentence: str) -> None:
+        """Add something that a reader of the figures should know."""
+        there = self.metrics.get("notes")
+        self.metrics["notes"] = [*(there if isinstance(there, list) else []), sentence]
+
+
+def score_targets(
+    settings: ReconnSettings, split: InformedSplit, differences: Tensor, observed: Tensor
+) -> ReconnOutcome:
+    """Attack, then compare with the truth, with the mean image, and with the nearest other images.
+
+    Args:
+        settings: of the run.
+        split: whose shadow targets the adversary learns from.
+        differences: of the shadow models, `(s, p)`.
+        observed: of the released models, `(m, p)`.
+    """
+    shadow, targets = split.shadow.pixels(), split.targets.pixels()
+    labels, n_classes = split.shadow.labels, split.fixed.n_classes
+    curve: dict[str, Scalar] = {}
+    for k in settings.curve:
+        fewer = settings.reconstructor.fit(differences[:k], shadow[:k], labels[:k], n_classes)
+        curve[f"mse_at_{k}_shadows"] = float(mse(fewer.reconstruct(observed).images, targets).mean())
+    fitted = settings.reconstructor.fit(differences, shadow, labels, n_classes)
+    found = fitted.reconstruct(observed)
+
+    lpips, classifier = _lpips(settings), classifier_of(settings.classifier, split.targets)
+    held = torch.cat([split.fixed.images, split.shadow.images])
+    nearest = NearestPublic(held).query(targets)[1]
+    compared = {
+        "": found.images,
+        "baseline_mean_image_": MeanImage.from_images(held).query(targets),
+        "baseline_nearest_public_": nearest,
+    }
+    scores = {
+        f"{prefix}{name}": values
+        for prefix, images in compared.items()
+        for name, values in _scores(images, targets, lpips, classifier).items()
+    }
+    oracle = NearestNeighborOracle.measure(targets, torch.cat([held, *(part.images for part in split.others)]))
+    metrics: dict[str, Scalar] = {"n": len(targets), "n_batches": len(targets)}
+    for name, values in {**scores, "oracle_mse": oracle.nearest}.items():
+        # This process alone scores, so that no metric may wait for the others to synchronize.
+        metrics[name] = float(values.mean())
+        metrics[f"{name}_std"] = float(values.std()) if len(values) > 1 else math.nan
+    for name, score in {"lpips": lpips, "kl": classifier}.items():
+        if isinstance(score, Unavailable):
+            metrics |= {name: None, f"{name}_reason": score.reason}
+    metrics |= {f"oracle_mse_percentile_{percent}": value for percent, value in oracle.percentiles.items()}
+    success = (scores["mse"] < oracle.nearest).double()
+    metrics["success_rate"] = float(success.mean())
+    metrics["success_rate_held"] = float((scores["mse"] < scores["baseline_nearest_public_mse"]).double().mean())
+    if found.certified is not None:
+        metrics["certified_rate"] = float(found.certified.double().mean())
+        there = scores["mse"][found.certified] if found.certified.any() else None
+        metrics["certified_mse"] = None if there is None else float(there.mean())
+        metrics["certified_mse_max"] = None if there is None else float(there.max())
+    metrics["label_accuracy"] = float((found.labels == split.targets.labels).double().mean())
+    metrics |= {**curve, **fitted.facts, "notes": [*_notes(metrics, curve, split), *fitted.notes]}
+    per_image: dict[str, Tensor | None] = {name: scores[name] for name in ("mse", "rmse", "psnr", "ssim")}
+    per_image |= {
+        "lpips": scores.get("lpips"),
+        "kl": scores.get("kl"),
+        "mean_image_rmse": scores["baseline_mean_image_rmse"],
+        "nearest_public_rmse": scores["baseline_nearest_public_rmse"],
+        "oracle_mse": oracle.nearest,
+        "success": success,
+    }
+    return ReconnOutcome(found, nearest, per_image, metrics)
+
+
+def write_reconn(folder: RunFolder, split: InformedSplit, outcome: ReconnOutcome, facts: Mapping[str, Scalar]) -> None:
+    """Write everything; the figures come last and mark the run as complete, the page is built from all of it."""
+    write_tensors(
+        folder,
+        reconstructions=outcome.found.images,
+        targets=split.targets.pixels(),
+        nearest_public=outcome.nearest,
+        labels=split.targets.labels,
+        recovered_labels=outcome.found.labels,
+        class_names=split.targets.class_names,
+    )
+    write_victims(folder, _rows(split.targets, outcome))
+    write_metrics(folder, {**outcome.metrics, **facts})
+    write_page(folder.path)
+
+
+def _lpips(settings: ReconnSettings) -> Lpips | Unavailable:
+    if settings.lpips.network == "none":
+        return Unavailable("switched off by lpips.network")
+    return load_lpips(settings.lpips.network, settings.lpips.weights, settings.lpips.download)
+
+
+def _scores(
+    images: Tensor, targets: Tensor, lpips: Lpips | Unavailable, classifier: Backbone | Unavailable
+) -> dict[str, Tensor]:
+    """Every score of pairs, `(m,)` by name, those left out that cannot be had."""
+    scores = score_pairs(images, targets, lpips)
+    if not isinstance(classifier, Unavailable):
+        scores["kl"] = prediction_divergence(images, targets, classifier)
+    return scores
+
+
+def _rows(targets: ImageSet, outcome: ReconnOutcome) -> list[VictimRow]:
+    return [
+        VictimRow(
+            batch=index,
+            id=index,
+            label=int(label),
+            recovered_label=int(outcome.found.labels[index]),
+            loss=float(outcome.found.uncertainty[index]),
+            scores={
+                name: None if values is None else float(values[index]) for name, values in outcome.per_image.items()
+            },
+        )
+        for index, label in enumerate(targets.labels)
+    ]
+
+
+def _notes(metrics: Mapping[str, Scalar], curve: Mapping[str, Scalar], split: InformedSplit) -> list[str]:
+    """What a reader of the figures should know."""
+    pool = sum(map(len, (split.fixed, split.shadow, *split.others)))
+    one, ten, half = (f"{metrics[f'oracle_mse_percentile_{percent}']:.4f}" for percent in (1, 10, 50))
+    against_oracle = (
+        f"The oracle that knows a target and picks the nearest of all {pool} other images has an MSE of "
+        f"{metrics['oracle_mse']:.4f}; this attack has {_shown(metrics['mse'])} and is nearer for "
+        f"{metrics['success_rate']:.0%} of the targets, which is its rate of success; it is nearer than the nearest "
+        f"image that the adversary holds for {metrics['success_rate_held']:.0%}."
+    )
+    spread = f"Of all other images, 1 % lie within an MSE of {one} of a target, 10 % within {ten}, half within {half}."
+    fewer = ", ".join(f"{_shown(value)} with {name.split('_')[2]}" for name, value in curve.items())
+    notes = [against_oracle, spread, *([f"MSE with fewer shadow models: {fewer}."] if fewer else [])]
+    if metrics.get("certified_mse") is not None:
+        notes.append(
+            f"By what the adversary sees, {metrics['certified_rate']:.1%} of the images are the unknown ones "
+            f"themselves: their MSE is {_shown(metrics['certified_mse'])}, that of the worst "
+            f"{_shown(metrics['certified_mse_max'])}."
+        )
+    return notes
+
+
+def _shown(value: Scalar) -> str:
+    return format_score("mse", value if isinstance(value, float) else None)

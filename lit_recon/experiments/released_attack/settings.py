@@ -1,0 +1,193 @@
+"""What the configuration files of attacks by informed adversaries may say."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from lit_recon.attacks.released.access import ModelAccess, WholeModel
+from lit_recon.attacks.released.base import Background, Reconstructor
+from lit_recon.attacks.released.kernel_ridge import KernelRidge
+from lit_recon.attacks.shadow import (
+    GradientDescent,
+    Initialization,
+    LinearPlan,
+    LinearResponse,
+    Plan,
+    Pretraining,
+    ShadowPlan,
+    pretrained_weights,
+)
+from lit_recon.data.informed_splits import InformedSplit, InformedSplitSettings, draw_informed_split
+from lit_recon.data.sources import Digits, ImageSource
+from lit_recon.errors import ConfigError
+from lit_recon.experiments.settings import LpipsSettings, PaperSettings
+from lit_recon.models.released import ReleasedMLP, ReleasedNetwork
+from lit_recon.modules.loggers import WandbSettings
+from lit_recon.training.progress import announced
+from lit_recon.training.trainer import TrainerSettings
+
+#: A released network but for the shape of its images and its number of classes.
+NetworkOf = Callable[[tuple[int, int, int], int], ReleasedNetwork]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShadowSettings:
+    """Shadow models and where they are kept.
+
+    Args:
+        seed: of the initial weights.
+        data: where images come from, training and test images together.
+        shadow_data: another source for the shadow targets; default: the same.
+        split: fixed set, shadow targets and test targets.
+        network: architecture of the released model; default: ReleasedMLP, 10 hidden ELU.
+        descent: how it was trained.
+        initialization: `known` initial weights, `fresh` ones for every model, released and shadow, or those of a known
+            model that was trained before, on `images` of its own.
+        execution: how shadow models are trained; `auto` measures which way is fastest here.
+        shadows: `exact`: all are trained; `linear`: had by linear response, once a sample of exact ones shows that its
+            error is tolerable; `mixed`: the sample stays exact, and all are trained where the error is not tolerable.
+        linear: how linear response is computed, and how far it is trusted.
+        shard_size: models per file.
+        store: folder of the shadow models; default: one of its own below `cache`.
+        cache: folder of stores, one for each training.
+        trainer: where to compute.
+    """
+
+    seed: int = 0
+    data: ImageSource = field(default_factory=Digits)
+    shadow_data: ImageSource | None = None
+    split: InformedSplitSettings = field(default_factory=InformedSplitSettings)
+    network: NetworkOf | None = None
+    descent: GradientDescent = field(default_factory=GradientDescent)
+    initialization: Initialization | Pretraining = "known"
+    execution: Literal["auto", "batched_mlp", "vmap", "loop"] = "auto"
+    shadows: Literal["exact", "linear", "mixed"] = "exact"
+    linear: LinearResponse = field(default_factory=LinearResponse)
+    shard_size: int = 250
+    store: Path | None = None
+    cache: Path = Path("runs/shadows")
+    trainer: TrainerSettings = field(default_factory=TrainerSettings)
+
+    def __post_init__(self) -> None:
+        if self.shard_size < 1:
+            raise ConfigError(f"shard_size must be at least 1 model; got {self.shard_size}")
+
+    def drawn(self) -> InformedSplit:
+        """The split of the data."""
+        split = draw_informed_split(self.data, self.split, self.shadow_data)
+        if isinstance(self.initialization, Pretraining):
+            split = split.with_pretraining(self.initialization.images)
+        return split
+
+    def check_final_models(self, command: str) -> None:
+        """Refuse snapshots where a command looks at final models only.
+
+        Raises:
+            ConfigError: names them.
+        """
+        if self.descent.snapshots:
+            raise ConfigError(
+                f"descent.snapshots are for `reconn.py run`; {command} looks at final models only; "
+                f"got {list(self.descent.snapshots)}"
+            )
+
+    def plan(self, split: InformedSplit, device: str = "cpu") -> ShadowPlan:
+        """The shadow models to train, on a split of `drawn`; pre-trains where they do not begin at random weights.
+
+        Raises:
+            ConfigError: such models cannot be trained on this split.
+        """
+        network = (self.network or ReleasedMLP)(split.fixed.image_shape, split.fixed.n_classes)
+        kind: Initialization = "known" if isinstance(self.initialization, Pretraining) else self.initialization
+        plan = ShadowPlan(network, split.fixed, self.descent, self.seed, kind, device=device)
+        _ = plan.known  # refuses batches larger than the fixed set, and the like, before a folder is made
+        if not isinstance(self.initialization, Pretraining):
+            return plan
+        if split.pretraining is None:
+            raise ConfigError("initialization.images are not set aside in this split: draw it by these settings")
+        plan.initial_weights()  # the network's own weights, where pre-training begins
+        images, labels = split.pretraining.pixels().to(device), split.pretraining.labels.to(device)
+        return dataclasses.replace(plan, start=pretrained_weights(network, images, labels, self.initialization))
+
+    def shadow_models(self, plan: ShadowPlan, split: InformedSplit) -> Plan:
+        """How the adversary has the models of a plan: by training them, or by linear response.
+
+        Raises:
+            ConfigError: linear response is not for such models, or there are fewer than its sample.
+        """
+        if self.shadows == "exact":
+            return plan
+        linear = LinearPlan(plan, self.linear, self.shadows)
+        linear.sample(split.shadow)
+        return linear
+
+    def check_exact(self, command: str) -> None:
+        """Refuse linear response where a command trains all of its models.
+
+        Raises:
+            ConfigError: says so.
+        """
+        if self.shadows != "exact":
+            raise ConfigError(
+                "shadows by linear response are for `train.py shadows` and `reconn.py run`; "
+                f"{command} trains exactly; got {self.shadows}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReconnSettings:
+    """One run of `reconn.py run`, besides the settings of its shadow models.
+
+    Args:
+        name: of the run; default: the name of its configuration file.
+        out: folder for everything that the run leaves behind; default: runs/NAME.
+        overwrite: begin anew where a run is already.
+        released: weights of the models under attack, one per test target; default: they are trained here.
+        reconstructor: learns from the shadow models.
+        view: what of a released model the adversary sees.
+        curve: also attack with only so many shadow models.
+        lpips: an optional score; its network was made for photographs.
+        classifier: a `backbone.safetensors` of `train.py backbone`; reconstructions are also scored by whether it says
+            of them what it says of their targets.
+        wandb: Weights & Biases.
+        paper: whose setting this is.
+    """
+
+    name: str | None = None
+    out: Path | None = None
+    overwrite: bool = False
+    released: Path | None = None
+    reconstructor: Reconstructor = field(default_factory=KernelRidge)
+    access: ModelAccess = field(default_factory=WholeModel)
+    curve: list[int] = field(default_factory=list)
+    lpips: LpipsSettings = field(default_factory=lambda: LpipsSettings(network="none"))
+    classifier: Path | None = None
+    wandb: WandbSettings = field(default_factory=WandbSettings)
+    paper: PaperSettings | None = None
+
+    def bind(self, plan: ShadowPlan | None, state: Path | None = None) -> ReconnSettings:
+        """The same with a reconstructor that knows the training, where it sees whole models.
+
+        Args:
+            plan: of the models; None where nobody knows the training of all models that it is for.
+            state: folder in which a long training of the reconstructor keeps what it needs to go on after a kill.
+
+        Raises:
+            ThreatModelError, UnsupportedModelError, ConfigError: the reconstructor needs something else.
+        """
+        whole = plan if isinstance(self.access, WholeModel) else None
+        return dataclasses.replace(self, reconstructor=self.reconstructor.bind(Background(whole, state, announced)))
+
+    def check_curve(self, n: int) -> None:
+        """Refuse numbers of shadow models that `n` do not contain.
+
+        Raises:
+            ConfigError: names them.
+        """
+        outside = [k for k in self.curve if not 2 <= k <= n]
+        if outside:
+            raise ConfigError(f"curve must hold numbers of shadow models from 2 to split.shadow={n}; got {outside}")

@@ -1,0 +1,191 @@
+"""From a privacy budget and a baseline error to all the bounds on the chance of reconstruction that there are."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_recon.bounds import (
+    BaselineError,
+    Simulated,
+    approximate_bound,
+    concentrated_bound,
+    empirical_prior,
+    empirical_prior_ceiling,
+    finite_prior,
+    gaussian_bound,
+    gaussian_prior,
+    gaussian_prior_chernoff,
+    privacy_from_robustness,
+    profile_bound,
+    pure_bound,
+    renyi_bound,
+    robustness_from_privacy,
+    simulated_bound,
+    two_point_baseline,
+    uniform_ball,
+)
+from lit_recon.errors import ConfigError
+from lit_recon.experiments.rero.settings import BudgetSettings, PriorSettings, SampledSettings
+from lit_recon.privacy import FullBatchSGD, PoissonSGD, calibrate_noise
+
+#: Orders of theorem 2, dense where the best one lies for any epsilon and kappa.
+_ORDERS = tuple(1 + 10 ** (exponent / 20) for exponent in range(-60, 81))
+_LOG_10 = math.log(10)
+#: Beyond it the odds of theorem 5's candidates leave too few digits of the chance to fail.
+_MOST_EPSILON = 20.0
+
+
+class PriorSpec(NamedTuple):
+    """What an adversary believes, and what counts as success.
+
+    Attributes:
+        name: in words.
+        baseline: baseline error, with its caveat.
+        threshold: mean squared error up to which a reconstruction succeeds; None where success is to name the image.
+        candidates: size of a finite prior; None elsewhere.
+        is_drawn_from: whether the targets are drawn from this prior, so that success may be held against it.
+        is_certified: whether kappa is exact or an upper bound for that prior, so that no attack may exceed the bound.
+    """
+
+    name: str
+    baseline: BaselineError
+    threshold: float | None = None
+    candidates: int | None = None
+    is_drawn_from: bool = True
+    is_certified: bool = True
+
+    @property
+    def log10_kappa(self) -> float:
+        """Decimal logarithm of the baseline error."""
+        return self.baseline.log_kappa / _LOG_10
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds on the chance of success; each follows from another statement about the same training.
+
+    Attributes:
+        tight: the best there is, by the law of the noise itself.
+        theorem_2: by its Renyi divergence, the best of many orders.
+        corollary_3: by epsilon alone, as if delta were 0, which Gaussian noise does not have.
+        corollary_4: by zero-concentrated privacy.
+        approximate: by epsilon and delta alone.
+    """
+
+    tight: float
+    theorem_2: float
+    corollary_3: float
+    corollary_4: float
+    approximate: float
+
+
+def full_batch(budget: BudgetSettings, epsilon: float, steps: int) -> FullBatchSGD:
+    """The training that just keeps a budget."""
+    noise = calibrate_noise(epsilon, budget.delta, steps, neighbors=budget.neighbors)
+    return FullBatchSGD(noise, steps, budget.neighbors)
+
+
+def bounds(training: FullBatchSGD, epsilon: float, delta: float, log_kappa: float) -> Bounds:
+    """All bounds for a training on full batches.
+
+    What limits reconstruction compares the output with a record to that without: one record added, whatever relation
+    epsilon is stated for.
+
+    Raises:
+        ConfigError: an argument is out of its range.
+    """
+    mu = math.sqrt(training.steps) / training.noise_multiplier
+    rho = mu**2 / 2
+    return Bounds(
+        gaussian_bound(log_kappa, mu),
+        renyi_bound(log_kappa, _ORDERS, [order * rho for order in _ORDERS]),
+        pure_bound(log_kappa, epsilon),
+        concentrated_bound(log_kappa, rho),
+        approximate_bound(log_kappa, epsilon, delta),
+    )
+
+
+def priors(settings: PriorSettings, samples: NDArray[np.floating]) -> list[PriorSpec]:
+    """The baseline errors of all priors.
+
+    Args:
+        settings: thresholds and sizes.
+        samples: images `(m, d)` of the empirical prior. Their mean and variance are those of the Gaussian prior, and
+            the ball has the radius at which that one's mass lies.
+    """
+    m, d = samples.shape
+    sigma = float(np.sqrt(samples.var(axis=0).mean()))
+    radius = sigma * math.sqrt(d)
+    found = [
+        PriorSpec(f"one of {n} candidates", finite_prior([1 / n] * n), candidates=n)
+        for n in sorted(settings.candidates)
+    ]
+    for threshold in sorted(settings.thresholds):
+        eta = math.sqrt(threshold * d)
+        found += [
+            PriorSpec(f"{m} images, sought among them", empirical_prior(samples, eta), threshold, is_certified=False),
+            PriorSpec(f"{m} images, certified", empirical_prior_ceiling(samples, eta), threshold),
+            PriorSpec("uniform ball (proposition 6)", uniform_ball(eta, d, radius), threshold, is_drawn_from=False),
+            PriorSpec("Gaussian (proposition 7, exact)", gaussian_prior(eta, sigma, d), threshold, is_drawn_from=False),
+            PriorSpec(
+                "Gaussian (proposition 7, as printed)",
+                gaussian_prior_chernoff(eta, sigma, d),
+                threshold,
+                is_drawn_from=False,
+            ),
+        ]
+    return found
+
+
+def sampled_rows(
+    settings: SampledSettings, budget: BudgetSettings, steps: int, seed: int
+) -> list[dict[str, float | None]]:
+    """The tight bound by privacy-loss distributions and by simulation, for full batches also by the closed form."""
+    rows: list[dict[str, float | None]] = []
+    for rate in sorted({1.0, settings.rate}, reverse=True):
+        for epsilon in sorted(settings.epsilons):
+            noise = calibrate_noise(epsilon, budget.delta, steps, rate, budget.neighbors)
+            losses = PoissonSGD(noise, steps, budget.neighbors, rate)
+            for kappa in settings.kappas:
+                log_kappa = math.log(kappa)
+                found: Simulated | None = None
+                # Too few simulations tell anything about a chance that is too small.
+                with contextlib.suppress(ConfigError):
+                    found = simulated_bound(log_kappa, noise, steps, rate, settings.simulations, seed)
+                rows.append(
+                    {
+                        "rate": rate,
+                        "epsilon": epsilon,
+                        "noise_multiplier": noise,
+                        "kappa": kappa,
+                        "closed": gaussian_bound(log_kappa, math.sqrt(steps) / noise) if rate == 1 else None,
+                        "profile": profile_bound(log_kappa, losses.profile),
+                        "simulated": None if found is None else found.value,
+                        "standard_error": None if found is None else found.standard_error,
+                    }
+                )
+    return rows
+
+
+def equivalence_row(training: FullBatchSGD, epsilon: float) -> dict[str, float] | None:
+    """Theorem 5 for the training: from its delta, one record replaced, to the chance against two candidates, and back.
+
+    None for an epsilon at which that chance cannot be told from 1.
+    """
+    if epsilon > _MOST_EPSILON:
+        return None
+    delta = FullBatchSGD(training.noise_multiplier, training.steps, "replace_one").delta(epsilon)
+    gamma = robustness_from_privacy(epsilon, delta)
+    return {
+        "epsilon": epsilon,
+        "guess": two_point_baseline(epsilon),
+        "gamma": gamma,
+        "delta": delta,
+        "delta_from_gamma": privacy_from_robustness(epsilon, gamma),
+    }

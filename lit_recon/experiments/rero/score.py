@@ -1,0 +1,258 @@
+"""What comes of a study of reconstruction robustness: each cell's success beside the bounds that apply to it."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import lit_recon._torchvision
+
+import torch
+from pytorch_lightning import Trainer
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from lit_recon.attacks.released.diagnostics import identified
+from lit_recon.attacks.shadow import ShadowPlan, ShadowStore
+from lit_recon.attacks.shadow.training import unflatten
+from lit_recon.data import ImageSet
+from lit_recon.data.informed_splits import InformedSplit
+from lit_recon.data.seeding import seeded_generator
+from lit_recon.errors import MissingDataError
+from lit_recon.experiments.released_attack.settings import ShadowSettings
+from lit_recon.experiments.rero.bounds import (
+    Bounds,
+    PriorSpec,
+    bounds,
+    equivalence_row,
+    full_batch,
+    priors,
+    sampled_rows,
+)
+from lit_recon.experiments.rero.cells import ReroCell
+from lit_recon.experiments.rero.panels import RECORD, TABLE
+from lit_recon.experiments.rero.settings import ReroSettings
+from lit_recon.io.files import write_text
+from lit_recon.modules.shadows import train_store
+from lit_recon.reporting.record import read_metrics, read_victims
+from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.reporting.writing import Scalar
+
+#: Released models that are tried on test images.
+_TRIED = 20
+_CONFIDENCE = 0.95
+_BOUNDS = tuple(field.name for field in dataclasses.fields(Bounds))
+
+
+class CellEvaluator:
+    """Measures the cells of a study, whose targets and priors are the same.
+
+    Args:
+        settings: of the study.
+        shadows: of all its cells, but for the privacy.
+        split: of the images.
+        folder: of the study.
+    """
+
+    def __init__(
+        self, settings: ReroSettings, shadows: ShadowSettings, split: InformedSplit, folder: RunFolder
+    ) -> None:
+        self.settings, self.shadows, self.split, self.folder = settings, shadows, split, folder
+        others = split.shadow if split.rest is None else split.rest
+        self.test = others.subset(torch.arange(min(settings.test_images, len(others))))
+        images = [split.targets.pixels()]
+        missing = settings.prior.samples - len(split.targets)
+        if missing > 0 and split.rest is not None:
+            images.append(split.rest.subset(torch.arange(min(missing, len(split.rest)))).pixels())
+        self.samples = torch.cat(images)[: settings.prior.samples].flatten(1).double().numpy()
+        self.priors = priors(settings.prior, self.samples)
+
+    def measure(self, cell: ReroCell, own: ShadowSettings, done: RunFolder, trainer: Trainer) -> dict[str, Any]:
+        """The figures of one finished cell, fit for JSON.
+
+        Args:
+            cell: which one.
+            own: the settings of its shadow models.
+            done: its run.
+            trainer: for the candidates' models.
+        """
+        plan = own.plan(self.split, str(trainer.strategy.root_device))
+        reference, observed = plan.reference(), _released(plan, self.split, done)
+        correct = accuracies(plan, (reference + observed[:_TRIED]).float(), self.test)
+        metrics = read_metrics(done.metrics)
+        found: dict[str, Any] = {
+            "name": cell.name,
+            "title": cell.title,
+            "folder": cell.folder,
+            "epsilon": cell.epsilon,
+            "n": len(observed),
+            **{key: metrics[key] for key in ("mse", "mse_std", "baseline_mean_image_mse", "oracle_mse", "seconds")},
+            "accuracy": float(correct.mean()),
+            "accuracy_std": float(correct.std()) if len(correct) > 1 else 0.0,
+            "comparisons": [],
+        }
+        training = None
+        if cell.epsilon is not None:
+            training = full_batch(self.settings.budget, cell.epsilon, own.descent.steps)
+            found |= {
+                "noise_multiplier": training.noise_multiplier,
+                "equivalence": equivalence_row(training, cell.epsilon),
+            }
+        errors = torch.tensor([row.scores["mse"] for row in read_victims(done.victims)], dtype=torch.float64)
+        expected = self._expected(plan, trainer) if own.descent.dp is not None else None
+        for prior in self.priors:
+            won = self._won(prior, errors, observed, expected)
+            limits = None
+            if training is not None:
+                log_kappa = prior.baseline.log_kappa
+                limits = bounds(
+                    training, training.epsilon(self.settings.budget.delta), self.settings.budget.delta, log_kappa
+                )
+            found["comparisons"].append(_comparison(prior, won, limits))
+        return found
+
+    def _won(self, prior: PriorSpec, errors: Tensor, observed: Tensor, expected: Tensor | None) -> Tensor | None:
+        if not prior.is_drawn_from:
+            return None
+        if prior.threshold is not None:
+            return errors <= prior.threshold
+        if expected is None or prior.candidates is None:
+            return None
+        generator = seeded_generator(self.shadows.seed, "candidates", prior.candidates)
+        return identified(observed, expected, prior.candidates, generator)
+
+    def _expected(self, plan: ShadowPlan, trainer: Trainer) -> Tensor:
+        """The targets' models under the same clipping, without noise; trained once for all budgets."""
+        descent = plan.descent
+        if descent.dp is not None:
+            silent = dataclasses.replace(descent.dp, noise_multiplier=0.0, target_epsilon=None)
+            descent = dataclasses.replace(descent, dp=silent)
+        quiet = dataclasses.replace(plan, descent=descent, purpose="candidate")
+        there = self.folder.checkpoints / "candidates"
+        targets, how = self.split.targets, self.shadows.execution
+        store = train_store(trainer, quiet, targets, there, how, self.shadows.shard_size, "candidates' models")
+        return store.read(targets)
+
+    def record(self, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Everything that the page shows."""
+        budget, steps = self.settings.budget, self.shadows.descent.steps
+        sampled = self.settings.sampled
+        curve = [
+            {"epsilon": epsilon, "mu": math.sqrt(steps) / full_batch(budget, epsilon, steps).noise_multiplier}
+            for epsilon in _grid([*budget.epsilons])
+        ]
+        return {
+            "cells": list(cells),
+            "priors": [
+                {
+                    "name": prior.name,
+                    "threshold": prior.threshold,
+                    "candidates": prior.candidates,
+                    "log10_kappa": prior.log10_kappa,
+                    "caveat": prior.baseline.caveat,
+                }
+                for prior in self.priors
+            ],
+            "curve": curve,
+            "sampled": [] if sampled is None else sampled_rows(sampled, budget, steps, self.shadows.seed),
+            "n_prior_samples": len(self.samples),
+            "n_test_images": len(self.test),
+            "steps": steps,
+        }
+
+
+def accuracies(plan: ShadowPlan, weights: Tensor, images: ImageSet) -> Tensor:
+    """Share of images that each model classifies rightly, `(m,)`, of weights `(m, p)`."""
+    return torch.stack(
+        [(logits.argmax(1) == images.labels).double().mean() for logits in _logits(plan, weights, images)]
+    )
+
+
+def losses(plan: ShadowPlan, weights: Tensor, images: ImageSet) -> Tensor:
+    """Cross-entropy of each model on every image in nats, `(m, n)`, of weights `(m, p)`."""
+    found = [F.cross_entropy(logits, images.labels, reduction="none") for logits in _logits(plan, weights, images)]
+    return torch.stack(found)
+
+
+@torch.no_grad()
+def _logits(plan: ShadowPlan, weights: Tensor, images: ImageSet) -> list[Tensor]:
+    """Of each model, `(n, k)`."""
+    pixels = images.pixels()
+    return [functional_call(plan.network, unflatten(plan.network, own), pixels) for own in weights]
+
+
+def _released(plan: ShadowPlan, split: InformedSplit, done: RunFolder) -> Tensor:
+    """What the cell's released models differ by from their reference, `(m, p)`."""
+    owners, there = dataclasses.replace(plan, purpose="released"), done.checkpoints / "released"
+    store = ShadowStore.open(there, owners.description)
+    if store is None:
+        raise MissingDataError(f"{there} is not there: repeat the cell by deleting {done.path}")
+    return store.read(split.targets)
+
+
+def _comparison(prior: PriorSpec, won: Tensor | None, limits: Bounds | None) -> dict[str, Any]:
+    from scipy.stats import binomtest
+
+    found: dict[str, Any] = {"prior": prior.name, "threshold": prior.threshold, "candidates": prior.candidates}
+    found |= {"log10_kappa": prior.log10_kappa, "caveat": prior.baseline.caveat}
+    found |= dict.fromkeys((*_BOUNDS, "n", "success_rate", "low", "high", "below"))
+    if limits is not None:
+        found |= asdict(limits)
+    if won is not None:
+        successes, n = int(won.sum()), len(won)
+        interval = binomtest(successes, n).proportion_ci(_CONFIDENCE, method="exact")
+        found |= {"n": n, "success_rate": successes / n, "low": float(interval.low), "high": float(interval.high)}
+        if limits is not None and prior.is_certified:
+            found["below"] = bool(interval.low <= limits.tight)
+    return found
+
+
+def _grid(epsilons: Sequence[float], per_decade: int = 8) -> list[float]:
+    """Epsilons to draw a curve through, the given ones among them."""
+    low, high = math.floor(math.log10(min(epsilons))), math.ceil(math.log10(max(epsilons)))
+    if low == high:  # a single budget, at a power of ten
+        low, high = low - 1, high + 1
+    drawn = [10 ** (index / per_decade) for index in range(low * per_decade, high * per_decade + 1)]
+    return sorted({*drawn, *epsilons})
+
+
+def write_record(folder: RunFolder, record: Mapping[str, Any]) -> None:
+    """Write the record and its table, one row per cell and prior."""
+    write_text(folder.path / RECORD, json.dumps(record, indent=1) + "\n")
+    names = ["prior", "threshold", "candidates", "log10_kappa", *_BOUNDS, "success_rate", "low", "high", "n", "below"]
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["cell", "epsilon", "noise_multiplier", "mse", "accuracy", *names, "caveat"])
+    for cell in record["cells"]:
+        own = [cell["name"], cell["epsilon"], cell.get("noise_multiplier"), cell["mse"], cell["accuracy"]]
+        for row in cell["comparisons"]:
+            writer.writerow([*own, *(row[name] for name in names), row["caveat"]])
+    write_text(folder.path / TABLE, buffer.getvalue())
+
+
+def figures(record: Mapping[str, Any]) -> dict[str, Scalar]:
+    """The scalars of the study under flat keys."""
+    found: dict[str, Scalar] = {}
+    for cell in record["cells"]:
+        found |= {f"{cell['name']}.{key}": cell[key] for key in ("mse", "mse_std", "accuracy", "accuracy_std")}
+        if cell["epsilon"] is not None:
+            found[f"{cell['name']}.noise_multiplier"] = cell["noise_multiplier"]
+        for row in cell["comparisons"]:
+            if row["success_rate"] is not None:
+                found[f"{cell['name']}.success_rate_{criterion(row)}"] = row["success_rate"]
+    compared = [row["below"] for cell in record["cells"] for row in cell["comparisons"] if row["below"] is not None]
+    first = record["cells"][0]
+    found |= {f"{key}": first[key] for key in ("n", "baseline_mean_image_mse", "oracle_mse")}
+    return {**found, "comparisons": len(compared), "comparisons_below": sum(compared)}
+
+
+def criterion(row: Mapping[str, Any]) -> str:
+    """What counts as success, fit for a key."""
+    return f"of_{row['candidates']}" if row["threshold"] is None else f"mse_{row['threshold']:g}"

@@ -1,0 +1,157 @@
+"""What the configuration files of studies of reconstruction robustness may say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lit_recon.attacks.released.base import Reconstructor
+from lit_recon.attacks.released.kernel_ridge import KernelRidge
+from lit_recon.errors import ConfigError
+from lit_recon.experiments.released_attack.settings import ShadowSettings
+from lit_recon.experiments.settings import PaperSettings
+from lit_recon.modules.loggers import WandbSettings
+from lit_recon.privacy import Neighbors
+
+
+@dataclass(frozen=True)
+class BudgetSettings:
+    """The privacy of the released models.
+
+    Args:
+        epsilons: budgets of the whole training, one cell each.
+        delta: chance that the guarantee fails.
+        bound: norm that every image's gradient is clipped to.
+        neighbors: data sets that must look alike: with and without one image, or with one image replaced.
+        without: also attack models without noise: clipped ones, plain ones, and plain ones whose initial weights the
+            adversary does not know.
+    """
+
+    epsilons: list[float] = field(default_factory=lambda: [1.0, 10.0, 100.0, 1_000.0, 10_000.0])
+    delta: float = 1e-5
+    bound: float = 1.0
+    neighbors: Neighbors = "add_or_remove_one"
+    without: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.epsilons or len(set(self.epsilons)) < len(self.epsilons):
+            raise ConfigError(f"budget.epsilons must be one or more different numbers; got {self.epsilons}")
+        _check_all("budget.epsilons", self.epsilons, 0, math.inf, "above 0 and finite")
+        _check_all("budget.delta", [self.delta], 0, 1, "strictly between 0 and 1")
+        _check_all("budget.bound", [self.bound], 0, math.inf, "above 0 and finite, such as 1.0")
+
+
+@dataclass(frozen=True)
+class PriorSettings:
+    """What the adversary may believe before the release, and what counts as success.
+
+    Args:
+        thresholds: mean squared errors on [0, 1] up to which a reconstruction succeeds.
+        candidates: sizes of finite priors: the unknown image is one of so many, and success is to name it.
+        samples: images of the empirical prior, the targets among them.
+        kappas: further baseline errors to draw the bound for, whatever prior has them.
+    """
+
+    thresholds: list[float] = field(default_factory=lambda: [0.005, 0.01, 0.02])
+    candidates: list[int] = field(default_factory=lambda: [2, 10, 100])
+    samples: int = 2_000
+    kappas: list[float] = field(default_factory=lambda: [0.1, 1e-3, 1e-10, 1e-30])
+
+    def __post_init__(self) -> None:
+        _check_all("prior.thresholds", self.thresholds, 0, math.inf, "above 0 and finite")
+        if not all(0 < kappa <= 1 for kappa in self.kappas):
+            raise ConfigError(f"prior.kappas must be probabilities above 0 and at most 1; got {self.kappas}")
+        if min(self.candidates, default=2) < 2 or self.samples < 2:
+            raise ConfigError(
+                f"prior.candidates and prior.samples must be at least 2; got {self.candidates} and {self.samples}"
+            )
+
+
+@dataclass(frozen=True)
+class SampledSettings:
+    """Bounds for Poisson-sampled batches, in two ways, beside those for full ones.
+
+    Args:
+        rate: chance of an image to enter a batch.
+        epsilons: budgets.
+        kappas: baseline errors.
+        simulations: simulated trainings of the Monte Carlo bound.
+    """
+
+    rate: float = 0.1
+    epsilons: list[float] = field(default_factory=lambda: [1.0, 10.0, 100.0])
+    kappas: list[float] = field(default_factory=lambda: [0.1, 1e-3])
+    simulations: int = 40_000
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1 or self.simulations < 2:
+            raise ConfigError(
+                "sampled.rate must be above 0 and at most 1, sampled.simulations at least 2; "
+                f"got {self.rate} and {self.simulations}"
+            )
+        _check_all("sampled.epsilons", self.epsilons, 0, math.inf, "above 0 and finite")
+        _check_all("sampled.kappas", self.kappas, 0, 1, "strictly between 0 and 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReroSettings:
+    """One run of `reconn.py rero`, besides the settings of its shadow models.
+
+    Args:
+        name: of the run; default: the name of its configuration file.
+        out: folder for everything that the run leaves behind; default: runs/NAME.
+        overwrite: begin anew where a run is already.
+        budget: the privacy of the released models.
+        prior: what the adversary may believe, and what counts as success.
+        sampled: bounds for sampled batches; null for none.
+        reconstructor: learns from the shadow models.
+        test_images: that released models are judged by.
+        wandb: Weights & Biases.
+        paper: whose setting this is.
+    """
+
+    name: str | None = None
+    out: Path | None = None
+    overwrite: bool = False
+    budget: BudgetSettings = field(default_factory=BudgetSettings)
+    prior: PriorSettings = field(default_factory=PriorSettings)
+    sampled: SampledSettings | None = field(default_factory=SampledSettings)
+    reconstructor: Reconstructor = field(default_factory=KernelRidge)
+    test_images: int = 5_000
+    wandb: WandbSettings = field(default_factory=WandbSettings)
+    paper: PaperSettings | None = None
+
+    def __post_init__(self) -> None:
+        if self.test_images < 1:
+            raise ConfigError(f"test_images must be at least 1; got {self.test_images}")
+
+    def check_shadows(self, shadows: ShadowSettings) -> None:
+        """Refuse settings of shadow models that this study makes itself, or that leave it no candidates.
+
+        Raises:
+            ConfigError: says which.
+        """
+        if shadows.descent.dp is not None:
+            raise ConfigError("descent.dp is not set for this command: it follows from budget.epsilons")
+        shadows.check_final_models("reconn.py rero")
+        shadows.check_exact("reconn.py rero")
+        if shadows.store is not None:
+            raise ConfigError("store is not set for this command: every budget has a store of its own below cache")
+        if shadows.initialization != "known":
+            raise ConfigError(
+                f"initialization must be known; got {shadows.initialization}: budget.without adds the case of unknown "
+                "initial weights"
+            )
+        too_many = [n for n in self.prior.candidates if n > shadows.split.targets]
+        if too_many:
+            raise ConfigError(
+                f"prior.candidates are drawn from the targets: at most split.targets={shadows.split.targets}; "
+                f"got {too_many}"
+            )
+
+
+def _check_all(name: str, values: Sequence[float], low: float, high: float, expected: str) -> None:
+    if not all(low < value < high for value in values):
+        raise ConfigError(f"{name} must be {expected}; got {', '.join(f'{value:g}' for value in values)}")

@@ -1,0 +1,208 @@
+"""What the configuration files of the commands may say: these dataclasses are the schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from lit_recon.attacks.base import Attack
+from lit_recon.clients import ClientSettings, LocalTraining
+from lit_recon.data.sources import Digits, ImageSource
+from lit_recon.defenses import Defense
+from lit_recon.errors import ConfigError
+from lit_recon.models import Imprint, Trunk, WideFeatureLayer
+from lit_recon.modules.loggers import WandbSettings
+from lit_recon.modules.private import PrivacySettings
+from lit_recon.records import Knowledge
+from lit_recon.training.trainer import TrainerSettings
+
+#: A trunk but for the shape of its images, and a feature layer but for the length of its features.
+TrunkOf = Callable[[tuple[int, int, int]], Trunk]
+FeatureLayerOf = Callable[[int], WideFeatureLayer]
+
+
+@dataclass(frozen=True)
+class BackboneSettings:
+    """The model under attack, and how it is trained where no checkpoint is given.
+
+    Args:
+        checkpoint: a `backbone.safetensors` of `train.py backbone`; the other settings are then of no account.
+        cache: folder of the backbones that are trained for attacks, one for each combination of data and settings.
+        trunk: feature extractor; default: ResNet18.
+        feature_layer: wide layer between trunk and head; default: none.
+        epochs: of training; 0 leaves the model untrained.
+        batch_size: training images per step and process.
+        lr: initial learning rate of SGD.
+        momentum: of SGD.
+        weight_decay: L2 penalty.
+        decay_every: epochs between two decays of the rate.
+        decay: factor of each decay.
+        augment: random crops and, with `flip`, mirroring.
+        padding: black pixels around an image before it is cropped back.
+        flip: mirror half of the training images; not for digits.
+        n_train: train on a stratified sample of this many images; default: all.
+        defense: train on what clients with this defense release; default: on plain gradients.
+        local_steps: local training of these clients before they release; default: one gradient.
+        dp: train with differential privacy; batch_size is then the expected number of images per step, over all
+            processes.
+    """
+
+    checkpoint: Path | None = None
+    cache: Path = Path("runs/backbones")
+    trunk: TrunkOf | None = None
+    feature_layer: FeatureLayerOf | None = None
+    epochs: int = 1
+    batch_size: int = 64
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    decay_every: int = 50
+    decay: float = 0.1
+    augment: bool = True
+    padding: int = 4
+    flip: bool = True
+    n_train: int | None = None
+    defense: Defense | None = None
+    local_steps: LocalTraining | None = None
+    dp: PrivacySettings | None = None
+
+    def __post_init__(self) -> None:
+        if self.epochs < 0:
+            raise ConfigError(f"epochs must be at least 0; got {self.epochs}")
+        if self.dp is not None and (self.defense is not None or self.local_steps is not None):
+            raise ConfigError(
+                "dp has clipping and noise of its own, whose epsilon holds for nothing else: leave defense and "
+                "local_steps out, or train with the defense DPSGD instead of dp"
+            )
+
+
+@dataclass(frozen=True)
+class VictimSettings:
+    """Whose updates are attacked.
+
+    Args:
+        n: images, a stratified sample of the test split.
+        batch_size: images per client.
+        distinct_labels: no two images of a client share a label; otherwise labels as drawn.
+        seed: of the sample and of its grouping into batches.
+        n_public: a stratified sample of this many public images for the baselines; default: all.
+    """
+
+    n: int = 50
+    batch_size: int = 1
+    distinct_labels: bool = True
+    seed: int = 0
+    n_public: int | None = None
+
+
+@dataclass(frozen=True)
+class LpipsSettings:
+    """The learned perceptual distance, an optional score.
+
+    Args:
+        network: backbone; `none` leaves the score out.
+        weights: file of its ImageNet weights; default: the cache of torch.hub.
+        download: fetch the weights if they are not in the cache.
+    """
+
+    network: Literal["alex", "squeeze", "vgg", "none"] = "alex"
+    weights: Path | None = None
+    download: bool = True
+
+
+@dataclass(frozen=True)
+class PaperSettings:
+    """The paper that a configuration follows; reports show its figures beside ours.
+
+    Args:
+        citation: authors, title, venue.
+        values: printed figures by metric, numbers or text such as `0.16 to 0.25`.
+        note: how its setting differs from this one, or where the figures stand.
+    """
+
+    citation: str = ""
+    values: dict[str, float | str] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackSettings:
+    """One run of `attack.py run`.
+
+    Args:
+        name: of the run; default: the name of its configuration file.
+        out: folder for everything that the run leaves behind; default: runs/NAME.
+        overwrite: begin anew where a run is already.
+        seed: of the backbone's weights and training; victims and attack have seeds of their own.
+        data: where images come from.
+        backbone: the model under attack.
+        client: how clients compute their updates.
+        defense: what clients do to their updates; default: nothing.
+        server: how a malicious server modifies the model before it sends it out; default: not at all. It goes with
+            `knowledge.modified_model`.
+        knowledge: what the attacker knows besides model and update.
+        victims: whose updates are attacked.
+        attack: on updates.
+        clients_per_batch: clients attacked at once; `auto` measures whether several at once are faster than one by one.
+        save_every_seconds: between two saves of the running attack.
+        trainer: where to compute.
+        lpips: an optional score.
+        wandb: Weights & Biases.
+        paper: whose setting this is.
+    """
+
+    name: str | None = None
+    out: Path | None = None
+    overwrite: bool = False
+    seed: int = 0
+    data: ImageSource = field(default_factory=Digits)
+    backbone: BackboneSettings = field(default_factory=BackboneSettings)
+    client: ClientSettings = field(default_factory=ClientSettings)
+    defense: Defense | None = None
+    server: Imprint | None = None
+    knowledge: Knowledge = field(default_factory=Knowledge)
+    victims: VictimSettings = field(default_factory=VictimSettings)
+    attack: Attack
+    clients_per_batch: int | Literal["auto"] = "auto"
+    save_every_seconds: float = 60.0
+    trainer: TrainerSettings = field(default_factory=TrainerSettings)
+    lpips: LpipsSettings = field(default_factory=LpipsSettings)
+    wandb: WandbSettings = field(default_factory=WandbSettings)
+    paper: PaperSettings | None = None
+
+    def __post_init__(self) -> None:
+        if self.clients_per_batch != "auto" and self.clients_per_batch < 1:
+            raise ConfigError(f"clients_per_batch must be at least 1, or auto; got {self.clients_per_batch}")
+        if self.save_every_seconds <= 0:
+            raise ConfigError(f"save_every_seconds must be above 0; got {self.save_every_seconds:g}")
+        if (self.server is not None) != self.knowledge.modified_model:
+            raise ConfigError(
+                "a server that modifies the model goes together with knowledge.modified_model, so that nobody takes "
+                f"such an attacker for an honest one; got server={'none' if self.server is None else 'given'} and "
+                f"knowledge.modified_model={str(self.knowledge.modified_model).lower()}"
+            )
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """One run of `train.py backbone`, besides the backbone's own settings.
+
+    Args:
+        name: of the run; default: the name of its configuration file.
+        out: folder for everything that the run leaves behind; default: runs/NAME.
+        overwrite: begin anew where a run is already.
+        seed: of the weights, of the order of images and of the augmentation.
+        data: where images come from.
+        trainer: where to compute.
+        wandb: Weights & Biases.
+    """
+
+    name: str | None = None
+    out: Path | None = None
+    overwrite: bool = False
+    seed: int = 0
+    data: ImageSource = field(default_factory=Digits)
+    trainer: TrainerSettings = field(default_factory=TrainerSettings)
+    wandb: WandbSettings = field(default_factory=WandbSettings)

@@ -1,0 +1,1 @@
+"""`train.py`: backbones, generators and shadow models."""

@@ -1,0 +1,82 @@
+"""`train.py backbone`: train a classifier and keep it in one file, to be attacked later."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import yaml
+from jsonargparse import ArgumentParser, Namespace
+
+from lit_recon.experiments.configuration import SAME_RUN, instantiated, resolved, settings_of, settings_parser
+from lit_recon.experiments.settings import BackboneSettings, TrainSettings
+from lit_recon.experiments.victim_model import prepare_training, training_data
+from lit_recon.models import load_backbone
+from lit_recon.modules.loggers import build_loggers, finish
+from lit_recon.reporting.provenance import environment
+from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.reporting.writing import write_metrics
+from lit_recon.training.callbacks import BACKBONE_FILE
+from lit_recon.training.module import UTILITY_FILE, Figures, read_utility
+from lit_recon.training.trainer import build_trainer, is_first_process
+
+#: Settings of an attack's backbone that mean nothing here.
+_SKIPPED = {"checkpoint", "cache"}
+#: What Liu et al. 2025, appendix F, train for.
+_EPOCHS = 200
+
+
+def parser(program: str) -> ArgumentParser:
+    """The command's settings."""
+    settings = settings_parser(program, "Train a classifier to be attacked.")
+    settings.add_class_arguments(TrainSettings, as_group=False)
+    settings.add_class_arguments(BackboneSettings, as_group=False, skip=_SKIPPED)
+    settings.set_defaults(epochs=_EPOCHS)
+    return settings
+
+
+def execute(arguments: ArgumentParser, values: Namespace) -> None:
+    """Refuse what cannot work, then train, or go on with a training that was killed."""
+    complete, config = resolved(arguments, values, "backbone")
+    built = instantiated(arguments, complete)
+    settings, backbone = settings_of(TrainSettings, built), settings_of(BackboneSettings, built)
+    training = prepare_training(backbone, training_data(backbone, settings.data, settings.seed), settings.seed)
+    settings.wandb.resolved_mode()
+    build_trainer(settings.trainer, loggers=[])
+    folder = RunFolder(Path(complete.out))
+    exported = folder.path / BACKBONE_FILE
+    if is_first_process():
+        RunFolder.open(folder.path, config, settings.overwrite, SAME_RUN)
+        if settings.overwrite:
+            exported.unlink(missing_ok=True)
+            (folder.path / UTILITY_FILE).unlink(missing_ok=True)
+        public, test = training.data.train, training.data.test
+        print(f"data        {public.name} ({len(public)} images), {test.name} ({len(test)} images)")
+        for note in training.notes:
+            print(note)
+        print(f"run folder  {folder.path}", flush=True)
+    started = time.perf_counter()
+    if exported.is_file():  # killed between the last two files
+        checkpoint = load_backbone(exported)
+    else:
+        loggers = build_loggers(folder.logs, str(complete.name), settings.wandb, yaml.safe_load(config))
+        checkpoint = training.run(folder.path, settings.trainer, loggers)
+        finish(loggers)
+    if is_first_process():
+        utility = read_utility(folder.path)
+        facts: Figures = {"epochs": checkpoint.epoch, "split_hash": checkpoint.split_hash, "seed": settings.seed}
+        write_metrics(folder, {**utility, **facts, "seconds": time.perf_counter() - started, **environment()})
+        _show(utility)
+        print(f"backbone    {exported}")
+
+
+def _show(utility: Figures) -> None:
+    accuracy, loss, epsilon = (utility.get(name) for name in ("accuracy", "final_train_loss", "epsilon"))
+    if isinstance(accuracy, float):
+        print(f"accuracy    {accuracy:.1%}")
+    else:
+        print(f"accuracy    none: {utility['accuracy_reason']}")
+    if isinstance(loss, float):
+        print(f"train loss  {loss:.4g}")
+    if isinstance(epsilon, float):
+        print(f"epsilon     {epsilon:.4g} at delta {utility['delta']:g}, {utility['neighbors']}")

@@ -1,0 +1,66 @@
+"""`train.py shadows`: train the models of an adversary who knows all training data but one image, and keep them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from jsonargparse import ArgumentParser, Namespace
+
+from lit_recon.attacks.shadow import LinearPlan, Plan, ShadowStore
+from lit_recon.experiments.configuration import instantiated, settings_parser
+from lit_recon.experiments.released_attack.settings import ShadowSettings
+from lit_recon.modules.shadows import train_store
+from lit_recon.training.trainer import build_trainer, is_first_process
+
+
+def parser(program: str) -> ArgumentParser:
+    """The command's settings."""
+    settings = settings_parser(program, "Train shadow models, or go on with them.")
+    settings.add_class_arguments(ShadowSettings, as_group=False)
+    return settings
+
+
+def execute(arguments: ArgumentParser, values: Namespace) -> None:
+    """Refuse what cannot work, then train what is missing."""
+    built = instantiated(arguments, values)
+    built.pop("config", None)
+    settings = ShadowSettings(**built)
+    split = settings.drawn()
+    trainer = build_trainer(settings.trainer, loggers=[])
+    plan = settings.shadow_models(settings.plan(split, str(trainer.strategy.root_device)), split)
+    folder = store_folder(settings, plan)
+    if is_first_process():
+        announce(folder, plan, len(split.shadow))
+    store = train_store(trainer, plan, split.shadow, folder, settings.execution, settings.shard_size)
+    if is_first_process():
+        if isinstance(plan, LinearPlan):
+            print(f"linear      {plan.measured(folder).sentence}")
+        print(f"done        {len(split.shadow)} shadow models in {store.folder}, trained by {store.execution}")
+
+
+def store_folder(settings: ShadowSettings, plan: Plan) -> Path:
+    """Where the shadow models of a plan are kept.
+
+    Besides the training, the number of test targets tells stores apart: shadow targets are drawn after them, so that
+    another number of targets gives other shadow models.
+    """
+    if settings.store is not None:
+        return settings.store
+    drawn = {"targets": settings.split.targets, "shadow_data": settings.shadow_data and settings.shadow_data.name}
+    key = hashlib.sha256(json.dumps({**plan.description, **drawn}, sort_keys=True).encode()).hexdigest()[:16]
+    return settings.cache / key
+
+
+def announce(folder: Path, plan: Plan, n: int) -> None:
+    """Say what there is and what has to be trained.
+
+    Raises:
+        ConfigError: the folder holds models of another training.
+        CorruptFileError: one of its files is damaged.
+    """
+    store = ShadowStore.open(folder, plan.description)
+    missing = n if store is None else sum(len(store.members(shard, n)) for shard in store.missing(n))
+    print(f"fixed set   {len(plan.fixed)} images of {plan.fixed.name}")
+    print(f"shadows     {n} models, {missing} of them to be trained, kept in {folder}", flush=True)

@@ -1,0 +1,221 @@
+"""One cell of a two-layer study: draw networks and inputs, bound the error, attack, and compare."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from lit_recon.attacks.updates.features import LayerGradient
+from lit_recon.attacks.updates.features.activations import Activation, activation_of
+from lit_recon.bounds import (
+    GaussianPrior,
+    GaussianRelease,
+    TwoLayerJacobian,
+    TwoLayerNet,
+    autograd_jacobian,
+    cramer_rao,
+    likeliest_inputs,
+    unit_norm_cramer_rao,
+    van_trees,
+)
+from lit_recon.bounds.two_layer import SmoothActivation
+from lit_recon.defenses import Batch, BatchGradient, Stage, per_example_gradients
+from lit_recon.errors import LitReconError
+from lit_recon.experiments.defended_bound import Released, defended_release
+from lit_recon.experiments.two_layer.settings import TwoLayerAttack, TwoLayerCell, TwoLayerSettings
+from lit_recon.models.layers import activation_layer
+from lit_recon.records import Update
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A network with a batch: what one repetition of a cell is about."""
+
+    net: TwoLayerNet
+    inputs: Tensor
+    targets: Tensor
+    activation: Activation
+
+    def gradient(self) -> BatchGradient:
+        """Of the loss summed over a batch."""
+
+        def summed(batch: Batch, *, create_graph: bool = False, functional: bool = False) -> Update:
+            return self.net.update(batch.images, batch.labels)
+
+        return summed
+
+    def seen(self, observed: Update, released: str) -> LayerGradient:
+        """What an attacker has: the public network and the released update."""
+        net = self.net
+        layer = observed["layer"] if released == "both" else torch.zeros_like(observed["layer"])
+        return LayerGradient(
+            weight=net.weight,
+            bias=net.bias,
+            head_weight=net.head,
+            head_bias=net.weight.new_zeros(len(net.head)),
+            weight_gradient=layer,
+            bias_gradient=torch.zeros_like(net.bias),
+            head_gradient=observed["head"],
+            activation=self.activation,
+            gaussian=torch.ones(len(net.weight), dtype=torch.bool),
+            n_examples=len(self.inputs),
+        )
+
+
+def drawn_instance(settings: TwoLayerSettings, cell: TwoLayerCell, generator: torch.Generator) -> Instance:
+    """A network in mean-field scaling and a batch on the unit sphere."""
+    sizes, squared = cell.sizes, settings.loss == "squared"
+    k = 1 if squared else settings.n_classes
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    weight, head = normal(sizes.m, sizes.d), normal(k, sizes.m) / sizes.m
+    inputs = torch.nn.functional.normalize(normal(sizes.batch, sizes.d), dim=1)
+    targets = torch.randint(k if k > 1 else 2, (sizes.batch,), generator=generator)
+    activation = activation_of(activation_layer(settings.activation))
+    smooth: SmoothActivation = activation
+    net = TwoLayerNet(weight, weight.new_zeros(sizes.m), head, smooth, settings.loss)
+    return Instance(net, inputs, (2.0 * targets[:, None] - 1).double() if squared else targets, activation)
+
+
+def measured(settings: TwoLayerSettings, cell: TwoLayerCell) -> dict[str, Any]:
+    """The cell's figures; errors and bounds are roots of the squared error of one input, one number per repetition."""
+    attacks = {name: attack for name, attack in settings.attacks.items() if _within(attack, cell)}
+    bounds: dict[str, list[float]] = {"exact": [], "relaxed": [], "unit_norm": []}
+    errors: dict[str, list[float | None]] = {name: [] for name in (*attacks, "likelihood")}
+    seconds = dict.fromkeys(("bound", *attacks), 0.0)
+    facts: dict[str, list[float]] = {"kept_share": [], "clip": []}
+    notes: dict[str, None] = {}
+    information = torch.zeros(())
+    for repeat in range(settings.repeats):
+        generator = torch.Generator().manual_seed(int(cell.digest, 16) + repeat)
+        instance = drawn_instance(settings, cell, generator)
+        clock = time.perf_counter()
+        released = _released(settings, cell, instance, generator)
+        notes |= dict.fromkeys(released.notes)
+        found = released.information
+        information = information + found / settings.repeats
+        unbiased, known_norm = cramer_rao(found), unit_norm_cramer_rao(found, instance.inputs)
+        for name, value in zip(bounds, (unbiased.squared, unbiased.relaxed, known_norm.squared), strict=True):
+            bounds[name].append((value / cell.sizes.batch) ** 0.5)
+        seconds["bound"] += time.perf_counter() - clock
+        for name, fact in zip(facts, _facts(instance, released), strict=True):
+            facts[name].append(fact)
+        observed = released.release.drawn(released.update, generator)
+        for name, attack in attacks.items():
+            clock = time.perf_counter()
+            try:
+                recovered = attack.recovery.recover(instance.seen(observed, attack.released)).features
+                errors[name].append(root_error(recovered, instance.inputs))
+            except LitReconError as error:
+                errors[name].append(None)
+                notes[f"{name}: {error}"] = None
+            seconds[name] += time.perf_counter() - clock
+        errors["likelihood"].append(_likeliest_error(instance, observed, released))
+    prior = GaussianPrior.isotropic(cell.sizes.d, 1 / cell.sizes.d)
+    every = (van_trees(information, prior).squared / cell.sizes.batch) ** 0.5
+    return {
+        **cell.identity(),
+        "bounds": bounds,
+        "van_trees": every,
+        "errors": errors,
+        **facts,
+        "seconds": seconds,
+        "notes": list(notes),
+    }
+
+
+def root_error(found: Tensor, truth: Tensor) -> float:
+    """Root of the mean squared distance of every true input to the one assigned to it, whatever its sign."""
+    cosines = truth @ found.T
+    rows, columns = linear_sum_assignment(-cosines.abs().numpy())
+    signs = torch.where(cosines[rows, columns] < 0, -1.0, 1.0)
+    # an input that found no partner counts as answered by nothing
+    squared = truth.square().sum(dim=1)
+    squared[rows] = (signs[:, None] * found[columns] - truth[rows]).square().sum(dim=1)
+    return float(squared.mean().sqrt())
+
+
+def _released(
+    settings: TwoLayerSettings, cell: TwoLayerCell, instance: Instance, generator: torch.Generator
+) -> Released:
+    family = settings.defenses.get(cell.defense)
+    if family is not None and family.defense is None:
+        local = local_update(instance, int(cell.strength or 1), settings.local_rho)
+        return Released.of(autograd_jacobian(local, instance.inputs), GaussianRelease(cell.sizes.noise))
+    jacobian = TwoLayerJacobian(instance.net, instance.inputs, instance.targets)
+    if family is None or family.defense is None or cell.strength is None:
+        return Released.of(jacobian, GaussianRelease(cell.sizes.noise))
+    batch, gradient = Batch(instance.inputs, instance.targets), instance.gradient()
+    defense = family.defense(cell.strength)
+    if family.relative:
+        single = Stage.PER_EXAMPLE in defense.stages
+        defense = family.defense(cell.strength * (_median_norm(gradient, batch) if single else _norm(jacobian.update)))
+    return defended_release(defense, jacobian, batch, gradient, cell.sizes.noise, generator)
+
+
+def local_update(instance: Instance, steps: int, rho: float) -> Callable[[Tensor], Update]:
+    """Mean gradient over `steps` steps on the whole batch; each layer's rate moves it by `rho` of its norm at first."""
+    start, targets = instance.net, instance.targets
+    first = start.update(instance.inputs, targets)
+    rates = {
+        "head": rho * float(start.head.norm() / first["head"].norm()),
+        "layer": rho * float(start.weight.norm() / first["layer"].norm()),
+    }
+
+    def update(inputs: Tensor) -> Update:
+        net, total = start, {name: torch.zeros_like(value) for name, value in first.items()}
+        for _ in range(steps):
+            gradient = net.update(inputs, targets)
+            total = {name: total[name] + value / steps for name, value in gradient.items()}
+            net = replace(
+                net,
+                head=net.head - rates["head"] * gradient["head"],
+                weight=net.weight - rates["layer"] * gradient["layer"],
+            )
+        return total
+
+    return update
+
+
+def _likeliest_error(instance: Instance, observed: Update, released: Released) -> float | None:
+    """Of maximum likelihood, started at the truth; None where more than mask and noise came between."""
+    plain = instance.net.update(instance.inputs, instance.targets)
+    mean = released.release.mean(released.update)
+    masked = replace(released.release, bound=float("inf")).mean(plain)
+    if any(not torch.equal(masked[name], value) for name, value in mean.items()):
+        return None
+    release = replace(released.release, bound=float("inf"))
+    found = likeliest_inputs(instance.net, instance.inputs, instance.targets, observed, release)
+    return float((found - instance.inputs).square().sum(dim=1).mean().sqrt())
+
+
+def _facts(instance: Instance, released: Released) -> tuple[float, float]:
+    """Share of the Jacobian's squared norm that is kept, and factor by which clipping shrinks the update."""
+    clip = min(1.0, released.release.bound / _norm(released.update))
+    if released.release.kept is None:
+        return 1.0, clip
+    jacobian = TwoLayerJacobian(instance.net, instance.inputs, instance.targets)
+    kept = GaussianRelease(1.0, released.release.kept).precision(jacobian.update)
+    return float(jacobian.gram(kept).trace() / jacobian.gram().trace()), clip
+
+
+def _within(attack: TwoLayerAttack, cell: TwoLayerCell) -> bool:
+    return attack.at_most is None or cell.sizes.m * cell.sizes.d <= attack.at_most
+
+
+def _norm(update: Update) -> float:
+    return math.sqrt(sum(float(value.square().sum()) for value in update.values()))
+
+
+def _median_norm(gradient: BatchGradient, batch: Batch) -> float:
+    return float(np.median([_norm(single) for single in per_example_gradients(gradient, batch, 1)]))

@@ -1,0 +1,269 @@
+"""What the configuration of a two-layer study may say: sizes, noise, defenses, and attacks to hold against bounds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from lit_recon.attacks.updates.features import FeatureRecovery
+from lit_recon.bounds import RATES
+from lit_recon.bounds.two_layer import Loss
+from lit_recon.defenses import Defense
+from lit_recon.errors import ConfigError
+from lit_recon.experiments.settings import PaperSettings
+from lit_recon.modules.loggers import WandbSettings
+
+#: The quantities that a sweep may vary, and their symbols.
+AXES = {"d": "d", "m": "m", "batch": "B", "noise": "s"}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """One two-layer network, its batch, and the noise on its update.
+
+    Args:
+        d: inputs.
+        m: neurons.
+        batch: examples `B`.
+        noise: standard deviation `s` of the noise on every coordinate of the gradient that is summed over the batch;
+            what theorems on lower bounds suppose even without a defense.
+
+    Raises:
+        ConfigError: a size out of its range, or more examples than inputs.
+    """
+
+    d: int = 32
+    m: int = 2048
+    batch: int = 2
+    noise: float = 0.03
+
+    def __post_init__(self) -> None:
+        if self.d < 2 or self.m < 2 or not 1 <= self.batch <= self.d or not 0 < self.noise < math.inf:
+            raise ConfigError(
+                "a two-layer study needs d and m of at least 2, 1 <= batch <= d and noise above 0; got "
+                f"d={self.d}, m={self.m}, batch={self.batch} and noise={self.noise:g}"
+            )
+
+
+@dataclass(frozen=True)
+class Sweeps:
+    """The values that each quantity takes while the others stay; empty: it is not varied.
+
+    Args:
+        d, m, batch, noise: see `Sizes`.
+    """
+
+    d: list[int] = field(default_factory=list)
+    m: list[int] = field(default_factory=list)
+    batch: list[int] = field(default_factory=list)
+    noise: list[float] = field(default_factory=list)
+
+    def of(self, axis: str) -> Sequence[float]:
+        """The values of one axis."""
+        values: Sequence[float] = getattr(self, axis)
+        return values
+
+
+@dataclass(frozen=True)
+class TwoLayerDefense:
+    """A defense at several strengths.
+
+    Args:
+        values: of its first argument, the strength.
+        defense: the defense but for its strength; null: local steps, of which `values` are the numbers.
+        relative: values are in units of the norm of the gradient (for DPSGD: of the median norm of an example's).
+        at: the one of the values at which d, m and B are varied too; default: they are not.
+        rate: of the table of orders, the column that it belongs to.
+        title: for tables; default: the name in the study.
+
+    Raises:
+        ConfigError: no values, values that are not positive, or a choice that is none of them.
+    """
+
+    values: list[float]
+    defense: Callable[[float], Defense] | None = None
+    relative: bool = False
+    at: float | None = None
+    rate: str = ""
+    title: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.values or len(set(self.values)) < len(self.values) or min(self.values) <= 0:
+            raise ConfigError(f"a defense needs strengths above 0 that differ from each other; got {self.values}")
+        if self.at is not None and self.at not in self.values:
+            raise ConfigError(f"`at` must be one of the strengths {self.values}; got {self.at:g}")
+        if self.rate and self.rate not in RATES:
+            raise ConfigError(f"rate must be one of {', '.join(RATES)}; got {self.rate!r}")
+        if self.defense is None and any(value != int(value) or value < 2 for value in self.values):
+            raise ConfigError(f"local steps are counted, from 2 on; got {self.values}: or name a defense")
+
+
+@dataclass(frozen=True)
+class TwoLayerAttack:
+    """An attack on features.
+
+    Args:
+        recovery: such as MomentRecovery or ExactRecovery.
+        released: what it is shown: `both` gradients, or that of the `head` alone.
+        title: for tables; default: the name in the study.
+        at_most: neurons times inputs up to which it is run; default: always.
+    """
+
+    recovery: FeatureRecovery
+    released: Literal["both", "head"] = "both"
+    title: str = ""
+    at_most: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoLayerSettings:
+    """One run of `attack.py bounds`: attacks on two-layer networks against the bounds that hold for them.
+
+    Weights are drawn from N(0, 1), heads from N(0, 1/m^2), inputs uniformly from the unit sphere.
+
+    Args:
+        name: of the run; default: the name of its configuration file.
+        out: folder for everything that the run leaves behind; default: runs/NAME.
+        overwrite: begin anew where a run is already.
+        seed: of all draws.
+        base: what stays while something else is varied.
+        sweeps: what is varied.
+        defenses: by name; no defense is always part of the study.
+        local_rho: a first local step moves each layer by this share of its norm.
+        attacks: by name.
+        activation: of the neurons.
+        loss: `squared` with one output and targets -1 and 1, or `cross_entropy`.
+        n_classes: outputs under cross-entropy.
+        repeats: independent draws per cell.
+        epsilons: for which differential privacy's noise is computed; with the squared loss only.
+        delta: of that privacy.
+        threads: of PyTorch; default: its own choice.
+        wandb: Weights & Biases.
+        paper: whose theory this is.
+
+    Raises:
+        ConfigError: nothing to vary, no attack, or a number out of its range.
+    """
+
+    name: str | None = None
+    out: Path | None = None
+    overwrite: bool = False
+    seed: int = 0
+    base: Sizes = field(default_factory=Sizes)
+    sweeps: Sweeps = field(default_factory=Sweeps)
+    defenses: dict[str, TwoLayerDefense] = field(default_factory=dict)
+    local_rho: float = 0.01
+    attacks: dict[str, TwoLayerAttack]
+    activation: Literal["relu", "elu", "gelu", "tanh", "sigmoid", "softplus"] = "gelu"
+    loss: Loss = "squared"
+    n_classes: int = 10
+    repeats: int = 4
+    epsilons: list[float] = field(default_factory=lambda: [1.0, 10.0, 100.0, 1000.0])
+    delta: float = 1e-5
+    threads: int | None = None
+    wandb: WandbSettings = field(default_factory=WandbSettings)
+    paper: PaperSettings | None = None
+
+    def __post_init__(self) -> None:
+        if not self.attacks or self.repeats < 2:
+            raise ConfigError(
+                f"a study needs at least one attack and 2 repeats, to know its own spread; got {len(self.attacks)} and "
+                f"{self.repeats}"
+            )
+        if "none" in self.defenses:
+            raise ConfigError("no defense is always part of the study: leave 'none' out of `defenses`")
+        if (
+            self.n_classes < 2
+            or not 0 < self.local_rho < 1
+            or not 0 < self.delta < 1
+            or min(self.epsilons, default=1) <= 0
+        ):
+            raise ConfigError(
+                "a study needs n_classes >= 2, local_rho and delta in (0, 1) and epsilons above 0; got "
+                f"{self.n_classes}, {self.local_rho:g}, {self.delta:g} and {self.epsilons}"
+            )
+        if not any(self.sweeps.of(axis) for axis in AXES):
+            raise ConfigError(f"a study varies something: give `sweeps` values of {', '.join(AXES)}")
+
+
+#: Settings that decide what a cell computes, besides its sizes and its defense.
+_SHARED = ("seed", "local_rho", "attacks", "activation", "loss", "n_classes", "repeats")
+
+
+@dataclass(frozen=True)
+class TwoLayerCell:
+    """One cell.
+
+    Attributes:
+        sizes: of the network, its batch and the noise.
+        defense: name, or `none`.
+        strength: None without a defense.
+        digest: of everything that decides its result.
+    """
+
+    sizes: Sizes
+    defense: str = "none"
+    strength: float | None = None
+    digest: str = ""
+
+    @property
+    def name(self) -> str:
+        """Of the cell's file."""
+        sizes, strength = self.sizes, "" if self.strength is None else f"_{self.strength:g}"
+        return f"{self.defense}{strength}-d{sizes.d}-m{sizes.m}-b{sizes.batch}-s{sizes.noise:g}-{self.digest}"
+
+    def describe(self) -> str:
+        """The cell in words."""
+        sizes, strength = self.sizes, "" if self.strength is None else f" {self.strength:g}"
+        defense = "no defense" if self.defense == "none" else f"{self.defense}{strength}"
+        return f"{defense}, d {sizes.d}, m {sizes.m}, B {sizes.batch}, s {sizes.noise:g}"
+
+    def identity(self) -> dict[str, Any]:
+        """What a cell's file says about it."""
+        return {"defense": self.defense, "strength": self.strength, **asdict(self.sizes)}
+
+
+def build_cells(settings: TwoLayerSettings, own: Mapping[str, Any]) -> list[TwoLayerCell]:
+    """All cells, without repetitions: the sweeps, then every defense at every strength, then sweeps under defenses.
+
+    Args:
+        settings: of the study.
+        own: the same, as the nested mapping that its configuration file would hold.
+    """
+    shared = {key: own[key] for key in _SHARED}
+    found = dict.fromkeys(_cells(settings))
+    return [
+        replace(cell, digest=_digest({**shared, **cell.identity(), "how": own["defenses"].get(cell.defense)}))
+        for cell in found
+    ]
+
+
+def _cells(settings: TwoLayerSettings) -> Iterator[TwoLayerCell]:
+    yield TwoLayerCell(settings.base)
+    for axis in AXES:
+        for value in settings.sweeps.of(axis):
+            yield TwoLayerCell(_changed(settings.base, axis, value))
+    for name, family in settings.defenses.items():
+        for strength in family.values:
+            yield TwoLayerCell(settings.base, name, strength)
+    for name, family in settings.defenses.items():
+        for axis in ("d", "m", "batch"):
+            for value in settings.sweeps.of(axis) if family.at is not None else ():
+                yield TwoLayerCell(_changed(settings.base, axis, value), name, family.at)
+
+
+def _changed(base: Sizes, axis: str, value: float) -> Sizes:
+    change: dict[str, Any] = {axis: value}
+    return replace(base, **change)
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    how = content["how"]
+    # strengths that a family has besides, and words, change no cell
+    kept = {**content, "how": how and {key: how[key] for key in ("defense", "relative")}}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:8]

@@ -1,0 +1,1 @@
+"""`attack.py run`: attack clients' updates and score the reconstructions."""

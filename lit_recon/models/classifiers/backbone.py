@@ -1,0 +1,125 @@
+"""The classifier that a federation trains: normalization, trunk, optional wide feature layer, linear head."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lit_recon.errors import ConfigError, ShapeError
+from lit_recon.models.classifiers.feature_layer import WideFeatureLayer
+from lit_recon.records import Normalization
+
+#: A constructor argument that survives a trip through JSON.
+Argument = int | float | str | bool | list[int]
+
+
+class Trunk(nn.Module, ABC):
+    """Base of feature extractors. A subclass sets `out_features` and writes `forward`.
+
+    Nothing in a trunk works in place: attacks differentiate it twice.
+
+    Args:
+        image_shape: `(c, h, w)` of the images it takes.
+        arguments: the other constructor arguments; with `image_shape` they rebuild the trunk from a checkpoint.
+
+    Attributes:
+        image_shape: `(c, h, w)`.
+        out_features: length `d` of the feature vector.
+        arguments: JSON-able constructor arguments, `image_shape` included.
+
+    Raises:
+        ShapeError: `image_shape` is not three positive numbers.
+    """
+
+    out_features: int
+
+    def __init__(self, image_shape: Sequence[int], arguments: Mapping[str, Argument]) -> None:
+        super().__init__()
+        if len(image_shape) != 3 or min(image_shape) < 1:
+            raise ShapeError(f"image_shape must be (channels, height, width), all positive; got {tuple(image_shape)}")
+        channels, height, width = image_shape
+        self.image_shape: tuple[int, int, int] = (channels, height, width)
+        self.arguments: dict[str, Argument] = {"image_shape": list(image_shape), **arguments}
+
+    @abstractmethod
+    def forward(self, images: Tensor) -> Tensor:
+        """Features `(n, out_features)` of normalized images `(n, c, h, w)`."""
+
+
+class Backbone(nn.Module):
+    """Logits of images in [0, 1].
+
+    Args:
+        trunk: extracts features.
+        n_classes: `k`, at least 2.
+        normalization: channel statistics applied to the pixels; fixed, and not part of the state dict.
+        feature_layer: between trunk and head.
+
+    Attributes:
+        trunk, feature_layer, head: the parts, in the order in which an image passes them.
+        normalization, n_classes, image_shape: what it was built with.
+
+    Raises:
+        ConfigError: fewer than two classes.
+        ShapeError: parts whose sizes do not fit.
+
+    Example:
+        >>> from lit_recon.models import MLP
+        >>> model = Backbone(MLP((1, 8, 8), hidden=[32]), n_classes=10, normalization=Normalization((0.3,), (0.4,)))
+        >>> model(torch.rand(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
+    """
+
+    pixel_mean: Tensor
+    pixel_std: Tensor
+
+    def __init__(
+        self,
+        trunk: Trunk,
+        n_classes: int,
+        normalization: Normalization,
+        feature_layer: WideFeatureLayer | None = None,
+    ) -> None:
+        super().__init__()
+        if n_classes < 2:
+            raise ConfigError(f"a classifier needs at least 2 classes; got n_classes={n_classes}")
+        if len(normalization.mean) != trunk.image_shape[0]:
+            raise ShapeError(
+                f"normalization has {len(normalization.mean)} channels but the trunk takes images of shape "
+                f"{trunk.image_shape}: measure it on the same data"
+            )
+        if feature_layer is not None and feature_layer.in_features != trunk.out_features:
+            raise ShapeError(
+                f"the feature layer takes {feature_layer.in_features} features but the trunk gives "
+                f"{trunk.out_features}: build it with in_features={trunk.out_features}"
+            )
+        self.n_classes, self.normalization, self.image_shape = n_classes, normalization, trunk.image_shape
+        self.trunk = trunk
+        self.feature_layer = feature_layer
+        self.head = nn.Linear(trunk.out_features if feature_layer is None else feature_layer.n_neurons, n_classes)
+        # buffers rather than constants made in forward: no copy to the device at every call
+        mean, std = normalization.tensors(torch.empty(0))
+        self.register_buffer("pixel_mean", mean, persistent=False)
+        self.register_buffer("pixel_std", std, persistent=False)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Trunk features `(n, d)` of images `(n, c, h, w)` in [0, 1].
+
+        Raises:
+            ShapeError: images of another shape than the trunk was built for.
+        """
+        if images.dim() != 4 or tuple(images.shape[1:]) != self.image_shape:
+            raise ShapeError(f"images must be (n, {', '.join(map(str, self.image_shape))}); got {tuple(images.shape)}")
+        features: Tensor = self.trunk((images - self.pixel_mean) / self.pixel_std)
+        return features
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits `(n, k)` of images `(n, c, h, w)` in [0, 1]."""
+        features = self.features(images)
+        if self.feature_layer is not None:
+            features = self.feature_layer(features)
+        logits: Tensor = self.head(features)
+        return logits

@@ -1,0 +1,303 @@
+"""How a malicious server modifies a network: which functional its imprint block measures, and where the bins lie."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Sequence
+from math import prod
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lit_recon.errors import ConfigError, MissingDataError, ShapeError
+from lit_recon.models.classifiers.backbone import Backbone, Trunk
+
+Activation = Literal["relu", "hardtanh"]
+Connection = Literal["replace", "add"]
+
+
+class ImprintBlock(nn.Module):
+    """Measures a linear functional h of every image, and tells the rest of the network in which bins it lies.
+
+    Neuron i of the first layer computes `gain s_i (h(x) - e_i)`. All neurons have the same outgoing weights, so that
+    the loss has the same derivative with respect to every neuron that an image activates:
+
+    * `relu`: an image activates all neurons with an edge below h(x). The gradients of two neighbouring neurons differ
+      by the images in the bin between their edges.
+    * `hardtanh`: s_i is one over the width of bin i, and an image activates the neuron of its own bin alone.
+
+    Args:
+        image_shape: `(c, h, w)` of normalized images.
+        n_edges: `m`; the edges are set by `place`. There are `m - 1` bins, and `m` (`relu`) or `m - 1` neurons.
+        activation: see above.
+        connection: the rest of the network sees a fixed pattern whose contrast is the block's output, in the image's
+            place (`replace`) or on top of it (`add`, which leaves the network most of its accuracy).
+        gain: small gains make the block's gradient large beside that of the rest, since the outgoing weights are
+            proportional to `1 / gain`.
+
+    Attributes:
+        edges: `(m,)`, ascending.
+        functional: `(d,)`, the weights of h on the flattened image.
+
+    Raises:
+        ConfigError: fewer than two edges, a gain that is not positive, or an unknown activation or connection.
+
+    Source: [Fowl2022]; `hardtanh` is its sparse variant.
+    """
+
+    edges: Tensor
+    functional: Tensor
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        n_edges: int,
+        activation: Activation = "relu",
+        connection: Connection = "replace",
+        gain: float = 1e-3,
+    ) -> None:
+        super().__init__()
+        if n_edges < 2 or gain <= 0 or activation not in ("relu", "hardtanh") or connection not in ("replace", "add"):
+            raise ConfigError(
+                "an imprint block needs n_edges >= 2, gain > 0, activation 'relu' or 'hardtanh', connection 'replace' "
+                f"or 'add'; got {n_edges}, {gain:g}, {activation!r}, {connection!r}"
+            )
+        self.activation: Activation = activation
+        self.connection: Connection = connection
+        self.gain = gain
+        size, neurons = prod(image_shape), n_edges if activation == "relu" else n_edges - 1
+        # skip_init: the global random state is the same with and without the block
+        self.measure: nn.Linear = nn.utils.skip_init(nn.Linear, size, neurons)
+        self.spread: nn.Linear = nn.utils.skip_init(nn.Linear, neurons, size)
+        self.register_buffer("edges", torch.arange(n_edges, dtype=torch.float32))
+        self.register_buffer("functional", torch.zeros(size))
+        self.place(self.functional, self.edges, self.functional)
+
+    @torch.no_grad()
+    def place(self, functional: Tensor, edges: Tensor, pattern: Tensor) -> None:
+        """Set both layers.
+
+        Args:
+            functional: `(d,)`.
+            edges: `(m,)`, ascending.
+            pattern: `(d,)`: what the rest of the network sees, times the mean of the neurons' outputs.
+
+        Raises:
+            ShapeError: another number of edges, or edges that do not ascend.
+        """
+        if edges.shape != self.edges.shape or (edges.diff() <= 0).any():
+            raise ShapeError(f"the block needs {len(self.edges)} ascending edges; got {edges.tolist()}")
+        self.functional.copy_(functional)
+        self.edges.copy_(edges)
+        neurons = len(self.measure.bias)
+        scale = self.gain / edges.diff() if self.activation == "hardtanh" else self.gain * torch.ones_like(edges)
+        self.measure.weight.copy_(torch.outer(scale, functional))
+        self.measure.bias.copy_(-scale * edges[:neurons])
+        self.spread.weight.copy_((pattern / (self.gain * neurons))[:, None].expand(-1, neurons))
+        self.spread.bias.zero_()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """What the rest of the network sees, `(n, c, h, w)`, of normalized images `(n, c, h, w)`."""
+        seen: Tensor = self.spread(self.activate(self.measure(images.flatten(1)))).view_as(images)
+        return seen if self.connection == "replace" else images + seen
+
+    def activate(self, neurons: Tensor) -> Tensor:
+        """What neurons put out, `(n, k)`, of what they measured."""
+        return neurons.relu() if self.activation == "relu" else neurons.clamp(0, self.gain)
+
+
+class ImprintedTrunk(Trunk):
+    """A trunk behind an imprint block; `lit_recon.models.Imprint` makes it from an honest one.
+
+    Args:
+        image_shape: `(c, h, w)`.
+        trunk: class name of the honest trunk.
+        trunk_arguments: the honest trunk's constructor arguments, as JSON text.
+        n_edges, activation, connection, gain: of the block, see `ImprintBlock`.
+
+    Raises:
+        ConfigError: there is no trunk of that name.
+    """
+
+    def __init__(
+        self,
+        image_shape: Sequence[int],
+        trunk: str,
+        trunk_arguments: str,
+        n_edges: int,
+        activation: Activation = "relu",
+        connection: Connection = "replace",
+        gain: float = 1e-3,
+    ) -> None:
+        super().__init__(
+            image_shape,
+            {
+                "trunk": trunk,
+                "trunk_arguments": trunk_arguments,
+                "n_edges": n_edges,
+                "activation": activation,
+                "connection": connection,
+                "gain": gain,
+            },
+        )
+        known = _trunks()
+        if trunk not in known:
+            raise ConfigError(f"there is no trunk {trunk!r} to put an imprint block before; known are {sorted(known)}")
+        self.imprint = ImprintBlock(self.image_shape, n_edges, activation, connection, gain)
+        with torch.random.fork_rng(devices=[]):  # initial weights, which those of the honest trunk replace
+            self.trunk = known[trunk](**json.loads(trunk_arguments))
+        self.out_features = self.trunk.out_features
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.trunk(self.imprint(images))
+        return features
+
+
+def find_imprint(model: nn.Module) -> tuple[str, ImprintBlock] | None:
+    """Name and block of the model's imprint block; None if it has none."""
+    found = [(name, module) for name, module in model.named_modules() if isinstance(module, ImprintBlock)]
+    return found[0] if found else None
+
+
+def _trunks() -> dict[str, type[Trunk]]:
+    """Trunk classes by name; a class is an interface or a leaf, so that there are no further descendants."""
+    return {found.__name__: found for found in Trunk.__subclasses__()}
+
+
+#: The functional of the published code: this times a mean over pixels has a standard deviation near 1 on photographs.
+FUNCTIONAL_SCALE, LEAST_FREQUENCY = 4.0, 0.33
+
+
+class Imprint:
+    """A server that puts an imprint block before an honest network.
+
+    Args:
+        n_bins: `k`; an image is recovered if it is alone in its bin.
+        functional: `mean` of all normalized pixels, or their `cosine` transform at `frequency`.
+        frequency: half-waves of the cosine along the flattened image.
+        bins: edges at quantiles of the standard normal (`gaussian`) or of the Laplace distribution of variance 1
+            (`laplace`), which need no data, or of the functional on `public` images.
+        one_shot: if given, a single bin around the median with mass `1 / one_shot`, for one image out of an aggregate
+            of about so many; `n_bins` is then of no account.
+        activation: `relu`, or `hardtanh`, the sparse variant: every image enters one row of the gradient only.
+        connection: what the network behind the block sees, see `ImprintBlock`.
+        gain: see `ImprintBlock`.
+        seed: of the pattern by which the block talks to the network behind it.
+
+    Unless it is one-shot, the outer edges are the least and largest values that the functional takes on [0, 1] pixels:
+    no image lies beyond them.
+
+    Raises:
+        ConfigError: a setting out of its range.
+
+    Source: [Fowl2022] and its published code.
+
+    Example:
+        >>> from lit_recon.models import MLP
+        >>> from lit_recon.records import Normalization
+        >>> honest = Backbone(MLP((1, 8, 8), hidden=[32]), n_classes=10, normalization=Normalization((0.3,), (0.4,)))
+        >>> Imprint(n_bins=16, bins="public").modify(honest, torch.rand(100, 1, 8, 8)).trunk.imprint.edges.shape
+        torch.Size([17])
+    """
+
+    def __init__(
+        self,
+        n_bins: int = 128,
+        functional: Literal["mean", "cosine"] = "mean",
+        frequency: int = 32,
+        bins: Literal["gaussian", "laplace", "public"] = "gaussian",
+        one_shot: int | None = None,
+        activation: Activation = "relu",
+        connection: Connection = "replace",
+        gain: float = 1e-3,
+        seed: int = 0,
+    ) -> None:
+        if n_bins < 1 or frequency < 1 or (one_shot is not None and one_shot < 2):
+            raise ConfigError(
+                f"Imprint needs n_bins and frequency of at least 1 and one_shot of at least 2; "
+                f"got {n_bins}, {frequency}, {one_shot}"
+            )
+        if functional not in ("mean", "cosine") or bins not in ("gaussian", "laplace", "public"):
+            raise ConfigError(
+                f"Imprint needs functional 'mean' or 'cosine' and bins 'gaussian', 'laplace' or 'public'; "
+                f"got {functional!r} and {bins!r}"
+            )
+        self.n_bins, self.functional, self.frequency, self.bins = n_bins, functional, frequency, bins
+        self.one_shot, self.seed = one_shot, seed
+        self.activation: Activation = activation
+        self.connection: Connection = connection
+        self.gain = gain
+
+    def modify(self, model: Backbone, public: Tensor | None = None) -> Backbone:
+        """A copy of the honest `model` with the block before its trunk.
+
+        Args:
+            model: left as it is.
+            public: images `(n, c, h, w)` in [0, 1], only for `bins="public"`.
+
+        Raises:
+            MissingDataError: no public images, where the bins are theirs.
+            ShapeError: public images of another shape.
+        """
+        like = model.pixel_mean
+        functional = self._weights(math.prod(model.image_shape)).to(like)
+        edges = self._edges(model, functional, public)
+        pattern = torch.randn(len(functional), generator=torch.Generator().manual_seed(self.seed)).to(like)
+        honest = model.trunk
+        trunk = ImprintedTrunk(
+            honest.image_shape,
+            type(honest).__name__,
+            json.dumps(honest.arguments),
+            len(edges),
+            self.activation,
+            self.connection,
+            self.gain,
+        ).to(like)
+        trunk.trunk = copy.deepcopy(honest)
+        trunk.imprint.place(functional, edges, pattern)
+        modified = copy.deepcopy(model)
+        modified.trunk = trunk.train(honest.training)
+        return modified
+
+    def _weights(self, size: int) -> Tensor:
+        if self.functional == "mean":
+            return torch.full((size,), FUNCTIONAL_SCALE * LEAST_FREQUENCY / size)
+        phase = math.pi / size * (torch.arange(size, dtype=torch.float64) + 0.5) * self.frequency
+        return (FUNCTIONAL_SCALE * self.frequency / size * phase.cos()).float()
+
+    def _edges(self, model: Backbone, functional: Tensor, public: Tensor | None) -> Tensor:
+        if self.one_shot is None:
+            quantiles = torch.arange(1, self.n_bins, dtype=torch.float64) / self.n_bins
+        else:
+            quantiles = 0.5 + torch.tensor([-0.5, 0.5], dtype=torch.float64) / self.one_shot
+        inner = self._at(quantiles, model, functional, public).to(functional)
+        if self.one_shot is not None:
+            return inner
+        black, white = ((level - model.pixel_mean) / model.pixel_std for level in (0.0, 1.0))
+        per_pixel = functional.view(model.image_shape)
+        extremes = torch.stack([per_pixel * black, per_pixel * white]).double()
+        low, high = extremes.amin(dim=0).sum(), extremes.amax(dim=0).sum()
+        margin = 1e-3 * (high - low)
+        low, high = (low - margin).to(functional), (high + margin).to(functional)
+        # quantiles of an unbounded distribution may lie where no image can
+        inside = inner[(inner > low) & (inner < high)]
+        edges: Tensor = torch.cat([low.view(1), inside, high.view(1)]).unique()
+        return edges
+
+    def _at(self, quantiles: Tensor, model: Backbone, functional: Tensor, public: Tensor | None) -> Tensor:
+        if self.bins == "gaussian":
+            standard: Tensor = torch.erfinv(2 * quantiles - 1)
+            return standard * math.sqrt(2)
+        if self.bins == "laplace":
+            centered = quantiles - 0.5
+            return -centered.sign() * torch.log1p(-2 * centered.abs()).div(math.sqrt(2))
+        if public is None:
+            raise MissingDataError("Imprint with bins='public' measures its functional on public images: give some")
+        if public.dim() != 4 or tuple(public.shape[1:]) != model.image_shape or len(public) == 0:
+            raise ShapeError(f"public images must be (n, {model.image_shape}); got {tuple(public.shape)}")
+        normalized = (public.to(functional) - model.pixel_mean) / model.pixel_std
+        measured: Tensor = (normalized.flatten(1) @ functional).double()
+        return measured.quantile(quantiles.to(measured.device))

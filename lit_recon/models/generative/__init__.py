@@ -1,0 +1,1 @@
+"""Generators of images and the U-Net of the deep image prior."""

@@ -1,0 +1,236 @@
+"""Small generators of images, and the convolutional networks that teach them: critic and encoder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+from lit_recon.errors import ConfigError, CorruptFileError, LitReconError, MissingDataError, ShapeError
+from lit_recon.io.tensors import write_model_file
+from lit_recon.models.classifiers.backbone import Argument
+from lit_recon.models.generative.unet import n_levels
+from lit_recon.models.layers import norm_layer
+
+#: Widths grow with every halving of the resolution, up to this many times the one at full resolution.
+_LARGEST_MULTIPLIER = 4
+
+
+def level_widths(image_shape: Sequence[int], width: int) -> list[int]:
+    """Channels at every resolution, the finest first.
+
+    >>> level_widths((3, 32, 32), 16)
+    [16, 32, 64, 64]
+    >>> level_widths((1, 28, 28), 16), level_widths((1, 8, 8), 16)
+    ([16, 32, 64], [16, 32])
+    """
+    levels = n_levels(min(image_shape[1:]))
+    return [width * min(2**level, _LARGEST_MULTIPLIER) for level in range(levels)]
+
+
+class ConvGenerator(nn.Module):
+    """Images in [0, 1] from latents: a linear layer draws a coarse map, which transposed convolutions double in size.
+
+    The layout is that of a DCGAN, with GroupNorm in place of BatchNorm: an image depends on its own latent alone, so
+    that a copy of the network can be fitted to one image. Maps begin with sides of 4 to 7 pixels (32x32 images with
+    4x4, 28x28 with 7x7, 8x8 with 4x4); images whose sides are no multiple are drawn larger and cropped.
+
+    Args:
+        image_shape: `(c, h, w)` of the images.
+        latent_size: length of a latent, standard normal in training.
+        width: channels at full resolution before the last layer; up to four times as many at lower ones.
+
+    Attributes:
+        image_shape: `(c, h, w)`.
+        latent_size: as given.
+        arguments: JSON-able constructor arguments, which rebuild the network.
+
+    Raises:
+        ShapeError: `image_shape` is not three positive numbers.
+        ConfigError: a size below 1.
+
+    Source: [Radford2016] for the layout, [Wu2018] for the norm.
+    """
+
+    def __init__(self, image_shape: Sequence[int], latent_size: int = 128, width: int = 32) -> None:
+        super().__init__()
+        channels, rows, columns = _checked(image_shape)
+        if latent_size < 1 or width < 1:
+            raise ConfigError(f"ConvGenerator needs latent_size and width of at least 1; got {latent_size} and {width}")
+        self.image_shape, self.latent_size = (channels, rows, columns), latent_size
+        self.arguments: dict[str, Argument] = {
+            "image_shape": list(image_shape),
+            "latent_size": latent_size,
+            "width": width,
+        }
+        widths = level_widths(image_shape, width)[::-1]
+        step = 2 ** (len(widths) - 1)
+        coarse = (widths[0], -(-rows // step), -(-columns // step))
+        self.coarse = nn.Linear(latent_size, prod(coarse))
+        self.unflatten = nn.Unflatten(1, coarse)
+        layers: list[nn.Module] = [norm_layer("group", widths[0]), nn.SiLU()]
+        for inputs, outputs in pairwise(widths):
+            layers += [nn.ConvTranspose2d(inputs, outputs, 4, 2, 1), norm_layer("group", outputs), nn.SiLU()]
+        self.layers = nn.Sequential(*layers, nn.Conv2d(widths[-1], channels, 3, padding=1), nn.Sigmoid())
+
+    def forward(self, latents: Tensor) -> Tensor:
+        """Images `(n, c, h, w)` in [0, 1] of latents `(n, latent_size)`.
+
+        Raises:
+            ShapeError: latents of another shape.
+        """
+        if latents.dim() != 2 or latents.shape[1] != self.latent_size:
+            raise ShapeError(f"latents must be (n, {self.latent_size}); got {tuple(latents.shape)}")
+        canvas: Tensor = self.layers(self.unflatten(self.coarse(latents)))
+        return canvas[..., : self.image_shape[1], : self.image_shape[2]]
+
+
+class ConvCritic(nn.Module):
+    """Numbers about images: the mirror image of `ConvGenerator`, without norms.
+
+    One output under spectral norm judges whether an image is real; twice as many outputs as a latent is long, without
+    it, encode images.
+
+    Args:
+        image_shape: `(c, h, w)` of the images.
+        n_outputs: numbers per image.
+        width: channels at full resolution.
+        lipschitz: spectral norm on every layer, which keeps a critic from growing without bounds.
+
+    Raises:
+        ShapeError: `image_shape` is not three positive numbers.
+
+    Source: [Radford2016]; [Miyato2018] for spectral norm.
+    """
+
+    def __init__(self, image_shape: Sequence[int], n_outputs: int, width: int = 32, lipschitz: bool = True) -> None:
+        super().__init__()
+        channels, rows, columns = _checked(image_shape)
+
+        def layer(made: nn.Module) -> nn.Module:
+            return spectral_norm(made) if lipschitz else made
+
+        widths = level_widths(image_shape, width)
+        layers: list[nn.Module] = [layer(nn.Conv2d(channels, widths[0], 3, padding=1)), nn.LeakyReLU(0.2)]
+        for inputs, outputs in pairwise(widths):
+            layers += [layer(nn.Conv2d(inputs, outputs, 4, 2, 1)), nn.LeakyReLU(0.2)]
+            rows, columns = rows // 2, columns // 2
+        self.layers = nn.Sequential(*layers, nn.Flatten(), layer(nn.Linear(widths[-1] * rows * columns, n_outputs)))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """`(n, n_outputs)` of images `(n, c, h, w)` in [0, 1]."""
+        outputs: Tensor = self.layers(2 * images - 1)
+        return outputs
+
+
+@torch.no_grad()
+def draw_samples(generator: nn.Module, latent_size: int, n: int, random: torch.Generator, chunk: int = 256) -> Tensor:
+    """`n` images `(n, c, h, w)` of standard normal latents, which `random`, on the CPU, draws."""
+    latents = torch.randn(n, latent_size, generator=random)
+    device = next(generator.parameters()).device
+    return torch.cat([generator(part.to(device)).cpu() for part in latents.split(chunk)])
+
+
+def _checked(image_shape: Sequence[int]) -> tuple[int, int, int]:
+    if len(image_shape) != 3 or min(image_shape) < 1:
+        raise ShapeError(f"image_shape must be (channels, height, width), all positive; got {tuple(image_shape)}")
+    channels, height, width = image_shape
+    return channels, height, width
+
+
+FORMAT_VERSION = 1
+#: Key of the JSON text in the safetensors header.
+_HEADER = "lit_recon.generator"
+#: Names of tensors in the file: the generator's have this prefix, and one tensor tells what it was trained on.
+_PREFIX, _SEEN = "generator.", "seen"
+
+
+@dataclass(frozen=True)
+class GeneratorCheckpoint:
+    """A generator and what tells whether an attack with it is fair.
+
+    Attributes:
+        generator: the network.
+        data: name of the images it was trained on.
+        split_hash: of the training and test split of these images.
+        seen: fingerprints `(N,)`, int64, of the images it was trained on, see `lit_recon.data.dataset`.
+        epoch: full epochs trained.
+    """
+
+    generator: ConvGenerator
+    data: str
+    split_hash: str
+    seen: Tensor
+    epoch: int
+
+
+def save_generator(path: Path, checkpoint: GeneratorCheckpoint) -> None:
+    """Write `checkpoint` to `path`, which appears whole or not at all; its folder is made if missing."""
+    header = {
+        "version": FORMAT_VERSION,
+        "arguments": checkpoint.generator.arguments,
+        "data": checkpoint.data,
+        "split_hash": checkpoint.split_hash,
+        "epoch": checkpoint.epoch,
+    }
+    state = {_PREFIX + name: value for name, value in checkpoint.generator.state_dict().items()}
+    write_model_file(path, {**state, _SEEN: checkpoint.seen}, {_HEADER: json.dumps(header)})
+
+
+def load_generator(path: Path) -> GeneratorCheckpoint:
+    """Rebuild a generator, in evaluation mode and on the CPU; the global random state is left alone.
+
+    Raises:
+        MissingDataError: no file at `path`.
+        CorruptFileError: truncated, of another release, or no generator of this package.
+    """
+    metadata, tensors = read_tensors(path)
+    if _HEADER not in metadata:
+        raise CorruptFileError(
+            f"{path} holds no generator written by this package: give the class that it belongs to as `network`, or "
+            "train one with `python train.py generator`"
+        )
+    header = json.loads(metadata[_HEADER])
+    if not isinstance(header, dict) or header.get("version") != FORMAT_VERSION:
+        raise CorruptFileError(
+            f"{path} was written by a release with another format than {FORMAT_VERSION}: train the generator again"
+        )
+    try:
+        with torch.random.fork_rng(devices=[]):
+            generator = ConvGenerator(**header["arguments"])
+        seen = tensors.pop(_SEEN)
+        generator.load_state_dict({name.removeprefix(_PREFIX): value for name, value in tensors.items()})
+        return GeneratorCheckpoint(generator.eval(), header["data"], header["split_hash"], seen, header["epoch"])
+    except (KeyError, TypeError, ValueError, RuntimeError, LitReconError) as error:
+        raise CorruptFileError(
+            f"{path} does not describe a generator that its own tensors fit ({error}): train it again"
+        ) from error
+
+
+def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The text entries and the tensors of a safetensors file.
+
+    Raises:
+        MissingDataError: no file at `path`.
+        CorruptFileError: truncated, or no safetensors file.
+    """
+    if not path.is_file():
+        raise MissingDataError(
+            f"there is no generator at {path}: train one with `python train.py generator`, for example by "
+            "--config configs/train/generator_digits.yaml"
+        )
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata: dict[str, Any] = file.metadata() or {}
+            return metadata, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 a file handle, not a dict
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CorruptFileError(f"{path} is truncated or not a safetensors file ({error}): copy it again") from error

@@ -1,0 +1,232 @@
+"""The untrained U-Net whose weights stand for images: a deep image prior.
+
+Nothing works in place and nothing branches on values, so that the parts can be differentiated twice and vectorised.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lit_recon.errors import ConfigError, ShapeError
+
+#: GroupNorm keeps at least this many channels together, and makes at most 32 groups [Wu2018].
+CHANNELS_PER_GROUP = 4
+
+
+def group_norm(channels: int) -> nn.GroupNorm:
+    """GroupNorm with the largest number of equal groups that `channels` allows."""
+    largest = max(1, min(32, channels // CHANNELS_PER_GROUP))
+    groups = next(g for g in range(largest, 0, -1) if channels % g == 0)
+    return nn.GroupNorm(groups, channels)
+
+
+class UNetBlock(nn.Module):
+    """Pre-activated residual block of two 3x3 convolutions; features are projected and added between them.
+
+    Args:
+        in_channels, out_channels: where they differ, the shortcut is a 1x1 convolution.
+        feature_size: length `f` of a conditioning vector; None builds no parameters for it.
+
+    Source: [Zagoruyko2016]; the place of the condition is that of the time embedding in [Ho2020], appendix B.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, feature_size: int | None = None) -> None:
+        super().__init__()
+        self.norm1 = group_norm(in_channels)
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, padding=1)
+        self.condition = None if feature_size is None else nn.Linear(feature_size, out_channels)
+        self.norm2 = group_norm(out_channels)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1)
+        self.shortcut = nn.Identity() if in_channels == out_channels else nn.Conv2d(in_channels, out_channels, 1)
+
+    def forward(self, maps: Tensor, features: Tensor | None = None) -> Tensor:
+        """Maps `(n, out_channels, h, w)` from maps `(n, in_channels, h, w)` and features `(n, f)`."""
+        hidden = self.conv1(nn.functional.silu(self.norm1(maps)))
+        if self.condition is not None and features is not None:
+            hidden = hidden + self.condition(features)[:, :, None, None]
+        hidden = self.conv2(nn.functional.silu(self.norm2(hidden)))
+        out: Tensor = self.shortcut(maps) + hidden
+        return out
+
+
+class SelfAttention(nn.Module):
+    """Residual single-head attention over the pixels of a map.
+
+    Written out, because fused attention kernels cannot be differentiated twice.
+
+    Source: [Ho2020], appendix B.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = group_norm(channels)
+        # no bias: the key's would cancel in the softmax, and the norm before has one
+        self.query_key_value = nn.Conv2d(channels, 3 * channels, 1, bias=False)
+        self.out = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Maps `(n, channels, h, w)` of the same shape."""
+        channels = maps.shape[1]
+        query, key, value = self.query_key_value(self.norm(maps)).flatten(2).chunk(3, dim=1)
+        weights = torch.softmax(query.transpose(1, 2) @ key * channels**-0.5, dim=2)
+        mixed = (value @ weights.transpose(1, 2)).unflatten(2, maps.shape[2:])
+        out: Tensor = maps + self.out(mixed)
+        return out
+
+
+class Downsample(nn.Module):
+    """Half the resolution, by a convolution of stride 2."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Maps `(n, channels, h / 2, w / 2)`; h and w are even."""
+        out: Tensor = self.conv(maps)
+        return out
+
+
+class Upsample(nn.Module):
+    """Twice the resolution: each pixel repeated, then a convolution."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Maps `(n, channels, 2 h, 2 w)`."""
+        out: Tensor = self.conv(nn.functional.interpolate(maps, scale_factor=2.0, mode="nearest"))
+        return out
+
+
+#: No level gets smaller than this: below it a 3x3 kernel sees mostly padding.
+SMALLEST_SIDE = 4
+
+
+class UNet(nn.Module):
+    """Images in [0, 1] from noise images, drawn at several resolutions.
+
+    A wide residual network in the shape of PixelCNN++: every level has `blocks_per_level` residual blocks on the way
+    down and as many on the way up, each of the latter also reading the map of its counterpart. Images whose sides the
+    levels do not divide are drawn on the next larger canvas and cropped.
+
+    Args:
+        image_shape: `(c, h, w)` of the images.
+        channels: width at full resolution. The default has 1.4 million weights; the paper does not state its width,
+            and [Ho2020], whose layout it shares, uses 128.
+        multipliers: width of each level over `channels`; a level has half the resolution of the one before. Levels
+            with a side below 4 pixels are left out: 32x32 images use 32, 16, 8, 4; 28x28 use 28, 14, 7; 8x8 use 8, 4.
+        blocks_per_level: residual blocks per level and direction.
+        attention_resolutions: longer side of the canvas at the levels where self-attention follows every residual
+            block; sizes that do not occur are ignored.
+        input_channels: channels `z` of the noise.
+        feature_size: length `f` of feature vectors that enter every residual block; None: there are none.
+
+    Raises:
+        ConfigError: a size below 1, or no multiplier.
+
+    Source: Liu et al. 2025, appendix F; [Salimans2017], [Ronneberger2015], [Zagoruyko2016], [Wu2018], [Ho2020].
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        channels: int = 32,
+        multipliers: list[int] | None = None,
+        blocks_per_level: int = 2,
+        attention_resolutions: list[int] | None = None,
+        input_channels: int = 32,
+        feature_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        multipliers = [1, 2, 2, 2] if multipliers is None else multipliers
+        attended = {16} if attention_resolutions is None else set(attention_resolutions)
+        sizes = [*image_shape, channels, blocks_per_level, input_channels, *multipliers, feature_size or 1]
+        if not multipliers or min(sizes) < 1 or feature_size == 0:
+            raise ConfigError(
+                f"UNet needs at least one multiplier and all sizes at least 1; got image_shape={image_shape}, "
+                f"channels={channels}, multipliers={multipliers}, blocks_per_level={blocks_per_level}, "
+                f"input_channels={input_channels}, feature_size={feature_size}"
+            )
+        self.image_shape, self.input_channels, self.feature_size = image_shape, input_channels, feature_size
+        out_channels, height, width = image_shape
+        widths = [channels * multiplier for multiplier in multipliers[: n_levels(min(height, width))]]
+        step = 2 ** (len(widths) - 1)
+        self._margin = (0, -width % step, 0, -height % step)
+        longer_side = max(height + self._margin[3], width + self._margin[1])
+
+        self.stem = nn.Conv2d(input_channels, widths[0], 3, padding=1)
+        self.down, self.up = nn.ModuleList(), nn.ModuleList()
+        here = widths[0]
+        read = []
+        for level, wide in enumerate(widths):
+            attention = longer_side // 2**level in attended
+            if level > 0:
+                self.down.append(Downsample(here))
+            for _ in range(blocks_per_level):
+                self.down.append(_Stage(here, wide, attention, feature_size))
+                here = wide
+                read.append(wide)
+        for level, wide in reversed(list(enumerate(widths))):
+            attention = longer_side // 2**level in attended
+            for _ in range(blocks_per_level):
+                self.up.append(_Stage(here + read.pop(), wide, attention, feature_size))
+                here = wide
+            if level > 0:
+                self.up.append(Upsample(here))
+        self.norm = group_norm(here)
+        self.out = nn.Conv2d(here, out_channels, 3, padding=1)
+
+    def forward(self, noise: Tensor, features: Tensor | None = None) -> Tensor:
+        """Images `(n, c, h, w)` in [0, 1].
+
+        Args:
+            noise: `(n, z, h, w)`.
+            features: `(n, f)`, exactly if the network was built with a `feature_size`.
+
+        Raises:
+            ShapeError: noise or features of another shape.
+        """
+        self._check(noise, features)
+        maps = self.stem(nn.functional.pad(noise, self._margin))
+        seen: list[Tensor] = []
+        for part in self.down:
+            maps = part(maps) if isinstance(part, Downsample) else part(maps, features)
+            if not isinstance(part, Downsample):
+                seen.append(maps)
+        for part in self.up:
+            maps = part(maps) if isinstance(part, Upsample) else part(torch.cat([maps, seen.pop()], dim=1), features)
+        canvas = torch.sigmoid(self.out(nn.functional.silu(self.norm(maps))))
+        return canvas[..., : self.image_shape[1], : self.image_shape[2]]
+
+    def _check(self, noise: Tensor, features: Tensor | None) -> None:
+        expected = (self.input_channels, *self.image_shape[1:])
+        if noise.dim() != 4 or tuple(noise.shape[1:]) != expected:
+            raise ShapeError(f"noise must be (n, {', '.join(map(str, expected))}); got {tuple(noise.shape)}")
+        conditioned = self.feature_size is not None
+        got = None if features is None else tuple(features.shape)
+        if got != ((len(noise), self.feature_size) if conditioned else None):
+            raise ShapeError(
+                f"features must be {f'(n, {self.feature_size})' if conditioned else 'left out'} for a UNet built with "
+                f"feature_size={self.feature_size}; got {got}"
+            )
+
+
+class _Stage(nn.Module):
+    """A residual block and, at some resolutions, self-attention after it."""
+
+    def __init__(self, in_channels: int, out_channels: int, attention: bool, feature_size: int | None) -> None:
+        super().__init__()
+        self.block = UNetBlock(in_channels, out_channels, feature_size)
+        self.attention = SelfAttention(out_channels) if attention else nn.Identity()
+
+    def forward(self, maps: Tensor, features: Tensor | None) -> Tensor:
+        out: Tensor = self.attention(self.block(maps, features))
+        return out
+
+
+def n_levels(side: int) -> int:
+    """How often `side` can be halved, the first level included, without a level below 4 pixels."""
+    return 1 if side < 2 * SMALLEST_SIDE else 1 + n_levels(side // 2)

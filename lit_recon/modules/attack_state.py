@@ -1,0 +1,264 @@
+"""Victims that are done: one file per group, so that a run never attacks them again."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from lit_recon.attacks.base import Attack, finished
+from lit_recon.attacks.updates import FirstApplicable, GradientMatching, MatchingState
+from lit_recon.attacks.updates.first_applicable import remarked
+from lit_recon.errors import CorruptFileError
+from lit_recon.io.files import write_bytes
+from lit_recon.records import Observation, Reconstruction
+from lit_recon.training.progress import Interrupted, deferred_interruption
+
+#: Called with the state and the number of iterations just done: 0 at the start, which may be a resumed one, then 1.
+Watch = Callable[[MatchingState, int], None]
+
+
+@dataclass
+class Outcome:
+    """What an attack on a group of victims gave, victim by victim, and what it cost, interrupted processes included.
+
+    Attributes:
+        reconstructions: one per victim.
+        curves: per victim, the loss curve of every restart.
+        seconds: of the whole group, beginning with its setup.
+        timed_seconds, timed_steps: of the iterations alone, without the first one of every process.
+    """
+
+    reconstructions: list[Reconstruction] = field(default_factory=list)
+    curves: list[list[dict[str, list[float]]]] = field(default_factory=list)
+    seconds: float = 0.0
+    timed_seconds: float = 0.0
+    timed_steps: int = 0
+
+
+def run_attack(
+    attack: Attack,
+    observations: Sequence[Observation],
+    saved: Path,
+    save_every_seconds: float,
+    execution: Literal["loop", "vmap"] | None,
+    watch: Watch,
+) -> Outcome:
+    """Attack a group of victims together; go on from `saved` where an earlier process left it.
+
+    The result is bit for bit that of an attack that was never interrupted, on devices whose arithmetic repeats itself.
+    Attacks that have no steps run in one piece.
+
+    Args:
+        attack: its settings must be those of the process that wrote `saved`.
+        observations: the same ones, too.
+        saved: file of the running state; removed by the caller once the outcome is safe.
+        save_every_seconds: between two saves.
+        execution: how problems are evaluated; None leaves it to the attack.
+        watch: is told of every iteration.
+
+    Raises:
+        Interrupted: after a signal; the state has been saved.
+        CorruptFileError: `saved` cannot be read.
+    """
+    started = time.perf_counter()
+    reasons: tuple[str, ...] = ()
+    begun: MatchingState | None = None
+    if isinstance(attack, FirstApplicable):
+        attack.check(observations)
+        attack, reasons, begun = attack.chosen(observations)
+    if not isinstance(attack, GradientMatching):
+        results = [remarked(result, reasons) for result in attack.many(observations)]
+        return Outcome(results, [[result.trace] for result in results], time.perf_counter() - started)
+    attack.check(observations)
+    state, outcome = attack.init(observations) if begun is None else begun, Outcome()
+    if execution is not None:
+        state.matching.execution = execution
+    if saved.is_file():
+        _load(saved, state, outcome)
+    started -= outcome.seconds
+    watch(state, 0)
+    saved_at, step_began = time.monotonic(), None
+    with deferred_interruption() as signal_arrived:
+        while state.step < attack.steps:
+            attack.step(state)
+            watch(state, 1)
+            now = time.perf_counter()
+            if step_began is not None:
+                outcome.timed_seconds, outcome.timed_steps = (
+                    outcome.timed_seconds + now - step_began,
+                    outcome.timed_steps + 1,
+                )
+            number = signal_arrived()
+            if number is not None or time.monotonic() - saved_at >= save_every_seconds:
+                outcome.seconds = now - started
+                _save(saved, state, outcome)
+                saved_at = time.monotonic()
+            if number is not None:
+                raise Interrupted(number)
+            step_began = time.perf_counter()
+    results = [remarked(result, reasons) for result in attack.result(state)]
+    outcome.reconstructions = [finished(result, seen) for result, seen in zip(results, observations, strict=True)]
+    traces = [problem.trace for problem in state.problems]
+    outcome.curves = [traces[first : first + attack.restarts] for first in range(0, len(traces), attack.restarts)]
+    outcome.seconds = time.perf_counter() - started
+    return outcome
+
+
+def measured_execution(attack: GradientMatching, observations: Sequence[Observation]) -> Literal["loop", "vmap"]:
+    """Whether this attack is faster with these victims together (`vmap`) or one after the other (`loop`)."""
+    state = attack.init(observations)
+    attack.step(state)
+    return "vmap" if state.matching.execution == "vmap" else "loop"
+
+
+def _save(path: Path, state: MatchingState, outcome: Outcome) -> None:
+    buffer = io.BytesIO()
+    cost = {"seconds": outcome.seconds, "timed_seconds": outcome.timed_seconds, "timed_steps": outcome.timed_steps}
+    torch.save({"attack": state.state_dict(), **cost}, buffer)
+    write_bytes(path, buffer.getvalue())
+
+
+def _load(path: Path, state: MatchingState, outcome: Outcome) -> None:
+    try:
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        state.load_state_dict(content["attack"])
+        outcome.seconds, outcome.timed_seconds = content["seconds"], content["timed_seconds"]
+        outcome.timed_steps = content["timed_steps"]
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, TypeError) as error:
+        raise CorruptFileError(
+            f"{path} is damaged or of another attack ({' '.join(str(error).split())[:200]}): delete it, and these "
+            "victims are attacked from the start"
+        ) from error
+
+
+_SUFFIX = ".safetensors"
+_HEADER = "lit_recon.victims"
+
+
+@dataclass(frozen=True)
+class FinishedBatch:
+    """The attack on one client's batch.
+
+    Attributes:
+        index: of the batch, see `VictimBatch`.
+        reconstruction: in the attack's order, on the CPU.
+        curves: loss curve of every restart.
+        seconds: this batch's share of its group's time.
+        timed_seconds, timed_steps: this batch's share of the iterations' time, and how many iterations that is.
+        feature_scores: `(n,)` per image of the batch, where the attack recovers features; see `lit_recon.metrics`.
+    """
+
+    index: int
+    reconstruction: Reconstruction
+    curves: list[dict[str, list[float]]]
+    seconds: float
+    timed_seconds: float
+    timed_steps: int
+    feature_scores: dict[str, list[float]] = field(default_factory=dict)
+
+
+def group_name(indices: Sequence[int]) -> str:
+    """File name, without ending, of a group of batches."""
+    return f"victims_{indices[0]:04d}-{indices[-1]:04d}"
+
+
+def finished_batches(
+    indices: Sequence[int], outcome: Outcome, feature_scores: Sequence[dict[str, list[float]]]
+) -> list[FinishedBatch]:
+    """A group's outcome, batch by batch."""
+    n = len(indices)
+    return [
+        FinishedBatch(
+            index,
+            Reconstruction(
+                result.images.cpu(),
+                result.labels.cpu(),
+                float(result.loss),
+                result.trace,
+                tuple(result.notes),
+                None if result.features is None else result.features.cpu().float(),
+            ),
+            curves,
+            outcome.seconds / n,
+            outcome.timed_seconds / n,
+            outcome.timed_steps,
+            scores,
+        )
+        for index, result, curves, scores in zip(
+            indices, outcome.reconstructions, outcome.curves, feature_scores, strict=True
+        )
+    ]
+
+
+def save_finished(folder: Path, batches: Sequence[FinishedBatch]) -> None:
+    """Write a group's file; it appears whole or not at all."""
+    tensors: dict[str, torch.Tensor] = {}
+    facts: dict[str, dict[str, object]] = {}
+    for batch in batches:
+        tensors[f"{batch.index}.images"] = batch.reconstruction.images.contiguous()
+        tensors[f"{batch.index}.labels"] = batch.reconstruction.labels.contiguous()
+        if batch.reconstruction.features is not None:
+            tensors[f"{batch.index}.features"] = batch.reconstruction.features.contiguous()
+        facts[str(batch.index)] = {
+            "loss": batch.reconstruction.loss,
+            "trace": batch.reconstruction.trace,
+            "notes": batch.reconstruction.notes,
+            "curves": batch.curves,
+            "seconds": batch.seconds,
+            "timed_seconds": batch.timed_seconds,
+            "timed_steps": batch.timed_steps,
+            "feature_scores": batch.feature_scores,
+        }
+    path = folder / (group_name([batch.index for batch in batches]) + _SUFFIX)
+    write_bytes(path, save(tensors, {_HEADER: json.dumps(facts)}))
+
+
+def load_finished(folder: Path) -> dict[int, FinishedBatch]:
+    """All finished batches below `folder`, by index.
+
+    Raises:
+        CorruptFileError: a file cannot be read.
+    """
+    found: dict[int, FinishedBatch] = {}
+    for path in sorted(folder.glob(f"victims_*{_SUFFIX}")):
+        found |= _read(path)
+    return found
+
+
+def _read(path: Path) -> dict[int, FinishedBatch]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads((file.metadata() or {})[_HEADER])
+            return {
+                int(index): FinishedBatch(
+                    int(index),
+                    Reconstruction(
+                        file.get_tensor(f"{index}.images"),
+                        file.get_tensor(f"{index}.labels"),
+                        fact["loss"],
+                        fact["trace"],
+                        tuple(fact["notes"]),
+                        file.get_tensor(f"{index}.features") if f"{index}.features" in file.keys() else None,  # noqa: SIM118
+                    ),
+                    fact["curves"],
+                    fact["seconds"],
+                    fact["timed_seconds"],
+                    fact["timed_steps"],
+                    fact.get("feature_scores", {}),
+                )
+                for index, fact in facts.items()
+            }
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+        raise CorruptFileError(
+            f"{path} is damaged ({error}): delete it, and these victims are attacked from the start"
+        ) from error

@@ -1,0 +1,238 @@
+"""The Trainer goes over victims; what happens to one group of them is a plain function that can be resumed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+import lit_recon._torchvision
+
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor
+
+from lit_recon.attacks.base import Attack
+from lit_recon.attacks.updates import FeatureMap, FirstApplicable, GradientMatching, MatchingState
+from lit_recon.clients import ClientSettings
+from lit_recon.data import VictimBatch
+from lit_recon.defenses import Defense
+from lit_recon.errors import ConfigError
+from lit_recon.io.files import write_text
+from lit_recon.metrics import Lpips, Unavailable, feature_cosines, score_batch, span_error
+from lit_recon.models import Backbone
+from lit_recon.modules.attack_state import (
+    FinishedBatch,
+    finished_batches,
+    group_name,
+    load_finished,
+    measured_execution,
+    run_attack,
+    save_finished,
+)
+from lit_recon.modules.data import VictimDataModule
+from lit_recon.modules.loggers import log_grid
+from lit_recon.modules.scoring import FEATURE_SCORES, RunScores, ScoredBatch, score_batches
+from lit_recon.records import Knowledge, Observation, Reconstruction
+from lit_recon.reporting.writing import Scalar
+from lit_recon.training.progress import Progress
+
+#: Victims at once where they run together: as many small kernels as a device takes well.
+_TOGETHER = {"cuda": 16}
+_TOGETHER_ELSEWHERE = 8
+_NOT_YET = Unavailable("scored at the end of the run")
+
+
+class UpdateAttackModule(LightningModule):
+    """Attacks the update of every client that a `VictimDataModule` yields; `trainer.test(module, victims)` runs it.
+
+    Finished victims and the running state lie in files, so that a killed run goes on where it stopped.
+
+    Args:
+        attack: on updates.
+        model: the public model that the clients' updates belong to.
+        clients: what they compute, and their random numbers.
+        defense: of their updates; None: none.
+        knowledge: what the attacker knows besides.
+        checkpoints: folder of the files.
+        lpips: the perceptual score, or why it cannot be had.
+        clients_per_batch: clients attacked at once; `auto`: several where that is measured to be faster, else one.
+        save_every_seconds: between two saves of the running state.
+
+    Attributes:
+        metrics: entries of the run's record, once all victims are done; the same in every process.
+        scored: the batches of this process.
+    """
+
+    def __init__(
+        self,
+        attack: Attack,
+        model: Backbone,
+        clients: ClientSettings,
+        defense: Defense | None,
+        knowledge: Knowledge,
+        checkpoints: Path,
+        lpips: Lpips | Unavailable,
+        clients_per_batch: int | Literal["auto"] = "auto",
+        save_every_seconds: float = 60.0,
+    ) -> None:
+        super().__init__()
+        self.attack, self.model, self.knowledge, self.lpips = attack, model, knowledge, lpips
+        self.clients, self.defense = clients, defense
+        self.checkpoints, self.clients_per_batch = checkpoints, clients_per_batch
+        self.save_every_seconds = save_every_seconds
+        self._features = isinstance(attack, GradientMatching) and attack.recovers_features
+        self.scores = RunScores(lpips, self._features)
+        self.metrics: dict[str, Scalar] = {}
+        self.scored: list[ScoredBatch] = []
+        self.execution: Literal["loop", "vmap"] | None = None
+        self._steps = _planned_steps(attack)
+        self._size = 1
+        self._group: list[VictimBatch] = []
+        self._seen: list[VictimBatch] = []
+
+    @property
+    def _victims(self) -> VictimDataModule:
+        victims = getattr(self.trainer, "datamodule", None)
+        if not isinstance(victims, VictimDataModule):
+            raise ConfigError("UpdateAttackModule attacks the victims of a VictimDataModule: pass it to trainer.test")
+        return victims
+
+    def on_test_start(self) -> None:
+        """Set up clients, find what is done already, and decide how many victims run together."""
+        self.client = self.clients.client(self.model, self.defense)
+        self._done = load_finished(self.checkpoints)
+        with torch.enable_grad():
+            self._plan()
+        mine = range(self.trainer.global_rank, len(self._victims.batches), self.trainer.world_size)
+        self._progress = Progress(
+            self._steps * len(mine), "attack", "iterations", quiet=not self.trainer.is_global_zero
+        )
+
+    def test_step(self, batch: VictimBatch, batch_idx: int) -> None:
+        """Collect a group of clients; attack it once it is full."""
+        self._seen.append(batch)
+        if batch.index in self._done:
+            self._progress.skip(self._steps)
+            return
+        self._group.append(batch)
+        if len(self._group) >= self._size:
+            self._attack_group()
+
+    def on_test_epoch_end(self) -> None:
+        """Attack the last group, then score everything."""
+        if self._group:
+            self._attack_group()
+        self._progress.close()
+        self.scored = score_batches(
+            [self._done[batch.index] for batch in self._seen], self._seen, self._victims.public, self.lpips
+        )
+        self.scores.update(self.scored)
+        self.metrics = self.scores.record()
+        figures = {key: value for key, value in self.metrics.items() if isinstance(value, float)}
+        for logger in self.trainer.loggers:
+            logger.log_metrics(figures, self._progress.done)
+
+    def _attack_group(self) -> None:
+        group, self._group = self._group, []
+        indices = [batch.index for batch in group]
+        saved, before = self.checkpoints / f"{group_name(indices)}.pt", self._progress.done
+        with torch.enable_grad():
+            observations = [self._observe(batch.images, batch.labels, batch.index) for batch in group]
+            outcome = run_attack(
+                self.attack,
+                observations,
+                saved,
+                self.save_every_seconds,
+                self.execution,
+                lambda state, new: self._watch(state, new, len(group)),
+            )
+        if self._progress.done == before:  # the attack has no steps
+            self._progress.advance(self._steps * len(group))
+        # one that took another's turn may have had more steps
+        self._progress.total += self._progress.done - before - self._steps * len(group)
+        scores = [
+            self._feature_scores(seen, result, batch)
+            for seen, result, batch in zip(observations, outcome.reconstructions, group, strict=True)
+        ]
+        finished = finished_batches(indices, outcome, scores)
+        save_finished(self.checkpoints, finished)
+        saved.unlink(missing_ok=True)
+        self._done |= {batch.index: batch for batch in finished}
+        self._show(group, finished)
+
+    def _observe(self, images: Tensor, labels: Tensor, index: int) -> Observation:
+        return self.client.observe(images, labels, self.knowledge, self.clients.generator(index))
+
+    def _feature_scores(self, seen: Observation, found: Reconstruction, batch: VictimBatch) -> dict[str, list[float]]:
+        """How close recovered features are to those of the true images; nothing where none were recovered."""
+        if found.features is None:
+            return {}
+        with torch.no_grad():
+            truth = FeatureMap(seen, self.clients.batch_norm)(batch.images)
+        scores = span_error(found.features, truth), feature_cosines(found.features, truth)
+        return {name: values.tolist() for name, values in zip(FEATURE_SCORES, scores, strict=True)}
+
+    def _watch(self, state: MatchingState, new: int, n: int) -> None:
+        """Count an iteration, and log the loss where the attack noted a point of its curve."""
+        if new == 0:
+            self._progress.skip(state.step * n)
+            return
+        self._progress.advance(new * n, loss=state.loss)
+        traces = [problem.trace for problem in state.problems if problem.trace]
+        noted = [trace for trace in traces if trace["step"][-1] == state.step - 1]
+        if noted:
+            figures = {key: sum(trace[key][-1] for trace in noted) / len(noted) for key in noted[0] if key != "step"}
+            for logger in self.trainer.loggers:
+                logger.log_metrics(figures, self._progress.done)
+
+    def _show(self, group: list[VictimBatch], finished: list[FinishedBatch]) -> None:
+        """Say how close the group came, and show its images on W&B."""
+        from lit_recon.reporting.plots import image_grid
+
+        for batch, done in zip(group, finished, strict=True):
+            found = done.reconstruction
+            scores = score_batch(found.images, batch.images, found.labels, batch.labels, _NOT_YET)
+            rmse = float(scores.per_image["rmse"].mean())
+            self._progress.write(f"victim {batch.index + 1}: RMSE {rmse:.3f}, loss {found.loss:.3g}")
+            grid = image_grid({"target": batch.images.cpu().numpy(), "found": scores.reconstructions.numpy()})
+            for logger in self.trainer.loggers:
+                logger.log_metrics({"victim_rmse": rmse}, self._progress.done)
+            log_grid(self.trainer.loggers, "images", grid, self._progress.done)
+
+    def _plan(self) -> None:
+        """Fix the size of groups and how they are evaluated; a resumed run keeps to what the first one measured."""
+        limit = (
+            self.clients_per_batch
+            if self.clients_per_batch != "auto"
+            else _TOGETHER.get(self.device.type, _TOGETHER_ELSEWHERE)
+        )
+        attack, n = self.attack, len(self._victims.batches)
+        if not isinstance(attack, GradientMatching):
+            return
+        problems = min(limit, n) * attack.restarts
+        if attack.execution == "auto" and problems > 1:
+            self.execution = self._remembered_execution(attack, min(limit, n))
+        together = self.clients_per_batch != "auto" or "vmap" in (attack.execution, self.execution)
+        self._size = limit if together else 1
+
+    def _remembered_execution(self, attack: GradientMatching, n: int) -> Literal["loop", "vmap"]:
+        path = self.checkpoints / "execution.json"
+        measured = ""
+        if self.trainer.is_global_zero and not path.is_file():
+            victims = self._victims
+            images = [victims.test.pixels(ids).to(self.device) for ids in victims.batches[:n]]
+            labels = [victims.test.labels[ids].to(self.device) for ids in victims.batches[:n]]
+            seen = [self._observe(*batch, index) for index, batch in enumerate(zip(images, labels, strict=True))]
+            measured = measured_execution(attack, seen)
+            write_text(path, json.dumps({"execution": measured}))
+        elif self.trainer.is_global_zero:
+            measured = str(json.loads(path.read_text(encoding="utf-8")).get("execution"))
+        return "vmap" if self.trainer.strategy.broadcast(measured) == "vmap" else "loop"
+
+
+def _planned_steps(attack: Attack) -> int:
+    """Iterations of one victim if the first attack can work on it; 1 for an attack without steps."""
+    if isinstance(attack, FirstApplicable):
+        return _planned_steps(attack.attacks[0])
+    return attack.steps if isinstance(attack, GradientMatching) else 1

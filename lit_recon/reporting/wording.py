@@ -1,0 +1,243 @@
+"""What a run shows, in plain words that are built from its figures and settings alone."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from lit_recon.reporting.record import RunRecord
+from lit_recon.reporting.settings import find_setting
+
+MISSING = "n/a"
+#: There is no such figure or setting, as opposed to one that could not be had.
+ABSENT = "\N{EN DASH}"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How a metric is called and read; `better` points where good values lie."""
+
+    key: str
+    name: str
+    better: str = ""
+    decimals: int = 3
+    unit: str = ""
+
+
+_MEASURES = (
+    Measure("rmse", "RMSE", "↓"),
+    Measure("psnr", "PSNR", "↑", decimals=1, unit="dB"),
+    Measure("ssim", "SSIM", "↑"),
+    Measure("lpips", "LPIPS", "↓"),
+    Measure("mse", "MSE", "↓", decimals=4),
+    Measure("label_accuracy", "Labels right", "↑", decimals=0, unit="%"),
+    Measure("feature_error", "Feature error", "↓"),
+    Measure("feature_cosine", "Feature |cos|", "↑"),
+)
+
+
+def measure_of(key: str) -> Measure:
+    """The metric under `key`, a plain one for a key that is not among the usual."""
+    usual = next((measure for measure in _MEASURES if measure.key == key), None)
+    return usual or Measure(key, key.replace("_", " ").capitalize())
+
+
+def format_score(key: str, value: float | None, unit: bool = True) -> str:
+    r"""A metric's value, with more decimals where it would round to nearly nothing.
+
+    >>> format_score("rmse", 0.05149), format_score("rmse", 0.00213), format_score("psnr", 25.77)
+    ('0.051', '0.0021', '25.8\xa0dB')
+    """
+    if value is None:
+        return MISSING
+    if not math.isfinite(value):
+        return "∞" if value == math.inf else str(value)
+    measure = measure_of(key)
+    shown = 100 * value if measure.unit == "%" else value
+    text = f"{shown:.{measure.decimals}f}"
+    if shown and abs(shown) < 10 ** (1 - measure.decimals):
+        text = f"{shown:.2g}"
+    return f"{text}\N{NO-BREAK SPACE}{measure.unit}" if unit and measure.unit else text
+
+
+def format_printed(key: str, value: object) -> str:
+    """A paper's figure with the digits that the paper prints, or the text that stands for it.
+
+    >>> format_printed("rmse", 0.16), format_printed("rmse", "0.16 to 0.25"), format_printed("rmse", None)
+    ('0.16', '0.16 to 0.25', '–')
+    """
+    if value is None:
+        return ABSENT
+    if not isinstance(value, int | float):
+        return str(value)
+    unit = measure_of(key).unit
+    if unit == "%":
+        return format_score(key, value)
+    return f"{value:g}\N{NO-BREAK SPACE}{unit}" if unit else f"{value:g}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them.
+
+    >>> duration(0.0123), duration(4.2), duration(42.4), duration(125), duration(7380)
+    ('12.3 ms', '4.2 s', '42 s', '2 min 5 s', '2 h 3 min')
+    """
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{rest} s"
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+_SAME = 0.05  # relative difference below which two mean errors are called equal
+_HUGE = 10_000  # ratio beyond which no figure says more
+
+
+class Grant(NamedTuple):
+    """One thing that the attacker knew or did not know."""
+
+    known: bool
+    text: str
+
+
+def closer_than_public(record: RunRecord) -> list[bool | None]:
+    """For every victim: is the reconstruction nearer to the truth than the nearest public image? None: not known."""
+    pairs = ((row.scores.get("rmse"), row.scores.get("nearest_public_rmse")) for row in record.victims)
+    return [None if ours is None or public is None else ours < public for ours, public in pairs]
+
+
+def verdict(record: RunRecord) -> str:
+    """One sentence: how many images beat the nearest public one, and the mean error beside the mean image's."""
+    parts = [part for part in (_count(record), _error(record)) if part]
+    sentence = "; ".join(parts) or "this run holds no figures to judge it by"
+    return f"{sentence[0].upper()}{sentence[1:]}."
+
+
+def knowledge(record: RunRecord) -> list[Grant]:
+    """What the attacker knew, then what not, from `knowledge.*` and `client.batch_norm`."""
+    sizes = sorted(set(Counter(row.batch for row in record.victims).values()))
+    images = f"{' or '.join(map(str, sizes))} {'image' if sizes == [1] else 'images'}"
+    grants = [
+        _model(record),
+        Grant(True, f"The client's update, and that it came from {images}."),
+        *_client(record),
+        *_defense(record),
+        *_labels(record),
+        *_batch_norm(record),
+        Grant(
+            False,
+            "The images. They served only after the attack, to match reconstructions with their targets and to score.",
+        ),
+    ]
+    return sorted(grants, key=lambda grant: not grant.known)
+
+
+def notes(record: RunRecord) -> list[str]:
+    """What the attack wants its reader to know, each sentence once."""
+    found = record.metrics.get("notes")
+    sentences = found if isinstance(found, list) else [record.text("notes")]
+    return [sentence for sentence in dict.fromkeys(map(str, sentences)) if sentence]
+
+
+def _count(record: RunRecord) -> str:
+    judged = closer_than_public(record)
+    if not judged or None in judged:
+        return ""
+    n, won = len(judged), judged.count(True)
+    if n == 1:
+        closer = "closer" if won else "no closer"
+        return f"the attacked image came back {closer} to the truth than the nearest public image"
+    who = f"all {n}" if won == n else f"none of the {n}" if not won else f"{won} of {n}"
+    return f"{who} attacked images came back closer to the truth than the nearest public image"
+
+
+def _error(record: RunRecord) -> str:
+    ours, mean = record.number("rmse"), record.number("baseline_mean_image_rmse")
+    if ours is None:
+        return ""
+    text = f"the {'RMSE' if len(record.victims) == 1 else 'mean RMSE'} is {format_score('rmse', ours)}"
+    if mean is None or mean <= 0:
+        return text
+    guess = f"guessing the mean public image ({format_score('rmse', mean)})"
+    if abs(ours - mean) <= _SAME * mean:
+        return f"{text}, about the same as {guess}"
+    if ours > mean:
+        return f"{text}, worse than {guess}"
+    if not ours:
+        return f"{text}, a perfect copy"
+    ratio = mean / ours
+    return f"{text}, {f'{ratio:.1f}' if ratio < _HUGE else f'more than {_HUGE:,}'} times lower than {guess}"
+
+
+def _model(record: RunRecord) -> Grant:
+    if find_setting(record.settings, "knowledge.modified_model"):
+        return Grant(
+            True,
+            "The model, which a malicious server had modified before the clients got it: figures do not compare with "
+            "those of an attacker who leaves the model as it is.",
+        )
+    return Grant(True, "The public model: its architecture, its weights and how it normalizes pixels.")
+
+
+def _client(record: RunRecord) -> list[Grant]:
+    steps, clients = (find_setting(record.settings, f"client.{key}") for key in ("local_steps.steps", "n_clients"))
+    grants = []
+    if isinstance(steps, int):
+        grants.append(Grant(True, f"That the update is the result of {steps} local steps, and their learning rates."))
+    if isinstance(clients, int) and clients > 1:
+        grants.append(Grant(False, f"The updates of single clients, only the mean over {clients} of them."))
+    return grants
+
+
+def _defense(record: RunRecord) -> list[Grant]:
+    defense = record.settings.get("defense")
+    if not isinstance(defense, Mapping):
+        return []
+    known = bool(find_setting(record.settings, "knowledge.defense"))
+    use = "the attack simulates that for its candidates" if known else "the attack takes the update for undefended"
+    return [Grant(known, f"That the update is defended by {_described(defense)}: {use}.")]
+
+
+def _described(defense: Mapping[str, object]) -> str:
+    """A defense and its settings, as a configuration has them."""
+    name = str(defense.get("class_path", "")).rpartition(".")[2]
+    arguments = defense.get("init_args")
+    listed = arguments.items() if isinstance(arguments, Mapping) else ()
+    if name == "Chain" and isinstance(arguments, Mapping) and isinstance(arguments.get("defenses"), list):
+        return " then ".join(_described(part) for part in arguments["defenses"])
+    return f"{name}({', '.join(f'{key}={value}' for key, value in listed)})"
+
+
+def _labels(record: RunRecord) -> list[Grant]:
+    given = find_setting(record.settings, "knowledge.labels")
+    if given is None:
+        return [Grant(False, "Whether the labels were given is not stated in the settings.")]
+    if given:
+        return [Grant(True, "The true label of every image.")]
+    accuracy = record.number("label_accuracy")
+    found = "" if accuracy is None else f" and got {format_score('label_accuracy', accuracy)} of them right"
+    return [Grant(False, f"The labels. The attack recovered them from the update{found}.")]
+
+
+def _batch_norm(record: RunRecord) -> list[Grant]:
+    mode = {
+        "eval": "the running statistics of the public model (evaluation mode)",
+        "train": "the statistics of its own batch (training mode)",
+    }.get(str(find_setting(record.settings, "client.batch_norm")))
+    client = [Grant(True, f"That the client's BatchNorm layers, if any, used {mode}.")] if mode else []
+    seen = {
+        "batch": Grant(
+            True,
+            "The statistics of the client's own batch at every BatchNorm layer: a strong assumption, "
+            "which holds only where clients send them along.",
+        ),
+        "running": Grant(True, "The running statistics of the BatchNorm layers, which are part of the public model."),
+        "none": Grant(False, "Any BatchNorm statistics: the attack used those of its own candidates."),
+    }.get(str(find_setting(record.settings, "knowledge.batch_norm")))
+    return [*client, seen] if seen else [*client, Grant(False, "What BatchNorm statistics were known is not stated.")]

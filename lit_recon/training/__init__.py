@@ -1,0 +1,1 @@
+"""What every training shares: Trainer, base module, callbacks, progress and interruption."""

@@ -1,0 +1,237 @@
+"""What every training of a backbone has in common: rates, evaluation, and the utility that is left in the end."""
+
+from __future__ import annotations
+
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lit_recon._torchvision
+
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn, optim
+from torchmetrics import MeanMetric, SumMetric
+
+from lit_recon.errors import ConfigError, CorruptFileError
+from lit_recon.io.files import write_text
+from lit_recon.models import Backbone
+
+#: Inside a run folder.
+UTILITY_FILE = "utility.json"
+
+#: Flat figures and facts; None has a reason under the same name with `_reason`.
+Figures = dict[str, str | float | None]
+
+_NAMES = ("final_train_loss", "test_loss", "accuracy")
+
+
+def utility_figures(train_loss: float, test_loss: float, accuracy: float, diverged_at: int | None) -> Figures:
+    """Figures of an epoch.
+
+    Args:
+        train_loss: mean cross-entropy of the epoch's batches as they came, whatever a defense made of them.
+        test_loss: mean cross-entropy on the test split.
+        accuracy: on the test split, in [0, 1].
+        diverged_at: the step after which the loss was no longer finite.
+
+    >>> utility_figures(0.5, 0.6, 0.9, None)
+    {'final_train_loss': 0.5, 'test_loss': 0.6, 'accuracy': 0.9}
+    """
+    if diverged_at is not None:
+        return without_utility(f"the training diverged: its loss was no longer finite after step {diverged_at}")
+    figures: Figures = {}
+    for name, value in zip(_NAMES, (train_loss, test_loss, accuracy), strict=True):
+        if math.isfinite(value):
+            figures[name] = value
+        else:
+            figures[name], figures[f"{name}_reason"] = None, "no example was drawn in the last epoch"
+    return figures
+
+
+def without_utility(reason: str) -> Figures:
+    """No figure, and why."""
+    figures: Figures = dict.fromkeys(_NAMES)
+    return {**figures, **{f"{name}_reason": reason for name in _NAMES}}
+
+
+def write_utility(folder: Path, figures: Mapping[str, str | float | None]) -> None:
+    """Write `utility.json` into a run folder, whole or not at all."""
+    write_text(folder / UTILITY_FILE, json.dumps(figures, indent=2, allow_nan=False) + "\n")
+
+
+def read_utility(folder: Path) -> Figures:
+    """The figures in a run folder; without the file, none and why.
+
+    Raises:
+        CorruptFileError: the file is damaged.
+    """
+    path = folder / UTILITY_FILE
+    if not path.is_file():
+        return without_utility(f"{path} is missing: an earlier release trained this backbone")
+    try:
+        figures: Figures = dict(json.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise CorruptFileError(f"{path} is damaged ({error}): train the backbone again") from error
+    return figures
+
+
+#: Neurons of unit size up to which a head behind a wide feature layer learns at the full rate.
+FULL_RATE_NEURONS = 64
+#: Steps between two looks at whether the loss is still finite; reading it makes a GPU wait.
+_DIVERGENCE_EVERY = 50
+
+ImageBatch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class SGDSchedule:
+    """SGD with a stepwise decaying rate.
+
+    Args:
+        lr: initial learning rate.
+        momentum: of SGD.
+        weight_decay: L2 penalty; the paper is silent about it, this is the usual value.
+        decay_every: epochs between two decays of the rate.
+        decay: factor of each decay.
+
+    Raises:
+        ConfigError: a rate or an interval that is not positive.
+
+    Source: Liu et al. 2025, appendix F: 0.1, 0.9, a tenth every 50 of 200 epochs, batch 64.
+    """
+
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    decay_every: int = 50
+    decay: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.lr <= 0 or self.decay <= 0 or self.decay_every < 1:
+            raise ConfigError(
+                f"lr and decay must be above 0 and decay_every at least 1 epoch; "
+                f"got lr={self.lr}, decay={self.decay}, decay_every={self.decay_every}"
+            )
+
+
+class TrainingModule(LightningModule, ABC):
+    """Cross-entropy training; a leaf says how a step's gradient comes about.
+
+    Logs `train_loss_step`, `train_loss_epoch`, `test_loss` and `test_accuracy`, and keeps the last ones as `utility`. A
+    training whose loss is no longer finite stops within 50 steps, with a utility that says so.
+
+    Parameters that do not require a gradient, such as the random rows of a wide feature layer, never reach the
+    optimizer: neither a step nor weight decay moves them. The head behind such a layer of m neurons learns at the rate
+    `lr * 64 / m`: one step changes a logit in proportion to m times the rate, and at the full rate thousands of random
+    neurons let the loss grow instead of fall.
+
+    Args:
+        model: takes images `(n, c, h, w)` in [0, 1].
+        schedule: of the optimizer.
+
+    Attributes:
+        utility: after every epoch, see `lit_recon.training.module`.
+    """
+
+    def __init__(self, model: Backbone, schedule: SGDSchedule | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self.schedule = schedule or SGDSchedule()
+        # metrics that sum over images: Lightning's own mean is off where processes hold unequal shares of the split,
+        # and forgets the first part of an epoch that was interrupted
+        self.train_loss, self.n_trained = SumMetric(nan_strategy="disable"), SumMetric()  # MeanMetric forgets weights
+        self.train_loss.persistent(True)
+        self.n_trained.persistent(True)
+        self.test_loss, self.test_accuracy = MeanMetric(nan_strategy="disable"), MeanMetric()
+        self.utility: Figures = {}
+        self._diverged_at: int | None = None
+        self._newest_loss = torch.zeros(())
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits `(n, k)` of images `(n, c, h, w)` in [0, 1]."""
+        logits: Tensor = self.model(images)
+        return logits
+
+    @abstractmethod
+    def training_step(self, batch: ImageBatch, batch_idx: int) -> Tensor:
+        """Mean cross-entropy of a batch, passed to `record_loss`."""
+
+    def guarantee(self) -> Figures:
+        """What can be said about the training beside its utility, after every epoch; nothing by default."""
+        return {}
+
+    def record_loss(self, loss: Tensor, n: int) -> None:
+        """Count the mean loss of this process' `n` examples, and log that of all processes."""
+        sums = torch.stack([loss.detach() * n, loss.new_tensor(float(n))])
+        total, count = self.trainer.strategy.reduce(sums, reduce_op="sum").unbind()
+        self._newest_loss = total / count.clamp_min(1)
+        self.train_loss.update(total)
+        self.n_trained.update(count)
+        self.log("train_loss_step", self._newest_loss, on_step=True, on_epoch=False, prog_bar=True)
+
+    def on_train_start(self) -> None:
+        """Leave a training that had diverged before it was killed as it is."""
+        self.trainer.should_stop = self._diverged_at is not None
+
+    def on_train_batch_end(self, outputs: Any, batch: ImageBatch, batch_idx: int) -> None:
+        """Stop where the loss is lost; all processes have the same one."""
+        due = self.trainer.is_last_batch or batch_idx % _DIVERGENCE_EVERY == 0
+        if due and self._diverged_at is None and not math.isfinite(self._newest_loss):
+            self._diverged_at = self.trainer.global_step
+            self.trainer.should_stop = True
+
+    def on_train_epoch_end(self) -> None:
+        """Note what the training has come to; Lightning calls this after validation."""
+        loss = float(self.train_loss.compute() / self.n_trained.compute())
+        self.train_loss.reset()
+        self.n_trained.reset()
+        said = self.guarantee()
+        numbers = {name: value for name, value in said.items() if isinstance(value, float)}
+        self.log_dict({"train_loss_epoch": loss, **numbers}, sync_dist=True)  # the same everywhere
+        seen = self.trainer.callback_metrics
+        test_loss, accuracy = float(seen["test_loss"]), float(seen["test_accuracy"])
+        if self._diverged_at is None and not math.isfinite(test_loss):
+            self._diverged_at = self.trainer.global_step
+            self.trainer.should_stop = True
+        self.utility = {**utility_figures(loss, test_loss, accuracy, self._diverged_at), **said}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """The utility: a run that was killed after its last epoch is not evaluated again."""
+        checkpoint["utility"], checkpoint["diverged_at"] = dict(self.utility), self._diverged_at
+
+    def on_load_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
+        """Inverse of `on_save_checkpoint`."""
+        self.utility, self._diverged_at = dict(checkpoint["utility"]), checkpoint["diverged_at"]
+
+    def validation_step(self, batch: ImageBatch, batch_idx: int) -> None:
+        """Loss and accuracy on the test split, after every epoch."""
+        self._evaluate(batch)
+
+    def test_step(self, batch: ImageBatch, batch_idx: int) -> None:
+        """Loss and accuracy on the test split."""
+        self._evaluate(batch)
+
+    def _evaluate(self, batch: ImageBatch) -> None:
+        images, labels = batch
+        logits = self(images)
+        self.test_loss.update(nn.functional.cross_entropy(logits, labels, reduction="none"))
+        self.test_accuracy.update((logits.argmax(dim=1) == labels).float())
+        self.log_dict({"test_loss": self.test_loss, "test_accuracy": self.test_accuracy}, prog_bar=True)
+
+    def configure_optimizers(self) -> tuple[list[optim.Optimizer], list[optim.lr_scheduler.LRScheduler]]:
+        """SGD on everything trainable, and the decay of its rates."""
+        schedule, layer, head = self.schedule, self.model.feature_layer, list(self.model.head.parameters())
+        others = [
+            parameter
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad and not name.startswith("head.")
+        ]
+        head_lr = schedule.lr if layer is None else schedule.lr * min(1.0, FULL_RATE_NEURONS / layer.n_neurons)
+        groups = [{"params": others, "lr": schedule.lr}, {"params": head, "lr": head_lr}]
+        optimizer = optim.SGD(groups, lr=schedule.lr, momentum=schedule.momentum, weight_decay=schedule.weight_decay)
+        return [optimizer], [optim.lr_scheduler.StepLR(optimizer, schedule.decay_every, schedule.decay)]

@@ -1,0 +1,132 @@
+"""The Lightning Trainer of every command: quiet, and the same under `torchrun` as alone.
+
+An iteration frees about 100 MiB of gradients. Where glibc hands them back and takes them again, each iteration pays
+for tens of thousands of page faults, and how often that happens depends on what else lies on the heap: two forms of
+the same computation then differ by more than what is measured.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import lit_recon._torchvision
+
+import torch
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from pytorch_lightning import Callback, Trainer
+from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.loggers import Logger
+from pytorch_lightning.utilities import rank_zero_only
+
+from lit_recon.errors import ConfigError
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+#: The largest values that glibc takes: an `int`, and half of an arena's heap.
+_TRIM_BYTES, _MMAP_BYTES = 2**31 - 1, 2**25
+
+
+def keep_freed_memory() -> bool:
+    """Let this process keep what it frees; whether the C library can be told so (glibc can)."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    settings = ((_M_MMAP_THRESHOLD, _MMAP_BYTES), (_M_TRIM_THRESHOLD, _TRIM_BYTES))
+    return all(bool(mallopt(setting, size)) for setting, size in settings)
+
+
+#: Warnings that tell a user nothing: two suggestions, and a habit of Lightning's that PyTorch frowns upon.
+_CHATTER = (
+    r".*does not have many workers.*",
+    r".*lower value for log_every_n_steps.*",
+    r".*isinstance\(treespec, LeafSpec\).*",
+)
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """Where a run computes.
+
+    Args:
+        accelerator: `auto` takes a GPU where there is one.
+        devices: processes per machine, one device each; `auto` takes all GPUs. Under torchrun its own count is used.
+        num_nodes: machines; they must share the run folder. Under torchrun its own count is used.
+        threads: CPU threads of every process; default: PyTorch's choice. One is fastest for networks so small that
+            threads wait for each other longer than they compute.
+    """
+
+    accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"
+    devices: int | Literal["auto"] = 1
+    num_nodes: int = 1
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"trainer.threads must be at least 1; got {self.threads}")
+        if self.num_nodes < 1 or (self.devices != "auto" and self.devices < 1):
+            raise ConfigError(
+                f"trainer.devices and trainer.num_nodes must be at least 1; got {self.devices} and {self.num_nodes}"
+            )
+
+
+def build_trainer(
+    settings: TrainerSettings,
+    loggers: Sequence[Logger],
+    callbacks: Sequence[Callback] = (),
+    max_epochs: int | None = None,
+) -> Trainer:
+    """A Trainer without chatter, with checkpoints only where a callback writes them.
+
+    Args:
+        settings: where to compute.
+        loggers: where figures go.
+        callbacks: what else happens.
+        max_epochs: of training.
+
+    Raises:
+        ConfigError: the accelerator or the devices are not there.
+    """
+    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
+    for chatter in _CHATTER:
+        warnings.filterwarnings("ignore", message=chatter)
+    devices, nodes = _processes(settings)
+    keep_freed_memory()
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    torch.backends.cudnn.allow_tf32 = False  # ten bits of mantissa are too few to match a gradient
+    try:
+        return Trainer(
+            accelerator=settings.accelerator,
+            devices=devices,
+            num_nodes=nodes,
+            logger=list(loggers),
+            callbacks=list(callbacks),
+            max_epochs=max_epochs,
+            enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
+            enable_model_summary=False,
+            enable_progress_bar=False,
+            inference_mode=False,
+            use_distributed_sampler=False,
+            num_sanity_val_steps=0,
+        )
+    except (MisconfigurationException, ValueError) as error:
+        raise ConfigError(f"trainer: {' '.join(str(error).split())}") from error
+
+
+def is_first_process() -> bool:
+    """Whether this process writes what a run writes once; true in a run of one process."""
+    return int(getattr(rank_zero_only, "rank", 0)) == 0
+
+
+def _processes(settings: TrainerSettings) -> tuple[int | Literal["auto"], int]:
+    """Devices per machine and machines; torchrun has started the processes already where it is used."""
+    here = os.environ.get("LOCAL_WORLD_SIZE")
+    if here is None or "TORCHELASTIC_RUN_ID" not in os.environ:
+        return settings.devices, settings.num_nodes
+    return int(here), int(os.environ["WORLD_SIZE"]) // int(here)

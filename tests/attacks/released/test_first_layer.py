@@ -1,0 +1,143 @@
+"""What an image itself left in the first layer is found exactly, and shows it better than the whole model does."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_recon.attacks.released.base import Background, FittedReconstructor, Reconstructor
+from lit_recon.attacks.released.first_layer import FirstLayerRidge, WhitenedFirstLayer
+from lit_recon.attacks.released.kernel_ridge import KernelRidge
+from lit_recon.attacks.shadow import GradientDescent, PrivateDescent, ShadowPlan
+from lit_recon.data import InformedSplit, InformedSplitSettings, draw_informed_split
+from lit_recon.data.sources import Digits
+from lit_recon.errors import ConfigError, LitReconError, ShapeError, ThreatModelError, UnsupportedModelError
+from lit_recon.models.released import ReleasedCNN, ReleasedMLP
+
+
+def small_split(fixed: int = 30, shadow: int = 250, targets: int = 40) -> InformedSplit:
+    return draw_informed_split(Digits(), InformedSplitSettings(fixed, shadow, targets))
+
+
+@pytest.fixture(scope="module")
+def split() -> InformedSplit:
+    return small_split()
+
+
+@pytest.fixture(scope="module")
+def plan(split: InformedSplit) -> ShadowPlan:
+    return ShadowPlan(ReleasedMLP((1, 8, 8), 10, [10]), split.fixed, GradientDescent(steps=40))
+
+
+def fit(attack: Reconstructor, plan: ShadowPlan, split: InformedSplit, shadows: Tensor) -> FittedReconstructor:
+    informed = attack.bind(Background(plan))
+    return informed.fit(shadows, split.shadow.pixels(), split.shadow.labels, 10)
+
+
+@pytest.mark.parametrize("n", [30, 200])
+def test_whitening_makes_the_fixed_set_alike_in_all_directions(plan: ShadowPlan, n: int) -> None:
+    """With fewer images than pixels and with more, which takes two ways."""
+    images = small_split(fixed=n, shadow=2, targets=1).fixed
+    whitening = WhitenedFirstLayer.of(dataclasses.replace(plan, fixed=images)).whiten(torch.eye(64))
+    fixed = images.pixels().flatten(1).double()
+    moments = fixed.T @ fixed / len(fixed)
+    mean, one = moments.diagonal().mean(), torch.eye(64).double()
+    torch.testing.assert_close(whitening, whitening.T)
+    # Independent of the decomposition: second moments with the floor become the identity times their mean.
+    torch.testing.assert_close(whitening @ (moments + 1e-2 * mean * one) @ whitening, mean * one, rtol=0, atol=1e-6)
+
+
+def test_outside_the_fixed_set_there_is_the_image_alone(
+    plan: ShadowPlan, split: InformedSplit, models: tuple[Tensor, Tensor]
+) -> None:
+    trace = WhitenedFirstLayer.of(plan).trace(models[0])
+    fixed, own = split.fixed.pixels().flatten(1).double(), split.shadow.pixels().flatten(1).double()
+
+    def outside(images: Tensor) -> Tensor:
+        return images - torch.linalg.lstsq(fixed.T, images.T, driver="gelsd").solution.T @ fixed
+
+    cosine = torch.nn.functional.cosine_similarity(outside(trace.image), outside(own)).abs()
+    assert cosine.min() > 0.999  # measured 1.0000
+    assert trace.share.median() > 0.9
+
+
+def test_the_weight_of_the_image_in_every_neuron_is_found(plan: ShadowPlan, split: InformedSplit) -> None:
+    layer = WhitenedFirstLayer.of(plan)
+    images = split.fixed.pixels().flatten(1)
+    generator = torch.Generator().manual_seed(0)
+    own, weights = torch.rand(64, generator=generator), torch.randn(10, generator=generator)
+    # What fixed images add has the covariance of the fixed set squared, as where their change is linear in the image.
+    added = 1e-2 * torch.randn(10, 64, generator=generator) @ (images.T @ images / len(images))
+    rest = torch.randn(plan.known.n_parameters - 640, generator=generator)
+    difference = torch.cat([(weights[:, None] * own + added).flatten(), rest])[None]
+    trace = layer.trace(difference)
+    sign = torch.sign((trace.neurons[0] * weights).sum())
+    torch.testing.assert_close(sign * trace.neurons[0], (weights / weights.norm()).double(), rtol=0, atol=1e-2)
+    torch.testing.assert_close(layer.weights(layer.rows(difference), own[None])[0], weights.double(), rtol=0, atol=1e-2)
+    torch.testing.assert_close(trace.others[0], rest.double())
+    parts = trace.neurons[0, :, None] * trace.image[0] + trace.remainder[0].view(10, 64)
+    torch.testing.assert_close(parts, difference[0, :640].view(10, 64).double(), rtol=0, atol=1e-6)
+
+
+def test_the_sign_turns_the_rank_one_part_alone(plan: ShadowPlan, models: tuple[Tensor, Tensor]) -> None:
+    trace, one = WhitenedFirstLayer.of(plan).trace(models[1]), torch.ones(40)
+    plus, minus = (FirstLayerRidge(remainder=0.5).features(trace, sign * one) for sign in (1, -1))
+    torch.testing.assert_close(plus[:, :74], -minus[:, :74])
+    torch.testing.assert_close(plus[:, 74:], minus[:, 74:])
+    lengths = [float(part.norm(dim=1).mean()) for part in plus.split([64, 10, models[1].shape[1] - 640, 640], dim=1)]
+    assert lengths == pytest.approx([1, 1, 1, 0.5], abs=1e-5)
+
+
+def test_it_beats_kernel_ridge_on_whole_models(
+    plan: ShadowPlan, split: InformedSplit, models: tuple[Tensor, Tensor]
+) -> None:
+    targets = split.targets.pixels()
+    errors = {}
+    for name, attack in {"whole": KernelRidge(), "layer": FirstLayerRidge()}.items():
+        fitted = fit(attack, plan, split, models[0])
+        found = fitted.reconstruct(models[1])
+        errors[name] = float((found.images - targets).square().mean())
+        assert found.labels.shape == (40,)
+    assert errors["layer"] < 0.7 * errors["whole"]
+    assert fitted.facts["rank_one_share"] > 0.9
+    assert fitted.facts["validation_mse"] > 0
+    assert fitted.notes == ()
+
+
+def test_signs_of_released_models_are_found(
+    plan: ShadowPlan, split: InformedSplit, models: tuple[Tensor, Tensor]
+) -> None:
+    fitted = fit(FirstLayerRidge(), plan, split, models[0])
+    found = fitted.reconstruct(models[0])
+    # Of a shadow model both signs are tried, too; the right one gives its own image back.
+    assert (found.images - split.shadow.pixels()).abs().max() < 0.05
+    assert torch.equal(found.labels, split.shadow.labels)
+
+
+def test_what_it_cannot_work_on_is_refused(plan: ShadowPlan, split: InformedSplit) -> None:
+    def refused(error: type[LitReconError], match: str, **changes: object) -> None:
+        with pytest.raises(error, match=match):
+            FirstLayerRidge().bind(Background(dataclasses.replace(plan, **changes)))  # type: ignore[arg-type]
+
+    refused(ConfigError, "got fresh weights", initialization="fresh")
+    refused(ConfigError, "adam", descent=GradientDescent(optimizer="adam"))
+    noisy = GradientDescent(dp=PrivateDescent(noise_multiplier=1.0))
+    refused(ConfigError, "with known initial weights and without noise", descent=noisy)
+    refused(UnsupportedModelError, "got ReleasedCNN", network=ReleasedCNN((1, 10, 10)))
+    with pytest.raises(ThreatModelError, match="sees the whole model"):
+        FirstLayerRidge().bind(Background())
+    with pytest.raises(ThreatModelError, match="call informed"):
+        FirstLayerRidge().fit(torch.zeros(2, 3), split.shadow.pixels()[:2], split.shadow.labels[:2], 10)
+    with pytest.raises(ConfigError, match="remainder must be 0 or more"):
+        FirstLayerRidge(remainder=-0.1)
+    with pytest.raises(ShapeError, match="whole models"):
+        WhitenedFirstLayer.of(plan).trace(torch.zeros(2, 7))
+
+
+def test_models_of_another_training_are_refused(plan: ShadowPlan, split: InformedSplit) -> None:
+    noise = torch.randn(250, plan.known.n_parameters, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ConfigError, match=r"that part has \d+\.\d% in the median"):
+        fit(FirstLayerRidge(), plan, split, noise)

@@ -1,0 +1,126 @@
+"""Maps from a convolution's gradient, against the maps that the tests' own images cause."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lit_recon.attacks.updates import MapRecovery
+from lit_recon.attacks.updates.feature_maps.convolutions import find_convolutions
+from lit_recon.attacks.updates.feature_maps.matching import InputMap
+from lit_recon.attacks.updates.feature_maps.recovery import unfit
+from lit_recon.clients import Client
+from lit_recon.defenses import Defense, GaussianNoise, GradientPruning
+from lit_recon.errors import ConfigError, UnsupportedModelError
+from lit_recon.models import Backbone, ResNet18
+from lit_recon.records import Knowledge, Normalization, Observation
+
+Mode = Literal["eval", "train"]
+
+
+def backbone(
+    activation: Literal["relu", "gelu"] = "relu",
+    norm: Literal["batch", "group"] = "batch",
+    width: int = 16,
+    side: int = 32,
+) -> Backbone:
+    """ResNet-18 of a quarter of its width: 128 channels and 16 places in the last stage, batches of up to 8."""
+    torch.manual_seed(0)
+    trunk = ResNet18((3, side, side), norm=norm, activation=activation, width=width)
+    model = Backbone(trunk, 5, Normalization((0.5,) * 3, (0.25,) * 3))
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):  # running statistics that images of the tests have about
+            module.momentum = None
+    with torch.no_grad():
+        model.train()(torch.rand(32, 3, side, side, generator=torch.Generator().manual_seed(5)))
+    return model.eval()
+
+
+def observed(
+    images: Tensor, model: Backbone | None = None, mode: Mode = "eval", defense: Defense | None = None
+) -> Observation:
+    client = Client(model if model is not None else backbone(), mode, defense=defense)
+    labels = torch.arange(len(images)) % 3  # classes repeat
+    return client.observe(images, labels, Knowledge(), torch.Generator().manual_seed(0))
+
+
+def worst_angle(found: Tensor, truth: Tensor) -> float:
+    """Largest 1 - cos of matched maps, both `(n, d)` of unit norm; 2 where two maps took the same match."""
+    cosines = truth.double() @ found.flatten(1).T
+    matched = cosines.argmax(dim=1)
+    return 1 - float(cosines.max(dim=1).values.min()) if len(matched.unique()) == len(truth) else 2.0
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_maps_are_exact(photographs: Tensor, n: int, mode: Mode) -> None:
+    seen = observed(photographs[:n], mode=mode)
+    found = MapRecovery()(seen)
+    truth = InputMap(seen, found.convolution.name, mode)(photographs[:n])
+    assert worst_angle(found.maps, truth) < 1e-7  # measured 1e-14 to 1e-9; the truth itself is of single precision
+    assert found.outside < 1e-6
+    assert found.next_outside > 100 * found.outside
+    assert found.negative < 1e-3
+
+
+def test_the_layer_nearest_to_the_image_is_taken(photographs: Tensor) -> None:
+    assert MapRecovery()(observed(photographs[:1])).convolution.name == "trunk.blocks.4.conv2"
+    # five maps have more patches than the third stage has channels; the fourth is entered by a kernel in steps
+    assert MapRecovery()(observed(photographs[:5])).convolution.name == "trunk.blocks.6.conv1"
+    # without fixed statistics nobody knows what stands behind that kernel
+    assert MapRecovery()(observed(photographs[:5], mode="train")).convolution.name == "trunk.blocks.6.conv2"
+
+
+def test_a_layer_can_be_asked_for(photographs: Tensor) -> None:
+    seen = observed(photographs[:2])
+    found = MapRecovery(["trunk.blocks.7.conv2"])(seen)
+    assert found.convolution.name == "trunk.blocks.7.conv2"
+    assert found.maps.shape == (2, 128, 4, 4)
+    with pytest.raises(ConfigError, match="no plain convolution"):
+        MapRecovery(["trunk.blocks.9.conv2"])(seen)
+    with pytest.raises(ConfigError, match="at least one layer"):
+        MapRecovery([])
+
+
+def test_group_normalization_is_no_obstacle(photographs: Tensor) -> None:
+    seen = observed(photographs[:3], backbone(norm="group"))
+    found = MapRecovery()(seen)
+    truth = InputMap(seen, found.convolution.name, "eval")(photographs[:3])
+    assert worst_angle(found.maps, truth) < 1e-7
+
+
+@pytest.mark.parametrize("defense", [GaussianNoise(0.01), GradientPruning(0.5)])
+def test_a_defended_gradient_is_refused_with_its_reasons(photographs: Tensor, defense: Defense) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"no convolution gives the maps.*rank"):
+        MapRecovery()(observed(photographs[:3], defense=defense))
+
+
+def test_too_large_a_batch_is_refused_before_any_compute(photographs: Tensor) -> None:
+    with pytest.raises(UnsupportedModelError, match="128 channels allow batches of 8"):
+        MapRecovery()(observed(photographs[:9]))
+
+
+def test_smooth_activations_leave_no_zeros(photographs: Tensor) -> None:
+    with pytest.raises(UnsupportedModelError, match="not that of a ReLU"):
+        MapRecovery()(observed(photographs[:2], backbone("gelu")))
+
+
+def test_a_vanished_gradient_is_refused(photographs: Tensor) -> None:
+    seen = observed(photographs[:2])
+    for value in seen.update.values():
+        value.zero_()
+    with pytest.raises(UnsupportedModelError, match="its gradient is zero"):
+        MapRecovery()(seen)
+
+
+def test_convolutions_are_listed_as_images_pass_them(photographs: Tensor) -> None:
+    found = {convolution.name: convolution for convolution in find_convolutions(observed(photographs[:1]))}
+    assert list(found)[:3] == ["trunk.stem.0", "trunk.blocks.0.conv1", "trunk.blocks.0.conv2"]
+    entrance = found["trunk.blocks.6.conv1"]
+    assert (entrance.shape, entrance.places, entrance.stride) == ((64, 8, 8), 16, (2, 2))
+    assert unfit(entrance, 1) == "its kernel skips entries"
+    assert unfit(found["trunk.blocks.6.conv2"], 8) is None
+    assert not found["trunk.stem.0"].sparse

@@ -1,0 +1,182 @@
+"""The attack as a whole: it converges, its choices are the attacker's, and it can stop anywhere and go on."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from lit_recon.attacks.base import Attack
+from lit_recon.attacks.updates import (
+    LBFGS,
+    Adam,
+    BatchNormPrior,
+    DeepImagePrior,
+    GradientMatching,
+    GroupConsistency,
+    JointLabels,
+    KnownLabels,
+    Pixels,
+    SquaredError,
+    TotalVariation,
+)
+from lit_recon.errors import ConfigError, ShapeError, ThreatModelError
+from lit_recon.records import Observation, Reconstruction
+
+Observe = Callable[..., Observation]
+Batch = tuple[torch.Tensor, torch.Tensor]
+SMALL_UNET: dict[str, Any] = {"channels": 8, "multipliers": [1, 2], "noise_channels": 4}
+
+
+def rmse(result: Reconstruction, images: torch.Tensor) -> float:
+    return float((result.images - images).square().mean().sqrt())
+
+
+def test_recovers_the_batch(observe: Observe, batch: Batch) -> None:
+    attack = GradientMatching(labels=KnownLabels(), steps=300)
+    result = attack(observe("mlp"))
+    baseline = float((batch[0] - 0.5).square().mean().sqrt())
+    assert rmse(result, batch[0]) < 0.25 * baseline
+    assert result.loss < 1e-2
+    assert result.images.amin() >= 0
+    assert result.images.amax() <= 1
+
+
+def test_joint_labels_and_line_search_find_labels_and_images(observe: Observe, batch: Batch) -> None:
+    attack = GradientMatching(SquaredError(), [], Pixels(box=False), LBFGS(), JointLabels(), steps=40, keep="best")
+    result = attack(observe("mlp", labels=False))
+    assert sorted(result.labels.tolist()) == sorted(batch[1].tolist())
+    order = result.labels.argsort()
+    baseline = float((batch[0] - 0.5).square().mean().sqrt())
+    assert rmse(Reconstruction(result.images[order], result.labels[order], 0.0), batch[0]) < 0.5 * baseline
+
+
+@pytest.mark.parametrize("keep", ["last", "best"])
+def test_restarts_are_chosen_by_the_attackers_loss(observe: Observe, keep: str) -> None:
+    options: dict[str, Any] = {"labels": KnownLabels(), "steps": 25, "keep": keep}
+    alone = [GradientMatching(**options, seed=seed)(observe("mlp")) for seed in range(3)]
+    together = GradientMatching(**options, restarts=3, execution="loop")(observe("mlp"))
+    best = min(alone, key=lambda result: result.loss)
+    assert together.loss == best.loss
+    assert torch.equal(together.images, best.images)
+
+
+def test_victims_do_not_disturb_each_other(observe: Observe) -> None:
+    first = observe("mlp")
+    second = Observation(**{**vars(first), "update": {n: v.flip(0) for n, v in first.update.items()}})
+    attack = GradientMatching(labels=KnownLabels(), steps=10, execution="loop")
+    together = attack.many([first, second])
+    for seen, result in zip((first, second), together, strict=True):
+        assert torch.equal(attack(seen).images, result.images)
+
+
+ATTACKS = {
+    "loop": lambda: GradientMatching(
+        priors=[TotalVariation(0.1)], labels=KnownLabels(), steps=12, restarts=2, execution="loop"
+    ),
+    "vmap": lambda: GradientMatching(
+        priors=[TotalVariation(0.1)], labels=KnownLabels(), steps=12, restarts=2, execution="vmap"
+    ),
+    "lbfgs": lambda: GradientMatching(SquaredError(), [], Pixels(box=False), LBFGS(inner=4), JointLabels(), steps=12),
+    "group": lambda: GradientMatching(
+        SquaredError(relative=True),
+        [BatchNormPrior(0.1), GroupConsistency(0.1)],
+        labels=KnownLabels(),
+        steps=12,
+        restarts=2,
+        execution="loop",
+    ),
+    "unet": lambda: GradientMatching(
+        parametrization=DeepImagePrior(**SMALL_UNET),
+        solver=Adam(1e-3, signed=False),
+        labels=KnownLabels(),
+        steps=12,
+        keep="best",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("stop", [1, 7])
+def test_stopped_and_resumed_equals_left_alone(observe: Observe, name: str, stop: int) -> None:
+    seen = observe("resnet" if name == "group" else "mlp")
+    whole = ATTACKS[name]()(seen)
+
+    attack = ATTACKS[name]()
+    state = attack.init([seen])
+    while state.step < stop:
+        attack.step(state)
+    file = io.BytesIO()
+    torch.save(state.state_dict(), file)
+    file.seek(0)
+    del state
+    attack = ATTACKS[name]()
+    state = attack.init([seen])
+    state.load_state_dict(torch.load(file, weights_only=True))
+    while state.step < attack.steps:
+        attack.step(state)
+    resumed = attack.result(state)[0]
+    assert torch.equal(resumed.images, whole.images)
+    assert resumed.loss == whole.loss
+    assert resumed.trace == whole.trace
+
+
+def test_divergence_is_noted_and_survived(observe: Observe) -> None:
+    attack = GradientMatching(
+        parametrization=Pixels(box=False), solver=Adam(1e30, signed=False), labels=KnownLabels(), steps=20
+    )
+    result = attack(observe("mlp"))
+    assert torch.isfinite(result.images).all()
+    assert any("diverged" in note for note in result.notes)
+
+
+def test_trace_has_every_term(observe: Observe) -> None:
+    attack = GradientMatching(
+        priors=[TotalVariation(0.1), BatchNormPrior(0.01)], labels=KnownLabels(), steps=9, log_every=4
+    )
+    trace = attack(observe("resnet")).trace
+    assert trace["step"] == [0, 4, 8, 9]
+    for i in range(4):
+        parts = sum(trace[name][i] for name in ("matching", "batch_norm", "TotalVariation"))
+        assert trace["loss"][i] == pytest.approx(parts, rel=1e-5)
+
+
+def test_wrong_knowledge_is_refused_before_any_step(observe: Observe) -> None:
+    with pytest.raises(ThreatModelError, match="BatchNormPrior"):
+        GradientMatching(priors=[BatchNormPrior(1.0)])(observe("resnet", batch_norm="none"))
+    with pytest.raises(ThreatModelError):
+        GradientMatching(labels=KnownLabels())(observe("mlp", labels=False))
+
+
+def test_observations_of_different_clients_are_refused(observe: Observe) -> None:
+    with pytest.raises(ShapeError, match="same client"):
+        GradientMatching(labels=KnownLabels()).many([observe("mlp"), observe("mlp")])
+    with pytest.raises(ShapeError, match="at least one"):
+        GradientMatching().many([])
+
+
+def test_the_output_of_an_attack_is_checked(observe: Observe) -> None:
+    class Broken(Attack):
+        def run(self, observations: Any) -> list[Reconstruction]:
+            return [Reconstruction(torch.zeros(1, 3, 8, 8), torch.zeros(1, dtype=torch.int64), 0.0)]
+
+    with pytest.raises(ShapeError, match="must return"):
+        Broken()(observe("mlp"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "steps"),
+        ({"restarts": 0}, "restarts"),
+        ({"log_every": 0}, "log_every"),
+        ({"priors": [GroupConsistency(0.1)]}, "at least 2"),
+        ({"priors": [GroupConsistency(0.1)], "restarts": 2, "solver": LBFGS()}, "line search"),
+    ],
+)
+def test_bad_settings(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        GradientMatching(**options)

@@ -1,0 +1,367 @@
+"""Labels from the head's gradient, against batches whose labels the tests know."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lit_recon.attacks.updates.labels.counts import (
+    HeadProjections,
+    count_labels,
+    first_guess,
+    lower_bounds,
+    whole_counts,
+)
+from lit_recon.attacks.updates.labels.equations import HeadEquations
+from lit_recon.attacks.updates.labels.head import HeadGradient, find_head, head_gradient, probe_inputs
+from lit_recon.attacks.updates.labels.recovery import IDLG, HeadCounts, JointLabels, KnownLabels, LabelRecovery
+from lit_recon.clients.batch_norm import BatchNormMode
+from lit_recon.clients.gradient import GradientOperator
+from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
+from lit_recon.models import MLP, Backbone, ResNet18, WideFeatureLayer
+from lit_recon.records import Knowledge, Normalization, Observation
+
+GRAY = Normalization((0.5,), (0.25,))
+
+
+class Perceptron(nn.Module):
+    """One hidden layer, no attribute called head."""
+
+    def __init__(self, n_classes: int, activation: nn.Module, bias: bool = True) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 48), activation, nn.Linear(48, n_classes, bias=bias))
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.layers(images)
+        return logits
+
+
+def observe(
+    model: nn.Module, labels: list[int], seed: int = 0, mode: BatchNormMode = "eval", known: bool = False
+) -> Observation:
+    """What a client with random 8x8 images of these labels releases."""
+    images, classes = (
+        torch.rand(len(labels), 1, 8, 8, generator=torch.Generator().manual_seed(seed)),
+        torch.tensor(labels),
+    )
+    parameters = {name: value.detach() for name, value in model.named_parameters()}
+    buffers, operator = dict(model.named_buffers()), GradientOperator(model, mode)
+    update = operator(parameters, buffers, images, classes)
+    n_classes = model(images).shape[1]
+    told = classes if known else None
+    facts = (len(labels), (1, 8, 8), n_classes, GRAY, Knowledge(labels=known), told)
+    return Observation(model, parameters, buffers, operator, update, *facts)
+
+
+def head_of_batch(
+    labels: Tensor, n_classes: int, seed: int, size: int = 24, scale: float = 2.0, spread: float = 1.0
+) -> HeadGradient:
+    """Gradient, by autograd in single precision, of a confident head that sees sparse non-negative inputs."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(len(labels), size, generator=generator).relu()
+    weight = (scale * torch.randn(n_classes, size, generator=generator) / size**0.5).requires_grad_()
+    bias = (spread * torch.randn(n_classes, generator=generator)).requires_grad_()
+    loss = nn.functional.cross_entropy(nn.functional.linear(inputs, weight, bias), labels)
+    gradients = torch.autograd.grad(loss, (weight, bias))
+    public = (t.detach().double() for t in (weight, bias, *gradients))
+    return HeadGradient(*public, len(labels), non_negative=True, usual=bias.detach().double().softmax(dim=0))
+
+
+def draw(n: int, n_classes: int, seed: int) -> Tensor:
+    return torch.randint(n_classes, (n,), generator=torch.Generator().manual_seed(100 + seed))
+
+
+def count(labels: Tensor, n_classes: int) -> list[int]:
+    counts: list[int] = torch.bincount(labels, minlength=n_classes).tolist()
+    return counts
+
+
+def test_head_is_the_attribute_or_the_last_layer_that_fits() -> None:
+    assert find_head(Backbone(MLP((1, 8, 8), [5]), 5, GRAY), 5) == ("head.weight", "head.bias")
+    assert find_head(Perceptron(4, nn.ReLU()), 4) == ("layers.3.weight", "layers.3.bias")
+    assert find_head(Perceptron(4, nn.ReLU(), bias=False), 4) == ("layers.3.weight", None)
+    assert find_head(nn.Linear(3, 2), 2) == ("weight", "bias")
+
+
+def test_model_without_a_head_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="7 logits; Perceptron has none: .*KnownLabels"):
+        find_head(Perceptron(4, nn.ReLU()), 7)
+
+
+def test_known_labels_come_back_sorted() -> None:
+    labels, notes = KnownLabels()(observe(Perceptron(4, nn.ReLU()), [3, 0, 3, 1], known=True))
+    assert labels.tolist() == [0, 1, 3, 3]
+    assert notes == ()
+
+
+def test_hidden_labels_are_not_known() -> None:
+    with pytest.raises(ThreatModelError, match=r"knowledge\.labels=true"):
+        KnownLabels()(observe(Perceptron(4, nn.ReLU()), [3, 0]))
+
+
+@pytest.mark.parametrize("recovery", [IDLG(), HeadCounts()])
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.Tanh()])
+@pytest.mark.parametrize("n_classes", [2, 5])
+def test_one_label_is_exact(recovery: LabelRecovery, activation: nn.Module, n_classes: int) -> None:
+    torch.manual_seed(0)
+    model = Perceptron(n_classes, activation)
+    for label in range(n_classes):
+        found, notes = recovery(observe(model, [label], seed=label))
+        assert (found.tolist(), found.dtype, notes) == ([label], torch.int64, ())
+
+
+@pytest.mark.parametrize(("n_classes", "activation"), [(2, nn.ReLU()), (5, nn.ReLU()), (5, nn.Tanh())])
+def test_one_label_needs_no_bias(n_classes: int, activation: nn.Module) -> None:
+    torch.manual_seed(0)
+    model = Perceptron(n_classes, activation, bias=False)
+    for label in range(n_classes):
+        assert IDLG()(observe(model, [label], seed=label))[0].tolist() == [label]
+
+
+def test_one_label_of_two_classes_without_bias_or_sign_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="two classes"):
+        IDLG()(observe(Perceptron(2, nn.Tanh(), bias=False), [1]))
+
+
+def test_idlg_refuses_a_batch() -> None:
+    with pytest.raises(ThreatModelError, match="holds 2: use HeadCounts"):
+        IDLG()(observe(Perceptron(4, nn.ReLU()), [1, 2]))
+
+
+def test_zero_gradient_is_called_a_guess() -> None:
+    seen = observe(Perceptron(4, nn.ReLU()), [1])
+    silent = replace(seen, update={name: torch.zeros_like(value) for name, value in seen.update.items()})
+    assert "guess" in IDLG()(silent)[1][0]
+    labels, notes = HeadCounts()(replace(silent, n_examples=3))
+    assert len(labels) == 3
+    assert "estimated" in notes[0]
+    assert "without a search" in notes[0]
+
+
+def test_probe_tells_relu_from_tanh_and_changes_nothing() -> None:
+    model = Backbone(ResNet18((1, 8, 8), width=4), 3, GRAY).eval()
+    seen = observe(model, [0, 1])
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert (probe_inputs(seen) >= 0).all()
+    assert head_gradient(seen).non_negative
+    assert not head_gradient(observe(Perceptron(3, nn.Tanh()), [0, 1])).non_negative
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0.0, atol=0.0)
+
+
+@pytest.mark.parametrize("n", [2, 5, 20])
+def test_bounds_hold_for_every_batch(n: int) -> None:
+    for seed in range(30):
+        labels = draw(n, 6, seed)
+        head = head_of_batch(labels, 6, seed, scale=0.5 * (1 + seed % 8))
+        lower = lower_bounds(head)
+        assert (lower <= torch.tensor(count(labels, 6))).all()
+        assert (lower_bounds(replace(head, non_negative=False)) <= lower).all()
+        assert int(first_guess(head, lower).sum()) == n
+        assert (first_guess(head, lower) >= lower).all()
+
+
+def test_bounds_hold_under_noise_which_is_measured() -> None:
+    labels = draw(5, 6, 0)
+    head = head_of_batch(labels, 6, 0, size=400)
+    for sigma in (1e-3, 1e-2, 1e-1):
+        generator = torch.Generator().manual_seed(1)
+        noisy = replace(
+            head,
+            weight_gradient=head.weight_gradient + sigma * torch.randn(6, 400, generator=generator),
+            bias_gradient=head.bias_gradient + sigma * torch.randn(6, generator=generator),
+        )
+        assert not noisy.clean
+        assert noisy.weight_noise == pytest.approx(sigma, rel=0.1)
+        assert noisy.bias_noise >= noisy.weight_noise
+        assert (lower_bounds(noisy) <= torch.tensor(count(labels, 6))).all()
+    assert head.clean
+
+
+def test_bounds_beyond_the_batch_are_dropped() -> None:
+    head = head_of_batch(torch.tensor([0, 1, 2, 3]), 6, 1, size=64)
+    assert int(lower_bounds(head).sum()) == 4
+    assert lower_bounds(replace(head, n_examples=2)).tolist() == [0] * 6
+
+
+def test_distinct_labels_follow_from_bounds() -> None:
+    labels = torch.tensor([0, 2, 3, 5])
+    found = count_labels(head_of_batch(labels, 6, 1, size=64), trials=0, seed=0)
+    assert found.support == "bounds"
+    assert found.counts.tolist() == count(labels, 6)
+
+
+@pytest.mark.parametrize("non_negative", [True, False])
+@pytest.mark.parametrize("labels", [[0, 0, 2, 5], [1, 1, 1, 4], [3, 3, 3, 3], [0, 1, 2, 3]])
+def test_repeated_labels_explain_the_gradient(labels: list[int], non_negative: bool) -> None:
+    head = replace(head_of_batch(torch.tensor(labels), 6, 4, size=32, scale=3.0), non_negative=non_negative)
+    found = count_labels(head, trials=120, seed=0)
+    assert found.counts.tolist() == count(torch.tensor(labels), 6)
+    assert found.support in ("bounds", "explained")
+    if found.support == "explained":
+        assert found.residual is not None
+        assert found.residual < 1e-5
+
+
+def test_wrong_counts_do_not_explain_the_gradient() -> None:
+    equations = HeadEquations(head_of_batch(torch.tensor([0, 0, 2, 5]), 6, 4, size=32, scale=3.0))
+    right = equations.solve(torch.tensor([2, 0, 1, 0, 0, 1]))
+    assert right.explained
+    assert right.residual < 1e-5
+    for wrong in ([1, 0, 2, 0, 0, 1], [1, 1, 1, 0, 0, 1], [0, 0, 3, 0, 0, 1]):
+        fit = equations.solve(torch.tensor(wrong))
+        assert not fit.explained
+        assert fit.residual > 1e-3
+        assert fit.score > right.score
+
+
+def test_explained_inputs_have_the_true_probabilities() -> None:
+    labels = torch.tensor([0, 0, 2, 5])
+    head = head_of_batch(labels, 6, 4, size=32, scale=3.0)
+    fit = HeadEquations(head).solve(torch.tensor([2, 0, 1, 0, 0, 1]))
+    expected = 4 * head.bias_gradient + torch.tensor(count(labels, 6))
+    torch.testing.assert_close(fit.expected, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_gauss_newton_system_equals_autograd() -> None:
+    head = head_of_batch(torch.tensor([0, 0, 2, 5]), 6, 3, size=32)
+    equations = HeadEquations(head)
+    generator = torch.Generator().manual_seed(0)
+    inputs = head.input_norm * torch.randn(4, equations.weight.shape[1], generator=generator).double()
+    targets = torch.eye(6).double()[[0, 0, 2, 5]]
+    precision, noise = 3 * torch.eye(4).double() + 0.5, torch.tensor([0.02, 0.3]).double()
+    root = torch.linalg.cholesky(precision).T
+
+    def residuals(h: Tensor) -> Tensor:
+        errors = torch.softmax(h @ equations.weight.T + head.bias, dim=1) - targets
+        parts = (
+            (errors.mean(dim=0) - head.bias_gradient) / noise[0],
+            (errors.T @ h / 4 - equations.gradient) / noise[1],
+            root @ h,
+            equations.penalty**0.5 * (h @ equations.basis.T).clamp(max=0),
+        )
+        return torch.cat([part.flatten() for part in parts])
+
+    at = equations._at(inputs, targets, precision, noise)
+    matrix, slope = equations._system(at, precision, noise)
+    jacobian = torch.func.jacrev(residuals)(inputs).flatten(1)
+    assert at.objective == pytest.approx(residuals(inputs).square().sum().item(), rel=1e-10)
+    torch.testing.assert_close(matrix, jacobian.T @ jacobian, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(slope.flatten(), jacobian.T @ residuals(inputs), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("non_negative", [True, False])
+def test_projections_prefer_the_true_counts_where_these_are_determined(non_negative: bool) -> None:
+    head = head_of_batch(torch.tensor([0, 0, 2, 5]), 6, 4, size=64)
+    solver = HeadProjections(replace(head, non_negative=non_negative))
+    best = solver.solve(torch.tensor([2, 0, 1, 0, 0, 1]))
+    assert not best.explained
+    assert best.residual < 0.1
+    surplus = best.expected - torch.tensor([2, 0, 1, 0, 0, 1]) - 4 * head.bias_gradient
+    assert surplus.abs().max() < 0.1
+    for wrong in ([1, 0, 2, 0, 0, 1], [1, 1, 1, 0, 0, 1], [3, 0, 0, 0, 0, 1], [2, 0, 1, 0, 1, 0]):
+        assert solver.solve(torch.tensor(wrong)).score > 2 * best.score
+
+
+def test_many_examples_get_a_better_estimate_than_the_first_guess() -> None:
+    found, guessed = 0, 0
+    for seed in range(2):
+        labels = draw(8, 4, seed)
+        head = head_of_batch(labels, 4, seed, size=100, scale=3.0)
+        true = torch.bincount(labels, minlength=4)
+        counts = count_labels(head, trials=15, seed=0)
+        assert counts.support in ("bounds", "estimated")
+        assert int(counts.counts.sum()) == 8
+        found += int(torch.minimum(counts.counts, true).sum())
+        guessed += int(torch.minimum(first_guess(head, torch.zeros_like(true)), true).sum())
+    assert found > guessed
+
+
+def test_counts_before_training_come_out_whole() -> None:
+    labels = draw(12, 4, 0)
+    head = head_of_batch(labels, 4, 0, scale=0.01)
+    found = count_labels(head, trials=50, seed=0)
+    assert (found.support, found.trials, found.counts.tolist()) == ("whole", 0, count(labels, 4))
+    uniform = head_of_batch(labels, 4, 0, scale=0.01, spread=0.0)
+    assert count_labels(replace(uniform, usual=head.usual), trials=50, seed=0).support == "whole"
+    assert whole_counts(replace(head, usual=uniform.usual), lower_bounds(head)) is None
+    assert whole_counts(head, torch.full((4,), 12)) is None
+
+
+def test_many_examples_of_very_many_classes_are_not_searched() -> None:
+    labels = draw(32, 100, 1)
+    head = replace(head_of_batch(labels, 100, 1, size=256, scale=3.0), non_negative=False)
+    found = count_labels(head, trials=50, seed=0)
+    assert (found.support, found.trials, int(found.counts.sum())) == ("estimated", 0, 32)
+
+
+def test_result_depends_on_the_seed_alone() -> None:
+    seen = observe(Perceptron(5, nn.Tanh()), [0, 0, 3])
+    first, again = (HeadCounts(trials=4, seed=1)(seen) for _ in range(2))
+    assert (first[0].tolist(), first[1]) == (again[0].tolist(), again[1])
+
+
+@pytest.mark.parametrize(
+    ("model", "spread", "labels", "told"),
+    [
+        (Perceptron(6, nn.ReLU()), 0.2, [0, 1], "only ones within bounds"),
+        (Perceptron(3, nn.Tanh()), 0.01, [0, 1, 1, 2, 2, 2], "come out whole"),
+        (Perceptron(6, nn.Tanh()), 1.0, [0, 2, 2], "up to rounding"),
+    ],
+)
+def test_notes_say_how_sure_the_counts_are(model: nn.Module, spread: float, labels: list[int], told: str) -> None:
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=spread)
+    found, notes = HeadCounts()(observe(model, labels))
+    assert found.tolist() == labels
+    assert told in notes[0]
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_counts_behind_batch_norm_in_either_mode(mode: BatchNormMode) -> None:
+    torch.manual_seed(0)
+    model = Backbone(ResNet18((1, 8, 8), width=8), 6, GRAY)
+    labels, notes = HeadCounts()(observe(model.eval(), [5, 0, 2, 5], seed=2, mode=mode))
+    assert labels.tolist() == [0, 2, 5, 5]
+    assert notes[0].startswith("labels: class counts")
+
+
+def test_counts_behind_a_wide_feature_layer() -> None:
+    torch.manual_seed(0)
+    layer = WideFeatureLayer(32, n_neurons=64, n_trained=16, activation="gelu")
+    model = Backbone(MLP((1, 8, 8), [32], activation="gelu"), 6, GRAY, layer)
+    assert HeadCounts()(observe(model, [4, 1, 4]))[0].tolist() == [1, 4, 4]
+
+
+def test_counts_need_a_bias() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"'layers\.3' has none: .*KnownLabels"):
+        HeadCounts()(observe(Perceptron(4, nn.ReLU(), bias=False), [0, 1]))
+
+
+def test_negative_trials_are_refused() -> None:
+    with pytest.raises(ConfigError, match="trials of at least 0"):
+        HeadCounts(trials=-1)
+
+
+def test_joint_labels_start_from_standard_normal_logits() -> None:
+    seen = observe(Perceptron(40, nn.ReLU()), [1, 2, 3] * 20)
+    recovery = JointLabels()
+    logits = recovery.initial_logits(seen, torch.Generator().manual_seed(0))
+    again = recovery.initial_logits(seen, torch.Generator().manual_seed(0))
+    assert recovery.optimised
+    assert logits.shape == (60, 40)
+    assert abs(logits.mean()) < 0.1
+    assert abs(logits.std() - 1) < 0.1
+    torch.testing.assert_close(logits, again, rtol=0.0, atol=0.0)
+    assert recovery(seen)[0].shape == (60,)
+
+
+@pytest.mark.parametrize("recovery", [KnownLabels(), IDLG(), HeadCounts()])
+def test_recovered_labels_have_no_logits(recovery: LabelRecovery) -> None:
+    assert not recovery.optimised
+    with pytest.raises(ConfigError, match=f"{type(recovery).__name__} .*JointLabels"):
+        recovery.initial_logits(observe(Perceptron(4, nn.ReLU()), [0, 1]), torch.Generator())

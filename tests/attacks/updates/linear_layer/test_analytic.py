@@ -1,0 +1,129 @@
+"""Analytic inversion against the images that the tests know."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lit_recon.attacks.updates import AnalyticInversion, HeadCounts, JointLabels, KnownLabels
+from lit_recon.clients import Client
+from lit_recon.clients.gradient import GradientOperator
+from lit_recon.errors import ConfigError, ShapeError, ThreatModelError, UnsupportedModelError
+from lit_recon.models import MLP, Backbone, ConvNet
+from lit_recon.records import Knowledge, Normalization, Observation
+
+NORMALIZATION = Normalization((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
+NONE = Normalization((0.0,), (1.0,))
+
+
+def draw(n: int, shape: tuple[int, int, int] = (3, 8, 8)) -> Tensor:
+    return torch.rand(n, *shape, generator=torch.Generator().manual_seed(5))
+
+
+def observe(trunk: nn.Module, images: Tensor, labels: list[int], known: bool = True) -> Observation:
+    model = Backbone(trunk, 6, NORMALIZATION)
+    return Client(model).observe(images, torch.tensor(labels), Knowledge(labels=known))
+
+
+def regression(n: int, labels: list[int], scale: float = 1.0, known: bool = True, bias: bool = True) -> Observation:
+    """A softmax regression on pixels, and the gradient of a batch."""
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 6, bias=bias))
+    with torch.no_grad():
+        model[1].weight.mul_(scale)
+    images, classes = draw(n, (1, 8, 8)), torch.tensor(labels)
+    parameters = {name: value.detach() for name, value in model.named_parameters()}
+    operator = GradientOperator(model)
+    update = operator(parameters, {}, images, classes)
+    told = classes if known else None
+    return Observation(model, parameters, {}, operator, update, n, (1, 8, 8), 6, NONE, Knowledge(labels=known), told)
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("known", [True, False])
+def test_one_image_is_exact(activation: str, known: bool) -> None:
+    torch.manual_seed(0)
+    images = draw(1)
+    result = AnalyticInversion()(observe(MLP((3, 8, 8), [16, 8], activation=activation), images, [3], known))
+    torch.testing.assert_close(result.images, images, rtol=0.0, atol=2e-6)
+    assert result.labels.tolist() == [3]
+    assert result.loss < 1e-5
+
+
+def test_one_image_under_noise_uses_all_rows() -> None:
+    torch.manual_seed(0)
+    images = draw(1)
+    seen = observe(MLP((3, 8, 8), [64]), images, [3])
+    noise = 0.05 * seen.update["trunk.layers.0.bias"].abs().mean()
+    generator = torch.Generator().manual_seed(0)
+    for value in seen.update.values():
+        value.add_(noise * torch.randn(value.shape, generator=generator))
+    error = (AnalyticInversion()(seen).images - images).square().mean().sqrt()
+    weight, bias = seen.update["trunk.layers.0.weight"], seen.update["trunk.layers.0.bias"]
+    row = int(bias.abs().argmax())
+    mean, std = NORMALIZATION.tensors(images)
+    single = ((weight[row] / bias[row]).view(1, 3, 8, 8) * std + mean).clamp(0, 1)
+    # measured: errors of 0.0018 and 0.0071
+    assert error < 0.6 * (single - images).square().mean().sqrt()
+
+
+@pytest.mark.parametrize("labels", [[4, 0], [1, 3, 2, 5]])
+@pytest.mark.parametrize("known", [True, False])
+def test_one_image_per_label_behind_a_softmax_regression(labels: list[int], known: bool) -> None:
+    seen = regression(len(labels), labels, known=known)
+    result = AnalyticInversion(labels=None if known else HeadCounts())(seen)
+    order = torch.tensor(labels).argsort()
+    assert result.labels.tolist() == sorted(labels)
+    torch.testing.assert_close(result.images, draw(len(labels), (1, 8, 8))[order], rtol=0.0, atol=1e-3)
+    assert "one image per label" in result.notes[-1]
+
+
+def test_rows_alone_are_worse() -> None:
+    seen = regression(4, [1, 3, 2, 5])
+    rows, solved = AnalyticInversion(iterations=0)(seen), AnalyticInversion()(seen)
+    assert solved.loss < 1e-4 < 1e-2 < rows.loss
+
+
+def test_no_gradient_is_called_a_guess() -> None:
+    seen = observe(MLP((3, 8, 8), [16]), draw(1), [3])
+    for value in seen.update.values():
+        value.zero_()
+    assert "guess" in AnalyticInversion(KnownLabels())(seen).notes[-1]
+
+
+def test_batches_behind_a_hidden_layer_are_refused() -> None:
+    seen = observe(MLP((3, 8, 8), [16]), draw(2), [3, 1])
+    with pytest.raises(ThreatModelError, match="mixes all 2 images"):
+        AnalyticInversion().check([seen])
+
+
+def test_repeated_labels_are_refused() -> None:
+    with pytest.raises(ThreatModelError, match="labels \\[1, 1\\] repeat"):
+        AnalyticInversion().check([regression(2, [1, 1])])
+    with pytest.raises(ThreatModelError, match="repeat"):
+        AnalyticInversion()(regression(2, [1, 1], known=False))
+
+
+def test_more_images_than_classes_are_refused() -> None:
+    with pytest.raises(ThreatModelError, match="at most 6 labels"):
+        AnalyticInversion().check([regression(7, [0, 1, 2, 3, 4, 5, 0], known=False)])
+
+
+def test_convolutions_first_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="pixels pass another layer first"):
+        AnalyticInversion().check([observe(ConvNet((3, 8, 8), widths=[4]), draw(1), [3])])
+
+
+def test_a_layer_without_bias_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="gradient of a bias"):
+        AnalyticInversion().check([regression(1, [2], bias=False)])
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    with pytest.raises(ConfigError, match="iterations of at least 0"):
+        AnalyticInversion(iterations=-1)
+    with pytest.raises(ConfigError, match="cannot optimise labels"):
+        AnalyticInversion(JointLabels())
+    with pytest.raises(ShapeError, match="at least one observation"):
+        AnalyticInversion().many([])

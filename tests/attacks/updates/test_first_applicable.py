@@ -1,0 +1,82 @@
+"""The strongest attack that can work on an update takes its turn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_recon.attacks.updates import (
+    FeaturesOnly,
+    FirstApplicable,
+    GradientMatching,
+    HeadCounts,
+    KnownLabels,
+    MapMatching,
+    MapRecovery,
+    SquaredError,
+)
+from lit_recon.defenses import GradientPruning
+from lit_recon.errors import ConfigError, ThreatModelError
+from lit_recon.modules.attack_state import run_attack
+from lit_recon.records import Observation
+from tests.attacks.updates.feature_maps.test_recovery import backbone, observed
+
+
+def attack() -> FirstApplicable:
+    maps = GradientMatching(FeaturesOnly(), features=MapMatching(), steps=2)
+    return FirstApplicable([maps, GradientMatching(SquaredError(), steps=1)])
+
+
+def test_the_first_attack_that_can_work_does(photographs: Tensor) -> None:
+    seen = observed(photographs[:2], backbone())
+    chosen, reasons, state = attack().chosen([seen])
+    assert isinstance(chosen, GradientMatching)
+    assert isinstance(chosen.features, MapMatching)
+    assert reasons == ()
+    assert state is not None
+    assert state.step == 0
+    (note,) = [note for note in attack().many([seen])[0].notes if "maps recovered" in note]
+    assert "trunk.blocks.6.conv1" in note
+
+
+def test_another_takes_its_turn_and_the_reason_is_noted(photographs: Tensor) -> None:
+    seen = observed(photographs[:2], backbone(), defense=GradientPruning(0.5))
+    result = attack()(seen)
+    assert result.notes[0].startswith("attack 1 of 2 made way: no convolution gives the maps of a batch of 2 away")
+    assert torch.isfinite(result.images).all()
+
+
+def test_the_last_attack_has_to_work(photographs: Tensor) -> None:
+    seen = observed(photographs[:2], backbone("gelu"))
+    needy = FirstApplicable([attack().attacks[0], GradientMatching(labels=KnownLabels())])
+    with pytest.raises(ThreatModelError, match="labels"):
+        needy(seen)
+    with pytest.raises(ConfigError, match="two or more"):
+        FirstApplicable([attack().last])
+    with pytest.raises(ConfigError, match="none of them another FirstApplicable"):
+        FirstApplicable([attack(), attack().last])
+
+
+@pytest.mark.parametrize("fraction", [None, 0.5])
+def test_labels_and_maps_are_recovered_once(
+    photographs: Tensor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fraction: float | None
+) -> None:
+    calls: list[str] = []
+    for kind in (MapRecovery, HeadCounts):
+
+        def counted(self: Any, seen: Observation, plain: Any = kind.__call__, name: str = kind.__name__) -> Any:
+            calls.append(name)
+            return plain(self, seen)
+
+        monkeypatch.setattr(kind, "__call__", counted)
+    defense = None if fraction is None else GradientPruning(fraction)
+    seen = observed(photographs[:1], backbone(), defense=defense)
+    result = attack()(seen)
+    assert sorted(calls) == ["HeadCounts", "MapRecovery"]  # also where the maps make way
+    resumable = run_attack(attack(), [seen], tmp_path / "saved", 60, None, lambda state, n: None)
+    assert sorted(calls) == ["HeadCounts"] * 2 + ["MapRecovery"] * 2
+    assert torch.equal(resumable.reconstructions[0].images, result.images)

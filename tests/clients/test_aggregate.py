@@ -1,0 +1,111 @@
+"""Secure aggregation: the mean, and nothing but the mean."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lit_recon.clients import Client, GradientOperator
+from lit_recon.clients.aggregate import SecureAggregation, aggregate
+from lit_recon.clients.local_steps import LocalSteps
+from lit_recon.errors import ConfigError, ShapeError
+from lit_recon.models import Backbone, ConvNet
+from lit_recon.records import ClientUpdate, Normalization
+
+SHAPE = (1, 6, 6)
+
+
+def backbone(norm: str = "group") -> Backbone:
+    torch.manual_seed(0)
+    return Backbone(ConvNet(SHAPE, widths=[4, 6], norm=norm), 5, Normalization((0.5,), (0.25,)))
+
+
+def weights(model: Backbone) -> tuple[dict, dict]:
+    return {name: value.detach() for name, value in model.named_parameters()}, dict(model.named_buffers())
+
+
+@pytest.fixture
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.rand(12, *SHAPE, generator=torch.Generator().manual_seed(1)), torch.arange(12) % 5
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3, 12])
+def test_the_mean_of_gradients_is_the_gradient_of_all(batch: tuple, clients: int) -> None:
+    model = backbone()
+    operator = GradientOperator(model)
+    whole = operator(*weights(model), *batch)
+    released = SecureAggregation(operator, clients)(*weights(model), *batch)
+    for name, value in whole.items():
+        torch.testing.assert_close(released[name], value, rtol=0, atol=1e-6)
+
+
+def test_the_mean_of_local_trainings_is_not_training_on_all(batch: tuple) -> None:
+    model = backbone()
+    operator = LocalSteps(model, 3, lr=1.0)
+    singles = [operator(*weights(model), batch[0][i : i + 4], batch[1][i : i + 4]) for i in (0, 4, 8)]
+    released = SecureAggregation(operator, 3)(*weights(model), *batch)
+    together = operator(*weights(model), *batch)
+    for name, value in released.items():
+        mean = torch.stack([single[name].double() for single in singles]).mean(0)
+        torch.testing.assert_close(value.double(), mean, rtol=0, atol=1e-6)
+    assert max(float((value - together[name]).abs().max()) for name, value in released.items()) > 1e-3
+
+
+def test_the_mean_of_a_hundred_clients_weighs_all_alike() -> None:
+    values = torch.randn(100, 7, generator=torch.Generator().manual_seed(0))
+    clients = [ClientUpdate({"a": value}, 4) for value in values]
+    mean = aggregate(clients)
+    torch.testing.assert_close(mean.update["a"].double(), values.double().mean(0), rtol=0, atol=1e-6)
+    assert mean.n_examples == 400
+    assert mean.batch_statistics is None
+
+
+def test_clients_of_unequal_size_weigh_by_their_examples(batch: tuple) -> None:
+    images, labels = batch
+    client = Client(backbone("batch"))
+    parts = [client.release(images[i:j], labels[i:j]) for i, j in ((0, 2), (2, 7), (7, 12))]
+    joint, whole = aggregate(parts), client.release(*batch)
+    assert joint.n_examples == 12
+    for name, value in whole.update.items():
+        torch.testing.assert_close(joint.update[name], value, rtol=0, atol=1e-6)
+    for name, layer in whole.batch_statistics.items():
+        torch.testing.assert_close(joint.batch_statistics[name].mean, layer.mean, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(joint.batch_statistics[name].var, layer.var, rtol=1e-4, atol=1e-6)
+
+
+def test_statistics_of_equal_shares_are_pooled(batch: tuple) -> None:
+    model = backbone("batch")
+    operator = GradientOperator(model)
+    update, statistics = SecureAggregation(operator, 3).with_statistics(*weights(model), *batch)
+    whole, expected = operator.with_statistics(*weights(model), *batch)
+    for name, value in whole.items():
+        torch.testing.assert_close(update[name], value, rtol=0, atol=1e-6)
+    for name, layer in expected.items():
+        torch.testing.assert_close(statistics[name].var, layer.var, rtol=1e-4, atol=1e-6)
+
+
+def test_differentiable_alone_and_under_vmap(batch: tuple) -> None:
+    model = backbone().double()
+    operator = SecureAggregation(LocalSteps(model, 2, lr=0.5), 3)
+    images = batch[0][:3].double().requires_grad_()
+    labels = batch[1][:3]
+
+    def loss(images: torch.Tensor, functional: bool) -> torch.Tensor:
+        update = operator(*weights(model), images, labels, create_graph=True, functional=functional)
+        return torch.stack([value.square().sum() for value in update.values()]).sum()
+
+    expected = torch.autograd.grad(loss(images, False), images)[0]
+    mapped = torch.func.vmap(torch.func.grad(lambda images: loss(images, True)))(images.detach()[None])
+    torch.testing.assert_close(mapped[0], expected)
+
+
+def test_bad_input_is_refused(batch: tuple) -> None:
+    model = backbone()
+    with pytest.raises(ConfigError, match="at least 1 client"):
+        SecureAggregation(GradientOperator(model), 0)
+    with pytest.raises(ShapeError, match="multiple of 5"):
+        SecureAggregation(GradientOperator(model), 5)(*weights(model), *batch)
+    with pytest.raises(ShapeError, match="got none"):
+        aggregate([])
+    with pytest.raises(ShapeError, match="one public model"):
+        aggregate([ClientUpdate({"a": torch.zeros(2)}, 1), ClientUpdate({"a": torch.zeros(3)}, 1)])

@@ -1,0 +1,59 @@
+"""A client with a defense releases what the defense makes of its gradient, and tells of it only if it should."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lit_recon.clients import Client
+from lit_recon.defenses import Chain, Defense, GaussianNoise, GradientPruning, PerExampleClipping
+from lit_recon.errors import ShapeError
+from lit_recon.models import MLP, Backbone
+from lit_recon.records import Knowledge, Normalization, Observation
+
+SHAPE = (1, 6, 6)
+
+
+@pytest.fixture
+def model() -> Backbone:
+    torch.manual_seed(0)
+    return Backbone(MLP(SHAPE, [16]), 4, Normalization((0.5,), (0.25,)))
+
+
+@pytest.fixture
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.rand(3, *SHAPE, generator=torch.Generator().manual_seed(1)), torch.tensor([3, 0, 2])
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(7)
+
+
+def test_no_defense_is_bit_for_bit_the_plain_gradient(model: Backbone, batch: tuple) -> None:
+    plain, identity = Client(model).release(*batch).update, Client(model, defense=Defense()).release(*batch).update
+    assert all(torch.equal(identity[name], value) for name, value in plain.items())
+
+
+def test_release_is_what_the_defense_makes_of_the_gradient(model: Backbone, batch: tuple) -> None:
+    plain = torch.cat([value.flatten() for value in Client(model).release(*batch).update.values()])
+    noisy = Client(model, defense=GaussianNoise(0.01)).release(*batch, generator()).update
+    difference = torch.cat([value.flatten() for value in noisy.values()]) - plain
+    assert float(difference.std()) == pytest.approx(0.01, rel=4 / (2 * len(plain)) ** 0.5)
+    again = Client(model, defense=GaussianNoise(0.01)).release(*batch, generator()).update
+    assert all(torch.equal(again[name], value) for name, value in noisy.items())
+
+
+def test_clipping_reaches_what_the_attacker_gets(model: Backbone, batch: tuple) -> None:
+    bound = 1e-3
+    seen = Client(model, defense=PerExampleClipping(bound)).observe(*batch, Knowledge())
+    norm = torch.cat([value.flatten() for value in seen.update.values()]).norm()
+    assert 0 < float(norm) <= bound * (1 + 1e-5)
+
+
+def test_only_an_attacker_who_knows_it_sees_the_defense(model: Backbone, batch: tuple) -> None:
+    client = Client(model, defense=Chain([PerExampleClipping(0.1), GradientPruning(0.5)]))
+    assert client.observe(*batch).defense is None
+    seen = client.observe(*batch, Knowledge(defense=True))
+    assert seen.defense is client.defense
+    with pytest.raises(ShapeError, match="defense"):
+        Observation(**{**vars(seen), "defense": None})

@@ -1,0 +1,201 @@
+"""Local training, against a plain loop of torch.optim.SGD."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from lit_recon.clients import GradientOperator
+from lit_recon.clients.local_steps import LocalSteps
+from lit_recon.errors import ConfigError, ShapeError
+from lit_recon.models import MLP, Backbone, ConvNet
+from lit_recon.records import Normalization
+
+SHAPE = (1, 6, 6)
+GREY = Normalization((0.5,), (0.25,))
+Weights = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def model() -> Backbone:
+    torch.manual_seed(0)
+    return Backbone(ConvNet(SHAPE, widths=[4, 6], norm="group", activation="gelu"), 5, GREY).double()
+
+
+@pytest.fixture
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    images = torch.rand(6, *SHAPE, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return images, torch.tensor([4, 0, 2, 1, 1, 3])
+
+
+def weights(model: nn.Module) -> tuple[Weights, Weights]:
+    return {name: value.detach() for name, value in model.named_parameters()}, dict(model.named_buffers())
+
+
+def sgd(
+    model: Backbone, images: torch.Tensor, labels: torch.Tensor, steps: int, batches: int, momentum: float, lrs: dict
+) -> Weights:
+    trained = copy.deepcopy(model)
+    groups = [{"params": trained.trunk.parameters(), "lr": lrs["trunk"]}]
+    groups.append({"params": trained.head.parameters(), "lr": lrs["head"]})
+    optimizer = torch.optim.SGD(groups, momentum=momentum)
+    size = len(images) // batches
+    for step in range(steps):
+        part = slice(step % batches * size, (step % batches + 1) * size)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(trained(images[part]), labels[part]).backward()
+        optimizer.step()
+    return {name: value.detach() for name, value in trained.named_parameters()}
+
+
+@pytest.mark.parametrize(("steps", "batches"), [(1, 1), (3, 1), (5, 1), (4, 2), (7, 3)])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("head_lr", [0.1, 0.03])
+def test_equals_a_plain_training_loop_bit_for_bit(
+    model: Backbone, batch: tuple, steps: int, batches: int, momentum: float, head_lr: float
+) -> None:
+    expected = sgd(model, *batch, steps, batches, momentum, {"trunk": 0.1, "head": head_lr})
+    layer_lrs = {"head": head_lr} if head_lr != 0.1 else None
+    operator = LocalSteps(model, steps, 0.1, momentum, layer_lrs, batches, release="difference")
+    trained = operator.train(*weights(model), *batch)
+    update = operator(*weights(model), *batch)
+    for name, value in expected.items():
+        assert torch.equal(trained[name], value), name
+        assert torch.equal(update[name], weights(model)[0][name] - value), name
+
+
+def test_one_step_is_the_gradient(model: Backbone, batch: tuple) -> None:
+    update = LocalSteps(model, 1, 0.1, 0.9)(*weights(model), *batch)
+    for name, value in GradientOperator(model)(*weights(model), *batch).items():
+        torch.testing.assert_close(update[name], value, rtol=1e-9, atol=1e-13)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_short_steps_release_nearly_the_gradient(model: Backbone, batch: tuple, momentum: float) -> None:
+    update = LocalSteps(model, 4, 1e-6, momentum, {"trunk.layers.0": 1e-7})(*weights(model), *batch)
+    for name, value in GradientOperator(model)(*weights(model), *batch).items():
+        torch.testing.assert_close(update[name], value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_derivative_in_the_images(model: Backbone, batch: tuple, momentum: float, checkpointing: bool) -> None:
+    operator = LocalSteps(model, 3, 0.5, momentum, batches=2, checkpointing=checkpointing)
+    images, labels = batch[0][:2], batch[1][:2]
+
+    def matching(images: torch.Tensor) -> torch.Tensor:
+        update = operator(*weights(model), images, labels, create_graph=True)
+        return torch.stack([value.square().sum() for value in update.values()]).sum()
+
+    assert torch.autograd.gradcheck(matching, images.clone().requires_grad_())
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_checkpointing_changes_nothing_but_memory(model: Backbone, batch: tuple, momentum: float) -> None:
+    labels = torch.nn.functional.one_hot(batch[1], 5).double()
+    results = []
+    for checkpointing in (False, True):
+        operator = LocalSteps(model, 3, 0.5, momentum, checkpointing=checkpointing)
+        leaves = [batch[0].clone().requires_grad_(), labels.clone().requires_grad_()]
+        update = operator(*weights(model), *leaves, create_graph=True)
+        loss = torch.stack([value.square().sum() for value in update.values()]).sum()
+        results.append([*update.values(), *torch.autograd.grad(loss, leaves)])
+    for plain, again in zip(*results, strict=True):
+        torch.testing.assert_close(again, plain, rtol=1e-12, atol=1e-15)
+
+
+def test_checkpointing_keeps_no_graph_of_a_step(model: Backbone, batch: tuple) -> None:
+    class Box:
+        def __init__(self, value: torch.Tensor) -> None:
+            self.value = value
+            alive.add(self)
+
+    alive: weakref.WeakSet[Box] = weakref.WeakSet()
+
+    def saved(checkpointing: bool) -> int:
+        """Numbers that the graph of the update holds, of all distinct tensors together."""
+        operator = LocalSteps(model, 8, 0.1, checkpointing=checkpointing)
+        images = batch[0].clone().requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(Box, lambda box: box.value):
+            update = operator(*weights(model), images, batch[1], create_graph=True)
+        gc.collect()
+        held = sum({box.value.data_ptr(): box.value.numel() for box in alive}.values())
+        del update
+        return held
+
+    # in this order: hooks that keep what an operation returned make cycles, which nobody collects
+    checkpointed, plain = saved(True), saved(False)
+    assert 0 < checkpointed < plain / 3
+
+
+def test_functional_form_agrees_alone_and_under_vmap(model: Backbone, batch: tuple) -> None:
+    operator = LocalSteps(model, 3, 0.1, 0.9, batches=3)
+    eager = operator(*weights(model), *batch)
+    both = torch.stack([batch[0], batch[0].flip(3)])
+    together = torch.func.vmap(lambda images: operator(*weights(model), images, batch[1], functional=True))(both)
+    for name, value in eager.items():
+        torch.testing.assert_close(together[name][0], value, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_statistics_are_those_of_all_images(mode: str, batch: tuple) -> None:
+    torch.manual_seed(0)
+    model = Backbone(ConvNet(SHAPE, widths=[4, 6]), 5, GREY).double()
+    operator = LocalSteps(model, 2, 0.1, batches=2, batch_norm=mode)
+    update, statistics = operator.with_statistics(*weights(model), *batch)
+    _, expected = GradientOperator(model, mode).with_statistics(*weights(model), *batch)
+    plain = operator(*weights(model), *batch)
+    assert all(torch.equal(value, plain[name]) for name, value in update.items())
+    assert statistics.keys() == expected.keys()
+    assert all(torch.equal(statistics[name].mean, layer.mean) for name, layer in expected.items())
+
+
+def test_nothing_is_changed(model: Backbone, batch: tuple) -> None:
+    before = copy.deepcopy(model.state_dict())
+    parameters, buffers = weights(model)
+    LocalSteps(model, 3, 0.1, 0.9)(parameters, buffers, *batch)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_the_longest_prefix_decides() -> None:
+    model = Backbone(MLP(SHAPE, [4]), 5, GREY)
+    rates = LocalSteps(model, layer_lrs={"trunk": 0.2, "trunk.layers.0.bias": 0.3}).rates
+    assert rates == {
+        "trunk.layers.0.weight": 0.2,
+        "trunk.layers.0.bias": 0.3,
+        "head.weight": 0.01,
+        "head.bias": 0.01,
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"steps": 0}, "steps >= 1"),
+        ({"steps": 2, "batches": 3}, "batches <= steps"),
+        ({"batches": 0}, "batches <= steps"),
+        ({"momentum": 1.0}, "usual value is 0.9"),
+        ({"release": "weights"}, "'difference'"),
+        ({"lr": 0.0}, "all layers; got 0"),
+        ({"layer_lrs": {"head": -1.0}}, "for head; got -1"),
+        ({"layer_lrs": {"tail": 1.0}}, r"\['tail'\]"),
+        ({"layer_lrs": {"hea": 1.0}}, r"\['hea'\]"),
+    ],
+)
+def test_bad_settings_are_refused(model: Backbone, settings: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LocalSteps(model, **settings)
+
+
+def test_bad_inputs_are_refused(model: Backbone, batch: tuple) -> None:
+    with pytest.raises(ShapeError, match="multiple of 4"):
+        LocalSteps(model, 4, batches=4)(*weights(model), *batch)
+    with pytest.raises(ShapeError, match="0 images"):
+        LocalSteps(model)(*weights(model), batch[0][:0], batch[1][:0])
+    with pytest.raises(ConfigError, match="execution: loop"):
+        LocalSteps(model, checkpointing=True)(*weights(model), *batch, functional=True)

@@ -1,0 +1,66 @@
+"""The bounds of an evaluation's cells on its page, in its table and in its record."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lit_recon.experiments.evaluate.page import bound_panels, build_evaluation
+from lit_recon.experiments.evaluate.results import Evaluation
+from lit_recon.reporting.run_folder import GridFolder, RunFolder
+
+WHY = "without noise the only bound is 0"
+
+
+@pytest.fixture
+def bounded(tmp_path: Path, make_run: Callable[..., RunFolder]) -> GridFolder:
+    """No defense, whose bound is 0, and noise at two strengths, one of them without a bound for unbiased attacks."""
+    folder = GridFolder.open(tmp_path / "grid", yaml.safe_dump({"name": "bounded"}))
+    cells: list[dict[str, Any]] = []
+    for defense, strength in (("none", None), ("noise", 0.1), ("noise", 1.0)):
+        place = f"cells/{defense}_{strength}-near-b2-0123abcd"
+        make_run(f"grid/{place}", metrics={"rmse": 0.1, "mse": 0.04, "baseline_nearest_public_rmse": 0.2})
+        identity = {"kind": "attack", "folder": place, "defense": defense, "strength": strength, "attack": "near"}
+        cells.append({**identity, "aware": strength and True, "batch_size": 2, "paper": None})
+    names = {"attacks": {"near": "Near"}, "defenses": {"noise": "noise"}, "max_accuracy_drops": [], "malicious": []}
+    folder.grid.write_text(json.dumps({"cells": cells, **names}))
+    found = [{"reason": WHY}, {"rmse": 0.123, "unbiased_rmse": 2.5}, {"rmse": 0.25, "unbiased_rmse": None}]
+    folder.bounds.write_text(json.dumps({c["folder"]: bound for c, bound in zip(cells, found, strict=True)}))
+    return folder
+
+
+def test_attacked_errors_stand_beside_their_bounds_and_reasons_below(bounded: GridFolder) -> None:
+    (panel,) = bound_panels(Evaluation.read(bounded))
+    assert panel.rows == [
+        ["noise 0.1, Near, batch 2", "0.200", "0.123", "2.500"],
+        ["noise 1, Near, batch 2", "0.200", "0.250", "∞"],
+    ]
+    assert panel.note == f"No bound above 0 for no defense: {WHY}."
+
+
+def test_page_table_and_record_hold_the_bounds(bounded: GridFolder) -> None:
+    assert "How close any attack could come" in build_evaluation(bounded.path).read_text()
+    rows = list(csv.DictReader(bounded.table.read_text().splitlines()))
+    assert [row["bound_rmse"] for row in rows] == ["", "0.123", "0.25"]
+    assert [row["bound_reason"] for row in rows] == [WHY, "", ""]
+    figures = json.loads(bounded.run.metrics.read_text())
+    assert figures["bound_rmse.noise_0.1.near.b2"] == 0.123
+    assert figures["bound_rmse.none_None.near.b2_reason"] == WHY
+
+
+def test_without_bounds_there_is_no_section(bounded: GridFolder) -> None:
+    bounded.bounds.unlink()
+    assert bound_panels(Evaluation.read(bounded)) == []
+    assert "How close any attack" not in build_evaluation(bounded.path).read_text()
+
+
+def test_a_new_beginning_removes_the_bounds(bounded: GridFolder) -> None:
+    build_evaluation(bounded.path)
+    GridFolder.open(bounded.path, bounded.run.config.read_text(), overwrite=True)
+    assert not bounded.bounds.exists()

@@ -1,0 +1,227 @@
+"""A grid's configuration and the runs that it stands for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lit_recon.errors import ConfigError, MissingDataError
+from lit_recon.experiments.evaluate.grid import Cell, build_cells, merged, network_in_words
+from lit_recon.experiments.evaluate.settings import DefenseFamily, EvaluateSettings, GridAttack, GridPaper
+from lit_recon.experiments.settings import LpipsSettings
+
+COMMON: dict[str, Any] = {
+    "data": {"class_path": "Digits"},
+    "backbone": {"checkpoint": None, "cache": "runs/backbones", "epochs": 1, "lr": 0.1},
+    "client": {"batch_norm": "eval", "local_steps": None, "n_clients": 1},
+    "victims": {"n": 4, "batch_size": 1},
+    "trainer": {"devices": 1},
+    "lpips": {"network": "none"},
+    "seed": 3,
+    "knowledge": None,
+}
+FILE: dict[str, Any] = {
+    "name": "some",
+    "data": {"class_path": "CIFAR10", "init_args": {"root": "data"}},
+    "victims": {"n": 50},
+    "knowledge": {"labels": True},
+    "attack": {"class_path": "GradientMatching", "init_args": {"steps": 100, "restarts": 2}},
+    "paper": {"citation": "the attack's own"},
+}
+
+
+@pytest.fixture
+def attack(tmp_path: Path) -> GridAttack:
+    path = tmp_path / "some.yaml"
+    path.write_text(yaml.safe_dump(FILE))
+    return GridAttack(path, {"attack": {"init_args": {"steps": 7}}})
+
+
+def grid(attack: GridAttack, **settings: Any) -> list[Cell]:
+    noise = DefenseFamily({"defense": {"class_path": "GaussianNoise"}}, "defense.init_args.std", [0.01, 0.1])
+    local = DefenseFamily({}, "client.local_steps.steps", [3.0])
+    whole = {"attacks": {"some": attack}, "defenses": {"noise": noise, "local": local}, **settings}
+    return build_cells(EvaluateSettings(**whole), COMMON)
+
+
+def test_every_defense_meets_every_attack_at_every_batch_size(attack: GridAttack) -> None:
+    cells = grid(attack, batch_sizes=[1, 4])
+    attacked = [cell for cell in cells if cell.kind == "attack"]
+    assert len(attacked) == 4 * 2
+    assert len(cells) - len(attacked) == 4
+    assert len({cell.folder for cell in cells}) == len(cells)
+    assert [cell.kind for cell in cells[:4]] == ["utility"] * 4
+
+
+def test_a_cell_has_the_grids_data_and_the_attacks_attack(attack: GridAttack) -> None:
+    cell = next(c for c in grid(attack, batch_sizes=[4]) if c.kind == "attack" and c.strength == 0.1)
+    assert cell.settings["data"] == {"class_path": "Digits"}
+    assert cell.settings["victims"] == {"n": 4, "batch_size": 4}
+    assert cell.settings["attack"]["init_args"] == {"steps": 7, "restarts": 2}
+    assert cell.settings["defense"] == {"class_path": "GaussianNoise", "init_args": {"std": 0.1}}
+    assert cell.settings["knowledge"] == {"labels": True, "defense": True}
+    assert cell.settings["seed"] == 3
+    assert "paper" not in cell.settings
+    assert "name" not in cell.settings
+
+
+def test_local_steps_are_a_defense_of_the_client(attack: GridAttack) -> None:
+    cell = next(c for c in grid(attack) if c.kind == "attack" and c.defense == "local")
+    assert cell.settings["client"] == {"batch_norm": "eval", "local_steps": {"steps": 3}, "n_clients": 1}
+    assert "defense" not in cell.settings
+
+
+def test_attackers_who_do_not_know_the_defense_stand_beside_those_who_do(attack: GridAttack) -> None:
+    cells = [cell for cell in grid(attack, aware="both") if cell.kind == "attack"]
+    assert [(cell.defense, cell.aware) for cell in cells] == [
+        ("none", None),
+        ("noise", True),
+        ("noise", False),
+        ("noise", True),
+        ("noise", False),
+        ("local", True),
+        ("local", False),
+    ]
+    assert [cell.settings["knowledge"]["defense"] for cell in cells] == [False, True, False, True, False, True, False]
+
+
+def test_trainings_have_the_backbones_settings_but_for_their_own(attack: GridAttack) -> None:
+    cell = next(c for c in grid(attack, utility={"epochs": 20}) if c.kind == "utility" and c.strength == 0.01)
+    assert cell.settings["epochs"] == 20
+    assert cell.settings["lr"] == 0.1
+    assert cell.settings["defense"]["init_args"] == {"std": 0.01}
+    assert not {"checkpoint", "cache", "victims", "client", "backbone"} & cell.settings.keys()
+
+
+def test_utility_can_be_left_out(attack: GridAttack) -> None:
+    assert all(cell.kind == "attack" for cell in grid(attack, utility=None))
+
+
+def test_a_changed_setting_is_another_cell_and_another_device_is_not(attack: GridAttack) -> None:
+    folders = [cell.folder for cell in grid(attack)]
+    assert [cell.folder for cell in grid(attack)] == folders
+    longer = GridAttack(attack.config, {"attack": {"init_args": {"steps": 8}}})
+    assert not set(folders) & {cell.folder for cell in grid(longer) if cell.kind == "attack"}
+    elsewhere = {**COMMON, "trainer": {"devices": 1, "threads": 1}}
+    settings = EvaluateSettings(attacks={"some": attack}, defenses={})
+    first, second = ([c.folder for c in build_cells(settings, own)] for own in (COMMON, elsewhere))
+    assert first == second
+
+
+def test_printed_figures_reach_their_cells(attack: GridAttack) -> None:
+    paper = GridPaper("Some", {"some": {"noise": [0.17, "0.2 to 0.3"]}}, "elsewhere")
+    cells = {(c.defense, c.strength): c for c in grid(attack, paper=paper) if c.kind == "attack"}
+    assert cells["noise", 0.1].paper == "0.2 to 0.3"
+    assert cells["noise", 0.01].settings["paper"]["values"] == {"rmse": 0.17}
+    assert cells["none", None].settings["paper"]["values"] == {}
+
+
+def test_printed_figures_may_differ_by_batch_size_and_stand_without_a_defense(attack: GridAttack) -> None:
+    figures: dict[str, Any] = {"some": {"none": {1: [0.4], 8: [0.5]}, "noise": {8: [0.1, 0.2]}}}
+    cells = grid(attack, paper=GridPaper("Some", figures), batch_sizes=[1, 8], metric="feature_error")
+    found = {(c.defense, c.strength, c.batch_size): c for c in cells if c.kind == "attack"}
+    assert [found["none", None, size].paper for size in (1, 8)] == [0.4, 0.5]
+    assert [found["noise", 0.1, size].paper for size in (1, 8)] == [None, 0.2]
+    assert found["none", None, 1].settings["paper"]["values"] == {"feature_error": 0.4}
+
+
+@pytest.fixture
+def drawing(tmp_path: Path, attack: GridAttack) -> GridAttack:
+    """The attack with a generator that has to be trained."""
+    path = tmp_path / "drawer.yaml"
+    path.write_text(yaml.safe_dump({"name": "drawer", "data": {"class_path": "CIFAR10"}, "epochs": 2, "seed": 9}))
+    return GridAttack(attack.config, attack.settings, generator=path)
+
+
+def test_a_generator_is_trained_once_on_the_grids_data(attack: GridAttack, drawing: GridAttack) -> None:
+    cells = grid(attack, attacks={"plain": attack, "drawing": drawing, "again": drawing})
+    first, *others = cells
+    assert (first.kind, first.defense, first.strength) == ("generator", "none", None)
+    assert all(cell.kind != "generator" for cell in others)
+    assert first.settings == {
+        "data": {"class_path": "Digits"},
+        "epochs": 2,
+        "seed": 9,
+        "trainer": {"devices": 1},
+        "wandb": {"mode": "disabled"},
+    }
+    assert first.describe() == "generator drawer"
+    assert {cell.attack for cell in cells if cell.generator == first.folder} == {"drawing", "again"}
+
+
+def test_another_generator_makes_other_cells(attack: GridAttack, drawing: GridAttack) -> None:
+    assert drawing.generator is not None
+    before = grid(drawing)
+    drawing.generator.write_text(yaml.safe_dump({"epochs": 3}))
+    after = grid(drawing)
+    for kind, kept in (("generator", False), ("utility", True), ("attack", False)):
+        folders = ({cell.folder for cell in cells if cell.kind == kind} for cells in (before, after))
+        assert (len(set.intersection(*folders)) > 0) == kept
+
+
+@pytest.mark.parametrize(
+    ("backbone", "words"),
+    [
+        ({"checkpoint": None, "trunk": None}, "its own ResNet18"),
+        ({"trunk": {"class_path": "a.MLP", "init_args": {"hidden": [4]}}}, "its own MLP(hidden=[4])"),
+        (
+            {"trunk": {"class_path": "ConvNet"}, "feature_layer": {"class_path": "b.Wide", "init_args": {"m": 8}}},
+            "its own ConvNet() with Wide(m=8)",
+        ),
+        ({"checkpoint": "mine.safetensors", "trunk": None}, "its own mine.safetensors"),
+    ],
+)
+def test_a_network_is_told_in_words(backbone: dict[str, Any], words: str) -> None:
+    assert network_in_words(backbone) == words
+
+
+def test_another_class_takes_no_arguments_of_the_first() -> None:
+    below = {"attack": {"class_path": "A", "init_args": {"steps": 3}}, "seed": 0}
+    assert merged(below, {"attack": {"class_path": "B"}}) == {"attack": {"class_path": "B"}, "seed": 0}
+    assert merged(below, {"attack": {"init_args": {"x": 1}}})["attack"]["init_args"] == {"steps": 3, "x": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"batch_sizes": []}, "batch_sizes"),
+        ({"batch_sizes": [2, 2]}, "batch_sizes"),
+        ({"max_accuracy_drops": [5.0]}, "max_accuracy_drops"),
+        ({"attacks": {}}, "at least one attack"),
+        ({"paper": GridPaper(values={"some": {"noise": [0.1]}})}, "one entry per strength"),
+        ({"paper": GridPaper(values={"some": {"none": [0.1, 0.2]}})}, "one entry per strength"),
+        ({"paper": GridPaper(values={"other": {"noise": [0.1, 0.2]}})}, "must name an attack"),
+        ({"paper": GridPaper(values={"some": {"noises": [0.1, 0.2]}})}, "must name an attack"),
+        ({"paper": GridPaper(values={"some": {"noise": {2: [0.1, 0.2]}}})}, "batch sizes of this grid"),
+        ({"metric": "lpips", "lpips": LpipsSettings("none")}, "name a network"),
+        ({"defenses": {"none": DefenseFamily({}, "defense.std", [1.0])}}, "always part of the grid"),
+    ],
+)
+def test_grids_that_make_no_sense_are_refused(attack: GridAttack, change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        grid(attack, **change)
+
+
+def test_a_missing_attack_file_is_named() -> None:
+    with pytest.raises(MissingDataError, match=r"nowhere\.yaml"):
+        grid(GridAttack(Path("nowhere.yaml")))
+
+
+@pytest.mark.parametrize(
+    ("settings", "strength", "values", "words"),
+    [
+        ({}, "defense.std", [], "at least one value"),
+        ({}, "defense.std", [1.0, 1.0], "differ"),
+        ({}, "defense.std", [float("nan")], "finite"),
+        ({"attack": {}}, "defense.std", [1.0], "got attack"),
+        ({}, "victims.n", [1.0], "got victims"),
+    ],
+)
+def test_families_that_make_no_sense_are_refused(
+    settings: dict[str, Any], strength: str, values: list[float], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        DefenseFamily(settings, strength, values)

@@ -1,0 +1,287 @@
+"""From the configuration of a study of factors to its cells, and which command a configuration is for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from lit_recon.attacks.released import FirstLayerRidge
+from lit_recon.attacks.shadow import GradientDescent
+from lit_recon.cli.entry import named_by_content
+from lit_recon.data import ImageSet
+from lit_recon.data.informed_splits import InformedSplit, InformedSplitSettings
+from lit_recon.errors import ConfigError, LitReconError, ThreatModelError
+from lit_recon.experiments.configuration import instantiated, resolved, settings_of
+from lit_recon.experiments.factors import run as factors
+from lit_recon.experiments.factors.cells import FactorCells, RunParser
+from lit_recon.experiments.factors.grid import FactorGrid, build_grid
+from lit_recon.experiments.factors.settings import Factor, FactorsSettings, Series, TransferSettings, check_base
+from lit_recon.experiments.factors.transfer import Transfer
+from lit_recon.experiments.released_attack.settings import ReconnSettings, ShadowSettings
+from lit_recon.reporting.record import read_metrics
+from lit_recon.reporting.run_folder import GridFolder, RunFolder
+
+CONFIGS = Path(__file__).parents[3] / "configs" / "reconn"
+NETWORK = {"class_path": "ReleasedMLP", "init_args": {"hidden": [10], "activation": "elu"}}
+
+
+@pytest.fixture(scope="module")
+def runs() -> RunParser:
+    return RunParser()
+
+
+def grid_of(path: Path, *arguments: str) -> tuple[FactorGrid, FactorsSettings]:
+    """The cells of a configuration file."""
+    parser = factors.parser("reconn.py factors")
+    complete, config = resolved(parser, parser.parse_args(["--config", str(path), *arguments]), "nameless")
+    study = settings_of(FactorsSettings, instantiated(parser, complete))
+    return build_grid(study, yaml.safe_load(config), RunParser().canonical), study
+
+
+def small(path: Path, **changes: Any) -> Path:
+    content = {
+        "network": NETWORK,
+        "factors": {
+            "width": {"setting": "network.init_args.hidden", "values": [[5], [10]], "paper": [0.5, 0.6]},
+            "rate": {
+                "setting": "descent.lr",
+                "values": [0.1, 0.2],
+                "series": {"plain": {"settings": {"descent.momentum": 0.0}}, "heavy": {}},
+            },
+        },
+        "paper": {"citation": "Somebody", "values": {"mse": 0.1}},
+        **changes,
+    }
+    file = path / "small.yaml"
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    return file
+
+
+def test_values_that_are_the_base_s_share_its_cell(tmp_path: Path) -> None:
+    grid, _ = grid_of(small(tmp_path))
+    # The base, one width, one rate, and two rates without momentum.
+    assert len(grid.cells) == 5
+    (base,) = grid.description["base"]
+    width, rate = grid.description["factors"]["width"], grid.description["factors"]["rate"]
+    points = width["lines"][0]["points"]
+    assert [point["cells"] == [base] for point in points] == [False, True]
+    assert [(point["label"], point["place"], point["paper"]) for point in points] == [
+        ("5", 5.0, 0.5),
+        ("10", 10.0, 0.6),
+    ]
+    assert [[point["cells"] == [base] for point in line["points"]] for line in rate["lines"]] == [
+        [False, False],
+        [False, True],
+    ]
+    settings = {cell.folder: cell.settings for cell in grid.cells}
+    narrow = settings[points[0]["cells"][0]]
+    assert narrow["network"]["init_args"] == {"hidden": [5], "activation": "elu"}
+    assert narrow["paper"]["values"] == {"mse": 0.5}
+    assert settings[base]["paper"]["values"] == {"mse": 0.1}
+    assert base.startswith("cells/base-")
+    assert points[0]["cells"][0].startswith("cells/hidden_5-")
+
+
+def test_seeds_multiply_cells_but_for_factors_that_set_the_seed(tmp_path: Path) -> None:
+    drawn = {"setting": "seed", "values": [0, 7]}
+    once = {"setting": "descent.steps", "values": [5], "seeds": [3]}
+    file = small(tmp_path, factors={"seed": drawn, "steps": once}, seeds=[0, 1], seeded=["seed", "split.seed"])
+    grid, _ = grid_of(file)
+    seeds = [
+        (cell.settings["seed"], cell.settings["split"]["seed"], cell.settings["descent"]["steps"])
+        for cell in grid.cells
+    ]
+    # Twice the base; each value of `seed` on both splits, one of which is the base; once the other.
+    assert seeds == [(0, 0, 100), (1, 1, 100), (0, 1, 100), (7, 0, 100), (7, 1, 100), (3, 3, 5)]
+    assert len(grid.description["base"]) == 2
+
+
+def test_a_cell_is_named_by_its_settings_whatever_else_is_studied(tmp_path: Path) -> None:
+    first, _ = grid_of(small(tmp_path))
+    more = {"other": {"cases": {"narrow and slow": {"network.init_args.hidden": [5]}, "as it is": {}}}}
+    second, _ = grid_of(small(tmp_path, factors=more), "--trainer.threads", "2", "--cache", "elsewhere")
+    assert {cell.folder for cell in second.cells} < {cell.folder for cell in first.cells}
+
+
+def test_transfer_is_completed(tmp_path: Path) -> None:
+    file = small(tmp_path, factors={"other": {"setting": "transfer.shadows", "values": [0, 9]}})
+    grid, _ = grid_of(file)
+    assert [cell.transfer for cell in grid.cells] == [
+        None,
+        {"shadows": 0, "way": "adapted"},
+        {"shadows": 9, "way": "adapted"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [
+        ({"setting": "descent.seps", "values": [1]}, "broken: 1: .*seps"),
+        ({"setting": "descent.lr", "values": ["fast"]}, "expected float"),
+        ({"setting": "out", "values": ["here"]}, "'out' is no setting that a factor may vary"),
+        ({"setting": "transfer.models", "values": [1]}, "transfer has no setting models"),
+        ({"setting": "transfer.shadows", "values": [1]}, "transfer.shadows must be at least 2"),
+    ],
+)
+def test_a_factor_that_names_no_setting_is_refused(tmp_path: Path, factor: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        grid_of(small(tmp_path, factors={"broken": factor}))
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: Factor(), "either a setting with its values, or cases"),
+        (lambda: Factor(setting="seed"), "either a setting with its values, or cases"),
+        (lambda: Factor(setting="seed", values=[1], cases={"a": {}}), "either a setting with its values, or cases"),
+        (lambda: Factor(setting="seed", series={"a": Series()}), "either a setting with its values, or cases"),
+        (lambda: Factor(setting="seed", values=[1], labels=["a", "b"]), "got 2 for 1 values"),
+        (lambda: Factor(setting="seed", values=[1], paper=[0.1, 0.2]), "one entry per value or case, 1 of them; got 2"),
+        (lambda: Factor(setting="seed", values=[1], seeds=[]), "one or more numbers"),
+        (lambda: TransferSettings(way="scratch"), "the way `adapted` alone can"),
+        (lambda: FactorsSettings(factors={}), "varies something"),
+        (lambda: study(seeds=[1, 1]), "seeds must differ"),
+        (lambda: study(tried=0), "must be at least 1"),
+        (lambda: study(kappas=[0.0]), "strictly between 0 and 1"),
+        (lambda: check_base(ReconnSettings(released=Path("x")), ShadowSettings()), "released is not set"),
+        (lambda: check_base(ReconnSettings(curve=[3]), ShadowSettings()), "make split.shadow a factor"),
+        (lambda: check_base(ReconnSettings(), ShadowSettings(store=Path("x"))), "store is not set"),
+    ],
+)
+def test_settings_are_checked(build: Callable[[], object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build()
+
+
+def study(**changes: Any) -> FactorsSettings:
+    return FactorsSettings(factors={"seed": Factor("seed", [1])}, **changes)
+
+
+def images(n: int, seed: int) -> ImageSet:
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(256, (n, 1, 28, 28), generator=generator).to(torch.uint8)
+    return ImageSet(pixels, torch.arange(n) % 10, [str(label) for label in range(10)], f"images {seed}")
+
+
+@pytest.fixture(scope="module")
+def split() -> InformedSplit:
+    """Images of MNIST's shape, as many as the studies need."""
+    return InformedSplit(images(600, 0), images(3000, 1), images(8, 2), images(700, 3), images(20, 4))
+
+
+def extremes(path: Path, to: Path) -> Path:
+    """A study with the last value of every line and all cases: a line's other values are of the same kind."""
+    content = yaml.safe_load(path.read_text())
+    for factor in content["factors"].values():
+        for own in (factor, *(factor.get("series") or {}).values()):
+            own |= {key: own[key][-1:] for key in ("values", "labels") if key in own}
+            if "paper" in own and "cases" not in factor:
+                own["paper"] = own["paper"][-1:]
+    to.write_text(yaml.safe_dump(content, sort_keys=False))
+    return to
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("factors_*.yaml")), ids=lambda path: path.stem)
+def test_the_cells_of_a_shipped_study_can_work(
+    path: Path, split: InformedSplit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ShadowSettings, "drawn", lambda own: split)
+    grid, study = grid_of(extremes(path, tmp_path / path.name))
+    assert len(grid.cells) > len(yaml.safe_load(path.read_text())["factors"])
+    FactorCells(study, grid.cells, GridFolder(Path("nowhere")), RunParser()).check()
+    assert path.read_text().startswith("# ")
+
+
+def test_a_cell_that_cannot_work_is_named(
+    split: InformedSplit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ShadowSettings, "drawn", lambda own: replace(split, rest=None))
+    grid, study = grid_of(small(tmp_path, factors={"other": {"setting": "transfer.shadows", "values": [2]}}))
+    cells = FactorCells(study, grid.cells, GridFolder(tmp_path), RunParser())
+    with pytest.raises(ConfigError, match="other: 2: another fixed set needs 600 images .* got 0"):
+        cells.check()
+    measured = {"width": {"setting": "seed", "values": [1], "measures": ["embedding"]}}
+    grid, study = grid_of(small(tmp_path, factors=measured))
+    few = replace(split, targets=split.targets.subset(torch.arange(5)))
+    monkeypatch.setattr(ShadowSettings, "drawn", lambda own: few)
+    with pytest.raises(ConfigError, match="split.targets of at least 6; got 5"):
+        FactorCells(study, grid.cells, GridFolder(tmp_path), RunParser()).check()
+
+
+def test_another_fixed_set_shares_no_image_with_the_old_one(split: InformedSplit) -> None:
+    new = Transfer(TransferSettings(50), ReconnSettings(), ShadowSettings(), split).split
+    assert [len(part) for part in (new.fixed, new.shadow, new.targets)] == [600, 50, 8]
+    assert new.rest is not None
+    old = {image.numpy().tobytes() for image in split.fixed.images}
+    assert not old & {image.numpy().tobytes() for image in new.fixed.images}
+    assert torch.equal(new.targets.images, split.targets.images)
+    # Whatever the oracle may choose from stays the same.
+    everything = [
+        sorted(i.numpy().tobytes() for p in (s.fixed, s.shadow, s.rest) for i in p.images) for s in (new, split)
+    ]  # type: ignore[union-attr]
+    assert everything[0] == everything[1]
+    with pytest.raises(ConfigError, match="at most split.shadow=3000; got 3001"):
+        _ = Transfer(TransferSettings(3001), ReconnSettings(), ShadowSettings(), split).split
+
+
+def test_who_needs_the_training_is_told_it_or_refused(tmp_path: Path) -> None:
+    shadows = ShadowSettings(
+        split=InformedSplitSettings(20, 80, 6),
+        descent=GradientDescent(steps=10),
+        execution="batched_mlp",
+        cache=tmp_path,
+    )
+    first, old = ReconnSettings(reconstructor=FirstLayerRidge()), shadows.drawn()
+    scratch = Transfer(TransferSettings(70, "scratch"), first, shadows, old)
+    plan = shadows.plan(scratch.split)
+    with pytest.raises(ThreatModelError, match="knows its fixed set: use KernelRidge"):
+        Transfer(TransferSettings(70), first, shadows, old).attack(plan)
+    folder = RunFolder.open(tmp_path / "run", "seed: 0")
+    scratch.run(folder)
+    metrics = read_metrics(folder.metrics)
+    assert metrics["rank_one_share"] > 0.99
+    assert metrics["mse"] < 0.8 * metrics["baseline_mean_image_mse"]
+
+
+def test_a_reconstructor_that_cannot_work_is_refused_before_training(
+    split: InformedSplit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ShadowSettings, "drawn", lambda own: split)
+    logits = {"access": {"class_path": "BlackBox", "init_args": {"images": 9}}}
+    factors = {"access": {"cases": {"weights": {}, "logits": logits}}}
+    grid, study = grid_of(small(tmp_path, factors=factors, reconstructor={"class_path": "FirstLayerRidge"}))
+    with pytest.raises(ConfigError, match="logits: FirstLayerRidge needs an adversary who sees the whole model"):
+        FactorCells(study, grid.cells, GridFolder(tmp_path), RunParser()).check()
+
+
+def test_a_file_says_which_command_it_is_for(tmp_path: Path) -> None:
+    file, other, broken = (tmp_path / name for name in ("factors.yaml", "run.yaml", "broken.yaml"))
+    file.write_text("factors:\n  seed: {setting: seed, values: [1]}\n")
+    other.write_text("seed: 1\n")
+    broken.write_text("a: [\n")
+    assert named_by_content(["run", "--config", str(file), "--seed", "1"])[0] == "factors"
+    assert named_by_content(["run", f"--config={file}"])[0] == "factors"
+    assert named_by_content(["run", "--config", str(other), "--config", str(file)])[0] == "factors"
+    for arguments in (
+        ["run", "--config", str(other)],
+        ["run", "--config", str(broken)],
+        ["run", "--config", str(tmp_path / "none.yaml")],
+        ["run", "--config"],
+        ["glm", "--config", str(file)],
+        [],
+    ):
+        assert named_by_content(arguments) == arguments
+
+
+def test_the_parser_of_a_cell_speaks_plainly(runs: RunParser) -> None:
+    complete = runs.canonical({"seed": 3})
+    assert complete["descent"]["lr"] == 0.2
+    assert runs.canonical(complete) == complete
+    with pytest.raises(LitReconError, match="descent.lr above 0"):
+        runs.built({"descent": {"lr": -1.0}})

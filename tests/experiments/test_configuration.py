@@ -1,0 +1,167 @@
+"""What a configuration comes to, and that its written form gives it again."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from jsonargparse import ArgumentParser, Namespace
+
+from lit_recon.attacks.base import Attack
+from lit_recon.attacks.updates import GlobalCosine, GradientMatching, TotalVariation
+from lit_recon.data.sources import Digits, Npz
+from lit_recon.errors import ConfigError
+from lit_recon.experiments.configuration import instantiated, resolved
+from lit_recon.experiments.evaluate import run as evaluate
+from lit_recon.experiments.evaluate.cells import Cells
+from lit_recon.experiments.evaluate.grid import build_cells
+from lit_recon.experiments.evaluate.settings import EvaluateSettings
+from lit_recon.experiments.settings import AttackSettings
+from lit_recon.experiments.update_attack import run
+from lit_recon.models import ConvNet
+from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, save_generator
+from lit_recon.reporting.run_folder import GridFolder
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+DEMO = CONFIGS / "attack" / "demo_digits.yaml"
+
+
+@pytest.fixture
+def parser() -> ArgumentParser:
+    return run.parser("attack.py run")
+
+
+def settings(parser: ArgumentParser, *arguments: str) -> tuple[Namespace, dict[str, object], AttackSettings]:
+    complete, text = resolved(parser, parser.parse_args(list(arguments)), "nameless")
+    return complete, yaml.safe_load(text), AttackSettings(**instantiated(parser, complete))
+
+
+def test_without_a_file_everything_has_a_default(parser: ArgumentParser) -> None:
+    complete, written, built = settings(parser)
+    assert complete.name == "nameless"
+    assert Path(complete.out) == Path("runs/nameless")
+    assert isinstance(built.attack, GradientMatching)
+    assert isinstance(built.data, Digits)
+    assert built.backbone.trunk is None
+    assert written["victims"] == {"n": 50, "batch_size": 1, "distinct_labels": True, "seed": 0, "n_public": None}
+
+
+def test_a_file_names_the_run_and_options_override_it(parser: ArgumentParser, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(DEMO.read_text().replace("name: demo_digits\n", ""))
+    complete, _, built = settings(
+        parser, "--config", str(path), "--data", "Npz", "--data.root", "x.npz", "--attack.steps", "7", "--victims.n=3"
+    )
+    assert complete.name == "mine"
+    assert isinstance(built.data, Npz)
+    assert built.data.root == Path("x.npz")
+    assert isinstance(built.attack, GradientMatching)
+    assert built.attack.steps == 7
+    assert isinstance(built.attack.objective, GlobalCosine)
+    assert [type(prior) for prior in built.attack.image_priors] == [TotalVariation]
+    assert built.backbone.trunk is not None
+    trunk = built.backbone.trunk((1, 8, 8))
+    assert isinstance(trunk, ConvNet)
+    assert trunk.arguments["activation"] == "elu"
+
+
+def test_the_written_configuration_gives_itself_again(parser: ArgumentParser, tmp_path: Path) -> None:
+    complete, text = resolved(
+        parser, parser.parse_args(["--config", str(DEMO), "--overwrite", "true", "--seed", "3"]), "x"
+    )
+    assert complete.overwrite
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    again, text_again = resolved(parser, parser.parse_args(["--config", str(path)]), "x")
+    assert text_again == text
+    assert not again.overwrite  # repeating a run must not destroy it
+    assert (again.name, again.seed) == ("demo_digits", 3)
+
+
+def test_what_a_nested_constructor_refuses_is_told_in_its_words(parser: ArgumentParser) -> None:
+    values = parser.parse_args(["--attack.solver", "Adam", "--attack.solver.lr=-1"])
+    with pytest.raises(ConfigError, match=r"^Adam needs a learning rate above 0; got -1$"):
+        instantiated(parser, values)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("clients_per_batch", "0"), ("save_every_seconds", "0"), ("backbone.epochs", "-1")]
+)
+def test_values_out_of_range_are_refused(parser: ArgumentParser, name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match="must be"):
+        settings(parser, f"--{name}={value}")
+
+
+def data_root(path: Path) -> list[str]:
+    """What a shipped file leaves to be said: where its images are, unless they come with the package."""
+    source = yaml.safe_load(path.read_text()).get("data", {"class_path": "Digits"})["class_path"]
+    return [] if source == "Digits" else ["--data.root", "data"]
+
+
+@pytest.fixture(scope="module")
+def generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a generator, which some attacks cannot be built without."""
+    path = tmp_path_factory.mktemp("generator") / "generator.safetensors"
+    made = ConvGenerator((3, 32, 32), latent_size=2, width=1)
+    save_generator(path, GeneratorCheckpoint(made, "cifar10", "0" * 16, torch.zeros(1, dtype=torch.int64), epoch=1))
+    return path
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "attack").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_attack_is_valid(path: Path, parser: ArgumentParser, generator: Path) -> None:
+    needs_generator = "GenerativePrior" in path.read_text()
+    key = "--attack.init_args.parametrization.init_args.checkpoint"
+    complete, _, built = settings(
+        parser, "--config", str(path), *data_root(path), *([key, str(generator)] if needs_generator else [])
+    )
+    assert complete.name == path.stem
+    assert isinstance(built.attack, Attack)
+    assert path.read_text().startswith("# ")
+
+
+OTHER_COMMANDS = {
+    "train/generator_*": "train.generator",
+    "train/*": "train.backbone",
+    "reconn/factors_*": "factors.run",
+    "reconn/glm_*": "glm.run",
+    "reconn/membership_*": "membership.run",
+    "reconn/rero_*": "rero.run",
+    "reconn/*": "released_attack.run",
+    "bounds/*": "two_layer.run",
+}
+OTHERS = {
+    path: module for pattern, module in reversed(OTHER_COMMANDS.items()) for path in CONFIGS.glob(f"{pattern}.yaml")
+}
+
+
+@pytest.mark.parametrize("path", sorted(OTHERS), ids=lambda path: path.stem)
+def test_every_other_shipped_file_is_valid(path: Path) -> None:
+    other = importlib.import_module(f"lit_recon.experiments.{OTHERS[path]}").parser("command")
+    complete, _ = resolved(other, other.parse_args(["--config", str(path), *data_root(path)]), "nameless")
+    assert complete.name == path.stem
+    instantiated(other, complete)
+    assert path.read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "evaluate").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_cell_of_a_shipped_grid_is_valid(path: Path, monkeypatch: pytest.MonkeyPatch, generator: Path) -> None:
+    monkeypatch.chdir(CONFIGS.parent)
+    arguments = evaluate.parser("attack.py evaluate")
+    source = yaml.safe_load(path.read_text())["data"]["class_path"]
+    root = [] if source == "Digits" else ["--data.root", "data"]
+    complete, config = resolved(arguments, arguments.parse_args(["--config", str(path), *root]), "evaluate")
+    whole = EvaluateSettings(**instantiated(arguments, complete))
+    cells = Cells(build_cells(whole, yaml.safe_load(config)), GridFolder(Path("nowhere")))
+    assert len({cell.folder for cell in cells.cells}) == len(cells.cells)
+    one_of_each = {(cell.kind, cell.defense, cell.attack): cell for cell in cells.cells}
+    for cell in one_of_each.values():
+        built = cells.settings(cell, generator)
+        if cell.kind != "generator":
+            assert (built["defense"] is None) == (cell.defense in ("none", "local_steps"))
+    figures = {} if whole.paper is None else whole.paper.values
+    printed = {(cell.attack, cell.defense) for cell in cells.cells if cell.paper is not None}
+    assert printed == {(attack, defense) for attack, families in figures.items() for defense in families}
+    assert path.read_text().startswith("# ")

@@ -1,0 +1,70 @@
+"""Backbones that are trained for attacks under a defense or privately."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lit_recon.clients import LocalTraining
+from lit_recon.data.sources import Digits
+from lit_recon.defenses import GaussianNoise, NetworkDropout
+from lit_recon.errors import ConfigError
+from lit_recon.experiments.settings import BackboneSettings
+from lit_recon.experiments.victim_model import VictimModel, find_target
+from lit_recon.models import MLP
+from lit_recon.modules.data import VictimDataModule
+from lit_recon.modules.private import PrivacySettings
+from lit_recon.training.trainer import TrainerSettings
+
+CPU = TrainerSettings(accelerator="cpu")
+Find = Callable[..., VictimModel]
+
+
+@pytest.fixture(scope="module")
+def victims() -> VictimDataModule:
+    return VictimDataModule(Digits(), n_victims=4)
+
+
+@pytest.fixture
+def find(victims: VictimDataModule, tmp_path: Path) -> Find:
+    settings = BackboneSettings(cache=tmp_path, trunk=MLP, epochs=1, n_train=64, padding=1, lr=0.01)
+
+    def find(**changes: object) -> VictimModel:
+        return find_target(replace(settings, **changes), victims, 0)  # type: ignore[arg-type]  # of many types
+
+    return find
+
+
+def test_how_it_was_trained_tells_backbones_apart(find: Find) -> None:
+    private = PrivacySettings(max_grad_norm=1.0, noise_multiplier=1.0, delta=1e-3)
+    ways: list[dict[str, object]] = [
+        {},
+        {"defense": GaussianNoise(0.1)},
+        {"defense": GaussianNoise(0.2)},
+        {"local_steps": LocalTraining()},
+        {"local_steps": LocalTraining(steps=5)},
+        {"dp": private},
+        {"dp": replace(private, noise_multiplier=2.0)},
+    ]
+    paths = [find(**way).path for way in ways]
+    assert len(set(paths)) == len(ways)
+    assert [find(**way).path for way in ways] == paths
+
+
+def test_the_model_under_attack_has_no_trace_of_the_trainings_dropout(find: Find) -> None:
+    target = find(defense=NetworkDropout(0.5))
+    NetworkDropout(0.5).prepare(target.model)  # refuses a model that has it already
+    trained = target.trained(CPU)
+    assert trained.accuracy is not None
+    assert target.utility()["accuracy"] == trained.accuracy
+
+
+def test_a_diverged_backbone_is_not_attacked(find: Find) -> None:
+    change = {"defense": GaussianNoise(1e38)}
+    with pytest.raises(ConfigError, match="diverged, its weights are no longer numbers"):
+        find(**change).trained(CPU)
+    with pytest.raises(ConfigError, match="a lower lr or a weaker defense"):
+        find(**change)

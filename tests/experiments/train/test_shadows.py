@@ -1,0 +1,34 @@
+"""Where shadow models are kept: folders that no two different stores share."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from lit_recon.attacks.shadow import PrivateDescent
+from lit_recon.data import InformedSplitSettings
+from lit_recon.data.sources import Digits
+from lit_recon.experiments.released_attack.settings import ShadowSettings
+from lit_recon.experiments.train.shadows import store_folder
+
+
+def test_every_training_and_every_draw_of_shadow_targets_has_a_folder_of_its_own() -> None:
+    settings = ShadowSettings(split=InformedSplitSettings(fixed=20, shadow=30, targets=5))
+    more_shadows = dataclasses.replace(settings, split=dataclasses.replace(settings.split, shadow=40))
+    more_targets = dataclasses.replace(settings, split=dataclasses.replace(settings.split, targets=6))
+    foreign = dataclasses.replace(settings, shadow_data=Digits())
+    descent = dataclasses.replace(settings.descent, dp=PrivateDescent(noise_multiplier=1.0))
+    private = dataclasses.replace(settings, descent=descent)
+
+    def folder(of: ShadowSettings) -> Path:
+        return store_folder(of, of.plan(of.drawn()))
+
+    assert folder(settings).parent == Path("runs/shadows")
+    # Further shadow targets go on where the first ones ended; another number of targets gives other ones.
+    assert folder(more_shadows) == folder(settings)
+    # Digits cannot be drawn twice, so that a foreign source is told apart before anything is drawn.
+    assert store_folder(foreign, settings.plan(settings.drawn())) != folder(settings)
+    assert len({folder(settings), folder(more_targets), folder(private)}) == 3
+    assert store_folder(dataclasses.replace(settings, store=Path("here")), settings.plan(settings.drawn())) == Path(
+        "here"
+    )

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lit_recon.io import files as atomic
+from lit_recon.io.files import is_leftover, write_bytes, write_text
+
+ENDLESS_WRITER = """
+import sys
+from pathlib import Path
+from lit_recon.io.files import write_bytes
+path, size = Path(sys.argv[1]), 2_000_000
+write_bytes(path, b"a" * size)
+print("started", flush=True)
+while True:
+    write_bytes(path, b"b" * size)
+    write_bytes(path, b"a" * size)
+"""
+
+
+def test_content_and_folder_appear(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "file.txt"
+    write_text(path, "größer\r\nals\n")
+    assert path.read_bytes() == "größer\r\nals\n".encode()
+    assert [entry.name for entry in path.parent.iterdir()] == ["file.txt"]
+
+
+def test_a_file_gets_the_rights_that_other_new_files_get(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_bytes(b"")
+    write_bytes(tmp_path / "ours", b"")
+    assert (tmp_path / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_failed_write_leaves_the_old_content_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    write_bytes(path, b"old")
+
+    def full_disk(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(atomic.os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        write_bytes(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_who_reads_meanwhile_goes_on_seeing_the_old_content(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_bytes(path, b"old")
+    with path.open("rb") as reader:
+        write_bytes(path, b"new")
+        assert reader.read() == b"old"
+    assert path.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.05, 0.11])
+def test_a_killed_writer_never_leaves_half_a_file(tmp_path: Path, delay: float) -> None:
+    path = tmp_path / "file"
+    command = [sys.executable, "-c", ENDLESS_WRITER, str(path)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+    content = path.read_bytes()
+    assert content in (b"a" * 2_000_000, b"b" * 2_000_000)
+    assert all(is_leftover(entry) for entry in tmp_path.iterdir() if entry != path)

@@ -1,0 +1,204 @@
+"""The Trainer goes over victims: in groups, once each, across interruptions, with the scores of all of them."""
+
+from __future__ import annotations
+
+import csv
+import signal
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import lit_recon._torchvision
+
+import numpy as np
+import pytest
+import torch
+
+from lit_recon.attacks.updates import FeatureMatching, GradientMatching, KnownLabels, MatchingState
+from lit_recon.clients import ClientSettings
+from lit_recon.data.sources import Npz
+from lit_recon.defenses import Defense, GaussianNoise
+from lit_recon.errors import ConfigError
+from lit_recon.metrics import Unavailable
+from lit_recon.models import MLP, Backbone, WideFeatureLayer
+from lit_recon.modules import update_attack as inversion
+from lit_recon.modules.attack_state import load_finished
+from lit_recon.modules.data import VictimDataModule
+from lit_recon.modules.loggers import WandbSettings, build_loggers
+from lit_recon.modules.update_attack import UpdateAttackModule
+from lit_recon.records import Knowledge, Normalization
+from lit_recon.training.progress import Interrupted
+from lit_recon.training.trainer import TrainerSettings, build_trainer
+
+STEPS = 6
+
+
+@pytest.fixture
+def victims(tmp_path: Path) -> VictimDataModule:
+    """Five clients with two images of two classes each."""
+    random = np.random.default_rng(0)
+    content = {}
+    for part, n in (("train", 40), ("test", 12)):
+        content[f"{part}_images"] = random.integers(256, size=(n, 8, 8), dtype=np.uint8)
+        content[f"{part}_labels"] = np.arange(n) % 2
+    np.savez(tmp_path / "noise.npz", **content)
+    return VictimDataModule(Npz(tmp_path / "noise.npz"), n_victims=10, batch_size=2)
+
+
+def module(
+    folder: Path, clients_per_batch: int | Literal["auto"] = "auto", defense: Defense | None = None, **settings: Any
+) -> UpdateAttackModule:
+    torch.manual_seed(0)
+    model = Backbone(MLP((1, 8, 8), [16], activation="gelu"), 2, Normalization((0.5,), (0.25,)))
+    attack = GradientMatching(labels=KnownLabels(), **{"steps": STEPS, "log_every": 2, **settings})
+    folder.mkdir(exist_ok=True)
+    knowledge, absent = Knowledge(labels=True), Unavailable("not asked for")
+    return UpdateAttackModule(attack, model, ClientSettings(), defense, knowledge, folder, absent, clients_per_batch)
+
+
+def attacked(running: UpdateAttackModule, victims: VictimDataModule) -> UpdateAttackModule:
+    loggers = build_loggers(running.checkpoints / "logs", "run", WandbSettings(mode="disabled"), {})
+    build_trainer(TrainerSettings(accelerator="cpu"), loggers).test(running, datamodule=victims, verbose=False)
+    return running
+
+
+def groups(folder: Path) -> list[str]:
+    return sorted(path.stem.removeprefix("victims_") for path in folder.glob("*.safetensors"))
+
+
+def images(running: UpdateAttackModule) -> torch.Tensor:
+    return torch.cat([part.finished.reconstruction.images for part in running.scored])
+
+
+def test_every_client_is_attacked_and_scored_once(victims: VictimDataModule, tmp_path: Path) -> None:
+    done = attacked(module(tmp_path / "run", clients_per_batch=2), victims)
+    assert groups(tmp_path / "run") == ["0000-0001", "0002-0003", "0004-0004"]
+    assert [part.batch.index for part in done.scored] == [0, 1, 2, 3, 4]
+    assert [part.batch.ids.tolist() for part in done.scored] == [ids.tolist() for ids in victims.batches]
+    errors = torch.cat([part.scores.per_image["rmse"] for part in done.scored])
+    assert done.metrics["rmse"] == pytest.approx(float(errors.mean()))
+    assert done.metrics["label_accuracy"] == 1
+    assert not list((tmp_path / "run").glob("*.pt"))
+
+
+def test_losses_are_logged_where_the_attack_notes_them_and_means_once(
+    victims: VictimDataModule, tmp_path: Path
+) -> None:
+    done = attacked(module(tmp_path / "run", clients_per_batch=1), victims)
+    with next(tmp_path.rglob("metrics.csv")).open() as file:
+        rows = list(csv.DictReader(file))
+    losses = [(int(row["step"]), float(row["loss"])) for row in rows if row["loss"]]
+    assert [step for step, _ in losses] == [victim * STEPS + step for victim in range(5) for step in (1, 3, 5)]
+    curves = [part.finished.curves[0] for part in done.scored]
+    assert [loss for _, loss in losses] == pytest.approx(
+        [curve["loss"][point] for curve in curves for point in (0, 1, 2)]
+    )
+    means = [row for row in rows if row.get("rmse")]
+    assert len(means) == 1
+    assert float(means[0]["rmse"]) == pytest.approx(done.metrics["rmse"])
+
+
+@pytest.mark.parametrize(("fastest", "expected"), [("loop", 5), ("vmap", 1)])
+def test_auto_groups_where_that_is_faster(
+    fastest: str, expected: int, victims: VictimDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inversion, "measured_execution", lambda attack, seen: fastest)
+    attacked(module(tmp_path / "run"), victims)
+    assert len(groups(tmp_path / "run")) == expected
+    # a resumed run keeps to the choice, whatever it would measure now
+    other = {"loop": "vmap", "vmap": "loop"}[fastest]
+    monkeypatch.setattr(inversion, "measured_execution", lambda attack, seen: other)
+    again = attacked(module(tmp_path / "run"), victims)
+    assert again.execution == fastest
+
+
+def test_a_real_measurement_decides(victims: VictimDataModule, tmp_path: Path) -> None:
+    done = attacked(module(tmp_path / "run"), victims)
+    assert len(groups(tmp_path / "run")) == {"loop": 5, "vmap": 1}[str(done.execution)]
+
+
+def test_together_and_one_by_one_agree(victims: VictimDataModule, tmp_path: Path) -> None:
+    one = attacked(module(tmp_path / "one", clients_per_batch=1), victims)
+    all_at_once = attacked(module(tmp_path / "all", clients_per_batch=5, execution="vmap"), victims)
+    assert torch.allclose(images(one), images(all_at_once), atol=0.05)
+
+
+def test_finished_victims_are_not_attacked_again(victims: VictimDataModule, tmp_path: Path) -> None:
+    first = attacked(module(tmp_path / "run", clients_per_batch=2), victims)
+    again = module(tmp_path / "run", clients_per_batch=2)
+    again.attack.init = None  # type: ignore[method-assign,assignment]  # any attack would fail
+    attacked(again, victims)
+    assert torch.equal(images(again), images(first))
+    assert again.metrics == first.metrics
+
+
+@pytest.mark.parametrize("defense", [None, GaussianNoise(0.01)], ids=["plain", "noise"])
+@pytest.mark.parametrize("at", [1, STEPS + 2, 4 * STEPS + 5])
+def test_an_interrupted_run_ends_with_the_same_bits(
+    at: int, defense: Defense | None, victims: VictimDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = attacked(module(tmp_path / "whole", clients_per_batch=1, defense=defense), victims)
+    step, taken = GradientMatching.step, 0
+
+    def interrupting(attack: GradientMatching, state: MatchingState) -> None:
+        nonlocal taken
+        step(attack, state)
+        taken += 1
+        if taken == at:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(GradientMatching, "step", interrupting)
+    with pytest.raises(Interrupted):
+        attacked(module(tmp_path / "run", clients_per_batch=1, defense=defense), victims)
+    assert len(list((tmp_path / "run").glob("*.pt"))) == 1
+    resumed = attacked(module(tmp_path / "run", clients_per_batch=1, defense=defense), victims)
+    assert taken == 5 * STEPS  # nothing is done twice
+    assert torch.equal(images(resumed), images(whole))
+    assert resumed.metrics == whole.metrics
+
+
+def test_driving_costs_less_than_3_percent_of_a_10_ms_iteration(
+    victims: VictimDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, spent = 400, 0.0
+
+    def step(attack: GradientMatching, state: MatchingState) -> None:
+        state.step += 1
+
+    def result(attack: GradientMatching, state: MatchingState) -> Any:
+        nonlocal spent
+        spent += time.process_time()
+        monkeypatch.undo()
+        return attack.result(state)
+
+    def init(attack: GradientMatching, seen: Any) -> MatchingState:
+        nonlocal spent
+        state = original(attack, seen)
+        spent -= time.process_time()
+        return state
+
+    original = GradientMatching.init
+    monkeypatch.setattr(GradientMatching, "init", init)
+    monkeypatch.setattr(GradientMatching, "step", step)
+    monkeypatch.setattr(GradientMatching, "result", result)
+    attacked(module(tmp_path / "run", clients_per_batch=5, steps=steps, log_every=2), victims)
+    assert spent / steps < 0.03 * 0.010
+
+
+def test_recovered_features_are_kept_and_scored(victims: VictimDataModule, tmp_path: Path) -> None:
+    running = module(tmp_path / "run", clients_per_batch=1, features=FeatureMatching())
+    layer = WideFeatureLayer(16, n_neurons=1024, n_trained=0, activation="gelu")
+    running.model = Backbone(running.model.trunk, 2, running.model.normalization, layer)
+    done = attacked(running, victims)
+    assert done.metrics["feature_error"] == pytest.approx(0, abs=1e-4)
+    assert done.metrics["feature_cosine"] == pytest.approx(1, abs=1e-6)
+    for part in load_finished(tmp_path / "run").values():
+        assert part.reconstruction.features is not None
+        assert part.reconstruction.features.shape == (2, 16)
+        assert any("certificate" in note for note in part.reconstruction.notes)
+
+
+def test_only_a_victim_data_module_will_do(tmp_path: Path, victims: VictimDataModule) -> None:
+    trainer = build_trainer(TrainerSettings(accelerator="cpu"), [])
+    with pytest.raises(ConfigError, match="VictimDataModule"):
+        trainer.test(module(tmp_path / "run"), dataloaders=victims.test_dataloader(), verbose=False)

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.record import ROOT
+
+#: Blocks that are freed together, as the gradients of an iteration are; faults of the rounds after the first.
+FAULTS = """
+import resource
+from lit_recon.training.trainer import keep_freed_memory
+assert keep_freed_memory()
+
+def allocate():
+    blocks = [bytearray(4 * 2**20) for _ in range(20)]
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+allocate()
+before = faults()
+for _ in range(5):
+    allocate()
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")
+def test_freed_memory_is_used_again_without_page_faults() -> None:
+    command = [sys.executable, "-c", FAULTS]
+    said = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60).stdout
+
+    assert int(said) < 1000, "80 MiB are 20,000 pages"

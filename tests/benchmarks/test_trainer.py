@@ -12,7 +12,8 @@ def test_every_iteration_after_the_first_is_timed_in_both_forms() -> None:
 
     assert {name: part["n"] for name, part in row["seconds"].items()} == {"bare": 3, "trainer": 3}
     assert row["between_iterations"]["n"] == row["whole_iterations"]["n"] == 1
-    assert 0 < row["between_iterations"]["median"] < 1, "the Trainer costs something, and less than an iteration"
+    # a difference of two measured times, which a busy machine may turn around
+    assert -1 < row["between_iterations"]["median"] < 1, "the Trainer costs less than an iteration"
 
 
 def test_timing_changes_nothing() -> None:

@@ -229,7 +229,7 @@ def test_attacks_can_be_judged_by_their_features(workplace: Path, attack: Run) -
         "utility": None,
         "trainer": {"threads": 1},
         "lpips": {"network": "none"},
-        "paper": {"citation": "Some", "figures": {"exact": {"none": {"2": [0.17]}}}},
+        "paper": {"citation": "Some", "values": {"exact": {"none": {"2": [0.17]}}}},
     }
     config, folder = workplace / "features.yaml", workplace / "runs" / "features"
     config.write_text(yaml.safe_dump(content, sort_keys=False))
@@ -246,7 +246,7 @@ def test_a_figure_that_cannot_be_had_is_told_before_anything_runs(
     workplace: Path, grid: Path, attack: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCH_HOME", str(workplace / "empty"))
-    arguments = ("--figure", "lpips", "--lpips.network", "alex", "--lpips.download", "false")
+    arguments = ("--metric", "lpips", "--lpips.network", "alex", "--lpips.download", "false")
     ended = attack("evaluate", "--config", grid, "--out", workplace / "runs" / "perceived", *arguments)
     assert ended.code == 2
     assert "judged by LPIPS, which cannot be had" in ended.err

@@ -54,9 +54,9 @@ def test_the_truth_has_no_penalty_and_no_direction(images: Tensor) -> None:
     penalty = FeatureMatching(ExactRecovery(), SignedCosine(weight=1.0)).prepare(observation)
     truth = images.clone().requires_grad_()
     targets = penalty.targets(truth, LABELS)
-    penalty = penalty.penalty(truth, targets)
-    assert float(penalty.detach()) < 1e-6
-    assert float(torch.autograd.grad(penalty, truth)[0].abs().max()) < 1e-4
+    value = penalty.penalty(truth, targets)
+    assert float(value.detach()) < 1e-6
+    assert float(torch.autograd.grad(value, truth)[0].abs().max()) < 1e-4
     other = penalty.penalty(images.flip(0), targets)
     assert float(other) > 1e-3
 
@@ -74,18 +74,18 @@ class Blind(Objective):
         return 0.0 * sum(value.sum() for value in update.values())
 
 
-def test_the_pull_alone_brings_candidates_to_the_recovered_features(images: Tensor) -> None:
+def test_the_penalty_alone_brings_candidates_to_the_recovered_features(images: Tensor) -> None:
     matching = FeatureMatching(ExactRecovery(), SignedCosine(weight=1.0))
     blind = GradientMatching(Blind(), labels=KnownLabels(), features=matching, steps=150, log_every=1)
     result = blind(seen(images))
-    pull = result.trace["features"]
-    assert pull[0] > 0.1
-    assert pull[-1] < 1e-3
+    penalty = result.trace["features"]
+    assert penalty[0] > 0.1
+    assert penalty[-1] < 1e-3
     assert any("certificate" in note and "(holds)" in note for note in result.notes)
     assert "features" not in attack(None)(seen(images)).trace
 
 
-def test_the_pull_sets_in_where_it_should_and_curves_stay_equally_long(images: Tensor) -> None:
+def test_the_penalty_sets_in_where_it_should_and_curves_stay_equally_long(images: Tensor) -> None:
     late = FeatureMatching(ExactRecovery(), SquaredCosine(weight=1.0, start=0.5))
     trace = attack(late)(seen(images)).trace
     assert len({len(curve) for curve in trace.values()}) == 1

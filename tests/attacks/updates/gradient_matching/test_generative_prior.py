@@ -18,7 +18,7 @@ from lit_recon.attacks.updates import (
     GradientMatching,
     GroupConsistency,
     KnownLabels,
-    ObservedEntries,
+    Observed,
     SquaredError,
     StepDecay,
     TwoStages,
@@ -222,9 +222,9 @@ def test_pruned_coordinates_do_not_count() -> None:
     target = ObservedUpdate.of(pruned)
     for objective in (GlobalCosine(), SquaredError()):
         assert float(objective(true, target)) > 0.05
-        assert abs(float(ObservedEntries(objective)(true, target))) < 1e-6
+        assert abs(float(Observed(objective)(true, target))) < 1e-6
     other = {name: value + 1 for name, value in true.items()}
     flat = torch.cat([other[name][pruned[name] != 0] for name in true])
     seen = torch.cat([pruned[name][pruned[name] != 0] for name in true])
     expected = 1 - torch.nn.functional.cosine_similarity(flat, seen, dim=0)
-    torch.testing.assert_close(ObservedEntries(GlobalCosine())(other, target), expected)
+    torch.testing.assert_close(Observed(GlobalCosine())(other, target), expected)

@@ -15,7 +15,7 @@ from lit_recon.attacks.updates.features.matching import (
     SquaredCosine,
     SubspaceDistance,
 )
-from lit_recon.attacks.updates.features.moment_recovery import MomentRecovery
+from lit_recon.attacks.updates.features.moments import MomentRecovery
 from lit_recon.attacks.updates.features.recovery import FeatureRecovery, RecoveredFeatures
 from lit_recon.attacks.updates.first_applicable import FirstApplicable
 from lit_recon.attacks.updates.gradient_matching.attack import GradientMatching, MatchingState
@@ -59,8 +59,8 @@ from lit_recon.attacks.updates.labels.recovery import (
     KnownLabels,
     LabelRecovery,
 )
-from lit_recon.attacks.updates.linear_layer.analytic import AnalyticInversion
 from lit_recon.attacks.updates.linear_layer.cocktail_party import CocktailPartyAttack
+from lit_recon.attacks.updates.linear_layer.first_layer import AnalyticInversion
 from lit_recon.attacks.updates.linear_layer.unmixing import UnmixingTerms
 
 __all__ = [

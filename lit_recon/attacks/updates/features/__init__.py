@@ -14,7 +14,7 @@ from lit_recon.attacks.updates.features.matching import (
     SubspaceDistance,
     assigned,
 )
-from lit_recon.attacks.updates.features.moment_recovery import MomentRecovery
+from lit_recon.attacks.updates.features.moments import MomentRecovery
 from lit_recon.attacks.updates.features.recovery import FeatureRecovery, RecoveredFeatures
 
 __all__ = [

@@ -19,10 +19,10 @@ from lit_recon.attacks.updates.features.fit_everywhere import (
 )
 from lit_recon.attacks.updates.features.layer import GradientNoise, LayerGradient, gradient_noise, observed_entries
 from lit_recon.attacks.updates.features.local_steps import UnrolledTraining
-from lit_recon.attacks.updates.features.moments import weight_span
+from lit_recon.attacks.updates.features.moments import moment_start, weight_span
 from lit_recon.attacks.updates.features.polish import MaskedEquations, Polished, masked_polish, polish
 from lit_recon.attacks.updates.features.recovery import FeatureRecovery, RecoveredFeatures
-from lit_recon.attacks.updates.features.starts import moment_start, neuron_ica_start, null_vector_start
+from lit_recon.attacks.updates.features.starts import neuron_ica_start, null_vector_start
 from lit_recon.clients import LocalSteps
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.records import ForwardOperator

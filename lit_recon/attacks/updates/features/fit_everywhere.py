@@ -17,9 +17,9 @@ from torch import Tensor
 from lit_recon.attacks.updates.features.activations import usable_orders
 from lit_recon.attacks.updates.features.equations import FeatureEquations
 from lit_recon.attacks.updates.features.layer import GradientNoise, LayerGradient
-from lit_recon.attacks.updates.features.moments import moment_span, weight_span
+from lit_recon.attacks.updates.features.moments import moment_span, moment_start, weight_span
 from lit_recon.attacks.updates.features.polish import MaskedEquations, Polished, masked_polish, polish
-from lit_recon.attacks.updates.features.starts import moment_start, neuron_ica_start
+from lit_recon.attacks.updates.features.starts import neuron_ica_start
 
 #: Sine of the angle by which noise may turn the layer's span for it to be the better start than that of moments.
 _TURNED = 0.1

@@ -12,7 +12,7 @@ from lit_recon.attacks.updates.feature_maps.convolutions import (
     covers_everything,
     patch_span,
 )
-from lit_recon.attacks.updates.feature_maps.separation import leading_eigenspace, separate
+from lit_recon.attacks.updates.feature_maps.recovery import leading_eigenspace, separate
 
 
 def generator(seed: int = 0) -> torch.Generator:

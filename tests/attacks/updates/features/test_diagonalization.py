@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.updates.features.diagonalization import fit, jennrich, joint_diagonalization, kuleshov
+from lit_recon.attacks.updates.features.starts import fit, jennrich, joint_diagonalization, kuleshov
 
 
 def stack_of(r: int, noise: float, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Training of backbones: plain, and under a defense, where every process is a client that releases a defended update."""
+"""Training of backbones: plain, or under a defense, where every process is a client with a defended update."""
 
 from __future__ import annotations
 

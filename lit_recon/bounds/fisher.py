@@ -175,6 +175,28 @@ def fisher_information(jacobian: Jacobian, release: GaussianRelease) -> Tensor:
     return result
 
 
+@dataclass(frozen=True)
+class ReleasedInformation:
+    """A released update, and the Fisher information about the inputs in it.
+
+    Attributes:
+        update: the update before clipping, mask and noise.
+        release: clipping, mask and noise.
+        information: about the inputs, `(q, q)`.
+        notes: what the information leaves out.
+    """
+
+    update: Update
+    release: GaussianRelease
+    information: Tensor
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, jacobian: Jacobian, release: GaussianRelease, *notes: str) -> ReleasedInformation:
+        """For an update whose Jacobian is known."""
+        return cls(jacobian.update, release, fisher_information(jacobian, release), notes)
+
+
 def example_clipped_information(
     jacobian: Jacobian, examples: Sequence[Update], bound: float, std: float
 ) -> tuple[Tensor, Update]:

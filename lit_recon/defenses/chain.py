@@ -1,4 +1,4 @@
-"""Several defenses, one after the other."""
+"""Several defenses applied one after the other."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from lit_recon.defenses.base import Batch, BatchNormMode, Defense, Round
+from lit_recon.defenses.base import Batch, BatchNormMode, Defense, Round, Stage
 from lit_recon.errors import ConfigError
 from lit_recon.models import Backbone
 from lit_recon.records import Update
 
 
 class Chain(Defense):
-    """Applies defenses in the order in which they are listed; an empty chain is the identity.
+    """Applies defenses in the order in which they are listed; an empty chain changes nothing.
 
-    That order has to agree with the order of a round: what acts on the batch comes first, then what acts on the
-    gradients of single examples, then what acts on the update. Random numbers are drawn in the order of action.
+    That order has to agree with the order of a client's computation: defenses of the batch come first, then those of
+    the gradients of single examples, then those of the update. Random numbers are drawn in order of execution.
 
-    The attacker applies the counterparts in the same order, each with the update that he sees: what the whole chain
-    released. Noise after pruning thus hides the mask from him. He has a log-likelihood where the last defense has one.
+    The attacker simulates the defenses in the same order, each from the update that the whole chain released: noise
+    after pruning hides the mask. The log-likelihood is that of the last defense.
 
     Args:
         defenses: none, one or several.
 
     Raises:
-        ConfigError: a defense is listed after one that acts later in the round.
+        ConfigError: a defense is listed after one of a later stage.
 
     >>> from lit_recon.defenses import GaussianNoise, PerExampleClipping
     >>> Chain([PerExampleClipping(bound=1.0), GaussianNoise(std=0.1)]).stages
@@ -40,11 +40,15 @@ class Chain(Defense):
         for first, second in pairwise(acting):
             if max(first.stages) > min(second.stages):
                 raise ConfigError(
-                    f"a Chain runs in the order of a round (batch, per_example, update): {second} acts on the "
-                    f"{min(second.stages).name.lower()} and cannot follow {first}, which acts on the "
+                    f"a Chain must list its defenses in the order batch, per_example, update: {second} changes the "
+                    f"{min(second.stages).name.lower()} and cannot follow {first}, which changes the "
                     f"{max(first.stages).name.lower()}: {_remedy(acting)}"
                 )
-        self.stages = tuple(sorted({stage for defense in acting for stage in defense.stages}))
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """All stages of the chained defenses, in order of execution."""
+        return tuple(sorted({stage for defense in self.defenses for stage in defense.stages}))
 
     def prepare(self, model: Backbone, batch_norm: BatchNormMode = "eval") -> Backbone:
         for defense in self.defenses:
@@ -86,10 +90,21 @@ class Chain(Defense):
     def log_likelihood(self, candidate: Update, observed: Update, n_examples: int) -> Tensor | None:
         return self.defenses[-1].log_likelihood(candidate, observed, n_examples) if self.defenses else None
 
+    def released_std(self, n_examples: int) -> float:
+        std = 0.0
+        for defense in self.defenses:
+            if std and defense.stages:
+                raise ConfigError(f"no bound is known for {defense} after noise: list the noise last")
+            std = defense.released_std(n_examples) or std
+        return std
+
+    def without_noise(self) -> Defense:
+        return Chain([defense.without_noise() for defense in self.defenses])
+
 
 def _remedy(acting: Sequence[Defense]) -> str:
-    """The order that would do, or that there is none."""
+    """An order that is allowed, or that there is none."""
     by_time = sorted(acting, key=lambda defense: (min(defense.stages), max(defense.stages)))
     if any(max(first.stages) > min(second.stages) for first, second in pairwise(by_time)):
-        return "no order of these defenses will do; leave one out"
+        return "no order of these defenses is allowed; leave one out"
     return f"list them as {by_time}"

@@ -1,7 +1,7 @@
-"""The rule that bounds a gradient: shrink it to a given L2 norm, leave shorter ones alone.
+"""Clipping: a gradient above a given L2 norm is scaled down to it.
 
 Formal guarantees, for finite gradients: the norm of the result is at most the bound (up to rounding); shapes and dtypes
-stay; a gradient within the bound comes back bit for bit.
+are unchanged; a gradient within the bound is returned bit for bit.
 
 | bound | result |
 |---|---|
@@ -17,7 +17,8 @@ import math
 import torch
 from torch import Tensor
 
-from lit_recon.defenses.base import BatchNormMode, Defense, Round, Stage, checked
+from lit_recon.bounds.fisher import GaussianRelease, Jacobian, ReleasedInformation
+from lit_recon.defenses.base import BatchNormMode, Defense, Round, checked
 from lit_recon.defenses.release import require_separable
 from lit_recon.defenses.vectors import root, squared_norm
 from lit_recon.models import Backbone
@@ -42,7 +43,7 @@ def clipped_examples(gradients: Update, bound: float) -> Update:
 
 
 def clip_factors(squared: Tensor, bound: float) -> Tensor:
-    """What gradients of these squared norms are multiplied with, elementwise; at most 1.
+    """The factors, at most 1, that clip gradients of the given squared norms; elementwise.
 
     >>> clip_factors(torch.tensor([0.25, 16.0]), bound=1.0)
     tensor([1.0000, 0.2500])
@@ -54,10 +55,10 @@ def clip_factors(squared: Tensor, bound: float) -> Tensor:
 class GradientClipping(Defense):
     """Scales the mean gradient to an L2 norm of at most `bound`, over all parameters as one vector, after averaging.
 
-    The bound is absolute. No random numbers. An infinite bound is the identity, a bound of 0 freezes training.
-    It gives no differential privacy, as one example may still decide the direction: see `PerExampleClipping`.
+    The bound is absolute. No random numbers. An infinite bound changes nothing, a bound of 0 freezes training.
+    There is no differential privacy, as one example can still determine the direction: see `PerExampleClipping`.
 
-    The attacker clips a candidate's gradient by the same rule; for a cosine objective that changes nothing.
+    The attacker clips a candidate's gradient in the same way; for a cosine objective that changes nothing.
 
     Args:
         bound: largest norm of the released gradient.
@@ -65,10 +66,8 @@ class GradientClipping(Defense):
     Source: [Liu2025], section 5, bounds 2, 4 and 8.
     """
 
-    stages = (Stage.UPDATE,)
-
     def __init__(self, bound: float = math.inf) -> None:
-        self.bound = checked(self, "bound", bound)
+        self.bound = checked(self, "bound", bound, infinite=True)
 
     def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
         return clipped(update, self.bound)
@@ -76,13 +75,21 @@ class GradientClipping(Defense):
     def simulate(self, candidate: Update, observed: Update) -> Update:
         return clipped(candidate, self.bound)
 
+    def released_std(self, n_examples: int) -> float:
+        return 0.0
+
+    def released_information(
+        self, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator
+    ) -> ReleasedInformation:
+        return ReleasedInformation.of(jacobian, GaussianRelease(std, bound=self.bound))
+
 
 class PerExampleClipping(Defense):
     """Scales each example's gradient to an L2 norm of at most `bound`, over all parameters, before averaging.
 
-    The bound is absolute. No random numbers. An infinite bound is the identity, a bound of 0 freezes training.
+    The bound is absolute. No random numbers. An infinite bound changes nothing, a bound of 0 freezes training.
 
-    The attacker clips the gradients of his candidates one by one.
+    The attacker clips the gradients of the candidate images one by one.
 
     Args:
         bound: largest norm of one example's gradient.
@@ -90,10 +97,8 @@ class PerExampleClipping(Defense):
     Source: [Abadi2016], without the noise.
     """
 
-    stages = (Stage.PER_EXAMPLE,)
-
     def __init__(self, bound: float = math.inf) -> None:
-        self.bound = checked(self, "bound", bound)
+        self.bound = checked(self, "bound", bound, infinite=True)
 
     def prepare(self, model: Backbone, batch_norm: BatchNormMode = "eval") -> Backbone:
         require_separable(model, batch_norm, self)
@@ -104,3 +109,6 @@ class PerExampleClipping(Defense):
 
     def simulate_per_example(self, gradients: Update) -> Update:
         return clipped_examples(gradients, self.bound)
+
+    def released_std(self, n_examples: int) -> float:
+        return 0.0

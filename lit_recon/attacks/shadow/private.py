@@ -90,7 +90,7 @@ def add_noise(sums: Sequence[Tensor], mechanism: DPSGD, generators: Sequence[tor
         mechanism: clip and noise.
         generators: one per model, `s` of them; of one draw per tensor, as in `DPSGD`.
     """
-    std = mechanism.std(1)
+    std = mechanism.released_std(1)
     if std:
         for values in sums:
             draws = [normal_like(own, generator) for own, generator in zip(values, generators, strict=True)]

@@ -111,10 +111,10 @@ def _private(
     fitting, replaced = private_model(model)
     plan = dp.plan(len(data.train), settings.batch_size, max(1, settings.epochs))
     spent = plan.epsilon(plan.steps_per_epoch * settings.epochs)
-    noise, rate = f"{plan.noise_multiplier:.4g} x clipping norm {plan.max_grad_norm:g}", f"{plan.sampling_rate:.3g}"
+    noise, rate = f"{plan.noise_multiplier:.4g} x clipping norm {plan.descent.bound:g}", f"{plan.sampling_rate:.3g}"
     notes = [
         f"privacy     noise {noise}, sampling rate {rate}",
-        f"            epsilon {spent:.4g} at delta {plan.delta:g} in the end ({plan.neighbors}; {plan.accountant})",
+        f"            epsilon {spent:.4g} at delta {dp.delta:g} in the end ({dp.neighbors}; {plan.accountant})",
     ]
     if replaced:
         notes.append(f"            GroupNorm in place of {len(replaced)} BatchNorm layers, which mix private images")

@@ -100,6 +100,22 @@ class Jacobian(ABC):
     def transposed(self, vector: Update) -> Tensor:
         """`J^T v`, `(q,)`, for a vector of the update's shapes."""
 
+    def released(
+        self,
+        std: float | Mapping[str, Tensor],
+        kept: Mapping[str, Tensor] | None = None,
+        bound: float = math.inf,
+        notes: Sequence[str] = (),
+    ) -> ReleasedInformation:
+        """The information in the release of the update; arguments as for `GaussianRelease`, and notes."""
+        release = GaussianRelease(std, kept, bound)
+        return ReleasedInformation(self.update, release, fisher_information(self, release), tuple(notes))
+
+    def released_by_example(self, examples: Sequence[Update], bound: float, std: float) -> ReleasedInformation:
+        """The information in the mean of single clipped gradients; arguments as for `example_clipped_information`."""
+        information, mean = example_clipped_information(self, examples, bound, std)
+        return ReleasedInformation(mean, GaussianRelease(std), information)
+
 
 class DenseJacobian(Jacobian):
     """A Jacobian that is stored, by name of the update's tensors.
@@ -190,11 +206,6 @@ class ReleasedInformation:
     release: GaussianRelease
     information: Tensor
     notes: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, jacobian: Jacobian, release: GaussianRelease, *notes: str) -> ReleasedInformation:
-        """For an update whose Jacobian is known."""
-        return cls(jacobian.update, release, fisher_information(jacobian, release), notes)
 
 
 def example_clipped_information(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from lit_recon.bounds.fisher import GaussianRelease, Jacobian, ReleasedInformation
 from lit_recon.defenses.base import BatchNormMode, Defense, Round, Stage, checked
 from lit_recon.defenses.release import require_separable
 from lit_recon.defenses.vectors import normal_like, size, squared_norm, uniform_like
 from lit_recon.errors import ConfigError
 from lit_recon.models import Backbone
 from lit_recon.records import Update
+
+if TYPE_CHECKING:
+    from lit_recon.bounds.fisher import Jacobian, ReleasedInformation
 
 
 def with_normal_noise(values: Update, std: float | Tensor, generator: torch.Generator) -> Update:
@@ -101,7 +104,7 @@ class GaussianNoise(Defense):
     ) -> ReleasedInformation:
         if self.before_averaging:
             return super().released_information(jacobian, round_, std, generator)
-        return ReleasedInformation.of(jacobian, GaussianRelease(self.released_std(len(round_.batch.images)) or std))
+        return jacobian.released(self.released_std(len(round_.batch.images)) or std)
 
 
 class LaplaceNoise(Defense):

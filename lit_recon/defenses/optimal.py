@@ -11,17 +11,19 @@ Source: [Chen2024] for scores and estimator.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from lit_recon.bounds.fisher import GaussianRelease, Jacobian, ReleasedInformation
 from lit_recon.defenses.base import Batch, BatchGradient, Defense, Round, checked
 from lit_recon.defenses.sparsity import CHOICE_LEFT_OUT, lowest, masked_information
 from lit_recon.defenses.vectors import flatten, normal_like, unflatten, where_observed
 from lit_recon.errors import ConfigError
 from lit_recon.records import Update
+
+if TYPE_CHECKING:
+    from lit_recon.bounds.fisher import Jacobian, ReleasedInformation
 
 #: Pixels in a batch up to which the exact mode, one Jacobian-vector product per pixel, is allowed.
 EXACT_LIMIT = 4096
@@ -203,8 +205,7 @@ class OptimalGradientNoise(Defense):
         variances = self.variances(jacobian.update, sensitivity)
         kept = {name: value > 0 for name, value in variances.items()}
         spread = {name: torch.where(kept[name], value, 1.0).sqrt() for name, value in variances.items()}
-        note = "the information in the variances themselves is left out"
-        return ReleasedInformation.of(jacobian, GaussianRelease(spread, kept), note)
+        return jacobian.released(spread, kept, notes=["the information in the variances themselves is left out"])
 
 
 def require_quotient(owner: object, directions: int | None, floor: float, cap: float) -> None:

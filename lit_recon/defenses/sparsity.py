@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from lit_recon.bounds.fisher import GaussianRelease, Jacobian, ReleasedInformation
 from lit_recon.defenses.base import Defense, Round, checked
 from lit_recon.defenses.vectors import flatten, unflatten, uniform_like, where_observed
 from lit_recon.errors import ConfigError
 from lit_recon.records import Update
+
+if TYPE_CHECKING:
+    from lit_recon.bounds.fisher import Jacobian, ReleasedInformation
 
 
 class GradientDropout(Defense):
@@ -66,7 +68,7 @@ def masked_information(
     """`released_information` of a defense that sets coordinates to zero and leaves the others unchanged."""
     sparse = defense.transform_update(jacobian.update, round_, generator)
     kept = {name: value != 0 for name, value in sparse.items()}
-    return ReleasedInformation.of(jacobian, GaussianRelease(std, kept), *notes)
+    return jacobian.released(std, kept, notes=notes)
 
 
 #: Note on the information in an update whose dropped coordinates depend on the inputs.

@@ -22,11 +22,9 @@ from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.experiments.settings import BackboneSettings
 from lit_recon.models import Backbone, BackboneCheckpoint, ResNet18, load_backbone, save_backbone
-from lit_recon.modules.backbone import BackboneModule, train_backbone
-from lit_recon.modules.data import BackboneDataModule, SourceDataModule
-from lit_recon.modules.defended import DefendedBackboneModule
+from lit_recon.modules.backbone import BackboneModule, DefendedBackboneModule, train_backbone
+from lit_recon.modules.data import BackboneDataModule, PoissonDataModule, SourceDataModule
 from lit_recon.modules.loggers import WandbSettings, build_loggers
-from lit_recon.modules.poisson import PoissonDataModule
 from lit_recon.modules.private import PrivacySettings, PrivateBackboneModule, private_model
 from lit_recon.training.callbacks import BACKBONE_FILE, LAST_CHECKPOINT, training_callbacks
 from lit_recon.training.module import Figures, SGDSchedule, TrainingModule, read_utility, without_utility, write_utility

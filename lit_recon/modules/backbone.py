@@ -1,18 +1,26 @@
-"""Training of a backbone: plain, or from whichever module says how a step's gradient comes about."""
+"""Training of a victim model: plain, or on the updates of defended clients."""
 
 from __future__ import annotations
 
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import lit_recon._torchvision
 
+import torch
 from pytorch_lightning import LightningDataModule, Trainer
-from torch import Tensor, nn
+from pytorch_lightning.strategies import Strategy
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from lit_recon.errors import CorruptFileError, RunExistsError
+from lit_recon.clients import GradientOperator, LocalTraining
+from lit_recon.data.seeding import seeded_generator
+from lit_recon.defenses import Batch, Defense, Stage, at_weights, defended_gradient
+from lit_recon.errors import ConfigError, CorruptFileError, RunExistsError
+from lit_recon.models import Backbone
 from lit_recon.training.callbacks import BACKBONE_FILE, LAST_CHECKPOINT
-from lit_recon.training.module import ImageBatch, TrainingModule
+from lit_recon.training.module import ImageBatch, SGDSchedule, TrainingModule
 
 
 class BackboneModule(TrainingModule):
@@ -52,3 +60,105 @@ def train_backbone(trainer: Trainer, module: TrainingModule, datamodule: Lightni
         raise CorruptFileError(f"{last} is truncated or not a training state: delete it to start over")
     trainer.fit(module, datamodule=datamodule, ckpt_path=last if last.exists() else None, weights_only=True)
     return exported
+
+
+def switch_off_ddp_reduction(strategy: Strategy) -> None:
+    """Let DDP broadcast the first weights and nothing else: it would average gradients before they are defended."""
+    if isinstance(strategy.model, DistributedDataParallel):
+        strategy.model.require_backward_grad_sync = False
+
+
+def broadcast_buffers(model: nn.Module) -> None:
+    """Give all processes the first one's running statistics, as DDP does before every step."""
+    if distributed.is_initialized():
+        for buffer in model.buffers():
+            distributed.broadcast(buffer, src=0)
+
+
+class DefendedBackboneModule(TrainingModule):
+    """Steps along `defended_gradient`, the very function and object by which a client under attack is defended.
+
+    A step is a round of a federation with one client per process: each releases the defended gradient of its own batch,
+    or the defended result of its local training, and the server's SGD steps along the mean of the releases. The
+    defense's random numbers are a function of seed, step and process. Everything a client releases is defended, the
+    gradient of frozen parameters included, though only the others are trained.
+
+    BatchNorm uses the statistics of the batch that the defense hands on, and its running statistics, as well as the
+    center of a wide feature layer, follow that batch as in plain training; like everything in a model's buffers they
+    leave the client undefended. The logged training loss is that of the batch as it came and of the network without
+    dropout, so that the losses of several defenses can be compared.
+
+    `DPSGD` as a defense computes the mechanism alone, for any batch and next to other defenses. For a training with
+    sampling that an accountant knows, and an epsilon, use `PrivateBackboneModule`.
+
+    Args:
+        model: takes images `(n, c, h, w)` in [0, 1].
+        defense: of every client's release.
+        schedule: of the server's optimizer.
+        local_steps: of the clients; default: one gradient. Weights before minus after (release: difference) take a
+            server with lr 1 and no momentum; in units of a gradient, the usual rates serve.
+        seed: of the defense's random numbers.
+
+    Raises:
+        UnsupportedModelError: the defense cannot work on this model while BatchNorm uses batch statistics.
+        ConfigError: the defense acts on gradients of single examples, which local training does not have.
+    """
+
+    def __init__(
+        self,
+        model: Backbone,
+        defense: Defense,
+        schedule: SGDSchedule | None = None,
+        local_steps: LocalTraining | None = None,
+        seed: int = 0,
+    ) -> None:
+        if local_steps is not None and Stage.PER_EXAMPLE in defense.stages:
+            raise ConfigError(
+                f"{defense} acts on the gradient of every single example, which is not released after local_steps: "
+                "leave local_steps out, or take a defense of the update, such as GradientClipping with GaussianNoise"
+            )
+        super().__init__(defense.prepare(model, "train"), schedule)
+        self.defense, self.seed = defense, seed
+        self._plain = GradientOperator(self.model, "train")
+        self._rule = self._plain if local_steps is None else local_steps.operator(self.model, "train")
+        self._batch = Batch(torch.empty(0), torch.empty(0))
+
+    def on_train_start(self) -> None:
+        switch_off_ddp_reduction(self.trainer.strategy)
+        super().on_train_start()
+
+    def on_validation_start(self) -> None:
+        """Let all processes evaluate, and keep, the same model."""
+        broadcast_buffers(self.model)
+
+    def training_step(self, batch: ImageBatch, batch_idx: int) -> Tensor:
+        self._batch = Batch(*batch)
+        broadcast_buffers(self.model)
+        loss = self._follow_batch()
+        self.record_loss(loss, len(self._batch.labels))
+        return loss
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Set the gradients that the optimizer steps along."""
+        parameters = {name: value.detach() for name, value in self.model.named_parameters()}
+        gradient = at_weights(self._rule, parameters, dict(self.model.named_buffers()))
+        released = defended_gradient(self.defense, self.model, gradient, self._batch, self._generator())
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                mean = self.trainer.strategy.reduce(released[name].detach(), reduce_op="mean")
+                parameter.grad = mean.to(parameter.dtype)
+
+    @torch.no_grad()
+    def _follow_batch(self) -> Tensor:
+        """Let running statistics follow the batch, and return the loss."""
+        batch = self._batch
+        if Stage.BATCH not in self.defense.stages:
+            return nn.functional.cross_entropy(self(batch.images), batch.labels)
+        # a generator of its own draws the numbers that the release will draw
+        seen = self.defense.transform_batch(batch, self.model, self._generator())
+        torch.func.functional_call(self.model, dict(seen.masks), (seen.images,))
+        parameters, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
+        return self._plain.loss(parameters, buffers, batch.images, batch.labels)
+
+    def _generator(self) -> torch.Generator:
+        return seeded_generator(self.seed, "defense", self.trainer.global_step, self.trainer.global_rank)

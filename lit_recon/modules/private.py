@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lit_recon.data.seeding import seeded_generator
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone
-from lit_recon.modules.defended import switch_off_ddp_reduction
+from lit_recon.modules.backbone import switch_off_ddp_reduction
 from lit_recon.privacy import Neighbors, PrivateDescent
 from lit_recon.training.module import Figures, ImageBatch, SGDSchedule, TrainingModule
 

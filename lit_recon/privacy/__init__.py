@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lit_recon.privacy.calibration import PrivateDescent, calibrate_noise
 from lit_recon.privacy.gaussian import (
     gaussian_delta,
     gaussian_epsilon,
@@ -15,6 +14,8 @@ from lit_recon.privacy.noisy_sgd import (
     Neighbors,
     NoisySGD,
     PoissonSGD,
+    PrivateDescent,
+    calibrate_noise,
     noisy_sgd,
 )
 

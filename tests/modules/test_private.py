@@ -19,8 +19,7 @@ from lit_recon.defenses import DPSGD, Batch, at_weights, defended_gradient
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import MLP, Backbone, ConvNet, LeNet, ResNet18, Trunk, WideFeatureLayer, load_backbone
 from lit_recon.modules.backbone import train_backbone
-from lit_recon.modules.data import BackboneDataModule
-from lit_recon.modules.poisson import PoissonBatches, PoissonDataModule
+from lit_recon.modules.data import BackboneDataModule, PoissonBatches, PoissonDataModule
 from lit_recon.modules.private import PrivacyPlan, PrivacySettings, PrivateBackboneModule, private_model
 from lit_recon.privacy import FullBatchSGD, PoissonSGD, PrivateDescent
 from lit_recon.training.callbacks import LAST_CHECKPOINT, training_callbacks

@@ -18,10 +18,8 @@ from pytorch_lightning import LightningDataModule
 from lit_recon.data.sources import Digits
 from lit_recon.defenses import Defense, GradientClipping
 from lit_recon.models import Backbone, ConvNet
-from lit_recon.modules.backbone import BackboneModule, train_backbone
-from lit_recon.modules.data import BackboneDataModule
-from lit_recon.modules.defended import DefendedBackboneModule
-from lit_recon.modules.poisson import PoissonDataModule
+from lit_recon.modules.backbone import BackboneModule, DefendedBackboneModule, train_backbone
+from lit_recon.modules.data import BackboneDataModule, PoissonDataModule
 from lit_recon.modules.private import PrivacyPlan, PrivateBackboneModule
 from lit_recon.privacy import PrivateDescent
 from lit_recon.training.callbacks import training_callbacks

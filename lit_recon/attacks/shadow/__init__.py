@@ -20,7 +20,7 @@ from lit_recon.attacks.shadow.plan import (
 )
 from lit_recon.attacks.shadow.store import ShadowStore
 from lit_recon.attacks.shadow.training import GradientDescent, KnownTraining
-from lit_recon.privacy.calibration import PrivateDescent
+from lit_recon.privacy.noisy_sgd import PrivateDescent
 
 __all__ = [
     "ApproximationError",

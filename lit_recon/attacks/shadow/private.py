@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lit_recon.defenses.dp_sgd import DPSGD
+from lit_recon.defenses.clipping import DPSGD
 from lit_recon.defenses.vectors import normal_like
-from lit_recon.privacy.calibration import PrivateDescent
+from lit_recon.privacy.noisy_sgd import PrivateDescent
 
 
 def mechanism_of(dp: PrivateDescent | None, steps: int) -> DPSGD | None:

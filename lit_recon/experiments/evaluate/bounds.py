@@ -83,7 +83,9 @@ def _informations(settings: AttackSettings, defense: Defense) -> list[Tensor]:
         seen = client.observe(images, labels, generator=settings.client.generator(index))
         exact = [{name: _double(v) for name, v in part.items()} for part in (seen.parameters, seen.buffers)]
         gradient, batch = at_weights(seen.operator, *exact), Batch(images.double(), labels)
-        kept = defended_gradient(defense.without_noise(), client.model, gradient, batch, settings.client.generator(index))
+        kept = defended_gradient(
+            defense.without_noise(), client.model, gradient, batch, settings.client.generator(index)
+        )
         mean = partial(_mean, defense, gradient, labels, kept)
         found.append(autograd_jacobian(mean, batch.images).gram())
     return found

@@ -13,8 +13,7 @@ from lit_recon.errors import ConfigError
 from lit_recon.experiments.released_attack.settings import ShadowSettings
 from lit_recon.experiments.settings import PaperSettings
 from lit_recon.modules.loggers import WandbSettings
-from lit_recon.privacy.calibration import PrivateDescent
-from lit_recon.privacy.noisy_sgd import Neighbors
+from lit_recon.privacy.noisy_sgd import Neighbors, PrivateDescent
 
 
 @dataclass(frozen=True)

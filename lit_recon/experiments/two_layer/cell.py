@@ -151,10 +151,10 @@ def _released(
     family = settings.defenses.get(cell.defense)
     if family is not None and family.defense is None:
         local = local_update(instance, int(cell.strength or 1), settings.local_rho)
-        return ReleasedInformation.of(autograd_jacobian(local, instance.inputs), GaussianRelease(cell.sizes.noise))
+        return autograd_jacobian(local, instance.inputs).released(cell.sizes.noise)
     jacobian = TwoLayerJacobian(instance.net, instance.inputs, instance.targets)
     if family is None or family.defense is None or cell.strength is None:
-        return ReleasedInformation.of(jacobian, GaussianRelease(cell.sizes.noise))
+        return jacobian.released(cell.sizes.noise)
     batch, gradient = Batch(instance.inputs, instance.targets), instance.gradient()
     defense = family.defense(cell.strength)
     if family.relative:

@@ -238,7 +238,7 @@ def test_impossible_privacy_is_refused(arguments: dict[str, float], message: str
 def test_given_noise_has_to_keep_a_given_budget() -> None:
     both = PrivateDescent(noise_multiplier=5.0, target_epsilon=10.0)
     assert both.noise(steps=100) == 5.0
-    with pytest.raises(ConfigError, match=r"target_epsilon=10 cannot be reached in 200 .* leave dp.noise_multiplier out"):
+    with pytest.raises(ConfigError, match=r"target_epsilon=10 cannot be reached in 200 .* leave dp.noise_mult"):
         both.noise(steps=200)
 
 

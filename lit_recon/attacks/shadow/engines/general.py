@@ -15,8 +15,7 @@ from lit_recon.attacks.shadow.private import add_noise, mechanism_of
 from lit_recon.attacks.shadow.steps import Batches, Descent, gathered
 from lit_recon.attacks.shadow.training import KnownTraining, flat_weights, unflatten
 from lit_recon.defenses.base import Batch
-from lit_recon.defenses.clipping import clipped_examples
-from lit_recon.defenses.dp_sgd import DPSGD
+from lit_recon.defenses.clipping import DPSGD, clipped_examples
 from lit_recon.defenses.release import defended_gradient
 from lit_recon.models import Backbone
 from lit_recon.records import Update

@@ -1,4 +1,4 @@
-"""How well any attack can do: information bounds, baseline errors of priors, reconstruction robustness from privacy."""
+"""Limits of every attack: information bounds, baseline errors of priors, reconstruction robustness from privacy."""
 
 from __future__ import annotations
 

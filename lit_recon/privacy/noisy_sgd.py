@@ -1,10 +1,10 @@
-"""Training whose every step releases a noisy sum of clipped gradients, and the privacy that this leaves a record.
+"""Differential privacy of DP-SGD: epsilon and delta of given noise, and the noise for a given epsilon.
 
-`add_or_remove_one`: one has a record that the other lacks; sums of vectors clipped to norm `C` differ by at most `C`.
-`replace_one`: both have `n` records, one of them different; the sums differ by at most `2 C`, so that twice the noise
-is needed for the same epsilon. This is the relation of Balle et al. 2022.
+Neighbors `add_or_remove_one`: one data set has a record that the other lacks; sums of vectors clipped to norm `C`
+differ by at most `C`. `replace_one`: both have `n` records, one of them different; the sums differ by at most `2 C`, so that
+twice the noise is needed for the same epsilon. This is the relation of Balle et al. 2022.
 
-Opacus' PRV accountant is not used: below a noise multiplier of about 0.3 it does not come back.
+Opacus' PRV accountant is not used: below a noise multiplier of about 0.3 it does not terminate.
 
 Source: Doroshenko et al. 2022, Connect the dots: tighter discrete approximations of privacy loss distributions.
 """
@@ -29,7 +29,7 @@ Neighbors = Literal["add_or_remove_one", "replace_one"]
 
 
 def clip_norms_apart(neighbors: Neighbors) -> float:
-    """How far neighbors' sums of clipped vectors can lie apart, in clipping norms.
+    """Largest distance between neighbors' sums of clipped vectors, in clipping norms.
 
     >>> clip_norms_apart("add_or_remove_one"), clip_norms_apart("replace_one")
     (1.0, 2.0)
@@ -37,23 +37,23 @@ def clip_norms_apart(neighbors: Neighbors) -> float:
     return 1.0 if neighbors == "add_or_remove_one" else 2.0
 
 
-#: Outputs with a record against those without, the other way round, and with one record against another.
+#: Outputs with a record against those without, the reverse, and with one record against another.
 Direction = Literal["remove", "add", "replace"]
 
 
 def loss_distribution(
     noise_multiplier: float, sampling_rate: float, steps: int, direction: Direction, grid_points: int
 ) -> PLDPmf:
-    """Distribution of the privacy loss after all steps, as a discrete one that dominates it.
+    """A discrete distribution that dominates the privacy loss after all steps.
 
-    The grid is as wide as the noise makes the loss, so that the time does not depend on epsilon.
+    The width of the grid follows from the noise, so that the time does not depend on epsilon.
 
     Args:
         noise_multiplier: standard deviation of the noise over the clipping norm, above 0.
-        sampling_rate: chance of a record to enter a step's batch, in (0, 1].
+        sampling_rate: probability of a record to be in a step's batch, in (0, 1].
         steps: number of noisy sums, at least 1.
         direction: which of two neighbors the outputs are drawn from.
-        grid_points: values of one step's loss; the excess over the exact figures falls with their square.
+        grid_points: values of one step's loss; the error falls with their square.
     """
     from dp_accounting.pld import pld_pmf
     from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
@@ -71,15 +71,15 @@ def loss_distribution(
 
 @dataclass(frozen=True)
 class NoisySGD(ABC):
-    """What all noisy training has; see `noisy_sgd` for the choice between its kinds.
+    """Privacy of training with a noisy sum of clipped gradients in each step; built by `noisy_sgd`.
 
     Args:
         noise_multiplier: standard deviation of the noise on the sum of clipped gradients, over the clipping norm.
         steps: number of releases.
-        neighbors: the relation under which epsilon and delta are stated.
+        neighbors: the relation between data sets for epsilon and delta.
 
     Raises:
-        ConfigError: if the noise multiplier is not above 0 or there is no step.
+        ConfigError: the noise multiplier is not above 0 or there is no step.
     """
 
     noise_multiplier: float
@@ -97,18 +97,18 @@ class NoisySGD(ABC):
 
     @abstractmethod
     def delta(self, epsilon: float) -> float:
-        """The least delta at an epsilon of at least 0."""
+        """The smallest delta at an epsilon of at least 0."""
 
     @abstractmethod
     def epsilon(self, delta: float) -> float:
-        """The least epsilon at a delta strictly between 0 and 1."""
+        """The smallest epsilon at a delta strictly between 0 and 1."""
 
     @abstractmethod
     def profile(self, epsilon: float) -> float:
-        """`sup_E P(E) - e^epsilon Q(E)`, with `P` the law of all releases with a record and `Q` the law without it.
+        """`sup_E P(E) - e^epsilon Q(E)`, with `P` the distribution of all releases with a record and `Q` without it.
 
-        One direction of `add_or_remove_one`, whatever `neighbors` says, at any real epsilon: what limits
-        reconstruction is how likely an output became through the record.
+        At any real epsilon, and in this direction of `add_or_remove_one` for all `neighbors`: reconstruction is limited
+        by how much likelier the record makes an output.
         """
 
 
@@ -122,7 +122,7 @@ class FullBatchSGD(NoisySGD):
 
     @property
     def mu(self) -> float:
-        """Distance of the two laws of all releases, in standard deviations."""
+        """Distance between the two distributions of all releases, in standard deviations."""
         return clip_norms_apart(self.neighbors) * math.sqrt(self.steps) / self.noise_multiplier
 
     @property
@@ -142,16 +142,16 @@ class FullBatchSGD(NoisySGD):
 
 @dataclass(frozen=True)
 class PoissonSGD(NoisySGD):
-    """Every record enters a step's batch with chance `sampling_rate`, independently; figures are upper bounds.
+    """Every record is in a step's batch with probability `sampling_rate`, independently; results are upper bounds.
 
-    They exceed the exact ones by 1e-6 to 1e-3 of themselves, the latter over many steps or at an epsilon of hundreds.
+    They exceed the exact values by a relative 1e-6 to 1e-3, the latter for many steps or an epsilon of hundreds.
 
     Args:
-        sampling_rate: chance of a record to enter a batch, in (0, 1].
-        grid_points: of the discretization of one step's privacy loss; the excess falls with their square.
+        sampling_rate: probability of a record to be in a batch, in (0, 1].
+        grid_points: of the discretization of one step's privacy loss; the error falls with their square.
 
     Raises:
-        ConfigError: if the sampling rate is out of its range.
+        ConfigError: the sampling rate is out of its range.
     """
 
     sampling_rate: float = 1.0
@@ -164,7 +164,7 @@ class PoissonSGD(NoisySGD):
 
     @cached_property
     def _losses(self) -> list[PLDPmf]:
-        """The loss in all directions of the relation."""
+        """The privacy loss in all directions of the relation."""
         if self.neighbors == "replace_one":
             return [self._distribution("replace")]
         return [self._presence, self._distribution("add")]
@@ -224,19 +224,19 @@ def calibrate_noise(
 ) -> float:
     """The least noise multiplier that keeps (epsilon, delta), exact for full batches.
 
-    For sampled ones it is safe, as `PoissonSGD` is, and above the least by less than 1e-3 of itself. Full batches take
-    milliseconds at any epsilon; sampled ones take seconds, as every trial composes distributions.
+    For sampled batches it is an upper bound within a relative 1e-3. Full batches take milliseconds at any epsilon;
+    sampled ones take seconds, as every trial composes distributions.
 
     Args:
         epsilon: above 0.
         delta: strictly between 0 and 1.
         steps: number of releases.
-        sampling_rate: chance of a record to enter a step's batch; 1 for full batches.
+        sampling_rate: probability of a record to be in a step's batch; 1 for full batches.
         neighbors: the relation of the guarantee.
 
     Raises:
-        ConfigError: if an argument is out of its range, or delta exceeds a record's chance of being used at all, so
-            that no noise is needed.
+        ConfigError: an argument is out of its range, or delta exceeds a record's probability of being used at all,
+            so that no noise is needed.
 
     >>> round(calibrate_noise(epsilon=1000.0, delta=1e-5, steps=100), 6)
     0.245818
@@ -256,11 +256,11 @@ def calibrate_noise(
         )
 
     def excess(log_noise: float) -> float:
-        """Logarithm of the epsilon that is spent over the one that is allowed."""
+        """Logarithm of the resulting epsilon over the allowed one."""
         training = PoissonSGD(math.exp(log_noise), steps, neighbors, sampling_rate, _GRID_POINTS)
         return math.log(max(training.epsilon(delta), _NOTHING) / epsilon)
 
-    # Sampling only helps, so the noise for full batches is enough.
+    # Sampling improves privacy, so that the noise for full batches is enough.
     enough = math.log(full_batch)
     low = enough - math.log(2)
     while excess(low) < 0:
@@ -320,7 +320,7 @@ class PrivateDescent:
 
         Args:
             steps: number of releases.
-            sampling_rate: chance of a record to be in a step's batch; 1 for full batches.
+            sampling_rate: probability of a record to be in a step's batch; 1 for full batches.
             most: largest noise multiplier to choose.
 
         Raises:

@@ -1,4 +1,4 @@
-"""How well any attack can do: information bounds, baseline errors of priors, reconstruction robustness from privacy."""
+"""Limits of every attack: information bounds, baseline errors of priors, reconstruction robustness from privacy."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from lit_recon.bounds.fisher import (
     DenseJacobian,
     GaussianRelease,
     Jacobian,
+    ReleasedInformation,
     autograd_jacobian,
     example_clipped_information,
     fisher_information,
@@ -53,6 +54,7 @@ __all__ = [
     "GaussianRelease",
     "Jacobian",
     "Rate",
+    "ReleasedInformation",
     "Simulated",
     "Slope",
     "TwoLayerJacobian",

@@ -1,7 +1,7 @@
-"""Baseline error `kappa`: how often one guesses within the threshold `eta` from the prior alone, with nothing released.
+"""Baseline error `kappa`: probability that the best guess from the prior alone is within the threshold `eta`.
 
-`kappa = sup_z0 P[loss(Z, z0) <= eta]` over the prior of `Z`. For images it is often below the least float, and a bound
-computed from a kappa of 0 would be wrong at large epsilon; so only its logarithm travels.
+`kappa = sup_z0 P[loss(Z, z0) <= eta]` over the prior of `Z`. For images it is often below the smallest float, and a
+bound computed from a kappa of 0 would be wrong at large epsilon; so all functions use its logarithm.
 
 Source: Balle, Cherubin and Hayes 2022, Reconstructing training data with informed adversaries, section VII.
 """
@@ -23,7 +23,7 @@ _REPRESENTABLE = 1e-200
 
 
 def log_gamma_tail(shape: float, x: float) -> float:
-    """`log P(shape, x)`, accurate to about 1e-13 of itself; `P(d/2, t/2)` is the chance of chi-square with d below t.
+    """`log P(shape, x)`, relative error about 1e-13; `P(d/2, t/2)` is the probability of chi-square with d below t.
 
     Args:
         shape: above 0.
@@ -49,13 +49,13 @@ def log_gamma_tail(shape: float, x: float) -> float:
 
 #: Distances computed at a time.
 _CHUNK = 250_000
-#: Of a squared distance, relative to the largest squared norm.
+#: Rounding error of a squared distance, relative to the largest squared norm.
 _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
 class BaselineError:
-    """A baseline error, and what has to be said with it.
+    """A baseline error, and its caveat.
 
     Attributes:
         log_kappa: natural logarithm of kappa, at most 0.
@@ -67,18 +67,18 @@ class BaselineError:
 
     @property
     def kappa(self) -> float:
-        """Kappa itself, 0 where it is below the least float."""
+        """Kappa itself, 0 where it is below the smallest float."""
         return math.exp(self.log_kappa)
 
 
 def finite_prior(probabilities: Sequence[float]) -> BaselineError:
-    """Exact recovery of one of finitely many candidates: the chance of the likeliest.
+    """Exact recovery of one of finitely many candidates: the largest probability.
 
     Args:
         probabilities: of the candidates, at least 0, with sum 1.
 
     Raises:
-        ConfigError: if these are no probabilities.
+        ConfigError: they are not.
 
     >>> finite_prior([0.5, 0.25, 0.25]).kappa
     0.5
@@ -147,14 +147,15 @@ def gaussian_prior_chernoff(eta: float, sigma: float, dimension: int) -> Baselin
 
 
 def empirical_prior(samples: NDArray[np.floating], eta: float) -> BaselineError:
-    """The largest share of samples within `eta` of one of them; too small a kappa, which the caveat says.
+    """The largest share of samples within `eta` of one of them; an underestimate, as the caveat says.
 
     Args:
         samples: `(m, d)`, or any shape with the samples first; distances are Euclidean.
         eta: threshold, above 0.
 
     Raises:
-        ShapeError: if there are no samples. ConfigError: if `eta` is not above 0.
+        ShapeError: there are no samples.
+        ConfigError: `eta` is not above 0.
     """
     return BaselineError(
         math.log(_largest_share(samples, eta)),
@@ -164,10 +165,10 @@ def empirical_prior(samples: NDArray[np.floating], eta: float) -> BaselineError:
 
 
 def empirical_prior_ceiling(samples: NDArray[np.floating], eta: float) -> BaselineError:
-    """An upper bound of kappa for the prior that draws one of the samples: all that one guess can be near to.
+    """An upper bound of kappa for the prior that draws one of the samples.
 
-    Samples within `eta` of any point lie within `2 eta` of each other, so the largest share within `2 eta` of a sample
-    is enough.
+    Samples within `eta` of any point lie within `2 eta` of each other, so that the largest share within `2 eta` of a
+    sample is an upper bound.
 
     Args, Raises: as `empirical_prior`.
     """
@@ -193,7 +194,7 @@ def _largest_share(samples: NDArray[np.floating], eta: float) -> float:
     points = np.asarray(samples, dtype=np.float64).reshape(len(samples), -1)
     squares = (points**2).sum(1)
     rows = max(1, _CHUNK // len(points))
-    # By products, many times faster than by differences; their rounding must not lose a sample at the threshold itself.
+    # Distances by products, many times faster than by differences; the margin keeps samples at the threshold itself.
     limit = eta**2 + _ROUNDING * float(squares.max())
     most = max(
         int((squares[part, None] + squares - 2 * points[part] @ points.T <= limit).sum(1).max())

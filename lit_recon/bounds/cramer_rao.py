@@ -1,17 +1,17 @@
-"""Cramer-Rao: how far an unbiased reconstruction is from the truth at least, given the information in a release.
+"""Lower bounds on the squared error of a reconstruction, from the Fisher information in a release.
 
-Locally: for estimators whose mean is the truth, or nearly, in a neighbourhood of it. An attack that knows what images
-look like, that clips to [0, 1] or that gives up and answers a constant is biased and may come closer; for those only
-`lit_recon.bounds.cramer_rao` speaks. Every bound says so itself.
+Cramer-Rao holds for estimators whose mean is the true input, at least nearly and in a neighborhood of it. An attack
+that uses a prior on images, clips to [0, 1] or returns a constant is biased and may come closer; for those only
+`van_trees` holds. Every `ErrorBound` states which attacks it applies to.
 
 Sources:
     [Liu2025] Liu, Wang, Chen, Lei, lemma D.2 and remark D.3: the relaxed bound.
     [StoicaNg1998] Stoica and Ng, On the Cramer-Rao bound under parametric constraints.
 
-If inputs are drawn from a density with information `P` about their location, any attack at all, whatever it knows of
-that density, has `E |x^ - x|^2 >= tr((E F + P)^-1)`, the mean being over inputs and noise. There is no better worst
-case: with no noise the bound is 0, with no information it is the prior's own spread. It holds for the prior that it
-names; for real images a Gaussian prior of their mean and covariance is a model, and the bound is as good as that.
+Van Trees: if inputs are drawn from a density with information `P` about their location, every attack, even one that
+knows that density, has `E |x^ - x|^2 >= tr((E F + P)^-1)`, the mean being over inputs and noise. Without noise the
+bound is 0, without information it is the prior's variance. It holds for the given prior; for real images a Gaussian prior of
+their mean and covariance is a model, and the bound is as good as that model.
 
 Sources:
     [VanTrees1968] Van Trees, Detection, estimation and modulation theory, part I, section 2.4.
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from lit_recon.errors import ConfigError, ShapeError
 
-#: Below this share of the largest eigenvalue an information is rounding, and its inverse nothing.
+#: Eigenvalues below this share of the largest are rounding errors; the information is then singular.
 _SINGULAR = 1e-13
 
 UNBIASED = (
@@ -40,13 +40,13 @@ UNBIASED_ON_SPHERE = f"attacks that know the norm of every input, otherwise {UNB
 
 @dataclass(frozen=True)
 class ErrorBound:
-    """The least squared error, summed over all coordinates of all inputs.
+    """A lower bound on the squared error, summed over all coordinates of all inputs.
 
     Attributes:
-        squared: `E |x^ - x|^2` is at least this; infinite where the release leaves a direction open.
-        relaxed: a weaker bound from the trace of the information alone: what theorems on rates are about.
-        n_inputs: coordinates `q` that `squared` is a sum over.
-        applies_to: which attacks cannot do better.
+        squared: `E |x^ - x|^2` is at least this; infinite where the release has no information about a direction.
+        relaxed: a weaker bound from the trace of the information alone, as in theorems on rates.
+        n_inputs: number `q` of coordinates in the sum.
+        applies_to: the attacks for which the bound holds.
     """
 
     squared: float
@@ -72,7 +72,7 @@ def cramer_rao(information: Tensor) -> ErrorBound:
         information: `(q, q)`, symmetric, positive semidefinite.
 
     Raises:
-        ShapeError: not a square, finite matrix.
+        ShapeError: it is not a square, finite matrix.
 
     Source: [Liu2025], equation 27, lemma D.2.
 
@@ -92,7 +92,7 @@ def unit_norm_cramer_rao(information: Tensor, inputs: Tensor) -> ErrorBound:
         inputs: `(n, d)`, none of them zero.
 
     Raises:
-        ShapeError: the information does not belong to such inputs.
+        ShapeError: the information does not have the size of the inputs.
 
     Source: [StoicaNg1998], theorem 1.
     """
@@ -108,7 +108,7 @@ def unit_norm_cramer_rao(information: Tensor, inputs: Tensor) -> ErrorBound:
 def _eigenvalues(information: Tensor) -> Tensor:
     square = information.dim() == 2 and information.shape[0] == information.shape[1] > 0
     if not square or not information.isfinite().all():
-        raise ShapeError(f"an information is a finite, square matrix; got {tuple(information.shape)}")
+        raise ShapeError(f"the information must be a finite, square matrix; got {tuple(information.shape)}")
     values: Tensor = torch.linalg.eigvalsh(information.double())
     return values
 
@@ -129,7 +129,7 @@ EVERY_ATTACK = "every attack, biased or not, on average over inputs drawn from t
 
 @dataclass(frozen=True)
 class GaussianPrior:
-    """Inputs that are drawn independently from one normal distribution.
+    """Inputs drawn independently from one normal distribution.
 
     Attributes:
         covariance: of one input, `(d, d)`, positive definite.
@@ -148,17 +148,17 @@ class GaussianPrior:
 
     @classmethod
     def isotropic(cls, d: int, variance: float) -> GaussianPrior:
-        """Of one variance in all directions."""
+        """The same variance in all directions."""
         if not variance > 0:
             raise ConfigError(f"a Gaussian prior needs a variance above 0; got {variance:g}")
         return cls(variance * torch.eye(d, dtype=torch.float64))
 
     @classmethod
     def fitted(cls, samples: Tensor, floor: float = 1e-4) -> GaussianPrior:
-        """Of the covariance of samples `(n, ...)`, with `floor` added to every variance.
+        """The covariance of samples `(n, ...)`, with `floor` added to every variance.
 
-        The floor keeps pixels that never change, and directions beyond the number of samples, from counting as known;
-        it makes the bound a little larger than that of the samples' own covariance.
+        The floor gives constant pixels, and directions beyond the number of samples, a positive variance; the bound
+        becomes a little larger than that of the samples' own covariance.
 
         Raises:
             ShapeError: fewer than two samples.
@@ -172,7 +172,7 @@ class GaussianPrior:
         return cls(covariance + floor * torch.eye(len(covariance), dtype=torch.float64))
 
     def precision(self, n: int) -> Tensor:
-        """Information of the prior about a batch of `n` inputs, `(n d, n d)`."""
+        """Inverse covariance of a batch of `n` inputs, `(n d, n d)`."""
         inverse: Tensor = torch.linalg.inv(self.covariance)
         blocks: Tensor = torch.block_diag(*[inverse] * n)
         return blocks
@@ -186,7 +186,7 @@ def van_trees(information: Tensor, prior: GaussianPrior) -> ErrorBound:
         prior: of one input.
 
     Raises:
-        ShapeError: the information does not belong to whole inputs.
+        ShapeError: the size of the information is no multiple of the prior's.
 
     Source: [VanTrees1968]; [GillLevit1995], equation 1.
 

@@ -1,8 +1,8 @@
-"""Fisher information about a client's inputs in what it releases: a Jacobian, and the Gaussian noise behind it.
+"""Fisher information about a client's inputs in the update that it releases with Gaussian noise.
 
 With `J` the Jacobian of an update `g` (p coordinates) with respect to all inputs of a batch (q coordinates), the
-release `g + N(0, diag(v))` holds the information `J^T diag(1/v) J`. What a defense does to the update before the noise,
-it does to the Jacobian: coordinates that are dropped leave rows of zeros, clipping scales and takes away one direction.
+release `g + N(0, diag(v))` has the information `J^T diag(1/v) J`. A defense changes the Jacobian as it changes the
+update before the noise: dropped coordinates become rows of zeros, clipping scales it and projects out one direction.
 
 Sources:
     [Cramer1946] Cramer, Mathematical methods of statistics; [Rao1945] Rao, Information and the accuracy attainable.
@@ -25,11 +25,11 @@ from lit_recon.records import Update
 
 @dataclass(frozen=True)
 class GaussianRelease:
-    """What happens to an update: clipped as one vector, then coordinates dropped, then independent Gaussian noise.
+    """A release of an update: clipped as one vector, then coordinates dropped, then independent Gaussian noise.
 
     Attributes:
-        std: of the noise on every coordinate, above 0: one number, or a tensor for each of the update's.
-        kept: coordinates that are released; None: all. They count as fixed and known.
+        std: standard deviation of the noise, above 0: one number, or one per coordinate in the update's shapes.
+        kept: coordinates that are released; None: all. They are treated as fixed and known.
         bound: largest norm of the update, absolute.
     """
 
@@ -48,14 +48,14 @@ class GaussianRelease:
             raise ConfigError(f"a release needs a clipping bound above 0; got {self.bound:g}: nothing would be left")
 
     def mean(self, update: Update) -> Update:
-        """What is released but for the noise."""
+        """The release without the noise."""
         norm = _norm(update)
         factor = float(self.bound / norm) if norm > self.bound else 1.0
         kept = self.kept
         return {name: factor * (value if kept is None else kept[name] * value) for name, value in update.items()}
 
     def drawn(self, update: Update, generator: torch.Generator) -> Update:
-        """A release of `update`; dropped coordinates stay zero."""
+        """A random release of `update`; dropped coordinates are zero."""
         released = {}
         for name, value in self.mean(update).items():
             std = self.std if isinstance(self.std, float | int) else self.std[name]
@@ -64,10 +64,10 @@ class GaussianRelease:
         return released
 
     def precision(self, update: Update) -> Update:
-        """One over the noise's variance for every coordinate of an update, 0 where it is dropped.
+        """The inverse variance of the noise on every coordinate of an update, 0 where it is dropped.
 
         Raises:
-            ShapeError: noise or mask of other names or shapes than the update.
+            ShapeError: noise or mask with names or shapes other than the update's.
         """
         weights = {}
         for name, value in update.items():
@@ -82,10 +82,10 @@ class GaussianRelease:
 
 
 class Jacobian(ABC):
-    """Jacobian of an update `(p,)` with respect to inputs `(q,)`, which need not be stored.
+    """Jacobian of an update `(p,)` with respect to inputs `(q,)`, stored or not.
 
     Attributes:
-        update: where the Jacobian was taken, by name.
+        update: the update at those inputs, by name.
         n_inputs: `q`.
     """
 
@@ -100,13 +100,29 @@ class Jacobian(ABC):
     def transposed(self, vector: Update) -> Tensor:
         """`J^T v`, `(q,)`, for a vector of the update's shapes."""
 
+    def released(
+        self,
+        std: float | Mapping[str, Tensor],
+        kept: Mapping[str, Tensor] | None = None,
+        bound: float = math.inf,
+        notes: Sequence[str] = (),
+    ) -> ReleasedInformation:
+        """The information in the release of the update; arguments as for `GaussianRelease`, and notes."""
+        release = GaussianRelease(std, kept, bound)
+        return ReleasedInformation(self.update, release, fisher_information(self, release), tuple(notes))
+
+    def released_by_example(self, examples: Sequence[Update], bound: float, std: float) -> ReleasedInformation:
+        """The information in the mean of single clipped gradients; arguments as for `example_clipped_information`."""
+        information, mean = example_clipped_information(self, examples, bound, std)
+        return ReleasedInformation(mean, GaussianRelease(std), information)
+
 
 class DenseJacobian(Jacobian):
-    """A Jacobian that is stored, by name of the update's tensors.
+    """A stored Jacobian.
 
     Args:
-        update: where it was taken.
-        rows: by name, each `(p_name, q)`.
+        update: the update at the inputs, by name.
+        rows: by the same names, each `(p_name, q)`.
 
     Raises:
         ShapeError: rows that do not fit the update.
@@ -151,13 +167,13 @@ def fisher_information(jacobian: Jacobian, release: GaussianRelease) -> Tensor:
     Behind an active clip, with `c = bound / |g|` and `u = g / |g|`, the released mean has the Jacobian
     `c (I - u u^T) J`; nothing but `J^T diag(w) J`, `J^T u` and `J^T diag(w) u` is needed for its information.
 
-    Where the dropped coordinates or the variances depend on the inputs, as for pruning by magnitude, they tell
-    something by themselves that is left out here: the bound then holds for an attacker who does not exploit that.
+    Where the dropped coordinates or the variances depend on the inputs, as for pruning by magnitude, they carry
+    information themselves, which is left out here: the bound then holds for attackers who do not use it.
 
     Source: [Liu2025], equation 27 and appendix E.
     """
     std, weights = release.std, release.precision(jacobian.update)
-    # one number saves a closed form most of its work
+    # a single number is much cheaper in closed form
     if isinstance(std, float | int) and release.kept is None:
         information = jacobian.gram(std**-2)
     else:
@@ -175,12 +191,29 @@ def fisher_information(jacobian: Jacobian, release: GaussianRelease) -> Tensor:
     return result
 
 
+@dataclass(frozen=True)
+class ReleasedInformation:
+    """A released update, and the Fisher information about the inputs in it.
+
+    Attributes:
+        update: the update before clipping, mask and noise.
+        release: clipping, mask and noise.
+        information: about the inputs, `(q, q)`.
+        notes: what the information leaves out.
+    """
+
+    update: Update
+    release: GaussianRelease
+    information: Tensor
+    notes: tuple[str, ...] = ()
+
+
 def example_clipped_information(
     jacobian: Jacobian, examples: Sequence[Update], bound: float, std: float
 ) -> tuple[Tensor, Update]:
     """Information in the mean of gradients that are clipped one by one, with noise `std` on the mean; and that mean.
 
-    An example's gradient depends on its own input alone, so that the Jacobian of the batch holds that of every example:
+    An example's gradient depends on its own input only, so that the batch's Jacobian contains those of the examples:
     block `i` of the columns becomes `c_i (I - u_i u_i^T) J_i / n`, with `c_i` the factor of its clip and the projection
     only where that is below 1.
 
@@ -216,7 +249,7 @@ def _norm(update: Update) -> Tensor:
     return torch.stack([value.square().sum() for value in update.values()]).sum().sqrt()
 
 
-#: Entries of a Jacobian that is stored, at most: 400 MB in double precision.
+#: Largest number of entries of a stored Jacobian: 400 MB in double precision.
 LARGEST = 50_000_000
 
 
@@ -225,15 +258,15 @@ def autograd_jacobian(
 ) -> DenseJacobian:
     """The Jacobian of `function` at `inputs`, column by column.
 
-    `J^T u` is linear in `u`, so that its own derivative along `v` is `J v`: both are taken in reverse mode, which every
-    operation has, and `chunk` columns together. Columns are fewer than rows: pixels, not parameters.
+    `J^T u` is linear in `u`, so that its derivative along `v` is `J v`: both are computed in reverse mode, which every
+    operation supports, for `chunk` columns at a time. There are fewer columns (pixels) than rows (parameters).
 
     Args:
-        function: from inputs to an update; built of operations that `torch.func` can transform. A client's operator
+        function: from inputs to an update, made of operations that `torch.func` can transform. A client's operator
             has to be called with `functional=True`.
-        inputs: of any shape; double precision where the information is to be inverted.
-        chunk: columns at once.
-        largest: entries allowed.
+        inputs: of any shape; in double precision if the information is to be inverted.
+        chunk: columns at a time.
+        largest: allowed number of entries.
 
     Raises:
         ConfigError: the Jacobian would be larger, or `chunk` is below 1.
@@ -261,10 +294,10 @@ def autograd_jacobian(
 
 
 def check_size(n_parameters: int, n_inputs: int, largest: int = LARGEST) -> None:
-    """Refuse a Jacobian that would not fit.
+    """Refuse a Jacobian that is too large.
 
     Raises:
-        ConfigError: more than `largest` entries.
+        ConfigError: it has more than `largest` entries.
     """
     if n_parameters * n_inputs > largest:
         raise ConfigError(

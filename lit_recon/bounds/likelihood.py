@@ -1,7 +1,7 @@
-"""Gauss-Newton on the Gaussian likelihood of a two-layer network's release: does anything attain the bound?
+"""Maximum likelihood for a two-layer network's update with Gaussian noise, by Gauss-Newton.
 
-It begins at the truth, so that it is no attack. Where its error meets the Cramer-Rao bound, the bound is tight and no
-better one of its kind exists; where it departs, noise is too large for a local bound to mean much.
+It starts at the true inputs, so that it is a check of the Cramer-Rao bound and not an attack. Where its error equals
+the bound, the bound is tight; where it does not, the noise is too large for a local bound to be useful.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from lit_recon.records import Update
 def likeliest_inputs(
     net: TwoLayerNet, start: Tensor, targets: Tensor, observed: Update, release: GaussianRelease, steps: int = 5
 ) -> Tensor:
-    """Inputs `(n, d)` at which the release is likeliest, by damped Gauss-Newton steps from `start`.
+    """Inputs `(n, d)` that maximize the likelihood of the release, by damped Gauss-Newton steps from `start`.
 
     Args:
         net: the network.
-        start: `(n, d)`; the truth, for the question above.
+        start: `(n, d)`; the true inputs, for a check of the bound.
         targets: known.
-        observed: update with noise; dropped coordinates are of no account.
+        observed: update with noise; dropped coordinates are not used.
         release: noise and mask, without clipping.
-        steps: at most; each is halved until the likelihood does not fall.
+        steps: largest number of steps; each is halved until the likelihood does not decrease.
 
     Raises:
         ConfigError: a clipped release, or less than one step.

@@ -1,4 +1,4 @@
-"""Rates of two-layer theory: exponents measured as log-log slopes, beside the orders that theorems give."""
+"""Rates of two-layer networks: exponents measured as log-log slopes, and the orders in the theorems."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Slope(NamedTuple):
 def log_slope(xs: Sequence[float], ys: Sequence[float], confidence: float = 0.95) -> Slope:
     """Least squares of `log y` on `log x`, with the interval of Student's t.
 
-    The interval is about the straight line: it is wide where points scatter or bend.
+    The interval assumes a straight line: it is wide where points scatter or lie on a curve.
 
     Args:
         xs, ys: positive; repeated measurements share an x.
@@ -39,8 +39,8 @@ def log_slope(xs: Sequence[float], ys: Sequence[float], confidence: float = 0.95
     points = np.array([xs, ys], dtype=float)
     if len(xs) != len(ys) or len(xs) < 3 or len(set(xs)) < 2 or not (np.isfinite(points) & (points > 0)).all():
         raise ConfigError(
-            f"a slope needs three or more points at two or more places, positive and finite; got {len(xs)} "
-            f"and {len(ys)}"
+            "a slope needs three or more points with two or more different x, positive and finite; got "
+            f"{len(xs)} x and {len(ys)} y"
         )
     x, y = np.log(points)
     x = x - x.mean()
@@ -53,11 +53,11 @@ def log_slope(xs: Sequence[float], ys: Sequence[float], confidence: float = 0.95
 
 
 class Rate(NamedTuple):
-    """One column of the table of orders.
+    """Orders of the reconstruction error.
 
     Attributes:
-        upper: of the tensor attack's error.
-        lower: no attack's error can fall below.
+        upper: error of the tensor attack.
+        lower: lower bound on the error of every attack.
     """
 
     upper: str

@@ -1,23 +1,18 @@
-"""Reconstruction robustness: how often any attack can come within the threshold, given privacy and baseline error.
+"""Reconstruction robustness: largest success probability of any attack, given privacy and baseline error.
 
-A mechanism is (eta, gamma)-robust if no attack, whatever it knows of the other records, reconstructs the target to
-within `eta` with chance above `gamma`. All functions take `log_kappa`, the logarithm of the baseline error at `eta`,
-and return `gamma` in [0, 1]. The privacy that enters may be stated for one record added or removed: the laws of the
-output with the record are compared with one fixed law, that without it.
+A mechanism is (eta, gamma)-robust if no attack, even one that knows all other records, reconstructs the unknown record
+to within `eta` with probability above `gamma`. All functions take `log_kappa`, the logarithm of the baseline error at
+`eta`, and return `gamma` in [0, 1]. The privacy parameters may be those for one record added or removed: distributions
+of the output with the record are compared with the distribution without it.
 
 Sources:
     [Balle2022] Balle, Cherubin and Hayes, Reconstructing training data with informed adversaries.
     [Hayes2023] Hayes, Mahloujifar and Balle, Bounding training data reconstruction in DP-SGD.
     [Dong2022] Dong, Roth and Su, Gaussian differential privacy.
 
-Source: Balle, Cherubin and Hayes 2022, Reconstructing training data with informed adversaries, theorem 5.
-
-The chance of an attack is at most `kappa e^epsilon + delta(epsilon)` for every epsilon, also below 0; by the
-Neyman-Pearson lemma the least of these is reached by an attack, if `delta` is exact.
-
-Sources:
-    Hayes, Mahloujifar and Balle 2023, Bounding training data reconstruction in DP-SGD, theorem 2.
-    Dong, Roth and Su 2022, Gaussian differential privacy, proposition 2.12.
+The success probability is at most `kappa e^epsilon + delta(epsilon)` for every epsilon, also below 0 ([Hayes2023],
+theorem 2; [Dong2022], proposition 2.12); by the Neyman-Pearson lemma some attack reaches the minimum over epsilon, if
+`delta` is exact. The equivalence of privacy and robustness is theorem 5 of [Balle2022].
 """
 
 from __future__ import annotations
@@ -43,7 +38,7 @@ def pure_bound(log_kappa: float, epsilon: float) -> float:
 
 
 def tight_pure_bound(log_kappa: float, epsilon: float) -> float:
-    """The best bound for epsilon-DP, `min(kappa e^epsilon, 1 - e^-epsilon (1 - kappa))`; randomized response meets it.
+    """The best bound for epsilon-DP, `min(kappa e^epsilon, 1 - e^-epsilon (1 - kappa))`; exact for randomized response.
 
     Source: [Hayes2023] with the trade-off function of [Dong2022].
     """
@@ -63,7 +58,7 @@ def approximate_bound(log_kappa: float, epsilon: float, delta: float) -> float:
 
 
 def renyi_bound(log_kappa: float, orders: Sequence[float], epsilons: Sequence[float]) -> float:
-    """`(kappa e^epsilon)^((alpha - 1) / alpha)`, the least over all orders alpha at which epsilon is known.
+    """`(kappa e^epsilon)^((alpha - 1) / alpha)`, minimized over all orders alpha at which epsilon is known.
 
     Args:
         log_kappa: of the baseline error.
@@ -90,7 +85,7 @@ def renyi_bound(log_kappa: float, orders: Sequence[float], epsilons: Sequence[fl
 
 
 def concentrated_bound(log_kappa: float, rho: float) -> float:
-    """`exp(-(sqrt(log 1/kappa) - sqrt(rho))^2)` for rho-zCDP, 1 from `rho = log 1/kappa` on.
+    """`exp(-(sqrt(log 1/kappa) - sqrt(rho))^2)` for rho-zCDP, and 1 for `rho >= log 1/kappa`.
 
     Source: [Balle2022], corollary 4; `gaussian_bound` is smaller where the noise is Gaussian.
 
@@ -104,11 +99,11 @@ def concentrated_bound(log_kappa: float, rho: float) -> float:
 
 
 def gaussian_bound(log_kappa: float, mu: float) -> float:
-    """`Phi(Phi^-1(kappa) + mu)`: the best bound for Gaussian noise, reached by an attack.
+    """`Phi(Phi^-1(kappa) + mu)`: the best bound for Gaussian noise; some attack attains it.
 
     Args:
         log_kappa: of the baseline error.
-        mu: sensitivity over noise; `sqrt(steps) / noise_multiplier` for training on full batches.
+        mu: sensitivity over standard deviation of the noise; `sqrt(steps) / noise_multiplier` for full batches.
 
     Raises:
         ConfigError: if an argument is out of its range.
@@ -151,7 +146,7 @@ def _chance(logarithm: float) -> float:
 
 
 def two_point_baseline(epsilon: float) -> float:
-    """Baseline error of the theorem's priors, two candidates with odds `e^epsilon` to 1: no attack has a lower chance.
+    """Baseline error of theorem 5's priors, two candidates with odds `e^epsilon` to 1: the best guess.
 
     >>> two_point_baseline(0.0)
     0.5
@@ -161,17 +156,17 @@ def two_point_baseline(epsilon: float) -> float:
 
 
 def privacy_from_robustness(epsilon: float, gamma: float) -> float:
-    """The delta at `epsilon` of a mechanism whose every pair of candidates is told apart with chance at most `gamma`.
+    """The delta at `epsilon` of a mechanism for which every two candidates are identified with probability <= `gamma`.
 
     Args:
         epsilon: at least 0; the two candidates have odds `e^epsilon` to 1.
-        gamma: bound on the chance of naming the right one, at least that of the constant guess.
+        gamma: bound on the probability of the right answer, at least that of the constant guess.
 
     Returns:
-        `(1 + e^epsilon) gamma - e^epsilon`, in [0, 1]; exact if `gamma` is the chance of the best attack.
+        `(1 + e^epsilon) gamma - e^epsilon`, in [0, 1]; exact if `gamma` is the probability of the best attack.
 
     Raises:
-        ConfigError: if no mechanism has such a gamma.
+        ConfigError: no mechanism has such a gamma.
 
     >>> round(privacy_from_robustness(1.0, 0.75), 10)
     0.0704295429
@@ -182,12 +177,12 @@ def privacy_from_robustness(epsilon: float, gamma: float) -> float:
             f"gamma must lie between {least:.6g} and 1 for epsilon={epsilon}: guessing the likelier candidate succeeds "
             f"that often; got {gamma}"
         )
-    # In terms of the chance to fail, so that a large epsilon does not overflow.
+    # In terms of the probability of failure, so that a large epsilon does not overflow.
     return max(0.0, gamma - (1 - gamma) * math.exp(epsilon)) if gamma < 1 else 1.0
 
 
 def robustness_from_privacy(epsilon: float, delta: float) -> float:
-    """The chance of the best attack on the theorem's priors, given the exact delta at `epsilon`: the inverse.
+    """The success probability of the best attack on theorem 5's priors, given the exact delta: the inverse function.
 
     >>> round(robustness_from_privacy(1.0, 0.1269367375), 10)
     0.7651971252
@@ -203,19 +198,19 @@ def _check_equivalence(epsilon: float) -> None:
         raise ConfigError(f"epsilon must be at least 0 and finite; got {epsilon}")
 
 
-#: Chances farther than this from 1 are told from 1.
+#: Lower end of the search for the best epsilon.
 _LEAST_LOG_RATIO = -50.0
-#: To find the valley by; any epsilon gives a valid bound, so that missing the least one only loosens it.
+#: Grid to locate the minimum; every epsilon gives a valid bound, so that an inexact minimum only loosens it.
 _GRID_POINTS = 65
 
 
 def profile_bound(log_kappa: float, profile: Callable[[float], float]) -> float:
-    """The least `kappa e^epsilon + delta(epsilon)` over all real epsilon.
+    """The minimum of `kappa e^epsilon + delta(epsilon)` over all real epsilon.
 
     Args:
         log_kappa: of the baseline error.
-        profile: `sup_E P(E) - e^epsilon Q(E)` at any real epsilon, for `P` the outputs with the record and `Q` those
-            without; any upper bound of it gives a valid gamma.
+        profile: `sup_E P(E) - e^epsilon Q(E)` at any real epsilon, with `P` the distribution of the outputs with the
+            record and `Q` that without; any upper bound of it gives a valid gamma.
 
     Raises:
         ConfigError: if `log_kappa` is above 0 or not finite.
@@ -231,7 +226,7 @@ def profile_bound(log_kappa: float, profile: Callable[[float], float]) -> float:
     def chance(epsilon: float) -> float:
         return math.exp(log_kappa + epsilon) + profile(epsilon)
 
-    # Convex in e^epsilon, the sum has one valley, but around it a plain at 1; beyond log 1/kappa it exceeds 1.
+    # The sum is convex in e^epsilon and has one minimum, between flat parts near 1; beyond log 1/kappa it exceeds 1.
     grid = np.linspace(_LEAST_LOG_RATIO, -log_kappa, _GRID_POINTS)
     lowest = int(np.argmin([chance(epsilon) for epsilon in grid]))
     valley = (grid[max(lowest - 1, 0)], grid[min(lowest + 1, _GRID_POINTS - 1)])

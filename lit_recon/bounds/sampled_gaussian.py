@@ -1,4 +1,4 @@
-"""The best bound for noisy SGD with Poisson-sampled batches, by simulation: a check on privacy-loss distributions.
+"""The best bound for DP-SGD with Poisson-sampled batches, by simulation: a check of privacy-loss distributions.
 
 Source: Hayes, Mahloujifar and Balle 2023, Bounding training data reconstruction in DP-SGD, corollary 3. They draw
 outputs without the record; drawing those with it spreads five to ten times less and reaches any small kappa.
@@ -21,7 +21,7 @@ _LEAST_TAKEN = 20
 
 
 class Simulated(NamedTuple):
-    """A simulated chance and its standard error."""
+    """A simulated probability and its standard error."""
 
     value: float
     standard_error: float
@@ -37,18 +37,18 @@ def simulated_bound(
 ) -> Simulated:
     """The least `kappa e^c + E[(1 - e^(c - L))_+]` over `c`, with `L` the log-likelihood ratio of simulated outputs.
 
-    An estimate of what `profile_bound` bounds from above, too low by about its standard error squared.
+    An estimate of the quantity that `profile_bound` bounds from above, too low by about its squared standard error.
 
     Args:
         log_kappa: of the baseline error.
         noise_multiplier: standard deviation of the noise over the clipping norm, above 0.
         steps: number of releases.
-        sampling_rate: chance of the record to enter a step's batch, in (0, 1].
+        sampling_rate: probability of the record to be in a step's batch, in (0, 1].
         n_samples: simulated trainings.
         seed: of the simulation.
 
     Raises:
-        ConfigError: if an argument is out of its range, or the chance is too small for so few samples.
+        ConfigError: an argument is out of its range, or the probability is too small for so few samples.
     """
     if not -math.inf < log_kappa <= 0:
         raise ConfigError(f"log_kappa must be finite and at most 0; got {log_kappa}: kappa is a probability above 0")
@@ -58,7 +58,7 @@ def simulated_bound(
             f"of at least 2; got {noise_multiplier}, {sampling_rate}, {steps} and {n_samples}"
         )
     ratios = np.sort(_log_ratios(noise_multiplier, steps, sampling_rate, n_samples, seed))[::-1]
-    # The likeliest-with-the-record outputs are taken until their chance without it is used up.
+    # Outputs are taken in order of their likelihood ratio until their probability without the record is kappa.
     log_spent = np.logaddexp.accumulate(-ratios) - math.log(n_samples)
     taken = min(int(np.searchsorted(log_spent, log_kappa, side="right")), n_samples - 1)
     if taken < _LEAST_TAKEN:

@@ -10,8 +10,8 @@ and their Jacobians, by example and neuron,
     d G_A[c, j] / d x_i = delta_ic s'_ij w_j + s_ij D_ic
     d G_W[j, l] / d x_i = x_il Q_ij + t_ij e_l,    Q_ij = beta_ij s''_ij w_j + s'_ij A_j . D_i,    t_ij = beta_ij s'_ij.
 
-A row of the layer's Jacobian is a fixed vector times a number, plus one unit vector: its Gram matrix is a sum over
-neurons of products of the `Q`, and costs `m q^2` operations and `q^2` memory where the rows themselves need `m d q`.
+A row of the layer's Jacobian is a fixed vector times a number, plus a multiple of a unit vector: its Gram matrix is a
+sum over neurons of products of the `Q`, and takes `m q^2` operations and `q^2` memory; the rows alone take `m d q`.
 
 Sources:
     [Liu2025] Liu, Wang, Chen, Lei, appendix D; the Gram matrix's form is our own.
@@ -37,7 +37,7 @@ _CHUNK = 4_000_000
 
 
 class SmoothActivation(Protocol):
-    """An activation with its first two derivatives; at a kink either one-sided derivative will do."""
+    """An activation with its first two derivatives; at a kink, one of the one-sided derivatives."""
 
     def value(self, z: Tensor, /) -> Tensor:
         """The activation."""
@@ -105,7 +105,7 @@ class TwoLayerNet:
 
 
 class _Neurons(NamedTuple):
-    """What a chunk of neurons contributes: `value`, `slope`, `pulled` `(n, c)`, `weight` `(c, d)`, `Q` `(n, c, d)`."""
+    """Terms of a chunk of neurons: `value`, `slope`, `pulled` (`t`) `(n, c)`, `weight` `(c, d)`, `turned` (`Q`)."""
 
     where: slice
     value: Tensor
@@ -116,13 +116,13 @@ class _Neurons(NamedTuple):
 
 
 class TwoLayerJacobian(Jacobian):
-    """Jacobian of a two-layer network's update with respect to a batch of inputs, streamed over neurons.
+    """Jacobian of a two-layer network's update with respect to a batch of inputs, computed in chunks of neurons.
 
     Args:
         net: the network.
         inputs: `(n, d)`.
         targets: of the network's loss, known.
-        chunk: neurons at a time; default: as many as fit into some 30 MB.
+        chunk: neurons at a time; default: as many as fit into about 30 MB.
 
     >>> net = TwoLayerNet(torch.randn(9, 3), torch.zeros(9), torch.randn(1, 9), _Square())
     >>> TwoLayerJacobian(net, torch.randn(2, 3), torch.ones(2, 1)).gram().shape
@@ -233,11 +233,11 @@ class _Square:
 
 
 def replacement_sensitivity(net: TwoLayerNet, lipschitz: float = 1.0) -> float:
-    """How far the summed gradient moves at most, in L2, when one example is replaced by another.
+    """Upper bound on the L2 change of the summed gradient when one example is replaced by another.
 
     For the squared loss, inputs and targets of norm at most 1: with `S = sqrt(m) |s(0)| + L |W|`, by which
-    `|s(W x)| <= S`, and the residual `R = |A| S + 1`, one example's gradient is at most `R sqrt(S^2 + (L |A|)^2)` long,
-    operator norms throughout. It is a bound, not the largest value.
+    `|s(W x)| <= S`, and the residual `R = |A| S + 1`, the norm of one example's gradient is at most
+    `R sqrt(S^2 + (L |A|)^2)`, with operator norms throughout.
 
     Args:
         net: without biases.
@@ -260,10 +260,10 @@ def replacement_sensitivity(net: TwoLayerNet, lipschitz: float = 1.0) -> float:
 
 
 def moments_noise(sensitivity: float, epsilon: float, delta: float) -> float:
-    """Standard deviation of Gaussian noise that the moments accountant asks for.
+    """Standard deviation of the Gaussian noise for (epsilon, delta) by the moments accountant.
 
-    The least over all orders in closed form: `mu = sensitivity / std` solves `mu^2 / 2 + mu sqrt(2 log 1/delta) =
-    epsilon`. The exact noise, of `lit_recon.privacy.gaussian_mu`, is a little less.
+    The minimum over all orders in closed form: `mu = sensitivity / std` solves `mu^2 / 2 + mu sqrt(2 log 1/delta) =
+    epsilon`. The exact noise, by `lit_recon.privacy.gaussian_mu`, is a little less.
 
     Args:
         sensitivity: in L2, above 0.
@@ -283,6 +283,6 @@ def moments_noise(sensitivity: float, epsilon: float, delta: float) -> float:
             f"noise needs sensitivity and epsilon above 0 and delta in (0, 1); got {sensitivity}, {epsilon}, {delta}"
         )
     root = math.sqrt(-2 * math.log(delta))
-    # not the difference of two nearly equal roots
+    # avoids the difference of two nearly equal roots
     mu = 2 * epsilon / (math.sqrt(root**2 + 2 * epsilon) + root)
     return sensitivity / mu

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from lit_recon.data.dataset import ImageSet
-from lit_recon.data.informed_splits import InformedSplit, InformedSplitSettings, draw_informed_split
-from lit_recon.data.normalization import measure_normalization
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from lit_recon.data.dataset import ImageSet, measure_normalization
 from lit_recon.data.sources.base import ImageSource
 from lit_recon.data.sources.digits import Digits
 from lit_recon.data.sources.folder import ImageFolder
@@ -18,6 +19,17 @@ from lit_recon.data.splits import (
     split_hash,
 )
 from lit_recon.data.victims import VictimBatch, sample_victims, victim_batches
+
+if TYPE_CHECKING:
+    from lit_recon.data.informed_splits import InformedSplit, InformedSplitSettings, draw_informed_split
+else:
+
+    def __getattr__(name: str) -> object:
+        """Names of attacks on released models, which other commands do not load."""
+        if name in ("InformedSplit", "InformedSplitSettings", "draw_informed_split"):
+            return getattr(import_module("lit_recon.data.informed_splits"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "CIFAR10",

@@ -5,14 +5,13 @@ from __future__ import annotations
 from lit_recon.defenses.base import (
     Batch,
     BatchGradient,
+    Chain,
     Defense,
     Round,
     Stage,
 )
 from lit_recon.defenses.batch import MixUp, NetworkDropout
-from lit_recon.defenses.chain import Chain
-from lit_recon.defenses.clipping import GradientClipping, PerExampleClipping
-from lit_recon.defenses.dp_sgd import DPSGD
+from lit_recon.defenses.clipping import DPSGD, GradientClipping, PerExampleClipping
 from lit_recon.defenses.noise import GaussianNoise, LaplaceNoise
 from lit_recon.defenses.optimal import (
     OptimalGradientNoise,

@@ -1,20 +1,22 @@
-"""What a defense is: stages between a client's batch and its update, each doing nothing unless a defense says so.
+"""The interface of defenses, and chains of them: a client's computation in stages that a defense can change.
 
-A round runs through them in this order, whatever the order in which defenses are listed:
+A client's round runs through the stages in this order:
 
     model --prepare--> batch --transform_batch--> per-example gradients --transform_per_example--> mean
-          --transform_update--> what the client releases, or what its own optimizer steps along
+          --transform_update--> the released update, or the direction of the client's own optimizer step
 
-The attacker has a counterpart of each stage that he can simulate: what it does to a candidate's gradient.
+An attacker who knows the defense applies `simulate_buffers`, `simulate_per_example` and `simulate` to the gradient of
+a candidate, and can score the candidate by `log_likelihood`.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import Literal, NamedTuple, Protocol
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -23,11 +25,14 @@ from lit_recon.errors import ConfigError
 from lit_recon.models import Backbone
 from lit_recon.records import Update
 
+if TYPE_CHECKING:
+    from lit_recon.bounds.fisher import Jacobian, ReleasedInformation
+
 BatchNormMode = Literal["eval", "train"]
 
 
 class Stage(IntEnum):
-    """Where a defense acts within a round, in the order of time."""
+    """The part of a client's computation that a defense changes, in order of execution."""
 
     BATCH = 1
     PER_EXAMPLE = 2
@@ -63,27 +68,46 @@ class BatchGradient(Protocol):
 
 
 class Round(NamedTuple):
-    """What a defense of the update may ask about where it came from: the batch, and the undefended gradient."""
+    """The origin of an update, for defenses that need it: the client's batch, and its undefended gradient."""
 
     batch: Batch
     gradient: BatchGradient
 
 
 class Defense:
-    """The identity; a defense overrides the stages in which it acts and lists them in `stages`.
+    """No defense; a subclass overrides one or more of the methods `prepare` and `transform_*`.
 
-    Every stage returns new values and leaves its arguments untouched. All random numbers come from the generator, in
-    the order of the update's tensors. The object itself holds settings only, so that one object serves any number of
+    Every method returns new values and leaves its arguments untouched. All random numbers come from the generator, in
+    the order of the update's tensors. The object holds settings only, so that one object can serve any number of
     clients and trainings.
 
-    Attributes:
-        stages: where the defense acts; `prepare` aside.
+    >>> class SignOnly(Defense):
+    ...     def transform_update(self, update, round_, generator):
+    ...         return {name: value.sign() for name, value in update.items()}
+    >>> SignOnly().stages
+    (<Stage.UPDATE: 3>,)
     """
 
-    stages: tuple[Stage, ...] = ()
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if not isinstance(cls.__dict__.get("stages", Defense.stages), property):
+            raise ConfigError(
+                f"{cls.__name__}.stages is no longer set by hand; it follows from the overridden transform_* methods: "
+                "delete the attribute"
+            )
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages whose `transform_*` method is overridden, in order of execution."""
+        return tuple(
+            stage
+            for stage in Stage
+            if getattr(type(self), f"transform_{stage.name.lower()}")
+            is not getattr(Defense, f"transform_{stage.name.lower()}")
+        )
 
     def prepare(self, model: Backbone, batch_norm: BatchNormMode = "eval") -> Backbone:
-        """The model that the client runs, with the parameters' names and shapes unchanged.
+        """The model that the client runs, with the names and shapes of its parameters unchanged.
 
         Args:
             model: as the server sent it.
@@ -103,44 +127,85 @@ class Defense:
         return gradients
 
     def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
-        """The mean gradient, or the update of several local steps."""
+        """The mean gradient `update`, or the result of several local steps, as the client releases it."""
         return update
 
     def simulate_buffers(
         self, buffers: Mapping[str, Tensor], observed: Update, n_examples: int
     ) -> Mapping[str, Tensor]:
-        """The buffers of the prepared model as an attacker who has seen `observed` should set them."""
+        """Attacker's side of `prepare`: the model's buffers, set to what the observed update tells about them."""
         return buffers
 
     def simulate_per_example(self, gradients: Update) -> Update:
-        """What the defense does to a candidate's gradients of single examples, each `(n, ...)`."""
+        """Attacker's side of `transform_per_example`, for a candidate's gradients, each `(n, ...)`."""
         return gradients
 
     def simulate(self, candidate: Update, observed: Update) -> Update:
-        """What the defense would have done to a candidate's update, as far as `observed` tells.
+        """Attacker's side of `transform_update`: without noise, and with masks read off the observed update.
 
-        Differentiable in `candidate`, and fit for `torch.func.vmap`.
+        Differentiable in `candidate`, and works under `torch.func.vmap`.
         """
         return candidate
 
     def log_likelihood(self, candidate: Update, observed: Update, n_examples: int) -> Tensor | None:
-        """Log density of `observed` given the candidate's update after `simulate`; None if there is none to give.
+        """Log density of `observed` given the candidate's update after `simulate`: a scalar, differentiable in it.
 
-        A scalar, differentiable in `candidate`.
+        None for a defense without noise, or with noise of unknown density.
         """
         return None
+
+    def released_std(self, n_examples: int) -> float:
+        """Standard deviation of the Gaussian noise on every coordinate of the released update; 0 for no noise.
+
+        With this noise the release is normal, and its mean is what `simulate_per_example` and `simulate` compute.
+        Lower bounds on the reconstruction error follow from that (see `lit_recon.bounds`).
+
+        Raises:
+            ConfigError: the release is not of this form, or not known to be; the message says why.
+        """
+        if self.stages:
+            raise ConfigError(f"no bound is known for {self}")
+        return 0.0
+
+    def without_noise(self) -> Defense:
+        """The same defense without the noise of `released_std`."""
+        return self
+
+    def released_information(
+        self, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator
+    ) -> ReleasedInformation:
+        """Fisher information about the inputs in a defended update, from the Jacobian of the undefended one.
+
+        Random masks and variances are drawn or computed once and then count as fixed.
+
+        Args:
+            jacobian: of the undefended update, at the inputs of the batch.
+            round_: the batch, and the gradient of the loss summed over a batch.
+            std: standard deviation of Gaussian noise that is added where the defense has none.
+            generator: of the defense's random numbers.
+
+        Raises:
+            ConfigError: no closed form is known for this defense.
+        """
+        if self.stages:
+            raise ConfigError(f"no bound is known for {self}")
+        return jacobian.released(std)
 
     def __repr__(self) -> str:
         names = inspect.signature(type(self)).parameters
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
 
-def checked(owner: object, name: str, value: float, low: float = 0.0, high: float = math.inf) -> float:
-    """`value`, if it lies in [low, high].
+def checked(
+    owner: object, name: str, value: float, low: float = 0.0, high: float = math.inf, *, infinite: bool = False
+) -> float:
+    """`value`, if it lies in [low, high]; infinity only where `infinite` says so.
 
     Raises:
         ConfigError: it does not, or is not a number.
     """
+    if value == math.inf and high == math.inf and not infinite:
+        raise ConfigError(f"{type(owner).__name__} needs a finite {name}; got inf")
     if not low <= value <= high:
         nearest = high if value > high else low
         interval = f"at least {low:g}" if high == math.inf else f"in [{low:g}, {high:g}]"
@@ -150,12 +215,97 @@ def checked(owner: object, name: str, value: float, low: float = 0.0, high: floa
     return value
 
 
-def checked_finite(owner: object, name: str, value: float) -> float:
-    """`value`, if it is finite and not negative.
+class Chain(Defense):
+    """Applies defenses in the order in which they are listed; an empty chain changes nothing.
+
+    That order has to agree with the order of a client's computation: defenses of the batch come first, then those of
+    the gradients of single examples, then those of the update. Random numbers are drawn in order of execution.
+
+    The attacker simulates the defenses in the same order, each from the update that the whole chain released: noise
+    after pruning hides the mask. The log-likelihood is that of the last defense.
+
+    Args:
+        defenses: none, one or several.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: a defense is listed after one of a later stage.
+
+    >>> from lit_recon.defenses import GaussianNoise, PerExampleClipping
+    >>> Chain([PerExampleClipping(bound=1.0), GaussianNoise(std=0.1)]).stages
+    (<Stage.PER_EXAMPLE: 2>, <Stage.UPDATE: 3>)
     """
-    if value == math.inf:
-        raise ConfigError(f"{type(owner).__name__} needs a finite {name}; got inf")
-    return checked(owner, name, value)
+
+    def __init__(self, defenses: Sequence[Defense] = ()) -> None:
+        self.defenses = list(defenses)
+        acting = [defense for defense in self.defenses if defense.stages]
+        for first, second in pairwise(acting):
+            if max(first.stages) > min(second.stages):
+                raise ConfigError(
+                    f"a Chain must list its defenses in the order batch, per_example, update: {second} changes the "
+                    f"{min(second.stages).name.lower()} and cannot follow {first}, which changes the "
+                    f"{max(first.stages).name.lower()}: {_remedy(acting)}"
+                )
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """All stages of the chained defenses, in order of execution."""
+        return tuple(sorted({stage for defense in self.defenses for stage in defense.stages}))
+
+    def prepare(self, model: Backbone, batch_norm: BatchNormMode = "eval") -> Backbone:
+        for defense in self.defenses:
+            model = defense.prepare(model, batch_norm)
+        return model
+
+    def transform_batch(self, batch: Batch, model: Backbone, generator: torch.Generator) -> Batch:
+        for defense in self.defenses:
+            batch = defense.transform_batch(batch, model, generator)
+        return batch
+
+    def transform_per_example(self, gradients: Update, generator: torch.Generator) -> Update:
+        for defense in self.defenses:
+            gradients = defense.transform_per_example(gradients, generator)
+        return gradients
+
+    def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
+        for defense in self.defenses:
+            update = defense.transform_update(update, round_, generator)
+        return update
+
+    def simulate_buffers(
+        self, buffers: Mapping[str, Tensor], observed: Update, n_examples: int
+    ) -> Mapping[str, Tensor]:
+        for defense in self.defenses:
+            buffers = defense.simulate_buffers(buffers, observed, n_examples)
+        return buffers
+
+    def simulate_per_example(self, gradients: Update) -> Update:
+        for defense in self.defenses:
+            gradients = defense.simulate_per_example(gradients)
+        return gradients
+
+    def simulate(self, candidate: Update, observed: Update) -> Update:
+        for defense in self.defenses:
+            candidate = defense.simulate(candidate, observed)
+        return candidate
+
+    def log_likelihood(self, candidate: Update, observed: Update, n_examples: int) -> Tensor | None:
+        return self.defenses[-1].log_likelihood(candidate, observed, n_examples) if self.defenses else None
+
+    def released_std(self, n_examples: int) -> float:
+        std = 0.0
+        for defense in self.defenses:
+            if std and defense.stages:
+                raise ConfigError(f"no bound is known for {defense} after noise: list the noise last")
+            std = defense.released_std(n_examples) or std
+        return std
+
+    def without_noise(self) -> Defense:
+        return Chain([defense.without_noise() for defense in self.defenses])
+
+
+def _remedy(acting: Sequence[Defense]) -> str:
+    """An order that is allowed, or that there is none."""
+    by_time = sorted(acting, key=lambda defense: (min(defense.stages), max(defense.stages)))
+    if any(max(first.stages) > min(second.stages) for first, second in pairwise(by_time)):
+        return "no order of these defenses is allowed; leave one out"
+    return f"list them as {by_time}"

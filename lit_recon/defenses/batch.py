@@ -1,4 +1,4 @@
-"""Training on mixtures of images."""
+"""Defenses of the batch: mixtures of images, and dropout in the network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lit_recon.defenses.base import Batch, BatchNormMode, Defense, Stage, checked, checked_finite
+from lit_recon.defenses.base import Batch, BatchNormMode, Defense, checked
 from lit_recon.defenses.vectors import uniform_like
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone
@@ -18,27 +18,25 @@ from lit_recon.records import Update
 
 
 class MixUp(Defense):
-    """Replaces every image and its label by a mixture with another of the batch, before any gradient.
+    """Replaces every image and its label by a mixture with another of the batch.
 
-    `l x_i + (1 - l) x_p(i)`, the labels as probabilities alike, with one weight `l` from Beta(alpha, alpha) and one
-    permutation `p` per batch: one `randint` that seeds NumPy's Beta, then one `randperm`. An `alpha` of 0 is the
-    identity, for which Beta's limit gives weights 0 and 1 only. A batch of one image stays as it is.
+    `l x_i + (1 - l) x_p(i)`, and the same for the labels as probabilities, with one weight `l` from Beta(alpha, alpha)
+    and one permutation `p` per batch: one `randint` that seeds NumPy's Beta, then one `randperm`. An `alpha` of 0
+    changes nothing; Beta's limit has weights 0 and 1 only. A batch of one image is unchanged.
 
-    Every image takes part in two mixtures: followed by `DPSGD`, replacing one image changes two of the clipped
-    gradients instead of one, which no accountant knows by itself.
+    Every image is part of two mixtures: followed by `DPSGD`, replacing one image changes two of the clipped gradients
+    instead of one, which privacy accounting does not include.
 
-    The attacker's counterpart is the identity: what he reconstructs are the mixtures, with probabilities as labels.
+    The attacker leaves candidates unchanged, and so reconstructs the mixtures, with probabilities as labels.
 
     Args:
-        alpha: concentration; 1 gives uniform weights, more gives weights near one half.
+        alpha: concentration; 1 gives uniform weights, larger values give weights near one half.
 
     Source: [Zhang2018], eq. 1 and its reference code.
     """
 
-    stages = (Stage.BATCH,)
-
     def __init__(self, alpha: float = 0.0) -> None:
-        self.alpha = checked_finite(self, "alpha", alpha)
+        self.alpha = checked(self, "alpha", alpha)
 
     def transform_batch(self, batch: Batch, model: Backbone, generator: torch.Generator) -> Batch:
         if self.alpha == 0:
@@ -63,14 +61,13 @@ _MASK = "dropout_mask"
 class NetworkDropout(Defense):
     """Sets inputs of linear layers to zero with probability `rate`, independently per example, in the forward pass.
 
-    Inputs that stay are divided by `1 - rate`, as in `torch.nn.Dropout`. The masks are drawn once per release, one
-    `rand` of `(n, features)` per layer, and are the same for every gradient taken of the batch. A rate of 0 is the
-    identity.
+    The other inputs are divided by `1 - rate`, as in `torch.nn.Dropout`. The masks are drawn once per release, one
+    `rand` of `(n, features)` per layer, and are the same for every gradient of the batch. A rate of 0 changes nothing.
 
-    `prepare` gives the layers a buffer, by default all ones: the network without dropout, which is evaluated, and which
-    an attacker simulates who does not know the defense. One who knows it reads the mask off the layer's gradient: a
-    column that is zero belongs to an input that no example used. For one example that is the whole mask; for `n` he
-    sets the other inputs to their expectation, `1 / (1 - rate^n)`.
+    `prepare` gives the layers a buffer, by default all ones: the network without dropout, which is evaluated, and
+    simulated by an attacker who does not know the defense. One who does reads the mask off the layer's gradient: a
+    column that is zero belongs to an input that no example used. For one example that is the whole mask; for `n` the
+    other inputs are set to their expectation, `1 / (1 - rate^n)`.
 
     Args:
         rate: probability that an input is dropped, in [0, 0.999].
@@ -82,8 +79,6 @@ class NetworkDropout(Defense):
     Source: [Srivastava2014]; as a defense, [Zhu2019] and [Huang2021].
     """
 
-    stages = (Stage.BATCH,)
-
     def __init__(self, rate: float = 0.0, layers: Sequence[str] = ("head",)) -> None:
         self.rate = checked(self, "rate", rate, high=0.999)
         self.layers = list(layers)
@@ -94,7 +89,7 @@ class NetworkDropout(Defense):
         """A copy of the model with a mask before every layer.
 
         Raises:
-            UnsupportedModelError: no linear layer of that name.
+            UnsupportedModelError: the model has no linear layer of that name.
             ConfigError: the layer has dropout already.
         """
         prepared = copy.deepcopy(model)
@@ -105,7 +100,7 @@ class NetworkDropout(Defense):
                 linear = [other for other, module in modules.items() if isinstance(module, nn.Linear)]
                 raise UnsupportedModelError(f"NetworkDropout needs a linear layer {name!r}; the model has {linear}")
             if hasattr(layer, _MASK):
-                raise ConfigError(f"layer {name!r} has dropout already: name it once, with one rate")
+                raise ConfigError(f"NetworkDropout: layer {name!r} already has dropout: list each layer once")
             layer.register_buffer(_MASK, layer.weight.new_ones(1, layer.in_features), persistent=False)
             layer.register_forward_pre_hook(_masked)
         return prepared

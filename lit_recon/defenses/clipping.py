@@ -1,7 +1,7 @@
-"""The rule that bounds a gradient: shrink it to a given L2 norm, leave shorter ones alone.
+"""Clipping: a gradient above a given L2 norm is scaled down to it; alone, or with the noise of DP-SGD.
 
 Formal guarantees, for finite gradients: the norm of the result is at most the bound (up to rounding); shapes and dtypes
-stay; a gradient within the bound comes back bit for bit.
+are unchanged; a gradient within the bound is returned bit for bit.
 
 | bound | result |
 |---|---|
@@ -13,15 +13,21 @@ stay; a gradient within the bound comes back bit for bit.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from lit_recon.defenses.base import BatchNormMode, Defense, Round, Stage, checked
+from lit_recon.defenses.base import BatchNormMode, Defense, Round, checked
+from lit_recon.defenses.noise import gaussian_log_likelihood, with_normal_noise
 from lit_recon.defenses.release import require_separable
 from lit_recon.defenses.vectors import root, squared_norm
+from lit_recon.errors import ConfigError
 from lit_recon.models import Backbone
 from lit_recon.records import Update
+
+if TYPE_CHECKING:
+    from lit_recon.bounds.fisher import Jacobian, ReleasedInformation
 
 
 def clipped(update: Update, bound: float) -> Update:
@@ -42,7 +48,7 @@ def clipped_examples(gradients: Update, bound: float) -> Update:
 
 
 def clip_factors(squared: Tensor, bound: float) -> Tensor:
-    """What gradients of these squared norms are multiplied with, elementwise; at most 1.
+    """The factors, at most 1, that clip gradients of the given squared norms; elementwise.
 
     >>> clip_factors(torch.tensor([0.25, 16.0]), bound=1.0)
     tensor([1.0000, 0.2500])
@@ -54,10 +60,10 @@ def clip_factors(squared: Tensor, bound: float) -> Tensor:
 class GradientClipping(Defense):
     """Scales the mean gradient to an L2 norm of at most `bound`, over all parameters as one vector, after averaging.
 
-    The bound is absolute. No random numbers. An infinite bound is the identity, a bound of 0 freezes training.
-    It gives no differential privacy, as one example may still decide the direction: see `PerExampleClipping`.
+    The bound is absolute. No random numbers. An infinite bound changes nothing, a bound of 0 freezes training.
+    There is no differential privacy, as one example can still determine the direction: see `PerExampleClipping`.
 
-    The attacker clips a candidate's gradient by the same rule; for a cosine objective that changes nothing.
+    The attacker clips a candidate's gradient in the same way; for a cosine objective that changes nothing.
 
     Args:
         bound: largest norm of the released gradient.
@@ -65,10 +71,8 @@ class GradientClipping(Defense):
     Source: [Liu2025], section 5, bounds 2, 4 and 8.
     """
 
-    stages = (Stage.UPDATE,)
-
     def __init__(self, bound: float = math.inf) -> None:
-        self.bound = checked(self, "bound", bound)
+        self.bound = checked(self, "bound", bound, infinite=True)
 
     def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
         return clipped(update, self.bound)
@@ -76,13 +80,21 @@ class GradientClipping(Defense):
     def simulate(self, candidate: Update, observed: Update) -> Update:
         return clipped(candidate, self.bound)
 
+    def released_std(self, n_examples: int) -> float:
+        return 0.0
+
+    def released_information(
+        self, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator
+    ) -> ReleasedInformation:
+        return jacobian.released(std, bound=self.bound)
+
 
 class PerExampleClipping(Defense):
     """Scales each example's gradient to an L2 norm of at most `bound`, over all parameters, before averaging.
 
-    The bound is absolute. No random numbers. An infinite bound is the identity, a bound of 0 freezes training.
+    The bound is absolute. No random numbers. An infinite bound changes nothing, a bound of 0 freezes training.
 
-    The attacker clips the gradients of his candidates one by one.
+    The attacker clips the gradients of the candidate images one by one.
 
     Args:
         bound: largest norm of one example's gradient.
@@ -90,10 +102,8 @@ class PerExampleClipping(Defense):
     Source: [Abadi2016], without the noise.
     """
 
-    stages = (Stage.PER_EXAMPLE,)
-
     def __init__(self, bound: float = math.inf) -> None:
-        self.bound = checked(self, "bound", bound)
+        self.bound = checked(self, "bound", bound, infinite=True)
 
     def prepare(self, model: Backbone, batch_norm: BatchNormMode = "eval") -> Backbone:
         require_separable(model, batch_norm, self)
@@ -104,3 +114,70 @@ class PerExampleClipping(Defense):
 
     def simulate_per_example(self, gradients: Update) -> Update:
         return clipped_examples(gradients, self.bound)
+
+    def released_std(self, n_examples: int) -> float:
+        return 0.0
+
+
+class DPSGD(Defense):
+    """Clips every example's gradient, sums, adds N(0, (noise_multiplier * bound)^2), and divides by the batch size.
+
+    Computed as mean of the clipped gradients plus normal numbers of standard deviation `noise_multiplier * bound / n`,
+    which is the same. The bound is absolute and holds for all parameters as one vector. One draw of `randn` per tensor.
+    An infinite bound without noise changes nothing; a bound of 0 freezes training.
+
+    Formal guarantee: adding or removing one example changes the sum by at most `bound` in L2 norm, and the noise on the
+    sum has `noise_multiplier` times that standard deviation. Which (epsilon, delta) follows is computed by
+    `lit_recon.privacy`; it depends on how batches are sampled, and on `n` being public.
+
+    The attacker clips the gradients of the candidate images one by one; the log-likelihood is Gaussian.
+
+    Args:
+        bound: largest norm of one example's gradient.
+        noise_multiplier: standard deviation of the noise on the sum, in units of `bound`.
+
+    Raises:
+        ConfigError: a setting out of range, or noise with an infinite bound.
+
+    Source: [Abadi2016], algorithm 1.
+    """
+
+    def __init__(self, bound: float = math.inf, noise_multiplier: float = 0.0) -> None:
+        self.bound = checked(self, "bound", bound, infinite=True)
+        self.noise_multiplier = checked(self, "noise_multiplier", noise_multiplier)
+        if noise_multiplier > 0 and bound == math.inf:
+            raise ConfigError(
+                f"DPSGD scales its noise by the clipping bound: noise_multiplier={noise_multiplier:g} needs a finite "
+                "bound, such as the median norm of an example's gradient; or set noise_multiplier to 0"
+            )
+
+    def prepare(self, model: Backbone, batch_norm: BatchNormMode = "eval") -> Backbone:
+        require_separable(model, batch_norm, self)
+        return model
+
+    def transform_per_example(self, gradients: Update, generator: torch.Generator) -> Update:
+        return clipped_examples(gradients, self.bound)
+
+    def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
+        std = self.released_std(len(round_.batch.images))
+        return with_normal_noise(update, std, generator)
+
+    def simulate_per_example(self, gradients: Update) -> Update:
+        return clipped_examples(gradients, self.bound)
+
+    def log_likelihood(self, candidate: Update, observed: Update, n_examples: int) -> Tensor | None:
+        std = self.released_std(n_examples)
+        return gaussian_log_likelihood(candidate, observed, std) if std else None
+
+    def released_std(self, n_examples: int) -> float:
+        return self.noise_multiplier * self.bound / n_examples if self.noise_multiplier else 0.0
+
+    def without_noise(self) -> Defense:
+        return DPSGD(self.bound)
+
+    def released_information(
+        self, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator
+    ) -> ReleasedInformation:
+        batch = round_.batch
+        singles = [round_.gradient(batch.examples(i, i + 1)) for i in range(len(batch.images))]
+        return jacobian.released_by_example(singles, self.bound, self.released_std(len(singles)) or std)

@@ -1,75 +1,29 @@
-"""Gaussian noise on gradients."""
+"""Gaussian and Laplace noise on gradients."""
 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from lit_recon.defenses.base import BatchNormMode, Defense, Round, Stage, checked_finite
+from lit_recon.defenses.base import BatchNormMode, Defense, Round, Stage, checked
 from lit_recon.defenses.release import require_separable
 from lit_recon.defenses.vectors import normal_like, size, squared_norm, uniform_like
 from lit_recon.errors import ConfigError
 from lit_recon.models import Backbone
 from lit_recon.records import Update
 
+if TYPE_CHECKING:
+    from lit_recon.bounds.fisher import Jacobian, ReleasedInformation
 
-class GaussianNoise(Defense):
-    """Adds independent normal numbers of mean 0 to every coordinate, by default to the mean gradient, after averaging.
 
-    `std` is absolute by default: it knows neither the batch size nor the size of the gradient, and without a clipping
-    bound it gives no differential privacy. One draw of `randn` per tensor. A standard deviation of 0 is the identity.
-
-    The attacker's counterpart is the identity, and the Gaussian log-likelihood of what he sees. With `relative` he
-    estimates the size of the gradient from the noisy one.
-
-    Args:
-        std: standard deviation of one coordinate's noise.
-        relative: `std` is in units of the root mean square of the gradient's coordinates.
-        before_averaging: each example's gradient gets noise of its own; the mean's then has `std / sqrt(n)`.
-
-    Raises:
-        ConfigError: `std` negative or infinite, or `relative` together with `before_averaging`.
-
-    Source: [Zhu2019], section 5.1; [Liu2025], section 5, with 0.001, 0.01 and 0.1.
-    """
-
-    def __init__(self, std: float = 0.0, relative: bool = False, before_averaging: bool = False) -> None:
-        self.std = checked_finite(self, "std", std)
-        if relative and before_averaging:
-            raise ConfigError(
-                "GaussianNoise is relative to the mean gradient and cannot be added before averaging: "
-                "set before_averaging to false"
-            )
-        self.relative, self.before_averaging = relative, before_averaging
-        self.stages = (Stage.PER_EXAMPLE,) if before_averaging else (Stage.UPDATE,)
-
-    def prepare(self, model: Backbone, batch_norm: BatchNormMode = "eval") -> Backbone:
-        if self.before_averaging:
-            require_separable(model, batch_norm, self)
-        return model
-
-    def transform_per_example(self, gradients: Update, generator: torch.Generator) -> Update:
-        return self._noisy(gradients, generator) if self.before_averaging else gradients
-
-    def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
-        return update if self.before_averaging else self._noisy(update, generator)
-
-    def log_likelihood(self, candidate: Update, observed: Update, n_examples: int) -> Tensor | None:
-        if self.std == 0:
-            return None
-        std: float | Tensor = self.std / math.sqrt(n_examples) if self.before_averaging else self.std
-        if self.relative:
-            mean_square = squared_norm(observed) / size(observed)
-            std = self.std * (mean_square / (1 + self.std**2)).sqrt()
-        return gaussian_log_likelihood(candidate, observed, std)
-
-    def _noisy(self, values: Update, generator: torch.Generator) -> Update:
-        if self.std == 0:
-            return values
-        scale: float | Tensor = (squared_norm(values) / size(values)).sqrt() if self.relative else 1.0
-        return {name: value + normal_like(value, generator) * (self.std * scale) for name, value in values.items()}
+def with_normal_noise(values: Update, std: float | Tensor, generator: torch.Generator) -> Update:
+    """The values plus independent normal noise; one draw per tensor, none where `std` is the number 0."""
+    if not isinstance(std, Tensor) and std == 0:
+        return values
+    return {name: value + std * normal_like(value, generator) for name, value in values.items()}
 
 
 def gaussian_log_likelihood(candidate: Update, observed: Update, std: float | Tensor) -> Tensor:
@@ -79,25 +33,97 @@ def gaussian_log_likelihood(candidate: Update, observed: Update, std: float | Te
     return -0.5 * distance / spread**2 - size(observed) * (spread.log() + 0.5 * math.log(2 * math.pi))
 
 
-class LaplaceNoise(Defense):
-    """Adds independent Laplace numbers of mean 0 to every coordinate of the mean gradient, after averaging.
+class GaussianNoise(Defense):
+    """Adds independent normal noise of mean 0 to every coordinate, by default of the mean gradient, after averaging.
 
-    `scale` is absolute: the mean of |noise|, so that the standard deviation is `sqrt(2) scale`. It is no epsilon: more
-    is more noise. One draw of `rand` per tensor, through the inverse of the distribution function. A scale of 0 is the
-    identity.
+    `std` is absolute by default: it depends neither on the batch size nor on the size of the gradient, and without a
+    clipping bound there is no differential privacy. One draw of `randn` per tensor. A standard deviation of 0 changes
+    nothing.
 
-    The attacker's counterpart is the identity, and the log-likelihood, an L1 distance.
+    The attacker leaves candidates unchanged; the log-likelihood is Gaussian. With `relative` the attacker estimates the
+    size of the gradient from the noisy one.
 
     Args:
-        scale: mean absolute noise of a coordinate.
+        std: standard deviation of one coordinate's noise.
+        relative: `std` is in units of the root mean square of the gradient's coordinates.
+        before_averaging: add independent noise to each example's gradient, so that the noise of the mean has
+            `std / sqrt(n)`.
+
+    Raises:
+        ConfigError: `std` negative or infinite, or `relative` together with `before_averaging`.
+
+    Source: [Zhu2019], section 5.1; [Liu2025], section 5, with 0.001, 0.01 and 0.1.
+    """
+
+    def __init__(self, std: float = 0.0, relative: bool = False, before_averaging: bool = False) -> None:
+        self.std = checked(self, "std", std)
+        if relative and before_averaging:
+            raise ConfigError(
+                "GaussianNoise is relative to the mean gradient and cannot be added before averaging: "
+                "set before_averaging to false"
+            )
+        self.relative, self.before_averaging = relative, before_averaging
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The one of the two overridden stages that `before_averaging` selects."""
+        return (Stage.PER_EXAMPLE,) if self.before_averaging else (Stage.UPDATE,)
+
+    def prepare(self, model: Backbone, batch_norm: BatchNormMode = "eval") -> Backbone:
+        if self.before_averaging:
+            require_separable(model, batch_norm, self)
+        return model
+
+    def transform_per_example(self, gradients: Update, generator: torch.Generator) -> Update:
+        return with_normal_noise(gradients, self.std, generator) if self.before_averaging else gradients
+
+    def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
+        if self.before_averaging or self.std == 0:
+            return update
+        scale = (squared_norm(update) / size(update)).sqrt() if self.relative else 1.0
+        return with_normal_noise(update, self.std * scale, generator)
+
+    def log_likelihood(self, candidate: Update, observed: Update, n_examples: int) -> Tensor | None:
+        if self.std == 0:
+            return None
+        if not self.relative:
+            return gaussian_log_likelihood(candidate, observed, self.released_std(n_examples))
+        mean_square = squared_norm(observed) / size(observed)
+        return gaussian_log_likelihood(candidate, observed, self.std * (mean_square / (1 + self.std**2)).sqrt())
+
+    def released_std(self, n_examples: int) -> float:
+        if self.relative and self.std:
+            raise ConfigError(f"no bound is known for {self}: the size of relative noise depends on the images too")
+        return self.std / math.sqrt(n_examples) if self.before_averaging else self.std
+
+    def without_noise(self) -> Defense:
+        return Defense()
+
+    def released_information(
+        self, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator
+    ) -> ReleasedInformation:
+        if self.before_averaging:
+            return super().released_information(jacobian, round_, std, generator)
+        return jacobian.released(self.released_std(len(round_.batch.images)) or std)
+
+
+class LaplaceNoise(Defense):
+    """Adds independent Laplace noise of mean 0 to every coordinate of the mean gradient, after averaging.
+
+    `scale` is absolute: the mean of |noise|, so that the standard deviation is `sqrt(2) scale`. It is not an epsilon: a
+    larger scale is more noise. One draw of `rand` per tensor, by the inverse of the distribution function. A scale of 0
+    changes nothing.
+
+    The attacker leaves candidates unchanged; the log-likelihood is that of Laplace noise, an L1 distance.
+
+    Args:
+        scale: mean absolute value of the noise on a coordinate.
 
     Source: [Zhu2019], section 5.1.
     """
 
-    stages = (Stage.UPDATE,)
-
     def __init__(self, scale: float = 0.0) -> None:
-        self.scale = checked_finite(self, "scale", scale)
+        self.scale = checked(self, "scale", scale)
 
     def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
         if self.scale == 0:
@@ -109,6 +135,11 @@ class LaplaceNoise(Defense):
             return None
         distance = torch.stack([(value - observed[name]).abs().sum() for name, value in candidate.items()]).sum()
         return -distance / self.scale - size(observed) * math.log(2 * self.scale)
+
+    def released_std(self, n_examples: int) -> float:
+        if self.scale:
+            raise ConfigError(f"no bound is known for {self}: its noise is not Gaussian")
+        return 0.0
 
 
 def _standard_laplace(like: Tensor, generator: torch.Generator) -> Tensor:

@@ -1,4 +1,4 @@
-"""Optimal Gradient Noise: noise where the gradient tells most about the images and matters least for training.
+"""Noise and pruning of the coordinates whose information about the images is large relative to their size.
 
 With `J` the Jacobian of the mean gradient `g` (p coordinates) with respect to all pixels of the batch together, the
 sensitivity of coordinate j is the norm of row j, `n_j = |d g_j / d x|`. Noise of variances `v` leaves the Fisher
@@ -11,16 +11,19 @@ Source: [Chen2024] for scores and estimator.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from lit_recon.defenses.base import Batch, BatchGradient, Defense, Round, Stage, checked, checked_finite
-from lit_recon.defenses.sparsity import lowest
+from lit_recon.defenses.base import Batch, BatchGradient, Defense, Round, checked
+from lit_recon.defenses.sparsity import CHOICE_LEFT_OUT, lowest, masked_information
 from lit_recon.defenses.vectors import flatten, normal_like, unflatten, where_observed
 from lit_recon.errors import ConfigError
 from lit_recon.records import Update
+
+if TYPE_CHECKING:
+    from lit_recon.bounds.fisher import Jacobian, ReleasedInformation
 
 #: Pixels in a batch up to which the exact mode, one Jacobian-vector product per pixel, is allowed.
 EXACT_LIMIT = 4096
@@ -31,16 +34,17 @@ def sensitivities(
 ) -> Update:
     """Norms `n_j` of the rows of the Jacobian, in the shapes of the update.
 
-    `n_j^2` is the mean of `(J v)_j^2` over random directions `v` from N(0, I), which is unbiased; with 10 of them the
-    relative standard deviation of `n_j` is about 1 / sqrt(20), 22 %. Exact: the sum over all unit vectors.
+    `n_j^2` is estimated without bias by the mean of `(J v)_j^2` over random directions `v` from N(0, I); with 10 of
+    them the relative standard deviation of `n_j` is about 1 / sqrt(20), 22 %. The exact value is the sum over all unit
+    vectors.
 
     `J^T u` is linear in `u`, so that its derivative along `v` is `J v`: the graph of `J^T u` is built once, and every
-    direction costs one pass back through it. Forward-mode derivatives of the same (`torch.func.jvp`) took 3 to
-    20 times as long for small networks on a CPU under PyTorch 2.13. The Jacobian itself is never stored.
+    direction costs one backward pass through it. Forward-mode derivatives (`torch.func.jvp`) took 3 to 20 times as
+    long for small networks on a CPU under PyTorch 2.13. The Jacobian itself is never stored.
 
     Args:
         gradient: of the mean loss.
-        batch: where to differentiate.
+        batch: the images at which to differentiate.
         directions: number of random directions, or None for exact values.
         generator: of the directions; one `randn` per direction.
 
@@ -62,7 +66,7 @@ def sensitivities(
 
 
 def leakage(sensitivity: Update, update: Update, floor: float = 1e-8, cap: float = 1e6) -> Update:
-    """Scores `min(n_j / max(|g_j|, floor), cap)`: what a coordinate tells about the images per unit of its size.
+    """Scores `min(n_j / max(|g_j|, floor), cap)`: sensitivity to the images relative to the size of the coordinate.
 
     Coordinates with neither sensitivity nor gradient, as behind a dead ReLU, score 0.
 
@@ -105,14 +109,14 @@ def _unit_vectors(images: Tensor) -> Iterator[Tensor]:
         yield direction.view(images.shape)
 
 
-#: What equals that of uniform noise of the same `std`.
+#: The quantity that is equal to that of uniform noise of the same `std`.
 Match = Literal["energy", "weighted", "measured"]
 
 
 class OptimalGradientNoise(Defense):
     """Adds normal noise to the mean gradient, after averaging, of variance `v_j` proportional to `n_j / |g_j|`.
 
-    `n_j` is the sensitivity of coordinate j to the images (see `sensitivities`), `g_j` the update that arrives here.
+    `n_j` is the sensitivity of coordinate j to the images (see `sensitivities`), `g_j` the update before this defense.
     Among all variances with the same gradient-weighted energy `sum_j g_j^2 v_j` these leave the least Fisher trace.
 
     The budget is matched to uniform noise of standard deviation `std` (absolute) by
@@ -120,32 +124,31 @@ class OptimalGradientNoise(Defense):
     - `weighted`: equal `sum_j g_j^2 v_j`, for which the variances are optimal: the Fisher trace falls to
       `cos^2(n, |g|)` of that of uniform noise (by Cauchy and Schwarz; where floor and cap do not bind);
     - `energy`: equal `sum_j v_j`, as in the published code. The Fisher trace is then usually *larger* than that of
-      uniform noise, that is, the defense protects less by its own bound, and hurts training less;
+      uniform noise: the defense protects less by its own bound, and hurts training less;
     - `measured`: standard deviations `scale` times those of `energy`, with the scale at which the measured utility is
       equal; `matched_scale` finds it.
 
-    Never compare the first two at equal `std`; compare on an axis of utility.
+    The first two are not comparable at equal `std`; compare at equal utility.
 
-    Noise is drawn after the directions of the estimate, one `randn` per tensor. A `std` of 0 is the identity, and draws
-    nothing. Coordinates that do not depend on the images get no noise; if none does, the noise is uniform. As the
-    variances depend on private data, no differential privacy can be stated.
+    Noise is drawn after the directions of the estimate, one `randn` per tensor. A `std` of 0 changes and draws nothing.
+    Coordinates that do not depend on the images get no noise; if none does, the noise is uniform. As the variances
+    depend on private data, there is no differential privacy.
 
-    The attacker's counterpart is the identity: he does not know the variances.
+    The attacker does not know the variances and leaves candidates unchanged.
 
     Args:
-        std: of the uniform noise with the same budget.
+        std: standard deviation of the uniform noise with the same budget.
         match: the budget.
-        scale: for `measured` only.
+        scale: factor of the standard deviations, for `measured` only.
         directions: random directions of the estimate, or None for exact sensitivities (small batches).
-        floor, cap: of the quotient `n_j / |g_j|`; the published code's. They decide where gradients are nearly zero.
+        floor, cap: limits of the quotient `n_j / |g_j|`, by default those of the published code. They matter where
+            gradients are nearly zero.
 
     Raises:
         ConfigError: a setting out of range, `measured` without a scale, or a scale without `measured`.
 
     Source: [Chen2024]; its code takes 10 directions and matches the energy.
     """
-
-    stages = (Stage.UPDATE,)
 
     def __init__(
         self,
@@ -164,9 +167,9 @@ class OptimalGradientNoise(Defense):
                 f"scale={scale}: find the scale with matched_scale, or leave it out and match 'weighted'"
             )
         require_quotient(self, directions, floor, cap)
-        self.std = checked_finite(self, "std", std)
+        self.std = checked(self, "std", std)
         self.match: Match = match
-        self.scale = None if scale is None else checked_finite(self, "scale", scale)
+        self.scale = None if scale is None else checked(self, "scale", scale)
         self.directions, self.floor, self.cap = directions, floor, cap
 
     def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
@@ -176,7 +179,7 @@ class OptimalGradientNoise(Defense):
         return {name: value + variance[name].sqrt() * normal_like(value, generator) for name, value in update.items()}
 
     def variances(self, update: Update, sensitivity: Update) -> Update:
-        """Variance of every coordinate's noise for an update and its sensitivities."""
+        """Variance of the noise on every coordinate, for an update and its sensitivities."""
         scores = leakage(sensitivity, update, self.floor, self.cap)
         weighted = self.match == "weighted"
         uniform, allocated = 0.0, 0.0
@@ -190,9 +193,23 @@ class OptimalGradientNoise(Defense):
         factor = self.std**2 * uniform / allocated * (1.0 if self.scale is None else self.scale) ** 2
         return {name: score * factor for name, score in scores.items()}
 
+    def released_std(self, n_examples: int) -> float:
+        if self.std:
+            raise ConfigError(f"no bound is known for {self}: the variances depend on the images too")
+        return 0.0
+
+    def released_information(
+        self, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator
+    ) -> ReleasedInformation:
+        sensitivity = sensitivities(round_.gradient, round_.batch, self.directions, generator)
+        variances = self.variances(jacobian.update, sensitivity)
+        kept = {name: value > 0 for name, value in variances.items()}
+        spread = {name: torch.where(kept[name], value, 1.0).sqrt() for name, value in variances.items()}
+        return jacobian.released(spread, kept, notes=["the information in the variances themselves is left out"])
+
 
 def require_quotient(owner: object, directions: int | None, floor: float, cap: float) -> None:
-    """Refuse settings under which `n_j / |g_j|` could not be computed.
+    """Check the settings of the quotient `n_j / |g_j|`.
 
     Raises:
         ConfigError: less than one direction, or a floor or cap that is not positive and finite.
@@ -209,33 +226,31 @@ def require_quotient(owner: object, directions: int | None, floor: float, cap: f
 class OptimalGradientPruning(Defense):
     """Sets the coordinates of the mean gradient with the largest `n_j / |g_j|` to zero, globally, after averaging.
 
-    `n_j` is the sensitivity of coordinate j to the images (see `sensitivities`), `g_j` the update that arrives here.
+    `n_j` is the sensitivity of coordinate j to the images (see `sensitivities`), `g_j` the update before this defense.
     The budget is matched to `GradientPruning` of the same `fraction` (global) by
 
     - `count`: the same number of coordinates, exactly `round(fraction * p)`, as in the published code;
     - `weighted`: as many as fit into the same gradient energy, `sum of g_j^2 over the pruned coordinates`: the greedy
-      solution of the knapsack that this defense is derived from.
+      solution of the knapsack problem that this defense is derived from.
 
-    To match a measured utility, search `fraction` with `matched_scale`. Compare on an axis of utility: pruning the
-    same number of coordinates as magnitude pruning costs more of the gradient.
+    To match a measured utility, search `fraction` with `matched_scale`. Compare at equal utility: pruning the same
+    number of coordinates as magnitude pruning removes more of the gradient.
 
-    The estimate draws one `randn` per direction. A fraction of 0 is the identity, and draws nothing.
+    The estimate draws one `randn` per direction. A fraction of 0 changes and draws nothing.
 
-    The attacker reads the mask off what he sees and applies it to his candidate.
+    The attacker reads the mask off the observed update and applies it to the candidate.
 
     Args:
         fraction: in [0, 1].
         match: the budget.
         directions: random directions of the estimate, or None for exact sensitivities (small batches).
-        floor, cap: of the quotient `n_j / |g_j|`.
+        floor, cap: limits of the quotient `n_j / |g_j|`.
 
     Raises:
         ConfigError: a setting out of range.
 
     Source: [Chen2024]; its code takes 10 directions and matches the count.
     """
-
-    stages = (Stage.UPDATE,)
 
     def __init__(
         self,
@@ -267,10 +282,18 @@ class OptimalGradientPruning(Defense):
     def simulate(self, candidate: Update, observed: Update) -> Update:
         return candidate if self.fraction == 0 else where_observed(candidate, observed)
 
+    def released_std(self, n_examples: int) -> float:
+        return 0.0
+
+    def released_information(
+        self, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator
+    ) -> ReleasedInformation:
+        return masked_information(self, jacobian, round_, std, generator, CHOICE_LEFT_OUT)
+
     def _within_energy(self, values: Tensor, scores: Tensor, count: int) -> Tensor:
         energy = values.double().square()
         budget = energy[lowest(energy, count)].sum()
         order = scores.argsort(descending=True, stable=True)
-        # a margin for rounding: at fraction 1 everything fits
+        # the margin covers rounding: at fraction 1 everything fits
         fits = energy[order].cumsum(0) <= budget * (1 + 1e-9)
         return torch.zeros_like(fits).index_fill(0, order[fits], True)

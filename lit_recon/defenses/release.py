@@ -1,4 +1,4 @@
-"""A defended gradient: one function for the client and for training, and the attacker's simulation of it."""
+"""The gradient that a defended client releases, and its simulation by an attacker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
 from lit_recon.models import Backbone
 from lit_recon.records import ForwardOperator, SimulatedDefense, Update
 
-#: Examples at once: a number, or one on a CPU and several on a GPU.
+#: Examples per chunk of per-example gradients; `auto`: one on a CPU, several on a GPU.
 Chunk = int | Literal["auto"]
 _CHUNK_ON_GPU = 16
 
@@ -27,21 +27,22 @@ def per_example_gradients(
     create_graph: bool = False,
     functional: bool = False,
 ) -> Iterator[Update]:
-    """Gradients of the examples of a batch, in order, in pieces of `(chunk, ...)` so that memory stays bounded.
+    """Gradients of the single examples of a batch, in order, in chunks of `(chunk, ...)` to limit memory.
 
-    A piece of one is plain autograd, on a CPU the fastest way and the one with the least memory: 3.0 plain steps for a
-    ResNet-18 and 32 images, against 4.9 for `torch.func.vmap` in chunks of 8 and 5.4 for Opacus' hooks. On a GPU, where
-    the kernels of one example are too small to fill the device, pieces run under `vmap`; their size is not measured.
+    A chunk of one uses plain autograd, which on a CPU is fastest and needs the least memory: the time of 3.0 plain
+    steps for a ResNet-18 and 32 images, against 4.9 for `torch.func.vmap` in chunks of 8 and 5.4 for Opacus' hooks. On
+    a GPU, where the kernels of one example are too small to fill the device, chunks run under `vmap`; their default
+    size was not tuned.
 
     Args:
         gradient: of the mean loss over a batch.
         batch: at least one example.
-        chunk: examples in a piece.
+        chunk: examples per chunk.
         create_graph: keep the gradients differentiable; plain autograd for every example.
-        functional: by `torch.func`, all examples in one piece, for use inside its transforms.
+        functional: differentiate by `torch.func`, all examples in one chunk, for use inside its transforms.
 
     Raises:
-        ConfigError: a piece of less than one example.
+        ConfigError: a chunk of less than one example.
     """
     n = len(batch.images)
     if chunk != "auto" and chunk < 1:
@@ -86,7 +87,7 @@ def require_separable(model: Backbone, batch_norm: BatchNormMode, owner: object)
 def at_weights(
     operator: ForwardOperator, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
 ) -> BatchGradient:
-    """The operator as a function of the batch alone; the batch's masks take the place of buffers of the same names."""
+    """The operator as a function of the batch alone; the batch's masks replace buffers of the same names."""
 
     def gradient(batch: Batch, *, create_graph: bool = False, functional: bool = False) -> Update:
         replaced = {**buffers, **batch.masks}
@@ -105,24 +106,24 @@ def defended_gradient(
     generator: torch.Generator,
     chunk: Chunk = "auto",
 ) -> Update:
-    """What a client with this defense releases; in training, what its optimizer steps along.
+    """The update that a client with this defense releases; in training, the direction of the optimizer's step.
 
-    Gradients of single examples are taken only where the defense acts on them, a few at a time.
+    Gradients of single examples are computed only if the defense transforms them, a few at a time.
 
     Args:
         defense: one, or a `Chain`.
-        model: prepared by the defense; read for its structure only.
+        model: prepared by the defense; used for its structure only.
         gradient: of the mean loss, at the weights of this round.
-        batch: as it came from the data.
-        generator: of all the defense's random numbers. They are the same whatever `chunk` is, except where a defense
-            adds noise to the gradients of single examples.
-        chunk: examples at once.
+        batch: the client's data.
+        generator: of all the defense's random numbers. They do not depend on `chunk`, except where a defense adds noise
+            to the gradients of single examples.
+        chunk: examples per chunk of per-example gradients.
 
     Raises:
         ShapeError: an empty batch.
     """
     if len(batch.images) == 0:
-        raise ShapeError("a release needs at least one example; got an empty batch: skip the round")
+        raise ShapeError("a client's update needs at least one example; got an empty batch: skip the round")
     batch = defense.transform_batch(batch, model, generator)
     if Stage.PER_EXAMPLE in defense.stages:
         pieces = per_example_gradients(gradient, batch, chunk)
@@ -141,13 +142,13 @@ def simulated_gradient(
     create_graph: bool = False,
     functional: bool = False,
 ) -> Update:
-    """What the defense would have made of a candidate's gradient, as far as an attacker who knows it can tell.
+    """A candidate's gradient after the simulated defense, for comparison with the observed update.
 
     Args:
         defense: the client's.
         gradient: of the mean loss, at the public weights and the defense's `simulate_buffers`.
         candidate: images and labels.
-        observed: what the client released.
+        observed: the released update.
         create_graph: keep the result differentiable in the candidate.
         functional: differentiate by `torch.func`, for use inside its transforms.
     """
@@ -160,7 +161,7 @@ def simulated_gradient(
 
 
 def _mean(pieces: Iterable[Update]) -> Update:
-    """Mean over all examples of gradients that come in pieces of `(chunk, ...)`."""
+    """Mean over all examples of gradients in chunks of `(chunk, ...)`."""
     total: Update = {}
     n = 0
     for piece in pieces:

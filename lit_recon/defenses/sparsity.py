@@ -1,37 +1,38 @@
-"""Sparsity of gradients by magnitude."""
+"""Sparse gradients: coordinates dropped at random or by magnitude."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from lit_recon.defenses.base import Defense, Round, Stage, checked
+from lit_recon.defenses.base import Defense, Round, checked
 from lit_recon.defenses.vectors import flatten, unflatten, uniform_like, where_observed
 from lit_recon.errors import ConfigError
 from lit_recon.records import Update
+
+if TYPE_CHECKING:
+    from lit_recon.bounds.fisher import Jacobian, ReleasedInformation
 
 
 class GradientDropout(Defense):
     """Sets every coordinate of the mean gradient to zero with probability `rate`, independently, after averaging.
 
-    The coordinates that stay are as they were, unless `rescale` divides them by `1 - rate`, which makes the gradient
-    unbiased and leaves its direction alone. One draw of `rand` per tensor. A rate of 0 is the identity.
+    The other coordinates are unchanged, unless `rescale` divides them by `1 - rate`, which makes the gradient unbiased.
+    One draw of `rand` per tensor. A rate of 0 changes nothing.
 
-    The attacker reads the mask off what he sees and applies it, and the factor, to his candidate.
+    The attacker reads the mask off the observed update and applies it, and the factor, to the candidate.
 
     Args:
         rate: probability that a coordinate is dropped, in [0, 1].
-        rescale: keep the expectation.
+        rescale: divide by `1 - rate`.
 
     Raises:
-        ConfigError: a rate outside its range, or nothing left to rescale.
+        ConfigError: a rate outside its range, or `rescale` at a rate of 1.
 
     Source: [Liu2025], section 5 ("randomly dropout the entries of the gradient"), with 0.3 to 0.9.
     """
-
-    stages = (Stage.UPDATE,)
 
     def __init__(self, rate: float = 0.0, rescale: bool = False) -> None:
         self.rate, self.rescale = checked(self, "rate", rate, high=1.0), rescale
@@ -47,22 +48,45 @@ class GradientDropout(Defense):
     def simulate(self, candidate: Update, observed: Update) -> Update:
         return candidate if self.rate == 0 else self._scaled(where_observed(candidate, observed))
 
+    def released_std(self, n_examples: int) -> float:
+        return 0.0
+
+    def released_information(
+        self, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator
+    ) -> ReleasedInformation:
+        if self.rescale:
+            return super().released_information(jacobian, round_, std, generator)
+        return masked_information(self, jacobian, round_, std, generator)
+
     def _scaled(self, values: Update) -> Update:
         return {name: value / (1 - self.rate) for name, value in values.items()} if self.rescale else values
+
+
+def masked_information(
+    defense: Defense, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator, *notes: str
+) -> ReleasedInformation:
+    """`released_information` of a defense that sets coordinates to zero and leaves the others unchanged."""
+    sparse = defense.transform_update(jacobian.update, round_, generator)
+    kept = {name: value != 0 for name, value in sparse.items()}
+    return jacobian.released(std, kept, notes=notes)
+
+
+#: Note on the information in an update whose dropped coordinates depend on the inputs.
+CHOICE_LEFT_OUT = "the information in the choice of the dropped coordinates is left out"
 
 
 def lowest(scores: Tensor, count: int) -> Tensor:
     """Boolean mask, of the shape of `scores`, of exactly `count` coordinates with the lowest scores.
 
-    Selection, not sorting: time linear in the number of coordinates, and no limit on it, where `torch.quantile` refuses
-    more than 16 million. Of equal scores the selection algorithm takes some, always the same.
+    By selection instead of sorting: linear time, and no limit on the number of coordinates, where `torch.quantile`
+    refuses more than 16 million. The choice among equal scores is arbitrary but repeatable.
 
     >>> lowest(torch.tensor([0.3, 0.1, 0.2]), 2)
     tensor([False,  True,  True])
     """
     flat = scores.reshape(-1)
     few = count <= flat.numel() // 2
-    # selecting the smaller side is the cheaper half of the work
+    # selecting the smaller side is cheaper
     picked = flat.topk(count if few else flat.numel() - count, largest=not few, sorted=False).indices
     mask = torch.full_like(flat, not few, dtype=torch.bool)
     mask[picked] = few
@@ -73,13 +97,13 @@ class GradientPruning(Defense):
     """Sets the fraction of the mean gradient's coordinates that is smallest in absolute value to zero, after averaging.
 
     Exactly `round(fraction * p)` of the `p` coordinates are pruned, of all parameters together (`global`) or of each
-    tensor (`tensor`, weights and biases alike). No random numbers. A fraction of 0 is the identity.
+    tensor (`tensor`, weights and biases alike). No random numbers. A fraction of 0 changes nothing.
 
-    The attacker reads the mask off what he sees and applies it to his candidate.
+    The attacker reads the mask off the observed update and applies it to the candidate.
 
     Args:
         fraction: in [0, 1].
-        scope: what the fraction is of.
+        scope: prune this fraction of all coordinates (`global`) or of each tensor (`tensor`).
 
     Raises:
         ConfigError: a setting outside its range.
@@ -87,8 +111,6 @@ class GradientPruning(Defense):
     Source: [Zhu2019], section 5.2 and [Liu2025], section 5, with 0.3 to 0.99, which do not say the scope; global in
         the code of [Chen2024], per tensor in that of GradAttack.
     """
-
-    stages = (Stage.UPDATE,)
 
     def __init__(self, fraction: float = 0.0, scope: Literal["global", "tensor"] = "global") -> None:
         if scope not in ("global", "tensor"):
@@ -103,6 +125,14 @@ class GradientPruning(Defense):
 
     def simulate(self, candidate: Update, observed: Update) -> Update:
         return candidate if self.fraction == 0 else where_observed(candidate, observed)
+
+    def released_std(self, n_examples: int) -> float:
+        return 0.0
+
+    def released_information(
+        self, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator
+    ) -> ReleasedInformation:
+        return masked_information(self, jacobian, round_, std, generator, CHOICE_LEFT_OUT)
 
     def _pruned(self, values: Tensor) -> Tensor:
         return values.masked_fill(lowest(values.abs(), round(self.fraction * values.numel())), 0.0)

@@ -1,4 +1,4 @@
-"""An update as one vector: its norm, its coordinates, and random vectors of its shape."""
+"""Updates as vectors: norm, coordinates, and random vectors of the same shape."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def uniform_like(value: Tensor, generator: torch.Generator) -> Tensor:
 def where_observed(candidate: Update, observed: Update) -> Update:
     """The candidate's coordinates where the observed update is not zero, and zero elsewhere.
 
-    A coordinate that was zero by itself counts as dropped: nothing wrong is matched, at the price of one equation.
+    A coordinate that was zero before the defense counts as dropped: one equation is lost, and none is wrong.
     """
     return {name: torch.where(observed[name] != 0, value, 0.0) for name, value in candidate.items()}
 
@@ -60,13 +60,13 @@ def matched_scale(utility: Callable[[float], float], target: float, low: float, 
     """The scale in [low, high] at which a monotone `utility` meets `target`, by bisection of its logarithm.
 
     Args:
-        utility: measured figure at a scale, for example the final training loss; falling or rising.
-        target: the figure to match, for example that of uniform noise.
-        low, high: positive, on either side of the answer.
-        steps: measurements besides the two ends.
+        utility: measured utility at a scale, for example the final training loss; falling or rising.
+        target: the utility to match, for example that of uniform noise.
+        low, high: positive, below and above the result.
+        steps: measurements besides those at `low` and `high`.
 
     Raises:
-        ConfigError: the ends are not positive and in order, or do not enclose the target.
+        ConfigError: `low` and `high` are not positive and in order, or do not enclose the target.
 
     >>> round(matched_scale(lambda scale: scale**2, target=9.0, low=1.0, high=10.0), 3)
     3.0

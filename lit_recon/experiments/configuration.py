@@ -21,6 +21,22 @@ _Schema = TypeVar("_Schema", bound="DataclassInstance")
 #: Settings in which an interrupted run and the one that goes on may differ: they change how it runs or is scored.
 SAME_RUN = (*IGNORED_SETTINGS, "name", "trainer", "save_every_seconds", "lpips", "wandb", "paper", "backbone.cache")
 
+
+@dataclasses.dataclass(frozen=True)
+class PaperSettings:
+    """The paper that a configuration follows; reports show its values beside ours.
+
+    Args:
+        citation: authors, title, venue.
+        values: published values by metric, numbers or text such as `0.16 to 0.25`.
+        note: differences between the paper's setting and this one, or the table that the values are from.
+    """
+
+    citation: str = ""
+    values: dict[str, float | str] = dataclasses.field(default_factory=dict)
+    note: str = ""
+
+
 #: Wordings of the parser and what to say instead, applied in this order.
 _PHRASES = [
     (r'Parser key "([\w.+]+)":', r"\1:"),

@@ -12,6 +12,7 @@ from lit_recon.clients import ClientSettings, LocalTraining
 from lit_recon.data.sources import Digits, ImageSource
 from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError
+from lit_recon.experiments.configuration import PaperSettings as PaperSettings
 from lit_recon.models import Imprint, Trunk, WideFeatureLayer
 from lit_recon.modules.loggers import WandbSettings
 from lit_recon.modules.private import PrivacySettings
@@ -110,21 +111,6 @@ class LpipsSettings:
     network: Literal["alex", "squeeze", "vgg", "none"] = "alex"
     weights: Path | None = None
     download: bool = True
-
-
-@dataclass(frozen=True)
-class PaperSettings:
-    """The paper that a configuration follows; reports show its figures beside ours.
-
-    Args:
-        citation: authors, title, venue.
-        values: printed figures by metric, numbers or text such as `0.16 to 0.25`.
-        note: how its setting differs from this one, or where the figures stand.
-    """
-
-    citation: str = ""
-    values: dict[str, float | str] = field(default_factory=dict)
-    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,10 +22,9 @@ from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.experiments.settings import BackboneSettings
 from lit_recon.models import Backbone, BackboneCheckpoint, ResNet18, load_backbone, save_backbone
-from lit_recon.modules.data import BackboneDataModule, SourceDataModule
-from lit_recon.modules.defended import BackboneModule, DefendedBackboneModule, train_backbone
+from lit_recon.modules.backbone import BackboneModule, DefendedBackboneModule, train_backbone
+from lit_recon.modules.data import BackboneDataModule, PoissonDataModule, SourceDataModule
 from lit_recon.modules.loggers import WandbSettings, build_loggers
-from lit_recon.modules.poisson import PoissonDataModule
 from lit_recon.modules.private import PrivacySettings, PrivateBackboneModule, private_model
 from lit_recon.training.callbacks import BACKBONE_FILE, LAST_CHECKPOINT, training_callbacks
 from lit_recon.training.module import Figures, SGDSchedule, TrainingModule, read_utility, without_utility, write_utility
@@ -110,10 +109,10 @@ def _private(
     fitting, replaced = private_model(model)
     plan = dp.plan(len(data.train), settings.batch_size, max(1, settings.epochs))
     spent = plan.epsilon(plan.steps_per_epoch * settings.epochs)
-    noise, rate = f"{plan.noise_multiplier:.4g} x clipping norm {plan.max_grad_norm:g}", f"{plan.sampling_rate:.3g}"
+    noise, rate = f"{plan.noise_multiplier:.4g} x clipping norm {plan.descent.bound:g}", f"{plan.sampling_rate:.3g}"
     notes = [
         f"privacy     noise {noise}, sampling rate {rate}",
-        f"            epsilon {spent:.4g} at delta {plan.delta:g} in the end ({plan.neighbors}; {plan.accountant})",
+        f"            epsilon {spent:.4g} at delta {dp.delta:g} in the end ({dp.neighbors}; {plan.accountant})",
     ]
     if replaced:
         notes.append(f"            GroupNorm in place of {len(replaced)} BatchNorm layers, which mix private images")

@@ -9,7 +9,6 @@ from lit_recon.models.classifiers.imprint import Imprint, ImprintBlock, Imprinte
 from lit_recon.models.classifiers.residual import ResNet18, WideResNet
 from lit_recon.models.classifiers.small import MLP, ConvNet, LeNet
 from lit_recon.models.generative.unet import UNet
-from lit_recon.models.released import ReleasedCNN, ReleasedMLP, ReleasedNetwork
 
 __all__ = [
     "MLP",
@@ -20,9 +19,6 @@ __all__ = [
     "ImprintBlock",
     "ImprintedTrunk",
     "LeNet",
-    "ReleasedCNN",
-    "ReleasedMLP",
-    "ReleasedNetwork",
     "ResNet18",
     "Trunk",
     "UNet",

@@ -19,38 +19,37 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lit_recon.data.seeding import seeded_generator
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone
-from lit_recon.modules.defended import switch_off_ddp_reduction
-from lit_recon.privacy import Neighbors, calibrate_noise, noisy_sgd
+from lit_recon.modules.backbone import switch_off_ddp_reduction
+from lit_recon.privacy import Neighbors, PrivateDescent
 from lit_recon.training.module import Figures, ImageBatch, SGDSchedule, TrainingModule
 
 if TYPE_CHECKING:
     from opacus.optimizers import DPOptimizer
 
-#: More noise than this is asked for by no training that learns; a smaller epsilon counts as out of reach.
+#: No useful training has more noise than this; an epsilon that needs more is refused.
 _MOST_NOISE = 1000.0
 
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """A mechanism and how often it may run.
+    """DP-SGD for one training set.
 
     Attributes:
-        noise_multiplier: standard deviation of the noise on the sum of clipped gradients, over `max_grad_norm`.
-        max_grad_norm: norm that a single example's gradient is clipped to.
-        sampling_rate: chance of an image to enter a step's batch.
+        descent: clipping, noise and guarantee; the noise is given.
+        sampling_rate: probability of an image to be in a step's batch.
         batch_size: expected number of images in a batch, over all processes: the divisor of the sum.
         steps_per_epoch: the same number as in plain training.
-        delta: of the guarantee.
-        neighbors: the relation of the guarantee.
     """
 
-    noise_multiplier: float
-    max_grad_norm: float
+    descent: PrivateDescent
     sampling_rate: float
     batch_size: int
     steps_per_epoch: int
-    delta: float
-    neighbors: Neighbors
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation of the noise on the sum of clipped gradients, over the clipping norm."""
+        return self.descent.noise_multiplier or 0.0
 
     @property
     def accountant(self) -> str:
@@ -58,32 +57,28 @@ class PrivacyPlan:
         return "closed form (Gaussian)" if self.sampling_rate == 1 else "privacy loss distribution (dp-accounting)"
 
     def epsilon(self, steps: int) -> float:
-        """What has been spent after so many steps; infinite without noise, 0 before the first step."""
-        if steps == 0:
-            return 0.0
-        if self.noise_multiplier == 0 or self.max_grad_norm == math.inf:
-            return math.inf
-        return noisy_sgd(self.noise_multiplier, steps, self.sampling_rate, self.neighbors).epsilon(self.delta)
+        """Epsilon after so many steps; infinite without noise, 0 before the first step."""
+        return self.descent.epsilon(steps, self.sampling_rate)
 
 
 @dataclass(frozen=True)
 class PrivacySettings:
     """DP-SGD through Opacus: Poisson-sampled batches, clipped gradients of single images, Gaussian noise.
 
-    Everything that the guarantee covers follows from the training images; their normalization is measured without
-    noise and not covered, nor is a seed that others know: it tells the noise.
+    The guarantee covers everything that follows from the training images, but not their normalization, which is
+    measured without noise. It needs a secret seed: whoever knows the seed knows the noise.
 
     Args:
-        max_grad_norm: norm that the gradient of a single image is clipped to; 0 lets nothing but weight decay move the
-            weights; required with noise.
+        max_grad_norm: norm that the gradient of a single image is clipped to; at 0 the weights change by weight decay
+            only; required with noise.
         noise_multiplier: standard deviation of the noise on the sum of a batch's clipped gradients, over
-            max_grad_norm; default: what target_epsilon asks for.
-        target_epsilon: budget of the whole training; the noise is chosen for it, or checked against it if given.
-        delta: chance that the guarantee fails; below 1 / number of training images.
-        neighbors: data sets that must look alike: with and without one image, or with one image replaced.
+            max_grad_norm; default: the least noise that keeps target_epsilon.
+        target_epsilon: privacy budget of the whole training; checked against noise_multiplier where both are given.
+        delta: probability with which the guarantee may fail; below 1 / number of training images.
+        neighbors: data sets that must be hard to tell apart: with and without one image, or with one image replaced.
 
     Raises:
-        ConfigError: a number out of its range, noise without a bound, or neither noise nor a budget.
+        ConfigError: a number out of its range, noise without a finite norm, or neither noise nor a budget.
     """
 
     max_grad_norm: float = math.inf
@@ -93,28 +88,19 @@ class PrivacySettings:
     neighbors: Neighbors = "add_or_remove_one"
 
     def __post_init__(self) -> None:
-        if not self.max_grad_norm >= 0:
-            raise ConfigError(_out_of_range("max_grad_norm", "at least 0", self.max_grad_norm, "0"))
-        noise, target = self.noise_multiplier, self.target_epsilon
-        if noise is None and target is None:
-            raise ConfigError("dp needs a noise_multiplier, such as 1.0, or a target_epsilon, such as 8.0; got neither")
-        if noise is not None and not 0 <= noise < math.inf:
-            raise ConfigError(_out_of_range("noise_multiplier", "at least 0 and finite", noise, "0"))
-        if target is not None and not 0 < target < math.inf:
-            raise ConfigError(_out_of_range("target_epsilon", "above 0 and finite", target, "a small one, such as 0.1"))
-        if not 0 < self.delta < 1:
-            raise ConfigError(_out_of_range("delta", "strictly between 0 and 1", self.delta, "1e-5"))
-        if self.max_grad_norm == math.inf and (target is not None or noise):
-            raise ConfigError(
-                "dp.max_grad_norm is infinite, but noise is scaled by it: give the norm to clip to, usually 1.0, or "
-                "set dp.noise_multiplier to 0 and leave dp.target_epsilon out"
-            )
+        self.descent()
+
+    def descent(self) -> PrivateDescent:
+        """The same settings by the names that all private trainings share."""
+        return PrivateDescent(
+            self.max_grad_norm, self.noise_multiplier, self.target_epsilon, self.delta, self.neighbors
+        )
 
     def plan(self, n_images: int, batch_size: int, epochs: int) -> PrivacyPlan:
-        """The mechanism for a training set and a number of epochs.
+        """DP-SGD for a training set and a number of epochs.
 
         Args:
-            n_images: in the training set.
+            n_images: size of the training set.
             batch_size: expected number of images per step, over all processes.
             epochs: of the whole training, at least 1.
 
@@ -132,39 +118,9 @@ class PrivacySettings:
                 f"{1 / n_images:.2g}, such as {0.1 / n_images:.1g}"
             )
         rate, per_epoch = batch_size / n_images, math.ceil(n_images / batch_size)
-        noise = self._noise(rate, per_epoch * epochs)
-        return PrivacyPlan(noise, self.max_grad_norm, rate, batch_size, per_epoch, self.delta, self.neighbors)
-
-    def _noise(self, rate: float, steps: int) -> float:
-        noise, target = self.noise_multiplier, self.target_epsilon
-        if target is None:
-            return noise or 0.0
-        given = noise is not None
-        most = noise if noise is not None else _MOST_NOISE
-        smallest = noisy_sgd(most, steps, rate, self.neighbors).epsilon(self.delta) if most else math.inf
-        if target < smallest:
-            remedy = "leave dp.noise_multiplier out to have it chosen" if given else "take fewer epochs"
-            raise ConfigError(
-                f"dp.target_epsilon={target:g} cannot be reached in {steps} steps with a noise multiplier of {most:g}: "
-                f"the smallest epsilon that can is {_rounded_up(smallest)}; raise the target, or {remedy}"
-            )
-        return most if given else calibrate_noise(target, self.delta, steps, rate, self.neighbors)
-
-
-def _out_of_range(name: str, expected: str, got: float, nearest: str) -> str:
-    return f"dp.{name} must be {expected}; got {got:g}: the nearest valid choice is {nearest}"
-
-
-def _rounded_up(value: float) -> str:
-    """Three digits that the value does not exceed.
-
-    >>> _rounded_up(1.23401)
-    '1.24'
-    """
-    if not 0 < value < math.inf:
-        return f"{value:g}"
-    unit = 10 ** (math.floor(math.log10(value)) - 2)
-    return f"{math.ceil(value / unit) * unit:.3g}"
+        descent = self.descent()
+        noise = descent.noise(per_epoch * epochs, rate, _MOST_NOISE)
+        return PrivacyPlan(descent.with_noise(noise), rate, batch_size, per_epoch)
 
 
 #: PyTorch's remark on a layer whose input is an image; Opacus needs the derivative by its output only.
@@ -267,7 +223,7 @@ class PrivateBackboneModule(TrainingModule):
         self._mechanism = (DPOptimizer if world_size == 1 else DistributedDPOptimizer)(
             optimizer,
             noise_multiplier=self.plan.noise_multiplier,
-            max_grad_norm=min(self.plan.max_grad_norm, sys.float_info.max),  # infinity times no noise is no number
+            max_grad_norm=min(self.plan.descent.bound, sys.float_info.max),  # infinity times no noise is no number
             expected_batch_size=self.plan.batch_size / world_size,
         )
 
@@ -306,8 +262,8 @@ class PrivateBackboneModule(TrainingModule):
             spent = {"epsilon": None, "epsilon_reason": "without noise no epsilon is guaranteed"}
         return {
             **spent,
-            "delta": plan.delta,
-            "neighbors": plan.neighbors,
+            "delta": plan.descent.delta,
+            "neighbors": plan.descent.neighbors,
             "accountant": plan.accountant,
             "noise_multiplier": plan.noise_multiplier,
             "sampling_rate": plan.sampling_rate,
@@ -337,6 +293,6 @@ class PrivateBackboneModule(TrainingModule):
         plan = self.plan
         return {
             "noise_multiplier": plan.noise_multiplier,
-            "max_grad_norm": plan.max_grad_norm,
+            "max_grad_norm": plan.descent.bound,
             "sampling_rate": plan.sampling_rate,
         }

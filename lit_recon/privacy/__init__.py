@@ -1,8 +1,7 @@
-"""Privacy accounting for noisy training: exact for full batches, safe upper bounds for sampled ones."""
+"""Privacy accounting for DP-SGD: exact for full batches, upper bounds for sampled ones."""
 
 from __future__ import annotations
 
-from lit_recon.privacy.calibration import calibrate_noise
 from lit_recon.privacy.gaussian import (
     gaussian_delta,
     gaussian_epsilon,
@@ -15,6 +14,8 @@ from lit_recon.privacy.noisy_sgd import (
     Neighbors,
     NoisySGD,
     PoissonSGD,
+    PrivateDescent,
+    calibrate_noise,
     noisy_sgd,
 )
 
@@ -23,6 +24,7 @@ __all__ = [
     "Neighbors",
     "NoisySGD",
     "PoissonSGD",
+    "PrivateDescent",
     "calibrate_noise",
     "gaussian_delta",
     "gaussian_epsilon",

@@ -1,6 +1,6 @@
-"""Epsilon, delta and `mu` of the Gaussian mechanism, exact and in log space, so that no epsilon is too large.
+"""Epsilon, delta and `mu` of the Gaussian mechanism, exact, and in log space to allow any epsilon.
 
-`mu` is sensitivity over standard deviation of the noise; `T` adaptive releases of `mu` each compose to `sqrt(T) mu`.
+`mu` is sensitivity over standard deviation of the noise; `T` adaptive releases with `mu` each compose to `sqrt(T) mu`.
 
 Sources:
     Balle and Wang 2018, Improving the Gaussian mechanism for differential privacy, theorem 8.
@@ -21,7 +21,7 @@ from lit_recon.errors import ConfigError
 
 #: Absolute and relative accuracy of the roots.
 _ACCURACY = 1e-13
-#: Below this Mills' ratio overflows, and the first of two terms is 1 to every digit.
+#: Below this Mills' ratio overflows, and the first of two terms is 1 in double precision.
 _OVERFLOW = -30.0
 
 
@@ -31,13 +31,13 @@ def _check_delta(delta: float) -> None:
 
 
 def gaussian_log_delta(mu: float, epsilon: float) -> float:
-    """Logarithm of the least delta at an epsilon: `log(Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu))`.
+    """Logarithm of the smallest delta at an epsilon: `log(Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu))`.
 
     The two terms are `phi(low) R(low)` and `phi(low) R(high)` with Mills' ratio `R`, which does not overflow.
 
     Args:
-        mu: sensitivity over noise, above 0.
-        epsilon: any real number; below 0 it describes the likelier of two outcomes.
+        mu: sensitivity over standard deviation of the noise, above 0.
+        epsilon: any real number.
 
     Raises:
         ConfigError: if `mu` is not above 0.
@@ -56,7 +56,7 @@ def gaussian_log_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
-    """The least delta at an epsilon; see `gaussian_log_delta`."""
+    """The smallest delta at an epsilon; see `gaussian_log_delta`."""
     return math.exp(gaussian_log_delta(mu, epsilon))
 
 
@@ -86,7 +86,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     """The largest `mu`, that is the least noise, that keeps (epsilon, delta).
 
     Args:
-        epsilon: at least 0; thousands are as quick as tenths.
+        epsilon: at least 0.
         delta: strictly between 0 and 1.
 
     Raises:
@@ -99,7 +99,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     if not 0 <= epsilon < math.inf:
         raise ConfigError(f"epsilon must be at least 0 and finite; got {epsilon}")
     goal = math.log(delta)
-    # What zero-concentrated privacy would allow is always too little.
+    # The mu allowed by zero-concentrated privacy is a lower bound.
     floor = max(math.sqrt(2) * (math.sqrt(epsilon - goal) - math.sqrt(-goal)), delta)
     ceiling = floor
     while gaussian_log_delta(ceiling, epsilon) < goal:
@@ -107,19 +107,19 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     return float(brentq(lambda mu: gaussian_log_delta(mu, epsilon) - goal, floor, ceiling, rtol=_ACCURACY, xtol=1e-300))
 
 
-#: Orders from nearly 1, which large epsilons need, to 512, which small ones need.
+#: Orders from near 1, for large epsilons, to 512, for small ones.
 ORDERS = (*(1 + 0.02 * i for i in range(1, 50)), *(2 + 0.25 * i for i in range(32)), *range(10, 64), 64, 128, 256, 512)
 
 
 def renyi_curve(
     noise_multiplier: float, steps: int, sampling_rate: float = 1.0, orders: Sequence[float] = ORDERS
 ) -> list[float]:
-    """Renyi divergence at each order, of outputs with a record from those without (`add_or_remove_one`).
+    """Renyi divergence at each order, between outputs with and without a record (`add_or_remove_one`).
 
     Args:
         noise_multiplier: standard deviation of the noise over the clipping norm, above 0.
         steps: number of releases.
-        sampling_rate: chance of a record to enter a batch, in (0, 1].
+        sampling_rate: probability of a record to be in a batch, in (0, 1].
         orders: each above 1.
 
     Raises:

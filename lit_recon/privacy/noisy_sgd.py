@@ -1,10 +1,10 @@
-"""Training whose every step releases a noisy sum of clipped gradients, and the privacy that this leaves a record.
+"""Differential privacy of DP-SGD: epsilon and delta of given noise, and the noise for a given epsilon.
 
-`add_or_remove_one`: one has a record that the other lacks; sums of vectors clipped to norm `C` differ by at most `C`.
-`replace_one`: both have `n` records, one of them different; the sums differ by at most `2 C`, so that twice the noise
-is needed for the same epsilon. This is the relation of Balle et al. 2022.
+Neighbors `add_or_remove_one`: one data set has a record that the other lacks; sums of vectors clipped to norm `C`
+differ by at most `C`. `replace_one`: both have `n` records, one of them different; the sums differ by at most `2 C`, so that
+twice the noise is needed for the same epsilon. This is the relation of Balle et al. 2022.
 
-Opacus' PRV accountant is not used: below a noise multiplier of about 0.3 it does not come back.
+Opacus' PRV accountant is not used: below a noise multiplier of about 0.3 it does not terminate.
 
 Source: Doroshenko et al. 2022, Connect the dots: tighter discrete approximations of privacy loss distributions.
 """
@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
+from scipy.optimize import brentq
+
 from lit_recon.errors import ConfigError
-from lit_recon.privacy.gaussian import gaussian_delta, gaussian_epsilon
+from lit_recon.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 
 if TYPE_CHECKING:
     from dp_accounting.pld.pld_pmf import PLDPmf
@@ -27,7 +29,7 @@ Neighbors = Literal["add_or_remove_one", "replace_one"]
 
 
 def clip_norms_apart(neighbors: Neighbors) -> float:
-    """How far neighbors' sums of clipped vectors can lie apart, in clipping norms.
+    """Largest distance between neighbors' sums of clipped vectors, in clipping norms.
 
     >>> clip_norms_apart("add_or_remove_one"), clip_norms_apart("replace_one")
     (1.0, 2.0)
@@ -35,23 +37,23 @@ def clip_norms_apart(neighbors: Neighbors) -> float:
     return 1.0 if neighbors == "add_or_remove_one" else 2.0
 
 
-#: Outputs with a record against those without, the other way round, and with one record against another.
+#: Outputs with a record against those without, the reverse, and with one record against another.
 Direction = Literal["remove", "add", "replace"]
 
 
 def loss_distribution(
     noise_multiplier: float, sampling_rate: float, steps: int, direction: Direction, grid_points: int
 ) -> PLDPmf:
-    """Distribution of the privacy loss after all steps, as a discrete one that dominates it.
+    """A discrete distribution that dominates the privacy loss after all steps.
 
-    The grid is as wide as the noise makes the loss, so that the time does not depend on epsilon.
+    The width of the grid follows from the noise, so that the time does not depend on epsilon.
 
     Args:
         noise_multiplier: standard deviation of the noise over the clipping norm, above 0.
-        sampling_rate: chance of a record to enter a step's batch, in (0, 1].
+        sampling_rate: probability of a record to be in a step's batch, in (0, 1].
         steps: number of noisy sums, at least 1.
         direction: which of two neighbors the outputs are drawn from.
-        grid_points: values of one step's loss; the excess over the exact figures falls with their square.
+        grid_points: values of one step's loss; the error falls with their square.
     """
     from dp_accounting.pld import pld_pmf
     from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
@@ -69,15 +71,15 @@ def loss_distribution(
 
 @dataclass(frozen=True)
 class NoisySGD(ABC):
-    """What all noisy training has; see `noisy_sgd` for the choice between its kinds.
+    """Privacy of training with a noisy sum of clipped gradients in each step; built by `noisy_sgd`.
 
     Args:
         noise_multiplier: standard deviation of the noise on the sum of clipped gradients, over the clipping norm.
         steps: number of releases.
-        neighbors: the relation under which epsilon and delta are stated.
+        neighbors: the relation between data sets for epsilon and delta.
 
     Raises:
-        ConfigError: if the noise multiplier is not above 0 or there is no step.
+        ConfigError: the noise multiplier is not above 0 or there is no step.
     """
 
     noise_multiplier: float
@@ -95,18 +97,18 @@ class NoisySGD(ABC):
 
     @abstractmethod
     def delta(self, epsilon: float) -> float:
-        """The least delta at an epsilon of at least 0."""
+        """The smallest delta at an epsilon of at least 0."""
 
     @abstractmethod
     def epsilon(self, delta: float) -> float:
-        """The least epsilon at a delta strictly between 0 and 1."""
+        """The smallest epsilon at a delta strictly between 0 and 1."""
 
     @abstractmethod
     def profile(self, epsilon: float) -> float:
-        """`sup_E P(E) - e^epsilon Q(E)`, with `P` the law of all releases with a record and `Q` the law without it.
+        """`sup_E P(E) - e^epsilon Q(E)`, with `P` the distribution of all releases with a record and `Q` without it.
 
-        One direction of `add_or_remove_one`, whatever `neighbors` says, at any real epsilon: what limits
-        reconstruction is how likely an output became through the record.
+        At any real epsilon, and in this direction of `add_or_remove_one` for all `neighbors`: reconstruction is limited
+        by how much likelier the record makes an output.
         """
 
 
@@ -120,7 +122,7 @@ class FullBatchSGD(NoisySGD):
 
     @property
     def mu(self) -> float:
-        """Distance of the two laws of all releases, in standard deviations."""
+        """Distance between the two distributions of all releases, in standard deviations."""
         return clip_norms_apart(self.neighbors) * math.sqrt(self.steps) / self.noise_multiplier
 
     @property
@@ -140,16 +142,16 @@ class FullBatchSGD(NoisySGD):
 
 @dataclass(frozen=True)
 class PoissonSGD(NoisySGD):
-    """Every record enters a step's batch with chance `sampling_rate`, independently; figures are upper bounds.
+    """Every record is in a step's batch with probability `sampling_rate`, independently; results are upper bounds.
 
-    They exceed the exact ones by 1e-6 to 1e-3 of themselves, the latter over many steps or at an epsilon of hundreds.
+    They exceed the exact values by a relative 1e-6 to 1e-3, the latter for many steps or an epsilon of hundreds.
 
     Args:
-        sampling_rate: chance of a record to enter a batch, in (0, 1].
-        grid_points: of the discretization of one step's privacy loss; the excess falls with their square.
+        sampling_rate: probability of a record to be in a batch, in (0, 1].
+        grid_points: of the discretization of one step's privacy loss; the error falls with their square.
 
     Raises:
-        ConfigError: if the sampling rate is out of its range.
+        ConfigError: the sampling rate is out of its range.
     """
 
     sampling_rate: float = 1.0
@@ -162,7 +164,7 @@ class PoissonSGD(NoisySGD):
 
     @cached_property
     def _losses(self) -> list[PLDPmf]:
-        """The loss in all directions of the relation."""
+        """The privacy loss in all directions of the relation."""
         if self.neighbors == "replace_one":
             return [self._distribution("replace")]
         return [self._presence, self._distribution("add")]
@@ -203,3 +205,163 @@ def _checked(epsilon: float) -> float:
     if not epsilon >= 0:
         raise ConfigError(f"epsilon must be at least 0; got {epsilon}")
     return epsilon
+
+
+#: Relative accuracy of the root for sampled batches.
+_ACCURACY = 1e-4
+#: A coarse grid overstates epsilon a little, which gives a little more noise and saves most of the time.
+_GRID_POINTS = 4_000
+#: Replaces an epsilon of 0, which has no logarithm.
+_NOTHING = 1e-6
+
+
+def calibrate_noise(
+    epsilon: float,
+    delta: float,
+    steps: int,
+    sampling_rate: float = 1.0,
+    neighbors: Neighbors = "add_or_remove_one",
+) -> float:
+    """The least noise multiplier that keeps (epsilon, delta), exact for full batches.
+
+    For sampled batches it is an upper bound within a relative 1e-3. Full batches take milliseconds at any epsilon;
+    sampled ones take seconds, as every trial composes distributions.
+
+    Args:
+        epsilon: above 0.
+        delta: strictly between 0 and 1.
+        steps: number of releases.
+        sampling_rate: probability of a record to be in a step's batch; 1 for full batches.
+        neighbors: the relation of the guarantee.
+
+    Raises:
+        ConfigError: an argument is out of its range, or delta exceeds a record's probability of being used at all,
+            so that no noise is needed.
+
+    >>> round(calibrate_noise(epsilon=1000.0, delta=1e-5, steps=100), 6)
+    0.245818
+    """
+    if not epsilon > 0 or steps < 1:
+        raise ConfigError(
+            f"calibration needs epsilon above 0 and at least 1 step; got epsilon={epsilon}, steps={steps}"
+        )
+    full_batch = clip_norms_apart(neighbors) * math.sqrt(steps) / gaussian_mu(epsilon, delta)
+    if sampling_rate == 1:
+        return full_batch
+    used = -math.expm1(steps * math.log1p(-sampling_rate)) if 0 < sampling_rate < 1 else 1.0
+    if used <= delta:
+        raise ConfigError(
+            f"a record is used with chance {used:.3g}, at most delta={delta:g}: no noise is needed for this guarantee, "
+            "which therefore says nothing; choose delta well below 1 / number of records"
+        )
+
+    def excess(log_noise: float) -> float:
+        """Logarithm of the resulting epsilon over the allowed one."""
+        training = PoissonSGD(math.exp(log_noise), steps, neighbors, sampling_rate, _GRID_POINTS)
+        return math.log(max(training.epsilon(delta), _NOTHING) / epsilon)
+
+    # Sampling improves privacy, so that the noise for full batches is enough.
+    enough = math.log(full_batch)
+    low = enough - math.log(2)
+    while excess(low) < 0:
+        enough, low = low, low - math.log(2)
+    return math.exp(float(brentq(excess, low, enough, xtol=_ACCURACY / 4)) + _ACCURACY / 2)
+
+
+@dataclass(frozen=True)
+class PrivateDescent:
+    """DP-SGD: every step clips the gradient of each record, sums, and adds Gaussian noise.
+
+    Args:
+        bound: norm that the gradient of a single record is clipped to, over all parameters; 0 lets no gradient pass,
+            infinity does not clip and takes no noise.
+        noise_multiplier: standard deviation of the noise on the sum of the clipped gradients, over `bound`; 0 only
+            clips. Default: the least noise that keeps `target_epsilon`.
+        target_epsilon: privacy budget of the whole training; checked against `noise_multiplier` where both are given.
+        delta: probability with which the guarantee may fail.
+        neighbors: data sets that must be hard to tell apart: with and without one record, or with one record replaced.
+
+    Raises:
+        ConfigError: a number is out of its range, noise without a finite bound, or neither noise nor a budget.
+
+    Source: Abadi et al. 2016, algorithm 1; Balle, Cherubin and Hayes 2022, section VI-D, with a bound of 1 and a delta
+    of 1e-5.
+
+    >>> PrivateDescent(target_epsilon=10.0).noise(steps=100)  # doctest: +ELLIPSIS
+    4.9988...
+    """
+
+    bound: float = 1.0
+    noise_multiplier: float | None = None
+    target_epsilon: float | None = None
+    delta: float = 1e-5
+    neighbors: Neighbors = "add_or_remove_one"
+
+    def __post_init__(self) -> None:
+        noise, target = self.noise_multiplier, self.target_epsilon
+        if not self.bound >= 0:
+            raise ConfigError(f"dp: the clipping norm must be at least 0, such as 1.0; got {self.bound:g}")
+        if noise is None and target is None:
+            raise ConfigError("dp needs a noise_multiplier, such as 1.0, or a target_epsilon, such as 8.0; got neither")
+        if noise is not None and not 0 <= noise < math.inf:
+            raise ConfigError(f"dp.noise_multiplier must be at least 0 and finite, such as 1.0; got {noise:g}")
+        if target is not None and not 0 < target < math.inf:
+            raise ConfigError(f"dp.target_epsilon must be above 0 and finite, such as 8.0; got {target:g}")
+        if not 0 < self.delta < 1:
+            raise ConfigError(f"dp.delta must lie strictly between 0 and 1, such as 1e-5; got {self.delta:g}")
+        if self.bound == math.inf and (target is not None or noise):
+            raise ConfigError(
+                "dp: the clipping norm is infinite, but the noise is scaled by it: give a finite norm, such as 1.0, or "
+                "set dp.noise_multiplier to 0 and leave dp.target_epsilon out"
+            )
+
+    def noise(self, steps: int, sampling_rate: float = 1.0, most: float = math.inf) -> float:
+        """The noise multiplier of a training.
+
+        Args:
+            steps: number of releases.
+            sampling_rate: probability of a record to be in a step's batch; 1 for full batches.
+            most: largest noise multiplier to choose.
+
+        Raises:
+            ConfigError: the given noise, or `most`, does not keep the budget.
+        """
+        noise, target = self.noise_multiplier, self.target_epsilon
+        if target is None:
+            return noise or 0.0
+        limit = most if noise is None else noise
+        if limit < math.inf:
+            smallest = self.with_noise(limit).epsilon(steps, sampling_rate)
+            if target < smallest:
+                remedy = "take fewer steps" if noise is None else "leave dp.noise_multiplier out to have it chosen"
+                raise ConfigError(
+                    f"dp.target_epsilon={target:g} cannot be reached in {steps} steps with a noise multiplier of "
+                    f"{limit:g}: the smallest possible epsilon is {_rounded_up(smallest)}; raise the target, "
+                    f"or {remedy}"
+                )
+        if noise is not None:
+            return noise
+        return calibrate_noise(target, self.delta, steps, sampling_rate, self.neighbors)
+
+    def with_noise(self, noise_multiplier: float) -> PrivateDescent:
+        """The same with a given noise in place of a budget."""
+        return replace(self, noise_multiplier=noise_multiplier, target_epsilon=None)
+
+    def epsilon(self, steps: int, sampling_rate: float = 1.0) -> float:
+        """Epsilon after so many steps at `delta`; infinite without noise, 0 before the first step."""
+        if steps == 0:
+            return 0.0
+        noise = self.noise(steps, sampling_rate)
+        return noisy_sgd(noise, steps, sampling_rate, self.neighbors).epsilon(self.delta) if noise else math.inf
+
+
+def _rounded_up(value: float) -> str:
+    """At least the value, to three digits.
+
+    >>> _rounded_up(1.23401)
+    '1.24'
+    """
+    if not 0 < value < math.inf:
+        return f"{value:g}"
+    unit = 10 ** (math.floor(math.log10(value)) - 2)
+    return f"{math.ceil(value / unit) * unit:.3g}"

@@ -1,4 +1,4 @@
-"""What an import costs: the package itself nearly nothing, and an attack no framework.
+"""The cost of imports: of the package itself, of an attack, and of a command.
 
 The direction of imports between rooms is checked by import-linter (pyproject.toml).
 """
@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,3 +50,13 @@ def test_an_attack_needs_no_framework_around_it() -> None:
     statement = "import lit_recon.attacks.updates, lit_recon.models, lit_recon.clients"
     frameworks = ("lightning_fabric", "lpips", "matplotlib", "pytorch_lightning", "sklearn", "torchmetrics", "wandb")
     assert not loaded(statement, *frameworks)
+
+
+@pytest.mark.parametrize(
+    ("command", "limit"), [("lit_recon.experiments.glm.run", 80), ("lit_recon.experiments.update_attack.run", 140)]
+)
+def test_a_command_loads_few_modules(command: str, limit: int) -> None:
+    modules = run_python(f"import sys\nfrom {command} import parser\nparser('x')\nprint(*sys.modules)").split()
+    ours = [module for module in modules if module.partition(".")[0] == "lit_recon"]
+    assert command in ours
+    assert len(ours) < limit

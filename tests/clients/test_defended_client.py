@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from lit_recon.clients import Client
-from lit_recon.defenses import Chain, Defense, GaussianNoise, GradientPruning, PerExampleClipping
-from lit_recon.errors import ShapeError
+from lit_recon.defenses import Batch, Chain, Defense, GaussianNoise, GradientPruning, PerExampleClipping, Round, Stage
+from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models import MLP, Backbone
-from lit_recon.records import Knowledge, Normalization, Observation
+from lit_recon.records import Knowledge, Normalization, Observation, Update
 
 SHAPE = (1, 6, 6)
 
@@ -57,3 +57,50 @@ def test_only_an_attacker_who_knows_it_sees_the_defense(model: Backbone, batch: 
     assert seen.defense is client.defense
     with pytest.raises(ShapeError, match="defense"):
         Observation(**{**vars(seen), "defense": None})
+
+
+class Doubled(Defense):
+    """Overrides one stage of three, and says so nowhere else."""
+
+    def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
+        return {name: 2 * value for name, value in update.items()}
+
+
+class DoubledExamples(Defense):
+    def transform_per_example(self, gradients: Update, generator: torch.Generator) -> Update:
+        return {name: 2 * value for name, value in gradients.items()}
+
+
+class Repeated(Defense):
+    def transform_batch(self, batch: Batch, model: Backbone, generator: torch.Generator) -> Batch:
+        return batch._replace(images=batch.images[:1].expand_as(batch.images))
+
+
+@pytest.mark.parametrize("share_statistics", [True, False], ids=["batch_norm: batch", "batch_norm: running"])
+@pytest.mark.parametrize(
+    ("defense", "stage"),
+    [
+        (Doubled(), Stage.UPDATE),
+        (DoubledExamples(), Stage.PER_EXAMPLE),
+        (Repeated(), Stage.BATCH),
+        (Chain([Doubled()]), Stage.UPDATE),
+    ],
+    ids=repr,
+)
+def test_a_defense_from_outside_the_package_is_applied(
+    defense: Defense, stage: Stage, share_statistics: bool, model: Backbone, batch: tuple
+) -> None:
+    assert defense.stages == (stage,)
+    images, labels = batch
+    released = Client(model, defense=defense).release(images, labels, share_statistics=share_statistics).update
+    if stage == Stage.BATCH:
+        images, factor = images[:1].expand_as(images), 1.0
+    else:
+        factor = 2.0
+    for name, value in Client(model).release(images, labels).update.items():
+        torch.testing.assert_close(released[name], factor * value)
+
+
+def test_stages_set_by_hand_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"ByHand\.stages is no longer set by hand"):
+        type("ByHand", (Defense,), {"stages": (Stage.UPDATE,)})

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_recon.data.dataset import ImageSet
-from lit_recon.data.normalization import measure_normalization
+from lit_recon.data.dataset import ImageSet, measure_normalization
 from lit_recon.errors import ShapeError
 
 

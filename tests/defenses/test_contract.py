@@ -162,7 +162,7 @@ def test_the_truth_reproduces_the_release(
 
 
 @pytest.mark.parametrize("defense", TRANSPARENT, ids=repr)
-def test_counterparts_are_differentiable_alone_and_under_vmap(
+def test_simulations_are_differentiable_alone_and_under_vmap(
     defense: Defense, model: Backbone, gradient_of: GradientOf, batch: Batch
 ) -> None:
     gradient, released = gradient_of(model), release(defense, model, gradient_of, batch)

@@ -33,8 +33,8 @@ from lit_recon.defenses import (
 )
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import MLP, Backbone, ConvNet, LeNet, WideFeatureLayer, load_backbone
+from lit_recon.modules.backbone import BackboneModule, DefendedBackboneModule, train_backbone
 from lit_recon.modules.data import BackboneDataModule
-from lit_recon.modules.defended import BackboneModule, DefendedBackboneModule, train_backbone
 from lit_recon.training.callbacks import LAST_CHECKPOINT, training_callbacks
 from lit_recon.training.module import Figures, SGDSchedule, TrainingModule, read_utility
 from lit_recon.training.trainer import TrainerSettings, build_trainer

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from lit_recon.data.sources import Digits
-from lit_recon.modules.data import BackboneDataModule
-from lit_recon.modules.poisson import PoissonBatches, PoissonDataModule, PoissonSampling
+from lit_recon.modules.data import BackboneDataModule, PoissonBatches, PoissonDataModule, PoissonSampling
 
 DATA = BackboneDataModule(Digits(), padding=1, flip=True, n_train=100)
 

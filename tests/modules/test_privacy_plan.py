@@ -1,4 +1,4 @@
-"""What settings of a private training come to, and which of them guarantee nothing."""
+"""Settings of a private training: the resulting noise and epsilon, and the settings that are refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lit_recon.privacy import FullBatchSGD, PoissonSGD, calibrate_noise
 
 def test_a_plan_for_given_noise() -> None:
     plan = PrivacySettings(max_grad_norm=0.5, noise_multiplier=1.5).plan(1000, 64, epochs=3)
-    assert (plan.noise_multiplier, plan.max_grad_norm, plan.sampling_rate) == (1.5, 0.5, 0.064)
+    assert (plan.noise_multiplier, plan.descent.bound, plan.sampling_rate) == (1.5, 0.5, 0.064)
     assert plan.steps_per_epoch == 16
     assert plan.epsilon(0) == 0.0
     assert plan.epsilon(48) == PoissonSGD(1.5, 48, sampling_rate=0.064).epsilon(1e-5)
@@ -35,7 +35,7 @@ def test_replacing_an_image_takes_more() -> None:
 
 def test_no_noise_no_epsilon() -> None:
     plan = PrivacySettings(noise_multiplier=0.0).plan(100, 10, 1)
-    assert plan.max_grad_norm == math.inf
+    assert plan.descent.bound == math.inf
     assert plan.epsilon(1) == math.inf
 
 
@@ -43,12 +43,12 @@ def test_no_noise_no_epsilon() -> None:
     ("settings", "message"),
     [
         ({}, "needs a noise_multiplier, such as 1.0, or a target_epsilon"),
-        ({"noise_multiplier": 1.0}, "max_grad_norm is infinite, but noise is scaled by it: give the norm"),
-        ({"target_epsilon": 1.0}, "max_grad_norm is infinite"),
-        ({"noise_multiplier": -1.0, "max_grad_norm": 1.0}, "nearest valid choice is 0"),
+        ({"noise_multiplier": 1.0}, "clipping norm is infinite, but the noise is scaled by it: give a finite norm"),
+        ({"target_epsilon": 1.0}, "clipping norm is infinite"),
+        ({"noise_multiplier": -1.0, "max_grad_norm": 1.0}, "noise_multiplier must be at least 0 and finite"),
         ({"noise_multiplier": math.inf, "max_grad_norm": 1.0}, "at least 0 and finite"),
-        ({"noise_multiplier": 1.0, "max_grad_norm": -1.0}, "max_grad_norm must be at least 0"),
-        ({"noise_multiplier": 1.0, "max_grad_norm": math.nan}, "max_grad_norm must be at least 0"),
+        ({"noise_multiplier": 1.0, "max_grad_norm": -1.0}, "clipping norm must be at least 0"),
+        ({"noise_multiplier": 1.0, "max_grad_norm": math.nan}, "clipping norm must be at least 0"),
         ({"target_epsilon": 0.0, "max_grad_norm": 1.0}, "target_epsilon must be above 0"),
         ({"noise_multiplier": 1.0, "max_grad_norm": 1.0, "delta": 1.0}, "strictly between 0 and 1"),
     ],
@@ -72,21 +72,21 @@ def test_a_delta_that_guarantees_nothing() -> None:
 def test_an_epsilon_out_of_reach_of_the_given_noise() -> None:
     settings = PrivacySettings(max_grad_norm=1.0, noise_multiplier=1.0, target_epsilon=1.0)
     smallest = FullBatchSGD(1.0, 10).epsilon(1e-5)
-    with pytest.raises(ConfigError, match=r"smallest epsilon that can is (\S+); raise the target, or leave") as caught:
+    with pytest.raises(ConfigError, match=r"smallest possible epsilon is (\S+); raise the target, or leave") as caught:
         settings.plan(100, 100, 10)
-    named = float(str(caught.value).split("that can is ")[1].split(";")[0])
+    named = float(str(caught.value).split("possible epsilon is ")[1].split(";")[0])
     assert smallest <= named <= 1.01 * smallest
     assert PrivacySettings(1.0, 1.0, named).plan(100, 100, 10).noise_multiplier == 1.0
 
 
 def test_an_epsilon_out_of_anybodys_reach() -> None:
     settings = PrivacySettings(max_grad_norm=1.0, target_epsilon=1e-9)
-    with pytest.raises(ConfigError, match=r"cannot be reached in 500000 steps .* take fewer epochs") as caught:
+    with pytest.raises(ConfigError, match=r"cannot be reached in 500000 steps .* take fewer steps") as caught:
         settings.plan(100, 100, 500_000)
-    named = float(str(caught.value).split("that can is ")[1].split(";")[0])
+    named = float(str(caught.value).split("possible epsilon is ")[1].split(";")[0])
     assert PrivacySettings(1.0, None, named).plan(100, 100, 500_000).noise_multiplier <= 1000.0
 
 
 def test_a_budget_that_no_noise_keeps() -> None:
-    with pytest.raises(ConfigError, match="smallest epsilon that can is inf"):
+    with pytest.raises(ConfigError, match="smallest possible epsilon is inf"):
         PrivacySettings(1.0, 0.0, 5.0).plan(100, 10, 1)

@@ -18,11 +18,10 @@ from lit_recon.data.sources import Digits
 from lit_recon.defenses import DPSGD, Batch, at_weights, defended_gradient
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import MLP, Backbone, ConvNet, LeNet, ResNet18, Trunk, WideFeatureLayer, load_backbone
-from lit_recon.modules.data import BackboneDataModule
-from lit_recon.modules.defended import train_backbone
-from lit_recon.modules.poisson import PoissonBatches, PoissonDataModule
+from lit_recon.modules.backbone import train_backbone
+from lit_recon.modules.data import BackboneDataModule, PoissonBatches, PoissonDataModule
 from lit_recon.modules.private import PrivacyPlan, PrivacySettings, PrivateBackboneModule, private_model
-from lit_recon.privacy import FullBatchSGD, PoissonSGD
+from lit_recon.privacy import FullBatchSGD, PoissonSGD, PrivateDescent
 from lit_recon.training.callbacks import LAST_CHECKPOINT, training_callbacks
 from lit_recon.training.module import Figures, SGDSchedule, read_utility
 from lit_recon.training.trainer import TrainerSettings, build_trainer
@@ -45,7 +44,7 @@ def convnet(norm: str = "group", seed: int = 0) -> Backbone:
 def plan(
     noise: float, bound: float, rate: float = 0.25, batch_size: int = 50, steps: int = 4, delta: float = 1e-3
 ) -> PrivacyPlan:
-    return PrivacyPlan(noise, bound, rate, batch_size, steps, delta, "add_or_remove_one")
+    return PrivacyPlan(PrivateDescent(bound, noise, delta=delta), rate, batch_size, steps)
 
 
 def train(

@@ -19,7 +19,7 @@ from torch import nn
 
 from lit_recon.data.batches import TrainingBatches
 from lit_recon.models import Backbone, load_backbone
-from lit_recon.modules.poisson import PoissonSampling
+from lit_recon.modules.data import PoissonSampling
 from lit_recon.training.callbacks import BACKBONE_FILE, LAST_CHECKPOINT
 from lit_recon.training.module import read_utility
 

@@ -18,17 +18,17 @@ from pytorch_lightning import LightningDataModule
 from lit_recon.data.sources import Digits
 from lit_recon.defenses import Defense, GradientClipping
 from lit_recon.models import Backbone, ConvNet
-from lit_recon.modules.data import BackboneDataModule
-from lit_recon.modules.defended import BackboneModule, DefendedBackboneModule, train_backbone
-from lit_recon.modules.poisson import PoissonDataModule
+from lit_recon.modules.backbone import BackboneModule, DefendedBackboneModule, train_backbone
+from lit_recon.modules.data import BackboneDataModule, PoissonDataModule
 from lit_recon.modules.private import PrivacyPlan, PrivateBackboneModule
+from lit_recon.privacy import PrivateDescent
 from lit_recon.training.callbacks import training_callbacks
 from lit_recon.training.module import SGDSchedule, TrainingModule
 from lit_recon.training.trainer import TrainerSettings, build_trainer
 
 #: A bound below the norm of every gradient: clipped before averaging or after it are two different things.
 BOUND = 0.05
-PLAN = PrivacyPlan(0.0, 0.5, 0.25, 50, 4, 1e-3, "add_or_remove_one")
+PLAN = PrivacyPlan(PrivateDescent(bound=0.5, noise_multiplier=0.0, delta=1e-3), 0.25, 50, 4)
 SCHEDULE = SGDSchedule(lr=0.5, momentum=0.0, weight_decay=0.0)
 
 

@@ -5,8 +5,7 @@ import time
 import pytest
 
 from lit_recon.errors import ConfigError
-from lit_recon.privacy.calibration import calibrate_noise
-from lit_recon.privacy.noisy_sgd import Neighbors, PoissonSGD
+from lit_recon.privacy.noisy_sgd import Neighbors, PoissonSGD, calibrate_noise
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ from lit_recon.attacks.glm.family import (
     Family,
     Gaussian,
     GLMReconstruction,
+    Multinomial,
     Poisson,
 )
-from lit_recon.attacks.glm.released import ReleasedGLM, ReleasedMultinomial
+from lit_recon.attacks.glm.released import ReleasedGLM
 from lit_recon.attacks.glm.without_intercept import ReleasedWithoutIntercept, TwoCandidates
 
 __all__ = [
@@ -23,9 +24,9 @@ __all__ = [
     "Family",
     "GLMReconstruction",
     "Gaussian",
+    "Multinomial",
     "Poisson",
     "ReleasedGLM",
-    "ReleasedMultinomial",
     "ReleasedWithoutIntercept",
     "TwoCandidates",
     "from_linear_regression",

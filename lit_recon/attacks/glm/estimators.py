@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lit_recon.attacks.glm.family import Array, Bernoulli, Family, Gaussian, Poisson
-from lit_recon.attacks.glm.released import ReleasedGLM, ReleasedMultinomial
+from lit_recon.attacks.glm.family import Array, Bernoulli, Family, Gaussian, Multinomial, Poisson
+from lit_recon.attacks.glm.released import ReleasedGLM
 from lit_recon.attacks.glm.without_intercept import ReleasedWithoutIntercept
 from lit_recon.errors import ShapeError, UnsupportedModelError
 
@@ -78,7 +78,7 @@ def from_poisson_regressor(estimator: PoissonRegressor, n_examples: int) -> Rele
     return _released(estimator, Poisson(), n_examples * float(estimator.alpha), error, notes)
 
 
-def from_logistic_regression(estimator: LogisticRegression, n_examples: int) -> ReleasedGLM | ReleasedMultinomial:
+def from_logistic_regression(estimator: LogisticRegression, n_examples: int) -> ReleasedGLM:
     """A fitted `LogisticRegression` of two or more classes as a released model; targets are positions in `classes_`.
 
     Args:
@@ -101,10 +101,7 @@ def from_logistic_regression(estimator: LogisticRegression, n_examples: int) -> 
     if len(estimator.coef_) == 1:
         return _released(estimator, Bernoulli(), mu, error, notes, intercept_mu)
     _require(estimator, "solver", [*_GRADIENT_FLOORS, "sag", "saga"])
-    coefficients = np.column_stack([estimator.intercept_, estimator.coef_]).astype(np.float64)
-    penalties = np.full_like(coefficients, mu)
-    penalties[:, 0] = 0
-    return ReleasedMultinomial(coefficients, penalties, _trusted(estimator, error), notes + _precision(estimator))
+    return _released(estimator, Multinomial(), mu, error, notes)
 
 
 def _released(
@@ -115,9 +112,11 @@ def _released(
     notes: tuple[str, ...],
     intercept_mu: float = 0.0,
 ) -> ReleasedGLM:
-    coefficients = np.concatenate([np.ravel(estimator.intercept_), np.ravel(estimator.coef_)]).astype(np.float64)
+    coefficients = np.column_stack([np.ravel(estimator.intercept_), np.atleast_2d(estimator.coef_)]).astype(np.float64)
+    if not family.is_multinomial:
+        coefficients = coefficients[0]
     penalties = np.full_like(coefficients, mu)
-    penalties[0] = intercept_mu
+    penalties[..., 0] = intercept_mu
     error = _trusted(estimator, gradient_error)
     return ReleasedGLM(family, coefficients, penalties, error, notes + _precision(estimator))
 

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit
+from scipy.special import expit, softmax
 
 from lit_recon.errors import ShapeError, UnsupportedModelError
 
-#: Vectors and matrices of this room; closed forms are computed in double precision throughout.
+#: Vectors and matrices; closed forms are computed in double precision throughout.
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Family(ABC):
-    """A model that minimizes `sum_i [b(t_i) - y_i t_i]` over linear predictors `t`, for a convex `b`."""
+    """A model that minimizes `sum_i [b(t_i) - y_i t_i]` over linear predictors `t`, for a convex `b`.
+
+    Attributes:
+        is_multinomial: one linear predictor for each of k classes, on the last axis; targets are one-hot vectors.
+        admits_all: whether every number is an admissible target.
+    """
+
+    is_multinomial: ClassVar[bool] = False
+    admits_all: ClassVar[bool] = False
 
     @abstractmethod
     def mean(self, t: Array) -> Array:
@@ -25,16 +34,34 @@ class Family(ABC):
 
     @abstractmethod
     def slope(self, t: Array) -> Array:
-        """Derivative `b''(t)` of the expected target."""
+        """Derivative of the expected target by its own predictor."""
 
     @abstractmethod
-    def nearest(self, y: float) -> float:
-        """The admissible target nearest to `y`; `y` itself where all numbers are admissible."""
+    def nearest(self, y: Array) -> Array:
+        """The admissible targets nearest to `y`."""
+
+    def steepness(self, t: Array) -> float:
+        """Bound on the change of the mean at `t` per unit of the largest change of a predictor, to first order."""
+        return float(self.slope(t).max())
+
+    def encoded(self, targets: Array, k: int) -> Array:
+        """Targets `(n,)` as the model predicts them, `(n, k)`.
+
+        Raises:
+            ShapeError: a target is not admissible.
+        """
+        if not np.array_equal(self.nearest(targets), targets):
+            raise ShapeError(
+                f"known targets must be admissible for {self}; got {np.unique(targets)[:5]}: number the classes"
+            )
+        return targets[:, None]
 
 
 @dataclass(frozen=True)
 class Gaussian(Family):
     """Linear regression, with or without ridge: any target, `b(t) = t^2 / 2`."""
+
+    admits_all: ClassVar[bool] = True
 
     def mean(self, t: Array) -> Array:
         return t
@@ -42,7 +69,7 @@ class Gaussian(Family):
     def slope(self, t: Array) -> Array:
         return np.ones_like(t)
 
-    def nearest(self, y: float) -> float:
+    def nearest(self, y: Array) -> Array:
         return y
 
 
@@ -56,8 +83,8 @@ class Bernoulli(Family):
     def slope(self, t: Array) -> Array:
         return self.mean(t) * self.mean(-t)
 
-    def nearest(self, y: float) -> float:
-        return float(y > 0.5)
+    def nearest(self, y: Array) -> Array:
+        return np.asarray(y > 0.5, dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -70,11 +97,38 @@ class Poisson(Family):
     def slope(self, t: Array) -> Array:
         return np.exp(t)
 
-    def nearest(self, y: float) -> float:
-        return max(0.0, float(round(y)))
+    def nearest(self, y: Array) -> Array:
+        return np.maximum(0.0, np.round(y))
 
 
-#: The target's residual has to exceed what rounding alone leaves of it by this factor.
+@dataclass(frozen=True)
+class Multinomial(Family):
+    """Logistic regression of k classes, `b(t) = log sum_j e^t_j`."""
+
+    is_multinomial: ClassVar[bool] = True
+
+    def mean(self, t: Array) -> Array:
+        return np.asarray(softmax(t, axis=-1), dtype=np.float64)
+
+    def slope(self, t: Array) -> Array:
+        return self.mean(t) * (1 - self.mean(t))
+
+    def nearest(self, y: Array) -> Array:
+        return np.asarray(np.eye(y.shape[-1])[y.argmax(-1)])
+
+    def steepness(self, t: Array) -> float:
+        # A probability changes by at most half of the largest change of a predictor.
+        return 0.5
+
+    def encoded(self, targets: Array, k: int) -> Array:
+        if not np.isin(targets, np.arange(k)).all():
+            raise ShapeError(
+                f"known targets must be classes 0 to {k - 1}; got {np.unique(targets)[:5]}: number the classes"
+            )
+        return np.asarray(np.eye(k)[targets.astype(np.int64)])
+
+
+#: The residual of the missing record has to exceed its own rounding error by this factor.
 _MARGIN = 100.0
 
 
@@ -84,15 +138,15 @@ class GLMReconstruction:
 
     Attributes:
         inputs: `(d,)`, without the constant.
-        target: of the record; classes as positions 0 to k-1.
+        target: of the record; classes as numbers 0 to k-1.
         residual: size of the released model's residual at the record: `|target - prediction|`.
-        condition: by how much the inputs are wrong, at most, per unit of the released model's gradient.
+        condition: largest error of the inputs per unit of the released model's gradient.
         error: upper estimate of the largest error of an input: `condition` times the gradient that the solver may have
-            left, or that rounding leaves if that is more; where the target gap shows more, `condition` times the gap;
-            None where nothing is known of the solver.
-        target_gap: distance from the computed target to the nearest admissible one (of `k` classes: to the nearest
-            one-hot vector), which an exact reconstruction leaves at 0; None where all numbers are admissible.
-        notes: what the reader has to know.
+            left, or the gradient's rounding error if that is larger; where the target gap shows a larger error,
+            `condition` times the gap; None where nothing is known of the solver.
+        target_gap: distance from the computed target to the nearest admissible one (for k classes: to the nearest
+            one-hot vector), 0 for an exact reconstruction; None where all numbers are admissible.
+        notes: warnings for the reader.
     """
 
     inputs: Array
@@ -108,7 +162,7 @@ def check_known(inputs: Array, targets: Array, n_inputs: int) -> tuple[Array, Ar
     """The known records in double precision, `(n, d)` and `(n,)`.
 
     Raises:
-        ShapeError: if they do not fit each other or the model, or are not finite.
+        ShapeError: they do not fit each other or the model, or are not finite.
     """
     inputs, targets = np.asarray(inputs, dtype=np.float64), np.asarray(targets, dtype=np.float64)
     if inputs.ndim != 2 or inputs.shape[1] != n_inputs or targets.shape != inputs.shape[:1]:
@@ -122,7 +176,7 @@ def check_known(inputs: Array, targets: Array, n_inputs: int) -> tuple[Array, Ar
 
 
 def contradiction(target_gap: float, allowed: float) -> tuple[str, ...]:
-    """What to say of a computed target that no record can have had, if the error estimate does not explain it."""
+    """A note on a computed target that is not admissible by more than the error estimate allows."""
     if target_gap <= allowed:
         return ()
     note = (
@@ -134,10 +188,10 @@ def contradiction(target_gap: float, allowed: float) -> tuple[str, ...]:
 
 
 def check_residual(residual: float, rounding: float) -> None:
-    """Refuse a residual that is nothing but rounding: such a model passes through the record and holds no trace of it.
+    """Refuse a residual within its rounding error: such a model fits the record exactly, so that no trace is left.
 
     Raises:
-        UnsupportedModelError: if it is.
+        UnsupportedModelError: the residual is too small.
     """
     if not residual > _MARGIN * rounding:
         raise UnsupportedModelError(

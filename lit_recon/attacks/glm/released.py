@@ -1,20 +1,15 @@
 """Exact reconstruction of the one unknown record of a generalized linear model with intercept.
 
-The released coefficients `theta` make the gradient over all records vanish. With all records known but one, the
-gradient over the known ones is minus the contribution of the missing one, a multiple of its inputs; the entry of the
-constant input tells which multiple. With `G` that gradient, its penalty included:
+At the released coefficients `theta` the gradient over all records is zero. With all records known but one, the gradient
+over the known ones is therefore minus that of the missing one: its residuals `r` (prediction minus target, one for each
+linear predictor) times its inputs, a matrix of rank one whose column for the constant input is `r`. With `G` the
+gradient over the known records, penalty included, in the case of one predictor:
 
     x = G / G_1,   y = mean(x theta) + G_1.
 
 Source: Balle, Cherubin and Hayes 2022, Reconstructing training data with informed adversaries, theorem 1, corrected:
-the paper's formula for `y` has a product where the sum belongs, its penalty `lambda |theta|^2` has to read
-`lambda / 2 |theta|^2`, and it regularizes the intercept, which most software does not.
-
-The gradient over the known records is minus that of the missing one, the product of its residuals `r` over the classes
-and its inputs: a matrix of rank one, whose column for the constant input is `r`.
-
-Source: Balle, Cherubin and Hayes 2022, Reconstructing training data with informed adversaries, theorem 1, carried over
-to k classes.
+the paper's formula for `y` has a product in place of the sum, its penalty `lambda |theta|^2` has to read
+`lambda / 2 |theta|^2`, and it regularizes the intercept, which most software does not. Extended here to k classes.
 """
 
 from __future__ import annotations
@@ -22,7 +17,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import softmax
 
 from lit_recon.attacks.glm.family import Array, Family, GLMReconstruction, check_known, check_residual, contradiction
 from lit_recon.errors import ShapeError
@@ -30,18 +24,18 @@ from lit_recon.errors import ShapeError
 
 @dataclass(frozen=True)
 class ReleasedGLM:
-    """A model of one target that minimizes `sum_i [b(t_i) - y_i t_i] + 1/2 sum_j penalties_j theta_j^2`.
+    """A model that minimizes `sum_i [b(t_i) - y_i t_i] + 1/2 sum penalties * theta^2`.
 
     Args:
         family: of the target.
-        coefficients: `(d+1,)`, the intercept first.
-        penalties: `(d+1,)`, each at least 0; that of the intercept is 0 if it is not regularized.
+        coefficients: `(d+1,)`, the intercept first; for k classes `(k, d+1)`.
+        penalties: of the same shape, each at least 0; that of an intercept is 0 if it is not regularized.
         gradient_error: upper bound on the entries of the sum's gradient at the coefficients, 0 for a direct solver and
             None if not known.
-        notes: carried over to every reconstruction.
+        notes: copied to every reconstruction.
 
     Raises:
-        ShapeError: if coefficients and penalties do not fit.
+        ShapeError: coefficients and penalties do not fit each other or the family.
     """
 
     family: Family
@@ -51,10 +45,12 @@ class ReleasedGLM:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.coefficients.ndim != 1 or len(self.coefficients) < 2 or self.penalties.shape != self.coefficients.shape:
+        shape = self.coefficients.shape
+        fits = len(shape) == 2 and shape[0] > 1 if self.family.is_multinomial else len(shape) == 1
+        if not fits or shape[-1] < 2 or self.penalties.shape != shape:
+            expected = "(k, d+1), the intercepts' column" if self.family.is_multinomial else "(d+1,), the intercept's"
             raise ShapeError(
-                "coefficients and penalties must be (d+1,), the intercept's first; got "
-                f"{self.coefficients.shape} and {self.penalties.shape}"
+                f"coefficients and penalties must be {expected} first; got {shape} and {self.penalties.shape}"
             )
 
     def reconstruct(self, known_inputs: Array, known_targets: Array) -> GLMReconstruction:
@@ -62,11 +58,11 @@ class ReleasedGLM:
 
         Args:
             known_inputs: `(n, d)`, all records but one, without the constant.
-            known_targets: `(n,)`; for logistic regression 0 and 1.
+            known_targets: `(n,)`; classes are numbers 0 to k-1.
 
         Raises:
-            ShapeError: if the records do not fit the model.
-            UnsupportedModelError: if the model interpolates the missing record.
+            ShapeError: the records do not fit the model.
+            UnsupportedModelError: the model interpolates the missing record.
 
         Source: theorem 1 of the paper, corrected.
 
@@ -76,130 +72,43 @@ class ReleasedGLM:
         >>> np.round(found.inputs, 9), round(found.target, 9)
         (array([2.]), 3.0)
         """
-        inputs, targets = check_known(known_inputs, known_targets, len(self.coefficients) - 1)
-        if any(self.family.nearest(target) != target for target in np.unique(targets)):
-            raise ShapeError(
-                f"known targets must be admissible for {self.family}; got {np.unique(targets)[:5]}: number the classes"
-            )
+        theta = np.atleast_2d(self.coefficients)
+        inputs, known = check_known(known_inputs, known_targets, theta.shape[1] - 1)
+        targets = self.family.encoded(known, len(theta))
         constant = np.column_stack([np.ones(len(inputs)), inputs])
-        predictor = constant @ self.coefficients
-        gradient = constant.T @ (self.family.mean(predictor) - targets) + self.penalties * self.coefficients
-        rounding = self._rounding(constant, targets, predictor)
-        residual = float(gradient[0])
-        check_residual(abs(residual), float(rounding[0]))
-
-        found = gradient[1:] / residual
-        at_record = np.array(self.coefficients[0] + found @ self.coefficients[1:])
-        target = float(self.family.mean(at_record)) + residual
-        gap = abs(target - self.family.nearest(target))
-        condition = (1 + float(np.abs(found).max())) / abs(residual)
-        error, notes = None, self.notes
-        if self.gradient_error is not None:
-            left = max(self.gradient_error, float(rounding.max()))
-            error = condition * left
-            moved = float(self.family.slope(at_record)) * float(np.abs(self.coefficients[1:]).sum()) * error
-            found_out = contradiction(gap, left + moved)
-            error, notes = condition * gap if found_out else error, notes + found_out
-        return GLMReconstruction(
-            inputs=found,
-            target=target,
-            residual=abs(residual),
-            condition=condition,
-            error=error,
-            target_gap=None if self.family.nearest(0.25) == 0.25 else gap,
-            notes=notes,
-        )
-
-    def _rounding(self, constant: Array, targets: Array, predictor: Array) -> Array:
-        """What rounding may add to each entry of the gradient, also within a backward stable solver, `(d+1,)`."""
-        sizes = np.abs(constant)
-        residuals = self.family.slope(predictor) * (sizes @ np.abs(self.coefficients)) + np.abs(targets)
-        penalties = self.penalties * np.abs(self.coefficients)
-        return np.asarray(np.finfo(np.float64).eps * (sizes.T @ residuals + penalties))
-
-
-@dataclass(frozen=True)
-class ReleasedMultinomial:
-    """A model that minimizes cross-entropy summed over records plus `1/2 sum penalties * theta^2`.
-
-    Args:
-        coefficients: `(k, d+1)`, the intercepts in the first column.
-        penalties: `(k, d+1)`, each at least 0; those of the intercepts are 0 if they are not regularized.
-        gradient_error: upper bound on the entries of the sum's gradient at the coefficients, 0 for a direct solver and
-            None if not known.
-        notes: carried over to every reconstruction.
-
-    Raises:
-        ShapeError: if coefficients and penalties do not fit.
-    """
-
-    coefficients: Array
-    penalties: Array
-    gradient_error: float | None = 0.0
-    notes: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        shape = self.coefficients.shape
-        if len(shape) != 2 or min(shape) < 2 or self.penalties.shape != shape:
-            raise ShapeError(
-                "coefficients and penalties must be (k, d+1), the intercepts' column first; got "
-                f"{shape} and {self.penalties.shape}"
-            )
-
-    def reconstruct(self, known_inputs: Array, known_targets: Array) -> GLMReconstruction:
-        """The record that was used together with the known ones.
-
-        Args:
-            known_inputs: `(n, d)`, all records but one, without the constant.
-            known_targets: `(n,)`, classes 0 to k-1.
-
-        Raises:
-            ShapeError: if the records do not fit the model.
-            UnsupportedModelError: if the model interpolates the missing record.
-        """
-        n_classes, width = self.coefficients.shape
-        inputs, targets = check_known(known_inputs, known_targets, width - 1)
-        if not np.isin(targets, np.arange(n_classes)).all():
-            raise ShapeError(
-                f"known targets must be classes 0 to {n_classes - 1}; got {np.unique(targets)[:5]}: number the classes"
-            )
-        constant = np.column_stack([np.ones(len(inputs)), inputs])
-        one_hot = np.eye(n_classes)[targets.astype(np.int64)]
-        predictions = softmax(constant @ self.coefficients.T, axis=1)
-        gradient = (predictions - one_hot).T @ constant + self.penalties * self.coefficients
-        rounding = self._rounding(constant, one_hot, predictions)
+        predictors = constant @ theta.T
+        gradient = (self.family.mean(predictors) - targets).T @ constant + self.penalties * theta
+        rounding = self._rounding(constant, targets, predictors)
         residuals = gradient[:, 0]
         size = float(np.linalg.norm(residuals))
         check_residual(size, float(rounding[:, 0].max()))
 
-        found = gradient[:, 1:].T @ residuals / size**2
-        target = softmax(self.coefficients[:, 0] + self.coefficients[:, 1:] @ found) + residuals
-        label = int(target.argmax())
+        found = gradient[:, 1:].T @ (residuals / size) / size
+        at_record = theta[:, 0] + theta[:, 1:] @ found
+        target = self.family.mean(at_record) + residuals
+        nearest = self.family.nearest(target)
+        gap = float(np.abs(target - nearest).max())
         # Entries of a gradient within e each move the inputs by e times the 1-norm of the residuals over their square.
         condition = (1 + float(np.abs(found).max())) * float(np.abs(residuals).sum()) / size**2
-        gap = float(np.abs(target - np.eye(n_classes)[label]).max())
         error, notes = None, self.notes
         if self.gradient_error is not None:
             left = max(self.gradient_error, float(rounding.max()))
             error = condition * left
-            # A probability changes by at most half of what the linear predictors do.
-            found_out = contradiction(gap, left + float(np.abs(self.coefficients[:, 1:]).sum(1).max()) / 2 * error)
+            moved = self.family.steepness(at_record) * float(np.abs(theta[:, 1:]).sum(1).max()) * error
+            found_out = contradiction(gap, left + moved)
             error, notes = condition * gap if found_out else error, notes + found_out
         return GLMReconstruction(
             inputs=found,
-            target=float(label),
+            target=float(nearest.argmax() if self.family.is_multinomial else target[0]),
             residual=size,
             condition=condition,
             error=error,
-            target_gap=gap,
+            target_gap=None if self.family.admits_all else gap,
             notes=notes,
         )
 
-    def _rounding(self, constant: Array, one_hot: Array, predictions: Array) -> Array:
-        """What rounding may add to each entry of the gradient, `(k, d+1)`."""
-        sizes = np.abs(constant)
-        residuals = predictions * (1 - predictions) * (sizes @ np.abs(self.coefficients).T) + one_hot
-        return np.asarray(
-            np.finfo(np.float64).eps * (residuals.T @ sizes + self.penalties * np.abs(self.coefficients)),
-            dtype=np.float64,
-        )
+    def _rounding(self, constant: Array, targets: Array, predictors: Array) -> Array:
+        """Bound on the rounding error of the gradient's entries, also within a backward stable solver, `(k, d+1)`."""
+        sizes, magnitudes = np.abs(constant), np.abs(np.atleast_2d(self.coefficients))
+        residuals = self.family.slope(predictors) * (sizes @ magnitudes.T) + np.abs(targets)
+        return np.asarray(np.finfo(np.float64).eps * (residuals.T @ sizes + self.penalties * magnitudes))

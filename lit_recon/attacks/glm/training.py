@@ -16,12 +16,12 @@ from lit_recon.attacks.glm.estimators import (
     from_ridge,
 )
 from lit_recon.attacks.glm.family import Array, GLMReconstruction
-from lit_recon.attacks.glm.released import ReleasedGLM, ReleasedMultinomial
+from lit_recon.attacks.glm.released import ReleasedGLM
 from lit_recon.attacks.glm.without_intercept import ReleasedWithoutIntercept
 from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
 
 #: What an informed adversary gets to see.
-Released = ReleasedGLM | ReleasedMultinomial | ReleasedWithoutIntercept
+Released = ReleasedGLM | ReleasedWithoutIntercept
 
 
 @dataclass(frozen=True)

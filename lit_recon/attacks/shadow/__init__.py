@@ -18,9 +18,9 @@ from lit_recon.attacks.shadow.plan import (
     load_released,
     pretrained_weights,
 )
-from lit_recon.attacks.shadow.private import PrivateDescent
 from lit_recon.attacks.shadow.store import ShadowStore
 from lit_recon.attacks.shadow.training import GradientDescent, KnownTraining
+from lit_recon.privacy.noisy_sgd import PrivateDescent
 
 __all__ = [
     "ApproximationError",

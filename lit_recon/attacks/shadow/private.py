@@ -1,96 +1,33 @@
-"""Differentially private gradient descent: how much is clipped, what noise is added, what privacy results."""
+"""The clipping and noise of DP-SGD, for many models at once."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lit_recon.defenses.dp_sgd import DPSGD
+from lit_recon.defenses.clipping import DPSGD
 from lit_recon.defenses.vectors import normal_like
-from lit_recon.errors import ConfigError
-from lit_recon.privacy import FullBatchSGD, Neighbors, calibrate_noise
+from lit_recon.privacy.noisy_sgd import PrivateDescent
 
 
-@dataclass(frozen=True)
-class PrivateDescent:
-    """Every step clips the gradient of each image over all parameters, sums, and adds Gaussian noise.
-
-    The noise of a model is its own, and nobody knows that of a released one. Batches are full, so that epsilon is
-    exact, by the closed form of the Gaussian mechanism; momentum and Adam work on what is private already.
-
-    Args:
-        bound: largest norm of one image's gradient.
-        noise_multiplier: standard deviation of the noise on the sum over `bound`; 0 only clips.
-        target_epsilon: budget of the whole training, in place of `noise_multiplier`.
-        delta: chance that the guarantee fails.
-        neighbors: data sets that must look alike: with and without one image, or with one image replaced.
-
-    Raises:
-        ConfigError: a number is out of its range, or not exactly one of noise and budget is given.
-
-    Source: Abadi et al. 2016, algorithm 1; Balle, Cherubin and Hayes 2022, section VI-D, with a bound of 1 and a delta
-    of 1e-5.
-
-    >>> PrivateDescent(target_epsilon=10.0).noise(steps=100)  # doctest: +ELLIPSIS
-    4.9988...
-    """
-
-    bound: float = 1.0
-    noise_multiplier: float | None = None
-    target_epsilon: float | None = None
-    delta: float = 1e-5
-    neighbors: Neighbors = "add_or_remove_one"
-
-    def __post_init__(self) -> None:
-        noise, target = self.noise_multiplier, self.target_epsilon
-        if not 0 < self.bound < math.inf:
-            raise ConfigError(f"descent.dp.bound must be above 0 and finite, such as 1.0; got {self.bound}")
-        if (noise is None) == (target is None):
-            raise ConfigError(
-                "descent.dp needs either noise_multiplier, such as 5.0, or target_epsilon, such as 10.0; got "
-                f"{noise} and {target}"
-            )
-        if noise is not None and not 0 <= noise < math.inf:
-            raise ConfigError(f"descent.dp.noise_multiplier must be at least 0 and finite; got {noise}")
-        if target is not None and not 0 < target < math.inf:
-            raise ConfigError(f"descent.dp.target_epsilon must be above 0 and finite; got {target}")
-        if not 0 < self.delta < 1:
-            raise ConfigError(f"descent.dp.delta must lie strictly between 0 and 1; got {self.delta}")
-
-    def noise(self, steps: int) -> float:
-        """The noise multiplier of a training of so many steps."""
-        if self.target_epsilon is None:
-            return self.noise_multiplier or 0.0
-        return calibrate_noise(self.target_epsilon, self.delta, steps, neighbors=self.neighbors)
-
-    def mechanism(self, steps: int) -> DPSGD:
-        """What is applied in each of so many steps."""
-        return DPSGD(self.bound, self.noise(steps))
-
-    def accountant(self, steps: int) -> FullBatchSGD | None:
-        """The privacy of the whole training; None without noise, where there is none."""
-        noise = self.noise(steps)
-        return FullBatchSGD(noise, steps, self.neighbors) if noise else None
-
-    def epsilon(self, steps: int) -> float:
-        """Epsilon of the whole training at `delta`; infinite without noise."""
-        accountant = self.accountant(steps)
-        return math.inf if accountant is None else accountant.epsilon(self.delta)
+def mechanism_of(dp: PrivateDescent | None, steps: int) -> DPSGD | None:
+    """The clipping and noise of each of so many steps; None for plain training."""
+    return None if dp is None else DPSGD(dp.bound, dp.noise(steps))
 
 
 def add_noise(sums: Sequence[Tensor], mechanism: DPSGD, generators: Sequence[torch.Generator]) -> None:
-    """Add to sums of clipped gradients, in place, the noise that `mechanism` would add to their mean.
+    """Add the noise of DP-SGD to sums of clipped gradients, in place.
+
+    Every model has its own noise, and the adversary does not know that of a released model.
 
     Args:
         sums: of all models, each `(s, ...)`, in the order of the network's parameters.
-        mechanism: clip and noise.
-        generators: one per model, `s` of them; of one draw per tensor, as in `DPSGD`.
+        mechanism: clipping and noise.
+        generators: one per model, `s` of them, each with one draw per tensor, as in `DPSGD`.
     """
-    std = mechanism.std(1)
+    std = mechanism.released_std(1)
     if std:
         for values in sums:
             draws = [normal_like(own, generator) for own, generator in zip(values, generators, strict=True)]

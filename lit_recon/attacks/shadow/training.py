@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lit_recon.attacks.shadow.private import PrivateDescent
 from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
+from lit_recon.privacy.noisy_sgd import PrivateDescent
 
 #: Of Adam: decay of the squares, and what is added to their root; PyTorch's defaults.
 ADAM_DECAY, ADAM_EPSILON = 0.999, 1e-8

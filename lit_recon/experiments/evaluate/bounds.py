@@ -11,17 +11,8 @@ from torch import Tensor
 
 from lit_recon.bounds import GaussianPrior, autograd_jacobian, cramer_rao, van_trees
 from lit_recon.bounds.fisher import check_size
-from lit_recon.defenses import (
-    DPSGD,
-    Batch,
-    BatchGradient,
-    Defense,
-    at_weights,
-    defended_gradient,
-    simulated_gradient,
-)
-from lit_recon.errors import LitReconError
-from lit_recon.experiments.defended_bound import acting, quiet, released_std
+from lit_recon.defenses import Batch, BatchGradient, Defense, at_weights, defended_gradient, simulated_gradient
+from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.evaluate.cells import Cells
 from lit_recon.experiments.evaluate.grid import Cell
 from lit_recon.experiments.settings import AttackSettings
@@ -60,7 +51,9 @@ def _bound(cell: Cell, settings: AttackSettings, information: dict[str, list[Ten
         LitReconError: there is no bound; the message says why.
     """
     defense = settings.defense or Defense()
-    std = released_std(defense, settings.victims.batch_size)
+    std = defense.released_std(settings.victims.batch_size)
+    if std == 0:
+        raise ConfigError("without noise an update may give its images away exactly: the only bound is 0")
     key = _identity(cell, defense)
     victims = victim_data(settings)
     if key not in information:
@@ -90,7 +83,9 @@ def _informations(settings: AttackSettings, defense: Defense) -> list[Tensor]:
         seen = client.observe(images, labels, generator=settings.client.generator(index))
         exact = [{name: _double(v) for name, v in part.items()} for part in (seen.parameters, seen.buffers)]
         gradient, batch = at_weights(seen.operator, *exact), Batch(images.double(), labels)
-        kept = defended_gradient(quiet(defense), client.model, gradient, batch, settings.client.generator(index))
+        kept = defended_gradient(
+            defense.without_noise(), client.model, gradient, batch, settings.client.generator(index)
+        )
         mean = partial(_mean, defense, gradient, labels, kept)
         found.append(autograd_jacobian(mean, batch.images).gram())
     return found
@@ -107,5 +102,4 @@ def _double(value: Tensor) -> Tensor:
 def _identity(cell: Cell, defense: Defense) -> str:
     """Everything that the Jacobian depends on: not the attack, not the size of the noise."""
     names = ("data", "backbone", "seed", "server", "victims", "client")
-    bounds = [part.bound for part in acting(defense) if isinstance(part, DPSGD)]
-    return json.dumps([[cell.settings.get(name) for name in names], repr(quiet(defense)), bounds], default=str)
+    return json.dumps([[cell.settings.get(name) for name in names], repr(defense.without_noise())], default=str)

@@ -15,7 +15,7 @@ from lit_recon.data import ImageSet
 from lit_recon.data.informed_splits import InformedSplit, InformedSplitSettings, draw_informed_split
 from lit_recon.data.sources import Digits, ImageSource
 from lit_recon.errors import ConfigError
-from lit_recon.experiments.settings import PaperSettings
+from lit_recon.experiments.configuration import PaperSettings
 from lit_recon.modules.loggers import WandbSettings
 
 #: Names of models become columns of a table.

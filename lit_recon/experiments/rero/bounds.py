@@ -32,7 +32,7 @@ from lit_recon.bounds import (
 )
 from lit_recon.errors import ConfigError
 from lit_recon.experiments.rero.settings import BudgetSettings, PriorSettings, SampledSettings
-from lit_recon.privacy import FullBatchSGD, PoissonSGD, calibrate_noise
+from lit_recon.privacy import FullBatchSGD, PoissonSGD
 
 #: Orders of theorem 2, dense where the best one lies for any epsilon and kappa.
 _ORDERS = tuple(1 + 10 ** (exponent / 20) for exponent in range(-60, 81))
@@ -87,8 +87,7 @@ class Bounds:
 
 def full_batch(budget: BudgetSettings, epsilon: float, steps: int) -> FullBatchSGD:
     """The training that just keeps a budget."""
-    noise = calibrate_noise(epsilon, budget.delta, steps, neighbors=budget.neighbors)
-    return FullBatchSGD(noise, steps, budget.neighbors)
+    return FullBatchSGD(budget.descent(epsilon).noise(steps), steps, budget.neighbors)
 
 
 def bounds(training: FullBatchSGD, epsilon: float, delta: float, log_kappa: float) -> Bounds:
@@ -150,7 +149,7 @@ def sampled_rows(
     rows: list[dict[str, float | None]] = []
     for rate in sorted({1.0, settings.rate}, reverse=True):
         for epsilon in sorted(settings.epsilons):
-            noise = calibrate_noise(epsilon, budget.delta, steps, rate, budget.neighbors)
+            noise = budget.descent(epsilon).noise(steps, rate)
             losses = PoissonSGD(noise, steps, budget.neighbors, rate)
             for kappa in settings.kappas:
                 log_kappa = math.log(kappa)

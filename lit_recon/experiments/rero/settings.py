@@ -13,7 +13,7 @@ from lit_recon.errors import ConfigError
 from lit_recon.experiments.released_attack.settings import ShadowSettings
 from lit_recon.experiments.settings import PaperSettings
 from lit_recon.modules.loggers import WandbSettings
-from lit_recon.privacy import Neighbors
+from lit_recon.privacy.noisy_sgd import Neighbors, PrivateDescent
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,10 @@ class BudgetSettings:
         _check_all("budget.epsilons", self.epsilons, 0, math.inf, "above 0 and finite")
         _check_all("budget.delta", [self.delta], 0, 1, "strictly between 0 and 1")
         _check_all("budget.bound", [self.bound], 0, math.inf, "above 0 and finite, such as 1.0")
+
+    def descent(self, epsilon: float) -> PrivateDescent:
+        """DP-SGD with one of the budgets."""
+        return PrivateDescent(self.bound, target_epsilon=epsilon, delta=self.delta, neighbors=self.neighbors)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from lit_recon.attacks.updates.features.activations import Activation, activatio
 from lit_recon.bounds import (
     GaussianPrior,
     GaussianRelease,
+    ReleasedInformation,
     TwoLayerJacobian,
     TwoLayerNet,
     autograd_jacobian,
@@ -27,9 +28,8 @@ from lit_recon.bounds import (
     van_trees,
 )
 from lit_recon.bounds.two_layer import SmoothActivation
-from lit_recon.defenses import Batch, BatchGradient, Stage, per_example_gradients
+from lit_recon.defenses import Batch, BatchGradient, Round, Stage, per_example_gradients
 from lit_recon.errors import LitReconError
-from lit_recon.experiments.defended_bound import Released, defended_release
 from lit_recon.experiments.two_layer.settings import TwoLayerAttack, TwoLayerCell, TwoLayerSettings
 from lit_recon.models.layers import activation_layer
 from lit_recon.records import Update
@@ -147,20 +147,20 @@ def root_error(found: Tensor, truth: Tensor) -> float:
 
 def _released(
     settings: TwoLayerSettings, cell: TwoLayerCell, instance: Instance, generator: torch.Generator
-) -> Released:
+) -> ReleasedInformation:
     family = settings.defenses.get(cell.defense)
     if family is not None and family.defense is None:
         local = local_update(instance, int(cell.strength or 1), settings.local_rho)
-        return Released.of(autograd_jacobian(local, instance.inputs), GaussianRelease(cell.sizes.noise))
+        return autograd_jacobian(local, instance.inputs).released(cell.sizes.noise)
     jacobian = TwoLayerJacobian(instance.net, instance.inputs, instance.targets)
     if family is None or family.defense is None or cell.strength is None:
-        return Released.of(jacobian, GaussianRelease(cell.sizes.noise))
+        return jacobian.released(cell.sizes.noise)
     batch, gradient = Batch(instance.inputs, instance.targets), instance.gradient()
     defense = family.defense(cell.strength)
     if family.relative:
         single = Stage.PER_EXAMPLE in defense.stages
         defense = family.defense(cell.strength * (_median_norm(gradient, batch) if single else _norm(jacobian.update)))
-    return defended_release(defense, jacobian, batch, gradient, cell.sizes.noise, generator)
+    return defense.released_information(jacobian, Round(batch, gradient), cell.sizes.noise, generator)
 
 
 def local_update(instance: Instance, steps: int, rho: float) -> Callable[[Tensor], Update]:
@@ -187,7 +187,7 @@ def local_update(instance: Instance, steps: int, rho: float) -> Callable[[Tensor
     return update
 
 
-def _likeliest_error(instance: Instance, observed: Update, released: Released) -> float | None:
+def _likeliest_error(instance: Instance, observed: Update, released: ReleasedInformation) -> float | None:
     """Of maximum likelihood, started at the truth; None where more than mask and noise came between."""
     plain = instance.net.update(instance.inputs, instance.targets)
     mean = released.release.mean(released.update)
@@ -199,7 +199,7 @@ def _likeliest_error(instance: Instance, observed: Update, released: Released) -
     return float((found - instance.inputs).square().sum(dim=1).mean().sqrt())
 
 
-def _facts(instance: Instance, released: Released) -> tuple[float, float]:
+def _facts(instance: Instance, released: ReleasedInformation) -> tuple[float, float]:
     """Share of the Jacobian's squared norm that is kept, and factor by which clipping shrinks the update."""
     clip = min(1.0, released.release.bound / _norm(released.update))
     if released.release.kept is None:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
-from lit_recon.attacks.glm.family import Array
-from lit_recon.attacks.glm.released import ReleasedMultinomial
+from lit_recon.attacks.glm.family import Array, Multinomial
+from lit_recon.attacks.glm.released import ReleasedGLM
 from lit_recon.errors import ShapeError, UnsupportedModelError
 
 N, D, K = 50, 3, 4
@@ -41,7 +41,7 @@ def _penalties(mu: float, intercept: float) -> Array:
 def test_inputs_and_class_come_back(penalties: Array, missing: int) -> None:
     inputs, targets = _records(missing)
     others = np.arange(N) != missing
-    found = ReleasedMultinomial(_fit(inputs, targets, penalties), penalties).reconstruct(
+    found = ReleasedGLM(Multinomial(), _fit(inputs, targets, penalties), penalties).reconstruct(
         inputs[others], targets[others]
     )
     assert np.abs(found.inputs - inputs[missing]).max() < 1e-9
@@ -56,9 +56,9 @@ def test_inputs_and_class_come_back(penalties: Array, missing: int) -> None:
 def test_penalties_of_another_model_are_noticed() -> None:
     inputs, targets = _records(1)
     theta = _fit(inputs, targets, _penalties(1, 0))
-    found = ReleasedMultinomial(theta, _penalties(2, 0)).reconstruct(inputs[1:], targets[1:])
+    found = ReleasedGLM(Multinomial(), theta, _penalties(2, 0)).reconstruct(inputs[1:], targets[1:])
     assert "penalties are not the model's" in found.notes[0]
-    assert ReleasedMultinomial(theta, _penalties(2, 0), None).reconstruct(inputs[1:], targets[1:]).error is None
+    assert ReleasedGLM(Multinomial(), theta, _penalties(2, 0), None).reconstruct(inputs[1:], targets[1:]).error is None
 
 
 def test_the_error_estimate_follows_the_gradient_that_was_left() -> None:
@@ -69,7 +69,9 @@ def test_the_error_estimate_follows_the_gradient_that_was_left() -> None:
     constant = np.column_stack([np.ones(N), inputs])
     one_hot = np.eye(K)[targets.astype(int)]
     left = np.abs((softmax(constant @ moved.T, axis=1) - one_hot).T @ constant + penalties * moved).max()
-    found = ReleasedMultinomial(moved, penalties, gradient_error=float(left)).reconstruct(inputs[1:], targets[1:])
+    found = ReleasedGLM(Multinomial(), moved, penalties, gradient_error=float(left)).reconstruct(
+        inputs[1:], targets[1:]
+    )
     assert found.error is not None
     assert found.error / 20 < np.abs(found.inputs - inputs[0]).max() < 1.1 * found.error
 
@@ -78,16 +80,16 @@ def test_a_saturated_record_is_refused() -> None:
     # Two points far apart, one per class: no residual is left at either.
     theta = np.array([[0.0, 500.0], [0.0, -500.0]])
     with pytest.raises(UnsupportedModelError, match="saturated"):
-        ReleasedMultinomial(theta, np.zeros_like(theta)).reconstruct(np.array([[1.0]]), np.array([0.0]))
+        ReleasedGLM(Multinomial(), theta, np.zeros_like(theta)).reconstruct(np.array([[1.0]]), np.array([0.0]))
 
 
 def test_classes_are_numbers_from_0() -> None:
     with pytest.raises(ShapeError, match="classes 0 to 3"):
-        ReleasedMultinomial(np.ones((K, D + 1)), np.ones((K, D + 1))).reconstruct(
+        ReleasedGLM(Multinomial(), np.ones((K, D + 1)), np.ones((K, D + 1))).reconstruct(
             np.zeros((2, D)), np.array([1.0, 4.0])
         )
 
 
 def test_penalties_must_fit_the_coefficients() -> None:
     with pytest.raises(ShapeError, match="intercepts' column first"):
-        ReleasedMultinomial(np.ones((K, 3)), np.ones((K, 2)))
+        ReleasedGLM(Multinomial(), np.ones((K, 3)), np.ones((K, 2)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -221,18 +222,40 @@ def test_a_store_of_another_descent_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "needs either noise_multiplier"),
-        ({"noise_multiplier": 1.0, "target_epsilon": 1.0}, "needs either noise_multiplier"),
+        ({}, "needs a noise_multiplier"),
         ({"noise_multiplier": -1.0}, "noise_multiplier must be at least 0"),
         ({"target_epsilon": 0.0}, "target_epsilon must be above 0"),
         ({"target_epsilon": 1.0, "delta": 1.0}, "delta must lie strictly between 0 and 1"),
-        ({"target_epsilon": 1.0, "bound": 0.0}, "bound must be above 0"),
+        ({"target_epsilon": 1.0, "bound": -1.0}, "clipping norm must be at least 0"),
         ({"noise_multiplier": float("nan")}, "noise_multiplier must be at least 0"),
     ],
 )
 def test_impossible_privacy_is_refused(arguments: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         PrivateDescent(**arguments)  # type: ignore[arg-type]
+
+
+def test_given_noise_has_to_keep_a_given_budget() -> None:
+    both = PrivateDescent(noise_multiplier=5.0, target_epsilon=10.0)
+    assert both.noise(steps=100) == 5.0
+    with pytest.raises(ConfigError, match=r"target_epsilon=10 cannot be reached in 200 .* leave dp.noise_mult"):
+        both.noise(steps=200)
+
+
+@pytest.mark.parametrize("way", ["batched_mlp", "vmap", "loop"])
+def test_extreme_bounds(way: Literal["batched_mlp", "vmap", "loop"]) -> None:
+    network = ReleasedMLP((1, 5, 5), 4, [6])
+    start, own = start_of(network).double(), random_images(2, 1)
+
+    def trained(dp: PrivateDescent | None) -> Tensor:
+        known = private_training(network, noise=0.0)
+        known = dataclasses.replace(known, descent=dataclasses.replace(known.descent, dp=dp))
+        return train_models(known, start, own.pixels().double(), own.labels, way, generators(2))
+
+    frozen = trained(PrivateDescent(bound=0.0, noise_multiplier=1.0))
+    assert torch.equal(frozen, start.expand_as(frozen))
+    free = trained(PrivateDescent(bound=float("inf"), noise_multiplier=0.0))
+    torch.testing.assert_close(free, trained(None), rtol=0, atol=1e-12)
 
 
 def test_noise_needs_generators() -> None:

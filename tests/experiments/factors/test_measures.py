@@ -14,7 +14,7 @@ from lit_recon.attacks.shadow import GradientDescent, ShadowPlan
 from lit_recon.data import InformedSplitSettings, draw_informed_split
 from lit_recon.data.sources import Digits
 from lit_recon.experiments.factors.measures import Measures
-from lit_recon.models import ReleasedMLP
+from lit_recon.models.released import ReleasedMLP
 
 
 def test_membership_is_told_by_the_loss() -> None:

@@ -16,7 +16,7 @@ from lit_recon.attacks.shadow.engines.mlp_gradients import (
     shared_gradients,
 )
 from lit_recon.attacks.shadow.engines.pixels import UsedPixels, block_size
-from lit_recon.attacks.shadow.private import add_noise
+from lit_recon.attacks.shadow.private import add_noise, mechanism_of
 from lit_recon.attacks.shadow.steps import Batches, Descent
 from lit_recon.attacks.shadow.training import KnownTraining, unflatten
 from lit_recon.errors import UnsupportedModelError
@@ -127,7 +127,7 @@ def _train_chunk(
     activation, n_classes = network.activation, network.linear_layers[-1].out_features
     weights = _apart(known, initial)
     optimizer, kept, released = Descent(descent, weights), known.kept_steps, []
-    mechanism = None if descent.dp is None else descent.dp.mechanism(known.n_steps)
+    mechanism = mechanism_of(descent.dp, known.n_steps)
     bound = None if mechanism is None else mechanism.bound
     for step, numbers in enumerate(batches, start=1):
         if numbers is None:

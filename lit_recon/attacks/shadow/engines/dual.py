@@ -149,7 +149,7 @@ def train_dual(
     classes = one_hot(own.labels, len(fixed.classes), own.images.dtype)[:, :, None]
     clip = own_clip = None
     if descent.dp is not None:
-        bound = descent.dp.mechanism(known.n_steps).bound
+        bound = descent.dp.bound
         clip, own_clip = Clip(fixed.squares, bound), Clip(own.images.square().sum(1, keepdim=True), bound)
     optimizer, kept = Descent(descent, [layers.sides, layers.rest, *later]), known.kept_steps
     for step in range(1, known.n_steps + 1):

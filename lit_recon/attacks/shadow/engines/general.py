@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from lit_recon.attacks.shadow.private import add_noise
+from lit_recon.attacks.shadow.private import add_noise, mechanism_of
 from lit_recon.attacks.shadow.steps import Batches, Descent, gathered
 from lit_recon.attacks.shadow.training import KnownTraining, flat_weights, unflatten
 from lit_recon.defenses.base import Batch
-from lit_recon.defenses.clipping import clipped_examples
-from lit_recon.defenses.dp_sgd import DPSGD
+from lit_recon.defenses.clipping import DPSGD, clipped_examples
 from lit_recon.defenses.release import defended_gradient
 from lit_recon.models import Backbone
 from lit_recon.records import Update
@@ -39,7 +38,7 @@ def train_vmap(
     """
     known.check(initial, images, labels, generators)
     descent, network, n = known.descent, known.network, len(known.images)
-    mechanism = None if descent.dp is None else descent.dp.mechanism(known.n_steps)
+    mechanism = mechanism_of(descent.dp, known.n_steps)
 
     def loss(weights: Tensor, image: Tensor, label: Tensor) -> Tensor:
         parameters = unflatten(network, weights)
@@ -149,7 +148,7 @@ def train_loop(
     """
     known.check(initial, images, labels, generators)
     descent, network = known.descent, copy.deepcopy(known.network)
-    mechanism = None if descent.dp is None else descent.dp.mechanism(known.n_steps)
+    mechanism = mechanism_of(descent.dp, known.n_steps)
     batches, kept, trained = Batches(known, generators), known.kept_steps, []
     for index, (start, image, label) in enumerate(zip(initial.expand(len(images), -1), images, labels, strict=True)):
         network.load_state_dict(unflatten(network, start))

@@ -1,4 +1,4 @@
-"""Defenses in the words of a bound: what noise is left, what is kept, and what has no bound."""
+"""Defenses as Gaussian channels: the noise and the information of a release, and defenses without a bound."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.updates.features.activations import TANH
-from lit_recon.bounds import TwoLayerJacobian, TwoLayerNet, autograd_jacobian, cramer_rao
+from lit_recon.bounds import ReleasedInformation, TwoLayerJacobian, TwoLayerNet, autograd_jacobian, cramer_rao
 from lit_recon.defenses import (
     DPSGD,
     Batch,
@@ -23,11 +23,19 @@ from lit_recon.defenses import (
     MixUp,
     OptimalGradientNoise,
     OptimalGradientPruning,
+    PerExampleClipping,
+    Round,
     simulated_gradient,
 )
 from lit_recon.errors import ConfigError
-from lit_recon.experiments.defended_bound import Released, acting, defended_release, quiet, released_std
 from lit_recon.records import Update
+
+
+class Rounded(Defense):
+    """A defense about which this package knows nothing; it adds no noise."""
+
+    def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
+        return {name: value.round(decimals=2) for name, value in update.items()}
 
 
 @pytest.mark.parametrize(
@@ -38,35 +46,43 @@ from lit_recon.records import Update
         (DPSGD(bound=2.0, noise_multiplier=0.5), 0.25),
         (Chain([GradientClipping(bound=1.0), GaussianNoise(std=0.2)]), 0.2),
         (Chain([Chain([GradientPruning(fraction=0.5)]), Defense(), GaussianNoise(std=0.2)]), 0.2),
+        (Chain([PerExampleClipping(bound=1.0), GaussianNoise(std=0.2)]), 0.2),
+        (Chain([GaussianNoise(std=0.2), Defense()]), 0.2),
+        (Chain(), 0.0),
+        (Defense(), 0.0),
+        (GaussianNoise(std=0.0, relative=True), 0.0),
+        (LaplaceNoise(scale=0.0), 0.0),
+        (OptimalGradientNoise(std=0.0), 0.0),
+        (GradientPruning(fraction=0.5), 0.0),
+        (GradientDropout(rate=0.5, rescale=True), 0.0),
+        (OptimalGradientPruning(fraction=0.5), 0.0),
+        (DPSGD(bound=2.0), 0.0),
     ],
 )
 def test_noise_of_known_size(defense: Defense, std: float) -> None:
-    assert released_std(defense, n_examples=4) == pytest.approx(std)
+    assert defense.released_std(n_examples=4) == pytest.approx(std)
 
 
 @pytest.mark.parametrize(
     ("defense", "words"),
     [
-        (Defense(), "the only bound is 0"),
-        (GaussianNoise(std=0.0), "the only bound is 0"),
-        (GradientPruning(fraction=0.5), "the only bound is 0"),
-        (DPSGD(bound=2.0), "the only bound is 0"),
-        (GaussianNoise(std=0.1, relative=True), "relative noise tells"),
-        (OptimalGradientNoise(std=0.1), "variances of OptimalGradientNoise tell"),
-        (LaplaceNoise(scale=0.1), "LaplaceNoise adds is not Gaussian"),
-        (Chain([MixUp(), GaussianNoise(std=0.1)]), "MixUp does to a batch"),
+        (GaussianNoise(std=0.1, relative=True), "GaussianNoise.*: the size of relative noise depends on the images"),
+        (OptimalGradientNoise(std=0.1), "OptimalGradientNoise.*: the variances depend on the images"),
+        (LaplaceNoise(scale=0.1), r"LaplaceNoise\(scale=0.1\): its noise is not Gaussian"),
+        (Chain([MixUp(), GaussianNoise(std=0.1)]), r"no bound is known for MixUp\(alpha=0.0\)$"),
+        (Chain([GaussianNoise(std=0.1), GradientPruning(fraction=0.5)]), "GradientPruning.* after noise: list the"),
+        (Rounded(), r"^no bound is known for Rounded\(\)$"),
     ],
 )
 def test_why_there_is_no_bound(defense: Defense, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        released_std(defense, n_examples=4)
+        defense.released_std(n_examples=4)
 
 
-def test_without_its_noise_a_defense_shows_what_it_drops() -> None:
+def test_the_noise_is_removed_and_nothing_else() -> None:
     defense = Chain([GradientPruning(fraction=0.5), GaussianNoise(std=0.1)])
-    assert [type(part) for part in acting(defense)] == [GradientPruning, GaussianNoise]
-    assert repr(quiet(defense)) == repr(Chain([GradientPruning(fraction=0.5)]))
-    assert acting(quiet(DPSGD(bound=1.0, noise_multiplier=1.0))) == []
+    assert repr(defense.without_noise()) == repr(Chain([GradientPruning(fraction=0.5), Defense()]))
+    assert repr(DPSGD(bound=1.0, noise_multiplier=1.0).without_noise()) == repr(DPSGD(bound=1.0))
 
 
 STD = 0.1
@@ -90,9 +106,9 @@ def batch() -> tuple[TwoLayerNet, Batch]:
     return net, Batch(normal(2, 4), torch.tensor([[1.0], [-1.0]], dtype=torch.float64))
 
 
-def released(defense: Defense, net: TwoLayerNet, batch: Batch) -> Released:
-    jacobian = TwoLayerJacobian(net, batch.images, batch.labels)
-    return defended_release(defense, jacobian, batch, gradient_of(net), STD, torch.Generator().manual_seed(1))
+def released(defense: Defense, net: TwoLayerNet, batch: Batch) -> ReleasedInformation:
+    jacobian, generator = TwoLayerJacobian(net, batch.images, batch.labels), torch.Generator().manual_seed(1)
+    return defense.released_information(jacobian, Round(batch, gradient_of(net)), STD, generator)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +117,7 @@ def released(defense: Defense, net: TwoLayerNet, batch: Batch) -> Released:
         GradientClipping(bound=3.0),
         GradientDropout(rate=0.4),
         GradientPruning(fraction=0.4),
+        Defense(),
         GaussianNoise(std=STD),
         OptimalGradientPruning(fraction=0.2),
         DPSGD(bound=3.0, noise_multiplier=2 * STD / 3.0),
@@ -131,8 +148,17 @@ def test_optimal_noise_is_the_noise_of_the_defense(batch: tuple[TwoLayerNet, Bat
 
 
 @pytest.mark.parametrize(
-    "defense", [GradientDropout(rate=0.4, rescale=True), GaussianNoise(std=0.1, relative=True), LaplaceNoise(scale=0.1)]
+    "defense",
+    [
+        GradientDropout(rate=0.4, rescale=True),
+        GaussianNoise(std=0.1, relative=True),
+        GaussianNoise(std=0.1, before_averaging=True),
+        LaplaceNoise(scale=0.1),
+        Chain([GradientClipping(bound=1.0), GaussianNoise(std=0.1)]),
+        Rounded(),
+    ],
+    ids=repr,
 )
 def test_what_has_no_closed_form_is_refused(defense: Defense, batch: tuple[TwoLayerNet, Batch]) -> None:
-    with pytest.raises(ConfigError, match="has no bound for"):
+    with pytest.raises(ConfigError, match=f"no bound is known for {type(defense).__name__}"):
         released(defense, *batch)

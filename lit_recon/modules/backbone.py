@@ -1,4 +1,4 @@
-"""Training of backbones: plain, or under a defense, where every process is a client with a defended update."""
+"""Training of a victim model: plain, or on the updates of defended clients."""
 
 from __future__ import annotations
 

@@ -67,6 +67,7 @@ def pure_copy(model: nn.Module, mode: BatchNormMode) -> nn.Module:
     of BatchNorm with a forward of their own (as in timm: BatchNorm and activation in one) stay what they are.
     """
     copied = copy.deepcopy(model).eval()
+    parent: Any
     for parent in list(copied.modules()):
         if getattr(parent, "inplace", None) is True:
             parent.inplace = False

@@ -32,7 +32,7 @@ def checked_loss(loss: Loss, n_classes: int, probabilities: bool = False) -> Los
     labels = torch.full((2, n_classes), 1 / n_classes) if probabilities else torch.tensor([0, n_classes - 1])
     kind = f"probabilities (2, {n_classes})" if probabilities else "classes (2,)"
     try:
-        value = loss(logits, labels)
+        value: object = loss(logits, labels)
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(

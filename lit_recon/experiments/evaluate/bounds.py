@@ -82,7 +82,7 @@ def _informations(settings: AttackSettings, defense: Defense) -> list[Tensor]:
     target = find_target(settings.backbone, victims, settings.seed)
     size = sum(value.numel() for value in target.model.parameters())
     check_size(size, settings.victims.batch_size * math.prod(victims.image_shape))
-    model = sent_out(settings, target.trained(settings.trainer).model, victims)
+    model = cast(Backbone, sent_out(settings, target.trained(settings.trainer).model, victims))
     client = settings.client.client(model, defense)
     found = []
     for index, ids in enumerate(victims.batches):

@@ -165,12 +165,12 @@ class ForeignModel:
 
     Attributes:
         model: with its weights.
-        class_path: what built it.
+        description: import path and arguments of what built it.
         weights: file of its weights; None: they are random.
     """
 
     model: nn.Module
-    class_path: str
+    description: str
     weights: Path | None
 
     @property
@@ -178,10 +178,7 @@ class ForeignModel:
         """Remarks for the reader of a report."""
         if self.weights is None:
             return ()
-        return (
-            f"whether {self.weights} was trained on the attacked images is not known and was not checked: it may "
-            "remember them",
-        )
+        return (f"nobody checked whether {self.weights} was trained on the attacked images, which it may remember",)
 
 
 @dataclass(frozen=True)
@@ -227,7 +224,7 @@ class VictimModel:
         """Lines that say which model it is, before the run begins."""
         if isinstance(self.checkpoint, ForeignModel):
             origin = "with random weights" if self.path is None else f"with the weights in {self.path}"
-            return [f"model       {self.checkpoint.class_path} {origin}"]
+            return [f"model       {self.checkpoint.description} {origin}"]
         assert isinstance(self.model, Backbone)
         name = type(self.model.trunk).__name__
         if self.training is None:
@@ -240,7 +237,7 @@ class VictimModel:
     def facts(self, trained: BackboneCheckpoint | ForeignModel) -> dict[str, Scalar]:
         """Entries of the run's record about the model."""
         if isinstance(trained, ForeignModel):
-            return {"model": trained.class_path, "weights": "random" if self.path is None else str(self.path)}
+            return {"model": trained.description, "weights": "random" if self.path is None else str(self.path)}
         return {
             "backbone": str(self.path),
             "backbone_epochs": trained.epoch,
@@ -300,7 +297,9 @@ def _foreign(class_path: str, settings: ModelSettings, data: SourceDataModule, s
             f"{class_path} has {public.n_classes} outputs, but the dataset has {data.n_classes} classes: set the "
             "number of outputs in model.init_args (num_classes in torchvision and timm)"
         )
-    return VictimModel(settings.weights, public.model, ForeignModel(public.model, class_path, settings.weights))
+    arguments = ", ".join(f"{name}={value!r}" for name, value in settings.init_args.items())
+    foreign = ForeignModel(public.model, f"{class_path}({arguments})", settings.weights)
+    return VictimModel(settings.weights, public.model, foreign)
 
 
 def _existing(path: Path, data: SourceDataModule) -> VictimModel:
@@ -313,8 +312,8 @@ def _existing(path: Path, data: SourceDataModule) -> VictimModel:
         )
     if model.n_classes != data.n_classes:
         raise ShapeError(
-            f"{path} has {model.n_classes} outputs, but the dataset has {data.n_classes} classes: give the data that it "
-            "was trained on, or another checkpoint"
+            f"{path} has {model.n_classes} outputs, but the dataset has {data.n_classes} classes: give the data that "
+            "it was trained on, or another checkpoint"
         )
     if checkpoint.split_hash != data.split_hash:
         raise ConfigError(
@@ -337,7 +336,7 @@ def _finite(checkpoint: BackboneCheckpoint, path: Path) -> BackboneCheckpoint:
 
 def _identity(settings: BackboneSettings, training: Training, seed: int) -> str:
     """16 hexadecimal digits over everything that determines the weights."""
-    layer = training.model.feature_layer
+    layer, trunk = training.model.feature_layer, training.model.trunk
     recipe = {
         name: value
         for name, value in vars(settings).items()
@@ -348,10 +347,7 @@ def _identity(settings: BackboneSettings, training: Training, seed: int) -> str:
             recipe[name] = repr(recipe[name])  # all that is needed to build it again
     content = {
         "data": training.data.split_hash,
-        "trunk": [
-            trunk_path(type(training.model.trunk)).removeprefix("lit_recon.models."),
-            training.model.trunk.arguments,
-        ],
+        "trunk": [trunk_path(type(trunk)).removeprefix("lit_recon.models."), trunk.arguments],
         "feature_layer": None if layer is None else layer.arguments,
         "training": recipe if settings.epochs else None,
         "processes": int(os.environ.get("WORLD_SIZE", 1)),

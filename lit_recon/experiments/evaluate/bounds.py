@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from lit_recon.experiments.settings import AttackSettings
 from lit_recon.experiments.update_attack.run import sent_out, victim_data
 from lit_recon.experiments.victim_model import find_target
 from lit_recon.io.files import write_text
+from lit_recon.models import Backbone
 from lit_recon.records import Update
 from lit_recon.reporting.writing import Scalar
 

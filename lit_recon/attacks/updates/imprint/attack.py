@@ -119,6 +119,7 @@ class RobbingTheFed(Attack):
         super().check(observations)
         for seen in observations:
             _block(seen)
+            self.labels.check(seen)
 
     def run(self, observations: Sequence[Observation]) -> list[Reconstruction]:
         """One reconstruction per observation."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
 
 from lit_recon.clients.batch_norm import BatchNormMode, pure_copy, recording_layers
 from lit_recon.errors import ConfigError, UnsupportedModelError
+from lit_recon.models import Backbone
 from lit_recon.records import BatchStatistics, LayerStatistics, Loss, Update
 
 
@@ -23,7 +26,7 @@ def checked_loss(loss: Loss, n_classes: int, probabilities: bool = False) -> Los
         probabilities: labels are probabilities `(n, k)` instead of classes `(n,)`.
 
     Raises:
-        ConfigError: the loss fails on such labels, or does not return one differentiable number.
+        ConfigError: the loss fails on such labels, or does not return one number that can be differentiated twice.
     """
     if loss is cross_entropy or (isinstance(loss, nn.CrossEntropyLoss) and vars(loss) == vars(nn.CrossEntropyLoss())):
         return cross_entropy
@@ -45,6 +48,14 @@ def checked_loss(loss: Loss, n_classes: int, probabilities: bool = False) -> Los
             f"the loss {name} must return one number that is differentiable in the logits, the mean over the batch; "
             f"got {got}"
         )
+    try:
+        (gradient,) = torch.autograd.grad(value, logits, create_graph=True)
+        if gradient.requires_grad:
+            torch.autograd.grad(gradient.square().sum(), logits, allow_unused=True)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"attacks differentiate the loss twice, and {name} cannot be ({error}): write it with operations that can"
+        ) from error
     return loss
 
 
@@ -67,12 +78,16 @@ class GradientOperator:
         self._model = pure_copy(model, batch_norm)
         self._norms = recording_layers(self._model)
         self._loss = loss
+        # PyTorch's fused kernels of attention cannot be differentiated twice; a Backbone has none
+        self._fused = isinstance(model, Backbone)
 
     def loss(
         self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], images: Tensor, labels: Tensor
     ) -> Tensor:
         """Mean loss; labels are classes `(n,)`, or probabilities `(n, k)` where the loss takes them."""
-        return self._loss(torch.func.functional_call(self._model, (dict(parameters), dict(buffers)), (images,)), labels)
+        with nullcontext() if self._fused else sdpa_kernel(SDPBackend.MATH):
+            logits = torch.func.functional_call(self._model, (dict(parameters), dict(buffers)), (images,))
+        return self._loss(logits, labels)
 
     def __call__(
         self,

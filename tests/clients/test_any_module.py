@@ -54,10 +54,25 @@ class Residual(nn.Module):
         return logits
 
 
+class Encoder(nn.Module):
+    """PyTorch's own attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.head = nn.Conv2d(3, 8, 16, stride=16), nn.Linear(8, 5)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.layer(self.patches(images).flatten(2).mT).mean(1))
+        return logits
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "torchvision": torchvision_resnet,
     "timm": lambda: timm.create_model("resnet10t", num_classes=5),
     "in place": Residual,
+    "attention": lambda: timm.create_model("vit_tiny_patch16_224", num_classes=5, img_size=32, depth=1, embed_dim=48),
+    "encoder": Encoder,
     "sequential": lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 5, bias=False)),
 }
 
@@ -135,16 +150,17 @@ def test_defenses_work_on_any_module(defense: object, batch: tuple[Tensor, Tenso
     assert all(value.isfinite().all() for value in client.release(*batch).update.values())
 
 
-def margin(logits: Tensor, labels: Tensor) -> Tensor:
-    return nn.functional.multi_margin_loss(logits, labels)
+def squared(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean squared distance to one-hot labels."""
+    return (logits - nn.functional.one_hot(labels, logits.shape[1])).square().mean()
 
 
 def test_every_rule_uses_the_loss(batch: tuple[Tensor, Tensor]) -> None:
     torch.manual_seed(0)
     model = Residual()
-    expected = Client(model, image_shape=SHAPE, loss=margin).release(*batch).update
+    expected = Client(model, image_shape=SHAPE, loss=squared).release(*batch).update
     leaves = {name: value.detach().requires_grad_() for name, value in model.named_parameters()}
-    loss = margin(torch.func.functional_call(model.eval(), leaves, (batch[0],)), batch[1])
+    loss = squared(torch.func.functional_call(model.eval(), leaves, (batch[0],)), batch[1])
     gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
     for value, gradient in zip(expected.values(), gradients, strict=True):
         torch.testing.assert_close(value, gradient, rtol=1e-4, atol=1e-6)
@@ -153,12 +169,12 @@ def test_every_rule_uses_the_loss(batch: tuple[Tensor, Tensor]) -> None:
         "clients": lambda m, mode, loss: SecureAggregation(GradientOperator(m, mode, loss), 2),
     }
     for rule in rules.values():
-        released = Client(model, rule=rule, image_shape=SHAPE, loss=margin).release(*batch).update
+        released = Client(model, rule=rule, image_shape=SHAPE, loss=squared).release(*batch).update
         for name, value in released.items():
             torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-5)
-    settings = ClientSettings(local_steps=LocalTraining(steps=1), n_clients=2, loss=margin)
+    settings = ClientSettings(local_steps=LocalTraining(steps=1), n_clients=2, loss=squared)
     mlp = Backbone(MLP(SHAPE, [4]), 5, COLOR)
-    plain = ClientSettings(loss=margin).client(mlp).release(*batch).update
+    plain = ClientSettings(loss=squared).client(mlp).release(*batch).update
     for name, value in settings.client(mlp).release(*batch).update.items():
         torch.testing.assert_close(value, plain[name], rtol=1e-3, atol=1e-5)
 
@@ -171,6 +187,7 @@ def test_every_rule_uses_the_loss(batch: tuple[Tensor, Tensor]) -> None:
         (lambda logits, labels: logits.detach().sum(), "differentiable in the logits"),
         (nn.functional.mse_loss, r"mse_loss fails on logits \(2, 5\) and labels that are classes \(2,\): .*callable"),
         (lambda logits: logits.sum(), "positional argument"),
+        (nn.functional.multi_margin_loss, "differentiate the loss twice, and multi_margin_loss cannot be"),
     ],
 )
 def test_what_is_no_loss_is_refused(loss: Callable[..., Tensor], message: str) -> None:
@@ -186,10 +203,10 @@ def test_the_default_loss_as_an_object_is_the_default_loss(batch: tuple[Tensor, 
 
 
 def test_gradient_matching_needs_no_cross_entropy(batch: tuple[Tensor, Tensor]) -> None:
-    seen = Client(Residual(), image_shape=SHAPE, loss=margin).observe(*batch, Knowledge(labels=True))
+    seen = Client(Residual(), image_shape=SHAPE, loss=squared).observe(*batch, Knowledge(labels=True))
     attack = GradientMatching(objective=SquaredError(), labels=KnownLabels(), steps=2)
     assert attack(seen).images.shape == batch[0].shape
-    with pytest.raises(ThreatModelError, match="HeadCounts assumes .* their loss is margin"):
+    with pytest.raises(ThreatModelError, match="HeadCounts assumes .* their loss is squared"):
         GradientMatching(steps=2)(seen)
 
 

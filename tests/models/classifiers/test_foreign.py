@@ -202,7 +202,7 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
             return os.mkdir, (str(tmp_path / "exploded"),)
 
     torch.save({"state_dict": network().state_dict(), "more": Bomb()}, tmp_path / "w.pt")
-    (tmp_path / "plain.pt").write_bytes(pickle.dumps(Bomb()))
+    (tmp_path / "plain.pt").write_bytes(pickle.dumps(Bomb(), protocol=2))
     torch.save(network(), tmp_path / "module.pt")
     for name in ("w.pt", "plain.pt", "module.pt"):
         with pytest.raises(CorruptFileError, match=r"holds more than tensors .*: save model.state_dict\(\)"):

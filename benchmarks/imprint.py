@@ -89,7 +89,7 @@ def measure(
         images, labels = held_out.pixels(chosen), held_out.labels[chosen]
         single = alone(images, model, block)
         generator = torch.Generator().manual_seed(seed)
-        seen = Client(model, defense=defense).observe(images, labels, Knowledge(known, modified_model=True), generator)
+        seen = Client(model, defense=defense).observe(images, labels, Knowledge(known), generator)
         start = time.process_time()
         found = RobbingTheFed(KnownLabels() if known else None)(seen)
         seconds = time.process_time() - start

@@ -6,17 +6,21 @@ Images are float tensors in [0, 1] at every border of a room; networks normalise
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from lit_recon.errors import ShapeError
 
 #: Gradient or weight difference by parameter name, in the order of `model.named_parameters()`.
 Update = dict[str, Tensor]
+
+#: Mean loss of logits `(n, k)` and labels: classes `(n,)`, or probabilities `(n, k)` where the loss takes them.
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -125,14 +129,11 @@ class Knowledge:
         batch_norm: `batch`: the statistics of the client's own batch at every BatchNorm layer are known;
             `running`: only the server's running statistics; `none`: neither.
         defense: the client's defense and its strength are known, so that the attack can simulate it.
-        modified_model: not knowledge but power: the server is malicious and has modified the model that clients
-            received. An honest-but-curious server has not.
     """
 
     labels: bool = False
     batch_norm: Literal["batch", "running", "none"] = "running"
     defense: bool = False
-    modified_model: bool = False
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,7 @@ class Observation:
         labels: true labels `(n,)`, only if `knowledge.labels`.
         batch_statistics: statistics of the client's batch, only if `knowledge.batch_norm == "batch"`.
         defense: the attacker's side of the client's defense, only if `knowledge.defense`.
+        loss: that the client differentiates.
     """
 
     model: nn.Module
@@ -176,6 +178,7 @@ class Observation:
     labels: Tensor | None = None
     batch_statistics: BatchStatistics | None = None
     defense: SimulatedDefense | None = None
+    loss: Loss = cross_entropy
 
     def __post_init__(self) -> None:
         if self.n_examples < 1:

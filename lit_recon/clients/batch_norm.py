@@ -1,21 +1,20 @@
-"""A private copy of a model in which BatchNorm is a pure function, so that a client's rule has no side effects.
+"""A copy of a model without side effects, as `torch.func` and second derivatives need it.
 
-`torch.nn.BatchNorm2d` updates its running statistics while it runs, which neither `torch.func` nor an attacker who
-simulates a client may do. The copies here read the same parameters and buffers by the same names and write nothing.
-In evaluation mode the layer is one multiply-add with per-channel coefficients: the same function, and much cheaper to
+`torch.nn.BatchNorm2d` updates its running statistics in the forward pass, and in-place activations overwrite their
+inputs. The copy reads the same parameters and buffers by the same names and writes nothing. In evaluation mode a
+BatchNorm layer of the copy is one multiply-add with per-channel coefficients: the same function, and much cheaper to
 differentiate twice.
 """
 
 from __future__ import annotations
 
 import copy
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lit_recon.errors import UnsupportedModelError
 from lit_recon.records import LayerStatistics
 
 BatchNormMode = Literal["eval", "train"]
@@ -46,12 +45,6 @@ class PureBatchNorm(nn.Module):
         self.recording = False
         self.recorded: LayerStatistics | None = None
 
-    def take_recorded(self) -> LayerStatistics:
-        """The statistics recorded since recording was switched on."""
-        if self.recorded is None:
-            raise UnsupportedModelError("a BatchNorm layer was not reached by the forward pass; remove unused layers")
-        return self.recorded
-
     def forward(self, inputs: Tensor) -> Tensor:
         if self.recording:
             self.recorded = input_statistics(inputs)
@@ -68,15 +61,40 @@ class PureBatchNorm(nn.Module):
 
 
 def pure_copy(model: nn.Module, mode: BatchNormMode) -> nn.Module:
-    """A deep copy of `model` with every BatchNorm replaced by a `PureBatchNorm`, all else in evaluation mode.
+    """A deep copy of `model` in evaluation mode, with pure BatchNorm layers and without in-place activations.
 
-    A BatchNorm layer without running statistics always uses the statistics of the batch, as PyTorch's does.
+    A BatchNorm layer without running statistics always uses the statistics of the batch, as PyTorch's does. Subclasses
+    of BatchNorm with a forward of their own (as in timm: BatchNorm and activation in one) stay what they are.
     """
     copied = copy.deepcopy(model).eval()
-    for parent in copied.modules():
+    parent: Any
+    for parent in list(copied.modules()):
+        if getattr(parent, "inplace", None) is True:
+            parent.inplace = False
         for name, child in parent.named_children():
-            if isinstance(child, _BatchNorm):
+            if not isinstance(child, _BatchNorm):
+                continue
+            if type(child).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
                 setattr(parent, name, PureBatchNorm(child, mode if child.running_mean is not None else "train"))
+            else:
+                _purify(child, mode)
     for parameter in copied.parameters():
         parameter.requires_grad_(False)
     return copied
+
+
+def recording_layers(copied: nn.Module) -> dict[str, Any]:
+    """BatchNorm layers of a pure copy by name: those with the attributes `recording` and `recorded`."""
+    return {name: layer for name, layer in copied.named_modules() if hasattr(layer, "recording")}
+
+
+def _purify(layer: Any, mode: BatchNormMode) -> None:
+    """Make a BatchNorm layer with a forward of its own write no running statistics, and record like `PureBatchNorm`."""
+    layer.training, layer.track_running_stats = mode == "train", mode == "eval"
+    layer.recording, layer.recorded = False, None
+    layer.register_forward_pre_hook(_record)
+
+
+def _record(layer: Any, given: tuple[Tensor, ...]) -> None:
+    if layer.recording:
+        layer.recorded = input_statistics(given[0])

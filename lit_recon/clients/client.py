@@ -3,45 +3,71 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lit_recon.clients.batch_norm import BatchNormMode
-from lit_recon.clients.gradient import GradientOperator
+from lit_recon.clients.gradient import GradientOperator, checked_loss
 from lit_recon.defenses import Batch, Defense, Stage, at_weights, defended_gradient
 from lit_recon.errors import ConfigError, ShapeError
-from lit_recon.models import Backbone
-from lit_recon.records import ClientUpdate, ForwardOperator, Knowledge, Observation
+from lit_recon.models import Backbone, public_model
+from lit_recon.records import ClientUpdate, ForwardOperator, Knowledge, Loss, Normalization, Observation
 
-#: A client's rule for a model and the mode of its BatchNorm layers: `GradientOperator` itself, or a rule of several
-#: steps or of several clients that is built on it.
-Rule = Callable[[Backbone, BatchNormMode], ForwardOperator]
+#: A client's rule for a model, the mode of its BatchNorm layers and the loss: `GradientOperator` itself, or a rule of
+#: several steps or of several clients that is built on it.
+Rule = Callable[[nn.Module, BatchNormMode, Loss], ForwardOperator]
 
 
 class Client:
     """A client that releases an update of the model which the server sent.
 
     Args:
-        model: the global model that the server sent; copied, never changed.
+        model: the global model that the server sent: any module from images `(n, c, h, w)` to logits `(n, k)`. It is
+            not changed.
         batch_norm: whether BatchNorm layers run with running (`eval`) or batch statistics (`train`).
         defense: of the update; default: none.
         rule: what the client does with its batch, given the model as the defense prepares it; default: one gradient
-            of the mean cross-entropy.
+            of the mean loss.
+        image_shape: `(c, h, w)`; default: the module's attribute `image_shape`.
+        normalization: applied to pixels in [0, 1] before the module. Default: the module's attribute `normalization`,
+            which states what the module does by itself; without one the module is given pixels in [0, 1].
+        loss: of logits `(n, k)` and labels `(n,)`, a mean over the batch.
+
+    Attributes:
+        model: as the client runs it.
+        image_shape, normalization, n_classes: of the model.
 
     Raises:
-        UnsupportedModelError: the defense cannot work on this model.
-        ConfigError: the defense acts on gradients of single examples, which the rule does not have.
+        UnsupportedModelError: the defense cannot work on this model, or it is no classifier of images.
+        ConfigError: the defense acts on gradients of single examples, which the rule does not have; no image shape; or
+            a loss that does not take logits and labels.
+        ShapeError: `image_shape` or `normalization` do not fit the model.
+
+    Example:
+        >>> from lit_recon.clients import Client
+        >>> module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(10))
+        >>> module(torch.rand(1, 3, 8, 8)).shape
+        torch.Size([1, 10])
+        >>> client = Client(module, image_shape=(3, 8, 8), normalization=Normalization((0.5,) * 3, (0.25,) * 3))
+        >>> sorted(client.release(torch.rand(2, 3, 8, 8), torch.tensor([1, 7])).update)
+        ['0.bias', '0.weight', '2.bias', '2.weight']
     """
 
     def __init__(
         self,
-        model: Backbone,
+        model: nn.Module,
         batch_norm: BatchNormMode = "eval",
         defense: Defense | None = None,
         rule: Rule = GradientOperator,
+        *,
+        image_shape: Sequence[int] | None = None,
+        normalization: Normalization | None = None,
+        loss: Loss = cross_entropy,
     ) -> None:
         self.defense = defense or Defense()
         if rule is not GradientOperator and Stage.PER_EXAMPLE in self.defense.stages:
@@ -50,12 +76,16 @@ class Client:
                 "several steps or the mean of several clients: leave local_steps and n_clients at 1, or take a defense "
                 "of the update, such as GradientClipping with GaussianNoise"
             )
-        self.model = model = self.defense.prepare(model, batch_norm)
+        public = public_model(model, image_shape, normalization)
+        _, self.image_shape, self.normalization, self.n_classes = public
+        self.loss = checked_loss(loss, self.n_classes)
+        # defenses read the module's tree and its attribute n_classes
+        self.model: nn.Module = self.defense.prepare(cast(Backbone, public.model), batch_norm)
         self.batch_norm: BatchNormMode = batch_norm
         self._rule = rule
-        self._operator = rule(model, batch_norm)
-        self._parameters = {name: value.detach() for name, value in model.named_parameters()}
-        self._buffers = dict(model.named_buffers())
+        self._operator = rule(self.model, batch_norm, self.loss)
+        self._parameters = {name: value.detach() for name, value in self.model.named_parameters()}
+        self._buffers = dict(self.model.named_buffers())
 
     def release(
         self,
@@ -78,7 +108,7 @@ class Client:
         if self.defense.stages or not share_statistics:
             gradient = at_weights(self._operator, self._parameters, self._buffers)
             batch, drawn = Batch(images, labels), generator or torch.Generator().manual_seed(0)
-            update = defended_gradient(self.defense, self.model, gradient, batch, drawn)
+            update = defended_gradient(self.defense, cast(Backbone, self.model), gradient, batch, drawn)
         if not share_statistics:
             return ClientUpdate(update=update, n_examples=len(images))
         detached = {name: type(layer)(*(part.detach() for part in layer)) for name, layer in statistics.items()}
@@ -104,21 +134,22 @@ class Client:
             model=public,
             parameters=self._parameters,
             buffers=dict(public.named_buffers()),
-            operator=self._rule(public, "train") if hidden else self._operator,
+            operator=self._rule(public, "train", self.loss) if hidden else self._operator,
             update=released.update,
             n_examples=released.n_examples,
-            image_shape=self.model.trunk.image_shape,
-            n_classes=self.model.head.out_features,
-            normalization=self.model.normalization,
+            image_shape=self.image_shape,
+            n_classes=self.n_classes,
+            normalization=self.normalization,
             knowledge=knowledge,
             labels=labels.clone() if knowledge.labels else None,
             batch_statistics=released.batch_statistics,
             defense=self.defense if knowledge.defense else None,
+            loss=self.loss,
         )
 
     def _check(self, images: Tensor, labels: Tensor) -> None:
-        shape, n_classes = self.model.trunk.image_shape, self.model.head.out_features
-        if images.dim() != 4 or tuple(images.shape[1:]) != tuple(shape) or len(images) == 0:
+        shape, n_classes = self.image_shape, self.n_classes
+        if images.dim() != 4 or tuple(images.shape[1:]) != shape or len(images) == 0:
             raise ShapeError(f"the model takes images (n, {', '.join(map(str, shape))}); got {tuple(images.shape)}")
         if not torch.is_floating_point(images) or images.amin() < 0 or images.amax() > 1:
             raise ShapeError(
@@ -130,11 +161,11 @@ class Client:
         if labels.amin() < 0 or labels.amax() >= n_classes:
             raise ShapeError(
                 f"labels must lie in 0..{n_classes - 1}; got {int(labels.amin())}..{int(labels.amax())}: "
-                "the checkpoint was trained on another set of classes"
+                "the model was trained on another set of classes"
             )
 
 
-def _without_running_statistics(model: Backbone) -> Backbone:
+def _without_running_statistics(model: nn.Module) -> nn.Module:
     """A copy of the model whose BatchNorm layers have forgotten their running statistics."""
     public = copy.deepcopy(model)
     for module in public.modules():

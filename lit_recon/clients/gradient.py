@@ -3,17 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import cross_entropy
 
-from lit_recon.clients.batch_norm import BatchNormMode, PureBatchNorm, pure_copy
-from lit_recon.records import BatchStatistics, LayerStatistics, Update
+from lit_recon.clients.batch_norm import BatchNormMode, pure_copy, recording_layers
+from lit_recon.errors import ConfigError, UnsupportedModelError
+from lit_recon.models import Backbone
+from lit_recon.records import BatchStatistics, LayerStatistics, Loss, Update
+
+
+def checked_loss(loss: Loss, n_classes: int, probabilities: bool = False) -> Loss:
+    """`loss`, or `cross_entropy` itself where `loss` is a `torch.nn.CrossEntropyLoss` with its default settings.
+
+    Args:
+        loss: of logits `(n, k)` and labels.
+        n_classes: `k`.
+        probabilities: labels are probabilities `(n, k)` instead of classes `(n,)`.
+
+    Raises:
+        ConfigError: the loss fails on such labels, or does not return one number that can be differentiated twice.
+    """
+    if loss is cross_entropy or (isinstance(loss, nn.CrossEntropyLoss) and vars(loss) == vars(nn.CrossEntropyLoss())):
+        return cross_entropy
+    name = getattr(loss, "__name__", type(loss).__name__)
+    logits = torch.linspace(-1, 1, 2 * n_classes).view(2, n_classes).requires_grad_()
+    labels = torch.full((2, n_classes), 1 / n_classes) if probabilities else torch.tensor([0, n_classes - 1])
+    kind = f"probabilities (2, {n_classes})" if probabilities else "classes (2,)"
+    try:
+        value: object = loss(logits, labels)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"the loss {name} fails on logits (2, {n_classes}) and labels that are {kind}: {reason}; it must be a "
+            "callable of (logits, labels) that returns their mean loss"
+        ) from error
+    if not isinstance(value, Tensor) or value.dim() != 0 or not value.requires_grad:
+        got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ConfigError(
+            f"the loss {name} must return one number that is differentiable in the logits, the mean over the batch; "
+            f"got {got}"
+        )
+    try:
+        (gradient,) = torch.autograd.grad(value, logits, create_graph=True)
+        if gradient.requires_grad:
+            torch.autograd.grad(gradient.square().sum(), logits, allow_unused=True)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"attacks differentiate the loss twice, and {name} cannot be ({error}): write it with operations that can"
+        ) from error
+    return loss
 
 
 class GradientOperator:
-    """Gradient of the mean cross-entropy of a batch with respect to every parameter of a model.
+    """Gradient of the mean loss of a batch with respect to every parameter of a model; zero where it has no influence.
 
     Pure: reads parameters and buffers from its arguments and changes nothing, so that the client that releases an
     update and the attacker who simulates it run the very same code. Differentiable twice.
@@ -21,21 +68,26 @@ class GradientOperator:
     Args:
         model: takes images `(n, c, h, w)` in [0, 1] and returns logits `(n, k)`; copied.
         batch_norm: whether BatchNorm layers use running (`eval`) or batch statistics (`train`). Dropout is off.
+        loss: of logits and labels, a mean over the batch.
 
     Source: [Zhu2019], [Geiping2020].
     """
 
-    def __init__(self, model: nn.Module, batch_norm: BatchNormMode = "eval") -> None:
+    def __init__(self, model: nn.Module, batch_norm: BatchNormMode = "eval", loss: Loss = cross_entropy) -> None:
         self.batch_norm: BatchNormMode = batch_norm
         self._model = pure_copy(model, batch_norm)
-        self._norms = {name: m for name, m in self._model.named_modules() if isinstance(m, PureBatchNorm)}
+        self._norms = recording_layers(self._model)
+        self._loss = loss
+        # PyTorch's fused kernels of attention cannot be differentiated twice; a Backbone has none
+        self._fused = isinstance(model, Backbone)
 
     def loss(
         self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], images: Tensor, labels: Tensor
     ) -> Tensor:
-        """Mean cross-entropy; labels are classes `(n,)` or probabilities `(n, k)`."""
-        logits = torch.func.functional_call(self._model, (dict(parameters), dict(buffers)), (images,))
-        return nn.functional.cross_entropy(logits, labels)
+        """Mean loss; labels are classes `(n,)`, or probabilities `(n, k)` where the loss takes them."""
+        with nullcontext() if self._fused else sdpa_kernel(SDPBackend.MATH):
+            logits = torch.func.functional_call(self._model, (dict(parameters), dict(buffers)), (images,))
+        return self._loss(logits, labels)
 
     def __call__(
         self,
@@ -72,12 +124,18 @@ class GradientOperator:
                 norm.recording = True
             try:
                 loss = self.loss(values, buffers, images, labels)
-                return loss, {name: norm.take_recorded() for name, norm in self._norms.items()}
+                return loss, {name: _recorded(name, norm.recorded) for name, norm in self._norms.items()}
             finally:
                 for norm in self._norms.values():
                     norm.recording, norm.recorded = False, None
 
         return _gradient(loss_of, parameters, create_graph, functional)
+
+
+def _recorded(name: str, statistics: LayerStatistics | None) -> LayerStatistics:
+    if statistics is None:
+        raise UnsupportedModelError(f"the forward pass does not use BatchNorm layer {name!r}: remove it from the model")
+    return statistics
 
 
 Aux = TypeVar("Aux")
@@ -97,5 +155,5 @@ def _gradient(
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
     with torch.enable_grad():
         loss, aux = loss_of(leaves)
-    gradients = torch.autograd.grad(loss, list(leaves.values()), create_graph=create_graph)
+    gradients = torch.autograd.grad(loss, list(leaves.values()), create_graph=create_graph, materialize_grads=True)
     return dict(zip(leaves, gradients, strict=True)), aux

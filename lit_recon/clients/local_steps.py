@@ -7,11 +7,12 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from lit_recon.clients.batch_norm import BatchNormMode
 from lit_recon.clients.gradient import GradientOperator
 from lit_recon.errors import ConfigError, ShapeError
-from lit_recon.records import BatchStatistics, Update
+from lit_recon.records import BatchStatistics, Loss, Update
 
 #: What a client releases of its local training.
 Release = Literal["gradient", "difference"]
@@ -25,7 +26,7 @@ class _State(NamedTuple):
 
 
 class LocalSteps:
-    """Weights before minus weights after `steps` steps of SGD on the mean cross-entropy of the client's images.
+    """Weights before minus weights after `steps` steps of SGD on the mean loss of the client's images.
 
     Every parameter moves, those that do not require a gradient included: a client returns all that it was sent. The
     update is `torch.optim.SGD`'s (momentum without dampening, no weight decay), operation by operation.
@@ -49,6 +50,7 @@ class LocalSteps:
         batch_norm: whether BatchNorm layers use running (`eval`) or batch statistics (`train`). Dropout is off, and
             running statistics stay as the server sent them.
         checkpointing: see above.
+        loss: of logits and labels, a mean over the batch.
 
     Raises:
         ConfigError: a number out of its range, or a layer without parameters.
@@ -67,6 +69,7 @@ class LocalSteps:
         release: Release = "gradient",
         batch_norm: BatchNormMode = "eval",
         checkpointing: bool = False,
+        loss: Loss = cross_entropy,
     ) -> None:
         if steps < 1 or not 1 <= batches <= steps:
             raise ConfigError(
@@ -81,7 +84,7 @@ class LocalSteps:
         self.release: Release = release
         self.checkpointing = checkpointing
         self.rates = _rates([name for name, _ in model.named_parameters()], lr, dict(layer_lrs or {}))
-        self._gradient = GradientOperator(model, batch_norm)
+        self._gradient = GradientOperator(model, batch_norm, loss)
         self.batch_norm: BatchNormMode = batch_norm
 
     def __call__(
@@ -183,7 +186,7 @@ class LocalSteps:
         inputs = {name: p if p.requires_grad else p.detach().requires_grad_() for name, p in parameters.items()}
         with torch.enable_grad():
             loss = self._gradient.loss(inputs, buffers, images, labels)
-        gradients = torch.autograd.grad(loss, list(inputs.values()), create_graph=create_graph)
+        gradients = torch.autograd.grad(loss, list(inputs.values()), create_graph=create_graph, materialize_grads=True)
         return dict(zip(inputs, gradients, strict=True))
 
     def _checkpointed(self, state: _State, buffers: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> _State:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
 
 from lit_recon.clients.aggregate import SecureAggregation
 from lit_recon.clients.batch_norm import BatchNormMode
@@ -15,8 +18,7 @@ from lit_recon.clients.local_steps import LocalSteps, Release
 from lit_recon.data.seeding import seeded_generator
 from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError
-from lit_recon.models import Backbone
-from lit_recon.records import ForwardOperator
+from lit_recon.records import ForwardOperator, Loss
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class LocalTraining:
     release: Release = "gradient"
     checkpointing: bool = False
 
-    def operator(self, model: Backbone, batch_norm: BatchNormMode) -> LocalSteps:
+    def operator(self, model: nn.Module, batch_norm: BatchNormMode, loss: Loss = cross_entropy) -> LocalSteps:
         """The rule, for a model."""
         return LocalSteps(
             model,
@@ -53,6 +55,7 @@ class LocalTraining:
             self.release,
             batch_norm,
             self.checkpointing,
+            loss,
         )
 
 
@@ -66,6 +69,8 @@ class ClientSettings:
         n_clients: clients whose updates are averaged securely before anybody sees them; each holds an equal share of
             the batch.
         seed: of the defense's random numbers; every client draws its own.
+        loss: that clients minimize: import path of a function, or class_path and init_args of a callable class, which
+            takes logits (n, k) and labels (n,) and returns their mean loss; default: cross-entropy.
 
     Raises:
         ConfigError: less than one client.
@@ -75,25 +80,31 @@ class ClientSettings:
     local_steps: LocalTraining | None = None
     n_clients: int = 1
     seed: int = 0
+    loss: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         if self.n_clients < 1:
             raise ConfigError(f"n_clients must be at least 1; got {self.n_clients}")
 
-    def client(self, model: Backbone, defense: Defense | None = None) -> Client:
+    def client(self, model: nn.Module, defense: Defense | None = None) -> Client:
         """A client, or what several of them release together.
+
+        Args:
+            model: a module that carries `image_shape` and `normalization`, see `Client`.
+            defense: of the update; default: none.
 
         Raises:
             UnsupportedModelError, ConfigError: see `Client` and `LocalSteps`.
         """
         plain = self.local_steps is None and self.n_clients == 1
-        return Client(model, self.batch_norm, defense, GradientOperator if plain else self._rule)
+        rule = GradientOperator if plain else self._rule
+        return Client(model, self.batch_norm, defense, rule, loss=self.loss or cross_entropy)
 
     def generator(self, index: int) -> torch.Generator:
         """The random numbers of the client with this index."""
         return seeded_generator(self.seed, "defense", index)
 
-    def _rule(self, model: Backbone, batch_norm: BatchNormMode) -> ForwardOperator:
+    def _rule(self, model: nn.Module, batch_norm: BatchNormMode, loss: Loss) -> ForwardOperator:
         own = self.local_steps.operator if self.local_steps is not None else GradientOperator
-        operator = own(model, batch_norm)
+        operator = own(model, batch_norm, loss)
         return SecureAggregation(operator, self.n_clients) if self.n_clients > 1 else operator

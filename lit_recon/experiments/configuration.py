@@ -63,6 +63,8 @@ _RENAMED = {
     "together": "clients_per_batch",
     "view": "access",
 }
+#: Settings that were removed in version 0.2, and what says the same now.
+_REMOVED = {"modified_model": "leave it out: the setting `server` says how a malicious server modifies the model"}
 #: Modules that classes were in before version 0.2, and where those classes are now.
 _MOVED = {
     "lit_recon.inversion": "lit_recon.attacks.updates",
@@ -148,4 +150,6 @@ def _renamed(line: str) -> str:
         return f"; it is in {_MOVED[module]} now"
     name = re.search(r"unknown option '(?:[\w.]*\.)?(\w+)'|arguments: --(\w+)|no class (\w+)|; got (\w+)$", line)
     found = next(filter(None, name.groups()), "") if name else ""
+    if found in _REMOVED:
+        return f"; {_REMOVED[found]}"
     return f"; it is called {_RENAMED[found]} now" if found in _RENAMED else ""

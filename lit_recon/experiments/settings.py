@@ -1,11 +1,11 @@
-"""What the configuration files of the commands may say: these dataclasses are the schema."""
+"""Settings of the commands: these dataclasses are the schema of configuration files and options."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from lit_recon.attacks.base import Attack
 from lit_recon.clients import ClientSettings, LocalTraining
@@ -16,7 +16,7 @@ from lit_recon.experiments.configuration import PaperSettings as PaperSettings
 from lit_recon.models import Imprint, Trunk, WideFeatureLayer
 from lit_recon.modules.loggers import WandbSettings
 from lit_recon.modules.private import PrivacySettings
-from lit_recon.records import Knowledge
+from lit_recon.records import Knowledge, Normalization
 from lit_recon.training.trainer import TrainerSettings
 
 #: A trunk but for the shape of its images, and a feature layer but for the length of its features.
@@ -25,11 +25,38 @@ FeatureLayerOf = Callable[[int], WideFeatureLayer]
 
 
 @dataclass(frozen=True)
-class BackboneSettings:
-    """The model under attack, and how it is trained where no checkpoint is given.
+class ModelSettings:
+    """A victim model of another library, in the place of a backbone: any module from images to logits.
 
     Args:
-        checkpoint: a `backbone.safetensors` of `train.py backbone`; the other settings are then of no account.
+        class_path: import path of a class or function that returns a torch.nn.Module, such as
+            torchvision.models.resnet18; default: the victim model is a backbone.
+        init_args: keyword arguments of the class or function.
+        weights: safetensors file, or .pt or .pth file of a state dict, with the names of the module's own state dict;
+            default: random weights drawn from `seed`.
+        image_shape: channels, height and width; default: those of the data.
+        normalization: mean and std per channel, applied to pixels in [0, 1]; default: measured on the data, unless
+            the module has an attribute `normalization`.
+    """
+
+    class_path: str | None = None
+    init_args: dict[str, Any] = field(default_factory=dict)
+    weights: Path | None = None
+    image_shape: tuple[int, int, int] | None = None
+    normalization: Normalization | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name, value in vars(self).items() if value not in (None, {})]
+        if self.class_path is None and given:
+            raise ConfigError(f"model.{given[0]} needs model.class_path, the import path of a torch.nn.Module")
+
+
+@dataclass(frozen=True)
+class BackboneSettings:
+    """A victim model of this package, and how it is trained where no checkpoint is given.
+
+    Args:
+        checkpoint: a `backbone.safetensors` of `train.py backbone`; the settings of its training are then ignored.
         cache: folder of the backbones that are trained for attacks, one for each combination of data and settings.
         trunk: feature extractor; default: ResNet18.
         feature_layer: wide layer between trunk and head; default: none.
@@ -123,11 +150,11 @@ class AttackSettings:
         overwrite: begin anew where a run is already.
         seed: of the backbone's weights and training; victims and attack have seeds of their own.
         data: where images come from.
-        backbone: the model under attack.
+        backbone: the victim model, if it is one of this package.
+        model: the victim model, if it is a module of another library.
         client: how clients compute their updates.
         defense: what clients do to their updates; default: nothing.
-        server: how a malicious server modifies the model before it sends it out; default: not at all. It goes with
-            `knowledge.modified_model`.
+        server: how a malicious server modifies the model before it sends it to clients; default: the server is honest.
         knowledge: what the attacker knows besides model and update.
         victims: whose updates are attacked.
         attack: on updates.
@@ -145,6 +172,7 @@ class AttackSettings:
     seed: int = 0
     data: ImageSource = field(default_factory=Digits)
     backbone: BackboneSettings = field(default_factory=BackboneSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
     client: ClientSettings = field(default_factory=ClientSettings)
     defense: Defense | None = None
     server: Imprint | None = None
@@ -163,11 +191,10 @@ class AttackSettings:
             raise ConfigError(f"clients_per_batch must be at least 1, or auto; got {self.clients_per_batch}")
         if self.save_every_seconds <= 0:
             raise ConfigError(f"save_every_seconds must be above 0; got {self.save_every_seconds:g}")
-        if (self.server is not None) != self.knowledge.modified_model:
+        if self.model.class_path is not None and self.backbone.checkpoint is not None:
             raise ConfigError(
-                "a server that modifies the model goes together with knowledge.modified_model, so that nobody takes "
-                f"such an attacker for an honest one; got server={'none' if self.server is None else 'given'} and "
-                f"knowledge.modified_model={str(self.knowledge.modified_model).lower()}"
+                f"there is one victim model, but both model.class_path ({self.model.class_path}) and "
+                f"backbone.checkpoint ({self.backbone.checkpoint}) are given: leave one of them out"
             )
 
 

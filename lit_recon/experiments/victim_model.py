@@ -1,4 +1,4 @@
-"""The model under attack: a checkpoint of the user's, one trained before with the same settings, or one trained now."""
+"""The victim model: a user's checkpoint or module, or a backbone trained before or now with the same settings."""
 
 from __future__ import annotations
 
@@ -16,16 +16,29 @@ import torch
 from filelock import FileLock
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.loggers import Logger
+from torch import nn
 
 from lit_recon.data.sources import ImageSource
 from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError, ShapeError
-from lit_recon.experiments.settings import BackboneSettings
-from lit_recon.models import Backbone, BackboneCheckpoint, ResNet18, load_backbone, save_backbone
+from lit_recon.experiments.settings import BackboneSettings, ModelSettings
+from lit_recon.models import (
+    Backbone,
+    BackboneCheckpoint,
+    ResNet18,
+    build_module,
+    load_backbone,
+    load_weights,
+    public_model,
+    save_backbone,
+)
+from lit_recon.models.classifiers.backbone import trunk_path
 from lit_recon.modules.backbone import BackboneModule, DefendedBackboneModule, train_backbone
 from lit_recon.modules.data import BackboneDataModule, PoissonDataModule, SourceDataModule
 from lit_recon.modules.loggers import WandbSettings, build_loggers
 from lit_recon.modules.private import PrivacySettings, PrivateBackboneModule, private_model
+from lit_recon.records import Normalization
+from lit_recon.reporting.writing import Scalar
 from lit_recon.training.callbacks import BACKBONE_FILE, LAST_CHECKPOINT, training_callbacks
 from lit_recon.training.module import Figures, SGDSchedule, TrainingModule, read_utility, without_utility, write_utility
 from lit_recon.training.progress import TrainingProgress
@@ -145,25 +158,49 @@ _OPTIONAL_SETTING = ("defense", "local_steps", "dp")
 
 
 @dataclass(frozen=True)
+class ForeignModel:
+    """A victim model of another library.
+
+    Attributes:
+        model: with its weights.
+        description: import path and arguments of what built it.
+        weights: file of its weights; None: they are random.
+    """
+
+    model: nn.Module
+    description: str
+    weights: Path | None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks for the reader of a report."""
+        if self.weights is None:
+            return ()
+        return (f"nobody checked whether {self.weights} was trained on the attacked images, which it may remember",)
+
+
+@dataclass(frozen=True)
 class VictimModel:
     """The model under attack, perhaps still to be trained.
 
     Attributes:
-        path: of its file.
+        path: of the file of its weights; None: they are random.
         model: for a look at its structure; trained only if `checkpoint` is there.
-        checkpoint: what the file holds, if it exists.
+        checkpoint: content of the file, if it exists.
         training: what will make the file, if it does not.
     """
 
-    path: Path
-    model: Backbone
-    checkpoint: BackboneCheckpoint | None
-    training: Training | None
+    path: Path | None
+    model: nn.Module
+    checkpoint: BackboneCheckpoint | ForeignModel | None
+    training: Training | None = None
 
-    def trained(self, trainer: TrainerSettings) -> BackboneCheckpoint:
+    def trained(self, trainer: TrainerSettings) -> BackboneCheckpoint | ForeignModel:
         """The model, after training where that is needed; only one run at a time trains it."""
-        if self.checkpoint is not None or self.training is None:
-            return self.checkpoint or load_backbone(self.path)
+        if self.checkpoint is not None:
+            return self.checkpoint
+        assert self.training is not None
+        assert self.path is not None
         folder = self.path.parent
         folder.mkdir(parents=True, exist_ok=True)
         alone = int(os.environ.get("WORLD_SIZE", 1)) == 1
@@ -176,18 +213,60 @@ class VictimModel:
                 (folder / LAST_CHECKPOINT).unlink(missing_ok=True)
             return _finite(checkpoint, self.path)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks for the reader of a report."""
+        return self.checkpoint.notes if isinstance(self.checkpoint, ForeignModel) else ()
+
+    def announcement(self) -> list[str]:
+        """Lines that say which model it is, before the run begins."""
+        if isinstance(self.checkpoint, ForeignModel):
+            origin = "with random weights" if self.path is None else f"with the weights in {self.path}"
+            return [f"model       {self.checkpoint.description} {origin}"]
+        assert isinstance(self.model, Backbone)
+        name = type(self.model.trunk).__name__
+        if self.training is None:
+            return [f"backbone    {name} from {self.path}"]
+        return [
+            f"backbone    {name}, to be trained for {self.training.epochs} epoch(s)",
+            f"            kept in {self.path} for later attacks; use your own with --backbone.checkpoint FILE",
+        ]
+
+    def facts(self, trained: BackboneCheckpoint | ForeignModel) -> dict[str, Scalar]:
+        """Entries of the run's record about the model."""
+        if isinstance(trained, ForeignModel):
+            return {"model": trained.description, "weights": "random" if self.path is None else str(self.path)}
+        return {
+            "backbone": str(self.path),
+            "backbone_epochs": trained.epoch,
+            "backbone_accuracy": trained.accuracy,
+            "split_hash": trained.split_hash,
+        }
+
     def utility(self) -> Figures:
-        """What the training of the backbone has come to; see `lit_recon.training.module`."""
+        """Test accuracy and loss of the backbone's training; see `lit_recon.training.module`."""
+        assert self.path is not None
         return read_utility(self.path.parent)
 
 
-def find_target(settings: BackboneSettings, data: SourceDataModule, seed: int) -> VictimModel:
-    """The model that `settings` mean, checked against the data whose victims it is to give away.
+def find_target(
+    settings: BackboneSettings, data: SourceDataModule, seed: int, foreign: ModelSettings | None = None
+) -> VictimModel:
+    """The victim model that the settings describe, checked against the data.
+
+    Args:
+        settings: of a backbone.
+        data: whose images are attacked.
+        seed: of random weights and of the training.
+        foreign: with a class path, the module of another library that takes the backbone's place.
 
     Raises:
-        MissingDataError, CorruptFileError: about the checkpoint.
-        ShapeError, ConfigError: the checkpoint belongs to other images, classes or splits.
+        MissingDataError, CorruptFileError: about the file of weights.
+        ShapeError, ConfigError: the weights or the model do not fit, or belong to other images, classes or splits.
+        UnsupportedModelError: the module is no classifier of images.
     """
+    if foreign is not None and foreign.class_path is not None:
+        return _foreign(foreign.class_path, foreign, data, seed)
     if settings.checkpoint is not None:
         return _existing(settings.checkpoint, data)
     own = training_data(settings, data.source, seed)
@@ -195,6 +274,30 @@ def find_target(settings: BackboneSettings, data: SourceDataModule, seed: int) -
     training = prepare_training(settings, own, seed)
     path = settings.cache / _identity(settings, training, seed) / BACKBONE_FILE
     return _existing(path, data) if path.is_file() else VictimModel(path, training.model, None, training)
+
+
+def _foreign(class_path: str, settings: ModelSettings, data: SourceDataModule, seed: int) -> VictimModel:
+    module = build_module(class_path, settings.init_args, seed)
+    if settings.weights is not None:
+        load_weights(module, settings.weights)
+    if settings.image_shape is not None:
+        public_model(module, settings.image_shape, settings.normalization)  # before the data are read or fetched
+    shape = settings.image_shape or data.image_shape
+    if shape != data.image_shape:
+        raise ShapeError(
+            f"model.image_shape is {shape}, but the images of the dataset are {data.image_shape}: leave it out, or "
+            "give data of that shape"
+        )
+    by_itself = isinstance(getattr(module, "normalization", None), Normalization)
+    public = public_model(module, shape, settings.normalization or (None if by_itself else data.normalization))
+    if public.n_classes != data.n_classes:
+        raise ShapeError(
+            f"{class_path} has {public.n_classes} outputs, but the dataset has {data.n_classes} classes: set the "
+            "number of outputs in model.init_args (num_classes in torchvision and timm)"
+        )
+    arguments = ", ".join(f"{name}={value!r}" for name, value in settings.init_args.items())
+    foreign = ForeignModel(public.model, f"{class_path}({arguments})", settings.weights)
+    return VictimModel(settings.weights, public.model, foreign)
 
 
 def _existing(path: Path, data: SourceDataModule) -> VictimModel:
@@ -207,8 +310,8 @@ def _existing(path: Path, data: SourceDataModule) -> VictimModel:
         )
     if model.n_classes != data.n_classes:
         raise ShapeError(
-            f"{path} tells {model.n_classes} classes apart, but the data have {data.n_classes}: labels would be out of "
-            "range; give the data that it was trained on, or another checkpoint"
+            f"{path} has {model.n_classes} outputs, but the dataset has {data.n_classes} classes: give the data that "
+            "it was trained on, or another checkpoint"
         )
     if checkpoint.split_hash != data.split_hash:
         raise ConfigError(
@@ -216,7 +319,7 @@ def _existing(path: Path, data: SourceDataModule) -> VictimModel:
             f"{data.split_hash}), so victims may be among its training images: give the data that it was trained on, "
             "or train again"
         )
-    return VictimModel(path, model, checkpoint, None)
+    return VictimModel(path, model, checkpoint)
 
 
 def _finite(checkpoint: BackboneCheckpoint, path: Path) -> BackboneCheckpoint:
@@ -230,8 +333,8 @@ def _finite(checkpoint: BackboneCheckpoint, path: Path) -> BackboneCheckpoint:
 
 
 def _identity(settings: BackboneSettings, training: Training, seed: int) -> str:
-    """16 hexadecimal digits over all that the weights are a function of."""
-    layer = training.model.feature_layer
+    """16 hexadecimal digits over everything that determines the weights."""
+    layer, trunk = training.model.feature_layer, training.model.trunk
     recipe = {
         name: value
         for name, value in vars(settings).items()
@@ -242,7 +345,7 @@ def _identity(settings: BackboneSettings, training: Training, seed: int) -> str:
             recipe[name] = repr(recipe[name])  # all that is needed to build it again
     content = {
         "data": training.data.split_hash,
-        "trunk": [type(training.model.trunk).__name__, training.model.trunk.arguments],
+        "trunk": [trunk_path(type(trunk)).removeprefix("lit_recon.models."), trunk.arguments],
         "feature_layer": None if layer is None else layer.arguments,
         "training": recipe if settings.epochs else None,
         "processes": int(os.environ.get("WORLD_SIZE", 1)),

@@ -1,22 +1,98 @@
-"""A model's file: tensors and a text header, written whole or not at all."""
+"""Tensors in safetensors files, with a versioned JSON header: written whole or not at all, and nothing to unpickle."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from safetensors.torch import save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
+from lit_recon.errors import CorruptFileError, MissingDataError
+from lit_recon.io.files import write_bytes
 
-def write_model_file(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> None:
-    """Write tensors and header to `path`, which appears whole or not at all; its folder is made if missing."""
-    state = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+
+@contextmanager
+def _opened(path: Path, kind: str, remedy: str) -> Iterator[Any]:
+    if not path.is_file():
+        raise MissingDataError(f"there is no {kind} at {path}: {remedy}")
     try:
-        save_file(state, part, metadata=dict(header))
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CorruptFileError(f"{path} is truncated or not a safetensors file ({error}): {remedy}") from error
+
+
+def read_tensors(path: Path, kind: str = "weights", remedy: str = "give another file") -> dict[str, Tensor]:
+    """The tensors of any safetensors file by name, on the CPU.
+
+    Args:
+        path: of the file.
+        kind: what is expected there, for messages.
+        remedy: what to do where there is none, for messages.
+
+    Raises:
+        MissingDataError: no file at `path`.
+        CorruptFileError: truncated, or no safetensors file.
+    """
+    with _opened(path, kind, remedy) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 a file handle, not a dict
+
+
+@dataclass(frozen=True)
+class TensorFormat:
+    """Safetensors files of one kind: tensors, and a JSON object in the text entry `key`.
+
+    The object states the `version` of the format; without one it is 1.
+
+    Attributes:
+        key: of the text entry.
+        kind: what a file holds, for messages.
+        remedy: how to make such a file, for messages.
+        version: that is written, and the only one that is read.
+    """
+
+    key: str
+    kind: str
+    remedy: str
+    version: int = 1
+
+    def write(self, path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+        """Write a file, which appears whole or not at all; its folder is made if missing."""
+        state = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+        write_bytes(path, save(state, {self.key: json.dumps({"version": self.version, **header})}))
+
+    def read(self, path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Header and tensors, on the CPU.
+
+        Raises:
+            MissingDataError: no file at `path`.
+            CorruptFileError: truncated, of another kind or version, or without a header.
+        """
+        return self.read_header(path), read_tensors(path, self.kind, self.remedy)
+
+    def read_header(self, path: Path) -> dict[str, Any]:
+        """The header alone; raises the same errors as `read`."""
+        with _opened(path, self.kind, self.remedy) as file:
+            text = (file.metadata() or {}).get(self.key)
+            header = None if text is None else json.loads(text)
+        if text is None:
+            raise CorruptFileError(
+                f"{path} is a safetensors file but not a {self.kind} written by this package: {self.remedy}"
+            )
+        if not isinstance(header, dict) or header.get("version", 1) != self.version:
+            raise CorruptFileError(
+                f"{path} was written by a release with another format than {self.version}: {self.remedy}"
+            )
+        return header
+
+    def read_rows(self, path: Path, name: str, n: int) -> Tensor:
+        """The first `n` rows of one tensor; raises the same errors as `read`."""
+        with _opened(path, self.kind, self.remedy) as file:
+            rows: Tensor = file.get_slice(name)[:n]
+        return rows

@@ -1,10 +1,11 @@
-"""Networks: the backbones that a federation trains, and the image prior of attacks."""
+"""Networks: classifiers under attack, and generative image priors of attacks."""
 
 from __future__ import annotations
 
 from lit_recon.models.checkpoint import BackboneCheckpoint, load_backbone, save_backbone
 from lit_recon.models.classifiers.backbone import Backbone, Trunk
 from lit_recon.models.classifiers.feature_layer import WideFeatureLayer
+from lit_recon.models.classifiers.foreign import PublicModel, build_module, load_weights, public_model
 from lit_recon.models.classifiers.imprint import Imprint, ImprintBlock, ImprintedTrunk
 from lit_recon.models.classifiers.residual import ResNet18, WideResNet
 from lit_recon.models.classifiers.small import MLP, ConvNet, LeNet
@@ -19,11 +20,15 @@ __all__ = [
     "ImprintBlock",
     "ImprintedTrunk",
     "LeNet",
+    "PublicModel",
     "ResNet18",
     "Trunk",
     "UNet",
     "WideFeatureLayer",
     "WideResNet",
+    "build_module",
     "load_backbone",
+    "load_weights",
+    "public_model",
     "save_backbone",
 ]

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
-from lit_recon.errors import (
-    CorruptFileError,
-    LitReconError,
-    MissingDataError,
-    ShapeError,
-    UnsupportedModelError,
-)
-from lit_recon.io.tensors import write_model_file
-from lit_recon.models.classifiers.backbone import Backbone, Trunk
+from lit_recon.errors import CorruptFileError, LitReconError, ShapeError
+from lit_recon.io.tensors import TensorFormat
+from lit_recon.models.classifiers.backbone import Backbone, Trunk, find_trunk, trunk_path
 from lit_recon.models.classifiers.feature_layer import WideFeatureLayer
 from lit_recon.records import Normalization
 
-FORMAT_VERSION = 1
-#: Key of the JSON text in the safetensors header.
-_HEADER = "lit_recon.backbone"
+FORMAT = TensorFormat("lit_recon.backbone", "backbone", "train one with `python train.py backbone`")
 
 
 @dataclass(frozen=True)
@@ -54,12 +43,11 @@ class BackboneCheckpoint:
             )
 
 
-def save_backbone(path: Path, checkpoint: BackboneCheckpoint) -> None:
+def save_backbone(path: str | Path, checkpoint: BackboneCheckpoint) -> None:
     """Write `checkpoint` to `path`, which appears whole or not at all; its folder is made if missing."""
     model = checkpoint.model
     header = {
-        "version": FORMAT_VERSION,
-        "trunk": type(model.trunk).__name__,
+        "trunk": trunk_path(type(model.trunk)),
         "trunk_arguments": model.trunk.arguments,
         "feature_layer_arguments": None if model.feature_layer is None else model.feature_layer.arguments,
         "normalization": asdict(model.normalization),
@@ -69,25 +57,22 @@ def save_backbone(path: Path, checkpoint: BackboneCheckpoint) -> None:
         "epoch": checkpoint.epoch,
         "accuracy": checkpoint.accuracy,
     }
-    write_model_file(path, model.state_dict(), {_HEADER: json.dumps(header)})
+    FORMAT.write(Path(path), model.state_dict(), header)
 
 
-def load_backbone(path: Path) -> BackboneCheckpoint:
+def load_backbone(path: str | Path) -> BackboneCheckpoint:
     """Rebuild a backbone, in evaluation mode and on the CPU; the global random state is left alone.
 
     Raises:
         MissingDataError: no file at `path`.
         CorruptFileError: truncated, or no backbone of this package.
-        UnsupportedModelError: its trunk is a class that has not been imported.
+        UnsupportedModelError: its trunk is a class that cannot be imported.
     """
-    if not path.is_file():
-        raise MissingDataError(f"there is no backbone at {path}: train one with `python train.py backbone`")
-    header, state = _read(path)
-    if not isinstance(header, dict) or header.get("version") != FORMAT_VERSION:
-        raise CorruptFileError(
-            f"{path} was written by a release with another format than {FORMAT_VERSION}: train the backbone again"
-        )
-    trunk_class = _trunk_class(header.get("trunk"), path)
+    path = Path(path)
+    header, state = FORMAT.read(path)
+    if "trunk" not in header:
+        raise CorruptFileError(f"{path} does not name the class of its trunk: train it again")
+    trunk_class = find_trunk(str(header["trunk"]))
     try:
         with torch.random.fork_rng(devices=[]):
             model = _build(trunk_class, header)
@@ -103,33 +88,6 @@ def load_backbone(path: Path) -> BackboneCheckpoint:
         raise CorruptFileError(
             f"{path} does not describe a backbone that its own tensors fit ({error}): train it again"
         ) from error
-
-
-def _read(path: Path) -> tuple[Any, dict[str, Tensor]]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if _HEADER not in metadata:
-                raise CorruptFileError(f"{path} is a safetensors file but not a backbone written by this package")
-            return json.loads(metadata[_HEADER]), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 a file handle, not a dict
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CorruptFileError(
-            f"{path} is truncated or not a safetensors file ({error}): copy it again, or train the backbone again"
-        ) from error
-
-
-def _trunk_class(name: str | None, path: Path) -> type[Trunk]:
-    known: dict[str, type[Trunk]] = {}
-    found: list[type[Trunk]] = list(Trunk.__subclasses__())
-    while found:
-        trunk_class = found.pop()
-        known[trunk_class.__name__] = trunk_class
-        found += trunk_class.__subclasses__()
-    if name not in known:
-        raise UnsupportedModelError(
-            f"{path} holds a trunk of class {name!r}, known are {sorted(known)}: import the module that defines it"
-        )
-    return known[name]
 
 
 def _build(trunk_class: type[Trunk], header: dict[str, Any]) -> Backbone:

@@ -10,7 +10,7 @@ import lit_recon._torchvision
 
 import torch
 from pytorch_lightning import LightningModule
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_recon.attacks.base import Attack
 from lit_recon.attacks.updates import FeatureMap, FirstApplicable, GradientMatching, MatchingState
@@ -20,7 +20,6 @@ from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError
 from lit_recon.io.files import write_text
 from lit_recon.metrics import Lpips, Unavailable, feature_cosines, score_batch, span_error
-from lit_recon.models import Backbone
 from lit_recon.modules.attack_state import (
     FinishedBatch,
     finished_batches,
@@ -67,7 +66,7 @@ class UpdateAttackModule(LightningModule):
     def __init__(
         self,
         attack: Attack,
-        model: Backbone,
+        model: nn.Module,
         clients: ClientSettings,
         defense: Defense | None,
         knowledge: Knowledge,

@@ -18,6 +18,8 @@ _FACTS = {
     "peak_memory_mib": "Peak memory (MiB)",
     "peak_gpu_memory_mib": "Peak GPU memory (MiB)",
     "n_batches": "Batches",
+    "model": "Model",
+    "weights": "Weights of the model",
     "backbone": "Backbone",
     "backbone_epochs": "Backbone's epochs",
     "backbone_accuracy": "Backbone's test accuracy",

@@ -176,7 +176,7 @@ def _error(record: RunRecord) -> str:
 
 
 def _model(record: RunRecord) -> Grant:
-    if find_setting(record.settings, "knowledge.modified_model"):
+    if record.settings.get("server"):
         return Grant(
             True,
             "The model, which a malicious server had modified before the clients got it: figures do not compare with "

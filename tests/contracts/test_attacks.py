@@ -81,7 +81,7 @@ def observations(attack: Attack) -> list[Observation]:
     malicious = isinstance(attack, RobbingTheFed)
     client = Client(Imprint(n_bins=64).modify(model) if malicious else model, batch_norm="eval")
     labels = torch.tensor([4] if isinstance(attack, AnalyticInversion) else [1, 4])
-    knowledge = Knowledge(labels=True, modified_model=malicious)
+    knowledge = Knowledge(labels=True)
     return [client.observe(torch.rand(len(labels), 3, 8, 8), labels, knowledge) for _ in range(2)]
 
 

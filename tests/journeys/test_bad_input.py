@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from lit_recon.cli import train
 
@@ -24,6 +27,18 @@ def archive(path: Path, **changes: np.ndarray) -> Path:
     }
     np.savez(path, **{**arrays, **changes})
     return path
+
+
+class Net(nn.Module):
+    """A user's own classifier of small grey images."""
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        self.convolution, self.fc = nn.Conv2d(1, 4, 3), nn.Linear(4, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.fc(self.convolution(images).relu().mean((2, 3)))
+        return logits
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +60,18 @@ def files(workplace: Path) -> Path:
     assert train(["backbone", "--data", *npz, *arguments, "--out", str(folder / "two")]) == 0
     model = (folder / "digits" / "backbone.safetensors").read_bytes()
     (folder / "truncated.safetensors").write_bytes(model[: len(model) // 2])
+    linear = nn.Linear(8, 10).state_dict()
+    torch.save(linear, folder / "linear.pt")
+    torch.save(nn.Linear(8, 10), folder / "pickle.pt")
+    save_file({**linear, "weight": linear["weight"] / 0}, folder / "diverged.safetensors")
     return folder
 
 
 NPZ = "--data Npz --data.root bad/"
 MODEL = "--backbone.checkpoint bad/"
+FOREIGN = "--model.class_path tests.journeys.test_bad_input.Net"
+LINEAR = "--model.class_path torch.nn.Linear --model.init_args {'in_features':8,'out_features':10}"
+RGB = "{'mean':[0,0,0],'std':[1,1,1]}"
 CASES = {
     "unknown option": ("--foo 1", "--foo"),
     "unknown option of a class": ("--attack.stepz 3", "'stepz'"),
@@ -86,6 +108,38 @@ CASES = {
     "missing LPIPS weights": ("--lpips.network alex --lpips.weights nowhere.pth", "nowhere.pth"),
     "W&B online without an account": ("--wandb.mode online", "API key"),
     "nobody together": ("--clients_per_batch 0", "clients_per_batch"),
+    "a setting of an earlier version": ("--knowledge.modified_model true", "the setting `server` says how"),
+    "a module that is nowhere": ("--model.class_path nowhere.Net", "No module named 'nowhere'"),
+    "a class that is no module": ("--model.class_path collections.OrderedDict", "must be a torch.nn.Module"),
+    "arguments that a module does not take": (f"{FOREIGN} --model.init_args.depth 3", "change model.init_args"),
+    "two victim models": (f"{FOREIGN} {MODEL}digits/backbone.safetensors", "there is one victim model"),
+    "settings of a model without its class": ("--model.weights bad/linear.pt", "needs model.class_path"),
+    "a module that takes no images": (
+        "--model.class_path torch.nn.Embedding --model.init_args.num_embeddings 9 --model.init_args.embedding_dim 3",
+        "Embedding must take images (2, 1, 8, 8)",
+    ),
+    "a module that returns no logits": (
+        "--model.class_path torch.nn.Conv2d --model.init_args {'in_channels':1,'out_channels':3,'kernel_size':3}",
+        "Conv2d must return logits (2, k)",
+    ),
+    "a module with too few outputs": (f"{FOREIGN} --model.init_args.num_classes 7", "has 7 outputs, but the dataset"),
+    "images of another shape than the module's": (f"{FOREIGN} --model.image_shape [1,16,16]", "are (1, 8, 8)"),
+    "missing weights": (f"{FOREIGN} --model.weights nowhere.pt", "nowhere.pt"),
+    "weights of another module": (f"{FOREIGN} --model.weights bad/linear.pt", "2 superfluous: bias, weight"),
+    "diverged weights": (f"{LINEAR} --model.weights bad/diverged.safetensors", "NaN or infinite in 1 tensors: weight"),
+    "a pickle in the place of weights": (f"{LINEAR} --model.weights bad/pickle.pt", "holds more than tensors"),
+    "a normalization of other images": (f"{FOREIGN} --model.normalization {RGB}", "normalization has 3 channels"),
+    "a loss that is nowhere": ("--client.loss torch.nn.functional.nowhere", "client.loss"),
+    "a loss of something else": ("--client.loss torch.nn.functional.mse_loss", "mse_loss fails on logits"),
+    "a loss that an attack does not assume": (
+        "--client.loss torch.nn.CrossEntropyLoss --client.loss.label_smoothing 0.1",
+        "IDLG assumes that clients minimize the mean cross-entropy",
+    ),
+    "an imprint in a module of another library": (
+        "--model.class_path timm.create_model --model.init_args {'model_name':'resnet10t','num_classes':10,'in_chans':1}"
+        " --server.n_bins 9",
+        "Imprint puts its block before the trunk of a Backbone",
+    ),
 }
 
 

@@ -15,8 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import lit_recon.io.tensors as model_file
-import lit_recon.models.checkpoint as module
+import lit_recon.io.files
 from lit_recon.errors import (
     CorruptFileError,
     LitReconError,
@@ -37,6 +36,7 @@ from lit_recon.models import (
     load_backbone,
     save_backbone,
 )
+from lit_recon.models.checkpoint import FORMAT
 from lit_recon.records import Normalization
 
 GREY = Normalization((0.1306605,), (1 / 3,))
@@ -80,10 +80,10 @@ def path(tmp_path: Path) -> Path:
 def rewrite(path: Path, change: Callable[[dict[str, object], dict[str, Tensor]], None]) -> None:
     """Save the file again with another header or other tensors."""
     with safe_open(path, framework="pt") as file:
-        header = json.loads(file.metadata()[module._HEADER])
+        header = json.loads(file.metadata()[FORMAT.key])
     state = load_file(path)
     change(header, state)
-    save_file(state, path, metadata={module._HEADER: json.dumps(header)})
+    save_file(state, path, metadata={FORMAT.key: json.dumps(header)})
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -126,11 +126,10 @@ def test_a_failed_save_leaves_the_old_file_and_no_other(path: Path, monkeypatch:
     save_backbone(path, checkpoint_of("mlp"))
     before = path.read_bytes()
 
-    def full_disk(state: object, part: Path, metadata: object) -> None:
-        part.write_bytes(b"half")
+    def full_disk(descriptor: int) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(model_file, "save_file", full_disk)
+    monkeypatch.setattr(lit_recon.io.files.os, "fsync", full_disk)
     with pytest.raises(OSError, match="no space"):
         save_backbone(path, checkpoint_of("mlp", accuracy=None))
     assert path.read_bytes() == before
@@ -147,7 +146,7 @@ def test_a_truncated_file(share: float, path: Path) -> None:
     save_backbone(path, checkpoint_of("resnet"))
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(CorruptFileError, match=r"is truncated or not a safetensors file \(.*\): copy it again"):
+    with pytest.raises(CorruptFileError, match=r"is truncated or not a safetensors file \(.*\): train one with"):
         load_backbone(path)
 
 
@@ -171,7 +170,7 @@ def test_somebody_elses_safetensors_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}"])
 def test_a_header_that_says_nothing(text: str, tmp_path: Path) -> None:
-    save_file({"weight": torch.zeros(2)}, tmp_path / "odd.safetensors", metadata={module._HEADER: text})
+    save_file({"weight": torch.zeros(2)}, tmp_path / "odd.safetensors", metadata={FORMAT.key: text})
     with pytest.raises(CorruptFileError):
         load_backbone(tmp_path / "odd.safetensors")
 
@@ -223,9 +222,34 @@ class Averages(Trunk):
 def test_a_trunk_of_the_users_own(path: Path) -> None:
     save_backbone(path, BackboneCheckpoint(Backbone(Averages((3, 4, 4)), 2, COLOR), ["a", "b"], "", 0))
     assert isinstance(load_backbone(path).model.trunk, Averages)
-    rewrite(path, lambda header, state: header.update(trunk="Medians"))
-    with pytest.raises(UnsupportedModelError, match=r"class 'Medians', known are .*'ResNet18'.*: import the module"):
+    rewrite(path, lambda header, state: header.update(trunk=f"{__name__}.Medians"))
+    with pytest.raises(UnsupportedModelError, match=r"Medians' cannot be imported .*: put the package"):
         load_backbone(path)
+    rewrite(path, lambda header, state: header.update(trunk="pathlib.Path"))
+    with pytest.raises(UnsupportedModelError, match=r"'pathlib.Path' is no subclass of lit_recon.models.Trunk"):
+        load_backbone(path)
+
+
+#: A user's own trunk, which has the name of one of this package's.
+UsersLeNet = type("LeNet", (Averages,), {"__module__": __name__, "__qualname__": "UsersLeNet"})
+
+
+def test_two_trunks_of_one_name(path: Path) -> None:
+    save_backbone(path, BackboneCheckpoint(Backbone(UsersLeNet((3, 4, 4)), 2, COLOR), ["a", "b"], "", 0))
+    assert type(load_backbone(path).model.trunk) is UsersLeNet
+    save_backbone(path, checkpoint_of("lenet"))
+    assert type(load_backbone(path).model.trunk) is LeNet
+
+
+def test_a_file_of_version_0_1_names_its_trunk_by_the_bare_class(path: Path) -> None:
+    save_backbone(path, checkpoint_of("convnet"))
+    rewrite(path, lambda header, state: header.update(trunk="ConvNet"))
+    assert type(load_backbone(path).model.trunk) is ConvNet
+
+
+def test_a_path_may_be_text(path: Path) -> None:
+    save_backbone(str(path), checkpoint_of("mlp"))
+    assert load_backbone(str(path)).epoch == 7
 
 
 def test_one_class_name_per_output() -> None:

@@ -20,8 +20,8 @@ from torch import Tensor
 from lit_recon.data.sources import Digits
 from lit_recon.errors import ConfigError, CorruptFileError, RunExistsError
 from lit_recon.models import MLP, Backbone, BackboneCheckpoint, ConvNet, WideFeatureLayer, load_backbone
-from lit_recon.modules.data import BackboneDataModule
 from lit_recon.modules.backbone import BackboneModule, train_backbone
+from lit_recon.modules.data import BackboneDataModule
 from lit_recon.training.callbacks import BACKBONE_FILE, LAST_CHECKPOINT, ExportBackbone, training_callbacks
 from lit_recon.training.module import UTILITY_FILE, Figures, SGDSchedule, TrainingModule, read_utility
 from lit_recon.training.trainer import TrainerSettings, build_trainer

@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from lit_recon.data import ImageSet
 from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError, ShapeError
-from lit_recon.io.files import write_bytes, write_text
+from lit_recon.io.files import write_text
+from lit_recon.io.tensors import TensorFormat
 
 _VERSION = 1
-_HEADER = "lit_recon.shadows"
+_SHARD = TensorFormat("lit_recon.shadows", "shard of shadow models", "delete it, and its models are trained again")
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,8 @@ class ShadowStore:
             members = self.members(shard, len(images))
             there = min(self._count(shard), len(members))
             if there:
-                self._compare(shard, self._read(shard, there, "images"), keys[members.start :][:there], images)
+                rows = _SHARD.read_rows(self._path(shard), "images", there)
+                self._compare(shard, rows, keys[members.start :][:there], images)
 
     def write(self, shard: int, differences: Tensor, images: ImageSet) -> None:
         """Write one shard; it appears whole or not at all.
@@ -129,10 +129,8 @@ class ShadowStore:
                 f"shard {shard} needs one finite difference per image; got {tuple(differences.shape)} "
                 f"for {len(images)} images"
             )
-        content = {"deltas": differences.cpu().contiguous(), "images": image_keys(images)}
-        # One entry, since safetensors orders several at random and equal shards should be equal files.
-        header = json.dumps({"store": self._key, "n": len(images)})
-        write_bytes(self._path(shard), save(content, {_HEADER: header}))
+        content = {"deltas": differences, "images": image_keys(images)}
+        _SHARD.write(self._path(shard), content, {"store": self._key, "n": len(images)})
 
     def read(self, images: ImageSet, sight: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Differences `(s, p)` float32 of the models of these images, the first `s` shadow targets.
@@ -153,10 +151,13 @@ class ShadowStore:
                 raise MissingDataError(
                     f"{self._path(shard)} is not there or incomplete: train it with `python train.py shadows`"
                 )
-            found = self._read(shard, len(members), "deltas")
+            found = _SHARD.read_rows(self._path(shard), "deltas", len(members))
             if not torch.isfinite(found).all():
-                raise self._damaged(self._path(shard), "it holds NaN or infinite weights")
-            self._compare(shard, self._read(shard, len(members), "images"), keys[members.start : members.stop], images)
+                raise CorruptFileError(
+                    f"{self._path(shard)} is damaged (it holds NaN or infinite weights): {_SHARD.remedy}"
+                )
+            there = _SHARD.read_rows(self._path(shard), "images", len(members))
+            self._compare(shard, there, keys[members.start : members.stop], images)
             parts.append(found if sight is None else sight(found))
         return torch.cat(parts)
 
@@ -179,27 +180,10 @@ class ShadowStore:
         path = self._path(shard)
         if not path.is_file():
             return 0
-        try:
-            with safe_open(path, framework="pt") as file:
-                header = json.loads((file.metadata() or {})[_HEADER])
-            if header["store"] != self._key:
-                raise ConfigError(f"{path} belongs to another store: choose another folder with --store")
-            return int(header["n"])
-        except (SafetensorError, OSError, ValueError, KeyError) as error:
-            raise self._damaged(path, error) from error
-
-    def _read(self, shard: int, n: int, name: str) -> Tensor:
-        path = self._path(shard)
-        try:
-            with safe_open(path, framework="pt") as file:
-                found: Tensor = file.get_slice(name)[:n]
-        except (SafetensorError, OSError) as error:
-            raise self._damaged(path, error) from error
-        return found
-
-    @staticmethod
-    def _damaged(path: Path, reason: object) -> CorruptFileError:
-        return CorruptFileError(f"{path} is damaged ({reason}): delete it, and its models are trained again")
+        header = _SHARD.read_header(path)
+        if header.get("store") != self._key:
+            raise ConfigError(f"{path} belongs to another store: choose another folder with --store")
+        return int(header["n"])
 
 
 def image_keys(images: ImageSet) -> Tensor:

@@ -106,6 +106,11 @@ class Rehearsal:
             return
         victims = self._victims_of(cell.settings, settings)
         if key not in self._targets:
+            if settings.model.class_path is not None:
+                raise ConfigError(
+                    f"attack.py evaluate trains its victim models and takes no model.class_path ({cell.attack}): attack "
+                    f"{settings.model.class_path} with attack.py run"
+                )
             self._targets[key] = find_target(settings.backbone, victims, settings.seed)
         target = self._targets[key]
         if cell.defense != NO_DEFENSE:

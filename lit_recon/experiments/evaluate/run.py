@@ -94,7 +94,7 @@ def _description(settings: EvaluateSettings, cells: Cells, own: Mapping[str, Any
         "cells": [cell.entry() for cell in cells.cells],
         "attacks": {name: attack.title or name for name, attack in settings.attacks.items()},
         # named apart in every table and verdict: these attackers are not honest but curious
-        "malicious": sorted({c.attack for c in cells.cells if c.settings.get("knowledge", {}).get("modified_model")}),
+        "malicious": sorted({c.attack for c in cells.cells if c.settings.get("server")}),
         "defenses": {name: family.title or name for name, family in settings.defenses.items()},
         "networks": {
             cell.attack: network_in_words(cell.settings["backbone"])

@@ -9,6 +9,7 @@ import lit_recon._torchvision
 import torch
 import yaml
 from jsonargparse import ArgumentParser, Namespace
+from torch import nn
 
 from lit_recon.attacks.base import Attack
 from lit_recon.attacks.updates import FirstApplicable, GenerativePrior, GradientMatching
@@ -19,7 +20,6 @@ from lit_recon.experiments.settings import AttackSettings, LpipsSettings
 from lit_recon.experiments.update_attack.score import all_scored, run_facts, show_outcome, write_outcome
 from lit_recon.experiments.victim_model import VictimModel, find_target
 from lit_recon.metrics import Lpips, Unavailable, load_lpips
-from lit_recon.models import Backbone, BackboneCheckpoint
 from lit_recon.modules.data import VictimDataModule
 from lit_recon.modules.loggers import build_loggers, finish
 from lit_recon.modules.update_attack import UpdateAttackModule
@@ -71,7 +71,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     settings = AttackSettings(**instantiated(arguments, complete))
     victims = victim_data(settings)
     lpips = _lpips(settings.lpips)
-    target = find_target(settings.backbone, victims, settings.seed)
+    target = find_target(settings.backbone, victims, settings.seed, settings.model)
     rehearse(settings, target, victims)
     settings.wandb.resolved_mode()
     build_trainer(settings.trainer, loggers=[])
@@ -97,8 +97,9 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     trainer.strategy.barrier("all victims are done")
     if is_first_process():
         scored = all_scored(module, victims, folder)
-        facts = run_facts(scored, str(trainer.strategy.root_device))
-        metrics = {**module.metrics, **facts, "seed": settings.seed, **_about(target, checkpoint, module)}
+        facts = run_facts(scored, str(trainer.strategy.root_device), target.notes)
+        metrics = {**module.metrics, **facts, "seed": settings.seed, **target.facts(checkpoint)}
+        metrics |= {"execution": module.execution, "processes": trainer.world_size}
         show_outcome(loggers, scored)
         finish(loggers)
         write_outcome(folder, scored, metrics, victims.class_names)
@@ -137,7 +138,7 @@ def rehearse(settings: AttackSettings, target: VictimModel, victims: VictimDataM
         attack.init([seen])
 
 
-def sent_out(settings: AttackSettings, model: Backbone, victims: VictimDataModule) -> Backbone:
+def sent_out(settings: AttackSettings, model: nn.Module, victims: VictimDataModule) -> nn.Module:
     """The model that the server sends to its clients: the trained one, or a modified copy."""
     if settings.server is None:
         return model
@@ -154,24 +155,8 @@ def _announce(target: VictimModel, victims: VictimDataModule, folder: RunFolder)
     print(f"victims     {len(victims.batches)} clients with {' or '.join(map(str, sizes))} image(s) each")
     if victims.n_left_over:
         print(f"            {victims.n_left_over} of {victims.n_victims} images fit into no further batch")
-    if target.checkpoint is not None:
-        print(f"backbone    {type(target.model.trunk).__name__} from {target.path}")
-    elif target.training is not None:
-        print(f"backbone    {type(target.model.trunk).__name__}, to be trained for {target.training.epochs} epoch(s)")
-        print(f"            kept in {target.path} for later attacks; use your own with --backbone.checkpoint FILE")
+    print("\n".join(target.announcement()))
     print(f"run folder  {folder.path}", flush=True)
-
-
-def _about(target: VictimModel, checkpoint: BackboneCheckpoint, module: UpdateAttackModule) -> dict[str, Scalar]:
-    """The model's and the module's entries in the record."""
-    return {
-        "backbone": str(target.path),
-        "backbone_epochs": checkpoint.epoch,
-        "backbone_accuracy": checkpoint.accuracy,
-        "split_hash": checkpoint.split_hash,
-        "execution": module.execution,
-        "processes": module.trainer.world_size,
-    }
 
 
 def _summary(metrics: dict[str, Scalar]) -> str:

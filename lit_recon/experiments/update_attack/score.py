@@ -81,11 +81,11 @@ def show_outcome(loggers: Sequence[Logger], scored: Sequence[ScoredBatch]) -> No
     log_table(loggers, "victims", columns, cells)
 
 
-def run_facts(scored: Sequence[ScoredBatch], device: str) -> dict[str, Scalar]:
-    """Size, cost and circumstances of a run, for its record."""
+def run_facts(scored: Sequence[ScoredBatch], device: str, notes: Sequence[str] = ()) -> dict[str, Scalar]:
+    """Size, cost, machine and notes of a run, for its record; those in `notes` come first."""
     timed = sum(part.finished.timed_steps for part in scored)
     seconds = sum(part.finished.timed_seconds for part in scored)
-    notes = dict.fromkeys(note for part in scored for note in part.finished.reconstruction.notes)
+    found = [note for part in scored for note in part.finished.reconstruction.notes]
     facts: dict[str, Scalar] = {
         "n": sum(len(part.batch.labels) for part in scored),
         "n_batches": len(scored),
@@ -94,7 +94,7 @@ def run_facts(scored: Sequence[ScoredBatch], device: str) -> dict[str, Scalar]:
     }
     if not timed:
         facts["seconds_per_iteration_reason"] = "the attack took a single step"
-    return {**facts, "notes": list(notes), **environment(device)}
+    return {**facts, "notes": list(dict.fromkeys([*notes, *found])), **environment(device)}
 
 
 def _features(scored: Sequence[ScoredBatch]) -> dict[str, torch.Tensor]:

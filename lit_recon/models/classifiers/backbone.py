@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from lit_recon.errors import ConfigError, ShapeError
+from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
 from lit_recon.models.classifiers.feature_layer import WideFeatureLayer
 from lit_recon.records import Normalization
 
@@ -47,6 +48,36 @@ class Trunk(nn.Module, ABC):
     @abstractmethod
     def forward(self, images: Tensor) -> Tensor:
         """Features `(n, out_features)` of normalized images `(n, c, h, w)`."""
+
+
+#: Where the trunks of this package are imported from.
+_OWN_TRUNKS = "lit_recon.models"
+
+
+def trunk_path(trunk: type[Trunk]) -> str:
+    """Import path of a trunk's class, by which checkpoints name it."""
+    own = getattr(importlib.import_module(_OWN_TRUNKS), trunk.__name__, None) is trunk
+    return f"{_OWN_TRUNKS if own else trunk.__module__}.{trunk.__qualname__}"
+
+
+def find_trunk(path: str) -> type[Trunk]:
+    """The class at an import path.
+
+    Files of version 0.1 hold the bare name of a class, which stands for the trunk of that name in `lit_recon.models`.
+
+    Raises:
+        UnsupportedModelError: there is no trunk at the path.
+    """
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module or _OWN_TRUNKS), name)
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedModelError(
+            f"the trunk {path!r} cannot be imported ({error}): put the package that defines it on PYTHONPATH"
+        ) from error
+    if not isinstance(found, type) or not issubclass(found, Trunk):
+        raise UnsupportedModelError(f"{path!r} is no subclass of lit_recon.models.Trunk: give the class of a trunk")
+    return found
 
 
 class Backbone(nn.Module):

@@ -7,13 +7,13 @@ import json
 import math
 from collections.abc import Sequence
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from lit_recon.errors import ConfigError, MissingDataError, ShapeError
-from lit_recon.models.classifiers.backbone import Backbone, Trunk
+from lit_recon.errors import ConfigError, MissingDataError, ShapeError, UnsupportedModelError
+from lit_recon.models.classifiers.backbone import Backbone, Trunk, find_trunk, trunk_path
 
 Activation = Literal["relu", "hardtanh"]
 Connection = Literal["replace", "add"]
@@ -114,12 +114,12 @@ class ImprintedTrunk(Trunk):
 
     Args:
         image_shape: `(c, h, w)`.
-        trunk: class name of the honest trunk.
+        trunk: import path of the honest trunk's class.
         trunk_arguments: the honest trunk's constructor arguments, as JSON text.
         n_edges, activation, connection, gain: of the block, see `ImprintBlock`.
 
     Raises:
-        ConfigError: there is no trunk of that name.
+        UnsupportedModelError: there is no trunk at that path.
     """
 
     def __init__(
@@ -143,12 +143,10 @@ class ImprintedTrunk(Trunk):
                 "gain": gain,
             },
         )
-        known = _trunks()
-        if trunk not in known:
-            raise ConfigError(f"there is no trunk {trunk!r} to put an imprint block before; known are {sorted(known)}")
         self.imprint = ImprintBlock(self.image_shape, n_edges, activation, connection, gain)
         with torch.random.fork_rng(devices=[]):  # initial weights, which those of the honest trunk replace
-            self.trunk = known[trunk](**json.loads(trunk_arguments))
+            rebuilt: Any = find_trunk(trunk)  # the arguments are those of its own constructor
+            self.trunk: Trunk = rebuilt(**json.loads(trunk_arguments))
         self.out_features = self.trunk.out_features
 
     def forward(self, images: Tensor) -> Tensor:
@@ -160,11 +158,6 @@ def find_imprint(model: nn.Module) -> tuple[str, ImprintBlock] | None:
     """Name and block of the model's imprint block; None if it has none."""
     found = [(name, module) for name, module in model.named_modules() if isinstance(module, ImprintBlock)]
     return found[0] if found else None
-
-
-def _trunks() -> dict[str, type[Trunk]]:
-    """Trunk classes by name; a class is an interface or a leaf, so that there are no further descendants."""
-    return {found.__name__: found for found in Trunk.__subclasses__()}
 
 
 #: The functional of the published code: this times a mean over pixels has a standard deviation near 1 on photographs.
@@ -231,17 +224,23 @@ class Imprint:
         self.connection: Connection = connection
         self.gain = gain
 
-    def modify(self, model: Backbone, public: Tensor | None = None) -> Backbone:
+    def modify(self, model: nn.Module, public: Tensor | None = None) -> Backbone:
         """A copy of the honest `model` with the block before its trunk.
 
         Args:
-            model: left as it is.
+            model: a backbone; left as it is.
             public: images `(n, c, h, w)` in [0, 1], only for `bins="public"`.
 
         Raises:
+            UnsupportedModelError: another model than a backbone.
             MissingDataError: no public images, where the bins are theirs.
             ShapeError: public images of another shape.
         """
+        if not isinstance(model, Backbone):
+            raise UnsupportedModelError(
+                f"Imprint puts its block before the trunk of a Backbone; {type(model).__name__} has none: describe the "
+                "network by the settings `backbone`, or leave `server` out"
+            )
         like = model.pixel_mean
         functional = self._weights(math.prod(model.image_shape)).to(like)
         edges = self._edges(model, functional, public)
@@ -249,7 +248,7 @@ class Imprint:
         honest = model.trunk
         trunk = ImprintedTrunk(
             honest.image_shape,
-            type(honest).__name__,
+            trunk_path(type(honest)),
             json.dumps(honest.arguments),
             len(edges),
             self.activation,

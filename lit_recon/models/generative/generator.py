@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from lit_recon.errors import ConfigError, CorruptFileError, LitReconError, MissingDataError, ShapeError
-from lit_recon.io.tensors import write_model_file
+from lit_recon.errors import ConfigError, CorruptFileError, LitReconError, ShapeError
+from lit_recon.io.tensors import TensorFormat
 from lit_recon.models.classifiers.backbone import Argument
 from lit_recon.models.generative.unet import n_levels
 from lit_recon.models.layers import norm_layer
@@ -147,9 +144,12 @@ def _checked(image_shape: Sequence[int]) -> tuple[int, int, int]:
     return channels, height, width
 
 
-FORMAT_VERSION = 1
-#: Key of the JSON text in the safetensors header.
-_HEADER = "lit_recon.generator"
+FORMAT = TensorFormat(
+    "lit_recon.generator",
+    "generator",
+    "train one with `python train.py generator --config configs/train/generator_digits.yaml`, or give the class that "
+    "the file belongs to as `network`",
+)
 #: Names of tensors in the file: the generator's have this prefix, and one tensor tells what it was trained on.
 _PREFIX, _SEEN = "generator.", "seen"
 
@@ -176,14 +176,13 @@ class GeneratorCheckpoint:
 def save_generator(path: Path, checkpoint: GeneratorCheckpoint) -> None:
     """Write `checkpoint` to `path`, which appears whole or not at all; its folder is made if missing."""
     header = {
-        "version": FORMAT_VERSION,
         "arguments": checkpoint.generator.arguments,
         "data": checkpoint.data,
         "split_hash": checkpoint.split_hash,
         "epoch": checkpoint.epoch,
     }
     state = {_PREFIX + name: value for name, value in checkpoint.generator.state_dict().items()}
-    write_model_file(path, {**state, _SEEN: checkpoint.seen}, {_HEADER: json.dumps(header)})
+    FORMAT.write(path, {**state, _SEEN: checkpoint.seen}, header)
 
 
 def load_generator(path: Path) -> GeneratorCheckpoint:
@@ -193,17 +192,7 @@ def load_generator(path: Path) -> GeneratorCheckpoint:
         MissingDataError: no file at `path`.
         CorruptFileError: truncated, of another release, or no generator of this package.
     """
-    metadata, tensors = read_tensors(path)
-    if _HEADER not in metadata:
-        raise CorruptFileError(
-            f"{path} holds no generator written by this package: give the class that it belongs to as `network`, or "
-            "train one with `python train.py generator`"
-        )
-    header = json.loads(metadata[_HEADER])
-    if not isinstance(header, dict) or header.get("version") != FORMAT_VERSION:
-        raise CorruptFileError(
-            f"{path} was written by a release with another format than {FORMAT_VERSION}: train the generator again"
-        )
+    header, tensors = FORMAT.read(path)
     try:
         with torch.random.fork_rng(devices=[]):
             generator = ConvGenerator(**header["arguments"])
@@ -214,23 +203,3 @@ def load_generator(path: Path) -> GeneratorCheckpoint:
         raise CorruptFileError(
             f"{path} does not describe a generator that its own tensors fit ({error}): train it again"
         ) from error
-
-
-def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The text entries and the tensors of a safetensors file.
-
-    Raises:
-        MissingDataError: no file at `path`.
-        CorruptFileError: truncated, or no safetensors file.
-    """
-    if not path.is_file():
-        raise MissingDataError(
-            f"there is no generator at {path}: train one with `python train.py generator`, for example by "
-            "--config configs/train/generator_digits.yaml"
-        )
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata: dict[str, Any] = file.metadata() or {}
-            return metadata, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 a file handle, not a dict
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CorruptFileError(f"{path} is truncated or not a safetensors file ({error}): copy it again") from error

@@ -142,7 +142,7 @@ def test_damage_is_named(tmp_path: Path, plan: ShadowPlan, shadows: ImageSet) ->
     with pytest.raises(CorruptFileError, match="delete it, and its models are trained again"):
         store.missing(11)
     with pytest.raises(CorruptFileError, match="shard_00001"):
-        store._read(1, 3, "deltas")
+        store.read(shadows)
     header = int.from_bytes(whole[:8], "little") + 8
     nan = torch.full((), torch.nan).numpy().tobytes()
     shard.write_bytes(whole[:header] + nan * ((len(whole) - header) // 4))

@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from lit_recon.errors import ConfigError, MissingDataError, ShapeError
+from lit_recon.errors import ConfigError, MissingDataError, ShapeError, UnsupportedModelError
 from lit_recon.models import (
     MLP,
     Backbone,
@@ -176,7 +176,7 @@ def test_edges_must_ascend() -> None:
 
 
 def test_unknown_trunks_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"no trunk 'Transformer'.*MLP"):
+    with pytest.raises(UnsupportedModelError, match=r"the trunk 'Transformer' cannot be imported"):
         ImprintedTrunk((1, 4, 4), "Transformer", "{}", 3)
 
 

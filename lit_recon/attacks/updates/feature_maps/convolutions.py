@@ -74,7 +74,8 @@ def find_convolutions(observation: Observation) -> list[Convolution]:
 
     def listen(name: str, module: nn.Module) -> None:
         def note(_: nn.Module, given: tuple[Any, ...], returned: Any) -> None:
-            calls.setdefault(name, []).append((given[0], returned))
+            # copies, since operations after the layer may work in place
+            calls.setdefault(name, []).append((given[0].clone(), returned.clone()))
 
         module.register_forward_hook(note)
 

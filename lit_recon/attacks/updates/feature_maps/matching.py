@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.attacks.updates.feature_maps.recovery import MapRecovery, RecoveredMaps
-from lit_recon.attacks.updates.labels.head import find_head
+from lit_recon.attacks.updates.labels.head import find_head, require_cross_entropy
 from lit_recon.clients.batch_norm import BatchNormMode, pure_copy
 from lit_recon.errors import ConfigError
 from lit_recon.records import Observation
@@ -32,7 +32,7 @@ def arranged_labels(observation: Observation, images: Tensor, labels: Tensor) ->
 
     if len(labels) == 1:
         return labels
-    weight, _ = find_head(observation.model, observation.n_classes)
+    weight, _ = find_head(observation, "MapMatching")
     model = pure_copy(observation.model, observation.operator.batch_norm)
     seen: list[Tensor] = []
     model.get_submodule(weight.rpartition(".")[0]).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
@@ -145,8 +145,12 @@ class MapMatching:
         """Recover a victim's maps.
 
         Raises:
-            UnsupportedModelError: see `MapRecovery`.
+            UnsupportedModelError: see `MapRecovery`; or no linear head, whose gradient assigns labels to images.
+            ThreatModelError: several images and another loss than the cross-entropy.
         """
+        if observation.n_examples > 1:
+            require_cross_entropy(observation, "MapMatching of several images", "attack one image at a time")
+            find_head(observation, "MapMatching of several images")
         recovered = self.recovery(observation)
         seen = InputMap(observation, recovered.convolution.name, observation.operator.batch_norm)
         return FeatureMapPenalty(observation, recovered, seen, self.weight)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.attacks.updates.features.activations import Activation, activation_of
+from lit_recon.attacks.updates.labels.head import require_cross_entropy
 from lit_recon.errors import ShapeError, ThreatModelError, UnsupportedModelError
 from lit_recon.models import WideFeatureLayer
 from lit_recon.records import Observation
@@ -103,8 +104,9 @@ def layer_gradient(observation: Observation) -> LayerGradient:
     Raises:
         UnsupportedModelError: no wide feature layer, no linear head behind it, an activation whose derivatives are not
             known, or more examples than features.
-        ThreatModelError: neither layer nor head released a gradient.
+        ThreatModelError: neither layer nor head released a gradient, or another loss than the cross-entropy.
     """
+    require_cross_entropy(observation, "feature recovery", "leave `features` out of the attack")
     layer = getattr(observation.model, "feature_layer", None)
     head = getattr(observation.model, "head", None)
     if not isinstance(layer, WideFeatureLayer):

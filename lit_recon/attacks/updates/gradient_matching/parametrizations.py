@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.errors import ConfigError, CorruptFileError, ShapeError
+from lit_recon.io.tensors import read_tensors
 from lit_recon.models import UNet
-from lit_recon.models.generative.generator import load_generator, read_tensors
+from lit_recon.models.generative.generator import load_generator
 from lit_recon.records import Observation
 
 #: Leaf tensors that a solver optimises, by name.
@@ -267,7 +268,7 @@ class GenerativePrior(Parametrization):
 
 def _own(network: Callable[[], nn.Module], checkpoint: Path) -> nn.Module:
     """The user's generator with its weights; the global random state is left alone."""
-    _, tensors = read_tensors(checkpoint)
+    tensors = read_tensors(checkpoint, "generator", "train one with `python train.py generator`")
     with torch.random.fork_rng(devices=[]):
         made = network()
     try:

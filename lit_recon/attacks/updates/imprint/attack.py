@@ -24,7 +24,7 @@ from lit_recon.attacks.updates.linear_layer.first_layer import (
     to_inputs,
     to_pixels,
 )
-from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
+from lit_recon.errors import ConfigError, ThreatModelError
 from lit_recon.models.classifiers.imprint import ImprintBlock, find_imprint
 from lit_recon.records import Observation, Reconstruction
 
@@ -114,18 +114,12 @@ class RobbingTheFed(Attack):
         """Refuse honest servers.
 
         Raises:
-            ThreatModelError: the server has not modified the model.
-            UnsupportedModelError: it has, but not by an imprint block.
+            ThreatModelError: the server has not put an imprint block into the model.
         """
         super().check(observations)
         for seen in observations:
-            if not seen.knowledge.modified_model:
-                raise ThreatModelError(
-                    "RobbingTheFed needs a malicious server that put an imprint block before the network, and "
-                    "knowledge.modified_model is false: modify the model (lit_recon.models.Imprint) and say so, or use "
-                    "an attack of an honest-but-curious server, such as GradientMatching"
-                )
             _block(seen)
+            self.labels.check(seen)
 
     def run(self, observations: Sequence[Observation]) -> list[Reconstruction]:
         """One reconstruction per observation."""
@@ -168,9 +162,10 @@ class RobbingTheFed(Attack):
 def _block(seen: Observation) -> tuple[str, ImprintBlock]:
     found = find_imprint(seen.model)
     if found is None:
-        raise UnsupportedModelError(
-            f"knowledge.modified_model is true, but {type(seen.model).__name__} holds no imprint block: "
-            "put one before it with lit_recon.models.Imprint"
+        raise ThreatModelError(
+            "RobbingTheFed needs a malicious server that has put an imprint block into the model; "
+            f"{type(seen.model).__name__} holds none: set `server` to lit_recon.models.Imprint, or use an attack of an "
+            "honest-but-curious server, such as GradientMatching"
         )
     return found
 

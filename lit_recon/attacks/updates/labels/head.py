@@ -6,31 +6,68 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from lit_recon.clients.batch_norm import pure_copy
-from lit_recon.errors import UnsupportedModelError
+from lit_recon.errors import ThreatModelError, UnsupportedModelError
 from lit_recon.records import Observation
 
 #: Relative rounding error of a single-precision gradient.
 ROUNDING = 6e-8
 
 
-def find_head(model: nn.Module, n_classes: int) -> tuple[str, str | None]:
+def require_cross_entropy(observation: Observation, what: str, remedy: str) -> None:
+    """Refuse clients that minimize another loss than the mean cross-entropy.
+
+    Args:
+        observation: of the client.
+        what: the attack or method that needs it, for the message.
+        remedy: what to do instead, for the message.
+
+    Raises:
+        ThreatModelError: they do.
+    """
+    if observation.loss is not cross_entropy:
+        name = getattr(observation.loss, "__name__", type(observation.loss).__name__)
+        raise ThreatModelError(
+            f"{what} assumes that clients minimize the mean cross-entropy, but their loss is {name}: {remedy}"
+        )
+
+
+def find_head(observation: Observation, what: str) -> tuple[str, str | None]:
     """Parameter names of the head's weight and bias (None without one): the linear layer that returns the logits.
 
-    It is `model.head` if that is linear, else the last linear layer with one output per class.
+    It is found by a forward pass of the public model: the last linear layer that is called once and whose output is
+    the model's.
+
+    Args:
+        observation: of the client.
+        what: the attack or method that needs the head, for the message.
 
     Raises:
         UnsupportedModelError: no such layer.
     """
+    model = pure_copy(observation.model, "eval")
+    outputs: dict[str, list[Tensor]] = {}
+
+    def listen(name: str, layer: nn.Linear) -> None:
+        layer.register_forward_hook(lambda _module, _given, returned: outputs.setdefault(name, []).append(returned))
+
     linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
-    fitting = [name for name, layer in linear.items() if layer.out_features == n_classes]
-    if not fitting:
+    for name, layer in linear.items():
+        listen(name, layer)
+    like = next(iter(observation.parameters.values()))
+    images = torch.rand(2, *observation.image_shape, generator=torch.Generator().manual_seed(0)).to(like)
+    with torch.no_grad():
+        logits = torch.func.functional_call(model, {**observation.parameters, **observation.buffers}, (images,))
+    heads = [name for name, seen in outputs.items() if len(seen) == 1 and torch.equal(seen[0], logits)]
+    if not heads:
         raise UnsupportedModelError(
-            f"label recovery reads the gradient of the linear layer that returns the {n_classes} logits; "
-            f"{type(model).__name__} has none: reveal the labels and use KnownLabels, or optimise them with JointLabels"
+            f"{what} reads the gradient of a torch.nn.Linear layer that returns the {observation.n_classes} logits; "
+            f"{type(observation.model).__name__} has no such layer (linear layers: {', '.join(linear) or 'none'}): "
+            "reveal the labels and use KnownLabels, or optimise them with JointLabels"
         )
-    name = "head" if "head" in fitting else fitting[-1]
+    name = heads[-1]
     return f"{name}.weight".lstrip("."), None if linear[name].bias is None else f"{name}.bias".lstrip(".")
 
 
@@ -86,11 +123,13 @@ def head_gradient(observation: Observation) -> HeadGradient:
 
     Raises:
         UnsupportedModelError: no head, or a head without bias.
+        ThreatModelError: another loss than cross-entropy.
     """
-    weight, bias = find_head(observation.model, observation.n_classes)
+    require_cross_entropy(observation, "HeadCounts", "reveal the labels and use KnownLabels")
+    weight, bias = find_head(observation, "HeadCounts")
     if bias is None:
         raise UnsupportedModelError(
-            f"counting labels needs the gradient of the head's bias; layer {weight.rpartition('.')[0]!r} has none: "
+            f"HeadCounts needs the gradient of the head's bias; layer {weight.rpartition('.')[0]!r} has none: "
             "attack one image with IDLG, reveal the labels and use KnownLabels, or optimise them with JointLabels"
         )
     inputs = _exact(probe_inputs(observation))
@@ -107,7 +146,7 @@ def head_gradient(observation: Observation) -> HeadGradient:
 
 def probe_inputs(observation: Observation, n_images: int = 16, seed: int = 0) -> Tensor:
     """What reaches the head `(n_images, d)` when the public model sees noise images, half of them coarse."""
-    weight, _ = find_head(observation.model, observation.n_classes)
+    weight, _ = find_head(observation, "label recovery")
     like = observation.parameters[weight]
     generator = torch.Generator().manual_seed(seed)
     channels, *sides = observation.image_shape

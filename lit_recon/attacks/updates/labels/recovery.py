@@ -1,4 +1,4 @@
-"""How an attack comes by the labels of the batch: told, read off the head's gradient, or optimised with the images."""
+"""The labels of a batch: known, recovered from the head's gradient, or optimised together with the images."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.updates.labels.counts import LabelCounts, count_labels
-from lit_recon.attacks.updates.labels.head import find_head, head_gradient, probe_inputs
+from lit_recon.attacks.updates.labels.head import find_head, head_gradient, probe_inputs, require_cross_entropy
+from lit_recon.clients.gradient import checked_loss
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.records import Observation
 
 
 class LabelRecovery(ABC):
-    """A way to the labels of a batch. Their order is unknown to any attacker, so they are returned sorted.
+    """Finds the labels of a batch. Their order is unknown to any attacker, so they are returned sorted.
 
     Attributes:
         optimised: the attack starts from `initial_logits` and optimises label probabilities with the images;
@@ -26,6 +27,14 @@ class LabelRecovery(ABC):
     @abstractmethod
     def __call__(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
         """Labels `(n,)`, ascending int64 on the device of the update, and notes for the reader of the report."""
+
+    def check(self, observation: Observation) -> None:  # noqa: B027 a method that refuses nothing says nothing
+        """Refuse, before any compute, observations whose labels this method cannot find.
+
+        Raises:
+            ThreatModelError: a batch, a loss or knowledge that the method cannot use.
+            UnsupportedModelError: the model lacks the head that the method reads.
+        """
 
     def initial_logits(self, observation: Observation, generator: torch.Generator) -> Tensor:
         """Logits `(n, k)` to start from, where labels are `optimised`.
@@ -43,12 +52,16 @@ class KnownLabels(LabelRecovery):
         ThreatModelError: when called on an observation that reveals none.
     """
 
-    def __call__(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
+    def check(self, observation: Observation) -> None:
         if observation.labels is None:
             raise ThreatModelError(
                 "KnownLabels needs an observation with knowledge.labels=true, but this one hides the labels: "
                 "reveal them, or recover them with HeadCounts, IDLG (one image) or JointLabels"
             )
+
+    def __call__(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
+        self.check(observation)
+        assert observation.labels is not None
         return observation.labels.sort().values, ()
 
 
@@ -60,18 +73,23 @@ class IDLG(LabelRecovery):
     is longer than any other, whatever the sign of the inputs, and with two it is the negative one behind a ReLU.
 
     Raises:
-        ThreatModelError: more than one image.
+        ThreatModelError: more than one image, or another loss than the cross-entropy.
         UnsupportedModelError: no linear head; or neither bias, third class, nor non-negative inputs.
 
     Source: [Zhao2020], whose rule (inner products of rows, or signs) it restates by norms.
     """
 
-    def __call__(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
+    def check(self, observation: Observation) -> None:
         if observation.n_examples != 1:
             raise ThreatModelError(
                 f"IDLG reads the label of one image; this client holds {observation.n_examples}: use HeadCounts"
             )
-        weight, bias = find_head(observation.model, observation.n_classes)
+        require_cross_entropy(observation, "IDLG", "reveal the labels and use KnownLabels")
+        find_head(observation, "IDLG")
+
+    def __call__(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
+        self.check(observation)
+        weight, bias = find_head(observation, "IDLG")
         gradient = observation.update[weight if bias is None else bias]
         label = _label_by_rows(observation, gradient) if bias is None else gradient.argmin()
         silent = () if gradient.any() else ("labels: the head's gradient is zero, so the label is a guess",)
@@ -112,6 +130,7 @@ class HeadCounts(LabelRecovery):
     Raises:
         ConfigError: negative `trials`.
         UnsupportedModelError: when called on a model without a linear head with bias.
+        ThreatModelError: when called on an update of another loss than the cross-entropy.
 
     Source: Step 1 extends [Zhao2020] and [Yin2021]. Step 2 replaces the class-wise approximations of [Wainakh2021] and
     [Ma2023], whose equations it solves for every example instead of for class averages.
@@ -121,6 +140,12 @@ class HeadCounts(LabelRecovery):
         if trials < 0:
             raise ConfigError(f"HeadCounts needs trials of at least 0; got {trials}")
         self.trials, self.seed = trials, seed
+
+    def check(self, observation: Observation) -> None:
+        if observation.n_examples == 1:
+            IDLG().check(observation)
+        else:
+            head_gradient(observation)
 
     def __call__(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
         if observation.n_examples == 1:
@@ -155,6 +180,14 @@ class JointLabels(LabelRecovery):
 
     optimised = True
 
+    def check(self, observation: Observation) -> None:
+        try:
+            checked_loss(observation.loss, observation.n_classes, probabilities=True)
+        except ConfigError as error:
+            raise ThreatModelError(
+                f"JointLabels optimises class probabilities, but {error}: reveal the labels and use KnownLabels"
+            ) from error
+
     def __call__(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
         device = next(iter(observation.update.values())).device
         return torch.zeros(observation.n_examples, dtype=torch.int64, device=device), (
@@ -162,6 +195,7 @@ class JointLabels(LabelRecovery):
         )
 
     def initial_logits(self, observation: Observation, generator: torch.Generator) -> Tensor:
+        self.check(observation)
         like = next(iter(observation.update.values()))
         drawn = torch.randn(observation.n_examples, observation.n_classes, generator=generator, dtype=like.dtype)
         return drawn.to(like.device)

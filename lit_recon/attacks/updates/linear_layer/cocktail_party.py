@@ -82,6 +82,7 @@ class CocktailPartyAttack(Attack):
                     f"{tuple(layer.weight.shape)}, and the client holds {seen.n_examples} images: attack smaller "
                     "batches or a wider layer"
                 )
+            self.labels.check(seen)
 
     def run(self, observations: Sequence[Observation]) -> list[Reconstruction]:
         """One reconstruction per observation."""

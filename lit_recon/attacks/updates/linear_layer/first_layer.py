@@ -18,7 +18,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from lit_recon.attacks.base import Attack
-from lit_recon.attacks.updates.labels.head import find_head
+from lit_recon.attacks.updates.labels.head import find_head, require_cross_entropy
 from lit_recon.attacks.updates.labels.recovery import HeadCounts, LabelRecovery
 from lit_recon.clients.batch_norm import pure_copy
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
@@ -229,11 +229,14 @@ class AnalyticInversion(Attack):
         super().check(observations)
         for seen in observations:
             layer = first_layer(seen)
-            if seen.n_examples > 1 and find_head(seen.model, seen.n_classes)[0] != layer.weight_name:
-                raise ThreatModelError(
-                    f"every row of a hidden layer's gradient mixes all {seen.n_examples} images of the client, and no "
-                    "row belongs to a label: attack single images, or use CocktailPartyAttack"
-                )
+            if seen.n_examples > 1:
+                require_cross_entropy(seen, "AnalyticInversion of several images", "attack one image at a time")
+                if find_head(seen, "AnalyticInversion of several images")[0] != layer.weight_name:
+                    raise ThreatModelError(
+                        f"every row of a hidden layer's gradient mixes all {seen.n_examples} images of the client, and "
+                        "no row belongs to a label: attack single images, or use CocktailPartyAttack"
+                    )
+            self.labels.check(seen)
             if seen.n_examples > seen.n_classes:
                 raise ThreatModelError(
                     f"AnalyticInversion reads one image per label; {seen.n_examples} images have at most "

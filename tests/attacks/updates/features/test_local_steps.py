@@ -38,7 +38,7 @@ def observed(
     rates = {"trunk": trunk_rate, "head": 0.02}
     client = Client(
         model.eval(),
-        rule=lambda m, mode: LocalSteps(m, 3, 0.05, 0.5, rates, batches, release, batch_norm=mode),
+        rule=lambda m, mode, _: LocalSteps(m, 3, 0.05, 0.5, rates, batches, release, batch_norm=mode),
     )
     truth = layer.directions(model.features(images)).detach()
     return client.observe(images, LABELS), truth.double()

@@ -117,7 +117,7 @@ def test_moments_of_an_observation(digits: Tensor) -> None:
 
 def test_secure_aggregation_is_a_larger_batch(digits: Tensor) -> None:
     model = backbone(digits)
-    client = Client(model, rule=lambda m, mode: SecureAggregation(Client(m, mode)._operator, 2))
+    client = Client(model, rule=lambda m, mode, loss: SecureAggregation(Client(m, mode, loss=loss)._operator, 2))
     seen = client.observe(digits[:4], torch.tensor(LABELS))
     assert model.feature_layer is not None
     assert worst(ExactRecovery()(seen), model.feature_layer.directions(model.features(digits[:4])).detach()) < 1e-8

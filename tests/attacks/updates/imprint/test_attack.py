@@ -19,7 +19,7 @@ from lit_recon.defenses import (
     GradientPruning,
     PerExampleClipping,
 )
-from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
+from lit_recon.errors import ConfigError, ThreatModelError
 from lit_recon.models import Backbone, ConvNet, Imprint
 from lit_recon.models.classifiers.imprint import find_imprint
 from lit_recon.records import Knowledge, Normalization, Observation, Reconstruction
@@ -63,7 +63,7 @@ def labels_of(n: int) -> Tensor:
 
 
 def observe(model: Backbone, images: Tensor, defense: Defense | None = None, known: bool = True) -> Observation:
-    knowledge = Knowledge(labels=known, modified_model=True)
+    knowledge = Knowledge(labels=known)
     return Client(model, defense=defense).observe(images, labels_of(len(images)), knowledge)
 
 
@@ -155,7 +155,7 @@ def test_fewer_bins_than_images_are_filled_with_the_mean_color(
 ) -> None:
     images, labels = photographs[:1].repeat(3, 1, 1, 1), torch.full((3,), 2)
     client = Client(server(photographs[100:]))
-    result = RobbingTheFed(KnownLabels())(client.observe(images, labels, Knowledge(labels=True, modified_model=True)))
+    result = RobbingTheFed(KnownLabels())(client.observe(images, labels, Knowledge(labels=True)))
     assert "2 of 3 images returned as the data's mean color" in result.notes[-1]
     expected = torch.tensor(NORMALIZATION.mean)[None, :, None, None].expand(2, 3, 16, 16)
     torch.testing.assert_close(result.images[1:], expected)
@@ -207,10 +207,8 @@ def test_no_gradient_gives_the_mean_color(server: Callable[..., Backbone], photo
 def test_honest_servers_are_refused(photographs: Tensor) -> None:
     model = Backbone(ConvNet((3, 16, 16), widths=[4]), 10, NORMALIZATION)
     labels = labels_of(2)
-    with pytest.raises(ThreatModelError, match="modified_model is false"):
+    with pytest.raises(ThreatModelError, match="malicious server .* imprint block .*; Backbone holds none"):
         RobbingTheFed().check([Client(model).observe(photographs[:2], labels)])
-    with pytest.raises(UnsupportedModelError, match="no imprint block"):
-        RobbingTheFed().check([Client(model).observe(photographs[:2], labels, Knowledge(modified_model=True))])
 
 
 def test_labels_cannot_be_optimised() -> None:

@@ -79,16 +79,75 @@ def count(labels: Tensor, n_classes: int) -> list[int]:
     return counts
 
 
-def test_head_is_the_attribute_or_the_last_layer_that_fits() -> None:
-    assert find_head(Backbone(MLP((1, 8, 8), [5]), 5, GRAY), 5) == ("head.weight", "head.bias")
-    assert find_head(Perceptron(4, nn.ReLU()), 4) == ("layers.3.weight", "layers.3.bias")
-    assert find_head(Perceptron(4, nn.ReLU(), bias=False), 4) == ("layers.3.weight", None)
-    assert find_head(nn.Linear(3, 2), 2) == ("weight", "bias")
+class Flat(nn.Linear):
+    """A head that is the whole model."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images.flatten(1))
+
+
+class Reversed(nn.Module):
+    """The head is registered before a hidden layer with as many outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier, self.hidden = nn.Linear(5, 5), nn.Linear(64, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.hidden(images.flatten(1)).relu())
+        return logits
+
+
+class Functional(nn.Module):
+    """A head that is no layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.hidden = nn.Parameter(torch.randn(4, 64)), nn.Linear(64, 64)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return nn.functional.linear(self.hidden(images.flatten(1)), self.weight)
+
+
+@pytest.mark.parametrize(
+    ("model", "weight", "bias"),
+    [
+        (Backbone(MLP((1, 8, 8), [5]), 5, GRAY), "head.weight", "head.bias"),
+        (Perceptron(4, nn.ReLU()), "layers.3.weight", "layers.3.bias"),
+        (Perceptron(4, nn.ReLU(), bias=False), "layers.3.weight", None),
+        (Flat(64, 2), "weight", "bias"),
+        (Reversed(), "classifier.weight", "classifier.bias"),
+    ],
+)
+def test_head_is_the_layer_that_returns_the_logits(model: nn.Module, weight: str, bias: str | None) -> None:
+    assert find_head(observe(model, [0]), "this test") == (weight, bias)
 
 
 def test_model_without_a_head_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="7 logits; Perceptron has none: .*KnownLabels"):
-        find_head(Perceptron(4, nn.ReLU()), 7)
+    expected = r"HeadCounts reads .* 4 logits; Functional has no such layer \(linear layers: hidden\): .*KnownLabels"
+    with pytest.raises(UnsupportedModelError, match=expected):
+        HeadCounts().check(observe(Functional(), [0, 1]))
+
+
+@pytest.mark.parametrize(("method", "labels"), [(IDLG(), [2]), (HeadCounts(), [2]), (HeadCounts(), [2, 1])])
+def test_another_loss_than_cross_entropy_is_refused(method: LabelRecovery, labels: list[int]) -> None:
+    seen = replace(observe(Perceptron(4, nn.ReLU()), labels), loss=nn.functional.multi_margin_loss)
+    method.check(replace(seen, loss=nn.functional.cross_entropy))
+    name = "HeadCounts" if len(labels) > 1 else "IDLG"
+    with pytest.raises(ThreatModelError, match=f"{name} assumes .* their loss is multi_margin_loss: .*KnownLabels"):
+        method.check(seen)
+    with pytest.raises(ThreatModelError, match="multi_margin_loss"):
+        method(seen)
+
+
+def test_labels_are_optimised_only_in_a_loss_that_takes_probabilities() -> None:
+    seen = observe(Perceptron(4, nn.ReLU()), [2, 1])
+    JointLabels().check(seen)
+    JointLabels().check(replace(seen, loss=nn.CrossEntropyLoss(label_smoothing=0.1)))
+    with pytest.raises(
+        ThreatModelError, match="JointLabels .*multi_margin_loss fails on .*probabilities .*KnownLabels"
+    ):
+        JointLabels().initial_logits(replace(seen, loss=nn.functional.multi_margin_loss), torch.Generator())
 
 
 def test_known_labels_come_back_sorted() -> None:

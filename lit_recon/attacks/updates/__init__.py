@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lit_recon.attacks.base import Attack
+from lit_recon.attacks.base import Attack, FirstApplicable, SimpleState, SteppableAttack
 from lit_recon.attacks.updates.feature_maps.matching import MapMatching
 from lit_recon.attacks.updates.feature_maps.recovery import MapRecovery, RecoveredMaps
 from lit_recon.attacks.updates.features.cocktail_party import CocktailParty
@@ -17,7 +17,6 @@ from lit_recon.attacks.updates.features.matching import (
 )
 from lit_recon.attacks.updates.features.moment_recovery import MomentRecovery
 from lit_recon.attacks.updates.features.recovery import FeatureRecovery, RecoveredFeatures
-from lit_recon.attacks.updates.first_applicable import FirstApplicable
 from lit_recon.attacks.updates.gradient_matching.attack import GradientMatching, MatchingState
 from lit_recon.attacks.updates.gradient_matching.objectives import (
     FeaturesOnly,
@@ -106,11 +105,13 @@ __all__ = [
     "RobbingTheFed",
     "Schedule",
     "SignedCosine",
+    "SimpleState",
     "Solver",
     "SquaredCosine",
     "SquaredError",
     "SquaredNorm",
     "StepDecay",
+    "SteppableAttack",
     "SubspaceDistance",
     "TotalVariation",
     "TwoStages",

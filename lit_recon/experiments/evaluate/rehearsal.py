@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from lit_recon.attacks.base import Attack
-from lit_recon.attacks.updates import GradientMatching
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.configuration import settings_of
 from lit_recon.experiments.evaluate.cells import INAPPLICABLE, Cells
@@ -115,7 +113,7 @@ class Rehearsal:
                 rehearse(settings, target, victims)
             except INAPPLICABLE as error:
                 self._inapplicable[attack] = error
-            if self._metric.of_features and not _recovers_features(settings.attack):
+            if self._metric.of_features and not settings.attack.recovers_features:
                 self._inapplicable[attack] = ConfigError(
                     "it recovers no features, by which this grid judges attacks: give it `features`"
                 )
@@ -133,10 +131,6 @@ class Rehearsal:
         if key not in self._victims:
             self._victims[key] = victim_data(settings)
         return self._victims[key]
-
-
-def _recovers_features(attack: Attack) -> bool:
-    return isinstance(attack, GradientMatching) and attack.recovers_features
 
 
 def _attack(cell: Cell) -> tuple[str, ...]:

@@ -1,7 +1,6 @@
 """Interfaces of attacks on updates: from observations of a client's update to images.
 
 `Attack` computes in one piece. `SteppableAttack` iterates, so that a driver can save, resume and log it.
-`FirstApplicable` tries several attacks in order.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, final
 import torch
 from torch import Tensor
 
-from lit_recon.errors import ConfigError, ShapeError, ThreatModelError, UnsupportedModelError
+from lit_recon.errors import ShapeError
 from lit_recon.records import Observation, Reconstruction
 
 #: A named series of equal length per key; `step` is the iteration, `loss` the total loss.
@@ -323,71 +322,6 @@ class SteppableAttack(Attack, Generic[S]):
     def execution_for(self, n_victims: int) -> Execution | None:
         """By default one victim after the other, or as many together as a user asks for."""
         return "loop"
-
-
-class FirstApplicable(Attack):
-    """Try attacks in order; each group of victims gets the first one that can work on its updates.
-
-    Whether an attack is applicable is known before its first iteration and without the true images: feature maps that
-    are not in the gradient, a missing layer, knowledge that is not granted. The last attack has to work on anything.
-
-    Args:
-        attacks: two or more, the strongest first.
-
-    Raises:
-        ConfigError: fewer than two attacks, or one that is itself a list.
-    """
-
-    def __init__(self, attacks: list[Attack]) -> None:
-        if len(attacks) < 2 or any(isinstance(attack, FirstApplicable) for attack in attacks):
-            raise ConfigError(
-                f"FirstApplicable needs two or more attacks, none of them another FirstApplicable; got {len(attacks)}: "
-                "give the attack itself where there is one"
-            )
-        self.attacks = attacks
-
-    @property
-    def last(self) -> Attack:
-        """The attack that has to work on anything."""
-        return self.attacks[-1]
-
-    def check(self, observations: Sequence[Observation]) -> None:
-        """Refuse what the last attack cannot work on, see `Attack.check`."""
-        super().check(observations)
-        self.last.check(observations)
-
-    def begin(self, observations: Sequence[Observation], execution: Way | None = None) -> AttackRun:
-        """The first attack that can work on these observations, and why those before it cannot."""
-        self.check(observations)
-        reasons: list[str] = []
-        for attack in self.attacks[:-1]:
-            try:
-                return replace(attack.begin(observations, execution), reasons=tuple(reasons))
-            except (UnsupportedModelError, ThreatModelError) as error:
-                reasons.append(f"attack {len(reasons) + 1} of {len(self.attacks)} not applicable: {error}")
-        return replace(self.last.begin(observations, execution), reasons=tuple(reasons))
-
-    def run(self, observations: Sequence[Observation]) -> list[Reconstruction]:
-        """The applicable attack, whose notes begin with why others are not."""
-        return self.begin(observations).finish()
-
-    def rehearse(self, observations: Sequence[Observation]) -> None:
-        """Rehearse the last attack: whether others are applicable depends on updates of the trained model."""
-        self.check(observations)
-        self.last.rehearse(observations)
-
-    @property
-    def planned_steps(self) -> int:
-        """Those of the first attack."""
-        return self.attacks[0].planned_steps
-
-    @property
-    def recovers_features(self) -> bool:
-        return all(attack.recovers_features for attack in self.attacks)
-
-    @property
-    def training_images(self) -> Mapping[str, Tensor]:
-        return {path: seen for attack in self.attacks for path, seen in attack.training_images.items()}
 
 
 def finished(result: Reconstruction, seen: Observation) -> Reconstruction:

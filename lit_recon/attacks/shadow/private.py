@@ -1,4 +1,4 @@
-"""Differentially private gradient descent: how much is clipped, what noise is added, what privacy results."""
+"""Differentially private gradient descent of shadow models: clipping, noise and privacy accounting."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from lit_recon.privacy import FullBatchSGD, Neighbors, calibrate_noise
 
 @dataclass(frozen=True)
 class PrivateDescent:
-    """Every step clips the gradient of each image over all parameters, sums, and adds Gaussian noise.
+    """In every step, clip the gradient of each image over all parameters, sum, and add Gaussian noise.
 
-    The noise of a model is its own, and nobody knows that of a released one. Batches are full, so that epsilon is
-    exact, by the closed form of the Gaussian mechanism; momentum and Adam work on what is private already.
+    Every model has noise of its own; the adversary does not know that of the released model. Batches are full, so that
+    epsilon is exact, by the closed form of the Gaussian mechanism; momentum and Adam only post-process.
 
     Args:
         bound: largest norm of one image's gradient.
-        noise_multiplier: standard deviation of the noise on the sum over `bound`; 0 only clips.
-        target_epsilon: budget of the whole training, in place of `noise_multiplier`.
-        delta: chance that the guarantee fails.
-        neighbors: data sets that must look alike: with and without one image, or with one image replaced.
+        noise_multiplier: standard deviation of the noise on the sum, divided by `bound`; 0: clipping only.
+        target_epsilon: epsilon of the whole training, instead of `noise_multiplier`.
+        delta: of (epsilon, delta)-differential privacy.
+        neighbors: neighboring relation: with and without one image, or with one image replaced.
 
     Raises:
-        ConfigError: a number is out of its range, or not exactly one of noise and budget is given.
+        ConfigError: a number is out of its range, or not exactly one of noise and epsilon is given.
 
     Source: Abadi et al. 2016, algorithm 1; Balle, Cherubin and Hayes 2022, section VI-D, with a bound of 1 and a delta
     of 1e-5.
@@ -62,17 +62,17 @@ class PrivateDescent:
             raise ConfigError(f"descent.dp.delta must lie strictly between 0 and 1; got {self.delta}")
 
     def noise(self, steps: int) -> float:
-        """The noise multiplier of a training of so many steps."""
+        """The noise multiplier of a training of `steps` steps."""
         if self.target_epsilon is None:
             return self.noise_multiplier or 0.0
         return calibrate_noise(self.target_epsilon, self.delta, steps, neighbors=self.neighbors)
 
     def mechanism(self, steps: int) -> DPSGD:
-        """What is applied in each of so many steps."""
+        """The mechanism applied in each of `steps` steps."""
         return DPSGD(self.bound, self.noise(steps))
 
     def accountant(self, steps: int) -> FullBatchSGD | None:
-        """The privacy of the whole training; None without noise, where there is none."""
+        """Privacy accountant of the whole training; None without noise."""
         noise = self.noise(steps)
         return FullBatchSGD(noise, steps, self.neighbors) if noise else None
 
@@ -87,8 +87,8 @@ def add_noise(sums: Sequence[Tensor], mechanism: DPSGD, generators: Sequence[tor
 
     Args:
         sums: of all models, each `(s, ...)`, in the order of the network's parameters.
-        mechanism: clip and noise.
-        generators: one per model, `s` of them; of one draw per tensor, as in `DPSGD`.
+        mechanism: clipping and noise.
+        generators: one per model; one draw per tensor, as in `DPSGD`.
     """
     std = mechanism.std(1)
     if std:

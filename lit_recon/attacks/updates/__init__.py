@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lit_recon.attacks.base import Attack, FirstApplicable, SimpleState, SteppableAttack
+from lit_recon.attacks.base import Attack, SimpleState, SteppableAttack
 from lit_recon.attacks.updates.feature_maps.matching import MapMatching
 from lit_recon.attacks.updates.feature_maps.recovery import MapRecovery, RecoveredMaps
 from lit_recon.attacks.updates.features.cocktail_party import CocktailParty
@@ -17,6 +17,7 @@ from lit_recon.attacks.updates.features.matching import (
 )
 from lit_recon.attacks.updates.features.moment_recovery import MomentRecovery
 from lit_recon.attacks.updates.features.recovery import FeatureRecovery, RecoveredFeatures
+from lit_recon.attacks.updates.first_applicable import FirstApplicable
 from lit_recon.attacks.updates.gradient_matching.attack import GradientMatching, MatchingState
 from lit_recon.attacks.updates.gradient_matching.objectives import (
     FeaturesOnly,

@@ -78,7 +78,7 @@ def test_nothing_is_used_that_was_not_measured(tmp_path: Path, plan: ShadowPlan,
     with pytest.raises(MissingDataError, match="exact_sample holds no exact models"):
         linear.measure(tmp_path, shadows)
     store = ShadowStore.create(tmp_path, linear.description, "batched_mlp", 3)
-    with pytest.raises(MissingDataError, match="has not been measured"):
+    with pytest.raises(MissingDataError, match="measure the error of linear response"):
         next(linear.train_shards(store, [0], shadows))
     assert not list(tmp_path.glob("*.safetensors"))
 

@@ -147,11 +147,11 @@ def train_loop(
         initial: weights `(p,)` of all models, or `(s, p)` of each.
         images: own image of each model, `(s, c, h, w)`.
         labels: of those, `(s,)`.
-        generators: of noise or of an unknown order of mini-batches, one per model; of a known order, one for all;
-            needed for these only.
+        generators: for noise or an unknown order of mini-batches one per model, for a known order one in all, else
+            None.
 
     Returns:
-        Flat weights `(s, p)`; with snapshots `(s, t * p)`, of all released models in the order of their steps.
+        Flat weights `(s, p)`; with snapshots `(s, t * p)`, in the order of their steps.
 
     Raises:
         ShapeError: arguments do not fit.

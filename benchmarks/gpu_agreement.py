@@ -136,7 +136,7 @@ def reconstructions(subject: Subject, device: str) -> Row:
     for place in dict.fromkeys(("cpu", device)):
         attack, state = subject.start(place, torch.float32, "loop")
         while state.step < attack.steps:
-            attack.step(state)
+            attack.advance(state)
         results = attack.result(state)
         images[place] = torch.cat([result.images for result in results]).cpu()
         error[place] = float(rmse(images[place], subject.images.flatten(0, 1)).mean())

@@ -87,7 +87,7 @@ def compiled(plan: Plan, batch: int, compilation: Compilation) -> Iterator[Row]:
     def measure() -> Row:
         forget_peak(plan.device)
         start = now()
-        attack.step(state)
+        attack.advance(state)
         first = now() - start
         variants: Variants = {
             "forward_backward": workload.forward_backward,

@@ -132,7 +132,7 @@ def attack(source: Path, n: int, shadows: int, targets: int, response: LinearRes
     errors, truth = (linear - exact).norm(dim=1) / exact.norm(dim=1), split.targets.pixels()
     found: Row = {"known_images": n, "shadow_models": shadows, "targets": targets}
     for way, differences in (("exact", exact), ("linear", linear)):
-        fitted = KernelRidge().fit(differences, images, labels, split.fixed.n_classes)
+        fitted = KernelRidge().fitted(differences, images, labels, split.fixed.n_classes)
         found[f"mse_{way}"] = round(float(mse(fitted.reconstruct(observed).images, truth).mean()), 5)
     mean = MeanImage.from_images(split.fixed.images).query(truth)
     return {**found, "mse_mean_image": round(float(mse(mean, truth).mean()), 5), "error": spread(errors.tolist())}

@@ -100,7 +100,7 @@ def measure(rounds: int, steps: int, width: int = 64) -> Row:
     def bare() -> None:
         state = attack.init([seen])
         while state.step < attack.steps:
-            attack.step(state)
+            attack.advance(state)
         attack.result(state)
 
     def under_trainer() -> None:

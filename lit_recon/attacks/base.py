@@ -1,14 +1,190 @@
-"""What an attack is: a solver that turns observations of a client's update into images."""
+"""Interfaces of attacks on updates: from observations of a client's update to images.
+
+`Attack` computes in one piece. `SteppableAttack` iterates, so that a driver can save, resume and log it.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Generic, Literal, Protocol, TypeVar, final
+
+import torch
+from torch import Tensor
 
 from lit_recon.errors import ShapeError
 from lit_recon.records import Observation, Reconstruction
+
+#: A named series of equal length per key; `step` is the iteration, `loss` the total loss.
+Curve = dict[str, list[float]]
+#: How several victims are computed: one after the other, or together.
+Way = Literal["loop", "vmap"]
+#: `auto`: whichever is measured to be faster.
+Execution = Literal["auto", "loop", "vmap"]
+
+
+class AttackState(Protocol):
+    """State of a running attack: what a driver reads, saves and restores.
+
+    Attributes:
+        step: iterations done, counted by `SteppableAttack.advance`.
+    """
+
+    step: int
+
+    @property
+    def loss(self) -> float:
+        """The loss to show while the attack runs."""
+        ...
+
+    @property
+    def curves(self) -> list[list[Curve]]:
+        """Per victim, the loss curve of every restart so far."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain tensors and numbers, fit for `torch.save` and `torch.load(weights_only=True)`."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()` of an attack with the same settings on the same observations."""
+        ...
+
+
+class SimpleState:
+    """An `AttackState` made of named variables.
+
+    Args:
+        observations: one per victim.
+        log_every: iterations between two points of the loss curves.
+        **variables: tensors, generators, whatever has a `state_dict` (modules, optimizers), numbers, strings, and lists
+            and dicts of these. Tensors are restored in place, so that an optimizer goes on with them.
+
+    Attributes:
+        step: iterations done.
+        curves: one curve per victim.
+
+    >>> state = SimpleState([], images=torch.zeros(2), note="")
+    >>> state["note"] = "one"
+    >>> other = SimpleState([], images=torch.ones(2), note="")
+    >>> other.load_state_dict(state.state_dict())
+    >>> other["images"].tolist(), other["note"]
+    ([0.0, 0.0], 'one')
+    """
+
+    def __init__(self, observations: Sequence[Observation], log_every: int = 1, **variables: Any) -> None:
+        self.observations, self.log_every, self.variables = list(observations), log_every, variables
+        self.step = 0
+        self.curves: list[list[Curve]] = [[{}] for _ in self.observations]
+        self._losses: list[float] = []
+
+    def __getitem__(self, name: str) -> Any:
+        return self.variables[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.variables[name] = value
+
+    @property
+    def loss(self) -> float:
+        """Mean of the last losses; NaN before the first."""
+        return sum(self._losses) / len(self._losses) if self._losses else float("nan")
+
+    def note(self, loss: Sequence[float] | Tensor, **terms: Sequence[float] | Tensor) -> None:
+        """Tell the losses of this iteration, one per victim, and parts of them by name.
+
+        Raises:
+            ShapeError: there is not one value per victim.
+        """
+        rows = {name: _floats(values) for name, values in {"loss": loss, **terms}.items()}
+        if any(len(values) != len(self.curves) for values in rows.values()):
+            lengths = {name: len(values) for name, values in rows.items()}
+            raise ShapeError(f"note() needs one value per victim, {len(self.curves)} each; got {lengths}")
+        self._losses = rows["loss"]
+        if self.step % self.log_every == 0:
+            for i, (curve,) in enumerate(self.curves):
+                for name, value in {"step": float(self.step), **{key: row[i] for key, row in rows.items()}}.items():
+                    curve.setdefault(name, []).append(value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `AttackState`."""
+        variables = {name: _saved(value) for name, value in self.variables.items()}
+        return {"step": self.step, "curves": self.curves, "losses": self._losses, "variables": variables}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `AttackState`."""
+        if state["variables"].keys() != self.variables.keys() or len(state["curves"]) != len(self.curves):
+            raise ValueError(f"it holds {sorted(state['variables'])} of {len(state['curves'])} victims")
+        for name, value in state["variables"].items():
+            self.variables[name] = _restored(self.variables[name], value)
+        self.step, self.curves, self._losses = state["step"], state["curves"], state["losses"]
+
+
+def _floats(values: Sequence[float] | Tensor) -> list[float]:
+    return [float(value) for value in (values.detach().cpu() if isinstance(values, Tensor) else values)]
+
+
+def _saved(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, list):
+        return [_saved(part) for part in value]
+    if isinstance(value, dict):
+        return {key: _saved(part) for key, part in value.items()}
+    return value.state_dict() if hasattr(value, "state_dict") else value
+
+
+def _restored(value: Any, saved: Any) -> Any:
+    if isinstance(value, Tensor) and value.shape == saved.shape:
+        value.data.copy_(saved)
+    elif isinstance(value, torch.Generator):
+        value.set_state(saved)
+    elif isinstance(value, list) and len(value) == len(saved):
+        value[:] = [_restored(part, own) for part, own in zip(value, saved, strict=True)]
+    elif isinstance(value, dict) and value.keys() == saved.keys():
+        value.update({key: _restored(part, saved[key]) for key, part in value.items()})
+    elif hasattr(value, "load_state_dict"):
+        value.load_state_dict(saved)
+    else:
+        return saved.to(value.device) if isinstance(value, Tensor) else saved
+    return value
+
+
+@dataclass(frozen=True, eq=False)
+class AttackRun:
+    """An attack that is set up on some observations.
+
+    Attributes:
+        observations: one per victim.
+        compute: gives the reconstructions, after the last iteration.
+        n_steps: iterations in all; 0 for an attack that computes in one piece.
+        state: of the iterations; None for an attack that computes in one piece.
+        advance: does one iteration.
+        reasons: why attacks that were tried before are not applicable.
+    """
+
+    observations: Sequence[Observation]
+    compute: Callable[[], list[Reconstruction]]
+    n_steps: int = 0
+    state: AttackState | None = None
+    advance: Callable[[], None] = lambda: None
+    reasons: tuple[str, ...] = ()
+
+    def results(self) -> list[Reconstruction]:
+        """One checked reconstruction per victim; call it once all iterations are done."""
+        return [
+            replace(finished(result, seen), notes=(*self.reasons, *result.notes))
+            for result, seen in zip(self.compute(), self.observations, strict=True)
+        ]
+
+    def finish(self) -> list[Reconstruction]:
+        """All iterations that are left, then the results."""
+        while self.state is not None and self.state.step < self.n_steps:
+            self.advance()
+        return self.results()
 
 
 class Attack(ABC):
@@ -27,8 +203,17 @@ class Attack(ABC):
             ThreatModelError: if the attack needs knowledge that an observation does not grant.
             UnsupportedModelError: if the public model lacks a layer that the attack needs.
         """
+        return self.begin(observations).finish()
+
+    def begin(self, observations: Sequence[Observation], execution: Way | None = None) -> AttackRun:
+        """Check the observations and set the attack up on them.
+
+        Args:
+            observations: one per victim.
+            execution: how several victims are computed; None leaves it to the attack.
+        """
         self.check(observations)
-        return [finished(result, seen) for result, seen in zip(self.run(observations), observations, strict=True)]
+        return AttackRun(observations, partial(self.run, observations))
 
     def check(self, observations: Sequence[Observation]) -> None:
         """Refuse, before any compute, observations that this attack cannot work on."""
@@ -48,6 +233,95 @@ class Attack(ABC):
     @abstractmethod
     def run(self, observations: Sequence[Observation]) -> list[Reconstruction]:
         """The attack itself, one reconstruction per observation."""
+
+    def rehearse(self, observations: Sequence[Observation]) -> None:
+        """Refuse, at little cost and before the public model is trained, what this attack cannot work on."""
+        self.check(observations)
+
+    @property
+    def planned_steps(self) -> int:
+        """Iterations per victim that a progress bar expects; 1 for an attack that computes in one piece."""
+        return 1
+
+    @property
+    def recovers_features(self) -> bool:
+        """Whether every reconstruction comes with features of a wide layer, by which it can be scored."""
+        return False
+
+    @property
+    def training_images(self) -> Mapping[str, Tensor]:
+        """Fingerprints of the images that the attack's own models were trained on, by the file of the model."""
+        return {}
+
+    def execution_for(self, n_victims: int) -> Execution | None:
+        """How so many victims are computed where a driver attacks them together; None: it takes one at a time."""
+        return None
+
+    def measured_execution(self, observations: Sequence[Observation]) -> Way:
+        """The faster way for these victims, measured; asked for only where `execution_for` is `auto`."""
+        return "loop"
+
+
+#: The class of a steppable attack's state.
+S = TypeVar("S", bound=AttackState)
+
+
+class SteppableAttack(Attack, Generic[S]):
+    """An attack that iterates. Subclasses implement `init`, `step` and `result`, and set `steps`.
+
+    Drivers call `advance` until `state.step == steps`, then `result`; they save and restore the state in between, and
+    log its loss and curves. `SimpleState` will do for most attacks.
+
+    Attributes:
+        steps: iterations.
+    """
+
+    steps: int
+
+    @abstractmethod
+    def init(self, observations: Sequence[Observation]) -> S:
+        """The state before the first iteration; equal for equal observations."""
+
+    @abstractmethod
+    def step(self, state: S) -> None:
+        """One iteration for all victims, in place."""
+
+    @abstractmethod
+    def result(self, state: S) -> list[Reconstruction]:
+        """One reconstruction per victim."""
+
+    @final
+    def advance(self, state: S) -> None:
+        """One iteration, counted."""
+        self.step(state)
+        state.step += 1
+
+    @final
+    def run(self, observations: Sequence[Observation]) -> list[Reconstruction]:
+        return self.begin(observations).finish()
+
+    def begin(self, observations: Sequence[Observation], execution: Way | None = None) -> AttackRun:
+        self.check(observations)
+        state = self.init(observations)
+        if execution is not None:
+            self.set_execution(state, execution)
+        compute, advance = partial(self.result, state), partial(self.advance, state)
+        return AttackRun(observations, compute, self.steps, state, advance)
+
+    def set_execution(self, state: S, execution: Way) -> None:
+        """Compute the victims of a state this way from now on; ignored by attacks that know only one."""
+
+    def rehearse(self, observations: Sequence[Observation]) -> None:
+        self.check(observations)
+        self.init(observations)
+
+    @property
+    def planned_steps(self) -> int:
+        return self.steps
+
+    def execution_for(self, n_victims: int) -> Execution | None:
+        """By default one victim after the other, or as many together as a user asks for."""
+        return "loop"
 
 
 def finished(result: Reconstruction, seen: Observation) -> Reconstruction:

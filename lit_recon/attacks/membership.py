@@ -1,6 +1,6 @@
-"""Informed membership inference: which of two candidates was a model trained on, beside records that are known?
+"""Informed membership inference: was a model trained on the known records and the first, or the second candidate?
 
-Every attack gives a score per model: above 0 it guesses the second candidate, else the first.
+Every attack gives one score per model; it guesses the second candidate if the score is above 0.
 
 Source: Balle, Cherubin and Hayes 2022, Reconstructing training data with informed adversaries, section II-D and
 algorithm 2.
@@ -20,17 +20,17 @@ from lit_recon.data import ImageSet
 from lit_recon.data.seeding import seeded_generator
 from lit_recon.errors import ConfigError, ShapeError
 
-#: Models whose losses are computed at a time: on one image each, and on all images.
+#: Models whose losses are computed at a time, on one image each and on all images.
 _CHUNK, _CHUNK_OF_ALL = 256, 16
 
 
 @dataclass(frozen=True, eq=False)
 class MembershipGames:
-    """Rounds of algorithm 2: two candidates each, and the secret bit that tells which one is trained on.
+    """Games of algorithm 2: two candidates each, and the secret membership bit.
 
     Attributes:
         first, second: candidates, `m` of each.
-        bits: int64 `(m,)`; 0 for the first, 1 for the second. No attack may see them.
+        bits: int64 `(m,)`: whether the model is trained on the first (0) or the second candidate (1). Secret.
     """
 
     first: ImageSet
@@ -39,10 +39,10 @@ class MembershipGames:
 
     @classmethod
     def draw(cls, images: ImageSet, seed: int) -> MembershipGames:
-        """Pair the first half of some images with the second half and toss a fair coin for each pair.
+        """Pair the first half of the images with the second half, and draw a fair membership bit for each pair.
 
         Raises:
-            ConfigError: there is no even number of images.
+            ConfigError: the number of images is odd or 0.
         """
         m, odd = divmod(len(images), 2)
         if odd or not m:
@@ -55,7 +55,7 @@ class MembershipGames:
 
     @property
     def chosen(self) -> ImageSet:
-        """The candidates that the models are trained on."""
+        """The candidates that the released models are trained on."""
         m = len(self.bits)
         images = torch.stack([self.first.images, self.second.images])[self.bits, torch.arange(m)]
         labels = torch.stack([self.first.labels, self.second.labels])[self.bits, torch.arange(m)]
@@ -63,15 +63,15 @@ class MembershipGames:
 
 
 def compare_trained(released: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Train on both candidates and see which model the released one is nearer to.
+    """Compare the released model with models that the adversary trained on both candidates.
 
     Args:
         released: weights, or their differences from a common reference, `(m, p)`.
-        first, second: of the adversary's own models of the first and of the second candidates, `(m, p)`.
+        first, second: the same of the adversary's models, trained on the first and the second candidates, `(m, p)`.
 
     Returns:
-        Scores `(m,)`: the distance to the first less that to the second. Where training is deterministic and all else
-        is known one of the two is 0 but for rounding.
+        Scores `(m,)`: the distance to the first minus that to the second. If training is deterministic and everything
+        else is known, one of the two is 0 up to rounding.
 
     Raises:
         ShapeError: shapes differ.
@@ -84,14 +84,14 @@ def compare_trained(released: Tensor, first: Tensor, second: Tensor) -> Tensor:
 def compare_losses(
     first: Tensor, second: Tensor, usual_first: Tensor | None = None, usual_second: Tensor | None = None
 ) -> Tensor:
-    """A model's loss is lower on what it was trained on.
+    """Compare the model's losses on both candidates: the loss is lower on training data.
 
-    Against a single candidate its loss is compared with a threshold; between two their difference needs none.
+    For a single candidate the loss would need a threshold; the difference for two candidates needs none.
 
     Args:
         first, second: losses of the released models on their candidates, `(m,)`.
-        usual_first, usual_second: losses of models without these candidates, `(s, m)`, whose means are subtracted: one
-            image is harder than the other, whoever is trained on what. Default: losses are taken as they are.
+        usual_first, usual_second: losses of models that were not trained on these candidates, `(s, m)`; their means are
+            subtracted, since some images have larger losses under any model. Default: no calibration.
 
     Returns:
         Scores `(m,)`.
@@ -109,14 +109,14 @@ def compare_losses(
 
 
 def compare_reconstructions(images: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Reconstruct, then see which candidate the reconstruction is nearer to: any such attack infers membership.
+    """Compare the reconstruction with both candidates: any reconstruction attack infers membership.
 
     Args:
-        images: what a reconstruction attack made of the models, `(m, c, h, w)`.
+        images: reconstructions from the models, `(m, c, h, w)`.
         first, second: candidates, `(m, c, h, w)`.
 
     Returns:
-        Scores `(m,)`: the distance (RMSE) to the first candidate less that to the second.
+        Scores `(m,)`: the RMSE to the first candidate minus that to the second.
 
     Raises:
         ShapeError: shapes differ.
@@ -126,26 +126,26 @@ def compare_reconstructions(images: Tensor, first: Tensor, second: Tensor) -> Te
 
 
 def implies_membership(errors: Tensor, apart: Tensor) -> Tensor:
-    """Whether a reconstruction was so good that `compare_reconstructions` cannot have guessed wrong, bool `(m,)`.
+    """Whether a reconstruction is so good that `compare_reconstructions` must be right, bool `(m,)`.
 
-    By the triangle inequality it is where the error is below half of what the candidates are apart, both measured by a
-    metric such as `distances`; their squares would not do.
+    By the triangle inequality this holds if the error is below half the distance of the candidates, both measured by a
+    metric such as `distances`, not by its square.
 
     Args:
         errors: distance of the reconstruction to the true candidate, `(m,)`.
-        apart: distance between the candidates, `(m,)`.
+        apart: distance of the two candidates, `(m,)`.
     """
     _check(errors, apart)
     return errors < apart / 2
 
 
 def distances(a: Tensor, b: Tensor) -> Tensor:
-    """RMSE between images `(m, c, h, w)` of equal place, float64 `(m,)`."""
+    """RMSE of pairs of images `(m, c, h, w)`, float64 `(m,)`."""
     return (a.double() - b.double()).flatten(1).square().mean(dim=1).sqrt()
 
 
 def own_losses(network: nn.Module, weights: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of every model on an image of its own.
+    """Cross-entropy of every model on its own image.
 
     Args:
         network: the architecture, in the dtype of weights and images.
@@ -157,7 +157,7 @@ def own_losses(network: nn.Module, weights: Tensor, images: Tensor, labels: Tens
         `(m,)`.
 
     Raises:
-        ShapeError: the weights are of another network, or their number is another.
+        ShapeError: the weights are of another network, or there is not one image and label per model.
     """
     if not len(weights) == len(images) == len(labels):
         raise ShapeError(

@@ -124,7 +124,13 @@ def defended_gradient(
     """
     if len(batch.images) == 0:
         raise ShapeError("a client's update needs at least one example; got an empty batch: skip the round")
-    batch = defense.transform_batch(batch, model, generator)
+    return update_of_batch(defense, gradient, defense.transform_batch(batch, model, generator), generator, chunk)
+
+
+def update_of_batch(
+    defense: Defense, gradient: BatchGradient, batch: Batch, generator: torch.Generator, chunk: Chunk = "auto"
+) -> Update:
+    """The stages of `defended_gradient` after that of the batch, which alone needs the model; arguments as there."""
     if Stage.PER_EXAMPLE in defense.stages:
         pieces = per_example_gradients(gradient, batch, chunk)
         update = _mean(defense.transform_per_example(piece, generator) for piece in pieces)

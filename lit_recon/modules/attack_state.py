@@ -1,4 +1,4 @@
-"""Victims that are done: one file per group, so that a run never attacks them again."""
+"""Attacks that can be interrupted: the state of a running one, and a file for every group of finished victims."""
 
 from __future__ import annotations
 
@@ -9,27 +9,25 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from lit_recon.attacks.base import Attack, finished
-from lit_recon.attacks.updates import FirstApplicable, GradientMatching, MatchingState
-from lit_recon.attacks.updates.first_applicable import remarked
+from lit_recon.attacks.base import Attack, AttackRun, AttackState, Curve, Way
 from lit_recon.errors import CorruptFileError
 from lit_recon.io.files import write_bytes
 from lit_recon.records import Observation, Reconstruction
 from lit_recon.training.progress import Interrupted, deferred_interruption
 
-#: Called with the state and the number of iterations just done: 0 at the start, which may be a resumed one, then 1.
-Watch = Callable[[MatchingState, int], None]
+#: Called with the state and the number of iterations just done: 0 at the start or after resuming, then 1.
+Watch = Callable[[AttackState, int], None]
 
 
 @dataclass
 class Outcome:
-    """What an attack on a group of victims gave, victim by victim, and what it cost, interrupted processes included.
+    """Result and cost of an attack on a group of victims; the cost includes interrupted processes.
 
     Attributes:
         reconstructions: one per victim.
@@ -39,7 +37,7 @@ class Outcome:
     """
 
     reconstructions: list[Reconstruction] = field(default_factory=list)
-    curves: list[list[dict[str, list[float]]]] = field(default_factory=list)
+    curves: list[list[Curve]] = field(default_factory=list)
     seconds: float = 0.0
     timed_seconds: float = 0.0
     timed_steps: int = 0
@@ -50,54 +48,59 @@ def run_attack(
     observations: Sequence[Observation],
     saved: Path,
     save_every_seconds: float,
-    execution: Literal["loop", "vmap"] | None,
+    execution: Way | None,
     watch: Watch,
 ) -> Outcome:
-    """Attack a group of victims together; go on from `saved` where an earlier process left it.
+    """Attack a group of victims together, resuming from `saved` where an earlier process left a state.
 
-    The result is bit for bit that of an attack that was never interrupted, on devices whose arithmetic repeats itself.
-    Attacks that have no steps run in one piece.
+    The result is bit for bit that of an attack that was never interrupted, on devices with deterministic arithmetic.
+    An attack that is not a `SteppableAttack` computes in one piece and starts over after an interruption.
 
     Args:
         attack: its settings must be those of the process that wrote `saved`.
         observations: the same ones, too.
         saved: file of the running state; removed by the caller once the outcome is safe.
         save_every_seconds: between two saves.
-        execution: how problems are evaluated; None leaves it to the attack.
-        watch: is told of every iteration.
+        execution: how several victims are computed; None leaves it to the attack.
+        watch: called at the start and after every iteration.
 
     Raises:
         Interrupted: after a signal; the state has been saved.
         CorruptFileError: `saved` cannot be read.
     """
     started = time.perf_counter()
-    reasons: tuple[str, ...] = ()
-    begun: MatchingState | None = None
-    if isinstance(attack, FirstApplicable):
-        attack.check(observations)
-        attack, reasons, begun = attack.chosen(observations)
-    if not isinstance(attack, GradientMatching):
-        results = [remarked(result, reasons) for result in attack.many(observations)]
-        return Outcome(results, [[result.trace] for result in results], time.perf_counter() - started)
-    attack.check(observations)
-    state, outcome = attack.init(observations) if begun is None else begun, Outcome()
-    if execution is not None:
-        state.matching.execution = execution
-    if saved.is_file():
-        _load(saved, state, outcome)
-    started -= outcome.seconds
+    run, outcome = attack.begin(observations, execution), Outcome()
+    if run.state is not None:
+        if saved.is_file():
+            _load(saved, run.state, outcome)
+        started -= outcome.seconds
+        _iterate(run, run.state, outcome, started, saved, save_every_seconds, watch)
+    outcome.reconstructions = run.results()
+    outcome.curves = [[result.trace] for result in outcome.reconstructions] if run.state is None else run.state.curves
+    outcome.seconds = time.perf_counter() - started
+    return outcome
+
+
+def _iterate(
+    run: AttackRun,
+    state: AttackState,
+    outcome: Outcome,
+    started: float,
+    saved: Path,
+    save_every_seconds: float,
+    watch: Watch,
+) -> None:
+    """All iterations that are left; `started` is when the attack began, less the time of interrupted processes."""
     watch(state, 0)
     saved_at, step_began = time.monotonic(), None
     with deferred_interruption() as signal_arrived:
-        while state.step < attack.steps:
-            attack.step(state)
+        while state.step < run.n_steps:
+            run.advance()
             watch(state, 1)
             now = time.perf_counter()
             if step_began is not None:
-                outcome.timed_seconds, outcome.timed_steps = (
-                    outcome.timed_seconds + now - step_began,
-                    outcome.timed_steps + 1,
-                )
+                outcome.timed_seconds += now - step_began
+                outcome.timed_steps += 1
             number = signal_arrived()
             if number is not None or time.monotonic() - saved_at >= save_every_seconds:
                 outcome.seconds = now - started
@@ -106,29 +109,16 @@ def run_attack(
             if number is not None:
                 raise Interrupted(number)
             step_began = time.perf_counter()
-    results = [remarked(result, reasons) for result in attack.result(state)]
-    outcome.reconstructions = [finished(result, seen) for result, seen in zip(results, observations, strict=True)]
-    traces = [problem.trace for problem in state.problems]
-    outcome.curves = [traces[first : first + attack.restarts] for first in range(0, len(traces), attack.restarts)]
-    outcome.seconds = time.perf_counter() - started
-    return outcome
 
 
-def measured_execution(attack: GradientMatching, observations: Sequence[Observation]) -> Literal["loop", "vmap"]:
-    """Whether this attack is faster with these victims together (`vmap`) or one after the other (`loop`)."""
-    state = attack.init(observations)
-    attack.step(state)
-    return "vmap" if state.matching.execution == "vmap" else "loop"
-
-
-def _save(path: Path, state: MatchingState, outcome: Outcome) -> None:
+def _save(path: Path, state: AttackState, outcome: Outcome) -> None:
     buffer = io.BytesIO()
     cost = {"seconds": outcome.seconds, "timed_seconds": outcome.timed_seconds, "timed_steps": outcome.timed_steps}
     torch.save({"attack": state.state_dict(), **cost}, buffer)
     write_bytes(path, buffer.getvalue())
 
 
-def _load(path: Path, state: MatchingState, outcome: Outcome) -> None:
+def _load(path: Path, state: AttackState, outcome: Outcome) -> None:
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         state.load_state_dict(content["attack"])
@@ -160,7 +150,7 @@ class FinishedBatch:
 
     index: int
     reconstruction: Reconstruction
-    curves: list[dict[str, list[float]]]
+    curves: list[Curve]
     seconds: float
     timed_seconds: float
     timed_steps: int

@@ -1,4 +1,4 @@
-"""The Trainer goes over the shards of a store of shadow models; processes share them."""
+"""Training of shadow models: the Trainer iterates over the shards of a store, which processes share."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import lit_recon._torchvision
 
 from pytorch_lightning import LightningModule, Trainer
 
-from lit_recon.attacks.shadow import LinearPlan, Plan, ShadowStore
+from lit_recon.attacks.shadow import ExactSample, Plan, ShadowStore
 from lit_recon.data import ImageSet
 from lit_recon.errors import MissingDataError
 from lit_recon.training.progress import Progress
 
-#: Stands for no shard, where a process has none: the Trainer wants at least one batch in each.
+#: Stands for no shard: the Trainer needs at least one batch in each process.
 _NONE = -1
 
 
 class ShardNumbers:
-    """Numbers of the shards of one process; -1 where it has none."""
+    """Numbers of the shards of one process; -1 if it has none."""
 
     def __init__(self, numbers: list[int]) -> None:
         self.numbers = numbers or [_NONE]
@@ -32,7 +32,7 @@ class ShardNumbers:
 
 
 class ShadowModule(LightningModule):
-    """Trains what a store lacks; `train_store` runs it.
+    """Trains the missing models of a store; `train_store` runs it.
 
     Args:
         plan: of the models.
@@ -50,16 +50,16 @@ class ShadowModule(LightningModule):
         self.store: ShadowStore | None = None
 
     def opened(self) -> ShadowStore:
-        """The store; the first process makes it where it is missing."""
+        """The store; the first process creates it if it does not exist."""
         if self.store is None:
             description = self.plan.description
             if self.trainer.is_global_zero and ShadowStore.open(self.folder, description) is None:
                 execution = self.plan.execution() if self.execution == "auto" else self.execution
                 ShadowStore.create(self.folder, description, execution, self.shard_size)
-            self.trainer.strategy.barrier("the store is there")
+            self.trainer.strategy.barrier("the store exists")
             self.store = ShadowStore.open(self.folder, description)
         if self.store is None:
-            raise MissingDataError(f"{self.folder} holds no store: all processes must see the same folder")
+            raise MissingDataError(f"{self.folder} holds no store: all processes need access to the same folder")
         return self.store
 
     def predict_dataloader(self) -> ShardNumbers:
@@ -68,7 +68,7 @@ class ShadowModule(LightningModule):
         return ShardNumbers(shards[self.trainer.global_rank :: self.trainer.world_size])
 
     def on_predict_start(self) -> None:
-        """Find out what is there already."""
+        """Find the shards that are missing."""
         self.opened().check(self.images)
         shards, missing = list(self.predict_dataloader()), set(self.opened().missing(len(self.images)))
         self._missing = [shard for shard in shards if shard in missing]
@@ -77,7 +77,7 @@ class ShadowModule(LightningModule):
         self._progress = Progress(total, "training", self.label, quiet=not self.trainer.is_global_zero)
 
     def predict_step(self, shard: int, batch_idx: int) -> int:
-        """Train one shard; the number of its models."""
+        """Train one shard; returns the number of its models."""
         n = self._size(shard)
         if shard in self._missing:
             next(self._trained)
@@ -105,7 +105,7 @@ def train_store(
     shard_size: int = 250,
     label: str = "shadow models",
 ) -> ShadowStore:
-    """Complete a store, or begin one; what is there is not trained again.
+    """Complete a store, or create one; stored models are not trained again.
 
     Args:
         trainer: whose processes share the work.
@@ -121,22 +121,23 @@ def train_store(
         CorruptFileError: one of its files is damaged.
         ShapeError: training diverged.
     """
-    if isinstance(plan, LinearPlan):
-        _measure(trainer, plan, images, folder, execution, shard_size)
+    sample = plan.exact_sample(folder, images)
+    if sample is not None:
+        _measure(trainer, plan, sample, folder, execution, shard_size)
     module = ShadowModule(plan, images, folder, execution, shard_size, label)
     trainer.predict(module, return_predictions=False)
     return module.opened()
 
 
-def _measure(
-    trainer: Trainer, plan: LinearPlan, images: ImageSet, folder: Path, execution: str, shard_size: int
-) -> None:
-    """Train the sample that linear response is measured by; the errors are measured once for every store."""
-    images, there, known = plan.sample(images), plan.sample_folder(folder), ShadowStore.open(folder, plan.description)
-    sample = train_store(trainer, plan.exact, images, there, execution, shard_size, "models of the exact sample")
+def _measure(trainer: Trainer, plan: Plan, sample: ExactSample, folder: Path, execution: str, shard_size: int) -> None:
+    """Train the sample, and measure the error of the plan on it."""
+    known = ShadowStore.open(folder, plan.description)
+    exact = train_store(
+        trainer, sample.plan, sample.images, sample.folder, execution, shard_size, "models of the exact sample"
+    )
     if trainer.is_global_zero and known is None:
-        ShadowStore.create(folder, plan.description, sample.execution, shard_size)
-    if trainer.is_global_zero and not plan.is_measured(folder):
-        plan.measure(folder, images)
-    trainer.strategy.barrier("linear response is measured")
-    plan.trusted(folder)
+        ShadowStore.create(folder, plan.description, exact.execution, shard_size)
+    if trainer.is_global_zero:
+        sample.measure()
+    trainer.strategy.barrier("the error is measured")
+    sample.check()

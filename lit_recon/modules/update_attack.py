@@ -12,8 +12,8 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from lit_recon.attacks.base import Attack
-from lit_recon.attacks.updates import FeatureMap, FirstApplicable, GradientMatching, MatchingState
+from lit_recon.attacks.base import Attack, AttackState, Way
+from lit_recon.attacks.updates.features.matching import FeatureMap
 from lit_recon.clients import ClientSettings
 from lit_recon.data import VictimBatch
 from lit_recon.defenses import Defense
@@ -25,7 +25,6 @@ from lit_recon.modules.attack_state import (
     finished_batches,
     group_name,
     load_finished,
-    measured_execution,
     run_attack,
     save_finished,
 )
@@ -80,12 +79,11 @@ class UpdateAttackModule(LightningModule):
         self.clients, self.defense = clients, defense
         self.checkpoints, self.clients_per_batch = checkpoints, clients_per_batch
         self.save_every_seconds = save_every_seconds
-        self._features = isinstance(attack, GradientMatching) and attack.recovers_features
-        self.scores = RunScores(lpips, self._features)
+        self.scores = RunScores(lpips, attack.recovers_features)
         self.metrics: dict[str, Scalar] = {}
         self.scored: list[ScoredBatch] = []
-        self.execution: Literal["loop", "vmap"] | None = None
-        self._steps = _planned_steps(attack)
+        self.execution: Way | None = None
+        self._steps = attack.planned_steps
         self._size = 1
         self._group: list[VictimBatch] = []
         self._seen: list[VictimBatch] = []
@@ -172,16 +170,16 @@ class UpdateAttackModule(LightningModule):
         scores = span_error(found.features, truth), feature_cosines(found.features, truth)
         return {name: values.tolist() for name, values in zip(FEATURE_SCORES, scores, strict=True)}
 
-    def _watch(self, state: MatchingState, new: int, n: int) -> None:
+    def _watch(self, state: AttackState, new: int, n: int) -> None:
         """Count an iteration, and log the loss where the attack noted a point of its curve."""
         if new == 0:
             self._progress.skip(state.step * n)
             return
         self._progress.advance(new * n, loss=state.loss)
-        traces = [problem.trace for problem in state.problems if problem.trace]
-        noted = [trace for trace in traces if trace["step"][-1] == state.step - 1]
+        curves = [curve for restarts in state.curves for curve in restarts if curve]
+        noted = [curve for curve in curves if curve["step"][-1] == state.step - 1]
         if noted:
-            figures = {key: sum(trace[key][-1] for trace in noted) / len(noted) for key in noted[0] if key != "step"}
+            figures = {key: sum(curve[key][-1] for curve in noted) / len(noted) for key in noted[0] if key != "step"}
             for logger in self.trainer.loggers:
                 logger.log_metrics(figures, self._progress.done)
 
@@ -206,16 +204,15 @@ class UpdateAttackModule(LightningModule):
             if self.clients_per_batch != "auto"
             else _TOGETHER.get(self.device.type, _TOGETHER_ELSEWHERE)
         )
-        attack, n = self.attack, len(self._victims.batches)
-        if not isinstance(attack, GradientMatching):
+        n = min(limit, len(self._victims.batches))
+        execution = self.attack.execution_for(n)
+        if execution is None:
             return
-        problems = min(limit, n) * attack.restarts
-        if attack.execution == "auto" and problems > 1:
-            self.execution = self._remembered_execution(attack, min(limit, n))
-        together = self.clients_per_batch != "auto" or "vmap" in (attack.execution, self.execution)
-        self._size = limit if together else 1
+        if execution == "auto":
+            self.execution = execution = self._remembered_execution(n)
+        self._size = limit if self.clients_per_batch != "auto" or execution == "vmap" else 1
 
-    def _remembered_execution(self, attack: GradientMatching, n: int) -> Literal["loop", "vmap"]:
+    def _remembered_execution(self, n: int) -> Way:
         path = self.checkpoints / "execution.json"
         measured = ""
         if self.trainer.is_global_zero and not path.is_file():
@@ -223,15 +220,8 @@ class UpdateAttackModule(LightningModule):
             images = [victims.test.pixels(ids).to(self.device) for ids in victims.batches[:n]]
             labels = [victims.test.labels[ids].to(self.device) for ids in victims.batches[:n]]
             seen = [self._observe(*batch, index) for index, batch in enumerate(zip(images, labels, strict=True))]
-            measured = measured_execution(attack, seen)
+            measured = self.attack.measured_execution(seen)
             write_text(path, json.dumps({"execution": measured}))
         elif self.trainer.is_global_zero:
             measured = str(json.loads(path.read_text(encoding="utf-8")).get("execution"))
         return "vmap" if self.trainer.strategy.broadcast(measured) == "vmap" else "loop"
-
-
-def _planned_steps(attack: Attack) -> int:
-    """Iterations of one victim if the first attack can work on it; 1 for an attack without steps."""
-    if isinstance(attack, FirstApplicable):
-        return _planned_steps(attack.attacks[0])
-    return attack.steps if isinstance(attack, GradientMatching) else 1

@@ -6,6 +6,8 @@ A new attack, or a new way to compose one, joins the table.
 from __future__ import annotations
 
 import copy
+import io
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -27,15 +29,47 @@ from lit_recon.attacks.updates import (
     NormReweightedCosine,
     Pixels,
     RobbingTheFed,
+    SimpleState,
     SquaredError,
+    SteppableAttack,
     TotalVariation,
 )
 from lit_recon.clients import Client
 from lit_recon.errors import ShapeError
 from lit_recon.models import MLP, Backbone, ConvNet, Imprint
-from lit_recon.records import Knowledge, Normalization, Observation
+from lit_recon.records import Knowledge, Normalization, Observation, Reconstruction
+
+
+class PixelDescent(SteppableAttack[SimpleState]):
+    """Adam on pixels against the squared error of the update: an attack as someone writes it outside the package."""
+
+    def __init__(self, steps: int = 20, lr: float = 0.1) -> None:
+        self.steps, self.lr = steps, lr
+
+    def init(self, observations: Sequence[Observation]) -> SimpleState:
+        images = [torch.full((seen.n_examples, *seen.image_shape), 0.5).requires_grad_() for seen in observations]
+        labels = [KnownLabels()(seen)[0] for seen in observations]
+        return SimpleState(observations, images=images, labels=labels, optimizer=torch.optim.Adam(images, self.lr))
+
+    def step(self, state: SimpleState) -> None:
+        state["optimizer"].zero_grad()
+        losses = []
+        for seen, images, labels in zip(state.observations, state["images"], state["labels"], strict=True):
+            update = seen.operator(seen.parameters, seen.buffers, images, labels, create_graph=True)
+            losses.append(torch.stack([(update[name] - seen.update[name]).square().sum() for name in update]).sum())
+        torch.stack(losses).sum().backward()
+        state["optimizer"].step()
+        state.note(loss=torch.stack(losses))
+
+    def result(self, state: SimpleState) -> list[Reconstruction]:
+        return [
+            Reconstruction(images, labels, curve["loss"][-1], curve)
+            for images, labels, (curve,) in zip(state["images"], state["labels"], state.curves, strict=True)
+        ]
+
 
 ATTACKS: dict[str, Attack] = {
+    "an attack from outside the package": PixelDescent(),
     "global cosine, total variation": GradientMatching(priors=[TotalVariation(0.01)], labels=HeadCounts(), steps=3),
     "L-BFGS on the squared error": GradientMatching(
         objective=SquaredError(),
@@ -139,3 +173,31 @@ def test_victims_attacked_together_and_alone_agree(attack: Attack, observations:
 def test_refuses_nothing_to_attack(attack: Attack) -> None:
     with pytest.raises(ShapeError, match="at least one observation"):
         attack.many([])
+
+
+def test_a_steppable_attack_goes_on_from_its_saved_state(attack: Attack, observations: list[Observation]) -> None:
+    whole, killed = attack.begin(observations), attack.begin(observations)
+    if killed.state is None:
+        pytest.skip("the attack computes in one piece")
+    killed.advance()
+    file = io.BytesIO()
+    torch.save(killed.state.state_dict(), file)
+    file.seek(0)
+    resumed = attack.begin(observations)
+    assert resumed.state is not None
+    resumed.state.load_state_dict(torch.load(file, weights_only=True))
+    assert resumed.state.step == 1
+    for ours, theirs in zip(resumed.finish(), whole.finish(), strict=True):
+        assert torch.equal(ours.images, theirs.images)
+        assert ours.trace == theirs.trace
+    assert whole.state is not None
+    assert resumed.state.curves == whole.state.curves
+    assert len(resumed.state.curves) == len(observations)
+
+
+def test_losses_and_states_of_other_victims_are_refused() -> None:
+    state = SimpleState([], images=torch.zeros(2))
+    with pytest.raises(ShapeError, match=r"one value per victim, 0 each; got \{'loss': 1\}"):
+        state.note([1.0])
+    with pytest.raises(ValueError, match="images"):
+        SimpleState([], pixels=torch.zeros(2)).load_state_dict(state.state_dict())

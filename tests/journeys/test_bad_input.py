@@ -136,8 +136,10 @@ CASES = {
         "IDLG assumes that clients minimize the mean cross-entropy",
     ),
     "an imprint in a module of another library": (
-        "--model.class_path timm.create_model --model.init_args {'model_name':'resnet10t','num_classes':10,'in_chans':1}"
-        " --server.n_bins 9",
+        (
+            "--model.class_path timm.create_model "
+            "--model.init_args {'model_name':'resnet10t','num_classes':10,'in_chans':1} --server.n_bins 9"
+        ),
         "Imprint puts its block before the trunk of a Backbone",
     ),
 }

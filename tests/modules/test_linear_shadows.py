@@ -16,6 +16,7 @@ from lit_recon.attacks.shadow import (
     GradientDescent,
     LinearPlan,
     LinearResponse,
+    Plan,
     ShadowPlan,
     ShadowStore,
     linear_plan,
@@ -36,7 +37,7 @@ def trainer() -> Trainer:
     return build_trainer(TrainerSettings(accelerator="cpu"), [])
 
 
-def complete(folder: Path, plan: ShadowPlan | LinearPlan, images: ImageSet = SHADOWS) -> ShadowStore:
+def complete(folder: Path, plan: Plan, images: ImageSet = SHADOWS) -> ShadowStore:
     return train_store(trainer(), plan, images, folder, "batched_mlp", 3)
 
 

@@ -24,7 +24,7 @@ from lit_recon.attacks.updates import (
 from lit_recon.clients import Client
 from lit_recon.errors import CorruptFileError
 from lit_recon.models import MLP, Backbone
-from lit_recon.modules.attack_state import Outcome, measured_execution, run_attack
+from lit_recon.modules.attack_state import Outcome, run_attack
 from lit_recon.records import Knowledge, Normalization, Observation, Reconstruction
 from lit_recon.training.progress import Interrupted
 
@@ -47,7 +47,7 @@ def run(
     attack: Attack,
     seen: Sequence[Observation],
     saved: Path,
-    watch: Callable[[MatchingState, int], None],
+    watch: Callable[[Any, int], None],
     execution: Execution = "loop",
     every: float = 1000.0,
 ) -> Outcome:
@@ -106,7 +106,7 @@ def test_the_way_of_evaluation_is_the_one_asked_for(execution: Literal["loop", "
 
 
 def test_measuring_chooses_one_of_the_two() -> None:
-    assert measured_execution(matching(), observations(2)) in ("loop", "vmap")
+    assert matching().measured_execution(observations(2)) in ("loop", "vmap")
 
 
 def test_the_state_is_saved_as_often_as_asked_and_no_more(tmp_path: Path) -> None:

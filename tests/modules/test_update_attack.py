@@ -14,14 +14,19 @@ import numpy as np
 import pytest
 import torch
 
-from lit_recon.attacks.updates import FeatureMatching, GradientMatching, KnownLabels, MatchingState
+from lit_recon.attacks.base import Attack, SimpleState
+from lit_recon.attacks.updates import (
+    FeatureMatching,
+    GradientMatching,
+    KnownLabels,
+    MatchingState,
+)
 from lit_recon.clients import ClientSettings
 from lit_recon.data.sources import Npz
 from lit_recon.defenses import Defense, GaussianNoise
 from lit_recon.errors import ConfigError
 from lit_recon.metrics import Unavailable
 from lit_recon.models import MLP, Backbone, WideFeatureLayer
-from lit_recon.modules import update_attack as inversion
 from lit_recon.modules.attack_state import load_finished
 from lit_recon.modules.data import VictimDataModule
 from lit_recon.modules.loggers import WandbSettings, build_loggers
@@ -29,6 +34,8 @@ from lit_recon.modules.update_attack import UpdateAttackModule
 from lit_recon.records import Knowledge, Normalization
 from lit_recon.training.progress import Interrupted
 from lit_recon.training.trainer import TrainerSettings, build_trainer
+from tests.contracts.test_attacks import PixelDescent
+from tests.modules.test_resumable import Grey
 
 STEPS = 6
 
@@ -46,11 +53,15 @@ def victims(tmp_path: Path) -> VictimDataModule:
 
 
 def module(
-    folder: Path, clients_per_batch: int | Literal["auto"] = "auto", defense: Defense | None = None, **settings: Any
+    folder: Path,
+    clients_per_batch: int | Literal["auto"] = "auto",
+    defense: Defense | None = None,
+    attack: Attack | None = None,
+    **settings: Any,
 ) -> UpdateAttackModule:
     torch.manual_seed(0)
     model = Backbone(MLP((1, 8, 8), [16], activation="gelu"), 2, Normalization((0.5,), (0.25,)))
-    attack = GradientMatching(labels=KnownLabels(), **{"steps": STEPS, "log_every": 2, **settings})
+    attack = attack or GradientMatching(labels=KnownLabels(), **{"steps": STEPS, "log_every": 2, **settings})
     folder.mkdir(exist_ok=True)
     knowledge, absent = Knowledge(labels=True), Unavailable("not asked for")
     return UpdateAttackModule(attack, model, ClientSettings(), defense, knowledge, folder, absent, clients_per_batch)
@@ -102,12 +113,12 @@ def test_losses_are_logged_where_the_attack_notes_them_and_means_once(
 def test_auto_groups_where_that_is_faster(
     fastest: str, expected: int, victims: VictimDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inversion, "measured_execution", lambda attack, seen: fastest)
+    monkeypatch.setattr(GradientMatching, "measured_execution", lambda attack, seen: fastest)
     attacked(module(tmp_path / "run"), victims)
     assert len(groups(tmp_path / "run")) == expected
     # a resumed run keeps to the choice, whatever it would measure now
     other = {"loop": "vmap", "vmap": "loop"}[fastest]
-    monkeypatch.setattr(inversion, "measured_execution", lambda attack, seen: other)
+    monkeypatch.setattr(GradientMatching, "measured_execution", lambda attack, seen: other)
     again = attacked(module(tmp_path / "run"), victims)
     assert again.execution == fastest
 
@@ -157,13 +168,50 @@ def test_an_interrupted_run_ends_with_the_same_bits(
     assert resumed.metrics == whole.metrics
 
 
+@pytest.mark.parametrize("together", [1, 2])
+def test_an_attack_from_outside_the_package_is_resumed_and_logged(
+    together: int, victims: VictimDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = attacked(module(tmp_path / "whole", together, attack=PixelDescent(STEPS)), victims)
+    step, taken = PixelDescent.step, 0
+
+    def interrupting(attack: PixelDescent, state: SimpleState) -> None:
+        nonlocal taken
+        step(attack, state)
+        taken += 1
+        if taken == STEPS + 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(PixelDescent, "step", interrupting)
+    with pytest.raises(Interrupted):
+        attacked(module(tmp_path / "run", together, attack=PixelDescent(STEPS)), victims)
+    resumed = attacked(module(tmp_path / "run", together, attack=PixelDescent(STEPS)), victims)
+    n_groups = {1: 5, 2: 3}[together]
+    assert taken == n_groups * STEPS  # nothing is done twice
+    assert torch.equal(images(resumed), images(whole))
+    assert resumed.metrics == whole.metrics
+    for part in resumed.scored:
+        (curve,) = part.finished.curves
+        assert curve["step"] == list(range(STEPS))
+        assert curve["loss"][-1] < curve["loss"][0]
+    with next((tmp_path / "whole").rglob("metrics.csv")).open() as file:
+        logged = [row["loss"] for row in csv.DictReader(file) if row["loss"]]
+    assert len(logged) == n_groups * STEPS
+
+
+def test_an_attack_in_one_piece_takes_one_client_at_a_time(victims: VictimDataModule, tmp_path: Path) -> None:
+    done = attacked(module(tmp_path / "run", 5, attack=Grey()), victims)
+    assert len(groups(tmp_path / "run")) == len(done.scored) == 5
+    assert done.execution is None
+
+
 def test_driving_costs_less_than_3_percent_of_a_10_ms_iteration(
     victims: VictimDataModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps, spent = 400, 0.0
 
     def step(attack: GradientMatching, state: MatchingState) -> None:
-        state.step += 1
+        """Nothing to compute."""
 
     def result(attack: GradientMatching, state: MatchingState) -> Any:
         nonlocal spent

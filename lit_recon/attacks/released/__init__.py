@@ -1,9 +1,9 @@
-"""Attacks of an informed adversary, who holds the released model and all of its training data but one record."""
+"""Attacks on released models by an informed adversary, who knows all of the training data but one record."""
 
 from __future__ import annotations
 
 from lit_recon.attacks.released.access import BlackBox, LayersOnly, ModelAccess, WholeModel
-from lit_recon.attacks.released.base import Background, FittedReconstructor, ReconstructedTargets, Reconstructor
+from lit_recon.attacks.released.base import Background, ReconstructedTargets, Reconstructor
 from lit_recon.attacks.released.ensemble import Ensemble
 from lit_recon.attacks.released.first_layer import FirstLayerRidge
 from lit_recon.attacks.released.kernel_ridge import KernelRidge
@@ -16,7 +16,6 @@ __all__ = [
     "BlackBox",
     "Ensemble",
     "FirstLayerRidge",
-    "FittedReconstructor",
     "KernelRidge",
     "LayersOnly",
     "ModelAccess",

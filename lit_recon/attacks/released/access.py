@@ -1,7 +1,7 @@
-"""What of a released model an adversary gets to see: its weights, those of some layers, or its answers alone.
+"""The adversary's access to a released model: all weights, the weights of some layers, or its outputs alone.
 
-Shadow models are kept as differences of weights from the reference. Whatever is seen is a function of the weights, so
-that one store serves every view.
+Shadow models are stored as differences of weights from the reference. Every kind of access is a function of the
+weights, so that one store serves all of them.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ from lit_recon.attacks.shadow.training import unflatten
 from lit_recon.data import ImageSet
 from lit_recon.errors import ConfigError, ShapeError
 
-#: From differences of weights `(s, p)`, with snapshots `(s, t * p)`, to those of what is seen, `(s, f)`.
-Sight = Callable[[Tensor], Tensor]
+#: Maps differences of weights `(s, p)`, with snapshots `(s, t * p)`, to the features that are seen, `(s, f)`.
+FeatureExtractor = Callable[[Tensor], Tensor]
 
 
 class AccessDescription(NamedTuple):
-    """A view in words: what of a released model is seen, and what is not; empty where nothing is hidden."""
+    """An access in words: what is shown of a released model, and what is hidden; `hidden` is empty if nothing is."""
 
     shown: str
     hidden: str = ""
 
 
 class ModelAccess(ABC):
-    """What an adversary gets of every released model, and computes of his own shadow models alike."""
+    """What an adversary sees of every released model; he computes the same from his shadow models."""
 
     @abstractmethod
     def describe(self, network: nn.Module, public: ImageSet) -> AccessDescription:
-        """The view in words.
+        """The access in words.
 
         Args:
             network: architecture of the released models.
             public: images that the adversary holds.
 
         Raises:
-            ConfigError: there is nothing of this kind to see.
+            ConfigError: the network or the images do not allow this access.
         """
 
     @abstractmethod
-    def sight(self, plan: ShadowPlan, public: ImageSet) -> Sight:
-        """What turns models of a plan into features; several models released of one training follow one another.
+    def feature_map(self, plan: ShadowPlan, public: ImageSet) -> FeatureExtractor:
+        """The map from models of a plan to features; features of several snapshots of one training are concatenated.
 
         Args:
             plan: of the models.
             public: images that the adversary holds.
 
         Raises:
-            ConfigError: there is nothing of this kind to see.
+            ConfigError: the network or the images do not allow this access.
         """
 
 
@@ -67,7 +67,7 @@ class WholeModel(ModelAccess):
     def describe(self, network: nn.Module, public: ImageSet) -> AccessDescription:
         return AccessDescription("its weights")
 
-    def sight(self, plan: ShadowPlan, public: ImageSet) -> Sight:
+    def feature_map(self, plan: ShadowPlan, public: ImageSet) -> FeatureExtractor:
         return lambda differences: differences
 
 
@@ -89,14 +89,14 @@ class LayersOnly(ModelAccess):
         shown = f"the weights of {' and '.join(names)}, {chosen} of {total}"
         return AccessDescription(shown, "" if chosen == total else "The weights of its other layers.")
 
-    def sight(self, plan: ShadowPlan, public: ImageSet) -> Sight:
+    def feature_map(self, plan: ShadowPlan, public: ImageSet) -> FeatureExtractor:
         chosen = self._chosen(plan.network)
 
-        def see(differences: Tensor) -> Tensor:
+        def extract(differences: Tensor) -> Tensor:
             of_each: Tensor = differences.unflatten(1, (-1, len(chosen)))
             return of_each[:, :, chosen].flatten(1)
 
-        return see
+        return extract
 
     def _resolver(self, network: nn.Module) -> Callable[[str], str]:
         layers = [name for name, module in network.named_modules() if list(module.parameters(recurse=False))]
@@ -104,7 +104,7 @@ class LayersOnly(ModelAccess):
         return lambda name: known.get(name, name)
 
     def _chosen(self, network: nn.Module) -> Tensor:
-        """Which of the flat weights are seen, bool `(p,)`."""
+        """Mask of the flat weights that are seen, bool `(p,)`."""
         resolve, parts, met = self._resolver(network), [], set()
         wanted = {resolve(name) for name in self.layers}
         for name, parameter in network.named_parameters():
@@ -122,14 +122,14 @@ class LayersOnly(ModelAccess):
 
 @dataclass(frozen=True)
 class BlackBox(ModelAccess):
-    """The model's answers to some images, which the adversary asks of every shadow model, too.
+    """The model's outputs on some images, as a query interface gives them.
 
-    The images are the first shadow targets: those that the adversary holds besides the fixed set. The features are what
-    the unknown image changed in the answers, that is, less the answers of the reference.
+    The images are the first shadow targets, which the adversary holds besides the fixed set. The features are the
+    outputs minus those of the reference: what the unknown image changed.
 
     Args:
         output: the model's `logits`, or the `probabilities` that follow from them.
-        images: how many it is asked about; the paper takes 200 for MNIST, 500 for CIFAR-10.
+        images: number of query images; the paper takes 200 for MNIST, 500 for CIFAR-10.
 
     Source: Balle, Cherubin and Hayes 2022, section VI-C.
     """
@@ -148,29 +148,29 @@ class BlackBox(ModelAccess):
             )
         return AccessDescription(f"its {self.output} for {self.images} images", "Its weights.")
 
-    def sight(self, plan: ShadowPlan, public: ImageSet) -> Sight:
+    def feature_map(self, plan: ShadowPlan, public: ImageSet) -> FeatureExtractor:
         self.describe(plan.network, public)
         network = copy.deepcopy(plan.network).to(plan.device, torch.float64)
-        asked = public.subset(torch.arange(self.images)).pixels().to(plan.device, torch.float64)
+        queries = public.subset(torch.arange(self.images)).pixels().to(plan.device, torch.float64)
         reference = plan.reference()
         size = sum(parameter.numel() for parameter in network.parameters())
 
         @torch.no_grad()
-        def answers(weights: Tensor) -> Tensor:
+        def outputs(weights: Tensor) -> Tensor:
             each = [
-                functional_call(network, unflatten(network, own), (asked,))
+                functional_call(network, unflatten(network, own), (queries,))
                 for own in weights.to(plan.device).unflatten(0, (-1, size))
             ]
             logits = torch.stack(each)
             return (logits if self.output == "logits" else logits.softmax(dim=2)).flatten()
 
-        usual = answers(reference)
+        usual = outputs(reference)
 
-        def see(differences: Tensor) -> Tensor:
+        def extract(differences: Tensor) -> Tensor:
             if differences.shape[1:] != reference.shape:
                 raise ShapeError(f"models must have {len(reference)} weights; got {tuple(differences.shape)}")
-            # In double precision: answers change by a thousandth of their size.
-            changes = [answers(reference + own.double()) - usual for own in differences]
+            # In double precision: outputs change by a thousandth of their size.
+            changes = [outputs(reference + own.double()) - usual for own in differences]
             return torch.stack(changes).float().cpu()
 
-        return see
+        return extract

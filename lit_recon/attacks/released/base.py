@@ -1,25 +1,27 @@
-"""What turns the trace that an image left in a model's weights back into the image."""
+"""Reconstructors: attacks that turn the weights of a released model into its unknown training image."""
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor
 
 from lit_recon.attacks.shadow.plan import ShadowPlan
-from lit_recon.errors import ShapeError
+from lit_recon.errors import ShapeError, ThreatModelError
 
-#: Begins a long computation: told its number of units, what it is and what its units are called, it gives what is to be
-#: told of units done.
+#: Starts the progress display of a long computation, given its number of units, its label and the name of a unit.
+#: Returns a function to be called with the number of units just done.
 Announce = Callable[[int, str, str], Callable[[int], None]]
 
 
 def silently(total: int, label: str, unit: str) -> Callable[[int], None]:
-    """An announcement that nobody hears."""
+    """No progress display."""
     return lambda n: None
 
 
@@ -29,9 +31,9 @@ class ReconstructedTargets:
 
     Attributes:
         images: `(m, c, h, w)` in [0, 1].
-        labels: int64 `(m,)`, as the attack takes them to be.
-        uncertainty: `(m,)`, seen by the attacker: how little the shadow models tell about this model; 0 to about 1.
-        certified: bool `(m,)`: to the attacker this is the image itself; None for an attack that cannot tell.
+        labels: int64 `(m,)`, recovered by the attack.
+        uncertainty: `(m,)`, known to the attacker: 0 for a certain reconstruction, about 1 for a guess.
+        certified: bool `(m,)`: whether the attacker can tell that the image is the true one; None if he never can.
     """
 
     images: Tensor
@@ -42,13 +44,12 @@ class ReconstructedTargets:
 
 @dataclass(frozen=True, eq=False)
 class Background:
-    """What there is beside shadow models.
+    """What the adversary has besides shadow models.
 
     Attributes:
-        plan: how the released models were trained, all of it known to the adversary; None where he does not see their
-            weights.
-        state: folder in which a long computation keeps what it needs to go on after a kill; None: it starts over.
-        announce: told how far long reconstructions have come.
+        plan: the training procedure of the released models; None where he does not see whole models.
+        state: folder for the state of long computations, which resume from it after a kill; None: they start over.
+        announce: progress display of long computations.
     """
 
     plan: ShadowPlan | None = None
@@ -56,56 +57,99 @@ class Background:
     announce: Announce = silently
 
 
-class FittedReconstructor(ABC):
-    """Knows the shadow models, and reconstructs from released ones."""
+class Reconstructor(ABC):
+    """An attack on released models. Subclasses implement `fit` and `reconstruct`.
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Sentences that a reader of its results should know; none by default."""
-        return ()
+    A reconstructor is never changed once it is built: `bind` and `fitted` return copies.
 
-    @property
+    Attributes:
+        needs_background: whether `bind` has to come before `fitted`.
+        background: what `bind` was called with; None before.
+        first: the fitted reconstructor that this one improves on; its facts and notes are reported, too.
+
+    >>> class MeanImage(Reconstructor):
+    ...     def fit(self, differences, images, labels, n_classes):
+    ...         self.mean, self.label = images.mean(0), labels.mode().values
+    ...     def reconstruct(self, differences):
+    ...         n = len(differences)
+    ...         return ReconstructedTargets(self.mean.expand(n, -1, -1, -1), self.label.expand(n), torch.ones(n))
+    >>> attack = MeanImage().fitted(torch.eye(2), torch.full((2, 1, 4, 4), 0.5), torch.tensor([3, 3]), 10)
+    >>> attack.reconstruct(torch.eye(2)).labels
+    tensor([3, 3])
+    """
+
+    needs_background: ClassVar[bool] = False
+    background: Background | None = None
+    first: Reconstructor | None = None
+
+    @final
+    def bind(self, background: Background) -> Self:
+        """A copy that knows the training procedure.
+
+        Raises:
+            ThreatModelError, UnsupportedModelError, ConfigError: the reconstructor needs another background.
+        """
+        bound = copy.copy(self)
+        bound.background = background
+        bound.prepare(background)
+        return bound
+
+    def prepare(self, background: Background) -> None:  # noqa: B027 - most need none
+        """Refuse a background that lacks what this reconstructor needs, and derive from it what `fit` needs."""
+
+    @final
+    def fitted(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> Self:
+        """A copy that has learned from shadow models; all choices are made among them.
+
+        Args:
+            differences: of their weights from the reference, `(s, p)`.
+            images: own image of each, `(s, c, h, w)` in [0, 1].
+            labels: of those images, int64 `(s,)`.
+            n_classes: number of classes.
+
+        Raises:
+            ThreatModelError: `bind` has to be called before.
+            ConfigError: a setting forbids so many models.
+            ShapeError: the arguments do not fit each other or are not finite.
+        """
+        if self.needs_background and self.background is None:
+            raise ThreatModelError(
+                f"{type(self).__name__} needs to know how the released models were trained: "
+                "call bind(Background(plan)) before fitted()"
+            )
+        self.check(differences, images, labels, n_classes)
+        learned = copy.copy(self)
+        learned.fit(differences, images, labels, n_classes)
+        return learned
+
+    def check(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
+        """Refuse shadow models that do not fit their images; see `check_shadows`."""
+        check_shadows(differences, images, labels, n_classes)
+
     @abstractmethod
-    def facts(self) -> dict[str, float]:
-        """What was chosen or measured while fitting, by name."""
+    def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
+        """Learn from shadow models, in place; arguments as for `fitted`, which calls this on a copy."""
 
     @abstractmethod
     def reconstruct(self, differences: Tensor) -> ReconstructedTargets:
-        """The images of released models.
+        """The images of released models, after `fitted`.
 
         Args:
             differences: of their weights from the reference, `(m, p)`.
 
         Raises:
-            ShapeError: a difference is zero or not finite, or they are of another network.
+            ShapeError: a difference is zero or not finite, or the models are of another network.
         """
 
+    @property
+    def facts(self) -> dict[str, float]:
+        """Numbers chosen or measured while fitting, by name."""
+        return {} if self.first is None else self.first.facts
 
-class Reconstructor(ABC):
-    """A way to learn from shadow models."""
-
-    def bind(self, background: Background) -> Reconstructor:
-        """The same with what there is beside shadow models; by default it makes no use of that.
-
-        Raises:
-            ThreatModelError, UnsupportedModelError, ConfigError: it needs something else.
-        """
-        return self
-
-    @abstractmethod
-    def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> FittedReconstructor:
-        """Learn from shadow models; all choices are made among them.
-
-        Args:
-            differences: of their weights from the reference, `(s, p)`.
-            images: own image of each, `(s, c, h, w)` in [0, 1].
-            labels: of those, int64 `(s,)`.
-            n_classes: number of classes.
-
-        Raises:
-            ConfigError: a setting forbids so many models.
-            ShapeError: the arguments do not fit each other or are not finite.
-        """
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences for the reader of the results."""
+        return () if self.first is None else self.first.notes
 
 
 def check_shadows(differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:

@@ -1,12 +1,11 @@
-"""What an unknown image does to the model that is trained on it: gradients of its loss along training.
+"""How one image influences a model that is trained on it: its gradients, an embedding, and identification.
 
-Sources: Balle, Cherubin and Hayes 2022, Reconstructing training data with informed adversaries, appendix L (norms) and
-appendix M (coordinates that are zero).
+- Gradients of the image's loss along training: norms, and coordinates that are zero.
+- A t-SNE embedding of released models, and how well their labels cluster.
+- Identification of the image among candidates, by noise-free models trained on each of them.
 
-Source: Balle, Cherubin and Hayes 2022, figure 8; van der Maaten and Hinton 2008, Visualizing data using t-SNE.
-
-The adversary trains on every candidate as the released model was trained, but without noise, and takes the one whose
-model explains the released one best. For noise that is equally strong in all directions this is the likeliest.
+Sources: Balle, Cherubin and Hayes 2022, Reconstructing training data with informed adversaries, appendix L (norms),
+appendix M (zeros), figure 8 (embedding); van der Maaten and Hinton 2008, Visualizing data using t-SNE.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ _CHUNK = 64
 
 @dataclass(frozen=True, eq=False)
 class TargetGradients:
-    """Gradients of each model's loss on its own image, with respect to all its weights, at some steps of training.
+    """Gradients of each model's loss on its own image with respect to all weights, at some steps of training.
 
     Attributes:
-        steps: done before the gradient is taken; 0 is the initial model.
+        steps: number of steps before each gradient; 0 is the initial model.
         norms: `(t, m)`.
-        zeros: by parameter, the share of its coordinates that are exactly 0, mean over the models, `(t,)`.
+        zeros: for every parameter, the share of coordinates that are exactly 0, mean over the models, `(t,)`.
     """
 
     steps: list[int]
@@ -46,12 +45,12 @@ class TargetGradients:
 
 
 def along_training(plan: ShadowPlan, targets: ImageSet, n_steps: int, execution: Execution) -> TargetGradients:
-    """Train one model per target as `plan` says, and take the gradient of the target's loss along the way.
+    """Train one model per target image, and compute the gradient of the image's loss during training.
 
     Args:
         plan: of the models; those that were released are trained for the purpose `released`.
         targets: own image of each model, `m` of them.
-        n_steps: points along training, evenly spread; the first is the initial model, the last the trained one.
+        n_steps: number of evenly spaced points of training; the first is the initial model, the last the trained one.
         execution: how the models are trained.
 
     Raises:
@@ -59,7 +58,7 @@ def along_training(plan: ShadowPlan, targets: ImageSet, n_steps: int, execution:
         ShapeError: images do not fit the network, or training diverged.
     """
     if n_steps < 2:
-        raise ConfigError(f"gradients along training need at least two points, its begin and its end; got {n_steps}")
+        raise ConfigError(f"gradients along training need at least two points, its start and its end; got {n_steps}")
     last, members, pixels = plan.known.n_steps, range(len(targets)), targets.pixels()
     steps = sorted({int(step) for step in torch.linspace(0, last, n_steps).round()})
     descent = dataclasses.replace(plan.descent, steps=last, epochs=None, snapshots=steps[1:-1])
@@ -87,7 +86,7 @@ def own_gradients(network: nn.Module, weights: Tensor, images: Tensor, labels: T
         labels: of those, `(m,)`.
 
     Raises:
-        ShapeError: there is not one image per model.
+        ShapeError: the number of images is not that of models.
     """
     if not len(weights) == len(images) == len(labels) or not len(weights):
         raise ShapeError(
@@ -104,18 +103,18 @@ def own_gradients(network: nn.Module, weights: Tensor, images: Tensor, labels: T
     return torch.cat(list(parts))
 
 
-#: Neighbors that t-SNE looks at, where there are so many models.
+#: Perplexity of t-SNE, if there are enough models.
 _PERPLEXITY = 30.0
-#: Fewest points that can be laid out.
+#: Fewest models for an embedding.
 FEWEST = 6
 
 
 def embedded(features: Tensor, seed: int = 0) -> Tensor:
-    """t-SNE by scikit-learn.
+    """Embedding of models in the plane by t-SNE, as implemented in scikit-learn.
 
     Args:
         features: `(m, p)`, one row per model.
-        seed: of the layout.
+        seed: of the embedding.
 
     Returns:
         Points `(m, 2)`.
@@ -125,11 +124,11 @@ def embedded(features: Tensor, seed: int = 0) -> Tensor:
     """
     if features.dim() != 2 or len(features) < FEWEST or not torch.isfinite(features).all():
         raise ShapeError(
-            f"a layout needs finite features (m, p) of at least {FEWEST} models; got {tuple(features.shape)}"
+            f"an embedding needs finite features (m, p) of at least {FEWEST} models; got {tuple(features.shape)}"
         )
     from sklearn.manifold import TSNE
 
-    # t-SNE stops where gradients fall below a fixed size: differences of models are far too small for it as they are.
+    # t-SNE stops when gradients fall below a fixed size: without scaling, differences of models are far too small.
     centred = features.double() - features.double().mean(dim=0)
     scaled = centred / centred.norm(dim=1).mean().clamp(min=torch.finfo(torch.float64).tiny)
     layout = TSNE(perplexity=min(_PERPLEXITY, (len(features) - 1) / 3), init="random", random_state=seed)
@@ -145,7 +144,7 @@ def neighbor_agreement(points: Tensor, labels: Tensor, n_neighbors: int = 5) -> 
         n_neighbors: per point.
 
     Raises:
-        ShapeError: too few points, or not one label per point.
+        ShapeError: too few points, or another number of labels.
 
     >>> points = torch.tensor([[0.0], [0.1], [0.2], [9.0], [9.1], [9.2]])
     >>> neighbor_agreement(points, torch.tensor([0, 0, 0, 1, 1, 1]), 2)
@@ -163,10 +162,12 @@ def neighbor_agreement(points: Tensor, labels: Tensor, n_neighbors: int = 5) -> 
 
 
 def identified(observed: Tensor, expected: Tensor, n_candidates: int, generator: torch.Generator) -> Tensor:
-    """Whether the attack names the true image, once per released model.
+    """Whether the attack identifies the true image among candidates, for every released model.
 
-    Candidates of model `i` are its own image and `n_candidates - 1` of the other models' images, drawn at random, all
-    equally likely: without the model the chance is `1 / n_candidates`.
+    The adversary trains a model without noise on every candidate, and chooses the candidate whose model explains the
+    released one best, which is the maximum likelihood estimate for isotropic noise. Candidates of model `i` are its own
+    image and `n_candidates - 1` of the other models' images, drawn at random: guessing has a chance of
+    `1 / n_candidates`.
 
     Args:
         observed: differences of the released models' weights from the reference, `(m, p)`.
@@ -179,7 +180,7 @@ def identified(observed: Tensor, expected: Tensor, n_candidates: int, generator:
 
     Raises:
         ConfigError: `n_candidates` is out of its range.
-        ShapeError: the models do not belong together.
+        ShapeError: the two sets of models have different shapes.
 
     >>> identified(torch.eye(3) + 0.1, torch.eye(3), 3, torch.Generator())
     tensor([True, True, True])

@@ -1,7 +1,7 @@
-"""Several reconstructors that learn from the same shadow models, and the mean of what they find.
+"""Combinations of reconstructors: the mean of several, and one that corrects another.
 
 Source: Balle, Cherubin and Hayes 2022, appendix B (fine-tuning a reconstructor network). Here the correction is a
-second reconstructor that is fitted to the first one's errors, so that any two of them go together.
+second reconstructor that is fitted to the errors of the first, so that any two can be combined.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.released.base import Background, FittedReconstructor, ReconstructedTargets, Reconstructor
+from lit_recon.attacks.released.base import Background, ReconstructedTargets, Reconstructor
 from lit_recon.errors import ConfigError
 
 
-@dataclass(frozen=True)
+@dataclass
 class Ensemble(Reconstructor):
-    """The mean image of several reconstructors, the label that most of them name, and their mean uncertainty.
+    """The mean image of several reconstructors, their majority label, and their mean uncertainty.
 
-    Their errors are partly independent, which their mean makes smaller; where they name different labels equally often,
-    the earlier member's counts.
+    Their errors are partly independent, which makes the error of the mean smaller. Ties between labels go to the
+    earlier member.
 
     Args:
         members: two or more.
@@ -33,19 +33,12 @@ class Ensemble(Reconstructor):
         if len(self.members) < 2:
             raise ConfigError(f"an ensemble needs two or more members; got {len(self.members)}")
 
-    def bind(self, background: Background) -> Reconstructor:
-        return Ensemble([member.bind(background) for member in self.members])
+    def prepare(self, background: Background) -> None:
+        self.members = [member.bind(background) for member in self.members]
 
-    def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> FittedReconstructor:
-        return _FittedEnsemble(
-            [member.fit(differences, images, labels, n_classes) for member in self.members], n_classes
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class _FittedEnsemble(FittedReconstructor):
-    members: Sequence[FittedReconstructor]
-    n_classes: int
+    def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
+        self.members = [member.fitted(differences, images, labels, n_classes) for member in self.members]
+        self.n_classes = n_classes
 
     @property
     def facts(self) -> dict[str, float]:
@@ -57,14 +50,14 @@ class _FittedEnsemble(FittedReconstructor):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Those of all members, each once."""
+        """Those of all members, without repetitions."""
         return tuple(dict.fromkeys(note for member in self.members for note in member.notes))
 
     def reconstruct(self, differences: Tensor) -> ReconstructedTargets:
         found = [member.reconstruct(differences) for member in self.members]
         votes = torch.zeros(len(differences), self.n_classes, dtype=torch.float64)
         for rank, one in enumerate(found):
-            # The small share decides between labels with equally many votes.
+            # The small deduction breaks ties.
             votes[torch.arange(len(differences)), one.labels] += 1 - 1e-3 * rank / len(found)
         return ReconstructedTargets(
             images=torch.stack([one.images for one in found]).mean(dim=0),
@@ -73,38 +66,42 @@ class _FittedEnsemble(FittedReconstructor):
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Adapted(Reconstructor):
-    """Learns from shadow models what an already fitted reconstructor gets wrong about them.
+    """A fitted reconstructor, corrected by another one that learns its errors on the shadow models.
 
     Args:
         known: the fitted reconstructor, of any fixed set.
-        learner: of its errors; None to use it as it is.
+        learner: of its errors; None to use it as it is, without shadow models.
     """
 
-    known: FittedReconstructor
+    known: Reconstructor
     learner: Reconstructor | None = None
 
-    def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> FittedReconstructor:
-        if self.learner is None:
-            return self.known
-        # Errors lie in [-1, 1], and a reconstructor takes images in [0, 1].
-        errors = (images - self.known.reconstruct(differences).images + 1) / 2
-        return _FittedAdapted(self.known, self.learner.fit(differences, errors.clamp(0, 1), labels, n_classes))
+    def check(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
+        if self.learner is not None:
+            super().check(differences, images, labels, n_classes)
 
-
-@dataclass(frozen=True, eq=False)
-class _FittedAdapted(FittedReconstructor):
-    known: FittedReconstructor
-    errors: FittedReconstructor
+    def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
+        if self.learner is not None:
+            # Errors lie in [-1, 1], and a reconstructor takes images in [0, 1].
+            errors = (images - self.known.reconstruct(differences).images + 1) / 2
+            self.learner = self.learner.fitted(differences, errors.clamp(0, 1), labels, n_classes)
 
     @property
     def facts(self) -> dict[str, float]:
-        """What was chosen while fitting the errors."""
-        return self.errors.facts
+        """Those of the reconstructor that was fitted last."""
+        return (self.learner or self.known).facts
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return () if self.learner is not None else self.known.notes
 
     def reconstruct(self, differences: Tensor) -> ReconstructedTargets:
-        first, second = self.known.reconstruct(differences), self.errors.reconstruct(differences)
+        first = self.known.reconstruct(differences)
+        if self.learner is None:
+            return first
+        second = self.learner.reconstruct(differences)
         images = (first.images + 2 * second.images - 1).clamp(0, 1)
-        # Few models of the new fixed set say less about labels than the many of the old one.
+        # The few models of the new fixed set say less about labels than the many of the old one.
         return ReconstructedTargets(images, first.labels, second.uncertainty)

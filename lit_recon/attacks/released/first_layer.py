@@ -1,48 +1,42 @@
-"""The missing image as a smooth function of what it left in the first layer, fitted in closed form.
+"""Reconstruction from the first linear layer, by a regression on its rank-one part.
 
-Gradient descent adds multiples of training images to the rows of a first linear layer, and nothing else: a difference
-is the unknown image times its weight in every neuron, which has rank one, plus fixed images times the change of theirs.
-The latter change smoothly from image to image, so that their sum lies where the fixed set varies most. Divided by the
-fixed set's own variation in every direction, a difference is all but the rank-one part, and its left factor says with
-which weight the unknown image entered every neuron. Neurons added up with these weights show the image far better than
-any neuron does.
+Gradient descent adds multiples of training images to the rows of a first linear layer, and nothing else. A difference
+is therefore the sum of two parts: the unknown image times its coefficient in every neuron, which has rank one, and the
+fixed images times the change of their coefficients. The second part lies mainly in the directions in which the fixed
+set varies most. Whitening by the fixed set's covariance suppresses it; the leading left singular vector of what remains
+estimates the coefficients of the unknown image. The combination of neurons with these coefficients shows the image far
+better than any single neuron does.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.released.base import (
-    Background,
-    FittedReconstructor,
-    ReconstructedTargets,
-    Reconstructor,
-    check_shadows,
-)
+from lit_recon.attacks.released.base import Background, ReconstructedTargets, Reconstructor
 from lit_recon.attacks.released.kernel_ridge import KernelRidge
 from lit_recon.attacks.shadow.plan import ShadowPlan
 from lit_recon.errors import ConfigError, ShapeError, ThreatModelError, UnsupportedModelError
 from lit_recon.models.released import ReleasedMLP
 
-#: Added to the fixed set's mean squares in every direction, as a share of their mean. Where the fixed set has nothing,
-#: and the unknown image is all there is, a difference then counts ten times as much as on average.
+#: Added to the fixed set's mean square in every direction, as a share of the mean over directions. Directions without
+#: variance in the fixed set, where only the unknown image contributes, then weigh ten times the average.
 _FLOOR = 1e-2
 
 
 class Trace(NamedTuple):
-    """What images left in a first layer; the sign of the rank-one part's factors is arbitrary, and common to them.
+    """Rank-one decomposition of differences of a first layer; both factors share an arbitrary sign.
 
     Attributes:
-        image: `(m, d)`, the unknown image times a number, plus what fixed images were made to add.
-        neurons: `(m, j)` of unit length: the weights of the unknown image in every neuron, up to a factor.
-        whitened: `(m, d)`, the rank-one part's right factor: the whitened image times a number.
-        remainder: `(m, j * d)`, of the layer, less neurons times image.
+        image: `(m, d)`, a multiple of the unknown image, plus an error from the fixed images.
+        neurons: `(m, j)` of unit length: the unknown image's coefficient in every neuron, up to a factor.
+        whitened: `(m, d)`, the right factor of the whitened layer: a multiple of the whitened image.
+        remainder: `(m, j * d)`, the layer minus the outer product of `neurons` and `image`.
         others: `(m, p - j * d)`, differences of all other weights.
-        share: `(m,)`, of the whitened layer's energy that its rank-one part has.
+        share: `(m,)`, the share of the whitened layer's squared norm that the rank-one part explains.
     """
 
     image: Tensor
@@ -59,10 +53,10 @@ class WhitenedFirstLayer:
 
     Attributes:
         directions: orthonormal `(d, r)` float64, in which the fixed set varies.
-        excess: `(r,)`, the inverse root of the fixed set's mean squares there, less that of all other directions.
-        neurons: of the layer, `j`.
+        excess: `(r,)`, the inverse root of the fixed set's mean squares there, minus that of all other directions.
+        neurons: number of neurons `j`.
 
-    Source: ours; that gradients of a linear layer are combinations of its inputs is used by all attacks on them.
+    Source: ours.
     """
 
     directions: Tensor
@@ -71,12 +65,12 @@ class WhitenedFirstLayer:
 
     @classmethod
     def of(cls, plan: ShadowPlan | None, who: str = "the attack") -> WhitenedFirstLayer:
-        """Of the models of a plan; `who` asks.
+        """Of the models of a plan; `who` is named in errors.
 
         Raises:
             ThreatModelError: there is no plan: the adversary does not see the whole model.
             UnsupportedModelError: the network does not begin with a linear layer.
-            ConfigError: its rows are no combinations of training images.
+            ConfigError: its rows are not combinations of training images alone.
         """
         if plan is None:
             raise ThreatModelError(
@@ -105,9 +99,9 @@ class WhitenedFirstLayer:
         return cls(directions, excess, network.linear_layers[0].out_features)
 
     def whiten(self, rows: Tensor) -> Tensor:
-        """Rows `(..., d)` in units of the fixed set's variation in every direction, float64.
+        """Rows `(..., d)` divided by the fixed set's root mean square in every direction, float64.
 
-        The fixed set's mean square of an average direction is the unit; a hundredth is added to all.
+        Mean squares are relative to their mean over directions; a hundredth is added to all.
         """
         rows = rows.double()
         whitened: Tensor = rows * _FLOOR**-0.5 + ((rows @ self.directions) * self.excess) @ self.directions.T
@@ -129,7 +123,7 @@ class WhitenedFirstLayer:
         return rows
 
     def trace(self, differences: Tensor) -> Trace:
-        """What the unknown images left.
+        """The rank-one decomposition of the first layer.
 
         Args:
             differences: of whole models, `(m, p)`.
@@ -152,7 +146,7 @@ class WhitenedFirstLayer:
         )
 
     def weights(self, rows: Tensor, images: Tensor) -> Tensor:
-        """With which weights images that are known entered every neuron, `(m, j)`.
+        """Coefficients of known images in every neuron, `(m, j)`.
 
         Args:
             rows: the layer's differences `(m, j, d)`.
@@ -164,28 +158,28 @@ class WhitenedFirstLayer:
         return weights
 
 
-#: Least share of the whitened layer's energy that its rank-one part must have in half of all shadow models; that of
-#: noise is 0.2, that of models trained on MNIST 0.95, on digits of 8 x 8 pixels 0.75.
+#: Least median share of the rank-one part over all shadow models. Noise has 0.2, models trained on MNIST have 0.95, on
+#: digits of 8 x 8 pixels 0.75.
 _RANK_ONE = 0.5
-#: To choose from: traces vary more smoothly with the image than whole differences do. Few models of large images need
-#: the large ridges, many of small ones the others.
+#: Candidates for kernel ridge regression: the decomposition varies more smoothly with the image than whole differences
+#: do. Large ridges suit few models of large images, small ones many models of small images.
 _BANDWIDTHS, _RIDGES = (2.0, 4.0, 8.0), (1e-7, 1e-5, 1e-3, 1e-2, 1e-1)
 
-#: Shadow models whose traces are computed at a time, in float64.
+#: Shadow models that are decomposed at a time, in float64.
 _CHUNK = 2_000
 
 
-@dataclass(frozen=True)
+@dataclass
 class FirstLayerRidge(Reconstructor):
-    """Another reconstructor, fed with what the image itself left in the first layer and how the rest changed.
+    """Another reconstructor on features of the first layer: its rank-one part and what remains.
 
-    The sign of that trace is known for shadow models; for released models both are tried, and the one stays that the
-    shadow models tell more about.
+    The sign of the rank-one factors is known for shadow models. For released models both signs are tried, and the
+    reconstruction with the smaller uncertainty is returned.
 
     Args:
-        inner: learns from the traces; default: kernel ridge regression with wide kernels and small ridges.
-        remainder: weight of what the first layer holds besides the image, where image, neurons and all other weights,
-            each of unit length, have 1.
+        inner: learns from the features; default: kernel ridge regression with wide kernels and small ridges.
+        remainder: weight of the first layer's remainder, where image, neurons and all other weights, each scaled to
+            unit length, have weight 1.
 
     Source: ours.
     """
@@ -193,71 +187,47 @@ class FirstLayerRidge(Reconstructor):
     inner: Reconstructor | None = None
     remainder: float = 0.7
 
+    needs_background: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         if not self.remainder >= 0:
             raise ConfigError(f"remainder must be 0 or more; got {self.remainder}")
 
-    def bind(self, background: Background) -> Reconstructor:
-        layer = WhitenedFirstLayer.of(background.plan, "FirstLayerRidge")
-        inner = self.inner or KernelRidge(_BANDWIDTHS, _RIDGES)
-        return _InformedFirstLayer(self, inner.bind(background), layer)
+    def prepare(self, background: Background) -> None:
+        self.layer = WhitenedFirstLayer.of(background.plan, "FirstLayerRidge")
+        self.regression = (self.inner or KernelRidge(_BANDWIDTHS, _RIDGES)).bind(background)
 
-    def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> FittedReconstructor:
-        raise ThreatModelError("FirstLayerRidge needs the fixed set: call informed() before fit()")
-
-    def features(self, trace: Trace, sign: Tensor) -> Tensor:
-        """Rows `(m, f)` float32 of the parts of a trace, for one sign per model."""
-        signed = torch.cat([_unit(trace.image), trace.neurons.float()], dim=1) * sign[:, None]
-        return torch.cat([signed, _unit(trace.others), self.remainder * _unit(trace.remainder)], dim=1)
-
-
-@dataclass(frozen=True, eq=False)
-class _InformedFirstLayer(Reconstructor):
-    settings: FirstLayerRidge
-    inner: Reconstructor
-    layer: WhitenedFirstLayer
-
-    def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> FittedReconstructor:
-        check_shadows(differences, images, labels, n_classes)
+    def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
         features, shares = [], []
         for chunk in torch.arange(len(differences)).split(_CHUNK):
             trace = self.layer.trace(differences[chunk])
             own = self.layer.whiten(images[chunk].flatten(1))
             sign = torch.where((trace.whitened * own).sum(dim=1) < 0, -1.0, 1.0)
-            features.append(self.settings.features(trace, sign))
+            features.append(self.features(trace, sign))
             shares.append(trace.share)
-        share = float(torch.cat(shares).median())
-        if share < _RANK_ONE:
+        self.share = float(torch.cat(shares).median())
+        if self.share < _RANK_ONE:
             raise ConfigError(
-                "an image of its own leaves a part of rank one in the first layer; in the shadow models, less what the "
-                f"fixed set explains, that part has {share:.1%} in the median: they were not trained by gradient "
-                "descent on these images, or went too far from the reference; use KernelRidge"
+                "the first layer of a model must differ from the reference mainly by a part of rank one, that of its "
+                f"own image; in the shadow models this part has a median share of {self.share:.1%}: they were not "
+                "trained by gradient descent on these images, or are too far from the reference; use KernelRidge"
             )
-        fitted = self.inner.fit(torch.cat(features), images, labels, n_classes)
-        return _FittedFirstLayer(fitted, self.settings, self.layer, share)
+        self.regression = self.first = self.regression.fitted(torch.cat(features), images, labels, n_classes)
 
-
-@dataclass(frozen=True, eq=False)
-class _FittedFirstLayer(FittedReconstructor):
-    inner: FittedReconstructor
-    settings: FirstLayerRidge
-    layer: WhitenedFirstLayer
-    share: float
+    def features(self, trace: Trace, sign: Tensor) -> Tensor:
+        """Features `(m, f)` float32 of a decomposition, given a sign for every model."""
+        signed = torch.cat([_unit(trace.image), trace.neurons.float()], dim=1) * sign[:, None]
+        return torch.cat([signed, _unit(trace.others), self.remainder * _unit(trace.remainder)], dim=1)
 
     @property
     def facts(self) -> dict[str, float]:
-        """Those of the inner one, and the median `rank_one_share` of shadow models."""
-        return {**self.inner.facts, "rank_one_share": self.share}
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Those of the inner one."""
-        return self.inner.notes
+        """Those of the regression, and the median share of the rank-one part, `rank_one_share`."""
+        return {**super().facts, "rank_one_share": self.share}
 
     def reconstruct(self, differences: Tensor) -> ReconstructedTargets:
         trace, one = self.layer.trace(differences), torch.ones(len(differences))
-        plus = self.inner.reconstruct(self.settings.features(trace, one))
-        minus = self.inner.reconstruct(self.settings.features(trace, -one))
+        plus = self.regression.reconstruct(self.features(trace, one))
+        minus = self.regression.reconstruct(self.features(trace, -one))
         better = plus.uncertainty <= minus.uncertainty
         return ReconstructedTargets(
             images=torch.where(better[:, None, None, None], plus.images, minus.images),

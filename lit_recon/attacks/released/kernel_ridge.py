@@ -1,8 +1,8 @@
-"""The missing image as a smooth function of the direction in which it moved the weights, fitted in closed form.
+"""Kernel ridge regression from differences of weights to images.
 
-The length of a difference says how much the model had left to learn from an image, its direction what the image looks
-like: differences are scaled to unit length, and nothing is scaled coordinate by coordinate, since that would raise the
-rounding errors of weights that no image moves to the size of the signal.
+Differences are scaled to unit length: their direction depends on what the image looks like, their length mostly on how
+large its loss was. They are not standardized coordinate by coordinate, since that would amplify the rounding errors of
+weights that no image changes.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_recon.attacks.released.base import FittedReconstructor, ReconstructedTargets, Reconstructor, check_shadows
+from lit_recon.attacks.released.base import ReconstructedTargets, Reconstructor
 from lit_recon.attacks.shadow.engines.pixels import times_transposed
 from lit_recon.errors import ConfigError, ShapeError
 
 
-@dataclass(frozen=True)
+@dataclass
 class KernelRidge(Reconstructor):
     """Ridge regression with a Gaussian kernel on differences of unit length.
 
-    Bandwidth and ridge are those of the least leave-one-out error, in closed form, on a part of the shadow models.
+    Bandwidth and ridge minimize the leave-one-out error, which has a closed form, on a part of the shadow models.
 
     Args:
-        bandwidths: to choose from, of `exp(-d / bandwidth)` for squared distances `d`, in units of the mean of `d`.
-        ridges: to choose from; they are added to the kernel's diagonal of 1.
-        n_validation: shadow models that the choice is made on, the first ones.
-        max_models: refuse more; time grows with the third power of their number, memory with the second: a run
-            with 16,000 needs some 9 GiB.
+        bandwidths: candidates for the bandwidth of `exp(-d / bandwidth)`, where `d` is a squared distance divided by
+            the mean squared distance.
+        ridges: candidates for the ridge that is added to the kernel's diagonal of 1.
+        n_validation: number of shadow models, from the first on, that the choice is made on.
+        max_models: most shadow models; time grows with the third power of their number, memory with the second: 16,000
+            take about 9 GiB.
 
     Source: Hastie, Tibshirani and Friedman 2009, The Elements of Statistical Learning, sections 5.8 and 7.10 (eq. 7.64
     for leave-one-out errors of linear smoothers).
@@ -53,8 +54,7 @@ class KernelRidge(Reconstructor):
                 f"n_validation and max_models must be at least 2; got {self.n_validation} and {self.max_models}"
             )
 
-    def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> FittedReconstructor:
-        check_shadows(differences, images, labels, n_classes)
+    def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
         if len(differences) > self.max_models:
             raise ConfigError(
                 f"KernelRidge takes at most max_models={self.max_models} shadow models; got {len(differences)}: "
@@ -76,8 +76,26 @@ class KernelRidge(Reconstructor):
             raise ShapeError(
                 f"the kernel of {len(directions)} shadow models is singular at a ridge of {ridge}: raise ridges"
             )
-        weights = torch.cholesky_solve(values - mean, factor)
-        return _FittedKernelRidge(directions, weights, factor, mean, scale, images.shape[1:], bandwidth, ridge, error)
+        self.weights = torch.cholesky_solve(values - mean, factor)
+        self.directions, self.factor, self.mean, self.scale = directions, factor, mean, scale
+        self.image_shape, self.bandwidth, self.ridge, self.error = images.shape[1:], bandwidth, ridge, error
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """The chosen `bandwidth` and `ridge`, and their leave-one-out error `validation_mse`."""
+        return {"bandwidth": self.bandwidth, "ridge": self.ridge, "validation_mse": self.error}
+
+    def reconstruct(self, differences: Tensor) -> ReconstructedTargets:
+        kernel = squared_distances(unit_length(differences), self.directions).div_(-self.scale).exp_()
+        values = kernel @ self.weights + self.mean
+        n_pixels = self.image_shape.numel()
+        # Posterior variance of the Gaussian process with this mean: 1 far from all shadow models, 0 at one of them.
+        explained = torch.linalg.solve_triangular(self.factor, kernel.T, upper=False).square().sum(dim=0)
+        return ReconstructedTargets(
+            images=values[:, :n_pixels].clamp(0, 1).float().unflatten(1, self.image_shape),
+            labels=values[:, n_pixels:].argmax(dim=1),
+            uncertainty=(1 + self.ridge - explained).clamp(min=0),
+        )
 
     def _choose(self, distances: Tensor, values: Tensor, n_pixels: int) -> tuple[float, float, float]:
         """Bandwidth, ridge and their leave-one-out MSE of pixels."""
@@ -94,41 +112,11 @@ class KernelRidge(Reconstructor):
         return best
 
 
-@dataclass(frozen=True, eq=False)
-class _FittedKernelRidge(FittedReconstructor):
-    directions: Tensor
-    weights: Tensor
-    factor: Tensor
-    mean: Tensor
-    scale: float
-    image_shape: torch.Size
-    bandwidth: float
-    ridge: float
-    error: float
-
-    @property
-    def facts(self) -> dict[str, float]:
-        """What was chosen: `bandwidth`, `ridge`, and their `validation_mse` on the shadow models."""
-        return {"bandwidth": self.bandwidth, "ridge": self.ridge, "validation_mse": self.error}
-
-    def reconstruct(self, differences: Tensor) -> ReconstructedTargets:
-        kernel = squared_distances(unit_length(differences), self.directions).div_(-self.scale).exp_()
-        values = kernel @ self.weights + self.mean
-        n_pixels = self.image_shape.numel()
-        # The posterior variance of the Gaussian process whose mean this is: 1 far from all shadow models, 0 at one.
-        explained = torch.linalg.solve_triangular(self.factor, kernel.T, upper=False).square().sum(dim=0)
-        return ReconstructedTargets(
-            images=values[:, :n_pixels].clamp(0, 1).float().unflatten(1, self.image_shape),
-            labels=values[:, n_pixels:].argmax(dim=1),
-            uncertainty=(1 + self.ridge - explained).clamp(min=0),
-        )
-
-
 def unit_length(differences: Tensor) -> Tensor:
     """Rows `(s, p)` divided by their lengths, float32.
 
     Raises:
-        ShapeError: a row is zero or not finite: that model says nothing about its image.
+        ShapeError: a row is zero or not finite.
     """
     lengths = differences.double().norm(dim=1, keepdim=True)
     if not (torch.isfinite(lengths).all() and (lengths > 0).all()):
@@ -149,15 +137,15 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
 
 
 def leave_one_out_error(kernel: Tensor, values: Tensor, ridge: float, n_pixels: int) -> float:
-    """Mean squared error of every row's pixels as predicted by all others; infinite where the kernel is singular.
+    """Mean squared error of the pixels of every row, predicted from all other rows; infinite for a singular kernel.
 
-    With `A = (K + ridge I)^-1` the residual of row `i`, had it been left out, is `(A Y)_i / A_ii`.
+    With `A = (K + ridge I)^-1` the leave-one-out residual of row `i` is `(A Y)_i / A_ii`.
 
     Args:
         kernel: `(s, s)`.
         values: `(s, d)`, pixels first, less their means.
         ridge: added to the diagonal.
-        n_pixels: columns that count.
+        n_pixels: number of columns that enter the error.
     """
     shifted = kernel.clone()
     shifted.diagonal().add_(ridge)

@@ -1,4 +1,4 @@
-"""Shadow models: what an adversary trains who knows all training data but one image."""
+"""Shadow models: models that an adversary trains who knows all training data but one image."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from lit_recon.attacks.shadow.engine import (
     train_models,
     train_reference,
 )
-from lit_recon.attacks.shadow.linear_plan import ApproximationError, LinearPlan, Plan
+from lit_recon.attacks.shadow.linear_plan import ApproximationError, LinearPlan
 from lit_recon.attacks.shadow.linear_response import LinearResponse
 from lit_recon.attacks.shadow.plan import (
+    ExactSample,
     Initialization,
+    Plan,
     Pretraining,
     ShadowPlan,
     load_released,
@@ -24,6 +26,7 @@ from lit_recon.privacy.noisy_sgd import PrivateDescent
 
 __all__ = [
     "ApproximationError",
+    "ExactSample",
     "Execution",
     "GradientDescent",
     "Initialization",

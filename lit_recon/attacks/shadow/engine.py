@@ -1,4 +1,4 @@
-"""Shadow models by whichever way is fastest here, and what one image changes in a model's weights."""
+"""Training of shadow models by one of several equivalent implementations, and the reference they are compared to."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from lit_recon.attacks.shadow.steps import Batches, Descent
 from lit_recon.attacks.shadow.training import KnownTraining, flat_weights, full_precision, unflatten
 from lit_recon.errors import ShapeError
 
-#: `batched_mlp`: wide matrix products, MLPs only; `vmap`: any network, models side by side; `loop`: one by one.
+#: `batched_mlp`: batched matrix products, MLPs only; `vmap`: any network, many models at once; `loop`: one by one.
 Execution = Literal["batched_mlp", "vmap", "loop"]
 
 
 def execution_of(recorded: str) -> Execution:
-    """The way of training that a store's record names; `hand` is what stores before 0.2 call `batched_mlp`."""
+    """The implementation named in a store; stores before version 0.2 call `batched_mlp` `hand`."""
     if recorded in ("batched_mlp", "hand"):
         return "batched_mlp"
     return "vmap" if recorded == "vmap" else "loop"
@@ -36,8 +36,7 @@ _WAYS: dict[Execution, Callable[[KnownTraining, Tensor, Tensor, Tensor, Sequence
     "vmap": train_vmap,
     "loop": train_loop,
 }
-#: Full batches, mini-batches and rounds of a measurement; the first round, which pays for what later ones reuse, does
-#: not count.
+#: Steps with full batches, steps with mini-batches, and rounds of a time measurement; the first round is a warm-up.
 _STEPS, _MINI_BATCHES, _ROUNDS = 2, 10, 3
 
 
@@ -56,16 +55,16 @@ def train_models(
         initial: weights `(p,)` of all models, or `(s, p)` of each.
         images: own image of each model, `(s, c, h, w)` in [0, 1].
         labels: of those, `(s,)`.
-        execution: how; all agree up to rounding.
-        generators: of noise or of an unknown order of mini-batches, one per model; of a known order, one for all;
-            needed for these only.
+        execution: implementation; all agree up to rounding.
+        generators: for noise or an unknown order of mini-batches one per model, for a known order one in all, else
+            None.
 
     Returns:
-        Flat weights `(s, p)`; with snapshots `(s, t * p)`, of all released models in the order of their steps.
+        Flat weights `(s, p)`; with snapshots `(s, t * p)`, in the order of their steps.
 
     Raises:
         ShapeError: arguments do not fit, or training diverged.
-        UnsupportedModelError: the network cannot be trained this way.
+        UnsupportedModelError: this implementation does not support the network.
     """
     with full_precision():
         trained = _WAYS[execution](known, initial, images, labels, generators)
@@ -78,20 +77,20 @@ def train_models(
 def train_reference(
     known: KnownTraining, initial: Tensor, generators: Sequence[torch.Generator] | None = None
 ) -> Tensor:
-    """The model that all others are compared with: the same training but for the missing image's gradient.
+    """The reference model: the same training without the gradient of the unknown image.
 
-    Its loss is the sum over the images of the fixed set divided by the number of all, so that what a released model's
-    weights differ by is the work of its own image alone, of noise, and of an order that nobody else knows: the
-    reference has no noise, and is the mean over several orders where the order is unknown.
+    Its loss is the sum over the images of the fixed set divided by the number of all images, so that the difference of
+    a released model from it is due to the model's own image, to noise and to an unknown order of mini-batches only. The
+    reference has no noise, and is the mean over several orders if the order is unknown.
 
     Args:
         known: the training.
         initial: weights `(p,)`.
-        generators: of the order of mini-batches: one of a known order, some of an unknown one.
+        generators: of the order of mini-batches: one of a known order, several of an unknown one.
 
     Returns:
-        Float64 weights `(p,)`, with snapshots `(t * p,)`: in float32 they would carry an error as large as a hundredth
-        of that difference.
+        Float64 weights `(p,)`, with snapshots `(t * p,)`: in float32 their error would be up to a hundredth of the
+        differences.
     """
     exact = known.on(known.images.device, torch.float64)
     if known.descent.dp is not None:
@@ -134,17 +133,17 @@ def _clipped_reference(known: KnownTraining, initial: Tensor) -> Tensor:
 
 
 def deltas(weights: Tensor, reference: Tensor) -> Tensor:
-    """What training on one more image changed, `(s, p)` float32: subtracted in float64, rounded afterwards.
+    """Differences from the reference, `(s, p)` float32: subtracted in float64, then rounded.
 
     Args:
         weights: of models, `(s, p)`.
-        reference: float64 `(p,)` of `train_reference`, of as many released models.
+        reference: float64 `(p,)`, result of `train_reference`.
     """
     return (weights.double() - reference).float()
 
 
 def fastest_execution(known: KnownTraining, initial: Tensor) -> Execution:
-    """The way that takes the least time per model here, measured on a few steps."""
+    """The implementation with the least time per model on this machine, measured on a few steps."""
     steps = _STEPS if known.descent.batch_size is None else _MINI_BATCHES
     shorter = dataclasses.replace(known.descent, steps=steps, epochs=None, snapshots=())
     few = dataclasses.replace(known, descent=shorter)

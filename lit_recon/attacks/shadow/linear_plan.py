@@ -1,4 +1,4 @@
-"""Shadow models by linear response, used only where a sample of exact ones vouches for them."""
+"""Shadow models by linear response, used only if a sample of exact models shows that the error is small."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lit_recon.attacks.shadow.engine import Execution
 from lit_recon.attacks.shadow.linear_response import LinearResponse, bytes_per_model, n_coordinates, respond
-from lit_recon.attacks.shadow.plan import ShadowPlan
+from lit_recon.attacks.shadow.plan import ExactSample, ShadowPlan
 from lit_recon.attacks.shadow.store import ShadowStore
 from lit_recon.attacks.shadow.training import GradientDescent
 from lit_recon.data import ImageSet
@@ -23,11 +23,11 @@ from lit_recon.io.files import write_text
 
 @dataclass(frozen=True)
 class ApproximationError:
-    """The errors of a sample, and how large they may be.
+    """Errors of linear response on a sample of models.
 
     Attributes:
         errors: `|linear - exact| / |exact|` of every model's difference from the reference.
-        tolerance: largest median that linear response is used with.
+        tolerance: largest median error at which linear response is used.
 
     >>> ApproximationError([0.1, 0.2, 0.9], tolerance=0.4).is_tolerable
     True
@@ -38,12 +38,12 @@ class ApproximationError:
 
     @property
     def median(self) -> float:
-        """Of the errors."""
+        """Median of the errors."""
         return float(torch.tensor(self.errors, dtype=torch.float64).quantile(0.5))
 
     @property
     def is_tolerable(self) -> bool:
-        """Whether linear response is used."""
+        """Whether the median is within the tolerance."""
         return self.median <= self.tolerance
 
     @property
@@ -56,55 +56,57 @@ class ApproximationError:
 
     @staticmethod
     def path(folder: Path) -> Path:
-        """Where a store keeps the errors."""
+        """File of the errors in a store."""
         return folder / "linear_response.json"
 
     def write(self, folder: Path) -> None:
-        """Keep the errors in a store."""
+        """Write the errors into a store."""
         write_text(self.path(folder), json.dumps({"errors": list(self.errors)}) + "\n")
 
     @classmethod
     def read(cls, folder: Path, n: int, tolerance: float) -> ApproximationError:
-        """The errors of `n` models that a store keeps.
+        """The errors of `n` models, from the file in a store.
 
         Raises:
-            MissingDataError: nothing has been measured.
+            MissingDataError: there is no such file.
             CorruptFileError: the file is damaged.
         """
         path = cls.path(folder)
         if not path.is_file():
             raise MissingDataError(
-                f"{path} is not there: the error of linear response has not been measured: `python train.py shadows`"
+                f"{path} does not exist: measure the error of linear response by `python train.py shadows`"
             )
         try:
             errors = [float(error) for error in json.loads(path.read_text(encoding="utf-8"))["errors"]]
         except (ValueError, KeyError, TypeError) as error:
-            raise CorruptFileError(f"{path} is damaged ({error}): delete it, and it is measured again") from error
+            raise CorruptFileError(
+                f"{path} is damaged ({error}): delete it, and the errors are measured again"
+            ) from error
         if len(errors) != n:
             raise CorruptFileError(
-                f"{path} must hold the errors of {n} models; got {len(errors)}: delete it, and it is measured again"
+                f"{path} must hold the errors of {n} models; got {len(errors)}: delete it, and they are measured again"
             )
         return cls(errors, tolerance)
 
 
-#: Memory of the models that go along the path together; after a kill, their part of the work is done again.
+#: Memory in bytes of the models that are computed together; after a kill, these are computed again.
 _TOGETHER_BYTES = 192 * 2**20
-#: What linear response knows of an optimizer.
+#: Settings of `GradientDescent` that linear response supports.
 _KNOWN_SETTINGS = {"steps", "lr", "momentum"}
 
 
 @dataclass(frozen=True, eq=False)
 class LinearPlan:
-    """Shadow models that a linear response stands for, where it is tolerable.
+    """Shadow models approximated by linear response, if its error is tolerable.
 
     Attributes:
-        exact: the models that they stand for.
-        response: how, and how far it is trusted.
-        kind: `linear`: all models, or an error; `mixed`: the sample stays exact, and all models are trained exactly
-            where linear response is not tolerable.
+        exact: the plan of the exact models.
+        response: rank and error tolerance.
+        kind: `linear`: all models are approximated, and an error beyond the tolerance is refused; `mixed`: the sample
+            is exact, and beyond the tolerance all models are trained exactly.
 
     Raises:
-        ConfigError: linear response is not for such models.
+        ConfigError: linear response does not support such models.
     """
 
     exact: ShadowPlan
@@ -134,16 +136,16 @@ class LinearPlan:
 
     @property
     def description(self) -> dict[str, object]:
-        """What a store has to agree in: that of the exact models, and how far these are from them."""
+        """Cache key: that of the exact models, and the settings of linear response."""
         response = {f"shadows.{key}": value for key, value in asdict(self.response).items()}
         return {**self.exact.description, "shadows": self.kind, **response}
 
     def execution(self) -> Execution:
-        """The fastest way for those that are trained exactly."""
+        """The fastest way to train the exact ones."""
         return self.exact.execution()
 
     def sample(self, images: ImageSet) -> ImageSet:
-        """The images whose models are also trained exactly, the first ones.
+        """The first images, whose models are also trained exactly.
 
         Raises:
             ConfigError: there are fewer images.
@@ -156,11 +158,23 @@ class LinearPlan:
 
     @staticmethod
     def sample_folder(folder: Path) -> Path:
-        """Where a store keeps the exact models of its sample."""
+        """Folder of the exact models of the sample in a store."""
         return folder / "exact_sample"
 
+    def exact_sample(self, folder: Path, images: ImageSet) -> ExactSample | None:
+        """The sample that the error of linear response is measured on, once for every store."""
+
+        def measure() -> None:
+            if not self.is_measured(folder):
+                self.measure(folder, images)
+
+        def check() -> bool:
+            return self.trusted(folder)
+
+        return ExactSample(self.exact, self.sample(images), self.sample_folder(folder), measure, check)
+
     def measure(self, folder: Path, images: ImageSet) -> None:
-        """Compare the sample's exact models, which are there, with linear response, and keep the errors in the store.
+        """Compare the stored exact models of the sample with linear response, and write the errors into the store.
 
         Args:
             folder: of the store.
@@ -173,7 +187,7 @@ class LinearPlan:
         ApproximationError(errors.tolist(), self.response.tolerance).write(folder)
 
     def measured(self, folder: Path) -> ApproximationError:
-        """What `measure` found for the store in a folder.
+        """The errors that `measure` wrote into the store in a folder.
 
         Raises:
             MissingDataError: it has not been measured.
@@ -182,14 +196,14 @@ class LinearPlan:
         return ApproximationError.read(folder, self.response.sample, self.response.tolerance)
 
     def is_measured(self, folder: Path) -> bool:
-        """Whether `measure` was called for the store in a folder."""
+        """Whether the store in a folder holds measured errors."""
         return ApproximationError.path(folder).is_file()
 
     def trusted(self, folder: Path) -> bool:
-        """Whether linear response is used; False where all models are exact instead.
+        """Whether linear response is used; if not, all models are trained exactly.
 
         Raises:
-            ConfigError: linear response is not tolerable, and nothing else was asked for.
+            ConfigError: the error is not tolerable, and `kind` is `linear`.
         """
         measured = self.measured(folder)
         if not measured.is_tolerable and self.kind == "linear":
@@ -199,7 +213,7 @@ class LinearPlan:
         return measured.is_tolerable
 
     def facts(self, folder: Path, n: int) -> dict[str, float | int | str]:
-        """For the record of a run with `n` of these models: how many are not exact, and how far they may be off."""
+        """How many of `n` models are not exact, and the errors of the sample."""
         measured = self.measured(folder)
         exact = 0 if self.kind == "linear" else self.response.sample if measured.is_tolerable else n
         return {
@@ -211,20 +225,15 @@ class LinearPlan:
             "linear_tolerance": measured.tolerance,
         }
 
-    def sentence(self, folder: Path, n: int) -> str:
-        """How `n` of these models were made, in words."""
+    def notes(self, folder: Path, n: int) -> tuple[str, ...]:
+        """How `n` of these models were made, in a sentence."""
         linear = self.facts(folder, n)["n_linear"]
         made = f"{linear} of the {n} shadow models were made by linear response"
-        return f"{made if linear else f'All {n} shadow models were trained exactly'}: {self.measured(folder).sentence}."
+        how = made if linear else f"All {n} shadow models were trained exactly"
+        return (f"{how}: {self.measured(folder).sentence}.",)
 
     def train_shards(self, store: ShadowStore, shards: Sequence[int], images: ImageSet) -> Iterator[int]:
-        """Train and keep the models of some shards; yields each shard's number when it is there.
-
-        Args:
-            store: that `measure` was called for.
-            shards: that are missing.
-            images: one per model of the whole plan.
-        """
+        """See `Plan`; the store holds measured errors."""
         if not self.trusted(store.folder):
             yield from self.exact.train_shards(store, shards, images)
             return
@@ -244,7 +253,7 @@ class LinearPlan:
         store = ShadowStore.open(there, self.exact.description)
         if store is None:
             raise MissingDataError(
-                f"{there} holds no exact models to measure linear response by: `python train.py shadows`"
+                f"{there} holds no exact models to measure linear response by: train them by `python train.py shadows`"
             )
         return store.read(sample)
 
@@ -254,7 +263,3 @@ class LinearPlan:
         initial = self.exact.initial_weights().to(device)
         for found in respond(self.exact.known, initial, tensors, self.response):
             yield found.cpu()
-
-
-#: Where an adversary has shadow models from.
-Plan = ShadowPlan | LinearPlan

@@ -1,18 +1,18 @@
-"""Shadow models without training: how one image's pull spreads along the path that all models nearly share.
+"""Shadow models without training, to first order in their distance from the reference.
 
 A model trained on the fixed set and one image stays within a thousandth of the reference, which is trained on the
-fixed set alone. To first order in the distance `delta`, the fixed set's gradient changes by its Hessian times `delta`:
+fixed set alone. To first order in the difference `delta`, the fixed set's gradient changes by Hessian times `delta`:
 
     v <- momentum v + (H(theta_t) delta + g(theta_t + delta)) / (n + 1),    delta <- delta - lr v
 
-with the own image's gradient `g` taken exactly. The path `theta_t` and its Hessians are the same for all models: each
-is computed once, serves all of them, and is forgotten. What an own image has outside the leading directions of the
-fixed set is moved by `g` alone: one number per neuron times that remainder.
+where the gradient `g` of the model's own image is exact. The path `theta_t` and its Hessians are the same for all
+models, so that every Hessian is computed once for all of them. The component of an own image outside the leading
+directions of the fixed set is changed by `g` alone: one number per neuron times that component.
 
-The first layer of an MLP sees images through `a = W x`, with a 1 for the bias. Its second derivatives are products of
-what an image does to the rest of the network and of the image twice: projected to the `r` leading directions of all
-images, `p` weights become `q = h r + p'` coordinates, those of the `h` neurons along the directions and the later
-layers' own `p'`, and the Hessian a `(q, q)` matrix that thousands of models share.
+The first layer of an MLP computes `a = W x`, with a 1 appended to `x` for the bias. Its second derivatives are products
+of second derivatives with respect to `a` and of the image with itself. Projected to the `r` leading directions of the
+images, `p` weights become `q = h r + p'` coordinates: `r` for each of the `h` neurons, and the `p'` weights of later
+layers. The Hessian is then a `(q, q)` matrix, which thousands of models share.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from lit_recon.data.seeding import seeded_generator
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models.released import ReleasedMLP
 
-#: Most coordinates of a Hessian: 256 MiB in float32, beyond which training exactly is no slower.
+#: Most coordinates of a Hessian: 256 MiB in float32. Beyond this, exact training is as fast.
 _MOST_COORDINATES = 8_192
 #: Images at a time, so that memory does not grow with their number.
 _IMAGES = 2_048
@@ -42,7 +42,7 @@ _IMAGES = 2_048
 
 @dataclass(frozen=True, eq=False)
 class Coordinates:
-    """An MLP's weights along the leading directions of the images that it was trained on.
+    """Coordinates of an MLP's weights along the leading directions of its training images.
 
     Attributes:
         network: the MLP.
@@ -54,10 +54,10 @@ class Coordinates:
 
     @classmethod
     def of(cls, known: KnownTraining, rank: int) -> Coordinates:
-        """Along the `rank` directions with most of the fixed images in them, or all where there are no more.
+        """Along the `rank` leading directions of the fixed images, or all if there are fewer.
 
         Raises:
-            ConfigError: the network is no MLP, or the coordinates are too many.
+            ConfigError: the network is not an MLP, or there are too many coordinates.
         """
         n_coordinates(known.network, known.images[0].numel(), rank)
         network = _mlp(known.network)
@@ -77,7 +77,7 @@ class Coordinates:
 
     @property
     def head(self) -> nn.Sequential:
-        """What follows the first layer."""
+        """The layers after the first one."""
         return nn.Sequential(*list(self.network.layers)[2:])
 
     @property
@@ -100,7 +100,7 @@ class Coordinates:
         return torch.cat([first[..., :-1].flatten(1), first[..., -1], later], dim=1)
 
     def flow(self, later: Tensor, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of every image's loss to its first layer's outputs and to the later layers.
+        """Gradients of every image's loss with respect to the first layer's outputs and to the later layers.
 
         Args:
             later: weights `(s, p')` of every image's own model, or `(p',)` of one.
@@ -162,17 +162,17 @@ class Coordinates:
 
 
 def n_coordinates(network: nn.Module, inputs: int, rank: int) -> int:
-    """Number `q` of coordinates of a network that sees images of so many pixels.
+    """Number `q` of coordinates of a network on images of `inputs` pixels.
 
     Raises:
-        ConfigError: the network is no MLP, or the coordinates are too many.
+        ConfigError: the network is not an MLP, or there are too many coordinates.
     """
     first, total = _mlp(network).linear_layers[0], sum(parameter.numel() for parameter in network.parameters())
     n = first.out_features * min(rank, inputs + 1) + total - first.out_features * (inputs + 1)
     if n > _MOST_COORDINATES:
         raise ConfigError(
-            f"linear response of rank {rank} has {n} coordinates for this network; at most {_MOST_COORDINATES} are "
-            "worth their products: lower linear.rank, or set shadows to exact"
+            f"linear response of rank {rank} has {n} coordinates for this network; with more than {_MOST_COORDINATES} "
+            "it is slower than exact training: lower linear.rank, or set shadows to exact"
         )
     return n
 
@@ -194,13 +194,14 @@ def with_one(images: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LinearResponse:
-    """How shadow models are had by linear response, and how far that is trusted.
+    """First-order approximation of shadow models: rank and error tolerance.
 
     Args:
-        rank: directions of the fixed images along which their Hessian is kept; all where there are no more.
-        hessian_images: of the fixed set that a Hessian is estimated on, others in every step; all where it has no more.
+        rank: leading directions of the fixed images that the Hessian is projected to; all if there are fewer.
+        hessian_images: images of the fixed set, drawn anew in every step, that the Hessian is estimated on; all if
+            there are fewer.
         sample: models that are also trained exactly, to measure the error.
-        tolerance: largest median relative error of the sample's differences with which linear response is used.
+        tolerance: largest median relative error of the sample's differences at which the approximation is used.
 
     Raises:
         ConfigError: a number is out of its range.
@@ -224,21 +225,21 @@ class LinearResponse:
 def respond(
     known: KnownTraining, initial: Tensor, groups: Sequence[tuple[Tensor, Tensor]], response: LinearResponse
 ) -> Iterator[Tensor]:
-    """What each image changes in the weights, to first order in what the fixed set does about it.
+    """Differences of shadow models from the reference, to first order in the fixed set's response.
 
-    All models advance together along the path. A group's result depends on its own images only, not on the others.
+    All models advance together along the reference's path. The result of a group depends on its own images only.
 
     Args:
         known: the training: gradient descent on full batches, with momentum or without.
         initial: weights `(p,)` that all models start from.
-        groups: images `(s, c, h, w)` and labels `(s,)`; what moves at a time should fit the processor's cache.
+        groups: images `(s, c, h, w)` and labels `(s,)`; one group should fit into the processor's cache.
         response: rank and number of images of the Hessian.
 
     Yields:
         Differences `(s, p)` from `train_reference`, group by group.
 
     Raises:
-        ConfigError: the network is no MLP, or its Hessians would be too large.
+        ConfigError: the network is not an MLP, or its Hessians would be too large.
         ShapeError: arguments do not fit, or training diverged.
     """
     for images, labels in groups:
@@ -272,7 +273,7 @@ def reference_path(known: KnownTraining, initial: Tensor) -> Iterator[Tensor]:
 
 
 def bytes_per_model(known: KnownTraining, rank: int) -> int:
-    """Memory that one model takes on its way: its image twice, where it is and how fast it moves."""
+    """Memory of one model: its image twice, coordinates and momentum."""
     inputs = known.images[0].numel()
     return known.images.element_size() * (2 * inputs + rank + 2 * n_coordinates(known.network, inputs, rank))
 
@@ -288,11 +289,11 @@ def _estimated(coordinates: Coordinates, known: KnownTraining, weights: Tensor, 
 
 
 class _Responses:
-    """Models of one group on their way.
+    """The models of one group, between steps.
 
     Args:
         known: the training.
-        coordinates: of what the fixed set acts on.
+        coordinates: of the weights.
         images: own image of each model, `(s, c, h, w)`.
         labels: of those, `(s,)`.
     """
@@ -308,7 +309,7 @@ class _Responses:
         self._descent = Descent(known.descent, [self._moved, self._beyond])
 
     def step(self, weights: Tensor, hessian: Tensor) -> None:
-        """Go one step of training, at these weights of the reference."""
+        """One step of training, at these weights of the reference."""
         first, later = self._split(self._moved)
         outputs = times_transposed(self._inputs, self.coordinates.first_layer(weights))
         outputs += torch.bmm(first, self._along[:, :, None])[:, :, 0]
@@ -320,7 +321,7 @@ class _Responses:
         self._descent.step([gradient, pull], scale=1 / (self.n + 1))
 
     def differences(self) -> Tensor:
-        """What the images changed so far, `(s, p)`."""
+        """Differences from the reference so far, `(s, p)`."""
         first, later = self._split(self._moved)
         remainder = self._inputs - times_transposed(self._along, self.coordinates.basis)
         whole = times_transposed(first.flatten(0, 1), self.coordinates.basis).view(
@@ -329,6 +330,6 @@ class _Responses:
         return self.coordinates.flat(whole.addcmul_(self._beyond[:, :, None], remainder[:, None, :]), later)
 
     def _split(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the first layer `(s, h, r)` and of the later ones `(s, p')`; views."""
+        """Views of the first layer's coordinates `(s, h, r)` and of those of later layers `(s, p')`."""
         neurons, rank = self.coordinates.neurons, self.coordinates.rank
         return coordinates[:, : neurons * rank].unflatten(1, (neurons, rank)), coordinates[:, neurons * rank :]

@@ -1,13 +1,13 @@
-"""Everything that decides what shadow models there will be: whose data, which network, which seeds."""
+"""Plans: everything that determines a set of shadow models, such as data, network, optimizer and seeds."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -30,26 +30,79 @@ from lit_recon.data.seeding import seeded_generator
 from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError, ShapeError, UnsupportedModelError
 from lit_recon.models.released import ReleasedNetwork
 
-#: The reference of models whose mini-batches nobody knows is the mean over so many orders.
+#: Number of orders of mini-batches that the reference is the mean over, where the order is unknown.
 _REFERENCE_ORDERS = 16
 #: `known`: all models start from the same weights; `fresh`: each from weights of its own.
 Initialization = Literal["known", "fresh"]
 
 
+class Plan(Protocol):
+    """How the adversary obtains shadow models: what `ShadowPlan` and `LinearPlan` have in common."""
+
+    @property
+    def fixed(self) -> ImageSet:
+        """The fixed set."""
+        ...
+
+    @property
+    def description(self) -> dict[str, object]:
+        """Cache key: fields that must match to reuse stored models."""
+        ...
+
+    def execution(self) -> Execution:
+        """The fastest way to train these models on this machine, measured."""
+        ...
+
+    def exact_sample(self, folder: Path, images: ImageSet) -> ExactSample | None:
+        """What has to be done before the first shard of the store in `folder` is computed; None: nothing."""
+        ...
+
+    def train_shards(self, store: ShadowStore, shards: Sequence[int], images: ImageSet) -> Iterator[int]:
+        """Compute and store the models of some shards; yields each shard's number once it is stored."""
+        ...
+
+    def facts(self, folder: Path, n: int) -> Mapping[str, float | int | str]:
+        """Entries in the record of a run with `n` of these models, stored in `folder`."""
+        ...
+
+    def notes(self, folder: Path, n: int) -> tuple[str, ...]:
+        """Sentences for the reader of such a run."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class ExactSample:
+    """Models to be trained exactly, by which the error of an approximation is measured.
+
+    Attributes:
+        plan: of the models.
+        images: one per model.
+        folder: of their store.
+        measure: measures the error, once these models are stored, and keeps it; does nothing if it is known.
+        check: refuses an error that is too large.
+    """
+
+    plan: ShadowPlan
+    images: ImageSet
+    folder: Path
+    measure: Callable[[], None]
+    check: Callable[[], object]
+
+
 @dataclass(frozen=True, eq=False)
 class ShadowPlan:
-    """Models that are trained alike, each on the fixed set and one image of its own.
+    """Models that are trained exactly and alike, each on the fixed set and one image of its own.
 
     Attributes:
         network: the architecture.
         fixed: the fixed set.
         descent: the optimizer.
         seed: of the initial weights, of noise and of the order of mini-batches.
-        initialization: whether all models start alike, as an adversary can arrange who knows the initial weights.
-        purpose: tells apart what is random in the models of an adversary and in those that were released: fresh initial
-            weights, noise and unknown orders.
+        initialization: whether all models start from the same weights, known to the adversary.
+        purpose: seeds all randomness of its own, so that released and shadow models differ: fresh initial weights,
+            noise and unknown orders.
         device: that trains.
-        start: known initial weights `(p,)` in the place of random ones, such as trained ones.
+        start: known initial weights `(p,)` instead of random ones, such as pre-trained ones.
     """
 
     network: ReleasedNetwork
@@ -68,12 +121,12 @@ class ShadowPlan:
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether models that are trained on the same images are the same."""
+        """Whether training is deterministic: equal images give equal models."""
         return self.initialization == "known" and not self.descent.is_noisy and not self.descent.has_own_order
 
     @property
     def description(self) -> dict[str, object]:
-        """What a store has to agree in."""
+        """Cache key: fields that must match to reuse stored models."""
         start = self.initial_weights()
         return {
             **{f"network.{key}": value for key, value in self.network.architecture.items()},
@@ -86,14 +139,14 @@ class ShadowPlan:
         }
 
     def initial_weights(self, *purpose: int | str) -> Tensor:
-        """Weights `(p,)` drawn for a purpose; without one, those that everybody knows where they are known."""
+        """Initial weights `(p,)` drawn for a purpose; without one, the known ones."""
         if self.start is not None and not purpose:
             return self.start.clone()
         self.network.initialize(seeded_generator(self.seed, "initial weights", *purpose))
         return flat_weights(self.network)
 
     def reference(self) -> Tensor:
-        """Float64 weights of the model without any further image, `(p,)`, or `(t * p,)` with snapshots."""
+        """Float64 weights of the model trained on the fixed set alone, `(p,)`, or `(t * p,)` with snapshots."""
         orders = None
         if self.descent.batch_size is not None:
             orders = [seeded_generator(self.seed, "order")]
@@ -102,17 +155,17 @@ class ShadowPlan:
         return train_reference(self.known, self.initial_weights().to(self.device), orders).cpu()
 
     def execution(self) -> Execution:
-        """The fastest way for these models here."""
+        """The fastest way to train these models on this machine, measured."""
         return fastest_execution(self.known, self.initial_weights().to(self.device))
 
     def starts(self, members: range) -> Tensor:
-        """Initial weights `(p,)` of all models, or `(s, p)` where each has its own."""
+        """Initial weights `(p,)` of all models, or `(s, p)` if each has its own."""
         if self.initialization == "known":
             return self.initial_weights()
         return torch.stack([self.initial_weights(self.purpose, member) for member in members])
 
     def generators(self, members: range) -> list[torch.Generator] | None:
-        """Generators of every model's own noise or order of mini-batches, or of the order of all; None without."""
+        """One generator per model for noise or an order of its own, one for a common order, or None."""
         if self.descent.is_noisy or self.descent.has_own_order:
             what = "noise" if self.descent.is_noisy else "order"
             return [seeded_generator(self.seed, what, self.purpose, member) for member in members]
@@ -124,8 +177,8 @@ class ShadowPlan:
         Args:
             images: one per model of the whole plan.
             members: positions of the models to train now.
-            execution: how.
-            reference: of `reference`.
+            execution: how they are trained.
+            reference: result of `reference()`.
 
         Raises:
             ShapeError: the images do not fit the network, or training diverged.
@@ -142,31 +195,43 @@ class ShadowPlan:
         return deltas(trained.cpu(), reference)
 
     def train_shard(self, store: ShadowStore, shard: int, images: ImageSet, reference: Tensor) -> None:
-        """Train the models of one shard of a store for these images, and keep them."""
+        """Train and store the models of one shard."""
         members = store.members(shard, len(images))
         execution = execution_of(store.execution)
         trained = self.train(images, members, execution, reference)
         store.write(shard, trained, images.subset(torch.tensor(list(members))))
 
     def train_shards(self, store: ShadowStore, shards: Sequence[int], images: ImageSet) -> Iterator[int]:
-        """Train and keep the models of some shards of a store; yields each shard's number when it is there."""
+        """See `Plan`."""
         reference = self.reference()
         for shard in shards:
             self.train_shard(store, shard, images, reference)
             yield shard
 
+    def exact_sample(self, folder: Path, images: ImageSet) -> ExactSample | None:
+        """Exact models have no error to measure."""
+        return None
+
+    def facts(self, folder: Path, n: int) -> Mapping[str, float | int | str]:
+        """None."""
+        return {}
+
+    def notes(self, folder: Path, n: int) -> tuple[str, ...]:
+        """None."""
+        return ()
+
 
 @dataclass(frozen=True)
 class Pretraining:
-    """All models begin where a training on other images ended; the adversary has seen the model at that point.
+    """All models start from weights that were trained on other images, and that the adversary knows.
 
-    Full batches; the defaults bring ReleasedMLP to 98 % of 10,000 images of MNIST, and 91 % of others.
+    Full batches; with the defaults, ReleasedMLP classifies 98 % of 10,000 training images of MNIST and 91 % of others.
 
     Args:
-        images: so many of those that are in no part of the split.
+        images: number of images, taken from those in no part of the split.
         steps: of descent on them.
         lr: learning rate.
-        momentum: as of `GradientDescent`.
+        momentum: see `GradientDescent`.
 
     Raises:
         ConfigError: a number is out of its range.
@@ -188,16 +253,16 @@ class Pretraining:
 
 
 def pretrained_weights(network: nn.Module, images: Tensor, labels: Tensor, how: Pretraining) -> Tensor:
-    """Flat weights `(p,)`, float32 on the CPU, that a training from the network's own weights comes to.
+    """Flat weights `(p,)`, float32 on the CPU, after a training from the network's own weights.
 
-    It goes in float64, so that rounding hardly ever tells machines or numbers of threads apart: a store of shadow
-    models belongs to these weights, bit by bit.
+    Computed in float64, so that machines and numbers of threads hardly ever give different results: stored shadow
+    models can be reused only if these weights are equal bit by bit.
 
     Args:
-        network: the architecture with its initial weights, which stay as they are.
+        network: the architecture with its initial weights, which are not changed.
         images: `(n, c, h, w)` in [0, 1].
         labels: of those, `(n,)`.
-        how: steps and rates.
+        how: steps and learning rate.
 
     Raises:
         ConfigError: the training diverged.
@@ -220,7 +285,7 @@ def load_released(path: Path, network: nn.Module, n: int, n_snapshots: int = 1) 
 
     Args:
         path: a safetensors file with the tensors of the network's `state_dict`, each with a leading axis of `n`, which
-            may be left out for one model. Where each training released several models, `(n, n_snapshots)` lead.
+            may be left out for one model, or with leading axes `(n, n_snapshots)` for several snapshots.
         network: the architecture.
         n: number of models, one per target.
         n_snapshots: models that each training released, the final one included.
@@ -231,9 +296,9 @@ def load_released(path: Path, network: nn.Module, n: int, n_snapshots: int = 1) 
 
     Raises:
         MissingDataError: there is no such file.
-        CorruptFileError: it is no safetensors file.
+        CorruptFileError: it is not a safetensors file.
         UnsupportedModelError: its models have another architecture.
-        ShapeError: the number of models is another, or a weight is NaN or infinite.
+        ShapeError: it holds another number of models, or a weight is NaN or infinite.
     """
     if not path.is_file():
         raise MissingDataError(f"{path}: expected a safetensors file of released models; there is none")

@@ -1,4 +1,4 @@
-"""The clipping and noise of DP-SGD, for many models at once."""
+"""Differentially private gradient descent of shadow models: clipping, noise and privacy accounting."""
 
 from __future__ import annotations
 

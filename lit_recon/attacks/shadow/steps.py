@@ -1,4 +1,4 @@
-"""Steps of training many models at once: the optimizer's update, and the images of every step."""
+"""Optimizer and mini-batches for training many models at once."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from lit_recon.attacks.shadow.training import ADAM_DECAY, ADAM_EPSILON, Gradient
 
 
 class Descent:
-    """What the optimizer remembers of all models, whose weights it changes in place.
+    """The optimizer of all models with its state; updates the weights in place.
 
     Args:
         settings: of the optimizer.
-        weights: tensors of any shape; they stay the caller's.
+        weights: tensors of any shape, which the caller owns.
     """
 
     def __init__(self, settings: GradientDescent, weights: Sequence[Tensor]) -> None:
@@ -26,7 +26,7 @@ class Descent:
         self._steps = 0
 
     def step(self, gradients: Sequence[Tensor], scale: float = 1.0) -> None:
-        """Go one step along `scale * gradients`, which may be overwritten."""
+        """One step with the gradients `scale * gradients`, which may be overwritten."""
         self._steps += 1
         if self._squares:
             self._adam(gradients, scale)
@@ -46,21 +46,21 @@ class Descent:
 
 
 class Batches:
-    """The mini-batches of many models; images are numbered, the fixed set from 0 on and the model's own as the last.
+    """The mini-batches of many models, as indices: 0 to n - 1 for the fixed set, n for the model's own image.
 
     Args:
         known: the training.
-        generators: of the order: one where it is known, one per model where it is not, none for full batches.
+        generators: of the order: one if it is known, one per model if it is not, none for full batches.
     """
 
     def __init__(self, known: KnownTraining, generators: Sequence[torch.Generator] | None) -> None:
         self.known, self.generators = known, list(generators or ())
 
     def of(self, members: slice) -> Iterator[Tensor | None]:
-        """For every step of some of the models the numbers of its images.
+        """Indices of the images of every step, for some of the models.
 
         Yields:
-            None for all images; `(b,)` for a batch that all models share; `(s, b)` where each has its own.
+            None for all images; `(b,)` for a batch that all models share; `(s, b)` if each has its own.
         """
         descent, left = self.known.descent, self.known.n_steps
         if descent.batch_size is None:
@@ -76,12 +76,12 @@ class Batches:
 
 
 def gathered(fixed: Tensor, own: Tensor, numbers: Tensor) -> Tensor:
-    """What the models' own batches hold, `(s, b, ...)`.
+    """Images or labels of the models' own batches, `(s, b, ...)`.
 
     Args:
         fixed: of the fixed set, `(n, ...)`.
         own: of the models' own images, `(s, ...)`.
-        numbers: `(s, b)`; `n` stands for the own image.
+        numbers: indices `(s, b)`; `n` is the own image.
 
     >>> gathered(torch.tensor([10, 11, 12]), torch.tensor([7, 8]), torch.tensor([[0, 3], [2, 1]])).tolist()
     [[10, 7], [12, 11]]

@@ -1,4 +1,4 @@
-"""Shadow models on disk: shards that are there whole or not at all, and that belong to one training only."""
+"""Shadow models on disk, in shards that are written atomically and belong to one training."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _SHARD = TensorFormat("lit_recon.shadows", "shard of shadow models", "delete it,
 
 @dataclass(frozen=True)
 class ShadowStore:
-    """A folder of shadow models, each kept as the difference that its own image made.
+    """A folder of shadow models, each stored as its difference from the reference.
 
-    Model `i` belongs to image `i` of the shadow targets. Shard `j` holds the models from `j * shard_size` on; every
-    model's image is identified by a hash, so that a store serves any number of shadow targets that begin alike.
+    Model `i` belongs to image `i` of the shadow targets. Shard `j` holds the models from `j * shard_size` on. A hash
+    identifies every model's image, so that a store can be extended by further shadow targets.
 
     Attributes:
         folder: of the files.
-        description: of the training, flat and fit for JSON: fixed set, network, seed, descent, ...
-        execution: how the models are trained; all of a store in the same way.
+        description: cache key, see `Plan.description`: fields that must match to reuse stored models.
+        execution: how all models of the store are trained.
         shard_size: models per file.
     """
 
@@ -41,7 +41,7 @@ class ShadowStore:
 
     @classmethod
     def create(cls, folder: Path, description: Mapping[str, object], execution: str, shard_size: int) -> ShadowStore:
-        """Begin a store.
+        """Create an empty store.
 
         Raises:
             ConfigError: `shard_size` is below 1.
@@ -57,7 +57,7 @@ class ShadowStore:
         """The store in `folder`; None if there is none.
 
         Raises:
-            ConfigError: it was made for another training; names what differs.
+            ConfigError: it was made for another training; the message names the fields that differ.
             CorruptFileError: its description cannot be read.
         """
         path = folder / "store.json"
@@ -68,7 +68,7 @@ class ShadowStore:
             there, execution, shard_size = header["training"], str(header["execution"]), int(header["shard_size"])
             version = header["version"]
         except (ValueError, KeyError, TypeError) as error:
-            raise CorruptFileError(f"{path} is no description of a store ({error}): delete the folder") from error
+            raise CorruptFileError(f"{path} is not the description of a store ({error}): delete the folder") from error
         wanted = json.loads(json.dumps(dict(description)))
         different = [key for key in sorted(there.keys() | wanted.keys()) if there.get(key) != wanted.get(key)]
         if version != _VERSION or different:
@@ -84,11 +84,11 @@ class ShadowStore:
         return list(range(-(-n // self.shard_size)))
 
     def members(self, shard: int, n: int) -> range:
-        """The models of a shard, where the store is to hold `n`."""
+        """The models of a shard in a store of `n`."""
         return range(shard * self.shard_size, min((shard + 1) * self.shard_size, n))
 
     def missing(self, n: int) -> list[int]:
-        """Shards that are not there yet, or hold fewer models than `n` in all need.
+        """Shards that do not exist yet, or hold fewer models than a store of `n` needs.
 
         Raises:
             CorruptFileError: a shard is damaged.
@@ -96,7 +96,7 @@ class ShadowStore:
         return [shard for shard in self.shards(n) if self._count(shard) < len(self.members(shard, n))]
 
     def check(self, images: ImageSet) -> None:
-        """Refuse models of other images among those that are there.
+        """Refuse a store that holds models of other images.
 
         Args:
             images: one per model.
@@ -114,7 +114,7 @@ class ShadowStore:
                 self._compare(shard, rows, keys[members.start :][:there], images)
 
     def write(self, shard: int, differences: Tensor, images: ImageSet) -> None:
-        """Write one shard; it appears whole or not at all.
+        """Write one shard, atomically.
 
         Args:
             shard: its number.
@@ -132,12 +132,12 @@ class ShadowStore:
         content = {"deltas": differences, "images": image_keys(images)}
         _SHARD.write(self._path(shard), content, {"store": self._key, "n": len(images)})
 
-    def read(self, images: ImageSet, sight: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    def read(self, images: ImageSet, feature_map: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Differences `(s, p)` float32 of the models of these images, the first `s` shadow targets.
 
         Args:
             images: of the models.
-            sight: what is made of each shard's differences before the next one is read; default: nothing.
+            feature_map: applied to the differences of each shard as it is read; default: none.
 
         Raises:
             MissingDataError: a shard has not been trained yet.
@@ -149,7 +149,7 @@ class ShadowStore:
             members = self.members(shard, len(images))
             if self._count(shard) < len(members):
                 raise MissingDataError(
-                    f"{self._path(shard)} is not there or incomplete: train it with `python train.py shadows`"
+                    f"{self._path(shard)} does not exist or is incomplete: train it with `python train.py shadows`"
                 )
             found = _SHARD.read_rows(self._path(shard), "deltas", len(members))
             if not torch.isfinite(found).all():
@@ -158,7 +158,7 @@ class ShadowStore:
                 )
             there = _SHARD.read_rows(self._path(shard), "images", len(members))
             self._compare(shard, there, keys[members.start : members.stop], images)
-            parts.append(found if sight is None else sight(found))
+            parts.append(found if feature_map is None else feature_map(found))
         return torch.cat(parts)
 
     def _compare(self, shard: int, there: Tensor, wanted: Tensor, images: ImageSet) -> None:
@@ -187,7 +187,7 @@ class ShadowStore:
 
 
 def image_keys(images: ImageSet) -> Tensor:
-    """One number per image that tells its pixels and label from others', int64 `(N,)`."""
+    """A hash of every image's pixels and label, int64 `(N,)`."""
     pixels = images.images.contiguous().numpy()
     digests = [
         hashlib.sha256(image.tobytes() + label.to_bytes(8, "little")).digest()

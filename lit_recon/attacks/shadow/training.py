@@ -1,4 +1,4 @@
-"""How a released model was trained, as one knows who knows everything but one image."""
+"""The training procedure of released and shadow models, as an informed adversary knows it."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from torch import Tensor, nn
 from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
 from lit_recon.privacy.noisy_sgd import PrivateDescent
 
-#: Of Adam: decay of the squares, and what is added to their root; PyTorch's defaults.
+#: Adam's second decay and epsilon; PyTorch's defaults.
 ADAM_DECAY, ADAM_EPSILON = 0.999, 1e-8
 
 
 @dataclass(frozen=True)
 class GradientDescent:
-    """Descent on the mean cross-entropy, of all images or of mini-batches.
+    """Gradient descent on the mean cross-entropy, over all images or mini-batches.
 
-    With mini-batches, every epoch shuffles all images, the unknown one among them, and cuts them into batches, the last
-    of which may be smaller.
+    With mini-batches, every epoch shuffles all images, including the unknown one, and splits them into batches; the
+    last one may be smaller.
 
     Args:
-        steps: of descent, each over one batch.
+        steps: number of steps, each over one batch.
         lr: learning rate.
-        momentum: `v <- momentum * v + gradient`, `theta <- theta - lr * v`, as in `torch.optim.SGD`; of Adam, the decay
-            of the mean gradient.
+        momentum: `v <- momentum * v + gradient`, `theta <- theta - lr * v`, as in `torch.optim.SGD`; for Adam, the
+            decay of the mean gradient.
         optimizer: gradient descent with momentum, or Adam as in `torch.optim.Adam`.
-        dp: clipping and noise; default: none. It needs full batches, for which epsilon is exact.
-        batch_size: images of a batch; default: all of them.
-        order: of mini-batches: `known`, so that an adversary's models see the batches that the released ones saw, or
-            `unknown`, where every model, released or shadow, draws its own.
-        epochs: passes of mini-batches over all images, in place of `steps`.
-        snapshots: models that are released besides the final one: after so many steps, or epochs where `epochs` is
-            set; ascending.
+        dp: clipping and noise; default: none. Needs full batches, for which epsilon is exact.
+        batch_size: images per batch; default: all of them.
+        order: of mini-batches: `known`: shadow models see the same batches as the released model; `unknown`: every
+            model, released or shadow, draws its own.
+        epochs: number of epochs, instead of `steps`; for mini-batches.
+        snapshots: number of steps, or of epochs if `epochs` is set, after which the model is also released, besides the
+            final one; ascending.
 
     Raises:
         ConfigError: a number is out of its range, or two settings exclude each other.
@@ -60,7 +60,7 @@ class GradientDescent:
 
     @property
     def description(self) -> dict[str, object]:
-        """What a store has to agree in; later settings only where they say something, so that old stores stay valid."""
+        """Cache key: fields that must match to reuse stored models; newer ones only if set, as old stores lack them."""
         length: dict[str, object] = {"steps": self.steps} if self.epochs is None else {"epochs": self.epochs}
         found = length | {"lr": self.lr, "momentum": self.momentum}
         if self.optimizer != "sgd":
@@ -74,34 +74,34 @@ class GradientDescent:
 
     @property
     def is_noisy(self) -> bool:
-        """Whether every model needs a generator of its own."""
+        """Whether noise is added, for which every model has a generator of its own."""
         return self.dp is not None and self.dp.noise(self.steps) > 0
 
     @property
     def has_own_order(self) -> bool:
-        """Whether every model draws its mini-batches for itself."""
+        """Whether every model draws its own mini-batches."""
         return self.batch_size is not None and self.order == "unknown"
 
     def n_generators(self, n_models: int) -> int:
-        """How many generators so many models need: one each, one for the order that they share, or none."""
+        """Number of generators that `n_models` models need: one each, one for a common order, or none."""
         if self.is_noisy or self.has_own_order:
             return n_models
         return 0 if self.batch_size is None else 1
 
     def n_steps(self, n_images: int) -> int:
-        """Steps of a training on so many images."""
+        """Number of steps of a training on `n_images` images."""
         return self.steps if self.epochs is None else self.epochs * self._steps_per_count(n_images)
 
     def kept_steps(self, n_images: int) -> list[int]:
-        """Steps after which the model is released, the last one at the end."""
+        """Steps after which the model is released, the end of training included."""
         return [count * self._steps_per_count(n_images) for count in self.snapshots] + [self.n_steps(n_images)]
 
     def _steps_per_count(self, n_images: int) -> int:
-        """Steps in one of what `snapshots` counts."""
+        """Steps per unit of `snapshots`: 1, or those of an epoch."""
         return 1 if self.epochs is None else -(-n_images // (self.batch_size or n_images))
 
     def torch_optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """PyTorch's own, over all parameters."""
+        """PyTorch's own optimizer over all parameters of a network."""
         if self.optimizer == "adam":
             betas = (self.momentum, ADAM_DECAY)
             return torch.optim.Adam(network.parameters(), lr=self.lr, betas=betas, eps=ADAM_EPSILON)
@@ -137,17 +137,17 @@ class GradientDescent:
 
 @dataclass(frozen=True, eq=False)
 class KnownTraining:
-    """All about a released model's training but for one image.
+    """Everything about a released model's training but one image.
 
     Attributes:
-        network: the architecture; its own weights are of no account.
+        network: the architecture; its own weights are not used.
         images: fixed set `(n, c, h, w)`, float in [0, 1].
         labels: int64 `(n,)`.
         descent: the optimizer.
 
     Raises:
         ShapeError: images and labels do not fit, or their dtype is not that of the network.
-        UnsupportedModelError: the network has buffers or random layers, so that a model depends on more than its data.
+        UnsupportedModelError: the network has buffers or random layers, so that training is not determined by its data.
         ConfigError: a mini-batch is larger than the training set.
     """
 
@@ -186,23 +186,23 @@ class KnownTraining:
 
     @property
     def kept_steps(self) -> list[int]:
-        """Steps after which a model is released, the last one at the end of training."""
+        """Steps after which a model is released, the end of training included."""
         return self.descent.kept_steps(len(self.images) + 1)
 
     @property
     def n_steps(self) -> int:
-        """Steps of every model's training."""
+        """Number of steps of the training."""
         return self.descent.n_steps(len(self.images) + 1)
 
     def on(self, device: torch.device | str, dtype: torch.dtype | None = None) -> KnownTraining:
-        """The same on another device or in another precision."""
+        """A copy on another device or in another precision."""
         network = copy.deepcopy(self.network).to(device=device, dtype=dtype)
         return KnownTraining(network, self.images.to(device=device, dtype=dtype), self.labels.to(device), self.descent)
 
     def check(
         self, initial: Tensor, images: Tensor, labels: Tensor, generators: Sequence[torch.Generator] | None = None
     ) -> None:
-        """Refuse what does not fit: initial weights `(p,)` or `(s, p)`, images `(s, c, h, w)` and generators per model.
+        """Refuse arguments that do not fit: initial weights `(p,)` or `(s, p)`, images `(s, c, h, w)`, generators.
 
         Raises:
             ShapeError: they do not fit each other, the network or the fixed set.
@@ -238,7 +238,7 @@ def unflatten(network: nn.Module, weights: Tensor) -> dict[str, Tensor]:
     """Parameters by name, with the leading axes of `weights` `(..., p)`; views of it.
 
     Raises:
-        ShapeError: `weights` are not those of such a network.
+        ShapeError: the network has another number of weights.
     """
     sizes = [parameter.numel() for parameter in network.parameters()]
     if weights.shape[-1:] != (sum(sizes),):
@@ -252,7 +252,7 @@ def unflatten(network: nn.Module, weights: Tensor) -> dict[str, Tensor]:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """No product in TF32 or bfloat16: an image moves the weights by a thousandth, which those would round away."""
+    """Disable TF32 and bfloat16: one image changes the weights by a thousandth, which these would round away."""
     products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False

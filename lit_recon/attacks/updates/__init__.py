@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lit_recon.attacks.base import Attack
+from lit_recon.attacks.base import Attack, SimpleState, SteppableAttack
 from lit_recon.attacks.updates.feature_maps.matching import MapMatching
 from lit_recon.attacks.updates.feature_maps.recovery import MapRecovery, RecoveredMaps
 from lit_recon.attacks.updates.features.cocktail_party import CocktailParty
@@ -106,11 +106,13 @@ __all__ = [
     "RobbingTheFed",
     "Schedule",
     "SignedCosine",
+    "SimpleState",
     "Solver",
     "SquaredCosine",
     "SquaredError",
     "SquaredNorm",
     "StepDecay",
+    "SteppableAttack",
     "SubspaceDistance",
     "TotalVariation",
     "TwoStages",

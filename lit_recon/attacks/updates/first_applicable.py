@@ -1,36 +1,22 @@
-"""Attacks in order of strength: each victim gets the first one that can work on its update."""
+"""Attacks in order of strength: each group of victims gets the first one that can work on its updates."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
-from lit_recon.attacks.base import Attack
-from lit_recon.attacks.updates.gradient_matching.attack import GradientMatching, MatchingState
+from torch import Tensor
+
+from lit_recon.attacks.base import Attack, AttackRun, Way
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.records import Observation, Reconstruction
 
 
-class Chosen(NamedTuple):
-    """The attack that works on some observations.
-
-    Attributes:
-        attack: itself.
-        reasons: why those before it cannot.
-        state: at its first iteration, where finding out took labels and features; it may go on from there.
-    """
-
-    attack: Attack
-    reasons: tuple[str, ...]
-    state: MatchingState | None = None
-
-
 class FirstApplicable(Attack):
-    """Try attacks in order; one that says that it cannot work on an update makes way for the next.
+    """Try attacks in order; each group of victims gets the first one that can work on its updates.
 
-    What an attack refuses is known before its first iteration and without the truth: maps that are not in the gradient,
-    a layer that is missing, knowledge that is not granted. The last attack is expected to work on anything.
+    Whether an attack is applicable is known before its first iteration and without the true images: feature maps that
+    are not in the gradient, a missing layer, knowledge that is not granted. The last attack has to work on anything.
 
     Args:
         attacks: two or more, the strongest first.
@@ -57,29 +43,35 @@ class FirstApplicable(Attack):
         super().check(observations)
         self.last.check(observations)
 
-    def chosen(self, observations: Sequence[Observation]) -> Chosen:
-        """The first attack that can work on these observations."""
+    def begin(self, observations: Sequence[Observation], execution: Way | None = None) -> AttackRun:
+        """The first attack that can work on these observations, and why those before it cannot."""
+        self.check(observations)
         reasons: list[str] = []
         for attack in self.attacks[:-1]:
             try:
-                attack.check(observations)
-                state = attack.init(observations) if isinstance(attack, GradientMatching) else None
+                return replace(attack.begin(observations, execution), reasons=tuple(reasons))
             except (UnsupportedModelError, ThreatModelError) as error:
-                reasons.append(f"attack {len(reasons) + 1} of {len(self.attacks)} made way: {error}")
-            else:
-                return Chosen(attack, tuple(reasons), state)
-        return Chosen(self.last, tuple(reasons))
+                reasons.append(f"attack {len(reasons) + 1} of {len(self.attacks)} not applicable: {error}")
+        return replace(self.last.begin(observations, execution), reasons=tuple(reasons))
 
     def run(self, observations: Sequence[Observation]) -> list[Reconstruction]:
-        """The chosen attack, whose notes begin with why others made way."""
-        attack, reasons, state = self.chosen(observations)
-        if isinstance(attack, GradientMatching) and state is not None:
-            results = attack.finish(state)
-        else:
-            results = attack.run(observations)
-        return [remarked(result, reasons) for result in results]
+        """The applicable attack, whose notes begin with why others are not."""
+        return self.begin(observations).finish()
 
+    def rehearse(self, observations: Sequence[Observation]) -> None:
+        """Rehearse the last attack: whether others are applicable depends on updates of the trained model."""
+        self.check(observations)
+        self.last.rehearse(observations)
 
-def remarked(result: Reconstruction, reasons: tuple[str, ...]) -> Reconstruction:
-    """A reconstruction whose notes begin with why other attacks made way."""
-    return replace(result, notes=(*reasons, *result.notes))
+    @property
+    def planned_steps(self) -> int:
+        """Those of the first attack."""
+        return self.attacks[0].planned_steps
+
+    @property
+    def recovers_features(self) -> bool:
+        return all(attack.recovers_features for attack in self.attacks)
+
+    @property
+    def training_images(self) -> Mapping[str, Tensor]:
+        return {path: seen for attack in self.attacks for path, seen in attack.training_images.items()}

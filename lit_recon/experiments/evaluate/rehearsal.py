@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from lit_recon.attacks.base import Attack
-from lit_recon.attacks.updates import GradientMatching
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.configuration import settings_of
 from lit_recon.experiments.evaluate.cells import INAPPLICABLE, Cells
@@ -108,8 +106,8 @@ class Rehearsal:
         if key not in self._targets:
             if settings.model.class_path is not None:
                 raise ConfigError(
-                    f"attack.py evaluate trains its victim models and takes no model.class_path ({cell.attack}): attack "
-                    f"{settings.model.class_path} with attack.py run"
+                    f"attack.py evaluate trains its victim models and takes no model.class_path ({cell.attack}): "
+                    f"attack {settings.model.class_path} with attack.py run"
                 )
             self._targets[key] = find_target(settings.backbone, victims, settings.seed)
         target = self._targets[key]
@@ -120,7 +118,7 @@ class Rehearsal:
                 rehearse(settings, target, victims)
             except INAPPLICABLE as error:
                 self._inapplicable[attack] = error
-            if self._metric.of_features and not _recovers_features(settings.attack):
+            if self._metric.of_features and not settings.attack.recovers_features:
                 self._inapplicable[attack] = ConfigError(
                     "it recovers no features, by which this grid judges attacks: give it `features`"
                 )
@@ -138,10 +136,6 @@ class Rehearsal:
         if key not in self._victims:
             self._victims[key] = victim_data(settings)
         return self._victims[key]
-
-
-def _recovers_features(attack: Attack) -> bool:
-    return isinstance(attack, GradientMatching) and attack.recovers_features
 
 
 def _attack(cell: Cell) -> tuple[str, ...]:

@@ -105,7 +105,9 @@ class Measures:
     def _embedding(self) -> dict[str, Any]:
         """The released models in the plane."""
         targets, labels = self.split.targets, self.split.targets.labels
-        points = embedded(self._released().read(targets, self.access.sight(self.plan, self.public)), self.plan.seed)
+        points = embedded(
+            self._released().read(targets, self.access.feature_map(self.plan, self.public)), self.plan.seed
+        )
         shares = torch.bincount(labels) / len(labels)
         return {
             "points": points.tolist(),

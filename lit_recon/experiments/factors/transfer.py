@@ -13,7 +13,7 @@ import torch
 from pytorch_lightning import Trainer
 from torch import Tensor
 
-from lit_recon.attacks.released.access import Sight
+from lit_recon.attacks.released.access import FeatureExtractor
 from lit_recon.attacks.released.ensemble import Adapted
 from lit_recon.attacks.shadow import Plan, ShadowPlan
 from lit_recon.data import ImageSet
@@ -81,7 +81,7 @@ class Transfer:
 
         Args:
             plan: of the models of the new fixed set.
-            state: see `ReconnSettings.informed`.
+            state: see `ReconnSettings.bind`.
 
         Raises:
             LitReconError: the reconstructor needs something else.
@@ -96,16 +96,16 @@ class Transfer:
         plan = self.shadows.plan(split, device)
         owners = dataclasses.replace(plan, purpose="released")
         base, shadow = self.attack(plan, folder.checkpoints / "reconstructor"), self.old.shadow
-        sight = base.access.sight(plan, shadow)
-        differences = observed = self._trained(trainer, owners, split.targets, sight, folder)
+        feature_map = base.access.feature_map(plan, shadow)
+        differences = observed = self._trained(trainer, owners, split.targets, feature_map, folder)
         if self.how.shadows:
             models = self.shadows.shadow_models(plan, split)
-            differences = self._trained(trainer, models, split.shadow, sight)
+            differences = self._trained(trainer, models, split.shadow, feature_map)
         if self.how.way == "adapted":
             before = self.shadows.plan(self.old, device)
             models = self.shadows.shadow_models(before, self.old)
-            known = self._trained(trainer, models, shadow, base.access.sight(before, shadow))
-            fitted = base.reconstructor.fit(known, shadow.pixels(), shadow.labels, split.fixed.n_classes)
+            known = self._trained(trainer, models, shadow, base.access.feature_map(before, shadow))
+            fitted = base.reconstructor.fitted(known, shadow.pixels(), shadow.labels, split.fixed.n_classes)
             learner = base.reconstructor if self.how.shadows else None
             base = dataclasses.replace(base, reconstructor=Adapted(fitted, learner))
         facts: dict[str, Scalar] = {
@@ -119,9 +119,16 @@ class Transfer:
         write_reconn(folder, split, score_targets(base, split, differences, observed), facts)
 
     def _trained(
-        self, trainer: Trainer, plan: Plan, images: ImageSet, sight: Sight, folder: RunFolder | None = None
+        self,
+        trainer: Trainer,
+        plan: Plan,
+        images: ImageSet,
+        feature_map: FeatureExtractor,
+        folder: RunFolder | None = None,
     ) -> Tensor:
         """What is seen of the models of these images, kept below a run's folder or, without one, in the cache."""
         there = store_folder(self.shadows, plan) if folder is None else folder.checkpoints / "released"
         shadows = self.shadows
-        return train_store(trainer, plan, images, there, shadows.execution, shadows.shard_size).read(images, sight)
+        return train_store(trainer, plan, images, there, shadows.execution, shadows.shard_size).read(
+            images, feature_map
+        )

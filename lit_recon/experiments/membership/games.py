@@ -91,7 +91,7 @@ class MembershipExperiment:
             return None
         differences = shadow.read(split.shadow)
         learner, shadows = self.reconstructor(plan), split.shadow
-        fitted = learner.fit(differences, shadows.pixels(), shadows.labels, split.fixed.n_classes)
+        fitted = learner.fitted(differences, shadows.pixels(), shadows.labels, split.fixed.n_classes)
         found = fitted.reconstruct(released)
         network, reference = copy.deepcopy(plan.network).double().cpu(), plan.reference()
         candidates = [(part.pixels().double(), part.labels) for part in (games.first, games.second)]

@@ -14,7 +14,7 @@ from jsonargparse import ArgumentParser, Namespace
 from pytorch_lightning import Trainer
 from torch import Tensor
 
-from lit_recon.attacks.shadow import LinearPlan, ShadowPlan, ShadowStore, deltas, load_released
+from lit_recon.attacks.shadow import ShadowPlan, ShadowStore, deltas, load_released
 from lit_recon.data.informed_splits import InformedSplit
 from lit_recon.experiments.configuration import SAME_RUN, instantiated, resolved, settings_of, settings_parser
 from lit_recon.experiments.released_attack.score import classifier_of, score_targets, write_reconn
@@ -73,8 +73,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     trained = time.perf_counter() - started
     observed = _observed(trainer, plan, split, store, folder, released)
     if is_first_process():
-        sight = settings.access.sight(plan, split.shadow)
-        features = sight(observed)
+        feature_map = settings.access.feature_map(plan, split.shadow)
+        features = feature_map(observed)
         facts: dict[str, Scalar] = {
             "seed": shadows.seed,
             "split_hash": split.hash,
@@ -93,10 +93,10 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         if shadows.descent.dp is not None:
             steps = shadows.descent.steps
             facts |= {"epsilon": shadows.descent.dp.epsilon(steps), "noise_multiplier": shadows.descent.dp.noise(steps)}
-        outcome = score_targets(settings, split, store.read(split.shadow, sight), features)
-        if isinstance(models, LinearPlan):
-            facts |= models.facts(stored, len(split.shadow))
-            outcome.note(models.sentence(stored, len(split.shadow)))
+        outcome = score_targets(settings, split, store.read(split.shadow, feature_map), features)
+        facts |= models.facts(stored, len(split.shadow))
+        for note in models.notes(stored, len(split.shadow)):
+            outcome.note(note)
         figures = {key: value for key, value in outcome.metrics.items() if isinstance(value, float)}
         for logger in loggers:
             logger.log_metrics(figures, 0)

@@ -84,9 +84,9 @@ def score_targets(
     labels, n_classes = split.shadow.labels, split.fixed.n_classes
     curve: dict[str, Scalar] = {}
     for k in settings.curve:
-        fewer = settings.reconstructor.fit(differences[:k], shadow[:k], labels[:k], n_classes)
+        fewer = settings.reconstructor.fitted(differences[:k], shadow[:k], labels[:k], n_classes)
         curve[f"mse_at_{k}_shadows"] = float(mse(fewer.reconstruct(observed).images, targets).mean())
-    fitted = settings.reconstructor.fit(differences, shadow, labels, n_classes)
+    fitted = settings.reconstructor.fitted(differences, shadow, labels, n_classes)
     found = fitted.reconstruct(observed)
 
     lpips, classifier = _lpips(settings), classifier_of(settings.classifier, split.targets)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lit_recon.attacks.shadow import LinearPlan, Plan, ShadowStore
+from lit_recon.attacks.shadow import Plan, ShadowStore
 from lit_recon.experiments.configuration import instantiated, settings_parser
 from lit_recon.experiments.released_attack.settings import ShadowSettings
 from lit_recon.modules.shadows import train_store
@@ -35,8 +35,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         announce(folder, plan, len(split.shadow))
     store = train_store(trainer, plan, split.shadow, folder, settings.execution, settings.shard_size)
     if is_first_process():
-        if isinstance(plan, LinearPlan):
-            print(f"linear      {plan.measured(folder).sentence}")
+        for note in plan.notes(folder, len(split.shadow)):
+            print(f"note        {note}")
         print(f"done        {len(split.shadow)} shadow models in {store.folder}, trained by {store.execution}")
 
 

@@ -12,7 +12,6 @@ from jsonargparse import ArgumentParser, Namespace
 from torch import nn
 
 from lit_recon.attacks.base import Attack
-from lit_recon.attacks.updates import FirstApplicable, GenerativePrior, GradientMatching
 from lit_recon.data.dataset import fingerprints
 from lit_recon.errors import ConfigError
 from lit_recon.experiments.configuration import SAME_RUN, instantiated, resolved, settings_parser
@@ -29,28 +28,22 @@ from lit_recon.training.trainer import build_trainer, is_first_process
 
 
 def refuse_known_victims(attack: Attack, victims: VictimDataModule) -> None:
-    """Compare the victims, image by image, with what the attack's generator was trained on.
+    """Compare the target images with those that the attack's own models were trained on.
 
-    A user's own generator does not tell; its user has to know.
+    A user's own generator does not list its training images; its user has to know them.
 
     Raises:
-        ConfigError: the generator has seen a victim.
+        ConfigError: a model of the attack was trained on a target image.
     """
-    if isinstance(attack, FirstApplicable):
-        for one in attack.attacks:
-            refuse_known_victims(one, victims)
-        return
-    prior = attack.parametrization if isinstance(attack, GradientMatching) else None
-    if not isinstance(prior, GenerativePrior) or prior.seen is None:
-        return
     ids = torch.cat(victims.batches)
-    known = ids[torch.isin(fingerprints(victims.test.subset(ids)), prior.seen)]
-    if len(known):
-        raise ConfigError(
-            f"{prior.checkpoint} was trained on {len(known)} of the {len(ids)} victims (image {int(known[0])} of "
-            f"{victims.test.name} for one), so it would remember instead of reconstruct: train a generator on the "
-            "public images of the same split, or choose other victims by victims.seed"
-        )
+    for checkpoint, seen in attack.training_images.items():
+        known = ids[torch.isin(fingerprints(victims.test.subset(ids)), seen)]
+        if len(known):
+            raise ConfigError(
+                f"{checkpoint} was trained on {len(known)} of the {len(ids)} victims (image {int(known[0])} of "
+                f"{victims.test.name} for one), so it would remember instead of reconstruct: train a generator on the "
+                "public images of the same split, or choose other victims by victims.seed"
+            )
 
 
 #: Public images that a malicious server measures.
@@ -131,11 +124,7 @@ def rehearse(settings: AttackSettings, target: VictimModel, victims: VictimDataM
     ids = victims.batches[0]
     client = settings.client.client(sent_out(settings, target.model, victims), settings.defense)
     seen = client.observe(victims.test.pixels(ids), victims.test.labels[ids], settings.knowledge)
-    settings.attack.check([seen])
-    # an attack that may make way decides by the updates themselves, which those of an untrained model do not stand for
-    attack = settings.attack.last if isinstance(settings.attack, FirstApplicable) else settings.attack
-    if isinstance(attack, GradientMatching):
-        attack.init([seen])
+    settings.attack.rehearse([seen])
 
 
 def sent_out(settings: AttackSettings, model: nn.Module, victims: VictimDataModule) -> nn.Module:

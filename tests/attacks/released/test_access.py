@@ -42,7 +42,7 @@ def trained(plan: ShadowPlan, public: ImageSet) -> Tensor:
 def test_answers_are_those_of_the_released_models(
     plan: ShadowPlan, public: ImageSet, trained: Tensor, output: Literal["logits", "probabilities"]
 ) -> None:
-    features = BlackBox(output, images=3).sight(plan, public)(trained)
+    features = BlackBox(output, images=3).feature_map(plan, public)(trained)
     assert features.shape == (7, 2 * 3 * 4)
     network, asked = ReleasedMLP((1, 5, 5), 4, [6]).double(), public.pixels()[:3].double()
 
@@ -58,19 +58,19 @@ def test_answers_are_those_of_the_released_models(
         # Measured 1e-8; differences are rounded to float32.
         torch.testing.assert_close(features.view(7, 2, 3, 4)[:, step], expected.float(), rtol=1e-5, atol=1e-7)
     with pytest.raises(ShapeError, match="models must have 368 weights"):
-        BlackBox(output, images=3).sight(plan, public)(trained[:, 1:])
+        BlackBox(output, images=3).feature_map(plan, public)(trained[:, 1:])
 
 
 def test_layers_are_those_of_the_network(plan: ShadowPlan, public: ImageSet, trained: Tensor) -> None:
     early, late = trained.split(184, dim=1)
-    assert torch.equal(WholeModel().sight(plan, public)(trained), trained)
+    assert torch.equal(WholeModel().feature_map(plan, public)(trained), trained)
     for names, part in {
         ("last",): slice(156, 184),
         ("layers.3.bias",): slice(180, 184),
         ("first",): slice(0, 156),
         ("first", "layers.3", "layers.1.bias"): slice(0, 184),
     }.items():
-        seen = LayersOnly(names).sight(plan, public)(trained)
+        seen = LayersOnly(names).feature_map(plan, public)(trained)
         assert torch.equal(seen, torch.cat([early[:, part], late[:, part]], dim=1))
     convolutions = LayersOnly(["layers.0", "layers.2"]).describe(ReleasedCNN(), public)
     assert convolutions.shown == "the weights of layers.0 and layers.2, 9008 of 55208"
@@ -94,7 +94,7 @@ def test_views_of_nothing_are_refused(
     with pytest.raises(error, match=complaint):
         access.describe(plan.network, public)
     with pytest.raises(error, match=complaint):
-        access.sight(plan, public)
+        access.feature_map(plan, public)
     with pytest.raises(ConfigError, match="access.images must be at least 1"):
         BlackBox(images=0)
 
@@ -108,9 +108,9 @@ def test_one_store_of_models_serves_every_view() -> None:
     mean_image = float((split.shadow.pixels().mean(0) - targets).square().mean())
 
     def error(access: ModelAccess) -> float:
-        sight = access.sight(plan, split.shadow)
-        fitted = KernelRidge().fit(sight(shadow), split.shadow.pixels(), split.shadow.labels, 10)
-        return float((fitted.reconstruct(sight(released)).images - targets).square().mean()) / mean_image
+        feature_map = access.feature_map(plan, split.shadow)
+        fitted = KernelRidge().fitted(feature_map(shadow), split.shadow.pixels(), split.shadow.labels, 10)
+        return float((fitted.reconstruct(feature_map(released)).images - targets).square().mean()) / mean_image
 
     # Measured 0.24, 0.28, 0.29 and 0.38 of the mean image's error.
     whole, last = error(WholeModel()), error(LayersOnly(["last"]))

@@ -8,34 +8,29 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.released.base import Background, FittedReconstructor, ReconstructedTargets, Reconstructor
+from lit_recon.attacks.released.base import Background, ReconstructedTargets, Reconstructor
 from lit_recon.attacks.released.ensemble import Ensemble
 from lit_recon.attacks.released.kernel_ridge import KernelRidge, unit_length
 from lit_recon.attacks.released.networks.components import PrincipalComponents
 from lit_recon.errors import ConfigError, ShapeError
 
 
-@dataclass(frozen=True)
+@dataclass
 class Constant(Reconstructor):
     """Finds one grey and one label everywhere."""
 
     grey: float
     label: int
 
-    def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> FittedReconstructor:
-        return FittedConstant(self)
+    def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
+        """There is nothing to learn."""
 
-    def bind(self, background: Background) -> Reconstructor:
-        return Constant(self.grey / 2, self.label)
-
-
-@dataclass(frozen=True)
-class FittedConstant(FittedReconstructor):
-    settings: Constant
+    def prepare(self, background: Background) -> None:
+        self.grey /= 2
 
     @property
     def facts(self) -> dict[str, float]:
-        return {"grey": self.settings.grey}
+        return {"grey": self.grey}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -43,13 +38,13 @@ class FittedConstant(FittedReconstructor):
 
     def reconstruct(self, differences: Tensor) -> ReconstructedTargets:
         m = len(differences)
-        images = torch.full((m, 1, 2, 2), self.settings.grey)
-        labels = torch.full((m,), self.settings.label)
-        return ReconstructedTargets(images, labels, torch.full((m,), self.settings.grey).double())
+        images = torch.full((m, 1, 2, 2), self.grey)
+        labels = torch.full((m,), self.label)
+        return ReconstructedTargets(images, labels, torch.full((m,), self.grey).double())
 
 
-def fitted(*members: Reconstructor) -> FittedReconstructor:
-    return Ensemble(members).fit(torch.zeros(3, 2), torch.zeros(3, 1, 2, 2), torch.zeros(3).long(), 4)
+def fitted(*members: Reconstructor) -> Reconstructor:
+    return Ensemble(members).fitted(torch.zeros(3, 2), torch.zeros(3, 1, 2, 2), torch.zeros(3).long(), 4)
 
 
 def test_images_are_averaged_and_labels_voted_on() -> None:
@@ -76,8 +71,8 @@ def test_equal_members_change_nothing() -> None:
     generator = torch.Generator().manual_seed(0)
     differences, images = torch.randn(20, 6, generator=generator), torch.rand(20, 1, 2, 2, generator=generator)
     labels = torch.arange(20) % 3
-    alone = KernelRidge().fit(differences, images, labels, 3).reconstruct(differences + 0.1)
-    twice = Ensemble([KernelRidge()] * 2).fit(differences, images, labels, 3).reconstruct(differences + 0.1)
+    alone = KernelRidge().fitted(differences, images, labels, 3).reconstruct(differences + 0.1)
+    twice = Ensemble([KernelRidge()] * 2).fitted(differences, images, labels, 3).reconstruct(differences + 0.1)
     torch.testing.assert_close(alone.images, twice.images)
     assert torch.equal(alone.labels, twice.labels)
 

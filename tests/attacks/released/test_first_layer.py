@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.released.base import Background, FittedReconstructor, Reconstructor
+from lit_recon.attacks.released.base import Background, Reconstructor
 from lit_recon.attacks.released.first_layer import FirstLayerRidge, WhitenedFirstLayer
 from lit_recon.attacks.released.kernel_ridge import KernelRidge
 from lit_recon.attacks.shadow import GradientDescent, PrivateDescent, ShadowPlan
@@ -32,9 +32,9 @@ def plan(split: InformedSplit) -> ShadowPlan:
     return ShadowPlan(ReleasedMLP((1, 8, 8), 10, [10]), split.fixed, GradientDescent(steps=40))
 
 
-def fit(attack: Reconstructor, plan: ShadowPlan, split: InformedSplit, shadows: Tensor) -> FittedReconstructor:
+def fit(attack: Reconstructor, plan: ShadowPlan, split: InformedSplit, shadows: Tensor) -> Reconstructor:
     informed = attack.bind(Background(plan))
-    return informed.fit(shadows, split.shadow.pixels(), split.shadow.labels, 10)
+    return informed.fitted(shadows, split.shadow.pixels(), split.shadow.labels, 10)
 
 
 @pytest.mark.parametrize("n", [30, 200])
@@ -129,8 +129,8 @@ def test_what_it_cannot_work_on_is_refused(plan: ShadowPlan, split: InformedSpli
     refused(UnsupportedModelError, "got ReleasedCNN", network=ReleasedCNN((1, 10, 10)))
     with pytest.raises(ThreatModelError, match="sees the whole model"):
         FirstLayerRidge().bind(Background())
-    with pytest.raises(ThreatModelError, match="call informed"):
-        FirstLayerRidge().fit(torch.zeros(2, 3), split.shadow.pixels()[:2], split.shadow.labels[:2], 10)
+    with pytest.raises(ThreatModelError, match=r"call bind\(Background\(plan\)\) before"):
+        FirstLayerRidge().fitted(torch.zeros(2, 3), split.shadow.pixels()[:2], split.shadow.labels[:2], 10)
     with pytest.raises(ConfigError, match="remainder must be 0 or more"):
         FirstLayerRidge(remainder=-0.1)
     with pytest.raises(ShapeError, match="whole models"):
@@ -139,5 +139,5 @@ def test_what_it_cannot_work_on_is_refused(plan: ShadowPlan, split: InformedSpli
 
 def test_models_of_another_training_are_refused(plan: ShadowPlan, split: InformedSplit) -> None:
     noise = torch.randn(250, plan.known.n_parameters, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(ConfigError, match=r"that part has \d+\.\d% in the median"):
+    with pytest.raises(ConfigError, match=r"a median share of \d+\.\d%"):
         fit(FirstLayerRidge(), plan, split, noise)

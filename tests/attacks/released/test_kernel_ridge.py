@@ -27,7 +27,7 @@ def test_it_is_kernel_ridge_regression(shadows: tuple[Tensor, Tensor, Tensor]) -
     from sklearn.kernel_ridge import KernelRidge as Reference
 
     differences, images, labels = shadows
-    fitted = KernelRidge(bandwidths=[0.7], ridges=[1e-3]).fit(differences[:50], images[:50], labels[:50], 3)
+    fitted = KernelRidge(bandwidths=[0.7], ridges=[1e-3]).fitted(differences[:50], images[:50], labels[:50], 3)
     found = fitted.reconstruct(differences[50:])
     directions = (differences.double() / differences.double().norm(dim=1, keepdim=True)).numpy()
     distances = ((directions[:50, None] - directions[None, :50]) ** 2).sum(2)
@@ -42,7 +42,7 @@ def test_it_is_kernel_ridge_regression(shadows: tuple[Tensor, Tensor, Tensor]) -
 
 
 def test_shadow_models_themselves_come_back(shadows: tuple[Tensor, Tensor, Tensor]) -> None:
-    fitted = KernelRidge(ridges=[1e-7]).fit(*shadows, 3)
+    fitted = KernelRidge(ridges=[1e-7]).fitted(*shadows, 3)
     found = fitted.reconstruct(1e3 * shadows[0])
     torch.testing.assert_close(found.images, shadows[1], rtol=0, atol=1e-3)
     assert torch.equal(found.labels, shadows[2])
@@ -70,9 +70,9 @@ def test_leave_one_out_is_what_leaving_out_gives(shadows: tuple[Tensor, Tensor, 
 
 def test_the_choice_is_the_least_validation_error(shadows: tuple[Tensor, Tensor, Tensor]) -> None:
     grid = KernelRidge(bandwidths=[0.01, 0.5, 100.0], ridges=[1e-6, 10.0])
-    chosen = grid.fit(*shadows, 3).facts
+    chosen = grid.fitted(*shadows, 3).facts
     single = [
-        KernelRidge(bandwidths=[bandwidth], ridges=[ridge]).fit(*shadows, 3).facts["validation_mse"]
+        KernelRidge(bandwidths=[bandwidth], ridges=[ridge]).fitted(*shadows, 3).facts["validation_mse"]
         for bandwidth in grid.bandwidths
         for ridge in grid.ridges
     ]
@@ -82,17 +82,17 @@ def test_the_choice_is_the_least_validation_error(shadows: tuple[Tensor, Tensor,
 
 
 def test_only_the_first_models_decide(shadows: tuple[Tensor, Tensor, Tensor]) -> None:
-    part = KernelRidge(n_validation=20).fit(*(values[:20] for values in shadows), 3).facts
-    assert KernelRidge(n_validation=20).fit(*shadows, 3).facts == part
+    part = KernelRidge(n_validation=20).fitted(*(values[:20] for values in shadows), 3).facts
+    assert KernelRidge(n_validation=20).fitted(*shadows, 3).facts == part
 
 
 def test_singular_kernels_are_refused(shadows: tuple[Tensor, Tensor, Tensor]) -> None:
     differences, images, labels = shadows
     twice = torch.cat([differences, differences]), torch.cat([images, images]), torch.cat([labels, labels])
     with pytest.raises(ShapeError, match="no bandwidth and ridge gave a kernel"):
-        KernelRidge(ridges=[1e-18]).fit(*twice, 3)
+        KernelRidge(ridges=[1e-18]).fitted(*twice, 3)
     with pytest.raises(ShapeError, match="singular at a ridge"):
-        KernelRidge(ridges=[1e-18], n_validation=60).fit(*twice, 3)
+        KernelRidge(ridges=[1e-18], n_validation=60).fitted(*twice, 3)
 
 
 @pytest.mark.parametrize(
@@ -106,12 +106,12 @@ def test_impossible_settings_are_refused(arguments: dict[str, object]) -> None:
 def test_what_does_not_fit_is_refused(shadows: tuple[Tensor, Tensor, Tensor]) -> None:
     differences, images, labels = shadows
     with pytest.raises(ConfigError, match="at most max_models=59 shadow models; got 60"):
-        KernelRidge(max_models=59).fit(*shadows, 3)
+        KernelRidge(max_models=59).fitted(*shadows, 3)
     with pytest.raises(ShapeError, match=r"got \(60, 12\), \(59, 1, 3, 3\)"):
-        KernelRidge().fit(differences, images[1:], labels, 3)
+        KernelRidge().fitted(differences, images[1:], labels, 3)
     with pytest.raises(ShapeError, match=r"images in \[0, 1\]"):
-        KernelRidge().fit(differences, images + 1, labels, 3)
+        KernelRidge().fitted(differences, images + 1, labels, 3)
     with pytest.raises(ShapeError, match="labels must be 0 to 1; got 0 to 2"):
-        KernelRidge().fit(differences, images, labels, 2)
+        KernelRidge().fitted(differences, images, labels, 2)
     with pytest.raises(ShapeError, match="must be finite and not zero"):
-        KernelRidge().fit(*shadows, 3).reconstruct(torch.zeros(1, P))
+        KernelRidge().fitted(*shadows, 3).reconstruct(torch.zeros(1, P))

@@ -14,6 +14,7 @@ from lit_recon.attacks.shadow import (
     GradientDescent,
     LinearPlan,
     LinearResponse,
+    Plan,
     PrivateDescent,
     ShadowPlan,
     ShadowStore,
@@ -45,7 +46,7 @@ def test_other_trainings_are_refused_before_anything_is_computed(
 
 
 def test_every_way_has_a_store_of_its_own(tmp_path: Path, plan: ShadowPlan) -> None:
-    others: list[ShadowPlan | LinearPlan] = [
+    others: list[Plan] = [
         plan,
         LinearPlan(plan, RESPONSE, "mixed"),
         *(
@@ -77,7 +78,7 @@ def test_nothing_is_used_that_was_not_measured(tmp_path: Path, plan: ShadowPlan,
     with pytest.raises(MissingDataError, match="exact_sample holds no exact models"):
         linear.measure(tmp_path, shadows)
     store = ShadowStore.create(tmp_path, linear.description, "batched_mlp", 3)
-    with pytest.raises(MissingDataError, match="has not been measured"):
+    with pytest.raises(MissingDataError, match="measure the error of linear response"):
         next(linear.train_shards(store, [0], shadows))
     assert not list(tmp_path.glob("*.safetensors"))
 
@@ -95,7 +96,7 @@ def test_the_median_decides_and_is_told(tmp_path: Path, plan: ShadowPlan) -> Non
         "linear_error_n": 4,
         "linear_tolerance": 0.25,
     }
-    assert linear.sentence(tmp_path, 10) == (
+    assert linear.notes(tmp_path, 10)[0] == (
         "10 of the 10 shadow models were made by linear response: on 4 models trained exactly, linear response has a "
         "median relative error of 0.250 and at most 0.900, where a median of 0.25 is tolerated."
     )
@@ -105,11 +106,11 @@ def test_the_median_decides_and_is_told(tmp_path: Path, plan: ShadowPlan) -> Non
         linear.trusted(tmp_path)
     assert not mixed.trusted(tmp_path)
     assert mixed.facts(tmp_path, 10)["n_linear"] == 0
-    assert mixed.sentence(tmp_path, 10).startswith("All 10 shadow models were trained exactly: on 4 models")
+    assert mixed.notes(tmp_path, 10)[0].startswith("All 10 shadow models were trained exactly: on 4 models")
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"errors": ["x"]}', '{"errors": 3}', '{"errors": [0.1, 0.2]}'])
 def test_a_damaged_measurement_is_named(tmp_path: Path, plan: ShadowPlan, content: str) -> None:
     ApproximationError.path(tmp_path).write_text(content)
-    with pytest.raises(CorruptFileError, match="linear_response.json .*delete it, and it is measured again"):
+    with pytest.raises(CorruptFileError, match="linear_response.json .*delete it, and .* measured again"):
         LinearPlan(plan, RESPONSE, "linear").measured(tmp_path)

@@ -149,10 +149,10 @@ def test_damage_is_named(tmp_path: Path, plan: ShadowPlan, shadows: ImageSet) ->
     with pytest.raises(CorruptFileError, match="NaN or infinite weights"):
         store.read(shadows)
     shard.unlink()
-    with pytest.raises(MissingDataError, match="shard_00001.safetensors is not there or incomplete"):
+    with pytest.raises(MissingDataError, match="shard_00001.safetensors does not exist or is incomplete"):
         store.read(shadows)
     (tmp_path / "store.json").write_text("{}")
-    with pytest.raises(CorruptFileError, match="no description of a store"):
+    with pytest.raises(CorruptFileError, match="not the description of a store"):
         ShadowStore.open(tmp_path, plan.description)
 
 

@@ -1,4 +1,4 @@
-"""The strongest attack that can work on an update takes its turn."""
+"""The first attack of a list that can work on an update is used."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.updates import (
+    FeatureMatching,
     FeaturesOnly,
     FirstApplicable,
+    GenerativePrior,
     GradientMatching,
     HeadCounts,
     KnownLabels,
@@ -21,6 +23,7 @@ from lit_recon.attacks.updates import (
 )
 from lit_recon.defenses import GradientPruning
 from lit_recon.errors import ConfigError, ThreatModelError
+from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, save_generator
 from lit_recon.modules.attack_state import run_attack
 from lit_recon.records import Observation
 from tests.attacks.updates.feature_maps.test_recovery import backbone, observed
@@ -33,20 +36,21 @@ def attack() -> FirstApplicable:
 
 def test_the_first_attack_that_can_work_does(photographs: Tensor) -> None:
     seen = observed(photographs[:2], backbone())
-    chosen, reasons, state = attack().chosen([seen])
-    assert isinstance(chosen, GradientMatching)
-    assert isinstance(chosen.features, MapMatching)
-    assert reasons == ()
-    assert state is not None
-    assert state.step == 0
+    begun = attack().begin([seen])
+    assert begun.reasons == ()
+    assert begun.n_steps == 2
+    assert begun.state is not None
+    assert begun.state.step == 0
     (note,) = [note for note in attack().many([seen])[0].notes if "maps recovered" in note]
     assert "trunk.blocks.6.conv1" in note
 
 
-def test_another_takes_its_turn_and_the_reason_is_noted(photographs: Tensor) -> None:
+def test_another_is_used_and_the_reason_is_noted(photographs: Tensor) -> None:
     seen = observed(photographs[:2], backbone(), defense=GradientPruning(0.5))
     result = attack()(seen)
-    assert result.notes[0].startswith("attack 1 of 2 made way: no convolution gives the maps of a batch of 2 away")
+    assert result.notes[0].startswith(
+        "attack 1 of 2 not applicable: no convolution gives the maps of a batch of 2 away"
+    )
     assert torch.isfinite(result.images).all()
 
 
@@ -76,7 +80,28 @@ def test_labels_and_maps_are_recovered_once(
     defense = None if fraction is None else GradientPruning(fraction)
     seen = observed(photographs[:1], backbone(), defense=defense)
     result = attack()(seen)
-    assert sorted(calls) == ["HeadCounts", "MapRecovery"]  # also where the maps make way
+    assert sorted(calls) == ["HeadCounts", "MapRecovery"]  # also where the maps are not applicable
     resumable = run_attack(attack(), [seen], tmp_path / "saved", 60, None, lambda state, n: None)
     assert sorted(calls) == ["HeadCounts"] * 2 + ["MapRecovery"] * 2
     assert torch.equal(resumable.reconstructions[0].images, result.images)
+
+
+def test_what_a_driver_asks_is_answered_by_the_attacks_in_the_list(tmp_path: Path, photographs: Tensor) -> None:
+    search = GradientMatching(parametrization=generative_prior(tmp_path), features=FeatureMatching(), steps=7)
+    both = FirstApplicable([search, search])
+    assert both.recovers_features
+    assert not FirstApplicable([search, attack().last]).recovers_features
+    assert both.planned_steps == 7
+    assert [seen.tolist() for seen in both.training_images.values()] == [[5]]
+    assert both.execution_for(2) is None
+    needy = FirstApplicable([attack().attacks[0], GradientMatching(labels=KnownLabels())])
+    with pytest.raises(ThreatModelError, match="labels"):
+        needy.rehearse([observed(photographs[:1], backbone())])
+
+
+def generative_prior(folder: Path) -> GenerativePrior:
+    """A generator that knows the fingerprints of its training images."""
+    path = folder / "generator.safetensors"
+    generator = ConvGenerator((3, 16, 16), latent_size=4, width=4)
+    save_generator(path, GeneratorCheckpoint(generator, data="", split_hash="", seen=torch.tensor([5]), epoch=0))
+    return GenerativePrior(path)

@@ -1,10 +1,9 @@
-"""A perceptron on principal components: fewer inputs than weights, and a training with today's habits."""
+"""A perceptron on principal components of the weights, trained by AdamW with a cosine schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import lit_recon._torchvision
@@ -13,30 +12,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_recon.attacks.released.base import FittedReconstructor, check_shadows
 from lit_recon.attacks.released.kernel_ridge import unit_length
-from lit_recon.attacks.released.networks.training import (
-    Accelerator,
-    FittedNetwork,
-    PairBatches,
-    PairTraining,
-    TrainedReconstructor,
-    train_pairs,
-)
+from lit_recon.attacks.released.networks.training import PairTraining, TrainedReconstructor
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models.reconstructors import ReconstructorMLP
 
-#: Components whose variance is below this share of the first one's are rounding errors.
+#: Components with less than this share of the first one's variance are rounding errors.
 _NULL = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
 class PrincipalComponents:
-    """Differences of unit length in their principal components, each over its standard deviation.
+    """Principal components of differences of unit length, each divided by its standard deviation.
 
     Attributes:
         mean: `(p,)`.
-        projection: `(p, q)`, onto components over their standard deviations.
+        projection: `(p, q)`, onto components divided by their standard deviations.
     """
 
     mean: Tensor
@@ -48,7 +39,7 @@ class PrincipalComponents:
 
         Args:
             differences: `(s, p)`.
-            n: components, or fewer where the models do not have so many.
+            n: most components.
             seed: of the randomized decomposition that large problems need.
 
         Raises:
@@ -79,7 +70,7 @@ class PrincipalComponents:
 
 
 class ComponentsModule(PairTraining):
-    """Trains a reconstructor on the mean squared error by AdamW, whose rate falls to 0 along half a cosine.
+    """Training on the mean squared error by AdamW, whose rate falls to 0 along half a cosine.
 
     Args:
         network: features `(m, q)` to images `(m, c, h, w)`.
@@ -106,31 +97,23 @@ class ComponentsModule(PairTraining):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-@dataclass(frozen=True)
+@dataclass
 class ComponentsReconstructor(TrainedReconstructor):
-    """A perceptron with GELU on principal components of unit-length differences.
-
-    It returns no labels; the label is that of the shadow model whose difference has the most similar direction.
+    """A perceptron with GELU on principal components of differences of unit length.
 
     Args:
         components: of the shadow models' differences.
         hidden: neurons of each hidden layer.
         lr: first learning rate of AdamW.
         weight_decay: of AdamW.
-        batch_size: shadow models per step.
-        epochs: over all shadow models.
-        seed: of the network's weights and of the order of shadow models.
-        accelerator: that trains it.
+        batch_size, epochs, seed, accelerator: see `TrainedReconstructor`.
     """
 
     components: int = 500
     hidden: Sequence[int] = (1000, 1000)
     lr: float = 1e-3
     weight_decay: float = 1e-2
-    batch_size: int = 128
-    epochs: int = 60
-    seed: int = 0
-    accelerator: Accelerator = "auto"
+    epochs: int = field(default=60, kw_only=True)
 
     def __post_init__(self) -> None:
         if not self.hidden or min(*self.hidden, self.components, self.batch_size, self.epochs) < 1:
@@ -141,18 +124,14 @@ class ComponentsReconstructor(TrainedReconstructor):
         if not self.lr > 0 or self.weight_decay < 0:
             raise ConfigError(f"lr must be above 0 and weight_decay at least 0; got {self.lr} and {self.weight_decay}")
 
-    def train(
-        self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int, state: Path | None
-    ) -> FittedReconstructor:
-        check_shadows(differences, images, labels, n_classes)
-        components = PrincipalComponents.fitted(differences, self.components, self.seed)
-        features = components(differences)
-        channels, height, width = images.shape[1:]
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            network = ReconstructorMLP(features.shape[1], (channels, height, width), self.hidden, "gelu")
-        module = ComponentsModule(network, self.lr, self.weight_decay)
-        pairs = PairBatches(features, images, self.batch_size, self.seed)
-        train_pairs(module, pairs, self.epochs, self.accelerator, state, repr(self))
-        figures = {"training_loss": module.losses[-1], "components": float(features.shape[1])}
-        return FittedNetwork(module.network, components, unit_length(differences), labels, figures)
+    def encoder(self, differences: Tensor) -> Callable[[Tensor], Tensor]:
+        return PrincipalComponents.fitted(differences, self.components, self.seed)
+
+    def training(self, n_features: int, image_shape: tuple[int, int, int]) -> PairTraining:
+        network = ReconstructorMLP(n_features, image_shape, self.hidden, "gelu")
+        return ComponentsModule(network, self.lr, self.weight_decay)
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """The loss of the last epoch, and the number of `components`."""
+        return {**super().facts, "components": float(self.n_features)}

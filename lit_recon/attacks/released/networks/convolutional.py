@@ -1,45 +1,35 @@
-"""The paper's reconstructor for CIFAR-10: transposed convolutions, trained to look right to two further networks."""
+"""The paper's reconstructor for CIFAR-10: transposed convolutions with a perceptual and an adversarial loss."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import lit_recon._torchvision
 
-import torch
 from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
-from lit_recon.attacks.released.base import FittedReconstructor, check_shadows
-from lit_recon.attacks.released.kernel_ridge import unit_length
-from lit_recon.attacks.released.networks.training import (
-    Accelerator,
-    FittedNetwork,
-    PairBatches,
-    PairTraining,
-    Standardization,
-    TrainedReconstructor,
-    train_pairs,
-)
+from lit_recon.attacks.released.networks.training import PairTraining, Standardization, TrainedReconstructor
 from lit_recon.errors import ConfigError
 from lit_recon.metrics import Lpips, LpipsNetwork, Unavailable, load_lpips
 from lit_recon.models.reconstructors import PatchDiscriminator, ReconstructorCNN
 
-#: Side in pixels below which nothing is left of an image after the discriminator's convolutions.
+#: Least side of an image in pixels: the discriminator's convolutions reduce smaller ones to nothing.
 _SMALLEST = 24
 
 
 @dataclass(frozen=True)
 class PerceptualLoss:
-    """LPIPS as a part of a training loss; optional, because its ImageNet backbone has to be downloaded.
+    """LPIPS as a part of the training loss; optional, because its ImageNet backbone has to be downloaded.
 
     Args:
         network: backbone; `none` leaves it out.
         weights: file of its ImageNet weights; default: the cache of torch.hub.
         download: fetch the weights if they are not in the cache.
-        weight: of the distance beside the errors of pixels.
+        weight: of the distance in the sum with the errors of pixels.
     """
 
     network: LpipsNetwork | Literal["none"] = "vgg"
@@ -52,7 +42,7 @@ class PerceptualLoss:
             raise ConfigError(f"weight must be above 0; got {self.weight}: leave LPIPS out by network: none")
 
     def loaded(self) -> Lpips | Unavailable:
-        """The distance, or why it cannot be had."""
+        """The distance, or why it is not available."""
         if self.network == "none":
             return Unavailable("switched off by perceptual.network")
         return load_lpips(self.network, self.weights, self.download)
@@ -69,7 +59,7 @@ class AdversarialReconstructorModule(PairTraining):
         network: features `(m, p)` to images `(m, c, h, w)`.
         discriminator: scores of patches; None leaves its loss out.
         lpips: and its weight; None leaves it out.
-        adversarial: weight of the discriminator's opinion.
+        adversarial: weight of the adversarial loss.
         lr: of the reconstructor's Adam.
         weight_decay: L2 penalty of the reconstructor.
         discriminator_lr: of the discriminator's Adam.
@@ -137,22 +127,17 @@ def discriminator_loss(real: Tensor, found: Tensor) -> Tensor:
     return ((real - 1).square().mean() + found.square().mean()) / 2
 
 
-@dataclass(frozen=True)
+@dataclass
 class ConvolutionalReconstructor(TrainedReconstructor):
     """The paper's reconstructor for color images: transposed convolutions on standardized weights.
 
-    It returns no labels; the label is that of the shadow model whose difference has the most similar direction.
-
     Args:
-        perceptual: LPIPS in the loss; where its weights cannot be had, training goes on without it and says so.
-        adversarial: weight of the discriminator's opinion; 0: no discriminator. The paper prints no weights.
+        perceptual: LPIPS in the loss; if its weights are not available, it is left out and a note says so.
+        adversarial: weight of the adversarial loss; 0: no discriminator. The paper prints no weights.
         lr: learning rate of Adam.
         weight_decay: L2 penalty.
         discriminator_lr: learning rate of the discriminator's Adam.
-        batch_size: shadow models per step.
-        epochs: over all shadow models.
-        seed: of the weights and of the order of shadow models.
-        accelerator: that trains it.
+        batch_size, epochs, seed, accelerator: see `TrainedReconstructor`.
 
     Source: Balle, Cherubin and Hayes 2022, tables V, VII and VIII, section IV-B.
     """
@@ -162,10 +147,7 @@ class ConvolutionalReconstructor(TrainedReconstructor):
     lr: float = 1e-4
     weight_decay: float = 1e-4
     discriminator_lr: float = 1e-5
-    batch_size: int = 128
-    epochs: int = 1000
-    seed: int = 0
-    accelerator: Accelerator = "auto"
+    epochs: int = field(default=1000, kw_only=True)
 
     def __post_init__(self) -> None:
         if min(self.batch_size, self.epochs) < 1 or min(self.lr, self.discriminator_lr) <= 0:
@@ -178,38 +160,37 @@ class ConvolutionalReconstructor(TrainedReconstructor):
                 f"adversarial and weight_decay must be at least 0; got {self.adversarial} and {self.weight_decay}"
             )
 
-    def train(
-        self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int, state: Path | None
-    ) -> FittedReconstructor:
-        check_shadows(differences, images, labels, n_classes)
-        channels, height, width = images.shape[1:]
+    def encoder(self, differences: Tensor) -> Callable[[Tensor], Tensor]:
+        return Standardization.fitted(differences)
+
+    def training(self, n_features: int, image_shape: tuple[int, int, int]) -> PairTraining:
+        channels, height, width = image_shape
         if self.adversarial and min(height, width) < _SMALLEST:
             raise ConfigError(
                 f"the discriminator needs images of at least {_SMALLEST} x {_SMALLEST} pixels; got {height} x {width}: "
                 "set adversarial to 0"
             )
-        lpips = self.perceptual.loaded()
-        standardization = Standardization.fitted(differences)
-        features = standardization(differences)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            network = ReconstructorCNN(features.shape[1], (channels, height, width))
-            discriminator = PatchDiscriminator(channels) if self.adversarial else None
-        module = AdversarialReconstructorModule(
+        network = ReconstructorCNN(n_features, image_shape)
+        discriminator = PatchDiscriminator(channels) if self.adversarial else None
+        self.lpips = self.perceptual.loaded()
+        return AdversarialReconstructorModule(
             network,
             discriminator,
-            None if isinstance(lpips, Unavailable) else (lpips, self.perceptual.weight),
+            None if isinstance(self.lpips, Unavailable) else (self.lpips, self.perceptual.weight),
             self.adversarial,
             self.lr,
             self.weight_decay,
             self.discriminator_lr,
         )
-        # A training that had LPIPS is not that of a machine where it cannot be had.
-        identity = f"{self!r} {'without' if isinstance(lpips, Unavailable) else 'with'} LPIPS"
-        pairs = PairBatches(features, images, self.batch_size, self.seed)
-        train_pairs(module, pairs, self.epochs, self.accelerator, state, identity)
-        notes: tuple[str, ...] = ()
-        if isinstance(lpips, Unavailable):
-            notes = (f"The reconstructor was trained without LPIPS: {lpips.reason}.",)
-        figures = {"training_loss": module.losses[-1]}
-        return FittedNetwork(module.network, standardization, unit_length(differences), labels, figures, notes)
+
+    @property
+    def identity(self) -> str:
+        """A training with LPIPS is not resumed on a machine where LPIPS is not available."""
+        return f"{self!r} {'without' if isinstance(self.lpips, Unavailable) else 'with'} LPIPS"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """That LPIPS was left out of the training, and why."""
+        if isinstance(self.lpips, Unavailable):
+            return (f"The reconstructor was trained without LPIPS: {self.lpips.reason}.",)
+        return ()

@@ -1,10 +1,9 @@
-"""The paper's reconstructor for MNIST: a perceptron that learns on shadow models what an image leaves behind."""
+"""The paper's reconstructor for MNIST: a perceptron on standardized weights."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import lit_recon._torchvision
 
@@ -12,17 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_recon.attacks.released.base import FittedReconstructor, check_shadows
-from lit_recon.attacks.released.kernel_ridge import unit_length
-from lit_recon.attacks.released.networks.training import (
-    Accelerator,
-    FittedNetwork,
-    PairBatches,
-    PairTraining,
-    Standardization,
-    TrainedReconstructor,
-    train_pairs,
-)
+from lit_recon.attacks.released.networks.training import PairTraining, Standardization, TrainedReconstructor
 from lit_recon.errors import ConfigError
 from lit_recon.models.reconstructors import ReconstructorMLP
 
@@ -54,29 +43,20 @@ class ReconstructorModule(PairTraining):
         return torch.optim.RMSprop(self.network.parameters(), lr=self.lr, alpha=0.9, eps=1e-8)
 
 
-@dataclass(frozen=True)
+@dataclass
 class NeuralReconstructor(TrainedReconstructor):
     """The paper's reconstructor: a perceptron on standardized weights.
-
-    It returns no labels; the label is that of the shadow model whose difference has the most similar direction.
 
     Args:
         hidden: neurons of each hidden layer.
         lr: learning rate of RMSProp.
-        batch_size: shadow models per step.
-        epochs: over all shadow models.
-        seed: of the network's weights and of the order of shadow models.
-        accelerator: that trains it.
+        batch_size, epochs, seed, accelerator: see `TrainedReconstructor`.
 
     Source: Balle, Cherubin and Hayes 2022, table V, MNIST.
     """
 
     hidden: Sequence[int] = (1000, 1000)
     lr: float = 1e-3
-    batch_size: int = 128
-    epochs: int = 100
-    seed: int = 0
-    accelerator: Accelerator = "auto"
 
     def __post_init__(self) -> None:
         if not self.hidden or min(*self.hidden, self.batch_size, self.epochs) < 1 or not self.lr > 0:
@@ -85,18 +65,8 @@ class NeuralReconstructor(TrainedReconstructor):
                 f"got {list(self.hidden)}, {self.batch_size}, {self.epochs} and {self.lr}"
             )
 
-    def train(
-        self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int, state: Path | None
-    ) -> FittedReconstructor:
-        check_shadows(differences, images, labels, n_classes)
-        standardization = Standardization.fitted(differences)
-        features = standardization(differences)
-        channels, height, width = images.shape[1:]
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            network = ReconstructorMLP(features.shape[1], (channels, height, width), self.hidden)
-        module = ReconstructorModule(network, self.lr)
-        pairs = PairBatches(features, images, self.batch_size, self.seed)
-        train_pairs(module, pairs, self.epochs, self.accelerator, state, repr(self))
-        figures = {"training_loss": module.losses[-1]}
-        return FittedNetwork(module.network, standardization, unit_length(differences), labels, figures)
+    def encoder(self, differences: Tensor) -> Callable[[Tensor], Tensor]:
+        return Standardization.fitted(differences)
+
+    def training(self, n_features: int, image_shape: tuple[int, int, int]) -> PairTraining:
+        return ReconstructorModule(ReconstructorMLP(n_features, image_shape, self.hidden), self.lr)

@@ -1,4 +1,4 @@
-"""A training of a reconstructor network that goes on after a kill."""
+"""Training of reconstructor networks, which resumes after a kill."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
-from lit_recon.attacks.released.base import Background, FittedReconstructor, ReconstructedTargets, Reconstructor
+from lit_recon.attacks.released.base import ReconstructedTargets, Reconstructor
 from lit_recon.attacks.released.kernel_ridge import unit_length
 from lit_recon.data.seeding import seeded_generator
 from lit_recon.errors import CorruptFileError, ShapeError
@@ -27,12 +27,12 @@ from lit_recon.training.progress import TrainingProgress
 
 Accelerator = Literal["auto", "cpu", "gpu", "mps"]
 
-#: Minutes between two saves within an epoch are not needed: the order of pairs has no state inside an epoch.
+#: Seconds between two saves within an epoch: a resumed training always begins at an epoch.
 _NEVER = float("inf")
 
 
 class PairBatches:
-    """Features and images in batches; the order is a function of seed and epoch alone."""
+    """Batches of features and images, whose order is a function of seed and epoch alone."""
 
     def __init__(self, features: Tensor, images: Tensor, batch_size: int, seed: int) -> None:
         self.features, self.images, self.batch_size, self.seed = features, images, batch_size, seed
@@ -49,7 +49,7 @@ class PairBatches:
 
 
 class PairTraining(LightningModule, ABC):
-    """What every training on pairs of features and images has in common: a network and its loss by epoch.
+    """Training on pairs of features and images: the network, and its mean loss by epoch.
 
     Args:
         network: features `(m, p)` to images `(m, c, h, w)`.
@@ -66,7 +66,7 @@ class PairTraining(LightningModule, ABC):
 
     @abstractmethod
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor | dict[str, Tensor]:
-        """The loss, or figures where the optimizers have taken their steps; tells `record` the loss."""
+        """Return the loss, or values to log with manual optimization; call `record` with the loss."""
 
     def record(self, loss: Tensor, n: int) -> None:
         """Count the mean loss of `n` pairs."""
@@ -100,19 +100,19 @@ class _Epoch(Callback):
 def train_pairs(
     module: PairTraining, pairs: PairBatches, epochs: int, accelerator: Accelerator, state: Path | None, identity: str
 ) -> None:
-    """Train in this process alone, or go on with a training that was killed.
+    """Train in this process alone, or resume a training that was killed.
 
     Other processes that torchrun may have started take no part. A resumed training ends as one that was never
-    interrupted, on devices whose arithmetic repeats itself.
+    interrupted, on devices with deterministic arithmetic.
 
     Args:
         module: ends up on the CPU, in evaluation mode.
         pairs: to learn from.
         epochs: over all pairs.
         accelerator: that trains.
-        state: folder of the state after the last epoch; removed by nobody, as a finished training is not repeated
-            either. None keeps nothing.
-        identity: of the settings; with the pairs it tells the states in the folder apart.
+        state: folder of the state after the last epoch, which stays there, so that a finished training is not repeated;
+            None keeps nothing.
+        identity: of the settings; with the pairs it names the file of the state.
 
     Raises:
         CorruptFileError: the state of a killed training cannot be read.
@@ -146,7 +146,7 @@ def train_pairs(
 
 
 def _digest(pairs: PairBatches, identity: str) -> str:
-    """16 hexadecimal digits over all that the trained network is a function of."""
+    """16 hexadecimal digits of a hash of everything that determines the trained network."""
     text = f"{identity} {pairs.batch_size} {pairs.seed} {tuple(pairs.features.shape)}"
     content = hashlib.sha256(text.encode())
     for tensor in (pairs.features, pairs.images):
@@ -154,74 +154,74 @@ def _digest(pairs: PairBatches, identity: str) -> str:
     return content.hexdigest()[:16]
 
 
+@dataclass(kw_only=True)
 class TrainedReconstructor(Reconstructor):
-    """A reconstructor whose network is trained by the Trainer; a leaf says how."""
+    """A network on features of differences, trained by the Trainer; subclasses define features and training.
 
-    @abstractmethod
-    def train(
-        self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int, state: Path | None
-    ) -> FittedReconstructor:
-        """As `fit`, with a folder to keep the state of training in."""
+    It returns no labels of its own: the label is that of the shadow model whose difference has the most similar
+    direction.
 
-    def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> FittedReconstructor:
-        return self.train(differences, images, labels, n_classes, None)
-
-    def bind(self, background: Background) -> Reconstructor:
-        return self if background.state is None else _Kept(self, background.state)
-
-
-@dataclass(frozen=True)
-class _Kept(Reconstructor):
-    learner: TrainedReconstructor
-    state: Path
-
-    def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> FittedReconstructor:
-        return self.learner.train(differences, images, labels, n_classes, self.state)
-
-
-@dataclass(frozen=True, eq=False)
-class FittedNetwork(FittedReconstructor):
-    """A trained network behind what makes features of differences.
-
-    It returns no labels; the label is that of the shadow model whose difference has the most similar direction.
+    Args:
+        batch_size: shadow models per step.
+        epochs: passes over all shadow models.
+        seed: of the network's weights and of the order of shadow models.
+        accelerator: that trains the network.
     """
 
-    network: nn.Module
-    features: Callable[[Tensor], Tensor]
-    directions: Tensor
-    labels: Tensor
-    figures: dict[str, float]
-    remarks: tuple[str, ...] = ()
+    batch_size: int = 128
+    epochs: int = 100
+    seed: int = 0
+    accelerator: Accelerator = "auto"
+
+    @abstractmethod
+    def encoder(self, differences: Tensor) -> Callable[[Tensor], Tensor]:
+        """The map from differences `(m, p)` to features `(m, f)`, fitted to those of shadow models `(s, p)`."""
+
+    @abstractmethod
+    def training(self, n_features: int, image_shape: tuple[int, int, int]) -> PairTraining:
+        """A new network and how it is trained; PyTorch's global generator has been seeded."""
+
+    @property
+    def identity(self) -> str:
+        """Tells apart the saved states of different trainings on the same shadow models; read after `training`."""
+        return repr(self)
+
+    def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
+        self.encode = self.encoder(differences)
+        features, (channels, height, width) = self.encode(differences), images.shape[1:]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            module = self.training(features.shape[1], (channels, height, width))
+        pairs = PairBatches(features, images, self.batch_size, self.seed)
+        state = None if self.background is None else self.background.state
+        train_pairs(module, pairs, self.epochs, self.accelerator, state, self.identity)
+        self.network, self.loss, self.n_features = module.network, module.losses[-1], features.shape[1]
+        self.directions, self.labels = unit_length(differences), labels
 
     @property
     def facts(self) -> dict[str, float]:
-        """Losses of the last epoch, and what was chosen."""
-        return self.figures
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What was left out of the training, and why."""
-        return self.remarks
+        """The loss of the last epoch."""
+        return {"training_loss": self.loss}
 
     @torch.no_grad()
     def reconstruct(self, differences: Tensor) -> ReconstructedTargets:
-        images = self.network(self.features(differences))
+        images = self.network(self.encode(differences))
         similarity, nearest = (unit_length(differences) @ self.directions.T).max(dim=1)
         return ReconstructedTargets(images, self.labels[nearest], (1 - similarity).clamp(min=0).double())
 
 
-#: A coordinate whose spread is below this share of the largest one is constant up to rounding: pixels that are black
-#: in every image leave their weights to it.
+#: Coordinates whose standard deviation is below this share of the largest one are constant up to rounding, such as the
+#: weights of pixels that are black in every image.
 _DEAD = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
 class Standardization:
-    """Each coordinate less its mean, over its standard deviation; dead coordinates are 0 whatever they hold.
+    """Each coordinate minus its mean, divided by its standard deviation; constant coordinates become 0.
 
     Attributes:
         mean: `(p,)` float64.
-        scale: `(p,)` float64, 0 for dead coordinates.
+        scale: `(p,)` float64, 0 for constant coordinates.
 
     Source: Balle, Cherubin and Hayes 2022, section V-A; there a constant coordinate is divided by its rounding error.
     """

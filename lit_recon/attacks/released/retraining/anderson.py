@@ -1,48 +1,42 @@
-"""The missing image as the one on which the known training gives the released weights, without a single derivative.
+"""Reconstruction by repeating the training, without derivatives: fixed-point iteration with Anderson acceleration.
 
-Train on a guess, and compare the first layer with the released one: what they differ by is the guess's error times its
-weight in every neuron, plus what fixed images were made to add by it. The former, read off as if the latter were
-nothing, corrects the guess. Anderson acceleration takes care of the latter. Where the weights agree in the end, the
-image is the released model's own, and the adversary knows it.
+Train on a guess of the unknown image, and compare the first layer with the released one. The difference is the error of
+the guess times its coefficient in every neuron, plus the changed contributions of the fixed images. Neglecting the
+latter gives a correction of the guess; Anderson acceleration makes the iteration converge all the same. If the weights
+agree in the end, the image is the training image, and the adversary can tell.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.released.base import (
-    Announce,
-    Background,
-    FittedReconstructor,
-    ReconstructedTargets,
-    Reconstructor,
-)
+from lit_recon.attacks.released.base import Background, ReconstructedTargets, Reconstructor
 from lit_recon.attacks.released.first_layer import FirstLayerRidge, WhitenedFirstLayer
 from lit_recon.attacks.released.retraining.descent import repeatable
 from lit_recon.attacks.released.retraining.search import RepeatedTraining, SearchState, state_path
-from lit_recon.errors import ConfigError, ThreatModelError
+from lit_recon.errors import ConfigError
 
 
-@dataclass(frozen=True)
+@dataclass
 class AndersonRetraining(Reconstructor):
-    """Begins with what another reconstructor finds, and repeats the training until the weights agree.
+    """Improve the guess of another reconstructor by repeating the training until the weights agree.
 
-    Every step costs one training, forwards. Of all guesses that one is returned whose weights came nearest. Where they
-    did not agree, the search starts again: half way from the first guess to the mean of a class, from such a mean, then
-    from shadow targets, each time with the label with which a training on that start comes nearest.
+    Every step costs one training. The guess whose weights come nearest to the released ones is returned. If they do not
+    agree, the search restarts: half way from the first guess to the mean of a class, then from such a mean, then from
+    shadow targets, each time with the label for which a training on that start comes nearest.
 
     Args:
         inner: makes the first guess; default: `FirstLayerRidge`.
-        steps: trainings per target and search, at most.
-        restarts: further searches where one did not end in agreement.
-        memory: earlier steps that the next one is made from.
-        tolerance: a search ends when the retrained differ from the released weights by this share of what the image
-            changed; float32 alone leaves 1e-5 (500 known images) to 1e-3 (10,000).
-        certain: below this distance an image counts as found, in that the adversary knows it.
+        steps: most trainings per target and search.
+        restarts: most further searches for a target whose weights did not agree.
+        memory: number of earlier steps that Anderson acceleration combines.
+        tolerance: relative distance at which a search ends: of retrained from released weights, divided by that of
+            the released weights from the reference. Float32 alone leaves 1e-5 (500 known images) to 1e-3 (10,000).
+        certain: relative distance below which an image counts as certified.
         together: targets at a time; memory grows with it.
 
     Source: ours, with [Anderson1965] for the acceleration.
@@ -56,6 +50,8 @@ class AndersonRetraining(Reconstructor):
     certain: float = 1e-2
     together: int = 100
 
+    needs_background: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         counts = (self.steps, self.memory, self.together, self.restarts + 1)
         if min(counts) < 1 or not 0 < self.tolerance <= self.certain < 1:
@@ -64,75 +60,50 @@ class AndersonRetraining(Reconstructor):
                 f"got {self.steps}, {self.memory}, {self.together}, {self.restarts}, {self.tolerance}, {self.certain}"
             )
 
-    def bind(self, background: Background) -> Reconstructor:
+    def prepare(self, background: Background) -> None:
         plan = repeatable(background.plan, "AndersonRetraining")
         layer = WhitenedFirstLayer.of(plan, "AndersonRetraining")
-        training = RepeatedTraining(plan, layer, self.steps, self.memory, self.tolerance)
-        inner = (self.inner or FirstLayerRidge()).bind(background)
-        return _Informed(self, inner, training, background.state, background.announce)
+        self.training = RepeatedTraining(plan, layer, self.steps, self.memory, self.tolerance)
+        self.folder, self.announce = background.state, background.announce
+        self.guess = (self.inner or FirstLayerRidge()).bind(background)
 
-    def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> FittedReconstructor:
-        raise ThreatModelError("AndersonRetraining needs to know the training: call informed() before fit()")
-
-
-@dataclass(frozen=True, eq=False)
-class _Informed(Reconstructor):
-    settings: AndersonRetraining
-    inner: Reconstructor
-    training: RepeatedTraining
-    folder: Path | None
-    announce: Announce
-
-    def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> FittedReconstructor:
-        return _Fitted(self.inner.fit(differences, images, labels, n_classes), self, images, labels, n_classes)
-
-
-@dataclass(frozen=True, eq=False)
-class _Fitted(FittedReconstructor):
-    inner: FittedReconstructor
-    attack: _Informed
-    shadow_images: Tensor
-    shadow_labels: Tensor
-    n_classes: int
-
-    @property
-    def facts(self) -> dict[str, float]:
-        """Those of the first guess."""
-        return self.inner.facts
+    def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
+        self.guess = self.first = self.guess.fitted(differences, images, labels, n_classes)
+        self.shadow_images, self.shadow_labels, self.n_classes = images, labels, n_classes
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Those of the first guess, and what happened to it."""
-        steps, certain = self.attack.settings.steps, self.attack.settings.certain
+        """Those of the first guess, and how it was improved."""
         how = (
-            f"Every guess was corrected by up to {steps} trainings on it; an image is certified where the retrained "
-            f"weights differ from the released ones by at most {certain:g} of what the image changed."
+            f"Every first guess was corrected by up to {self.steps} trainings on it; an image is certified if the "
+            f"retrained weights differ from the released ones by at most {self.certain:g} of the image's effect on the "
+            "weights."
         )
-        return (*self.inner.notes, how)
+        return (*super().notes, how)
 
     def reconstruct(self, differences: Tensor) -> ReconstructedTargets:
-        first, settings = self.inner.reconstruct(differences), self.attack.settings
+        first = self.guess.reconstruct(differences)
         path, state = None, SearchState.of(first.images, first.labels)
-        if self.attack.folder is not None:
-            path = state_path(self.attack.folder, f"{settings}", differences, first.images, first.labels)
+        if self.folder is not None:
+            path = state_path(self.folder, f"{self}", differences, first.images, first.labels)
             state = SearchState.read(path) if path.is_file() else state
-        for attempt in range(settings.restarts + 1):
-            left = ((state.distances > settings.certain) & (state.searches == attempt)).nonzero().squeeze(1)
+        for attempt in range(self.restarts + 1):
+            left = ((state.distances > self.certain) & (state.searches == attempt)).nonzero().squeeze(1)
             if not len(left):
                 continue
-            label = f"search {attempt + 1} of at most {settings.restarts + 1}"
-            advance = self.attack.announce(len(left) * settings.steps, label, "trainings")
-            for chunk in left.split(settings.together):
+            label = f"search {attempt + 1} of at most {self.restarts + 1}"
+            advance = self.announce(len(left) * self.steps, label, "trainings")
+            for chunk in left.split(self.together):
                 starts, labels = first.images[chunk], first.labels[chunk]
                 if attempt:
                     starts, labels = self._again(differences[chunk], starts, attempt)
-                state.update(chunk, labels, *self.attack.training.search(differences[chunk], starts, labels, advance))
+                state.update(chunk, labels, *self.training.search(differences[chunk], starts, labels, advance))
                 if path is not None:
                     state.write(path)
-        return ReconstructedTargets(state.images, state.labels, state.distances, state.distances <= settings.certain)
+        return ReconstructedTargets(state.images, state.labels, state.distances, state.distances <= self.certain)
 
     def _again(self, differences: Tensor, images: Tensor, attempt: int) -> tuple[Tensor, Tensor]:
-        """Where searches begin whose first ones failed, `(m, c, h, w)`, and with which labels `(m,)`."""
+        """Starts `(m, c, h, w)` and labels `(m,)` of a further search."""
         starts = []
         for label in range(self.n_classes):
             of_class = self.shadow_images[self.shadow_labels == label]
@@ -140,5 +111,5 @@ class _Fitted(FittedReconstructor):
             other = of_class.mean(dim=0) if attempt <= 2 else of_class[(attempt - 3) % len(of_class)]
             starts.append((images + other) / 2 if attempt == 1 else other.expand_as(images))
         candidates = torch.stack(starts)
-        labels = self.attack.training.likeliest(differences, candidates)
+        labels = self.training.likeliest(differences, candidates)
         return candidates[labels, torch.arange(len(images))], labels

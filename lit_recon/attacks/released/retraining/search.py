@@ -1,4 +1,4 @@
-"""Many searches side by side for the images on which a known training gives released weights."""
+"""Batched fixed-point search for the images on which a known training gives the released weights."""
 
 from __future__ import annotations
 
@@ -20,25 +20,23 @@ from lit_recon.attacks.shadow.plan import ShadowPlan
 from lit_recon.errors import CorruptFileError
 from lit_recon.io.files import write_bytes
 
-#: Added to the diagonal of the least-squares problem, as a share of its mean: rounding in corrections is of this order.
+#: Ridge of the least-squares problem, relative to its mean diagonal: rounding errors of corrections are of this order.
 _RIDGE = 1e-6
-
-
-#: Beyond so many times the least distance so far a search has lost its way, and starts from its best guess again.
+#: A search restarts from its best guess when its distance exceeds the least one so far by this factor.
 _LOST = 2.0
-#: Share of a correction that is made after that, of the share before.
+#: Factor on the damping of corrections after such a restart.
 _CAREFUL = 0.5
 
 
 @dataclass(frozen=True, eq=False)
 class RepeatedTraining:
-    """Trains on guesses, and corrects them by what the first layer lacks.
+    """Repeats a training on guesses, and corrects them by the remaining difference of the first layer.
 
     Attributes:
-        plan: of a training that can be repeated.
-        layer: its first one.
-        steps: trainings per search, at most.
-        memory: earlier steps that the next one is made from.
+        plan: of a deterministic training.
+        layer: the first layer of its models.
+        steps: most trainings per search.
+        memory: number of earlier steps that Anderson acceleration combines.
         tolerance: relative distance of weights at which a search ends.
 
     Source: ours, with [Anderson1965] for the acceleration.
@@ -57,9 +55,9 @@ class RepeatedTraining:
 
         Args:
             released: differences of the released models, `(m, p)`.
-            starts: images to begin with, `(m, c, h, w)`.
+            starts: first guesses, `(m, c, h, w)`.
             labels: of the images, `(m,)`.
-            trained: told how many models were trained, or need no training any more.
+            trained: called with the number of trainings done or no longer needed.
         """
         guesses = starts.flatten(1).double()
         best, best_correction = guesses.clone(), torch.zeros_like(guesses)
@@ -87,7 +85,7 @@ class RepeatedTraining:
         return best.float().unflatten(1, starts.shape[1:]), least
 
     def likeliest(self, released: Tensor, images: Tensor) -> Tensor:
-        """The labels `(m,)` with which training on images comes nearest to the released models.
+        """The labels `(m,)` for which training on the images comes nearest to the released models.
 
         Args:
             released: differences of the released models, `(m, p)`.
@@ -99,7 +97,7 @@ class RepeatedTraining:
         return torch.stack([_distances(each, released) for each in found]).argmin(dim=0)
 
     def _training(self, shape: torch.Size) -> Callable[[Tensor, Tensor], Tensor]:
-        """What gives the differences `(m, p)` of models that are trained on images `(m, d)` with labels `(m,)`."""
+        """A function from images `(m, d)` and labels `(m,)` to differences `(m, p)` of models trained on them."""
         plan = self.plan
         known, initial, reference = plan.known, plan.initial_weights().to(plan.device), plan.reference()
         execution: Execution = "batched_mlp" if fits_batched_mlp(plan.network) else "vmap"
@@ -111,7 +109,7 @@ class RepeatedTraining:
         return train
 
     def _corrections(self, found: Tensor, released: Tensor, guesses: Tensor) -> Tensor:
-        """What to add to guesses `(m, d)` if the fixed set's part of the first layer stayed as it is."""
+        """Corrections of guesses `(m, d)`, neglecting that the fixed set's contributions change, too."""
         rows = self.layer.rows(found)
         weights = self.layer.weights(rows, guesses)
         missing = torch.einsum("mj,mjd->md", weights, self.layer.rows(released) - rows)
@@ -122,20 +120,20 @@ class RepeatedTraining:
 
 
 def _distances(found: Tensor, released: Tensor) -> Tensor:
-    """Of differences `(m, p)`, relative to the released ones, `(m,)` float64."""
+    """Distances of differences `(m, p)`, relative to the norms of the released ones, `(m,)` float64."""
     distances: Tensor = (found - released).double().norm(dim=1) / released.double().norm(dim=1)
     return distances
 
 
 @dataclass(frozen=True, eq=False)
 class SearchState:
-    """What was found so far; its tensors are changed in place.
+    """Results so far; tensors are changed in place.
 
     Attributes:
         images: best ones, `(m, c, h, w)`.
         labels: of these, `(m,)`.
         distances: of their weights, `(m,)`; infinite before the first search.
-        searches: that were made for each, int64 `(m,)`.
+        searches: number of searches for each, int64 `(m,)`.
     """
 
     images: Tensor
@@ -145,16 +143,16 @@ class SearchState:
 
     @classmethod
     def of(cls, images: Tensor, labels: Tensor) -> SearchState:
-        """Before the first search, from first guesses."""
+        """The state before the first search, from first guesses."""
         never = torch.full((len(images),), torch.inf, dtype=torch.float64)
         return cls(images.clone(), labels.clone(), never, torch.zeros_like(labels))
 
     def update(self, which: Tensor, labels: Tensor, images: Tensor, distances: Tensor) -> None:
-        """Count one search for each of some targets, and keep what is better.
+        """Count one search for some targets, and keep results that are better.
 
         Args:
             which: positions `(s,)`.
-            labels: that the searches were made with, `(s,)`.
+            labels: used in the searches, `(s,)`.
             images: found, `(s, c, h, w)`.
             distances: of these, `(s,)`.
         """
@@ -164,32 +162,32 @@ class SearchState:
         self.searches[which] += 1
 
     def write(self, path: Path) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file, atomically."""
         tensors = {field.name: getattr(self, field.name).contiguous() for field in fields(self)}
         write_bytes(path, save(tensors))
 
     @classmethod
     def read(cls, path: Path) -> SearchState:
-        """Read it again.
+        """Read a file of `write`.
 
         Raises:
-            CorruptFileError: it is no such file.
+            CorruptFileError: the file is damaged.
         """
         try:
             return cls(**load_file(path))
         except (SafetensorError, OSError, ValueError, TypeError) as error:
             raise CorruptFileError(
-                f"{path} is truncated or no state of a search ({error}): delete it to start over"
+                f"{path} is truncated or not the state of a search ({error}): delete it to start over"
             ) from error
 
 
 def state_path(folder: Path, identity: str, *tensors: Tensor) -> Path:
-    """A file's name that tells apart searches of other settings or other models.
+    """File of the state of a search, named by a hash of settings and inputs.
 
     Args:
         folder: of the file.
-        identity: settings in words.
-        tensors: what the searches begin with.
+        identity: settings as text.
+        tensors: inputs of the search.
     """
     content = hashlib.sha256(identity.encode())
     for tensor in tensors:
@@ -198,16 +196,16 @@ def state_path(folder: Path, identity: str, *tensors: Tensor) -> Path:
 
 
 class Anderson:
-    """Many iterations side by side, each with a memory of its own.
+    """Anderson acceleration of many independent fixed-point iterations.
 
-    A correction is what a simple iteration would add to a guess. Where corrections change in proportion to the guess,
-    as many steps as there are directions of distinct proportion end in the fixed point, also where the simple
-    iteration diverges.
+    A correction is what the plain iteration would add to a guess. If corrections are affine in the guess, the fixed
+    point is reached in as many steps as their linear part has distinct eigenvalues, even if the plain iteration
+    diverges.
 
     Args:
-        n: iterations.
-        size: numbers in a guess.
-        memory: earlier guesses that the next one is made from.
+        n: number of iterations.
+        size: length of a guess.
+        memory: number of earlier guesses that are combined.
 
     Source: [Anderson1965]; [WalkerNi2011] for the least-squares problem in differences of consecutive corrections.
     """
@@ -219,12 +217,12 @@ class Anderson:
         self._fresh = torch.ones(n, dtype=torch.bool)
 
     def forget(self, which: Tensor) -> None:
-        """Start anew where `which`, `(n,)` bool, says so."""
+        """Forget the history of the iterations `which`, bool `(n,)`."""
         self._moves[which], self._changes[which] = 0, 0
         self._fresh |= which
 
     def keep(self, which: Tensor) -> None:
-        """Go on with some of the iterations only."""
+        """Continue with the iterations `which`, bool `(n,)`, only."""
         self._moves, self._changes, self._fresh = self._moves[which], self._changes[which], self._fresh[which]
         if self._last is not None:
             self._last = self._last[0][which], self._last[1][which]
@@ -235,7 +233,7 @@ class Anderson:
         Args:
             guesses: `(n, size)` float64.
             corrections: of these, `(n, size)`.
-            damping: `(n,)`, the share of a correction that is made; directions of the memory are not damped.
+            damping: `(n,)`, factor on corrections outside the span of the memory.
         """
         if self._last is not None:
             known = ~self._fresh[:, None]

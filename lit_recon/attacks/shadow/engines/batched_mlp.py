@@ -1,4 +1,4 @@
-"""Shadow MLPs at the speed of matrix products, so many at a time as the cache likes."""
+"""Training of many MLPs at once by batched matrix products, in chunks that fit into the processor's cache."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from lit_recon.attacks.shadow.training import KnownTraining, unflatten
 from lit_recon.errors import UnsupportedModelError
 from lit_recon.models.released import ReleasedMLP
 
-#: Bytes of a chunk on a CPU: of one hidden layer for a block of images, which the cache should hold between two
-#: products; of what a step with a mini-batch goes through. Elsewhere enough work for every kernel.
+#: Bytes of a chunk on a CPU: of one hidden layer for a block of images, which should stay in the cache between two
+#: products; of the tensors of a step with a mini-batch. On other devices: enough work for every kernel.
 _LAYER_BYTES, _BATCH_BYTES, _BYTES_ELSEWHERE = 5 * 2**18, 4 * 2**20, 256 * 2**20
 
 
@@ -33,11 +33,11 @@ def fits_batched_mlp(network: nn.Module) -> bool:
 
 
 def chunk_size(known: KnownTraining) -> int:
-    """How many models at a time are fastest, and fit the memory: on a CPU, their hidden layers stay in the cache."""
+    """Models at a time: on a CPU as many as keep their hidden layers in the cache, elsewhere as fit into memory."""
     layers, batch, size = _mlp(known.network).linear_layers, known.descent.batch_size, _LAYER_BYTES
     per_model = max(layer.out_features for layer in layers) * block_size(known.images, batch)
     if batch is not None:
-        # A layer of a small batch is less than the weights are, and a batch of a model's own takes room itself.
+        # For small batches weights are larger than a layer's outputs; batches of a model's own take memory, too.
         images = layers[0].in_features * batch if known.descent.has_own_order else 0
         per_model, size = max(per_model, images, known.n_parameters), _BATCH_BYTES
     if known.images.device.type != "cpu":
@@ -59,7 +59,7 @@ def train_batched_mlp(
     Arguments, result and errors as for `train_loop`; besides:
 
     Raises:
-        UnsupportedModelError: the network is no MLP with a hidden layer and one of the activations known here.
+        UnsupportedModelError: the network is not an MLP with a hidden layer and a supported activation.
     """
     known.check(initial, images, labels, generators)
     size, batches = chunk or chunk_size(known), Batches(known, generators)
@@ -78,14 +78,14 @@ def train_batched_mlp(
 
 @torch.no_grad()
 def train_without(known: KnownTraining, initial: Tensor) -> Tensor:
-    """The same training by full batches but for the gradient of the own image, and without noise.
+    """Training by full batches without own images and without noise, for the reference.
 
     Args:
         known: the training.
         initial: weights `(p,)`.
 
     Returns:
-        Flat weights `(p,)`, of all released models one after the other.
+        Flat weights `(p,)`; with snapshots `(t * p,)`.
 
     Raises:
         UnsupportedModelError: as for `train_batched_mlp`.
@@ -96,21 +96,21 @@ def train_without(known: KnownTraining, initial: Tensor) -> Tensor:
 def _mlp(network: nn.Module) -> ReleasedMLP:
     if not fits_batched_mlp(network) or not isinstance(network, ReleasedMLP):
         raise UnsupportedModelError(
-            "batching by hand needs a ReleasedMLP with a hidden layer and an activation among "
+            "execution batched_mlp needs a ReleasedMLP with a hidden layer and an activation among "
             f"{', '.join(ACTIVATIONS)}; got {type(network).__name__}: use execution vmap or loop"
         )
     return network
 
 
 def prepared(known: KnownTraining) -> SharedImages:
-    """The fixed set; where every step takes a part of it, the parts are what is prepared."""
+    """The fixed set, prepared for products; with mini-batches, these are prepared in every step instead."""
     images, n_classes = known.images.flatten(1).contiguous(), _mlp(known.network).linear_layers[-1].out_features
     pixels = UsedPixels.of(images) if known.descent.batch_size is None else None
     return SharedImages(images, known.labels, n_classes, pixels)
 
 
 def _apart(known: KnownTraining, initial: Tensor) -> list[Tensor]:
-    """Weights and biases of every layer of models `(s, p)`, to be changed."""
+    """Copies of the weights and biases of every layer of models `(s, p)`."""
     parts = unflatten(known.network, initial).values()
     return [part.clone(memory_format=torch.contiguous_format) for part in parts]
 

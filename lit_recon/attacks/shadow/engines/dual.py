@@ -1,14 +1,14 @@
-"""Shadow MLPs by what every image did to their first layers, where images are few and pixels many.
+"""Training of MLPs in dual coordinates of the first layer, which is faster for few images of many pixels.
 
 Gradient descent moves the first layer by sums of outer products with the images, so that its weights stay
 
     W_t = W_0 + C_t (X - a m) + u_t m + c_t x
 
-with the fixed images `X`, their mean `m`, shares `a` that leave the rest without it, a model's own image `x`, and one
-coefficient per neuron and image. What flows back to the layer's outputs moves `C`, and its sum with the shares `u`, as
-it would move `W` itself, momentum included. Outputs for the fixed set need inner products of images alone: one product
-with `(n, n)` in place of two with `(n, d)`. Apart from their mean images are nearly orthogonal; with it, large
-coefficients would nearly cancel, and lose digits.
+with the fixed images `X`, their mean `m`, the projection coefficients `a` of the images on `m`, a model's own image
+`x`, and one coefficient per neuron and image. The gradient with respect to the layer's outputs updates `C`, and its sum
+weighted by `a` updates `u`, as it would update `W` itself, momentum included. Outputs on the fixed set need inner
+products of images only: one product with `(n, n)` instead of two with `(n, d)`. The mean is treated apart because
+images without it are nearly orthogonal; with it, large coefficients would nearly cancel and lose digits.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from lit_recon.attacks.shadow.training import GradientDescent, KnownTraining
 
 
 def suits(descent: GradientDescent, fixed: SharedImages) -> bool:
-    """Whether coefficients of images follow the same descent as the weights do, with less arithmetic.
+    """Whether this training can be done in dual coordinates, with less arithmetic.
 
-    They do not where steps are not linear in gradients, or where noise leaves the span of the images.
+    It cannot if steps are not linear in gradients, or if noise leaves the span of the images.
     """
     linear = descent.optimizer == "sgd" and descent.batch_size is None and not descent.is_noisy
     return linear and len(fixed.images) < 2 * fixed.pixels.n_often(fixed.images)
 
 
 class ImageSpan(NamedTuple):
-    """The fixed images, as coordinates of what they span.
+    """The fixed images, split into multiples of their mean and remainders.
 
     Attributes:
         mean: `(d,)`.
-        sides: the images but for their shares of the mean, `(n, d)`.
-        products: of those with each other, `(n, n)`.
-        shares: of the mean in the images, `(n,)`.
-        mean_products: of the images with the mean, `(n,)`.
+        sides: remainders, `(n, d)`: the images minus `shares` times the mean.
+        products: inner products of remainders, `(n, n)`.
+        shares: projection coefficients of the images on the mean, `(n,)`.
+        mean_products: inner products of the images with the mean, `(n,)`.
     """
 
     mean: Tensor
@@ -59,11 +59,11 @@ class ImageSpan(NamedTuple):
 
     @classmethod
     def of(cls, images: Tensor) -> ImageSpan:
-        """Of images `(n, d)`; worked out in float64, so that only the last digit is rounded."""
+        """Of images `(n, d)`; computed in float64, then rounded."""
         exact = images.double()
         mean = exact.mean(0)
         mean_products = exact @ mean
-        # The shares of black images are 0 over 0.
+        # 0 / 0 if all images are black.
         shares = (mean_products / mean.square().sum()).nan_to_num()
         sides = exact - shares[:, None] * mean
         found = mean, sides, sides @ sides.T, shares, mean_products
@@ -81,7 +81,7 @@ class FirstLayers:
         own: one further image of each model, `(s, d)`.
 
     Attributes:
-        sides: coefficients of the span's sides, `(s, h, n)`.
+        sides: coefficients of the remainders, `(s, h, n)`.
         rest: of its mean and of the own image, and the bias, `(s, h, 3)`.
     """
 
@@ -90,7 +90,7 @@ class FirstLayers:
         zeros = torch.zeros_like(bias)
         self.sides = weights.new_zeros(*bias.shape, len(fixed))
         self.rest = torch.stack([zeros, zeros, bias], dim=2)
-        # Errors of what stays the same in all steps would add up: it is worked out in float64.
+        # Errors of these constants would add up over all steps: they are computed in float64.
         alone = own.double()
         between = alone @ fixed.T.double()
         one = torch.ones_like(between)
@@ -112,12 +112,12 @@ class FirstLayers:
         return outputs.add_(products_with_one(self.rest, self._own_rest_products))
 
     def gradients(self, many: Tensor, one: Tensor) -> list[Tensor]:
-        """What moves `sides` and `rest`, of gradients with respect to `outputs` and `own_outputs`."""
+        """Gradients of `sides` and `rest`, given those of `outputs` and `own_outputs`."""
         of_mean = torch.mv(many.flatten(0, 1), self._span.shares).view_as(one)
         return [many, torch.cat([of_mean, one, many.sum(2, keepdim=True).add_(one)], dim=2)]
 
     def weights(self) -> tuple[Tensor, Tensor]:
-        """Weights `(s, h, d)` and biases `(s, h)` as they are now."""
+        """Current weights `(s, h, d)` and biases `(s, h)`."""
         of_mean, of_own, bias = self.rest.split(1, dim=2)
         moved = _wide(self.sides, self._span.sides.T).addcmul_(of_mean, self._span.mean)
         return moved.addcmul_(of_own, self._own[:, None, :]).add_(self._weights), bias[:, :, 0].clone()
@@ -134,15 +134,15 @@ def train_dual(
     """Train one model per own image, all at once.
 
     Args:
-        known: the training, which `suits`.
+        known: the training, for which `suits` is true.
         activation: between layers.
         fixed: the fixed set.
-        span: of its images.
+        span: of the fixed images.
         weights: of the start, `(s, o, i)` and `(s, o)` for every layer; those of later layers are overwritten.
         own: one further image of each model.
 
     Returns:
-        Flat weights `(s, p)`, of all released models one after the other.
+        Flat weights `(s, p)`; with snapshots `(s, t * p)`.
     """
     descent, n, released = known.descent, len(fixed.images), []
     layers, later = FirstLayers(weights[0], weights[1], fixed.images, span, own.images), weights[2:]

@@ -1,10 +1,9 @@
-"""Shadow models of any architecture side by side, by `torch.func.vmap`."""
+"""Training of shadow models of any architecture: many at once by `torch.func.vmap`, or one after the other."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +15,10 @@ from lit_recon.attacks.shadow.steps import Batches, Descent, gathered
 from lit_recon.attacks.shadow.training import KnownTraining, flat_weights, unflatten
 from lit_recon.defenses.base import Batch
 from lit_recon.defenses.clipping import DPSGD, clipped_examples
-from lit_recon.defenses.release import defended_gradient
-from lit_recon.models import Backbone
+from lit_recon.defenses.release import update_of_batch
 from lit_recon.records import Update
 
-#: Bytes of the gradients of single images at a time.
+#: Memory in bytes of the gradients of single images that are computed at a time.
 _PIECE_BYTES = 64 * 2**20
 
 
@@ -39,14 +37,7 @@ def train_vmap(
     known.check(initial, images, labels, generators)
     descent, network, n = known.descent, known.network, len(known.images)
     mechanism = mechanism_of(descent.dp, known.n_steps)
-
-    def loss(weights: Tensor, image: Tensor, label: Tensor) -> Tensor:
-        parameters = unflatten(network, weights)
-        fixed = F.cross_entropy(functional_call(network, parameters, known.images), known.labels, reduction="sum")
-        own = F.cross_entropy(functional_call(network, parameters, image[None]), label[None])
-        return (fixed + own) / (n + 1)
-
-    gradient = vmap(grad(loss))
+    gradient = mean_loss_gradient(known)
     batches, kept, trained = Batches(known, generators), known.kept_steps, []
     for start in range(0, len(images), chunk):
         members = slice(start, start + chunk)
@@ -67,6 +58,24 @@ def train_vmap(
                 released.append(weights.clone())
         trained.append(torch.cat(released, dim=1))
     return torch.cat(trained)
+
+
+def mean_loss_gradient(known: KnownTraining) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Gradients `(s, p)` of the mean cross-entropy over the fixed set and one image.
+
+    Returns:
+        A function of weights `(s, p)`, own images `(s, c, h, w)` and their labels `(s,)`, differentiable in all but the
+        labels.
+    """
+    network, n = known.network, len(known.images)
+
+    def loss(weights: Tensor, image: Tensor, label: Tensor) -> Tensor:
+        parameters = unflatten(network, weights)
+        fixed = F.cross_entropy(functional_call(network, parameters, known.images), known.labels, reduction="sum")
+        own = F.cross_entropy(functional_call(network, parameters, image[None]), label[None])
+        return (fixed + own) / (n + 1)
+
+    return vmap(grad(loss))
 
 
 def _of_batch(known: KnownTraining, weights: Tensor, own: Tensor, own_labels: Tensor, numbers: Tensor) -> Tensor:
@@ -119,7 +128,7 @@ def _clipped_sum(network: nn.Module, weights: Tensor, images: Tensor, labels: Te
     return torch.cat([value.sum(0).flatten() for value in clipped_examples(gradients, bound).values()])
 
 
-#: Private gradients of so many images at a time.
+#: Images whose private gradients are computed at a time.
 _EXAMPLES = 64
 
 
@@ -130,18 +139,18 @@ def train_loop(
     labels: Tensor,
     generators: Sequence[torch.Generator] | None = None,
 ) -> Tensor:
-    """Train one model per image on the fixed set and that image, by PyTorch's optimizer and the defense's own release.
+    """Train one model per image on the fixed set and that image, by PyTorch's optimizer and the defense's own code.
 
     Args:
         known: the training.
         initial: weights `(p,)` of all models, or `(s, p)` of each.
         images: own image of each model, `(s, c, h, w)`.
         labels: of those, `(s,)`.
-        generators: of noise or of an unknown order of mini-batches, one per model; of a known order, one for all;
-            needed for these only.
+        generators: for noise or an unknown order of mini-batches one per model, for a known order one in all, else
+            None.
 
     Returns:
-        Flat weights `(s, p)`; with snapshots `(s, t * p)`, of all released models in the order of their steps.
+        Flat weights `(s, p)`; with snapshots `(s, t * p)`, in the order of their steps.
 
     Raises:
         ShapeError: arguments do not fit.
@@ -183,7 +192,6 @@ def _set_private_gradient(network: nn.Module, mechanism: DPSGD, whole: Batch, ge
         found: Update = torch.func.grad(loss)(weights)
         return found
 
-    # A release reads a model for its structure only, and this mechanism does not even that.
-    released = defended_gradient(mechanism, cast(Backbone, network), gradient, whole, generator, _EXAMPLES)
+    released = update_of_batch(mechanism, gradient, whole, generator, _EXAMPLES)
     for name, parameter in network.named_parameters():
         parameter.grad = released[name]

@@ -1,12 +1,12 @@
 """Gradients of many MLPs at once, by matrix products instead of automatic differentiation.
 
-All models see the same images, so that their first layers, stacked, form one wide matrix. Its product with the images,
-and the product of what flows back with them, are nearly all arithmetic there is. What follows is elementwise on
-`(s, neurons, n)`, or small products, block by block of the images; the models' own images go through the same lines
-with `n` = 1. Where every model has a batch of its own, there is one product per model instead of a wide one.
+All models see the same images, so that their first layers, stacked, form one wide matrix. Its product with the images
+and the product of the backpropagated gradients with the images are nearly all of the arithmetic. Everything else is
+elementwise on `(s, neurons, n)`, or small products, block by block of the images; the models' own images are computed
+by the same functions with `n` = 1. If every model has batches of its own, there is one product per model instead.
 
-Clipping needs the norm of every image's gradient, which nobody has to write out: in a linear layer it is the norm of
-the input, with a 1 for the bias, times that of what flows back to the output.
+Clipping needs the norm of every image's gradient, not the gradient: in a linear layer it is the norm of the input, with
+a 1 appended for the bias, times that of the gradient with respect to the output.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from lit_recon.attacks.shadow.engines.pixels import UsedPixels, added, blocks
 from lit_recon.attacks.shadow.steps import gathered
 from lit_recon.defenses.clipping import clip_factors
 
-#: Activations whose derivative follows from their value.
+#: Activations whose derivative is a function of their value.
 ACTIVATIONS = ("elu", "relu", "tanh", "sigmoid")
 
 
 class OwnImages(NamedTuple):
-    """What the models have for themselves: images `(s, d)` and labels `(s,)`."""
+    """One image `(s, d)` and label `(s,)` per model."""
 
     images: Tensor
     labels: Tensor
 
 
 class SharedImages:
-    """Images that all models share, made ready for products.
+    """Images that all models share, prepared for products.
 
     Args:
         images: `(n, d)`.
         labels: int64 `(n,)`.
         n_classes: number of logits `k`.
-        pixels: how they are multiplied; default: all densely, which needs no preparation.
+        pixels: which pixels are multiplied densely and which sparsely; default: all densely.
     """
 
     def __init__(self, images: Tensor, labels: Tensor, n_classes: int, pixels: UsedPixels | None = None) -> None:
@@ -56,11 +56,11 @@ class SharedImages:
 
 
 class Clip(NamedTuple):
-    """Bounds the norms of single gradients.
+    """Clipping of the gradients of single images.
 
     Attributes:
         squares: squared norms of the inputs, `(n,)` or `(s, 1)`.
-        bound: of the gradient's norm.
+        bound: largest norm of a gradient.
     """
 
     squares: Tensor
@@ -68,7 +68,7 @@ class Clip(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """What one batch of inputs gives: gradients of the loss summed over it.
+    """Gradients of the loss summed over one batch of inputs.
 
     Attributes:
         first: with respect to the first layer's outputs, `(s, h, n)`.
@@ -89,7 +89,7 @@ def shared_gradients(
         inputs: the images that all share.
         own: one further image of each.
         activation: between layers.
-        bound: of the norm of every image's gradient; None to leave them as they are.
+        bound: largest norm of an image's gradient; None: no clipping.
 
     Returns:
         One tensor for each of `weights`.
@@ -115,13 +115,13 @@ def shared_gradients(
 def separate_gradients(
     weights: list[Tensor], whole: SharedImages, own: OwnImages, numbers: Tensor, activation: str
 ) -> list[Tensor]:
-    """Gradients of the loss summed over batches that every model has for itself.
+    """Gradients of the loss summed over batches, one for every model.
 
     Args:
         weights: of `s` models, `(s, o, i)` and `(s, o)` for every layer.
         whole: the fixed set.
         own: one further image of each model.
-        numbers: of the images of each model's batch, `(s, b)`, as in `Batches`.
+        numbers: indices of the images of each model's batch, `(s, b)`, as in `Batches`.
         activation: between layers.
 
     Returns:
@@ -137,7 +137,7 @@ def separate_gradients(
 def _add_own(
     gradients: list[Tensor], weights: list[Tensor], own: OwnImages, activation: str, bound: float | None
 ) -> None:
-    """Add to the sums of the fixed set the gradient of every model's own image."""
+    """Add the gradient of every model's own image."""
     images, n_classes = own.images, weights[-1].shape[1]
     outputs = products_with_one(weights[0], images).add_(weights[1][:, :, None])
     clip = None if bound is None else Clip(images.square().sum(1, keepdim=True), bound)
@@ -148,14 +148,14 @@ def _add_own(
 
 
 def flow(outputs: Tensor, later: list[Tensor], classes: Tensor, activation: str, clip: Clip | None) -> Flow:
-    """Forward from the first layer's outputs `(s, h, n)`, which are overwritten, and back to them.
+    """Forward and backward pass from the first layer's outputs `(s, h, n)`, which are overwritten.
 
     Args:
         outputs: of the first layer.
         later: weights and biases of all later layers.
         classes: one-hot, `(k, n)`, or of every model's own images `(s, k, n)`.
         activation: between layers.
-        clip: what the gradient of every input is clipped to; None to leave them as they are.
+        clip: of the gradient of every input; None: no clipping.
     """
     values = []
     for layer in range(0, len(later), 2):
@@ -173,7 +173,7 @@ def flow(outputs: Tensor, later: list[Tensor], classes: Tensor, activation: str,
 
 
 def _factors(residual: Tensor, later: list[Tensor], values: list[Tensor], activation: str, clip: Clip) -> Tensor:
-    """What clipping scales every input's gradient by, `(s, n)`; all that flows back is linear in the last residual."""
+    """Clipping factors `(s, n)` of the gradients; these are linear in the residual of the last layer."""
     total = torch.zeros_like(residual[:, 0])
     for layer in reversed(range(0, len(later), 2)):
         value = values[layer // 2]
@@ -183,7 +183,7 @@ def _factors(residual: Tensor, later: list[Tensor], values: list[Tensor], activa
 
 
 def products_with_one(matrices: Tensor, vectors: Tensor) -> Tensor:
-    """`(s, h, 1)` of `(s, h, q)` and `(s, q)`: written as rows, which MKL multiplies ten times as fast as columns."""
+    """`(s, h, 1)` of `(s, h, q)` and `(s, q)`, by row vectors: ten times as fast with MKL as by column vectors."""
     return torch.bmm(vectors[:, None, :], matrices.transpose(1, 2)).transpose(1, 2)
 
 

@@ -1,8 +1,8 @@
-"""Wide products with images: pixels that are nearly always black by a sparse product, the others by a dense one.
+"""Matrix products with images: sparse for pixels that are nearly always 0, dense for the others.
 
-At the rim of handwritten digits a pixel is black in nearly all images. Where it is 0 in all of them it takes no part in
-any product; where it is 0 in most, a sparse product does a small part of the dense one's arithmetic, though at a
-fraction of its speed. Images are kept in blocks, so that what follows a product finds it in the processor's cache.
+At the border of handwritten digits, a pixel is 0 in nearly all images. If it is 0 in all of them, it is left out; if it
+is 0 in most, a sparse product needs much less arithmetic than a dense one, though at a fraction of its speed. Images
+are processed in blocks, so that the result of a product is still in the processor's cache when it is used.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _FLOAT32_ERROR = 1e-5
 def times_transposed(a: Tensor, b: Tensor) -> Tensor:
     """`a @ b.T` of `(m, d)` and `(n, d)`.
 
-    For float32 on a CPU, oneDNN multiplies: on processors of other makers it is up to twice as fast as MKL. The
-    operator is PyTorch's own but not a public one, so that it is used only where it exists and is exact.
+    For float32 on a CPU, oneDNN multiplies: on processors other than Intel's it is up to twice as fast as MKL. The
+    operator is private to PyTorch, so that it is used only if it exists and is exact.
 
     >>> times_transposed(torch.ones(2, 3), torch.ones(4, 3)).tolist()
     [[3.0, 3.0, 3.0, 3.0], [3.0, 3.0, 3.0, 3.0]]
@@ -37,7 +37,7 @@ def times_transposed(a: Tensor, b: Tensor) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _has_exact_onednn() -> bool:
-    """Whether oneDNN's product can be had, and does not round its factors."""
+    """Whether oneDNN's product is available and does not round its factors."""
     if not torch.backends.mkldnn.is_available():
         return False
     generator = torch.Generator().manual_seed(0)
@@ -50,20 +50,20 @@ def _has_exact_onednn() -> bool:
     return bool((found - exact).norm() <= _FLOAT32_ERROR * exact.norm())
 
 
-#: A pixel is multiplied sparsely where at most this share of the images has it; the two ways break even at 0.1 to 0.2.
+#: Largest share of images in which a pixel that is multiplied sparsely is not 0; both ways break even at 0.1 to 0.2.
 _SELDOM = 0.1
-#: Share of such pixels from which on they pay for another product, whose result lies the other way round.
+#: Least share of such pixels that makes up for a second product, whose result is transposed.
 _WORTHWHILE = 0.125
-#: Images of a block on a CPU, at most; rows of 4 KiB, a power of 2, would fall on each other in the cache.
+#: Most images of a block on a CPU; rows of 4 KiB, a power of 2, would compete for the same cache lines.
 _BLOCK = 1_000
 
 
 class Parts(NamedTuple):
-    """A matrix `(m, d)` of one column per pixel, without those that are black in all images.
+    """A matrix `(m, d)` of one column per pixel, without pixels that are 0 in all images.
 
     Attributes:
-        often: of the pixels that are multiplied densely, `(m, a)`.
-        seldom: transposed, of those multiplied sparsely, `(b, m)`; None without any.
+        often: columns of pixels that are multiplied densely, `(m, a)`.
+        seldom: transposed columns of pixels that are multiplied sparsely, `(b, m)`; None if there are none.
     """
 
     often: Tensor
@@ -71,11 +71,11 @@ class Parts(NamedTuple):
 
 
 class UsedPixels(NamedTuple):
-    """Which pixels are multiplied how.
+    """Which pixels are multiplied densely and which sparsely.
 
     Attributes:
-        often: numbers of those multiplied densely; None for all.
-        seldom: of those multiplied sparsely.
+        often: indices of those multiplied densely; None for all.
+        seldom: indices of those multiplied sparsely.
     """
 
     often: Tensor | None
@@ -83,7 +83,7 @@ class UsedPixels(NamedTuple):
 
     @classmethod
     def of(cls, images: Tensor) -> UsedPixels:
-        """As suits images `(n, d)`: on a CPU whose library has sparse products."""
+        """The faster choice for images `(n, d)`; sparse only on a CPU with MKL."""
         if images.device.type == "cpu" and torch.backends.mkl.is_available():
             share = images.count_nonzero(0) / len(images)
             rare = share <= _SELDOM
@@ -93,11 +93,11 @@ class UsedPixels(NamedTuple):
 
     @classmethod
     def all_of(cls, images: Tensor) -> UsedPixels:
-        """All densely, as suits images that are used once."""
+        """All densely, for images that are used once."""
         return cls(None, torch.empty(0, dtype=torch.long, device=images.device))
 
     def n_often(self, images: Tensor) -> int:
-        """How many of the pixels of `(n, d)` are multiplied densely."""
+        """Number of pixels of `(n, d)` that are multiplied densely."""
         return images.shape[1] if self.often is None else len(self.often)
 
     def split(self, matrix: Tensor) -> Parts:
@@ -117,12 +117,12 @@ class UsedPixels(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Some images, as the products want them.
+    """Some images, prepared for products.
 
     Attributes:
-        numbers: of the images.
-        often: their pixels that are multiplied densely, `(n, a)`.
-        seldom: in compressed rows, `(n, b)`; None without any.
+        numbers: indices of the images.
+        often: pixels that are multiplied densely, `(n, a)`.
+        seldom: the others in compressed rows, `(n, b)`; None if there are none.
         seldom_transposed: the same, `(b, n)`.
     """
 
@@ -139,7 +139,7 @@ class Block(NamedTuple):
         return wide
 
     def sums(self, factors: Tensor) -> Parts:
-        """The images' sums with the factors in every row of `(m, n)`."""
+        """Sums of the images, weighted by every row of `(m, n)`."""
         often = times_transposed(factors, self.often.T)
         if self.seldom_transposed is None:
             return Parts(often, None)
@@ -147,7 +147,7 @@ class Block(NamedTuple):
 
 
 def block_size(images: Tensor, n: int | None = None) -> int:
-    """How many images are multiplied at a time: on a CPU few enough for the cache, elsewhere all `n` of them."""
+    """Images per block: on a CPU few enough for the cache, elsewhere all `n`."""
     n = len(images) if n is None else n
     return max(1, min(n, _BLOCK) if images.device.type == "cpu" else n)
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.base import Attack
+from lit_recon.attacks.base import Curve, Execution, SteppableAttack, Way
 from lit_recon.attacks.updates.feature_maps.matching import FeatureMapPenalty, MapMatching
 from lit_recon.attacks.updates.features.matching import FeatureMatching, FeaturePenalty
-from lit_recon.attacks.updates.gradient_matching.matching import Compilation, Execution, Matching
+from lit_recon.attacks.updates.gradient_matching.matching import Compilation, Matching
 from lit_recon.attacks.updates.gradient_matching.objectives import GlobalCosine, Objective
 from lit_recon.attacks.updates.gradient_matching.parametrizations import Parametrization, Pixels, Variables
 from lit_recon.attacks.updates.gradient_matching.priors import BatchNormPrior, GroupConsistency, Prior, split_priors
@@ -41,7 +41,7 @@ class Problem:
     best_labels: Tensor | None = None
     diverged_at: int | None = None
     set_aside: bool = False
-    trace: dict[str, list[float]] = field(default_factory=dict)
+    trace: Curve = field(default_factory=dict)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes while the attack runs."""
@@ -87,11 +87,16 @@ class MatchingState:
         losses = [problem.best_loss for problem in self.problems if not problem.set_aside]
         return sum(losses) / len(losses)
 
+    @property
+    def curves(self) -> list[list[Curve]]:
+        """Per victim, the loss curve of every restart."""
+        traces = [problem.trace for problem in self.problems]
+        n = len(traces) // len(self.notes)
+        return [traces[first : first + n] for first in range(0, len(traces), n)]
 
-class GradientMatching(Attack):
+
+class GradientMatching(SteppableAttack[MatchingState]):
     """Minimise objective(update of the candidate, observed update) + priors over candidate images.
-
-    Steppable: `init`, then `step` until `state.step == steps`, then `result`; calling the attack does just that.
 
     Args:
         objective: distance between updates.
@@ -172,8 +177,23 @@ class GradientMatching(Attack):
 
     @property
     def recovers_features(self) -> bool:
-        """Whether features of a wide layer are recovered, by which the attack can be scored."""
         return isinstance(self.features, FeatureMatching)
+
+    @property
+    def training_images(self) -> Mapping[str, Tensor]:
+        return self.parametrization.training_images
+
+    def execution_for(self, n_victims: int) -> Execution:
+        """A single problem leaves nothing to measure."""
+        return "loop" if self.execution == "auto" and n_victims * self.restarts == 1 else self.execution
+
+    def measured_execution(self, observations: Sequence[Observation]) -> Way:
+        state = self.init(observations)
+        self.advance(state)
+        return "vmap" if state.matching.execution == "vmap" else "loop"
+
+    def set_execution(self, state: MatchingState, execution: Way) -> None:
+        state.matching.execution = execution
 
     def check(self, observations: Sequence[Observation]) -> None:
         """Refuse observations that lack what the priors need, see `Attack.check`."""
@@ -181,16 +201,6 @@ class GradientMatching(Attack):
         for seen in observations:
             if self.network_prior is not None:
                 self.network_prior.targets(seen)
-
-    def run(self, observations: Sequence[Observation]) -> list[Reconstruction]:
-        """All iterations at once."""
-        return self.finish(self.init(observations))
-
-    def finish(self, state: MatchingState) -> list[Reconstruction]:
-        """All iterations that are left."""
-        while state.step < self.steps:
-            self.step(state)
-        return self.result(state)
 
     def init(self, observations: Sequence[Observation]) -> MatchingState:
         """Fresh candidates for every restart of every victim; labels are recovered here."""
@@ -241,7 +251,6 @@ class GradientMatching(Attack):
 
             self.solver.step(problem.optimizer, problem.variables, self.parametrization.signed, progress, evaluate)
             self.parametrization.project(problem.variables, problem.observation)
-        state.step += 1
 
     def result(self, state: MatchingState) -> list[Reconstruction]:
         """The reconstruction of every victim: of its restarts, the one with the least matching loss."""

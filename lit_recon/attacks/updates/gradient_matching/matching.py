@@ -13,12 +13,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from lit_recon.attacks.base import Execution, Way
 from lit_recon.attacks.updates.gradient_matching.objectives import Objective, ObservedUpdate
 from lit_recon.attacks.updates.gradient_matching.priors import BatchNormPrior
 from lit_recon.defenses import Batch, at_weights, simulated_gradient
 from lit_recon.records import BatchStatistics, Observation, Update
 
-Execution = Literal["auto", "loop", "vmap"]
 Compilation = Literal["none", "default", "reduce-overhead"]
 
 #: (images, labels, target, known statistics) -> matching loss, penalty, gradients in images and, if soft, in labels.
@@ -69,7 +69,7 @@ class Matching:
             self.execution = self._faster(images, labels, which)
         return self._together(images, labels, which) if self.execution == "vmap" else self._loop(images, labels, which)
 
-    def _faster(self, images: Tensor, labels: Tensor, which: Sequence[int]) -> Literal["loop", "vmap"]:
+    def _faster(self, images: Tensor, labels: Tensor, which: Sequence[int]) -> Way:
         def seconds(run: Callable[[Tensor, Tensor, Sequence[int]], MatchingTerms]) -> float:
             best = float("inf")
             for _ in range(3):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -28,6 +28,11 @@ class Parametrization(ABC):
     conditioned: bool = False
     #: Share of the iterations after which, of a victim's restarts, the best one goes on alone; 1: all go on.
     narrows_at: float = 1.0
+
+    @property
+    def training_images(self) -> Mapping[str, Tensor]:
+        """See `Attack.training_images`; nothing by default."""
+        return {}
 
     @abstractmethod
     def start(self, observation: Observation, seed: int, features: Tensor | None = None) -> Variables:
@@ -212,6 +217,10 @@ class GenerativePrior(Parametrization):
             )
         self.latent_size = size
         self.network.requires_grad_(False)
+
+    @property
+    def training_images(self) -> Mapping[str, Tensor]:
+        return {} if self.seen is None else {str(self.checkpoint): self.seen}
 
     def start(self, observation: Observation, seed: int, features: Tensor | None = None) -> Variables:
         like = next(iter(observation.update.values()))

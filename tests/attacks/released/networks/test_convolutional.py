@@ -93,7 +93,7 @@ def test_it_learns_and_says_what_it_did_without() -> None:
     differences, images, labels = shadows()
     attack = ConvolutionalReconstructor(**{**SMALL, "lr": 5e-3, "epochs": 60})
     before = torch.get_rng_state()
-    fitted = attack.fit(differences, images, labels, 4)
+    fitted = attack.fitted(differences, images, labels, 4)
     assert torch.equal(torch.get_rng_state(), before)
     found = fitted.reconstruct(differences)
     assert (found.images - images).square().mean() < 0.5 * (images.mean(dim=0) - images).square().mean()
@@ -105,7 +105,7 @@ def test_it_learns_and_says_what_it_did_without() -> None:
 def test_a_killed_training_ends_as_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     differences, images, labels = shadows()
     attack = ConvolutionalReconstructor(**SMALL)
-    whole = attack.fit(differences, images, labels, 4).reconstruct(differences).images
+    whole = attack.fitted(differences, images, labels, 4).reconstruct(differences).images
     informed = attack.bind(Background(state=tmp_path))
     step, steps = AdversarialReconstructorModule.training_step, []
 
@@ -118,8 +118,8 @@ def test_a_killed_training_ends_as_a_whole_one(tmp_path: Path, monkeypatch: pyte
     with monkeypatch.context() as patched:
         patched.setattr(AdversarialReconstructorModule, "training_step", stop)
         with pytest.raises(RuntimeError, match="killed"):
-            informed.fit(differences, images, labels, 4)
-    resumed = informed.fit(differences, images, labels, 4).reconstruct(differences).images
+            informed.fitted(differences, images, labels, 4)
+    resumed = informed.fitted(differences, images, labels, 4).reconstruct(differences).images
     assert torch.equal(resumed, whole)
 
 
@@ -128,8 +128,8 @@ def test_lpips_takes_part_where_its_weights_are(tmp_path: Path, squeezenet: dict
     save_file(squeezenet, path)
     perceptual = PerceptualLoss(network="squeeze", weights=path)
     differences, images, labels = shadows(8)
-    without = ConvolutionalReconstructor(**SMALL).fit(differences, images, labels, 4)
-    fitted = ConvolutionalReconstructor(**{**SMALL, "perceptual": perceptual}).fit(differences, images, labels, 4)
+    without = ConvolutionalReconstructor(**SMALL).fitted(differences, images, labels, 4)
+    fitted = ConvolutionalReconstructor(**{**SMALL, "perceptual": perceptual}).fitted(differences, images, labels, 4)
     assert fitted.notes == ()
     changed = fitted.reconstruct(differences).images != without.reconstruct(differences).images
     assert changed.any()
@@ -140,7 +140,7 @@ def test_lpips_takes_part_where_its_weights_are(tmp_path: Path, squeezenet: dict
 def test_without_a_discriminator_there_is_one_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     monkeypatch.setattr(reconstructor_adversarial, "PatchDiscriminator", made.append)
-    ConvolutionalReconstructor(**{**SMALL, "adversarial": 0.0, "epochs": 1}).fit(*shadows(8), 4)
+    ConvolutionalReconstructor(**{**SMALL, "adversarial": 0.0, "epochs": 1}).fitted(*shadows(8), 4)
     assert made == []
     module = AdversarialReconstructorModule(ReconstructorCNN(4, (3, 24, 24)), None, None)
     assert module.n_optimizers == len(module.configure_optimizers()) == 1
@@ -149,7 +149,7 @@ def test_without_a_discriminator_there_is_one_optimizer(monkeypatch: pytest.Monk
 def test_what_cannot_be_trained_is_refused() -> None:
     differences, images, labels = shadows()
     with pytest.raises(ConfigError, match="at least 24 x 24 pixels; got 8 x 8"):
-        ConvolutionalReconstructor(**SMALL).fit(differences, images[:, :, :8, :8], labels, 4)
+        ConvolutionalReconstructor(**SMALL).fitted(differences, images[:, :, :8, :8], labels, 4)
     for wrong in ({"epochs": 0}, {"lr": 0.0}, {"adversarial": -1.0}, {"weight_decay": -1.0}):
         with pytest.raises(ConfigError, match="must be at least"):
             ConvolutionalReconstructor(**wrong)

@@ -84,14 +84,14 @@ def test_it_learns_and_repeats_itself() -> None:
     differences, images, labels = shadows()
     reconstructor = NeuralReconstructor(hidden=[50], epochs=60, batch_size=16, accelerator="cpu")
     before = torch.get_rng_state()
-    fitted = reconstructor.fit(differences, images, labels, 3)
+    fitted = reconstructor.fitted(differences, images, labels, 3)
     assert torch.equal(torch.get_rng_state(), before)
     found = fitted.reconstruct(differences)
     mean = images.mean(dim=0)
     assert (found.images - images).square().mean() < 0.5 * (mean - images).square().mean()
     assert torch.equal(found.labels, labels)
     assert found.uncertainty.abs().max() < 1e-6
-    again = reconstructor.fit(differences, images, labels, 3)
+    again = reconstructor.fitted(differences, images, labels, 3)
     assert torch.equal(again.reconstruct(differences).images, found.images)
     assert again.facts == fitted.facts
     assert fitted.facts["training_loss"] < 0.25

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.released.base import Background, FittedReconstructor
+from lit_recon.attacks.released.base import Background, Reconstructor
 from lit_recon.attacks.released.networks.components import ComponentsModule, ComponentsReconstructor
 from lit_recon.attacks.released.networks.perceptron import NeuralReconstructor, ReconstructorModule
 from lit_recon.errors import ConfigError, CorruptFileError
@@ -24,8 +24,8 @@ def shadows(s: int = 40) -> tuple[Tensor, Tensor, Tensor]:
     return differences, images, torch.arange(s) % 3
 
 
-def fitted(state: Path | None, attack: NeuralReconstructor | ComponentsReconstructor = SMALL) -> FittedReconstructor:
-    return attack.bind(Background(state=state)).fit(*shadows(), 3)
+def fitted(state: Path | None, attack: NeuralReconstructor | ComponentsReconstructor = SMALL) -> Reconstructor:
+    return attack.bind(Background(state=state)).fitted(*shadows(), 3)
 
 
 def kill_in_second_epoch(monkeypatch: pytest.MonkeyPatch, module: type[Any]) -> None:
@@ -84,9 +84,10 @@ def test_other_pairs_or_settings_have_a_state_of_their_own(tmp_path: Path) -> No
     fitted(tmp_path)
     fitted(tmp_path, NeuralReconstructor(hidden=[8], epochs=1, batch_size=16, accelerator="cpu"))
     differences, images, labels = shadows(20)
-    SMALL.bind(Background(state=tmp_path)).fit(differences, images, labels, 3)
+    SMALL.bind(Background(state=tmp_path)).fitted(differences, images, labels, 3)
     assert len(list(tmp_path.glob("*.ckpt"))) == 3
-    assert SMALL.bind(Background()) is SMALL
+    assert SMALL.bind(Background()) == SMALL
+    assert SMALL.background is None
 
 
 def test_a_damaged_state_is_named(tmp_path: Path) -> None:
@@ -101,7 +102,7 @@ def test_a_perceptron_on_components_learns() -> None:
     differences, images, labels = shadows(60)
     attack = ComponentsReconstructor(9, [60], lr=1e-2, epochs=60, batch_size=20, accelerator="cpu")
     before = torch.get_rng_state()
-    found = attack.fit(differences, images, labels, 3)
+    found = attack.fitted(differences, images, labels, 3)
     assert torch.equal(torch.get_rng_state(), before)
     error = (found.reconstruct(differences).images - images).square().mean()
     assert error < 0.3 * (images.mean(dim=0) - images).square().mean()

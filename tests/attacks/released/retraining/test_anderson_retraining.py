@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.released import AndersonRetraining, Background, FirstLayerRidge
-from lit_recon.attacks.released.base import FittedReconstructor, ReconstructedTargets
+from lit_recon.attacks.released.base import ReconstructedTargets, Reconstructor
 from lit_recon.attacks.shadow import GradientDescent, PrivateDescent, ShadowPlan
 from lit_recon.data import ImageSet, InformedSplit, InformedSplitSettings, draw_informed_split
 from lit_recon.data.sources import Digits
@@ -29,8 +29,8 @@ def plan(split: InformedSplit) -> ShadowPlan:
     return ShadowPlan(ReleasedMLP((1, 8, 8), 10, [10]), split.fixed, GradientDescent(steps=40))
 
 
-def fit(attack: AndersonRetraining, plan: ShadowPlan, split: InformedSplit, shadows: Tensor) -> FittedReconstructor:
-    return attack.bind(Background(plan)).fit(shadows, split.shadow.pixels(), split.shadow.labels, 10)
+def fit(attack: AndersonRetraining, plan: ShadowPlan, split: InformedSplit, shadows: Tensor) -> Reconstructor:
+    return attack.bind(Background(plan)).fitted(shadows, split.shadow.pixels(), split.shadow.labels, 10)
 
 
 def test_what_is_certified_is_the_image_itself(
@@ -44,11 +44,11 @@ def test_what_is_certified_is_the_image_itself(
     assert errors[found.certified].max() < 1e-4  # measured 2e-7
     assert torch.equal(found.certified, found.uncertainty <= 1e-2)
     first = FirstLayerRidge().bind(Background(plan))
-    guess = first.fit(models[0], split.shadow.pixels(), split.shadow.labels, 10).reconstruct(models[1])
+    guess = first.fitted(models[0], split.shadow.pixels(), split.shadow.labels, 10).reconstruct(models[1])
     assert errors.mean() < 0.2 * (guess.images - split.targets.pixels()).square().mean()
     assert torch.equal(found.labels, guess.labels)
     assert fitted.facts["rank_one_share"] > 0.8
-    assert "certified where the retrained weights differ" in fitted.notes[-1]
+    assert "certified if the retrained weights differ" in fitted.notes[-1]
 
 
 def test_the_distance_is_that_of_the_weights(
@@ -95,7 +95,7 @@ def test_a_killed_search_goes_on_with_the_same_result(
 
         trained.clear()
         informed = attack.bind(Background(plan, folder, announce))
-        return informed.fit(models[0], shadow.pixels(), shadow.labels, 10).reconstruct(models[1][:6])
+        return informed.fitted(models[0], shadow.pixels(), shadow.labels, 10).reconstruct(models[1][:6])
 
     whole = run(None)
     steps = len(trained)
@@ -128,7 +128,7 @@ def test_progress_counts_every_training_to_the_end(
         return advance
 
     informed = AndersonRetraining(steps=25, restarts=1).bind(Background(plan, announce=announce))
-    informed.fit(models[0], split.shadow.pixels(), split.shadow.labels, 10).reconstruct(models[1])
+    informed.fitted(models[0], split.shadow.pixels(), split.shadow.labels, 10).reconstruct(models[1])
     assert totals.pop("search 1 of at most 2") == [500, 500]
     assert all(total == done for total, done in totals.values())
 
@@ -136,7 +136,7 @@ def test_progress_counts_every_training_to_the_end(
 def test_wrong_labels_are_found_out(plan: ShadowPlan, split: InformedSplit, models: tuple[Tensor, Tensor]) -> None:
     shadow, truth = split.shadow, split.targets.labels[:8]
     misled = AndersonRetraining(steps=20, restarts=2).bind(Background(plan))
-    found = misled.fit(models[0], shadow.pixels(), (shadow.labels + 1) % 10, 10).reconstruct(models[1][:8])
+    found = misled.fitted(models[0], shadow.pixels(), (shadow.labels + 1) % 10, 10).reconstruct(models[1][:8])
     assert found.certified is not None
     assert (found.labels == truth).float().mean() >= 0.5  # measured 1; all labels of the shadow models are wrong
     assert not found.certified[found.labels != truth].any()
@@ -147,14 +147,14 @@ def test_what_it_cannot_repeat_is_refused(plan: ShadowPlan, split: InformedSplit
         return Background(dataclasses.replace(plan, **changes))  # type: ignore[arg-type]
 
     for descent in (GradientDescent(dp=PrivateDescent(noise_multiplier=0.0)), GradientDescent(batch_size=5)):
-        with pytest.raises(ConfigError, match="AndersonRetraining needs a training that can be repeated to the digit"):
+        with pytest.raises(ConfigError, match="AndersonRetraining needs a deterministic training"):
             AndersonRetraining().bind(changed(descent=descent))
     with pytest.raises(UnsupportedModelError, match="got ReleasedCNN"):
         AndersonRetraining().bind(changed(network=ReleasedCNN((1, 10, 10))))
     with pytest.raises(ThreatModelError, match="sees the whole model"):
         AndersonRetraining().bind(Background())
-    with pytest.raises(ThreatModelError, match="call informed"):
-        AndersonRetraining().fit(torch.zeros(2, 3), split.shadow.pixels()[:2], split.shadow.labels[:2], 10)
+    with pytest.raises(ThreatModelError, match=r"call bind\(Background\(plan\)\) before"):
+        AndersonRetraining().fitted(torch.zeros(2, 3), split.shadow.pixels()[:2], split.shadow.labels[:2], 10)
     for wrong in ({"steps": 0}, {"restarts": -1}, {"tolerance": 0.1}, {"certain": 2.0}, {"memory": 0}):
         with pytest.raises(ConfigError, match="0 < tolerance <= certain < 1"):
             AndersonRetraining(**wrong)

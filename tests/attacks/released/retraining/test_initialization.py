@@ -22,7 +22,7 @@ def test_unknown_initial_weights_leave_the_mean_image() -> None:
         own = dataclasses.replace(plan, initialization=initialization)
         released = dataclasses.replace(own, purpose="released")
         reference = own.reference()
-        fitted = attack.fit(
+        fitted = attack.fitted(
             own.train(split.shadow, range(300), "batched_mlp", reference), shadow, split.shadow.labels, 10
         )
         observed = released.train(split.targets, range(60), "batched_mlp", reference)

@@ -57,9 +57,9 @@ def test_a_first_guess_becomes_the_image(plan: ShadowPlan, split: InformedSplit)
     shadows = plan.train(split.shadow, range(60), "batched_mlp", reference)
     released = dataclasses.replace(plan, purpose="released").train(split.targets, range(4), "batched_mlp", reference)
     background, shadow = Background(plan), split.shadow
-    first = KernelRidge().fit(shadows, shadow.pixels(), shadow.labels, 10).reconstruct(released)
+    first = KernelRidge().fitted(shadows, shadow.pixels(), shadow.labels, 10).reconstruct(released)
     fitted = Retraining(KernelRidge(), steps=40, lr=0.03, together=3).bind(background)
-    best = fitted.fit(shadows, shadow.pixels(), shadow.labels, 10)
+    best = fitted.fitted(shadows, shadow.pixels(), shadow.labels, 10)
     found = best.reconstruct(released)
     right = first.labels == split.targets.labels
     assert right.any()
@@ -79,16 +79,16 @@ def test_what_it_cannot_repeat_is_refused(plan: ShadowPlan, split: InformedSplit
         GradientDescent(batch_size=5),
         GradientDescent(snapshots=[3]),
     ):
-        with pytest.raises(ConfigError, match="can be repeated to the digit"):
+        with pytest.raises(ConfigError, match="needs a deterministic training"):
             Retraining().bind(Background(dataclasses.replace(plan, descent=descent)))
-    with pytest.raises(ConfigError, match="can be repeated to the digit"):
+    with pytest.raises(ConfigError, match="needs a deterministic training"):
         Retraining().bind(Background(dataclasses.replace(plan, initialization="fresh")))
     with pytest.raises(ConfigError, match="gradient descent with momentum; got adam"):
         Retraining().bind(Background(dataclasses.replace(plan, descent=GradientDescent(optimizer="adam"))))
     with pytest.raises(ThreatModelError, match="sees the whole model"):
         Retraining().bind(Background())
-    with pytest.raises(ThreatModelError, match="call informed"):
-        Retraining().fit(torch.zeros(2, 3), split.shadow.pixels()[:2], split.shadow.labels[:2], 10)
+    with pytest.raises(ThreatModelError, match=r"call bind\(Background\(plan\)\) before"):
+        Retraining().fitted(torch.zeros(2, 3), split.shadow.pixels()[:2], split.shadow.labels[:2], 10)
     for wrong in ({"steps": 0}, {"together": 0}, {"lr": 0.0}):
         with pytest.raises(ConfigError, match="steps and together"):
             Retraining(**wrong)

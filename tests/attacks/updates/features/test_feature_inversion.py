@@ -100,7 +100,7 @@ def test_labels_that_are_optimised_stay_where_they_are_without_matching(seen: Ob
     running = GradientMatching(FeaturesOnly(), labels=JointLabels(), features=features, steps=3)
     state = running.init([seen])
     before = state.problems[0].variables["labels"].detach().clone()
-    running.step(state)
+    running.advance(state)
     torch.testing.assert_close(state.problems[0].variables["labels"].detach(), before)
 
 

@@ -99,12 +99,12 @@ def test_a_resumed_attack_keeps_the_assignment(images: Tensor) -> None:
     whole = running(observation)
     state = running.init([observation])
     for _ in range(4):
-        running.step(state)
+        running.advance(state)
     resumed = running.init([observation])
     resumed.load_state_dict(state.state_dict())
     assert resumed.problems[0].feature_targets is not None
     while resumed.step < running.steps:
-        running.step(resumed)
+        running.advance(resumed)
     torch.testing.assert_close(running.result(resumed)[0].images, whole.images, rtol=0, atol=1e-5)
 
 
@@ -162,11 +162,11 @@ def test_a_drawing_attack_resumes_with_the_same_features(images: Tensor) -> None
     whole = running(observation)
     state = running.init([observation])
     for _ in range(3):
-        running.step(state)
+        running.advance(state)
     resumed = drawn_from_features().init([observation])
     resumed.load_state_dict(state.state_dict())
     while resumed.step < running.steps:
-        running.step(resumed)
+        running.advance(resumed)
     torch.testing.assert_close(running.result(resumed)[0].images, whole.images, rtol=0, atol=1e-5)
 
 

@@ -72,12 +72,12 @@ def test_latents_move_first_then_weights_of_the_best_restart_alone(checkpoint: P
     state = attacking.init([observe()])
     began = [snapshot(problem.variables) for problem in state.problems]
     while state.step < SHARE * STEPS:
-        attacking.step(state)
+        attacking.advance(state)
     after_latents = [snapshot(problem.variables) for problem in state.problems]
     assert [moved(*pair) for pair in zip(began, after_latents, strict=True)] == [{"latents"}] * 3
     best = min(range(3), key=lambda i: state.problems[i].best_matching)
     while state.step < STEPS:
-        attacking.step(state)
+        attacking.advance(state)
     ended = [snapshot(problem.variables) for problem in state.problems]
     expected = [{"weights"} if i == best else set() for i in range(3)]
     assert [moved(*pair) for pair in zip(after_latents, ended, strict=True)] == expected
@@ -93,7 +93,7 @@ def test_weights_differ_between_images_only_in_copies(checkpoint: Path, observe:
         attacking = attack(GenerativePrior(checkpoint, latent_share=SHARE, copies=copies), restarts=1)
         state = attacking.init([observe()])
         while state.step < STEPS:
-            attacking.step(state)
+            attacking.advance(state)
         weight = state.problems[0].variables["weights.coarse.weight"]
         assert weight.shape == ((2,) if copies else ()) + (4 * 2 * 16, 6)
         if copies:
@@ -127,7 +127,7 @@ def test_latents_alone(checkpoint: Path, observe: Observe) -> None:
     attacking = GradientMatching(parametrization=prior, labels=KnownLabels(), steps=3, restarts=2)
     state = attacking.init([seen])
     while state.step < 3:
-        attacking.step(state)
+        attacking.advance(state)
     assert not any(problem.set_aside for problem in state.problems)
 
 
@@ -138,13 +138,13 @@ def test_an_interrupted_attack_ends_the_same(checkpoint: Path, observe: Observe)
         first = attack(GenerativePrior(checkpoint, latent_share=SHARE))
         state = first.init([seen])
         while state.step < stop:
-            first.step(state)
+            first.advance(state)
         saved = state.state_dict()
         second = attack(GenerativePrior(checkpoint, latent_share=SHARE))
         resumed = second.init([seen])
         resumed.load_state_dict(saved)
         while resumed.step < STEPS:
-            second.step(resumed)
+            second.advance(resumed)
         [result] = second.result(resumed)
         assert torch.equal(result.images, whole.images), f"stopped after {stop}"
 

@@ -108,7 +108,7 @@ def test_stopped_and_resumed_equals_left_alone(observe: Observe, name: str, stop
     attack = ATTACKS[name]()
     state = attack.init([seen])
     while state.step < stop:
-        attack.step(state)
+        attack.advance(state)
     file = io.BytesIO()
     torch.save(state.state_dict(), file)
     file.seek(0)
@@ -117,7 +117,7 @@ def test_stopped_and_resumed_equals_left_alone(observe: Observe, name: str, stop
     state = attack.init([seen])
     state.load_state_dict(torch.load(file, weights_only=True))
     while state.step < attack.steps:
-        attack.step(state)
+        attack.advance(state)
     resumed = attack.result(state)[0]
     assert torch.equal(resumed.images, whole.images)
     assert resumed.loss == whole.loss

@@ -57,6 +57,15 @@ class Client:
         self._parameters = {name: value.detach() for name, value in model.named_parameters()}
         self._buffers = dict(model.named_buffers())
 
+    def to(self, device: torch.device | str) -> Client:
+        """A copy of the client whose model is on another device."""
+        moved = copy.copy(self)
+        moved.model = copy.deepcopy(self.model).to(device)
+        moved._operator = self._rule(moved.model, self.batch_norm)
+        moved._parameters = {name: value.detach() for name, value in moved.model.named_parameters()}
+        moved._buffers = dict(moved.model.named_buffers())
+        return moved
+
     def release(
         self,
         images: Tensor,

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from lit_recon.data import ImageSet, VictimBatch
-from lit_recon.metrics import Unavailable
+from lit_recon.metrics import PerceptualDistance, metrics_of
 from lit_recon.modules.attack_state import FinishedBatch
 from lit_recon.modules.scoring import RunScores, score_batches
 from lit_recon.records import Reconstruction
 
-NO_LPIPS = Unavailable("not asked for")
+METRICS = metrics_of(configured=[PerceptualDistance("none")])
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def rmse(images: torch.Tensor, targets: torch.Tensor) -> np.ndarray:
 
 def test_scores_and_baselines_of_every_image(public: ImageSet) -> None:
     finished, batches = pairs()
-    scored = score_batches(finished, batches, public, NO_LPIPS)
+    scored = score_batches(finished, batches, public.images, RunScores(METRICS).metrics)
     shades = public.images.double() / 255
     for part, done, batch in zip(scored, finished, batches, strict=True):
         matched = done.reconstruction.images.flip(0)
@@ -57,15 +57,15 @@ def test_scores_and_baselines_of_every_image(public: ImageSet) -> None:
 
 def test_the_record_of_a_run(public: ImageSet) -> None:
     finished, batches = pairs()
-    scored = score_batches(finished, batches, public, NO_LPIPS)
-    scores = RunScores(NO_LPIPS)
+    scores = RunScores(METRICS)
+    scored = score_batches(finished, batches, public.images, scores.metrics)
     scores.update(scored[:1])
     scores.update(scored[1:])
     record = scores.record()
     values = np.concatenate([part.scores.per_image["rmse"].numpy() for part in scored])
     assert record["rmse"] == pytest.approx(values.mean())
     assert record["rmse_std"] == pytest.approx(values.std(ddof=1))
-    assert (record["lpips"], record["lpips_reason"]) == (None, "not asked for")
+    assert (record["lpips"], record["lpips_reason"]) == (None, "switched off by lpips.network")
     assert record["label_accuracy"] == pytest.approx(4 / 6)
     nearest = np.concatenate([part.baselines["nearest_public"]["psnr"].numpy() for part in scored])
     assert record["baseline_nearest_public_psnr"] == pytest.approx(nearest.mean())
@@ -73,4 +73,4 @@ def test_the_record_of_a_run(public: ImageSet) -> None:
 
 
 def test_no_victims_no_scores(public: ImageSet) -> None:
-    assert score_batches([], [], public, NO_LPIPS) == []
+    assert score_batches([], [], public.images, METRICS) == []

@@ -59,9 +59,8 @@ class Client:
 
     def to(self, device: torch.device | str) -> Client:
         """A copy of the client whose model is on another device."""
-        moved = copy.copy(self)
+        moved = copy.copy(self)  # the operator reads weights and buffers from its arguments, wherever they are
         moved.model = copy.deepcopy(self.model).to(device)
-        moved._operator = self._rule(moved.model, self.batch_norm)
         moved._parameters = {name: value.detach() for name, value in moved.model.named_parameters()}
         moved._buffers = dict(moved.model.named_buffers())
         return moved

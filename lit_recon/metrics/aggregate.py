@@ -114,7 +114,8 @@ class ImageScore(Metric):
         """The entries of the run's record: `<name>`, `<name>_std`, and `<name>_reason` where there is no mean.
 
         With two batches or more also `<name>_low` and `<name>_high`, the ends of the mean's confidence interval. JSON
-        knows no infinity: an infinite mean (PSNR of an exact reconstruction) is given as None with the reason. Every process has to call this, since it synchronises.
+        knows no infinity: an infinite mean (PSNR of an exact reconstruction) is given as None with the reason. Every
+        process has to call this, since it synchronizes.
 
         >>> score = ImageScore("rmse")
         >>> score.update(torch.tensor([0.25, 0.75]))

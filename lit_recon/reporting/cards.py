@@ -64,6 +64,7 @@ class Gallery:
         compact: whether the cards of `groups` are to be small.
         card_width: the least width of a card of `groups`, in CSS pixels.
         pixelated: whether images are so small that a page has to enlarge them.
+        public: whether the cards show public images.
     """
 
     groups: list[CardGroup]
@@ -71,6 +72,7 @@ class Gallery:
     compact: bool
     card_width: int
     pixelated: bool
+    public: bool
 
 
 def gallery(record: RunRecord) -> Gallery:
@@ -96,6 +98,7 @@ def gallery(record: RunRecord) -> Gallery:
         compact=many,
         card_width=162 if many else 280 if small and len(record.victims) > _FEW else 380,
         pixelated=small,
+        public=record.nearest_public is not None,
     )
 
 

@@ -42,7 +42,9 @@ def write_metrics(folder: RunFolder, metrics: Mapping[str, Scalar], measures: Se
             content[key] = value
     if measures:
         printed = {measure.key: dataclasses.asdict(measure) for measure in measures}
-        content["formats"] = {key: {name: v for name, v in own.items() if name != "key"} for key, own in printed.items()}
+        content["formats"] = {
+            key: {name: v for name, v in own.items() if name != "key"} for key, own in printed.items()
+        }
     write_text(folder.metrics, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 

@@ -69,13 +69,14 @@ def evaluate(
     chosen, knowledge = metrics_of(metrics), knowledge or Knowledge()
     targets = unit_images(images).float()
     if labels.shape != (len(targets),) or not len(targets):
-        raise ShapeError(f"one label per image is needed, and an image; got {len(targets)} images, {len(labels)} labels")
+        raise ShapeError(
+            f"one label per image is needed, and an image; got {len(targets)} images, {len(labels)} labels"
+        )
     if batch_size < 1 or len(targets) % batch_size:
         raise ConfigError(f"batch_size must divide the number of images, {len(targets)}; got {batch_size}")
     if public is not None and public.shape[1:] != targets.shape[1:]:
-        raise ShapeError(
-            f"public images must have the shape of the targets, {tuple(targets.shape[1:])}; got {tuple(public.shape[1:])}"
-        )
+        shapes = tuple(targets.shape[1:]), tuple(public.shape[1:])
+        raise ShapeError(f"public images must have the shape of the targets, {shapes[0]}; got {shapes[1]}")
     client = client if device is None else client.to(device)
     where = next(iter(client.model.parameters())).device
     positions = torch.arange(len(targets)).split(batch_size)
@@ -95,19 +96,18 @@ def evaluate(
     public = None if public is None else public.cpu()
     scored = score_batches(finished, batches, public, scores.metrics)
     scores.update(scored)
-    record: dict[str, Scalar] = {**scores.record(), **run_facts(scored, str(where)), "seed": seed}
-    if public is None:
-        notes = record["notes"] if isinstance(record["notes"], list) else []
-        record["notes"] = [*notes, _NO_PUBLIC]
+    facts = run_facts(scored, str(where), [_NO_PUBLIC] if public is None else [])
+    record: dict[str, Scalar] = {**scores.record(), **facts, "seed": seed}
+    lost: list[str] = []
     settings: dict[str, object] = {
-        "attack": described(attack),
+        "attack": described(attack, lost),
         "client": _described_client(client, first, seed),
-        "defense": None if type(client.defense) is Defense else described(client.defense),
+        "defense": None if type(client.defense) is Defense else described(client.defense, lost),
         "knowledge": dataclasses.asdict(knowledge),
         "victims": {"n": len(targets), "batch_size": batch_size},
-        "metrics": [_named(metric) for metric in chosen],
+        "metrics": [_named(metric, lost) for metric in chosen],
     }
-    return AttackResult(scored, record, scores.measures(record), class_names, settings)
+    return AttackResult(scored, record, scores.measures(record), class_names, settings, lost)
 
 
 def _generator(seed: int, index: int) -> torch.Generator:
@@ -115,18 +115,24 @@ def _generator(seed: int, index: int) -> torch.Generator:
     return seeded_generator(seed, "defense", index)
 
 
-def described(value: object) -> object:
-    """A value as configuration files write it: objects by class path and the arguments that they keep as attributes."""
+def described(value: object, lost: list[str]) -> object:
+    """A value as configuration files write it: objects by class path and the arguments that they keep as attributes.
+
+    Args:
+        value: to be described.
+        lost: is extended by the names of arguments that an object has not kept, such as `LBFGS.line_search`.
+    """
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
-        return {str(key): described(item) for key, item in value.items()}
+        return {str(key): described(item, lost) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [described(item) for item in value]
-    if isinstance(value, Tensor | torch.nn.Module) or not hasattr(value, "__dict__") or inspect.isroutine(value):
+        return [described(item, lost) for item in value]
+    if isinstance(value, Tensor | torch.nn.Module | Path) or not hasattr(value, "__dict__") or inspect.isroutine(value):
         return str(value) if isinstance(value, Path) else type(value).__qualname__
-    kept = {name: getattr(value, name) for name in inspect.signature(type(value)).parameters if hasattr(value, name)}
-    arguments = {name: described(item) for name, item in kept.items()}
+    own, names = vars(value), inspect.signature(type(value)).parameters
+    lost += [f"{type(value).__qualname__}.{name}" for name in names if name not in own]
+    arguments = {name: described(own[name], lost) for name in names if name in own}
     path = f"{type(value).__module__}.{type(value).__qualname__}"
     return {"class_path": path, **({"init_args": arguments} if arguments else {})}
 
@@ -138,11 +144,11 @@ def _described_client(client: Client, seen: Observation, seed: int) -> dict[str,
     settings["n_clients"] = getattr(seen.operator, "clients", 1)
     if hasattr(one, "steps"):
         names = [field.name for field in dataclasses.fields(LocalTraining) if hasattr(one, field.name)]
-        settings["local_steps"] = {name: described(getattr(one, name)) for name in names}
+        settings["local_steps"] = {name: described(getattr(one, name), []) for name in names}
     return settings
 
 
-def _named(metric: Metric) -> object:
+def _named(metric: Metric, lost: list[str]) -> object:
     """A metric as the setting `metrics` writes it."""
     key = metric.measure.key
-    return key if type(metric).__module__.startswith("lit_recon.metrics.") else described(metric)
+    return key if type(metric).__module__.startswith("lit_recon.metrics.") else described(metric, lost)

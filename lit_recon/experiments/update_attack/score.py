@@ -63,6 +63,7 @@ class AttackResult:
         measures: how to print the metrics among them.
         class_names: for the page; empty where classes have numbers only.
         settings: configuration of the run as far as it is known, for `save`.
+        unknown: settings that are not among them, named in a comment.
     """
 
     batches: Sequence[ScoredBatch]
@@ -70,6 +71,7 @@ class AttackResult:
     measures: Sequence[Measure]
     class_names: Sequence[str] = ()
     settings: Mapping[str, object] = field(default_factory=dict)
+    unknown: Sequence[str] = ()
 
     @cached_property
     def images(self) -> Tensor:
@@ -112,7 +114,9 @@ class AttackResult:
     def baselines(self) -> dict[str, dict[str, float | None]]:
         """Mean scores of guesses that know no update, by guess and metric; empty without public images."""
         return {
-            name: {m.key: self._number(key) for m in self.measures if (key := f"baseline_{name}_{m.key}") in self.record}
+            name: {
+                m.key: self._number(key) for m in self.measures if (key := f"baseline_{name}_{m.key}") in self.record
+            }
             for name in _BASELINES
             if f"baseline_{name}_rmse" in self.record
         }
@@ -144,14 +148,15 @@ class AttackResult:
             RunExistsError: the folder holds a finished run, or an unfinished one with other settings.
             ConfigError: the folder holds other files.
         """
-        config = "# Scored from Python: images, model and data are not among these settings.\n"
+        unknown = ", ".join(("the images", "the model", *self.unknown))
+        config = f"# Scored from Python. Not in this file, so that the command takes its defaults: {unknown}.\n"
         config += yaml.safe_dump(dict(self.settings), sort_keys=False)
         opened = RunFolder.open(folder, config, overwrite)
         self.write(opened)
         return opened.report
 
     def write(self, folder: RunFolder) -> None:
-        """Write all files; `metrics.json` comes last and marks the run as complete, the page is built from all of it."""
+        """Write all files; `metrics.json` is the last of them and marks the run as complete, the page is built from it."""
         write_tensors(
             folder,
             reconstructions=self.images,
@@ -186,7 +191,9 @@ class AttackResult:
             text = f"{MISSING} ({mean.reason})" if mean.value is None else format_score(measure, mean.value)
             lines.append([f"{measure.name} {measure.better}".strip(), text, interval, *shown])
         widths = [max(len(line[column]) for line in lines if MISSING not in line[1]) for column in range(len(lines[0]))]
-        sized = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+        sized = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        ]
         n, clients = len(self.labels), len(self.batches)
         title = f"{n} image{'s' * (n > 1)} of {clients} client{'s' * (clients > 1)}"
         return "\n".join([title, *sized, *(f"note: {note}" for note in self.notes)])
@@ -222,11 +229,11 @@ def show_outcome(loggers: Sequence[Logger], result: AttackResult) -> None:
     log_table(loggers, "victims", columns, cells)
 
 
-def run_facts(scored: Sequence[ScoredBatch], device: str) -> dict[str, Scalar]:
-    """Size, cost and circumstances of a run, for its record."""
+def run_facts(scored: Sequence[ScoredBatch], device: str, notes: Sequence[str] = ()) -> dict[str, Scalar]:
+    """Size, cost, machine and notes of a run, for its record; those in `notes` come first."""
     timed = sum(part.finished.timed_steps for part in scored)
     seconds = sum(part.finished.timed_seconds for part in scored)
-    notes = dict.fromkeys(note for part in scored for note in part.finished.reconstruction.notes)
+    found = [note for part in scored for note in part.finished.reconstruction.notes]
     facts: dict[str, Scalar] = {
         "n": sum(len(part.batch.labels) for part in scored),
         "n_batches": len(scored),
@@ -235,7 +242,7 @@ def run_facts(scored: Sequence[ScoredBatch], device: str) -> dict[str, Scalar]:
     }
     if not timed:
         facts["seconds_per_iteration_reason"] = "the attack took a single step"
-    return {**facts, "notes": list(notes), **environment(device)}
+    return {**facts, "notes": list(dict.fromkeys([*notes, *found])), **environment(device)}
 
 
 def _features(scored: Sequence[ScoredBatch]) -> dict[str, torch.Tensor]:

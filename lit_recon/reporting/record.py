@@ -107,7 +107,8 @@ def read_images(path: Path) -> RunImages:
     shapes = {name: found[name].shape for name in names if name in found}
     if not set(needed) <= set(found) or len(set(shapes.values())) != 1 or len(shapes["targets"]) != 4:
         raise _corrupt(path, f"must hold {', '.join(names)} of one shape (n, c, h, w); got {shapes}")
-    return RunImages(*(found.get(name) for name in names), class_names=[str(name) for name in class_names])
+    nearest = found.get("nearest_public")
+    return RunImages(found["reconstructions"], found["targets"], nearest, [str(name) for name in class_names])
 
 
 def _read_table(path: Path, required: Sequence[str]) -> list[Mapping[str, str]]:

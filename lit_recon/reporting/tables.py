@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lit_recon.measures import Measure
 from lit_recon.reporting.provenance import paper_of
 from lit_recon.reporting.record import RunRecord
-from lit_recon.reporting.wording import ABSENT, MISSING, Measure, duration, format_printed, format_score, measure_of
+from lit_recon.reporting.wording import ABSENT, MISSING, duration, format_printed, format_score, measure_of
 
 #: Rows for a run that does not say what it measured.
 _USUAL = ("rmse", "psnr", "ssim", "lpips", "label_accuracy")

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from lit_recon.measures import MEASURES, Measure
+from lit_recon.measures import MEASURES
+from lit_recon.measures import Measure as Measure
 from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.settings import find_setting
 

@@ -156,7 +156,7 @@ class AttackResult:
         return opened.report
 
     def write(self, folder: RunFolder) -> None:
-        """Write all files; `metrics.json` is the last of them and marks the run as complete, the page is built from it."""
+        """Write all files. `metrics.json` is the last and marks the run as complete; the page is built from them."""
         write_tensors(
             folder,
             reconstructions=self.images,
@@ -201,8 +201,8 @@ class AttackResult:
     __repr__ = __str__
 
     def _mean(self, key: str) -> Mean:
-        ends = (self._number(f"{key}_{end}") for end in ("std", "low", "high"))
-        return Mean(self._number(key), *ends, reason=str(self.record.get(f"{key}_reason") or ""))
+        std, low, high = (self._number(f"{key}_{end}") for end in ("std", "low", "high"))
+        return Mean(self._number(key), std, low, high, str(self.record.get(f"{key}_reason") or ""))
 
     def _number(self, key: str) -> float | None:
         value = self.record.get(key)

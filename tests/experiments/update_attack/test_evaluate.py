@@ -200,4 +200,4 @@ def test_the_package_offers_its_public_names() -> None:
     assert issubclass(GaussianNoise, lit_recon.Defense)
     assert {"evaluate", "metrics"} <= set(dir(lit_recon))
     with pytest.raises(AttributeError, match="no attribute 'audit'"):
-        lit_recon.audit
+        _ = lit_recon.audit

@@ -1,4 +1,4 @@
-"""How well features were recovered: the part of them outside the recovered span, and cosines of matched pairs."""
+"""Metrics of recovered features: the part of true features outside the recovered span, and cosines of matched pairs."""
 
 from __future__ import annotations
 

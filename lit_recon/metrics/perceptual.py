@@ -187,7 +187,7 @@ class Lpips:
 def load_lpips(
     network: LpipsNetwork = "alex", weights: Path | None = None, download: bool = True
 ) -> Lpips | Unavailable:
-    """LPIPS with the weights that can be had: the given file, else torch.hub's cache, else a download.
+    """LPIPS with weights from the given file, else from torch.hub's cache, else from a download.
 
     Args:
         network: backbone; `alex` is the one that its authors recommend for scores.
@@ -195,7 +195,7 @@ def load_lpips(
         download: whether to try the network (once per process, ten seconds of silence at most) when nothing is cached.
 
     Returns:
-        The score, or why it cannot be had: a run goes on without it and reports the reason.
+        The metric, or why its weights are missing: a run goes on without it and reports the reason.
 
     Raises:
         MissingDataError, CorruptFileError: only about a file that was asked for by `weights`.

@@ -1,4 +1,4 @@
-"""What a metric is, and how settings name one: by the name it is registered under, or by its import path."""
+"""The interface of metrics, and their names: a registered one, or an import path."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ENDINGS = ("_std", "_low", "_high", "_reason")
 
 @dataclass(frozen=True)
 class Unavailable:
-    """Why something that a metric needs cannot be had; reports show the reason in place of a value."""
+    """Why something that a metric needs is missing; reports show the reason in place of a value."""
 
     reason: str
 

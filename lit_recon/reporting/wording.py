@@ -75,7 +75,7 @@ def duration(seconds: float) -> str:
 
 
 _SAME = 0.05  # relative difference below which two mean errors are called equal
-_HUGE = 10_000  # ratio beyond which no figure says more
+_HUGE = 10_000  # ratio beyond which no number says more
 
 
 class Grant(NamedTuple):
@@ -158,7 +158,7 @@ def _model(record: RunRecord) -> Grant:
     if find_setting(record.settings, "knowledge.modified_model"):
         return Grant(
             True,
-            "The model, which a malicious server had modified before the clients got it: figures do not compare with "
+            "The model, which a malicious server had modified before the clients got it: results do not compare with "
             "those of an attacker who leaves the model as it is.",
         )
     return Grant(True, "The public model: its architecture, its weights and how it normalizes pixels.")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from lit_recon.data import ImageSet, VictimBatch
+from lit_recon.errors import ShapeError
 from lit_recon.metrics import PerceptualDistance, metrics_of
 from lit_recon.modules.attack_state import FinishedBatch
 from lit_recon.modules.scoring import RunScores, score_batches
@@ -70,6 +73,28 @@ def test_the_record_of_a_run(public: ImageSet) -> None:
     nearest = np.concatenate([part.baselines["nearest_public"]["psnr"].numpy() for part in scored])
     assert record["baseline_nearest_public_psnr"] == pytest.approx(nearest.mean())
     assert not [key for key in record if key.startswith("baseline") and key.endswith("_std")]
+
+
+def test_features_count_only_where_every_batch_has_them(public: ImageSet) -> None:
+    finished, batches = pairs()
+    known = [replace(done, feature_scores={"feature_error": [0.25, 0.75]}) for done in finished]
+    for found, entries in (
+        (known, {"feature_error": 0.5}),
+        (known[:2] + finished[2:], {"feature_error": None, "feature_error_reason": "known for 4 of 6 images only"}),
+        (finished, {}),
+    ):
+        scores = RunScores(METRICS)
+        scores.update(score_batches(found, batches, public.images, scores.metrics))
+        record = scores.record()
+        assert {key: record[key] for key in record if key in ("feature_error", "feature_error_reason")} == entries
+        assert "feature_cosine" not in record
+        measures = [measure.key for measure in scores.measures(record)]
+        assert ("feature_error" in measures) == bool(entries)
+
+
+def test_a_metric_that_images_are_not_fit_for_is_refused_early() -> None:
+    with pytest.raises(ShapeError, match="ssim needs images of at least 3 x 3 pixels"):
+        RunScores(METRICS).rehearse(torch.zeros(1, 1, 2, 2))
 
 
 def test_no_victims_no_scores(public: ImageSet) -> None:

@@ -24,7 +24,7 @@ from lit_recon.clients import Client
 from lit_recon.data import ImageSet, measure_normalization, sample_victims
 from lit_recon.data.sources import CIFAR10
 from lit_recon.defenses import Defense, GaussianNoise, GradientDropout, GradientPruning, PerExampleClipping
-from lit_recon.metrics import Unavailable, score_batch
+from lit_recon.metrics import metrics_of, score_batch
 from lit_recon.models import Backbone, ConvNet, Imprint
 from lit_recon.models.classifiers.imprint import ImprintBlock, find_imprint
 from lit_recon.records import Knowledge, Observation
@@ -93,7 +93,7 @@ def measure(
         start = time.process_time()
         found = RobbingTheFed(KnownLabels() if known else None)(seen)
         seconds = time.process_time() - start
-        scores = score_batch(found.images, images, found.labels, labels, Unavailable("not asked for"))
+        scores = score_batch(found.images, images, found.labels, labels, metrics_of(["rmse", "psnr"]))
         values = {
             "alone": float(single.sum()),
             "hits": hits(found.images, images),

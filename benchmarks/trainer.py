@@ -34,7 +34,7 @@ from lit_recon.attacks.updates import GradientMatching, KnownLabels, Parametriza
 from lit_recon.attacks.updates.gradient_matching.parametrizations import Variables
 from lit_recon.clients import Client, ClientSettings
 from lit_recon.data.sources import Digits
-from lit_recon.metrics import Unavailable
+from lit_recon.metrics import metrics_of
 from lit_recon.models import Backbone, ResNet18
 from lit_recon.modules.data import VictimDataModule
 from lit_recon.modules.loggers import WandbSettings, build_loggers
@@ -106,9 +106,9 @@ def measure(rounds: int, steps: int, width: int = 64) -> Row:
     def under_trainer() -> None:
         with tempfile.TemporaryDirectory() as folder:
             loggers = build_loggers(Path(folder), "trainer", WandbSettings(mode="disabled"), {})
-            lpips = Unavailable("not asked for")
+            metrics = metrics_of(["rmse", "psnr", "ssim"])
             module = UpdateAttackModule(
-                attack, model, ClientSettings(), None, KNOWLEDGE, Path(folder), lpips, 1, SAVE_EVERY_SECONDS
+                attack, model, ClientSettings(), None, KNOWLEDGE, Path(folder), metrics, 1, SAVE_EVERY_SECONDS
             )
             build_trainer(TrainerSettings(accelerator="cpu"), loggers).test(module, datamodule=victims, verbose=False)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from lit_recon.clients.batch_norm import BatchNormMode
 from lit_recon.clients.gradient import GradientOperator, checked_loss
 from lit_recon.defenses import Batch, Defense, Stage, at_weights, defended_gradient
 from lit_recon.errors import ConfigError, ShapeError
-from lit_recon.models import Backbone, public_model
+from lit_recon.models import public_model
 from lit_recon.records import ClientUpdate, ForwardOperator, Knowledge, Loss, Normalization, Observation
 
 #: A client's rule for a model, the mode of its BatchNorm layers and the loss: `GradientOperator` itself, or a rule of
@@ -79,13 +78,20 @@ class Client:
         public = public_model(model, image_shape, normalization)
         _, self.image_shape, self.normalization, self.n_classes = public
         self.loss = checked_loss(loss, self.n_classes)
-        # defenses read the module's tree and its attribute n_classes
-        self.model: nn.Module = self.defense.prepare(cast(Backbone, public.model), batch_norm)
+        self.model: nn.Module = self.defense.prepare(public.model, batch_norm)
         self.batch_norm: BatchNormMode = batch_norm
         self._rule = rule
         self._operator = rule(self.model, batch_norm, self.loss)
         self._parameters = {name: value.detach() for name, value in self.model.named_parameters()}
         self._buffers = dict(self.model.named_buffers())
+
+    def to(self, device: torch.device | str) -> Client:
+        """A copy of the client whose model is on another device."""
+        moved = copy.copy(self)  # the operator reads weights and buffers from its arguments, wherever they are
+        moved.model = copy.deepcopy(self.model).to(device)
+        moved._parameters = {name: value.detach() for name, value in moved.model.named_parameters()}
+        moved._buffers = dict(moved.model.named_buffers())
+        return moved
 
     def release(
         self,
@@ -108,7 +114,7 @@ class Client:
         if self.defense.stages or not share_statistics:
             gradient = at_weights(self._operator, self._parameters, self._buffers)
             batch, drawn = Batch(images, labels), generator or torch.Generator().manual_seed(0)
-            update = defended_gradient(self.defense, cast(Backbone, self.model), gradient, batch, drawn)
+            update = defended_gradient(self.defense, self.model, gradient, batch, drawn)
         if not share_statistics:
             return ClientUpdate(update=update, n_examples=len(images))
         detached = {name: type(layer)(*(part.detach() for part in layer)) for name, layer in statistics.items()}

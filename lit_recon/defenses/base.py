@@ -19,10 +19,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_recon.errors import ConfigError
-from lit_recon.models import Backbone
 from lit_recon.records import Update
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ class Defense:
             is not getattr(Defense, f"transform_{stage.name.lower()}")
         )
 
-    def prepare(self, model: Backbone, batch_norm: BatchNormMode = "eval") -> Backbone:
+    def prepare(self, model: nn.Module, batch_norm: BatchNormMode = "eval") -> nn.Module:
         """The model that the client runs, with the names and shapes of its parameters unchanged.
 
         Args:
@@ -118,7 +117,7 @@ class Defense:
         """
         return model
 
-    def transform_batch(self, batch: Batch, model: Backbone, generator: torch.Generator) -> Batch:
+    def transform_batch(self, batch: Batch, model: nn.Module, generator: torch.Generator) -> Batch:
         """The batch that the prepared `model` is run on."""
         return batch
 
@@ -251,12 +250,12 @@ class Chain(Defense):
         """All stages of the chained defenses, in order of execution."""
         return tuple(sorted({stage for defense in self.defenses for stage in defense.stages}))
 
-    def prepare(self, model: Backbone, batch_norm: BatchNormMode = "eval") -> Backbone:
+    def prepare(self, model: nn.Module, batch_norm: BatchNormMode = "eval") -> nn.Module:
         for defense in self.defenses:
             model = defense.prepare(model, batch_norm)
         return model
 
-    def transform_batch(self, batch: Batch, model: Backbone, generator: torch.Generator) -> Batch:
+    def transform_batch(self, batch: Batch, model: nn.Module, generator: torch.Generator) -> Batch:
         for defense in self.defenses:
             batch = defense.transform_batch(batch, model, generator)
         return batch

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from lit_recon.defenses.base import Batch, BatchNormMode, Defense, checked
 from lit_recon.defenses.vectors import uniform_like
 from lit_recon.errors import ConfigError, UnsupportedModelError
-from lit_recon.models import Backbone
 from lit_recon.records import Update
 
 
@@ -38,7 +37,7 @@ class MixUp(Defense):
     def __init__(self, alpha: float = 0.0) -> None:
         self.alpha = checked(self, "alpha", alpha)
 
-    def transform_batch(self, batch: Batch, model: Backbone, generator: torch.Generator) -> Batch:
+    def transform_batch(self, batch: Batch, model: nn.Module, generator: torch.Generator) -> Batch:
         if self.alpha == 0:
             return batch
         device = generator.device
@@ -51,8 +50,16 @@ class MixUp(Defense):
 
         labels = batch.labels
         if labels.dim() == 1:
-            labels = nn.functional.one_hot(labels, model.n_classes).to(batch.images.dtype)
+            labels = nn.functional.one_hot(labels, _n_classes(model)).to(batch.images.dtype)
         return batch._replace(images=mixed(batch.images), labels=mixed(labels))
+
+
+def _n_classes(model: nn.Module) -> int:
+    """Number of outputs, which every model under attack carries; see `lit_recon.models.public_model`."""
+    n_classes = model.n_classes
+    if not isinstance(n_classes, int):
+        raise UnsupportedModelError(f"MixUp needs the number of classes of {type(model).__name__}: wrap it in a Client")
+    return n_classes
 
 
 _MASK = "dropout_mask"
@@ -85,7 +92,7 @@ class NetworkDropout(Defense):
         if not self.layers:
             raise ConfigError("NetworkDropout needs at least one layer, for example layers: [head]")
 
-    def prepare(self, model: Backbone, batch_norm: BatchNormMode = "eval") -> Backbone:
+    def prepare(self, model: nn.Module, batch_norm: BatchNormMode = "eval") -> nn.Module:
         """A copy of the model with a mask before every layer.
 
         Raises:
@@ -105,7 +112,7 @@ class NetworkDropout(Defense):
             layer.register_forward_pre_hook(_masked)
         return prepared
 
-    def transform_batch(self, batch: Batch, model: Backbone, generator: torch.Generator) -> Batch:
+    def transform_batch(self, batch: Batch, model: nn.Module, generator: torch.Generator) -> Batch:
         if self.rate == 0:
             return batch
         masks = dict(batch.masks)

@@ -16,14 +16,13 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_recon.defenses.base import BatchNormMode, Defense, Round, checked
 from lit_recon.defenses.noise import gaussian_log_likelihood, with_normal_noise
 from lit_recon.defenses.release import require_separable
 from lit_recon.defenses.vectors import root, squared_norm
 from lit_recon.errors import ConfigError
-from lit_recon.models import Backbone
 from lit_recon.records import Update
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ class PerExampleClipping(Defense):
     def __init__(self, bound: float = math.inf) -> None:
         self.bound = checked(self, "bound", bound, infinite=True)
 
-    def prepare(self, model: Backbone, batch_norm: BatchNormMode = "eval") -> Backbone:
+    def prepare(self, model: nn.Module, batch_norm: BatchNormMode = "eval") -> nn.Module:
         require_separable(model, batch_norm, self)
         return model
 
@@ -151,7 +150,7 @@ class DPSGD(Defense):
                 "bound, such as the median norm of an example's gradient; or set noise_multiplier to 0"
             )
 
-    def prepare(self, model: Backbone, batch_norm: BatchNormMode = "eval") -> Backbone:
+    def prepare(self, model: nn.Module, batch_norm: BatchNormMode = "eval") -> nn.Module:
         require_separable(model, batch_norm, self)
         return model
 

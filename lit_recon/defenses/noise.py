@@ -6,13 +6,12 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_recon.defenses.base import BatchNormMode, Defense, Round, Stage, checked
 from lit_recon.defenses.release import require_separable
 from lit_recon.defenses.vectors import normal_like, size, squared_norm, uniform_like
 from lit_recon.errors import ConfigError
-from lit_recon.models import Backbone
 from lit_recon.records import Update
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ class GaussianNoise(Defense):
         """The one of the two overridden stages that `before_averaging` selects."""
         return (Stage.PER_EXAMPLE,) if self.before_averaging else (Stage.UPDATE,)
 
-    def prepare(self, model: Backbone, batch_norm: BatchNormMode = "eval") -> Backbone:
+    def prepare(self, model: nn.Module, batch_norm: BatchNormMode = "eval") -> nn.Module:
         if self.before_averaging:
             require_separable(model, batch_norm, self)
         return model

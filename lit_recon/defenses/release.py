@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lit_recon.defenses.base import Batch, BatchGradient, BatchNormMode, Defense, Round, Stage
 from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
-from lit_recon.models import Backbone
 from lit_recon.records import ForwardOperator, SimulatedDefense, Update
 
 #: Examples per chunk of per-example gradients; `auto`: one on a CPU, several on a GPU.
@@ -69,7 +68,7 @@ def _together(gradient: BatchGradient, batch: Batch) -> Update:
     return gradients
 
 
-def require_separable(model: Backbone, batch_norm: BatchNormMode, owner: object) -> None:
+def require_separable(model: nn.Module, batch_norm: BatchNormMode, owner: object) -> None:
     """Refuse a model in which one example's gradient depends on the others.
 
     Raises:
@@ -100,7 +99,7 @@ def at_weights(
 
 def defended_gradient(
     defense: Defense,
-    model: Backbone,
+    model: nn.Module,
     gradient: BatchGradient,
     batch: Batch,
     generator: torch.Generator,

@@ -19,7 +19,17 @@ if TYPE_CHECKING:
 _Schema = TypeVar("_Schema", bound="DataclassInstance")
 
 #: Settings in which an interrupted run and the one that goes on may differ: they change how it runs or is scored.
-SAME_RUN = (*IGNORED_SETTINGS, "name", "trainer", "save_every_seconds", "lpips", "wandb", "paper", "backbone.cache")
+SAME_RUN = (
+    *IGNORED_SETTINGS,
+    "name",
+    "trainer",
+    "save_every_seconds",
+    "metrics",
+    "lpips",
+    "wandb",
+    "paper",
+    "backbone.cache",
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ from lit_recon.data.sources import Digits, ImageSource
 from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError
 from lit_recon.experiments.configuration import PaperSettings as PaperSettings
+from lit_recon.metrics import DEFAULT_METRICS, Metric
 from lit_recon.models import Imprint, Trunk, WideFeatureLayer
 from lit_recon.modules.loggers import WandbSettings
 from lit_recon.modules.private import PrivacySettings
@@ -161,7 +162,9 @@ class AttackSettings:
         clients_per_batch: clients attacked at once; `auto` measures whether several at once are faster than one by one.
         save_every_seconds: between two saves of the running attack.
         trainer: where to compute.
-        lpips: an optional score.
+        metrics: that reconstructions are scored by: names, or import paths of your own subclasses of
+            `lit_recon.metrics.Metric`; `rmse` is always measured.
+        lpips: the metric of that name.
         wandb: Weights & Biases.
         paper: whose setting this is.
     """
@@ -182,6 +185,7 @@ class AttackSettings:
     clients_per_batch: int | Literal["auto"] = "auto"
     save_every_seconds: float = 60.0
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
+    metrics: list[str | Metric] = field(default_factory=lambda: list(DEFAULT_METRICS))
     lpips: LpipsSettings = field(default_factory=LpipsSettings)
     wandb: WandbSettings = field(default_factory=WandbSettings)
     paper: PaperSettings | None = None

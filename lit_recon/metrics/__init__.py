@@ -1,30 +1,47 @@
-"""How close a reconstruction came to the truth: scores of matched pairs, baselines, and their means over a run."""
+"""How close a reconstruction came to the truth: metrics of matched pairs, baselines, and their means over a run."""
 
 from __future__ import annotations
 
-from lit_recon.metrics.aggregate import ImageScore, LabelAccuracy
+from lit_recon.measures import Measure
+from lit_recon.metrics.aggregate import ImageScore
 from lit_recon.metrics.baselines import MeanImage, NearestPublic
-from lit_recon.metrics.features import feature_cosines, span_error
-from lit_recon.metrics.fidelity import mse, psnr, rmse, ssim
-from lit_recon.metrics.labels import label_accuracy
-from lit_recon.metrics.perceptual import Lpips, LpipsNetwork, Unavailable, load_lpips
-from lit_recon.metrics.scores import BatchScores, match, score_batch, score_pairs
+from lit_recon.metrics.divergence import PredictionDivergence
+from lit_recon.metrics.features import FeatureCosine, FeatureError, feature_cosines, span_error
+from lit_recon.metrics.fidelity import MSE, PSNR, RMSE, SSIM, mse, psnr, rmse, ssim
+from lit_recon.metrics.labels import LabelAccuracy, label_hits
+from lit_recon.metrics.perceptual import Lpips, LpipsNetwork, PerceptualDistance, load_lpips
+from lit_recon.metrics.registry import DEFAULT_METRICS, Metric, Unavailable, metrics_of, register
+from lit_recon.metrics.scores import BatchScores, checked_values, match, score_batch, score_pairs
 
 __all__ = [
+    "DEFAULT_METRICS",
+    "MSE",
+    "PSNR",
+    "RMSE",
+    "SSIM",
     "BatchScores",
+    "FeatureCosine",
+    "FeatureError",
     "ImageScore",
     "LabelAccuracy",
     "Lpips",
     "LpipsNetwork",
     "MeanImage",
+    "Measure",
+    "Metric",
     "NearestPublic",
+    "PerceptualDistance",
+    "PredictionDivergence",
     "Unavailable",
+    "checked_values",
     "feature_cosines",
-    "label_accuracy",
+    "label_hits",
     "load_lpips",
     "match",
+    "metrics_of",
     "mse",
     "psnr",
+    "register",
     "rmse",
     "score_batch",
     "score_pairs",

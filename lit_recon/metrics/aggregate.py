@@ -1,4 +1,4 @@
-"""Scores of a whole run: mean and spread over all images, the same on every process however the images were shared out.
+"""Means and spreads over all images of a run, equal in every process however the images are divided among them.
 
 States are a few float64 sums, whatever the number of images. Devices without float64 (Apple's MPS) cannot hold them.
 """
@@ -14,13 +14,12 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lit_recon.errors import ShapeError
-from lit_recon.metrics.labels import label_overlap
 
 
 def mean_and_std(total: Tensor, squares: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and sample standard deviation (divisor n - 1) from the sum, the sum of squares and the count.
 
-    NaN where a figure does not exist: the mean of none, the spread of fewer than two or of infinite scores.
+    NaN where there is none: the mean of no scores, the spread of fewer than two or of infinite scores.
     """
     mean = total / n
     variance = (squares - total * mean) / (n - 1)
@@ -28,11 +27,11 @@ def mean_and_std(total: Tensor, squares: Tensor, n: Tensor) -> tuple[Tensor, Ten
 
 
 def interval_of_mean(n: float, batches: float, mean: float, deviations: float) -> tuple[float, float] | None:
-    """95 % confidence interval of a mean over images whose batches are independent, whereas images of one are not.
+    """95 % confidence interval of a mean over images of independent batches; images of one batch may depend.
 
     Args:
         n: number of images.
-        batches: that they came in.
+        batches: number of batches.
         mean: over all images.
         deviations: sum over batches of the squared sum of their images' deviations from the mean.
 
@@ -81,7 +80,7 @@ class ImageScore(Metric):
             self.add_state(state, default=torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, values: Tensor) -> None:
-        """Add the scores `(n,)` of one batch; of none is fine, for a process that was left without work.
+        """Add the scores `(n,)` of one batch; an empty batch is fine.
 
         Raises:
             ShapeError: if the values are not one number per image, or one is NaN.
@@ -115,8 +114,8 @@ class ImageScore(Metric):
         """The entries of the run's record: `<name>`, `<name>_std`, and `<name>_reason` where there is no mean.
 
         With two batches or more also `<name>_low` and `<name>_high`, the ends of the mean's confidence interval. JSON
-        knows no infinity: an infinite mean (PSNR of an image that was met exactly) is given as None with the
-        reason. Every process has to call this, since it synchronises.
+        knows no infinity: an infinite mean (PSNR of an exact reconstruction) is given as None with the reason. Every
+        process has to call this, since it synchronizes.
 
         >>> score = ImageScore("rmse")
         >>> score.update(torch.tensor([0.25, 0.75]))
@@ -132,31 +131,3 @@ class ImageScore(Metric):
             reason = "no image was scored" if not computed["n"] else "infinite for at least one image"
             entries[f"{self.name}_reason"] = reason
         return entries
-
-
-class LabelAccuracy(Metric):
-    """Share of all labels that were recovered, batch by batch as multisets; NaN before the first label."""
-
-    is_differentiable = False
-    higher_is_better = True
-    full_state_update = False
-    overlap: Tensor
-    n: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        for state in ("overlap", "n"):
-            self.add_state(state, default=torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-
-    def update(self, recovered: Tensor, true: Tensor) -> None:
-        """Add the labels `(n,)` of one batch, see `label_overlap`.
-
-        Raises:
-            ShapeError: if the two are not label vectors of equal length.
-        """
-        self.overlap += label_overlap(recovered, true)
-        self.n += len(true)
-
-    def compute(self) -> Tensor:
-        """Share in [0, 1] over all processes."""
-        return self.overlap / self.n

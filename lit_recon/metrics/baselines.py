@@ -1,7 +1,7 @@
-"""What one would show without any attack: the mean image of public data, or the public image nearest to the target.
+"""Baselines that need no attack: the mean of public images, and the public image nearest to each target.
 
-The nearest image knows the target, so it is no attack; a reconstruction that does not beat it has shown nothing that
-public data do not hold already.
+Picking the nearest image takes the target, so this is no attack. A reconstruction that is not closer to the target than
+that image shows nothing that public data do not show.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _check_targets(targets: Tensor, image_shape: torch.Size) -> None:
 
 @dataclass(frozen=True)
 class MeanImage:
-    """The guess of least expected MSE by one who knows public data only: their mean.
+    """The mean of public images: the guess with the least expected MSE without other information.
 
     Attributes:
         image: `(c, h, w)` float32 in [0, 1].

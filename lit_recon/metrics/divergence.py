@@ -1,4 +1,4 @@
-"""Whether a strong classifier takes two images for the same thing."""
+"""Kullback-Leibler divergence between the predictions of a classifier on two images."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_recon.errors import ShapeError
+from lit_recon.errors import MissingDataError, ShapeError
+from lit_recon.measures import MEASURES
 from lit_recon.metrics.images import check_pairs
+from lit_recon.metrics.registry import Metric, Unavailable, register
 
 #: Images that pass through the classifier at a time.
 _CHUNK = 256
+_NO_CLASSIFIER = Unavailable("no classifier was given")
 
 
 def prediction_divergence(images: Tensor, targets: Tensor, classifier: nn.Module) -> Tensor:
-    """Kullback-Leibler divergence of what a classifier says of images from what it says of their targets.
+    """Kullback-Leibler divergence of a classifier's predictions on images from those on their targets.
 
     Args:
         images: `(n, c, h, w)` in [0, 1].
@@ -23,7 +26,7 @@ def prediction_divergence(images: Tensor, targets: Tensor, classifier: nn.Module
 
     Returns:
         `(n,)` float64, in nats: sum over classes of `p log(p / q)` with `p` of the target and `q` of the image; 0 where
-        the classifier says the same of both.
+        both predictions are equal.
 
     Raises:
         ShapeError: if the batches differ in shape or leave [0, 1], or the classifier's logits are not finite.
@@ -37,6 +40,28 @@ def prediction_divergence(images: Tensor, targets: Tensor, classifier: nn.Module
     check_pairs(images, targets)
     of_images, of_targets = _log_probabilities(images, classifier), _log_probabilities(targets, classifier)
     return F.kl_div(of_images, of_targets, reduction="none", log_target=True).sum(dim=1).clamp(min=0)
+
+
+@register
+class PredictionDivergence(Metric):
+    """Divergence of a classifier's predictions; see `prediction_divergence`.
+
+    Args:
+        classifier: in evaluation mode, images to logits; or why there is none.
+    """
+
+    measure = MEASURES["kl"]
+
+    def __init__(self, classifier: nn.Module | Unavailable = _NO_CLASSIFIER) -> None:
+        self.classifier = classifier
+
+    def unavailable(self) -> str:
+        return self.classifier.reason if isinstance(self.classifier, Unavailable) else ""
+
+    def __call__(self, found: Tensor, truth: Tensor) -> Tensor:
+        if isinstance(self.classifier, Unavailable):
+            raise MissingDataError(self.classifier.reason)
+        return prediction_divergence(found, truth, self.classifier)
 
 
 @torch.no_grad()

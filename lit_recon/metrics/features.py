@@ -1,4 +1,4 @@
-"""How well features were recovered: the part of them outside the recovered span, and cosines of matched pairs."""
+"""Metrics of recovered features: the part of true features outside the recovered span, and cosines of matched pairs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from lit_recon.errors import ShapeError
+from lit_recon.measures import MEASURES
+from lit_recon.metrics.registry import Metric, register
 
 
 def span_error(recovered: Tensor, features: Tensor) -> Tensor:
@@ -61,6 +63,28 @@ def feature_cosines(recovered: Tensor, features: Tensor) -> Tensor:
     matched = cosines.new_zeros(len(truth))
     matched[rows] = cosines[rows, columns]
     return matched
+
+
+@register
+class FeatureError(Metric):
+    """Part of every true feature outside the span of the recovered ones; see `span_error`."""
+
+    measure = MEASURES["feature_error"]
+    of = "features"
+
+    def __call__(self, found: Tensor, truth: Tensor) -> Tensor:
+        return span_error(found, truth)
+
+
+@register
+class FeatureCosine(Metric):
+    """|cos| of every true feature and the recovered one assigned to it; see `feature_cosines`."""
+
+    measure = MEASURES["feature_cosine"]
+    of = "features"
+
+    def __call__(self, found: Tensor, truth: Tensor) -> Tensor:
+        return feature_cosines(found, truth)
 
 
 def _checked(recovered: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Pixel scores of matched pairs: MSE, RMSE, PSNR and SSIM, one figure per pair.
+"""Pixel metrics of matched pairs: MSE, RMSE, PSNR and SSIM, one value per pair.
 
 All take images in [0, 1] and compute in float64, so that a nearly perfect reconstruction is still told from a
 perfect one.
@@ -17,7 +17,9 @@ from torch import Tensor
 from torchmetrics.functional.image import structural_similarity_index_measure
 
 from lit_recon.errors import ShapeError
+from lit_recon.measures import MEASURES
 from lit_recon.metrics.images import check_pairs
+from lit_recon.metrics.registry import Metric, register
 
 #: Radius in pixels and standard deviation of the Gaussian window of [Wang2004]: 11 x 11 pixels.
 _RADIUS, _SIGMA = 5, 1.5
@@ -70,7 +72,7 @@ def ssim(images: Tensor, targets: Tensor) -> Tensor:
 
     Only windows that lie inside the image count, and channels are averaged, as in [Wang2004] and scikit-image (with
     Gaussian weights and `use_sample_covariance=False`). Images with a side `s` below 11 pixels get the largest odd
-    window that fits, of radius `r = (s - 1) // 2` and standard deviation `r / 3.5`: their figures compare among
+    window that fits, of radius `r = (s - 1) // 2` and standard deviation `r / 3.5`: their values compare among
     themselves only.
 
     Args:
@@ -119,3 +121,43 @@ def pairwise_mse(images: Tensor, others: Tensor) -> Tensor:
     norms = [torch.einsum("id,id->i", rows, rows) for rows in (a, b)]
     squares = norms[0][:, None] + norms[1][None, :] - 2 * a @ b.T
     return squares.clamp(min=0) / a.shape[1]
+
+
+@register
+class MSE(Metric):
+    """Mean squared error; see `mse`."""
+
+    measure = MEASURES["mse"]
+
+    def __call__(self, found: Tensor, truth: Tensor) -> Tensor:
+        return mse(found, truth)
+
+
+@register
+class RMSE(Metric):
+    """Root mean squared error; see `rmse`."""
+
+    measure = MEASURES["rmse"]
+
+    def __call__(self, found: Tensor, truth: Tensor) -> Tensor:
+        return rmse(found, truth)
+
+
+@register
+class PSNR(Metric):
+    """Peak signal-to-noise ratio; see `psnr`."""
+
+    measure = MEASURES["psnr"]
+
+    def __call__(self, found: Tensor, truth: Tensor) -> Tensor:
+        return psnr(found, truth)
+
+
+@register
+class SSIM(Metric):
+    """Structural similarity; see `ssim`."""
+
+    measure = MEASURES["ssim"]
+
+    def __call__(self, found: Tensor, truth: Tensor) -> Tensor:
+        return ssim(found, truth)

@@ -1,4 +1,4 @@
-"""What every score expects of its images, checked once at the border of this room."""
+"""Checks of the images that metrics compare."""
 
 from __future__ import annotations
 

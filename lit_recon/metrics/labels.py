@@ -1,4 +1,4 @@
-"""How many of a batch's labels an attack recovered."""
+"""Which labels of a batch an attack recovered."""
 
 from __future__ import annotations
 
@@ -6,17 +6,27 @@ import torch
 from torch import Tensor
 
 from lit_recon.errors import ShapeError
+from lit_recon.measures import MEASURES
+from lit_recon.metrics.registry import Metric, register
 
 
-def label_overlap(recovered: Tensor, true: Tensor) -> int:
-    """Size of the overlap of two multisets of labels: order does not count, multiplicity does.
+def label_hits(recovered: Tensor, true: Tensor) -> Tensor:
+    """Which true labels are among the recovered ones, as multisets: order does not count, multiplicity does.
+
+    Of a class that was recovered k times, the first k of its true labels count as recovered.
 
     Args:
         recovered: `(n,)` integer classes, in any order.
         true: `(n,)` integer classes.
 
+    Returns:
+        `(n,)` float64, 1 or 0; the mean is the label accuracy.
+
     Raises:
         ShapeError: if the two are not label vectors of equal length.
+
+    >>> label_hits(torch.tensor([0, 1, 0, 5]), torch.tensor([0, 0, 1, 1])).tolist()
+    [1.0, 1.0, 1.0, 0.0]
     """
     for name, labels in (("recovered", recovered), ("true", true)):
         if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
@@ -25,28 +35,17 @@ def label_overlap(recovered: Tensor, true: Tensor) -> int:
             )
     if len(recovered) != len(true):
         raise ShapeError(f"one label per image is needed; got {len(recovered)} recovered and {len(true)} true labels")
-    classes = torch.unique(true)
-    counts = [(labels[:, None] == classes).sum(0) for labels in (recovered, true)]
-    return int(torch.minimum(*counts).sum())
+    found = (recovered == true[:, None]).sum(dim=1)
+    earlier = (true == true[:, None]).tril(diagonal=-1).sum(dim=1)
+    return (earlier < found).double()
 
 
-def label_accuracy(recovered: Tensor, true: Tensor) -> float:
-    """Share of the true labels that were recovered, as multisets: `{0, 0, 1}` for `{0, 1, 1}` scores 2/3.
+@register
+class LabelAccuracy(Metric):
+    """Share of the labels that were recovered, batch by batch as multisets; see `label_hits`."""
 
-    Args:
-        recovered: `(n,)` integer classes, in any order.
-        true: `(n,)` integer classes, n at least 1.
+    measure = MEASURES["label_accuracy"]
+    of = "labels"
 
-    Returns:
-        A number in [0, 1].
-
-    Raises:
-        ShapeError: if the two are not label vectors of equal, positive length.
-
-    >>> label_accuracy(torch.tensor([0, 1, 0, 5]), torch.tensor([0, 0, 1, 1]))
-    0.75
-    """
-    overlap = label_overlap(recovered, true)
-    if not len(true):
-        raise ShapeError("label accuracy needs at least one label; got an empty batch")
-    return overlap / len(true)
+    def __call__(self, found: Tensor, truth: Tensor) -> Tensor:
+        return label_hits(found, truth)

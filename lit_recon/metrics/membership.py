@@ -21,7 +21,7 @@ _INSIDE = 1e-12
 
 
 class Estimate(NamedTuple):
-    """A figure and the ends of its 95 % confidence interval."""
+    """A value and the ends of its 95 % confidence interval."""
 
     value: float
     low: float

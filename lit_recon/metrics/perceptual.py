@@ -16,7 +16,6 @@ import tempfile
 import urllib.request
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from http.client import HTTPException
 from pathlib import Path
@@ -28,7 +27,9 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.errors import CorruptFileError, MissingDataError, ShapeError
+from lit_recon.measures import MEASURES
 from lit_recon.metrics.images import check_pairs
+from lit_recon.metrics.registry import Metric, Unavailable, register
 
 #: Backbones that LPIPS has calibrated weights for.
 LpipsNetwork = Literal["alex", "squeeze", "vgg"]
@@ -58,13 +59,6 @@ _DECODING_ERRORS = (
 )
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Unavailable:
-    """A score that cannot be had here, and why; reports show the reason in its place."""
-
-    reason: str
 
 
 def cached_weights(network: LpipsNetwork) -> Path:
@@ -193,7 +187,7 @@ class Lpips:
 def load_lpips(
     network: LpipsNetwork = "alex", weights: Path | None = None, download: bool = True
 ) -> Lpips | Unavailable:
-    """LPIPS with the weights that can be had: the given file, else torch.hub's cache, else a download.
+    """LPIPS with weights from the given file, else from torch.hub's cache, else from a download.
 
     Args:
         network: backbone; `alex` is the one that its authors recommend for scores.
@@ -201,7 +195,7 @@ def load_lpips(
         download: whether to try the network (once per process, ten seconds of silence at most) when nothing is cached.
 
     Returns:
-        The score, or why it cannot be had: a run goes on without it and reports the reason.
+        The metric, or why its weights are missing: a run goes on without it and reports the reason.
 
     Raises:
         MissingDataError, CorruptFileError: only about a file that was asked for by `weights`.
@@ -217,6 +211,47 @@ def load_lpips(
         return Lpips(network, read_weights(found))
     except CorruptFileError as error:
         return Unavailable(f"{error}; delete the cached file first")
+
+
+@register
+class PerceptualDistance(Metric):
+    """LPIPS; the weights of its backbone are looked for when the metric is first asked whether it is available.
+
+    Args:
+        network: backbone; `none` switches the metric off.
+        weights: file of the backbone's ImageNet weights, read at once; default: the cache of torch.hub.
+        download: fetch the weights if they are not in the cache.
+
+    Raises:
+        MissingDataError, CorruptFileError: there is no such file, or it does not hold the backbone's weights.
+    """
+
+    measure = MEASURES["lpips"]
+
+    def __init__(
+        self, network: LpipsNetwork | Literal["none"] = "alex", weights: Path | None = None, download: bool = True
+    ) -> None:
+        self.network, self.weights, self.download = network, weights, download
+        self._loaded: Lpips | Unavailable | None = None
+        if network == "none":
+            self._loaded = Unavailable("switched off by lpips.network")
+        elif weights is not None:
+            self._loaded = load_lpips(network, weights)
+
+    def unavailable(self) -> str:
+        loaded = self._load()
+        return loaded.reason if isinstance(loaded, Unavailable) else ""
+
+    def __call__(self, found: Tensor, truth: Tensor) -> Tensor:
+        loaded = self._load()
+        if isinstance(loaded, Unavailable):
+            raise MissingDataError(loaded.reason)
+        return loaded(found, truth)
+
+    def _load(self) -> Lpips | Unavailable:
+        if self._loaded is None and self.network != "none":
+            self._loaded = load_lpips(self.network, None, self.download)
+        return self._loaded or Unavailable("")
 
 
 def _not_cached(network: LpipsNetwork) -> Unavailable:

@@ -1,21 +1,21 @@
-"""All scores of one batch: one assignment, then every figure of every matched pair."""
+"""Scores of one batch: reconstructions are assigned to targets once, then every metric compares the pairs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lit_recon.errors import ShapeError
-from lit_recon.metrics.fidelity import mse, pairwise_mse, psnr, rmse, ssim
+from lit_recon.metrics.fidelity import pairwise_mse
 from lit_recon.metrics.images import check_pairs
-from lit_recon.metrics.labels import label_accuracy
-from lit_recon.metrics.perceptual import Lpips, Unavailable
+from lit_recon.metrics.registry import Metric
 
 
 def match(reconstructions: Tensor, targets: Tensor) -> Tensor:
-    """The assignment of reconstructions to targets with the least total MSE; one per batch serves all scores.
+    """The assignment of reconstructions to targets with the least total MSE.
 
     Args:
         reconstructions: `(n, c, h, w)` in [0, 1], in any order.
@@ -45,43 +45,58 @@ class BatchScores:
     """Scores of a batch in the order of its targets; everything lies on the CPU.
 
     Attributes:
-        permutation: `(n,)`; reconstruction `permutation[i]` of the attack's order belongs to target `i`.
-        reconstructions: `(n, c, h, w)` in [0, 1], in the order of the targets.
-        recovered_labels: `(n,)`, in the order of the targets.
-        label_accuracy: share of the labels recovered, as multisets.
-        per_image: `mse, rmse, psnr, ssim` and, where it could be had, `lpips`: `(n,)` float64 each.
-        unavailable: the reason, by name of the score that could not be had.
+        reconstructions: `(n, c, h, w)` in [0, 1].
+        recovered_labels: `(n,)`.
+        per_image: `(n,)` float64 by the key of every metric of images.
+        of_labels: the same for metrics of labels, which are recovered for the batch and not image by image.
     """
 
-    permutation: Tensor
     reconstructions: Tensor
     recovered_labels: Tensor
-    label_accuracy: float
     per_image: dict[str, Tensor]
-    unavailable: dict[str, str] = field(default_factory=dict)
+    of_labels: dict[str, Tensor]
 
 
-def score_pairs(images: Tensor, targets: Tensor, lpips: Lpips | Unavailable) -> dict[str, Tensor]:
-    """Every score of pairs that belong together already, such as a baseline and its target.
+def score_pairs(images: Tensor, targets: Tensor, metrics: Sequence[Metric]) -> dict[str, Tensor]:
+    """Every metric of images, of pairs that are matched already, such as a baseline and its target.
 
     Args:
         images: `(n, c, h, w)` in [0, 1].
         targets: the same shape; `targets[i]` is the truth of `images[i]`.
-        lpips: the perceptual score; left out of the result when unavailable.
+        metrics: those of labels and features are left out.
 
     Returns:
-        `(n,)` float64 by `mse, rmse, psnr, ssim` and perhaps `lpips`.
+        `(n,)` float64 by key.
 
     Raises:
-        ShapeError: if the batches differ in shape or leave [0, 1].
+        ShapeError: if the batches differ in shape or leave [0, 1], or a metric does not return one number per image.
     """
-    scores = {"mse": mse, "rmse": rmse, "psnr": psnr, "ssim": ssim}
-    values = {name: score(images, targets) for name, score in scores.items()}
-    return values if isinstance(lpips, Unavailable) else {**values, "lpips": lpips(images, targets)}
+    check_pairs(images, targets)
+    return {
+        metric.measure.key: checked_values(metric, images, targets, len(targets))
+        for metric in metrics
+        if metric.of == "images"
+    }
+
+
+def checked_values(metric: Metric, found: Tensor, truth: Tensor, n: int) -> Tensor:
+    """The metric's values of a batch of `n` images, `(n,)` float64 on the CPU.
+
+    Raises:
+        ShapeError: they are not one number per image, or one is NaN.
+    """
+    with torch.no_grad():
+        values = metric(found, truth)
+    if tuple(values.shape) != (n,) or torch.isnan(values).any():
+        raise ShapeError(
+            f"the metric '{metric.measure.key}' must return one number per image, ({n},), and no NaN; got shape "
+            f"{tuple(values.shape)}" + ", some of it NaN" * bool(torch.isnan(values).any())
+        )
+    return values.detach().cpu().double()
 
 
 def score_batch(
-    reconstructions: Tensor, targets: Tensor, recovered_labels: Tensor, labels: Tensor, lpips: Lpips | Unavailable
+    reconstructions: Tensor, targets: Tensor, recovered_labels: Tensor, labels: Tensor, metrics: Sequence[Metric]
 ) -> BatchScores:
     """Match an attack's images with the truth and score them.
 
@@ -90,23 +105,23 @@ def score_batch(
         targets: `(n, c, h, w)` in [0, 1].
         recovered_labels: `(n,)`, in the attack's order.
         labels: `(n,)` true classes.
-        lpips: the perceptual score, or why it cannot be had.
+        metrics: of images and of labels; others are left out.
 
     Raises:
         ShapeError: if shapes disagree, pixels leave [0, 1], or the batch is empty.
     """
     images, truth = reconstructions.detach().cpu(), targets.detach().cpu()
     recovered, true = recovered_labels.detach().cpu(), labels.detach().cpu()
-    accuracy = label_accuracy(recovered, true)
-    if len(true) != len(truth):
-        raise ShapeError(f"one label per image is needed; got {len(true)} labels for {len(truth)} targets")
+    if not len(truth) == len(true) == len(recovered) > 0:
+        raise ShapeError(
+            f"a batch needs at least one image, and one true and one recovered label per image; got {len(truth)} "
+            f"images, {len(true)} true and {len(recovered)} recovered labels"
+        )
     permutation = match(images, truth)
     matched = images[permutation]
-    return BatchScores(
-        permutation=permutation,
-        reconstructions=matched,
-        recovered_labels=recovered[permutation],
-        label_accuracy=accuracy,
-        per_image=score_pairs(matched, truth, lpips),
-        unavailable={"lpips": lpips.reason} if isinstance(lpips, Unavailable) else {},
-    )
+    hits = {
+        metric.measure.key: checked_values(metric, recovered, true, len(true))
+        for metric in metrics
+        if metric.of == "labels"
+    }
+    return BatchScores(matched, recovered[permutation], score_pairs(matched, truth, metrics), hits)

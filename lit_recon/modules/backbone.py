@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lit_recon._torchvision
 
@@ -117,7 +117,7 @@ class DefendedBackboneModule(TrainingModule):
                 f"{defense} acts on the gradient of every single example, which is not released after local_steps: "
                 "leave local_steps out, or take a defense of the update, such as GradientClipping with GaussianNoise"
             )
-        super().__init__(defense.prepare(model, "train"), schedule)
+        super().__init__(cast(Backbone, defense.prepare(model, "train")), schedule)
         self.defense, self.seed = defense, seed
         self._plain = GradientOperator(self.model, "train")
         self._rule = self._plain if local_steps is None else local_steps.operator(self.model, "train")

@@ -1,4 +1,4 @@
-"""From finished victims to figures: every image scored beside its baselines, and the means over a whole run."""
+"""Scores of finished victims: every image beside its baselines, and the means over a whole run."""
 
 from __future__ import annotations
 
@@ -8,77 +8,99 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lit_recon.data import ImageSet, VictimBatch
+from lit_recon.attacks.updates import FeatureMap
+from lit_recon.clients.batch_norm import BatchNormMode
+from lit_recon.data import VictimBatch
+from lit_recon.measures import Measure
 from lit_recon.metrics import (
     BatchScores,
     ImageScore,
-    LabelAccuracy,
-    Lpips,
     MeanImage,
+    Metric,
     NearestPublic,
-    Unavailable,
+    checked_values,
     score_batch,
     score_pairs,
 )
 from lit_recon.modules.attack_state import FinishedBatch
+from lit_recon.records import Observation, Reconstruction
 from lit_recon.reporting.writing import Scalar
 
-#: How well features were recovered: their part outside the recovered span, and |cos| with the recovered one.
-FEATURE_SCORES = ("feature_error", "feature_cosine")
-#: Scores of a baseline that the record holds beside ours, and what it leaves out of them.
 _BASELINES = ("mean_image", "nearest_public")
+#: Entries that the record leaves out of baselines, and of labels, which are recovered by batches and not by images.
 _SPREADS = ("_std", "_low", "_high")
 
 
 @dataclass(frozen=True)
 class ScoredBatch:
-    """One client's batch, its reconstruction and all figures; everything lies on the CPU, in the order of the targets.
+    """One client's batch, its reconstruction and all scores; everything lies on the CPU, in the order of the targets.
 
     Attributes:
         batch: the truth.
         finished: what the attack returned.
         scores: of the reconstruction.
-        nearest_public: images `(n, c, h, w)`.
-        baselines: scores `(n,)` of the mean image and of the nearest public image, by baseline and score.
+        nearest_public: images `(n, c, h, w)`; None where there are no public images.
+        baselines: scores `(n,)` by baseline (`mean_image`, `nearest_public`) and metric; empty without public images.
     """
 
     batch: VictimBatch
     finished: FinishedBatch
     scores: BatchScores
-    nearest_public: Tensor
+    nearest_public: Tensor | None
     baselines: dict[str, dict[str, Tensor]]
+
+    @property
+    def per_image(self) -> dict[str, Tensor]:
+        """Scores `(n,)` of the reconstruction and of recovered features, by the key of the metric."""
+        features = {key: torch.tensor(v, dtype=torch.float64) for key, v in self.finished.feature_scores.items()}
+        return {**self.scores.per_image, **features}
+
+
+def feature_scores(
+    metrics: Sequence[Metric], seen: Observation, found: Reconstruction, images: Tensor, batch_norm: BatchNormMode
+) -> dict[str, list[float]]:
+    """Metrics of recovered features beside those of the true images; empty where the attack recovered none."""
+    chosen = [metric for metric in metrics if metric.of == "features"]
+    if found.features is None or not chosen:
+        return {}
+    with torch.no_grad():
+        truth = FeatureMap(seen, batch_norm)(images)
+    return {m.measure.key: checked_values(m, found.features, truth, len(images)).tolist() for m in chosen}
 
 
 def score_batches(
-    finished: Sequence[FinishedBatch], batches: Sequence[VictimBatch], public: ImageSet, lpips: Lpips | Unavailable
+    finished: Sequence[FinishedBatch], batches: Sequence[VictimBatch], public: Tensor | None, metrics: Sequence[Metric]
 ) -> list[ScoredBatch]:
     """Score finished batches against the truth.
 
     Args:
         finished: one per batch.
         batches: the truth, in the same order.
-        public: images that the baselines know; searched once for all batches.
-        lpips: the perceptual score, or why it cannot be had.
+        public: images `(N, c, h, w)` that the baselines know, bytes or floats in [0, 1]; None: no baselines.
+        metrics: that are available here.
     """
     if not batches:
         return []
-    targets = torch.cat([batch.images.cpu() for batch in batches])
-    _, nearest = NearestPublic(public.images).query(targets)
-    guesses = {"mean_image": MeanImage.from_images(public.images).query(targets), "nearest_public": nearest}
     sizes = [len(batch.images) for batch in batches]
-    baselines = {name: score_pairs(guess, targets, lpips) for name, guess in guesses.items()}
-    parts = {
-        name: {score: values.split(sizes) for score, values in scores.items()} for name, scores in baselines.items()
-    }
+    nearest: Sequence[Tensor | None] = [None] * len(batches)
+    baselines: dict[str, dict[str, Sequence[Tensor]]] = {}
+    if public is not None:
+        targets = torch.cat([batch.images.cpu() for batch in batches])
+        _, closest = NearestPublic(public).query(targets)
+        nearest = closest.split(sizes)
+        guesses = zip(_BASELINES, (MeanImage.from_images(public).query(targets), closest), strict=True)
+        for name, guess in guesses:
+            scores = score_pairs(guess, targets, metrics)
+            baselines[name] = {key: values.split(sizes) for key, values in scores.items()}
     return [
         ScoredBatch(
             batch,
             done,
-            score_batch(done.reconstruction.images, batch.images, done.reconstruction.labels, batch.labels, lpips),
-            images,
-            {name: {score: values[i] for score, values in scores.items()} for name, scores in parts.items()},
+            score_batch(done.reconstruction.images, batch.images, done.reconstruction.labels, batch.labels, metrics),
+            nearest[i],
+            {name: {key: values[i] for key, values in parts.items()} for name, parts in baselines.items()},
         )
-        for i, (batch, done, images) in enumerate(zip(batches, finished, nearest.split(sizes), strict=True))
+        for i, (batch, done) in enumerate(zip(batches, finished, strict=True))
     ]
 
 
@@ -86,40 +108,68 @@ class RunScores(nn.Module):
     """Means and spreads over all victims of a run, whichever process attacked them.
 
     Args:
-        lpips: whether LPIPS can be had.
-        features: whether the attack recovers features.
+        metrics: that were asked for. Each is asked here whether it is available, which may take a download.
+        baselines: whether there are public images to compare with.
+
+    Attributes:
+        metrics: those that are available.
+        unavailable: why the others are not, by key.
     """
 
-    def __init__(self, lpips: Lpips | Unavailable, features: bool = False) -> None:
+    def __init__(self, metrics: Sequence[Metric], baselines: bool = True) -> None:
         super().__init__()
-        self.unavailable = lpips.reason if isinstance(lpips, Unavailable) else None
-        names = ["mse", "rmse", "psnr", "ssim", *([] if self.unavailable else ["lpips"])]
-        self._ours = {name: ImageScore(name) for name in names}
-        self._baselines = {(base, name): ImageScore(f"baseline_{base}_{name}") for base in _BASELINES for name in names}
-        self._features = {name: ImageScore(name) for name in FEATURE_SCORES if features}
-        self._labels = LabelAccuracy()
+        reasons = {metric.measure.key: metric.unavailable() for metric in metrics}
+        self.asked = [metric.measure for metric in metrics]
+        self.unavailable = {key: reason for key, reason in reasons.items() if reason}
+        self.metrics = [metric for metric in metrics if metric.measure.key not in self.unavailable]
+        self._ours = {metric.measure.key: ImageScore(metric.measure.key) for metric in self.metrics}
+        self._baselines = {
+            (base, metric.measure.key): ImageScore(f"baseline_{base}_{metric.measure.key}")
+            for base in _BASELINES
+            for metric in self.metrics
+            if baselines and metric.of == "images"
+        }
         # registered, so that they follow the module to its device
-        self._all = nn.ModuleList([*self._ours.values(), *self._baselines.values(), *self._features.values()])
+        self._all = nn.ModuleList([*self._ours.values(), *self._baselines.values()])
+
+    def rehearse(self, images: Tensor) -> None:
+        """Compare images `(n, c, h, w)` with themselves, so that a metric they are not fit for is refused early.
+
+        Raises:
+            ShapeError: a metric does not take such images, or does not return one number per image.
+        """
+        score_pairs(images.cpu(), images.cpu(), self.metrics)
 
     def update(self, scored: Iterable[ScoredBatch]) -> None:
         """Add batches."""
         for part in scored:
-            for name, score in self._ours.items():
-                score.update(part.scores.per_image[name])
-            for (base, name), score in self._baselines.items():
-                score.update(part.baselines[base][name])
-            for name, score in self._features.items():
-                score.update(torch.tensor(part.finished.feature_scores[name], dtype=torch.float64))
-            self._labels.update(part.finished.reconstruction.labels.cpu(), part.batch.labels.cpu())
+            values = part.per_image | part.scores.of_labels
+            for key, score in self._ours.items():
+                score.update(values.get(key, torch.zeros(0)))  # features may be missing
+            for (base, key), baseline in self._baselines.items():
+                baseline.update(part.baselines[base][key])
 
     def record(self) -> dict[str, Scalar]:
-        """Entries of `metrics.json`; every process has to call this, since it synchronises."""
+        """Entries of `metrics.json`; every process has to call this, since it synchronizes.
+
+        Metrics of features are left out where the attack recovered none.
+        """
         entries: dict[str, Scalar] = {}
-        for score in (*self._ours.values(), *self._features.values()):
-            entries |= score.record()
-        if self.unavailable:
-            entries |= {"lpips": None, "lpips_reason": self.unavailable}
-        entries["label_accuracy"] = float(self._labels.compute())
+        n = int(self._ours["rmse"].compute()["n"])
+        for metric in self.metrics:
+            key, score = metric.measure.key, self._ours[metric.measure.key]
+            known = int(score.compute()["n"])
+            if metric.of != "features" or known == n:
+                kept = score.record().items()
+                entries |= {name: v for name, v in kept if metric.of != "labels" or not name.endswith(_SPREADS)}
+            elif known:
+                entries |= {key: None, f"{key}_reason": f"known for {known} of {n} images only"}
+        for key, reason in self.unavailable.items():
+            entries |= {key: None, f"{key}_reason": reason}
         for score in self._baselines.values():
             entries |= {key: value for key, value in score.record().items() if not key.endswith(_SPREADS)}
         return entries
+
+    def measures(self, record: dict[str, Scalar]) -> list[Measure]:
+        """How to print the metrics that a record of `record` holds, in the order asked for."""
+        return [measure for measure in self.asked if measure.key in record]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -13,13 +14,13 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
 from lit_recon.attacks.base import Attack, AttackState, Way
-from lit_recon.attacks.updates.features.matching import FeatureMap
 from lit_recon.clients import ClientSettings
 from lit_recon.data import VictimBatch
 from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError
 from lit_recon.io.files import write_text
-from lit_recon.metrics import Lpips, Unavailable, feature_cosines, score_batch, span_error
+from lit_recon.measures import Measure
+from lit_recon.metrics import RMSE, Metric, score_batch
 from lit_recon.modules.attack_state import (
     FinishedBatch,
     finished_batches,
@@ -30,15 +31,14 @@ from lit_recon.modules.attack_state import (
 )
 from lit_recon.modules.data import VictimDataModule
 from lit_recon.modules.loggers import log_grid
-from lit_recon.modules.scoring import FEATURE_SCORES, RunScores, ScoredBatch, score_batches
-from lit_recon.records import Knowledge, Observation, Reconstruction
+from lit_recon.modules.scoring import RunScores, ScoredBatch, feature_scores, score_batches
+from lit_recon.records import Knowledge, Observation
 from lit_recon.reporting.writing import Scalar
 from lit_recon.training.progress import Progress
 
 #: Victims at once where they run together: as many small kernels as a device takes well.
 _TOGETHER = {"cuda": 16}
 _TOGETHER_ELSEWHERE = 8
-_NOT_YET = Unavailable("scored at the end of the run")
 
 
 class UpdateAttackModule(LightningModule):
@@ -53,12 +53,13 @@ class UpdateAttackModule(LightningModule):
         defense: of their updates; None: none.
         knowledge: what the attacker knows besides.
         checkpoints: folder of the files.
-        lpips: the perceptual score, or why it cannot be had.
+        metrics: that the reconstructions are scored by.
         clients_per_batch: clients attacked at once; `auto`: several where that is measured to be faster, else one.
         save_every_seconds: between two saves of the running state.
 
     Attributes:
         metrics: entries of the run's record, once all victims are done; the same in every process.
+        measures: how to print the metrics among them.
         scored: the batches of this process.
     """
 
@@ -70,17 +71,18 @@ class UpdateAttackModule(LightningModule):
         defense: Defense | None,
         knowledge: Knowledge,
         checkpoints: Path,
-        lpips: Lpips | Unavailable,
+        metrics: Sequence[Metric],
         clients_per_batch: int | Literal["auto"] = "auto",
         save_every_seconds: float = 60.0,
     ) -> None:
         super().__init__()
-        self.attack, self.model, self.knowledge, self.lpips = attack, model, knowledge, lpips
+        self.attack, self.model, self.knowledge = attack, model, knowledge
         self.clients, self.defense = clients, defense
         self.checkpoints, self.clients_per_batch = checkpoints, clients_per_batch
         self.save_every_seconds = save_every_seconds
-        self.scores = RunScores(lpips, attack.recovers_features)
+        self.scores = RunScores(metrics)
         self.metrics: dict[str, Scalar] = {}
+        self.measures: list[Measure] = []
         self.scored: list[ScoredBatch] = []
         self.execution: Way | None = None
         self._steps = attack.planned_steps
@@ -97,6 +99,8 @@ class UpdateAttackModule(LightningModule):
 
     def on_test_start(self) -> None:
         """Set up clients, find what is done already, and decide how many victims run together."""
+        victims = self._victims
+        self.scores.rehearse(victims.test.pixels(victims.batches[0]))
         self.client = self.clients.client(self.model, self.defense)
         self._done = load_finished(self.checkpoints)
         with torch.enable_grad():
@@ -122,13 +126,17 @@ class UpdateAttackModule(LightningModule):
             self._attack_group()
         self._progress.close()
         self.scored = score_batches(
-            [self._done[batch.index] for batch in self._seen], self._seen, self._victims.public, self.lpips
+            [self._done[batch.index] for batch in self._seen],
+            self._seen,
+            self._victims.public.images,
+            self.scores.metrics,
         )
         self.scores.update(self.scored)
         self.metrics = self.scores.record()
-        figures = {key: value for key, value in self.metrics.items() if isinstance(value, float)}
+        self.measures = self.scores.measures(self.metrics)
+        numbers = {key: value for key, value in self.metrics.items() if isinstance(value, float)}
         for logger in self.trainer.loggers:
-            logger.log_metrics(figures, self._progress.done)
+            logger.log_metrics(numbers, self._progress.done)
 
     def _attack_group(self) -> None:
         group, self._group = self._group, []
@@ -149,7 +157,7 @@ class UpdateAttackModule(LightningModule):
         # one that took another's turn may have had more steps
         self._progress.total += self._progress.done - before - self._steps * len(group)
         scores = [
-            self._feature_scores(seen, result, batch)
+            feature_scores(self.scores.metrics, seen, result, batch.images, self.clients.batch_norm)
             for seen, result, batch in zip(observations, outcome.reconstructions, group, strict=True)
         ]
         finished = finished_batches(indices, outcome, scores)
@@ -160,15 +168,6 @@ class UpdateAttackModule(LightningModule):
 
     def _observe(self, images: Tensor, labels: Tensor, index: int) -> Observation:
         return self.client.observe(images, labels, self.knowledge, self.clients.generator(index))
-
-    def _feature_scores(self, seen: Observation, found: Reconstruction, batch: VictimBatch) -> dict[str, list[float]]:
-        """How close recovered features are to those of the true images; nothing where none were recovered."""
-        if found.features is None:
-            return {}
-        with torch.no_grad():
-            truth = FeatureMap(seen, self.clients.batch_norm)(batch.images)
-        scores = span_error(found.features, truth), feature_cosines(found.features, truth)
-        return {name: values.tolist() for name, values in zip(FEATURE_SCORES, scores, strict=True)}
 
     def _watch(self, state: AttackState, new: int, n: int) -> None:
         """Count an iteration, and log the loss where the attack noted a point of its curve."""
@@ -189,7 +188,7 @@ class UpdateAttackModule(LightningModule):
 
         for batch, done in zip(group, finished, strict=True):
             found = done.reconstruction
-            scores = score_batch(found.images, batch.images, found.labels, batch.labels, _NOT_YET)
+            scores = score_batch(found.images, batch.images, found.labels, batch.labels, [RMSE()])
             rmse = float(scores.per_image["rmse"].mean())
             self._progress.write(f"victim {batch.index + 1}: RMSE {rmse:.3f}, loss {found.loss:.3g}")
             grid = image_grid({"target": batch.images.cpu().numpy(), "found": scores.reconstructions.numpy()})

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lit_recon.measures import MEASURES
 from lit_recon.reporting.plots import data_uri
 from lit_recon.reporting.record import RunRecord
-from lit_recon.reporting.wording import closer_than_public, format_score, measure_of
+from lit_recon.reporting.wording import closer_than_public, format_score
 from lit_recon.reporting.writing import VictimRow
 
 #: From this many victims on, cards are small, and the best, median and worst are shown large before them.
@@ -15,7 +16,8 @@ _MANY = 25
 #: Up to this many, cards are wide.
 _FEW = 3
 _SMALL_SIDE = 64
-_ON_CARDS = ("psnr", "ssim", "lpips")
+#: Metrics that cards do not list: RMSE stands below the images, and MSE says the same.
+_NOT_LISTED = ("rmse", "mse")
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Card:
         title: id and class of the image.
         label_note: what the label was taken for, where the attack got it wrong.
         closer: whether the reconstruction beats the nearest public image; None where that is not known.
-        target, reconstruction, nearest_public: images as data addresses.
+        target, reconstruction, nearest_public: images as data addresses; the last is empty without public images.
         rmse, nearest_rmse: of the reconstruction and of the nearest public image.
         scores: `(name, value)` of the reconstruction's other scores.
         rank: `Best`, `Median`, `Worst`, or nothing.
@@ -62,6 +64,7 @@ class Gallery:
         compact: whether the cards of `groups` are to be small.
         card_width: the least width of a card of `groups`, in CSS pixels.
         pixelated: whether images are so small that a page has to enlarge them.
+        public: whether the cards show public images.
     """
 
     groups: list[CardGroup]
@@ -69,6 +72,7 @@ class Gallery:
     compact: bool
     card_width: int
     pixelated: bool
+    public: bool
 
 
 def gallery(record: RunRecord) -> Gallery:
@@ -94,6 +98,7 @@ def gallery(record: RunRecord) -> Gallery:
         compact=many,
         card_width=162 if many else 280 if small and len(record.victims) > _FEW else 380,
         pixelated=small,
+        public=record.nearest_public is not None,
     )
 
 
@@ -118,13 +123,14 @@ def _card(record: RunRecord, index: int, closer: Sequence[bool | None], rank: st
         closer=closer[index],
         target=data_uri(record.targets[index]),
         reconstruction=data_uri(record.reconstructions[index]),
-        nearest_public=data_uri(record.nearest_public[index]),
+        nearest_public="" if record.nearest_public is None else data_uri(record.nearest_public[index]),
         rmse=format_score("rmse", row.scores.get("rmse")),
         nearest_rmse=format_score("rmse", row.scores.get("nearest_public_rmse")),
         scores=[
-            (measure_of(key).name, format_score(key, row.scores.get(key), unit=False))
-            for key in _ON_CARDS
-            if key != "lpips" or row.scores.get(key) is not None  # the table above says why a whole run lacks it
+            (measure.name, format_score(measure, value, unit=False))
+            for measure in (record.measures or MEASURES).values()
+            # where a whole run lacks a score, the table says why
+            if measure.key not in _NOT_LISTED and (value := row.scores.get(measure.key)) is not None
         ],
         rank=rank,
     )

@@ -1,4 +1,4 @@
-"""Several finished runs side by side: their figures, the settings in which they differ, the images they share."""
+"""Several finished runs side by side: their metrics, the settings in which they differ, the images they share."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lit_recon.measures import Measure
 from lit_recon.reporting.cards import class_name, is_small
 from lit_recon.reporting.plots import data_uri
 from lit_recon.reporting.provenance import paper_of
@@ -15,16 +16,16 @@ from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.run_folder import IGNORED_SETTINGS
 from lit_recon.reporting.settings import flatten, is_below
 from lit_recon.reporting.tables import SummaryRow, summary_table
-from lit_recon.reporting.wording import ABSENT, MISSING, Measure, closer_than_public, duration, format_score, verdict
+from lit_recon.reporting.wording import ABSENT, MISSING, closer_than_public, duration, format_score, verdict
 
-#: Settings that tell apart commands whose runs have nothing but scores in common.
+#: One setting of each command whose runs can only be compared by their scores.
 _COMMANDS = ("attack", "reconstructor", "regression")
 #: Images of each run on a page whose runs share none.
 _FIRST = 8
 
 
 class SharedImage(NamedTuple):
-    """A target that every run attacked, and what each made of it: `(image, RMSE)` in the order of the runs."""
+    """A target image that every run attacked, and its reconstructions: `(image, RMSE)` in the order of the runs."""
 
     title: str
     target: str
@@ -45,12 +46,12 @@ class RunLine:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a page about several runs shows.
+    """The content of a page that compares runs.
 
     Attributes:
         measures: columns of the table.
         runs: its rows.
-        footnotes: whose papers these are and why figures are missing, once for all runs that share them.
+        footnotes: the papers of the runs and why values are missing, once for all runs that share them.
         alike: whether all runs are of one command, so that their settings can be compared.
         settings: `(key, value in each run)` for the settings that are not the same in all runs.
         shared: images that all runs attacked.
@@ -69,7 +70,7 @@ class Comparison:
 
 
 def compare(records: Sequence[RunRecord]) -> Comparison:
-    """Lay several runs side by side, in their order."""
+    """The comparison of several runs, in their order."""
     tables = [{row.measure: row for row in summary_table(record)} for record in records]
     measures = list(dict.fromkeys(measure for table in tables for measure in table))
     runs = [
@@ -115,7 +116,7 @@ def _footnotes(runs: Sequence[RunLine], citations: Sequence[str]) -> list[str]:
 
 
 def _short_names(records: Sequence[RunRecord]) -> list[str]:
-    """The ends of the folders' paths, as long as it takes to tell them apart."""
+    """The shortest ends of the folders' paths that differ from each other."""
     paths = [record.folder.path.resolve().parts for record in records]
     for length in range(1, max(map(len, paths)) + 1):
         names = ["/".join(parts[-length:]) for parts in paths]
@@ -156,7 +157,7 @@ def _first_images(record: RunRecord) -> list[SharedImage]:
 
 
 def _image(found: Sequence[tuple[RunRecord, int]]) -> SharedImage:
-    """A target, and what each run made of it: runs with the target's place in each."""
+    """A target image and its reconstructions; `found` holds the runs with the image's place in each."""
     first, index = found[0]
     victim = first.victims[index]
     made = [(record.reconstructions[i], record.victims[i].scores.get("rmse")) for record, i in found]

@@ -1,4 +1,4 @@
-"""A finished run as its folder tells it; and, from here too, the writers of what it tells."""
+"""A finished run, read from the files in its folder."""
 
 from __future__ import annotations
 
@@ -8,43 +8,59 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from lit_recon.errors import CorruptFileError, MissingDataError
+from lit_recon.measures import Measure
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.settings import parse_settings
-from lit_recon.reporting.writing import (
-    LossCurve,
-    Scalar,
-    VictimRow,
-)
+from lit_recon.reporting.writing import LossCurve, Scalar, VictimRow
 
 _IDENTITY = ("batch", "id", "label", "recovered_label", "loss")
+_FORMAT = ("name", "higher_is_better", "decimals", "unit")
 _CURVE = ("batch", "restart", "step", "loss")
 
 
 class RunImages(NamedTuple):
-    """Images float32 `(n, c, h, w)` in [0, 1], and the name of every class (empty when the run did not tell)."""
+    """Images float32 `(n, c, h, w)` in [0, 1], and the name of every class (empty when the run did not tell).
+
+    `nearest_public` is None for a run without public images.
+    """
 
     reconstructions: NDArray[np.float32]
     targets: NDArray[np.float32]
-    nearest_public: NDArray[np.float32]
+    nearest_public: NDArray[np.float32] | None
     class_names: list[str]
 
 
 def read_metrics(path: Path) -> dict[str, Scalar]:
-    """The flat figures and facts of `metrics.json`."""
+    """The flat values and facts of `metrics.json`."""
+    metrics = _read_json(path)
+    metrics.pop("formats", None)
+    return metrics
+
+
+def read_measures(path: Path) -> dict[str, Measure]:
+    """How the run's metrics are printed, by key, as `metrics.json` says; empty for runs of earlier releases."""
     try:
-        metrics = json.loads(path.read_text(encoding="utf-8"))
+        stated = _read_json(path).get("formats", {}).items()
+        return {str(key): Measure(str(key), **{name: own[name] for name in _FORMAT}) for key, own in stated}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise _corrupt(path, f"must hold {', '.join(_FORMAT)} of every metric under formats") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise _corrupt(path, f"must be JSON: {error}") from error
-    if not isinstance(metrics, dict):
-        raise _corrupt(path, f"must hold a JSON object; got {type(metrics).__name__}")
-    return metrics
+    if not isinstance(content, dict):
+        raise _corrupt(path, f"must hold a JSON object; got {type(content).__name__}")
+    return content
 
 
 def read_victims(path: Path) -> list[VictimRow]:
@@ -81,7 +97,7 @@ def read_losses(path: Path) -> list[LossCurve]:
 
 def read_images(path: Path) -> RunImages:
     """The images of `reconstructions.safetensors`."""
-    names = RunImages._fields[:3]
+    names, needed = RunImages._fields[:3], RunImages._fields[:2]
     try:
         with safe_open(path, framework="numpy") as file:
             found = {name: file.get_tensor(name) for name in set(names) & set(file.keys())}
@@ -89,9 +105,10 @@ def read_images(path: Path) -> RunImages:
     except (SafetensorError, ValueError) as error:
         raise _corrupt(path, f"must be a safetensors file of a run: {error}") from error
     shapes = {name: found[name].shape for name in names if name in found}
-    if len(found) != len(names) or len(set(shapes.values())) != 1 or len(shapes["targets"]) != 4:
+    if not set(needed) <= set(found) or len(set(shapes.values())) != 1 or len(shapes["targets"]) != 4:
         raise _corrupt(path, f"must hold {', '.join(names)} of one shape (n, c, h, w); got {shapes}")
-    return RunImages(**found, class_names=[str(name) for name in class_names])
+    nearest = found.get("nearest_public")
+    return RunImages(found["reconstructions"], found["targets"], nearest, [str(name) for name in class_names])
 
 
 def _read_table(path: Path, required: Sequence[str]) -> list[Mapping[str, str]]:
@@ -121,11 +138,13 @@ class RunRecord:
     Attributes:
         folder: where it is.
         settings: the configuration, nested.
-        metrics: flat figures and facts.
+        metrics: flat values and facts.
         victims: one row per image, in the order of the images.
-        reconstructions, targets, nearest_public: float32 `(n, c, h, w)` in [0, 1].
+        reconstructions, targets, nearest_public: float32 `(n, c, h, w)` in [0, 1]; the last is None for a run without
+            public images.
         class_names: name of every class; empty when the run did not tell.
         losses: one curve per batch and restart; empty when the run kept none.
+        measures: how the run's metrics are printed, by key; empty for runs of earlier releases.
     """
 
     folder: RunFolder
@@ -134,9 +153,10 @@ class RunRecord:
     victims: list[VictimRow]
     reconstructions: NDArray[np.float32]
     targets: NDArray[np.float32]
-    nearest_public: NDArray[np.float32]
+    nearest_public: NDArray[np.float32] | None
     class_names: list[str] = field(default_factory=list)
     losses: list[LossCurve] = field(default_factory=list)
+    measures: Mapping[str, Measure] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: RunFolder | Path | str) -> RunRecord:
@@ -172,10 +192,11 @@ class RunRecord:
             victims,
             *images,
             losses=read_losses(run.losses) if run.losses.is_file() else [],
+            measures=read_measures(run.metrics),
         )
 
     def number(self, key: str) -> float | None:
-        """The figure under `key`; None where it is absent, null, or no number."""
+        """The value under `key`; None where it is absent, null, or no number."""
         value = self.metrics.get(key)
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 

@@ -1,16 +1,17 @@
-"""The tables of a report: a run beside its baselines and its paper, and what it took."""
+"""The tables of a report: a run beside its baselines and its paper, and its cost."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lit_recon.measures import Measure
 from lit_recon.reporting.provenance import paper_of
 from lit_recon.reporting.record import RunRecord
-from lit_recon.reporting.wording import ABSENT, MISSING, Measure, duration, format_printed, format_score, measure_of
+from lit_recon.reporting.wording import ABSENT, MISSING, duration, format_printed, format_score, measure_of
 
-#: Shown for every run; others only where the run or its paper has them.
-_ALWAYS = ("rmse", "psnr", "ssim", "lpips", "label_accuracy")
+#: Rows for a run that does not say what it measured.
+_USUAL = ("rmse", "psnr", "ssim", "lpips", "label_accuracy")
 
 _FACTS = {
     "seconds": "Time",
@@ -35,7 +36,7 @@ _FACTS = {
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """One metric of a run as text; `reasons` says of every missing figure, ours first, why it is missing.
+    """One metric of a run as text; `reasons` says of every missing value, ours first, why it is missing.
 
     `spread` is the standard deviation over images, `interval` the 95 % confidence interval of the mean.
     """
@@ -61,11 +62,15 @@ class Bar:
 
 
 def summary_table(record: RunRecord) -> list[SummaryRow]:
-    """The usual metrics, then those that only the run (with a spread) or only the paper has."""
+    """The metrics that the run states, then others that it has with a spread, then those that only its paper has.
+
+    MSE has a row only where the paper prints it: RMSE says the same.
+    """
     printed = paper_of(record.settings).values
-    known = [key.removesuffix("_std") for key in record.metrics if key.endswith("_std") and key != "mse_std"]
+    known = [key.removesuffix("_std") for key in record.metrics if key.endswith("_std")]
     spread = [key for key in known if not key.startswith("baseline_")]  # those are columns
-    return [_summary_row(record, key, printed) for key in dict.fromkeys((*_ALWAYS, *spread, *printed))]
+    keys = [key for key in (*(record.measures or _USUAL), *spread) if key != "mse"]
+    return [_summary_row(record, key, printed) for key in dict.fromkeys((*keys, *printed))]
 
 
 def rmse_bars(record: RunRecord) -> list[Bar]:
@@ -86,7 +91,7 @@ def rmse_bars(record: RunRecord) -> list[Bar]:
 
 
 def facts(record: RunRecord) -> list[tuple[str, str]]:
-    """Cost, machine and versions as `(name, text)`, without what the run did not note."""
+    """Cost, machine and versions as `(name, text)`; facts that the run did not record are left out."""
     versions = {key: key.removeprefix("version_") for key in record.metrics if key.startswith("version_")}
     texts = {key: record.text(key) for key in (*_FACTS, *versions)}
     for key, value in record.metrics.items():
@@ -96,33 +101,34 @@ def facts(record: RunRecord) -> list[tuple[str, str]]:
 
 
 def _summary_row(record: RunRecord, key: str, printed: Mapping[str, object]) -> SummaryRow:
-    measure, value = measure_of(key), record.number(key)
+    measure, value = measure_of(key, record), record.number(key)
     deviation = record.number(f"{key}_std") if value is not None and len(record.victims) > 1 else None
     reasons = [] if value is not None else [f"{measure.name} is {MISSING}: {_reason(record, key)}"]
     baselines = {}
     for name in ("mean_image", "nearest_public"):
         full = f"baseline_{name}_{key}"
-        baselines[name] = format_score(key, record.number(full)) if full in record.metrics else ABSENT
+        baselines[name] = format_score(measure, record.number(full)) if full in record.metrics else ABSENT
         if baselines[name] == MISSING:
             reasons.append(f"{measure.name} of the {name.replace('_', ' ')} is {MISSING}: {_reason(record, full)}")
     return SummaryRow(
         measure=measure,
-        ours=format_score(key, value),
-        spread="" if deviation is None else format_score(key, deviation, unit=False),
-        interval=_interval(record, key),
+        ours=format_score(measure, value),
+        spread="" if deviation is None else format_score(measure, deviation, unit=False),
+        interval=_interval(record, measure),
         **baselines,
-        paper=format_printed(key, printed.get(key)),
+        paper=format_printed(measure, printed.get(key)),
         reasons=reasons,
     )
 
 
-def _interval(record: RunRecord, key: str) -> str:
-    low, high = (record.number(f"{key}_{end}") for end in ("low", "high"))
+def _interval(record: RunRecord, measure: Measure) -> str:
+    low, high = (record.number(f"{measure.key}_{end}") for end in ("low", "high"))
     if low is None or high is None:
         return ""
-    if measure_of(key).better == "↓":
-        low = max(low, 0.0)  # errors are never negative; with few batches their symmetric interval may be
-    return f"{format_score(key, low, unit=False)} to {format_score(key, high, unit=False)}"
+    values = (row.scores.get(measure.key) for row in record.victims)
+    if measure.higher_is_better is False and all(value is None or value >= 0 for value in values):
+        low = max(low, 0.0)  # with few batches the symmetric interval of an error may begin below zero
+    return f"{format_score(measure, low, unit=False)} to {format_score(measure, high, unit=False)}"
 
 
 def _reason(record: RunRecord, key: str) -> str:

@@ -1,52 +1,30 @@
-"""What a run shows, in plain words that are built from its figures and settings alone."""
+"""The sentences and numbers of a page, built from the record and the settings of a run alone."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from lit_recon.measures import MEASURES
+from lit_recon.measures import Measure as Measure
 from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.settings import find_setting
 
 MISSING = "n/a"
-#: There is no such figure or setting, as opposed to one that could not be had.
+#: Stands for a value or setting that the run does not have, as opposed to one that could not be computed.
 ABSENT = "\N{EN DASH}"
 
 
-@dataclass(frozen=True)
-class Measure:
-    """How a metric is called and read; `better` points where good values lie."""
-
-    key: str
-    name: str
-    better: str = ""
-    decimals: int = 3
-    unit: str = ""
+def measure_of(key: str, record: RunRecord | None = None) -> Measure:
+    """How to print the metric under `key`: as the run says, else as the package's own metrics are, else plainly."""
+    stated = record.measures.get(key) if record is not None else None
+    return stated or MEASURES.get(key) or Measure(key, key.replace("_", " ").capitalize())
 
 
-_MEASURES = (
-    Measure("rmse", "RMSE", "↓"),
-    Measure("psnr", "PSNR", "↑", decimals=1, unit="dB"),
-    Measure("ssim", "SSIM", "↑"),
-    Measure("lpips", "LPIPS", "↓"),
-    Measure("mse", "MSE", "↓", decimals=4),
-    Measure("label_accuracy", "Labels right", "↑", decimals=0, unit="%"),
-    Measure("feature_error", "Feature error", "↓"),
-    Measure("feature_cosine", "Feature |cos|", "↑"),
-)
-
-
-def measure_of(key: str) -> Measure:
-    """The metric under `key`, a plain one for a key that is not among the usual."""
-    usual = next((measure for measure in _MEASURES if measure.key == key), None)
-    return usual or Measure(key, key.replace("_", " ").capitalize())
-
-
-def format_score(key: str, value: float | None, unit: bool = True) -> str:
-    r"""A metric's value, with more decimals where it would round to nearly nothing.
+def format_score(metric: str | Measure, value: float | None, unit: bool = True) -> str:
+    r"""A value of a metric, or of the package's metric of that key; more decimals where it would round to zero.
 
     >>> format_score("rmse", 0.05149), format_score("rmse", 0.00213), format_score("psnr", 25.77)
     ('0.051', '0.0021', '25.8\xa0dB')
@@ -55,7 +33,7 @@ def format_score(key: str, value: float | None, unit: bool = True) -> str:
         return MISSING
     if not math.isfinite(value):
         return "∞" if value == math.inf else str(value)
-    measure = measure_of(key)
+    measure = metric if isinstance(metric, Measure) else measure_of(metric)
     shown = 100 * value if measure.unit == "%" else value
     text = f"{shown:.{measure.decimals}f}"
     if shown and abs(shown) < 10 ** (1 - measure.decimals):
@@ -63,8 +41,8 @@ def format_score(key: str, value: float | None, unit: bool = True) -> str:
     return f"{text}\N{NO-BREAK SPACE}{measure.unit}" if unit and measure.unit else text
 
 
-def format_printed(key: str, value: object) -> str:
-    """A paper's figure with the digits that the paper prints, or the text that stands for it.
+def format_printed(metric: str | Measure, value: object) -> str:
+    """A paper's value with the digits that the paper prints, or the text that stands for it.
 
     >>> format_printed("rmse", 0.16), format_printed("rmse", "0.16 to 0.25"), format_printed("rmse", None)
     ('0.16', '0.16 to 0.25', '–')
@@ -73,14 +51,15 @@ def format_printed(key: str, value: object) -> str:
         return ABSENT
     if not isinstance(value, int | float):
         return str(value)
-    unit = measure_of(key).unit
+    measure = metric if isinstance(metric, Measure) else measure_of(metric)
+    unit = measure.unit
     if unit == "%":
-        return format_score(key, value)
+        return format_score(measure, value)
     return f"{value:g}\N{NO-BREAK SPACE}{unit}" if unit else f"{value:g}"
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them.
+    """Seconds in the units that people use.
 
     >>> duration(0.0123), duration(4.2), duration(42.4), duration(125), duration(7380)
     ('12.3 ms', '4.2 s', '42 s', '2 min 5 s', '2 h 3 min')
@@ -96,7 +75,7 @@ def duration(seconds: float) -> str:
 
 
 _SAME = 0.05  # relative difference below which two mean errors are called equal
-_HUGE = 10_000  # ratio beyond which no figure says more
+_HUGE = 10_000  # ratio beyond which no number says more
 
 
 class Grant(NamedTuple):
@@ -115,7 +94,7 @@ def closer_than_public(record: RunRecord) -> list[bool | None]:
 def verdict(record: RunRecord) -> str:
     """One sentence: how many images beat the nearest public one, and the mean error beside the mean image's."""
     parts = [part for part in (_count(record), _error(record)) if part]
-    sentence = "; ".join(parts) or "this run holds no figures to judge it by"
+    sentence = "; ".join(parts) or "this run holds no values to judge it by"
     return f"{sentence[0].upper()}{sentence[1:]}."
 
 
@@ -179,7 +158,7 @@ def _model(record: RunRecord) -> Grant:
     if record.settings.get("server"):
         return Grant(
             True,
-            "The model, which a malicious server had modified before the clients got it: figures do not compare with "
+            "The model, which a malicious server had modified before the clients got it: results do not compare with "
             "those of an attacker who leaves the model as it is.",
         )
     return Grant(True, "The public model: its architecture, its weights and how it normalizes pixels.")

@@ -1,8 +1,9 @@
-"""The files of a run, each written whole: figures, rows per image, images, losses."""
+"""Writers of a run's files, each of which appears whole or not at all: metrics, rows per image, images, losses."""
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -16,32 +17,39 @@ from safetensors.numpy import save
 
 from lit_recon.errors import ShapeError
 from lit_recon.io.files import write_bytes, write_text
+from lit_recon.measures import Measure
 from lit_recon.reporting.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def write_metrics(folder: RunFolder, metrics: Mapping[str, Scalar]) -> None:
+def write_metrics(folder: RunFolder, metrics: Mapping[str, Scalar], measures: Sequence[Measure] = ()) -> None:
     """Write `metrics.json`, which marks the run as complete: call it after all other writers.
 
-    JSON has no infinities, so that a figure which is not finite becomes null with its reason.
+    JSON has no infinities: a value that is not finite becomes null with its reason.
 
     Args:
         folder: of the run.
         metrics: flat keys; `notes` may be a list of sentences for the reader.
+        measures: how to print the metrics among them; stored under `formats`.
     """
-    content: dict[str, Scalar] = {}
+    content: dict[str, object] = {}
     for key, value in metrics.items():
         if isinstance(value, float) and not math.isfinite(value):
             content[key], content[f"{key}_reason"] = None, f"not a finite number: {value}"
         else:
             content[key] = value
+    if measures:
+        printed = {measure.key: dataclasses.asdict(measure) for measure in measures}
+        content["formats"] = {
+            key: {name: v for name, v in own.items() if name != "key"} for key, own in printed.items()
+        }
     write_text(folder.metrics, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_victims(folder: RunFolder, rows: Sequence[VictimRow]) -> None:
-    """Write `victims.csv`: identity, scores in the order of the first row, loss; an absent score is an empty cell."""
+    """Write `victims.csv`: identity, scores in the order of the first row, loss; a missing score is an empty cell."""
     names = list(rows[0].scores) if rows else []
     for row in rows:
         if list(row.scores) != names:
@@ -67,7 +75,7 @@ def write_tensors(
     *,
     reconstructions: Tensor,
     targets: Tensor,
-    nearest_public: Tensor,
+    nearest_public: Tensor | None,
     labels: Tensor,
     recovered_labels: Tensor,
     class_names: Sequence[str] = (),
@@ -80,7 +88,7 @@ def write_tensors(
         folder: of the run.
         reconstructions: `(n, c, h, w)` in [0, 1].
         targets: the same shape and range.
-        nearest_public: the same shape and range.
+        nearest_public: the same shape and range; None where there are no public images.
         labels: true classes `(n,)`.
         recovered_labels: classes `(n,)` that the attack recovered or was given.
         class_names: name of every class, for the report.
@@ -90,7 +98,9 @@ def write_tensors(
     Raises:
         ShapeError: shapes differ, or pixels lie outside [0, 1].
     """
-    images = {"reconstructions": reconstructions, "targets": targets, "nearest_public": nearest_public}
+    images = {"reconstructions": reconstructions, "targets": targets}
+    if nearest_public is not None:
+        images["nearest_public"] = nearest_public
     classes = {"labels": labels, "recovered_labels": recovered_labels}
     arrays: dict[str, NDArray[Any]] = {}
     for name, image in images.items():
@@ -119,7 +129,7 @@ def _csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return buffer.getvalue()
 
 
-#: A figure or a fact of `metrics.json`; None when it could not be had, with the reason under `<key>_reason`.
+#: A value or a fact of `metrics.json`; None when it is missing, with the reason under `<key>_reason`.
 Scalar = str | float | int | bool | None | list[str]
 
 
@@ -133,7 +143,7 @@ class VictimRow:
         label, recovered_label: true class, and the class that the attack recovered or was given.
         loss: attacker-visible loss of the batch's reconstruction.
         scores: `mse`, `rmse`, `psnr`, `ssim`, `lpips`, `mean_image_rmse`, `nearest_public_rmse`, ...; None where a
-            score could not be had.
+            score is missing.
     """
 
     batch: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lit_recon.cli import train
+from lit_recon.metrics import Unavailable, perceptual
 
 
 def archive(path: Path, **changes: np.ndarray) -> Path:
@@ -165,6 +167,42 @@ def test_refused(
     assert ended.err.count("\n") == 1
     assert expected in ended.err
     assert set(workplace.rglob("*")) == before
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--backbone.checkpoint bad/large/backbone.safetensors",
+        "--attack.labels KnownLabels",
+        "--wandb.mode online",
+        "--out bad --overwrite true",
+    ],
+)
+def test_no_weights_are_looked_for_when_a_run_is_refused(
+    arguments: str, small: list[str], attack: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tried: list[str] = []
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "nowhere"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setattr(perceptual, "download_weights", lambda network: tried.append(network) or Unavailable("offline"))
+    asked = [*small, "--lpips.network", "alex", "--attack.steps", "2", "--victims.n", "1"]
+    assert attack(*asked, "--out", "runs/refused", *arguments.split()).code == 2
+    assert not tried
+
+
+def test_weights_are_looked_for_once_in_a_run_that_begins(
+    small: list[str], attack: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tried: list[str] = []
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(perceptual, "download_weights", lambda network: tried.append(network) or Unavailable("offline"))
+    asked = [*small, "--lpips.network", "alex", "--attack.steps", "2", "--victims.n", "1", "--out", tmp_path / "run"]
+    ended = attack(*asked)
+    assert ended.code == 0, ended.err
+    assert tried == ["alex"]
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["lpips_reason"] == "offline"
 
 
 def contents(folder: Path) -> dict[Path, bytes]:

@@ -13,12 +13,10 @@ import lit_recon._torchvision
 import torch
 from torch import distributed
 
-from lit_recon.metrics.aggregate import ImageScore, LabelAccuracy
+from lit_recon.metrics.aggregate import ImageScore
 
 #: What each rank scores: unequal shares, and one that is empty.
 SHARES = {"psnr": ([10.0, 20.0, 30.0, 12.5], [41.0]), "rmse": ([0.25, 0.5], [])}
-#: Recovered and true labels of one batch per rank.
-LABELS = (([0, 1, 1], [0, 0, 1]), ([5], [6]))
 
 
 def main(rank: int, store: str) -> None:
@@ -30,9 +28,6 @@ def main(rank: int, store: str) -> None:
         score.update(torch.tensor(shares[rank]))
         found[name] = {key: value.item() for key, value in score.compute().items()}
         found[f"{name}_record"] = score.record()
-    accuracy = LabelAccuracy()
-    accuracy.update(*map(torch.tensor, LABELS[rank]))
-    found["label_accuracy"] = accuracy.compute().item()
     print(json.dumps(found))
     distributed.destroy_process_group()
 

@@ -67,7 +67,7 @@ def test_equal_images_score_perfectly(score: Callable[[Tensor, Tensor], Tensor],
 
 @pytest.mark.parametrize(("score", "worst"), [(mse, 1.0), (rmse, 1.0), (psnr, 0.0)])
 def test_black_for_white_scores_worst(score: Callable[[Tensor, Tensor], Tensor], worst: float) -> None:
-    assert score(torch.zeros(1, 1, 8, 8), torch.ones(1, 1, 8, 8)).tolist() == [worst]
+    assert score(torch.zeros(1, 1, 8, 8), torch.ones(1, 1, 8, 8)).tolist() == pytest.approx([worst], abs=1e-12)
 
 
 @pytest.mark.parametrize("score", SCORES)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from lit_recon.data import ImageSet, VictimBatch
-from lit_recon.metrics import Unavailable
+from lit_recon.errors import ShapeError
+from lit_recon.metrics import PerceptualDistance, metrics_of
 from lit_recon.modules.attack_state import FinishedBatch
 from lit_recon.modules.scoring import RunScores, score_batches
 from lit_recon.records import Reconstruction
 
-NO_LPIPS = Unavailable("not asked for")
+METRICS = metrics_of(configured=[PerceptualDistance("none")])
 
 
 @pytest.fixture
@@ -42,7 +45,7 @@ def rmse(images: torch.Tensor, targets: torch.Tensor) -> np.ndarray:
 
 def test_scores_and_baselines_of_every_image(public: ImageSet) -> None:
     finished, batches = pairs()
-    scored = score_batches(finished, batches, public, NO_LPIPS)
+    scored = score_batches(finished, batches, public.images, RunScores(METRICS).metrics)
     shades = public.images.double() / 255
     for part, done, batch in zip(scored, finished, batches, strict=True):
         matched = done.reconstruction.images.flip(0)
@@ -57,20 +60,42 @@ def test_scores_and_baselines_of_every_image(public: ImageSet) -> None:
 
 def test_the_record_of_a_run(public: ImageSet) -> None:
     finished, batches = pairs()
-    scored = score_batches(finished, batches, public, NO_LPIPS)
-    scores = RunScores(NO_LPIPS)
+    scores = RunScores(METRICS)
+    scored = score_batches(finished, batches, public.images, scores.metrics)
     scores.update(scored[:1])
     scores.update(scored[1:])
     record = scores.record()
     values = np.concatenate([part.scores.per_image["rmse"].numpy() for part in scored])
     assert record["rmse"] == pytest.approx(values.mean())
     assert record["rmse_std"] == pytest.approx(values.std(ddof=1))
-    assert (record["lpips"], record["lpips_reason"]) == (None, "not asked for")
+    assert (record["lpips"], record["lpips_reason"]) == (None, "switched off by lpips.network")
     assert record["label_accuracy"] == pytest.approx(4 / 6)
     nearest = np.concatenate([part.baselines["nearest_public"]["psnr"].numpy() for part in scored])
     assert record["baseline_nearest_public_psnr"] == pytest.approx(nearest.mean())
     assert not [key for key in record if key.startswith("baseline") and key.endswith("_std")]
 
 
+def test_features_count_only_where_every_batch_has_them(public: ImageSet) -> None:
+    finished, batches = pairs()
+    known = [replace(done, feature_scores={"feature_error": [0.25, 0.75]}) for done in finished]
+    for found, entries in (
+        (known, {"feature_error": 0.5}),
+        (known[:2] + finished[2:], {"feature_error": None, "feature_error_reason": "known for 4 of 6 images only"}),
+        (finished, {}),
+    ):
+        scores = RunScores(METRICS)
+        scores.update(score_batches(found, batches, public.images, scores.metrics))
+        record = scores.record()
+        assert {key: record[key] for key in record if key in ("feature_error", "feature_error_reason")} == entries
+        assert "feature_cosine" not in record
+        measures = [measure.key for measure in scores.measures(record)]
+        assert ("feature_error" in measures) == bool(entries)
+
+
+def test_a_metric_that_images_are_not_fit_for_is_refused_early() -> None:
+    with pytest.raises(ShapeError, match="ssim needs images of at least 3 x 3 pixels"):
+        RunScores(METRICS).rehearse(torch.zeros(1, 1, 2, 2))
+
+
 def test_no_victims_no_scores(public: ImageSet) -> None:
-    assert score_batches([], [], public, NO_LPIPS) == []
+    assert score_batches([], [], public.images, METRICS) == []

@@ -25,7 +25,7 @@ from lit_recon.clients import ClientSettings
 from lit_recon.data.sources import Npz
 from lit_recon.defenses import Defense, GaussianNoise
 from lit_recon.errors import ConfigError
-from lit_recon.metrics import Unavailable
+from lit_recon.metrics import PerceptualDistance, metrics_of
 from lit_recon.models import MLP, Backbone, WideFeatureLayer
 from lit_recon.modules.attack_state import load_finished
 from lit_recon.modules.data import VictimDataModule
@@ -63,8 +63,8 @@ def module(
     model = Backbone(MLP((1, 8, 8), [16], activation="gelu"), 2, Normalization((0.5,), (0.25,)))
     attack = attack or GradientMatching(labels=KnownLabels(), **{"steps": STEPS, "log_every": 2, **settings})
     folder.mkdir(exist_ok=True)
-    knowledge, absent = Knowledge(labels=True), Unavailable("not asked for")
-    return UpdateAttackModule(attack, model, ClientSettings(), defense, knowledge, folder, absent, clients_per_batch)
+    knowledge, metrics = Knowledge(labels=True), metrics_of(configured=[PerceptualDistance("none")])
+    return UpdateAttackModule(attack, model, ClientSettings(), defense, knowledge, folder, metrics, clients_per_batch)
 
 
 def attacked(running: UpdateAttackModule, victims: VictimDataModule) -> UpdateAttackModule:

@@ -3,11 +3,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
+from lit_recon.measures import Measure
 from lit_recon.reporting.cards import gallery
 from lit_recon.reporting.plots import data_uri
 from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.reporting.writing import write_metrics
 
 MakeRun = Callable[..., RunFolder]
 
@@ -63,3 +66,20 @@ def test_a_perceptual_score_is_shown_where_it_was_had(make_run: MakeRun) -> None
     folder = make_run()
     folder.victims.write_text(folder.victims.read_text().replace(",,0.25", ",0.123,0.25"))
     assert gallery(RunRecord.read(folder)).groups[0].cards[0].scores[-1] == ("LPIPS", "0.123")
+
+
+def test_cards_show_the_metrics_that_a_run_states(make_run: MakeRun) -> None:
+    folder = make_run()
+    folder.victims.write_text(folder.victims.read_text().replace("ssim", "blur"))
+    write_metrics(folder, {"rmse": 0.1}, [Measure("blur", "Blur", decimals=1), Measure("rmse", "RMSE")])
+    assert gallery(RunRecord.read(folder)).groups[0].cards[0].scores == [("Blur", "0.9")]
+
+
+def test_without_public_images_a_card_has_two(make_run: MakeRun) -> None:
+    folder = make_run()
+    tensors = load_file(folder.reconstructions)
+    del tensors["nearest_public"]
+    save_file(tensors, folder.reconstructions, {"class_names": "[]"})
+    shown = gallery(RunRecord.read(folder))
+    assert shown.public is False
+    assert shown.groups[0].cards[0].nearest_public == ""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from lit_recon.errors import CorruptFileError, MissingDataError
+from lit_recon.measures import Measure
 from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import write_metrics
@@ -132,6 +134,24 @@ def test_images_of_other_shapes_are_refused(make_run: MakeRun, shape: tuple[int,
     del tensors["targets"]
     save_file(tensors, folder.reconstructions)
     with pytest.raises(CorruptFileError, match=r"of one shape \(n, c, h, w\)"):
+        RunRecord.read(folder)
+
+
+def test_a_run_says_how_its_metrics_are_printed(make_run: MakeRun) -> None:
+    folder = make_run()
+    assert RunRecord.read(folder).measures == {}  # of earlier releases
+    stated = [Measure("blur", "Blur", False, 2, "px"), Measure("flicker", "Flicker")]
+    write_metrics(folder, {"blur": 0.1}, stated)
+    record = RunRecord.read(folder)
+    assert list(record.measures.values()) == stated
+    assert record.metrics == {"blur": 0.1}
+
+
+@pytest.mark.parametrize("formats", [[], {"blur": {}}, {"blur": 3}])
+def test_malformed_formats_are_refused(make_run: MakeRun, formats: object) -> None:
+    folder = make_run()
+    folder.metrics.write_text(json.dumps({"rmse": 0.1, "formats": formats}))
+    with pytest.raises(CorruptFileError, match="higher_is_better.* of every metric under formats"):
         RunRecord.read(folder)
 
 

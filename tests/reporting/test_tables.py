@@ -2,9 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from lit_recon.measures import Measure
 from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.tables import SummaryRow, facts, rmse_bars, summary_table
+from lit_recon.reporting.writing import write_metrics
 
 MakeRun = Callable[..., RunFolder]
 
@@ -52,6 +54,18 @@ def test_metrics_that_only_the_run_has_are_shown_and_mse_only_for_a_paper(make_r
     keys = table(make_run("a", metrics={**own, **baseline}))
     assert list(keys) == ["rmse", "psnr", "ssim", "lpips", "label_accuracy", "feature_error"]
     assert table(make_run("b", settings=settings, metrics={"mse": 0.01}))["mse"].paper == "0.0049"
+
+
+def test_metrics_that_a_run_states_are_rows_in_its_own_words_and_digits(make_run: MakeRun) -> None:
+    folder = make_run()
+    metrics = {"rmse": 0.1, "blur": 0.12345, "blur_std": 0.01, "blur_low": -0.5, "blur_high": 0.2, "mse": 0.01}
+    stated = [Measure("mse", "MSE"), Measure("blur", "Blur", False, 2, "px"), Measure("rmse", "Root of MSE", False)]
+    write_metrics(folder, metrics, stated)
+    rows = table(folder)
+    assert list(rows) == ["blur", "rmse", "feature_error"]  # the last is in the paper
+    assert (rows["blur"].measure, rows["rmse"].measure) == (stated[1], stated[2])
+    assert (rows["blur"].ours, rows["blur"].spread) == ("0.12\N{NO-BREAK SPACE}px", "0.01")
+    assert rows["blur"].interval == "0.00 to 0.20"
 
 
 def test_bars_are_ordered_and_relative_to_the_longest(make_run: MakeRun) -> None:

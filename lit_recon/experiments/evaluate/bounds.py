@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from functools import partial
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -20,7 +19,6 @@ from lit_recon.experiments.settings import AttackSettings
 from lit_recon.experiments.update_attack.run import sent_out, victim_data
 from lit_recon.experiments.victim_model import find_target
 from lit_recon.io.files import write_text
-from lit_recon.models import Backbone
 from lit_recon.records import Update
 from lit_recon.reporting.writing import Scalar
 
@@ -77,7 +75,7 @@ def _informations(settings: AttackSettings, defense: Defense) -> list[Tensor]:
     target = find_target(settings.backbone, victims, settings.seed)
     size = sum(value.numel() for value in target.model.parameters())
     check_size(size, settings.victims.batch_size * math.prod(victims.image_shape))
-    model = cast(Backbone, sent_out(settings, target.trained(settings.trainer).model, victims))
+    model = sent_out(settings, target.trained(settings.trainer).model, victims)
     client = settings.client.client(model, defense)
     found = []
     for index, ids in enumerate(victims.batches):

@@ -126,7 +126,8 @@ def _pictures(record: RunRecord, prefixes: dict[str, str]) -> list[Panel]:
         points[_title(name)] = [(a, b) for a, b in pairs if a is not None and b is not None]
     rows = {"true record": record.targets, "under attack": record.reconstructions}
     rows |= {_title(name): images for name, images in _beside(record).items()}
-    rows["nearest other"] = record.nearest_public
+    if record.nearest_public is not None:
+        rows["nearest other"] = record.nearest_public
     grid = image_grid({label: images[:_SHOWN] for label, images in rows.items()}, columns=_SHOWN)
     shown = min(_SHOWN, len(record.victims))
     scatter = picture(error_scatter(points), "svg")

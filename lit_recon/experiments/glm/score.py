@@ -19,7 +19,7 @@ from lit_recon.data.informed_splits import InformedSplit
 from lit_recon.experiments.glm.page import BESIDE, write_page
 from lit_recon.experiments.glm.settings import GlmSettings
 from lit_recon.io.files import write_bytes
-from lit_recon.metrics import NearestPublic, Unavailable, score_pairs
+from lit_recon.metrics import NearestPublic, metrics_of, score_pairs
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import Scalar, VictimRow, write_metrics, write_tensors, write_victims
 
@@ -27,7 +27,8 @@ from lit_recon.reporting.writing import Scalar, VictimRow, write_metrics, write_
 EXACT = 1e-6
 #: Letters by which two notes are told to say the same.
 _BEGINNING = 40
-_NO_LPIPS = Unavailable("not measured here: closed forms are judged by their errors")
+_METRICS = metrics_of(["mse", "rmse", "psnr", "ssim"])
+_NO_LPIPS = "not measured here: closed forms are judged by their errors"
 
 
 @dataclass(frozen=True)
@@ -129,13 +130,13 @@ def write_glm(
     scores = {
         f"{prefix}{name}": values
         for prefix, shown in compared.items()
-        for name, values in score_pairs(shown, truth, _NO_LPIPS).items()
+        for name, values in score_pairs(shown, truth, _METRICS).items()
     }
     metrics: dict[str, Scalar] = {"n": len(truth), "n_batches": len(truth)}
     for name, values in scores.items():
         metrics[name] = float(values.mean())
         metrics[f"{name}_std"] = float(values.std()) if len(values) > 1 else math.nan
-    metrics |= {"lpips": None, "lpips_reason": _NO_LPIPS.reason}
+    metrics |= {"lpips": None, "lpips_reason": _NO_LPIPS}
     for name, model in models.items():
         prefix = f"{name}." if name else ""
         metrics |= {f"{prefix}{key}": value for key, value in model.figures().items()}

@@ -1,4 +1,4 @@
-"""What comes of an attack on released models: reconstructions, their scores beside the oracle's, and the files."""
+"""A scored attack on released models: reconstructions, their scores beside the oracle's, and the files."""
 
 from __future__ import annotations
 
@@ -18,9 +18,18 @@ from lit_recon.data.informed_splits import InformedSplit
 from lit_recon.errors import ShapeError
 from lit_recon.experiments.released_attack.page import write_page
 from lit_recon.experiments.released_attack.settings import ReconnSettings
-from lit_recon.metrics import Lpips, MeanImage, NearestPublic, Unavailable, load_lpips, mse, score_pairs
+from lit_recon.measures import MEASURES, Measure
+from lit_recon.metrics import (
+    MeanImage,
+    NearestPublic,
+    PerceptualDistance,
+    PredictionDivergence,
+    Unavailable,
+    metrics_of,
+    mse,
+    score_pairs,
+)
 from lit_recon.metrics.baselines import NearestNeighborOracle
-from lit_recon.metrics.divergence import prediction_divergence
 from lit_recon.models import Backbone, load_backbone
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import format_score
@@ -54,17 +63,19 @@ class ReconnOutcome:
     Attributes:
         found: what the attack returned, one image per target.
         nearest: for every target, the nearest image that the adversary holds, `(m, c, h, w)`.
-        per_image: scores `(m,)` by name; None where a score could not be had.
+        per_image: scores `(m,)` by name; None where a metric is not available.
         metrics: entries of the run's record.
+        measures: how to print the metrics among them.
     """
 
     found: ReconstructedTargets
     nearest: Tensor
     per_image: Mapping[str, Tensor | None]
     metrics: dict[str, Scalar]
+    measures: list[Measure]
 
     def note(self, sentence: str) -> None:
-        """Add something that a reader of the figures should know."""
+        """Add a remark for the reader."""
         there = self.metrics.get("notes")
         self.metrics["notes"] = [*(there if isinstance(there, list) else []), sentence]
 
@@ -89,7 +100,11 @@ def score_targets(
     fitted = settings.reconstructor.fitted(differences, shadow, labels, n_classes)
     found = fitted.reconstruct(observed)
 
-    lpips, classifier = _lpips(settings), classifier_of(settings.classifier, split.targets)
+    lpips = PerceptualDistance(settings.lpips.network, settings.lpips.weights, settings.lpips.download)
+    classifier = PredictionDivergence(classifier_of(settings.classifier, split.targets))
+    asked = metrics_of(["mse", "rmse", "psnr", "ssim", lpips, classifier])
+    reasons = {metric.measure.key: metric.unavailable() for metric in asked}
+    available = [metric for metric in asked if not reasons[metric.measure.key]]
     held = torch.cat([split.fixed.images, split.shadow.images])
     nearest = NearestPublic(held).query(targets)[1]
     compared = {
@@ -100,7 +115,7 @@ def score_targets(
     scores = {
         f"{prefix}{name}": values
         for prefix, images in compared.items()
-        for name, values in _scores(images, targets, lpips, classifier).items()
+        for name, values in score_pairs(images, targets, available).items()
     }
     oracle = NearestNeighborOracle.measure(targets, torch.cat([held, *(part.images for part in split.others)]))
     metrics: dict[str, Scalar] = {"n": len(targets), "n_batches": len(targets)}
@@ -108,9 +123,9 @@ def score_targets(
         # This process alone scores, so that no metric may wait for the others to synchronize.
         metrics[name] = float(values.mean())
         metrics[f"{name}_std"] = float(values.std()) if len(values) > 1 else math.nan
-    for name, score in {"lpips": lpips, "kl": classifier}.items():
-        if isinstance(score, Unavailable):
-            metrics |= {name: None, f"{name}_reason": score.reason}
+    for name, reason in reasons.items():
+        if reason:
+            metrics |= {name: None, f"{name}_reason": reason}
     metrics |= {f"oracle_mse_percentile_{percent}": value for percent, value in oracle.percentiles.items()}
     success = (scores["mse"] < oracle.nearest).double()
     metrics["success_rate"] = float(success.mean())
@@ -122,20 +137,19 @@ def score_targets(
         metrics["certified_mse_max"] = None if there is None else float(there.max())
     metrics["label_accuracy"] = float((found.labels == split.targets.labels).double().mean())
     metrics |= {**curve, **fitted.facts, "notes": [*_notes(metrics, curve, split), *fitted.notes]}
-    per_image: dict[str, Tensor | None] = {name: scores[name] for name in ("mse", "rmse", "psnr", "ssim")}
+    per_image: dict[str, Tensor | None] = {name: scores.get(name) for name in reasons}
     per_image |= {
-        "lpips": scores.get("lpips"),
-        "kl": scores.get("kl"),
         "mean_image_rmse": scores["baseline_mean_image_rmse"],
         "nearest_public_rmse": scores["baseline_nearest_public_rmse"],
         "oracle_mse": oracle.nearest,
         "success": success,
     }
-    return ReconnOutcome(found, nearest, per_image, metrics)
+    measures = [metric.measure for metric in asked] + [MEASURES["label_accuracy"]]
+    return ReconnOutcome(found, nearest, per_image, metrics, measures)
 
 
 def write_reconn(folder: RunFolder, split: InformedSplit, outcome: ReconnOutcome, facts: Mapping[str, Scalar]) -> None:
-    """Write everything; the figures come last and mark the run as complete, the page is built from all of it."""
+    """Write all files; `metrics.json` comes last and marks the run as complete, the page is built from all of it."""
     write_tensors(
         folder,
         reconstructions=outcome.found.images,
@@ -146,24 +160,8 @@ def write_reconn(folder: RunFolder, split: InformedSplit, outcome: ReconnOutcome
         class_names=split.targets.class_names,
     )
     write_victims(folder, _rows(split.targets, outcome))
-    write_metrics(folder, {**outcome.metrics, **facts})
+    write_metrics(folder, {**outcome.metrics, **facts}, outcome.measures)
     write_page(folder.path)
-
-
-def _lpips(settings: ReconnSettings) -> Lpips | Unavailable:
-    if settings.lpips.network == "none":
-        return Unavailable("switched off by lpips.network")
-    return load_lpips(settings.lpips.network, settings.lpips.weights, settings.lpips.download)
-
-
-def _scores(
-    images: Tensor, targets: Tensor, lpips: Lpips | Unavailable, classifier: Backbone | Unavailable
-) -> dict[str, Tensor]:
-    """Every score of pairs, `(m,)` by name, those left out that cannot be had."""
-    scores = score_pairs(images, targets, lpips)
-    if not isinstance(classifier, Unavailable):
-        scores["kl"] = prediction_divergence(images, targets, classifier)
-    return scores
 
 
 def _rows(targets: ImageSet, outcome: ReconnOutcome) -> list[VictimRow]:
@@ -183,7 +181,7 @@ def _rows(targets: ImageSet, outcome: ReconnOutcome) -> list[VictimRow]:
 
 
 def _notes(metrics: Mapping[str, Scalar], curve: Mapping[str, Scalar], split: InformedSplit) -> list[str]:
-    """What a reader of the figures should know."""
+    """Remarks for the reader of the scores."""
     pool = sum(map(len, (split.fixed, split.shadow, *split.others)))
     one, ten, half = (f"{metrics[f'oracle_mse_percentile_{percent}']:.4f}" for percent in (1, 10, 50))
     against_oracle = (

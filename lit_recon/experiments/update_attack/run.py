@@ -1,4 +1,4 @@
-"""`attack.py run`: attack the updates of simulated clients, and leave behind all that there is to know about it."""
+"""`attack.py run`: attack the updates of simulated clients, score the images, and write them down."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from lit_recon.attacks.base import Attack
 from lit_recon.data.dataset import fingerprints
 from lit_recon.errors import ConfigError
 from lit_recon.experiments.configuration import SAME_RUN, instantiated, resolved, settings_parser
-from lit_recon.experiments.settings import AttackSettings, LpipsSettings
-from lit_recon.experiments.update_attack.score import all_scored, run_facts, show_outcome, write_outcome
+from lit_recon.experiments.settings import AttackSettings
+from lit_recon.experiments.update_attack.score import AttackResult, all_scored, run_facts, show_outcome
 from lit_recon.experiments.victim_model import VictimModel, find_target
-from lit_recon.metrics import Lpips, Unavailable, load_lpips
+from lit_recon.metrics import PerceptualDistance, metrics_of
 from lit_recon.modules.data import VictimDataModule
 from lit_recon.modules.loggers import build_loggers, finish
 from lit_recon.modules.update_attack import UpdateAttackModule
 from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.reporting.wording import MISSING
 from lit_recon.reporting.writing import Scalar
 from lit_recon.training.trainer import build_trainer, is_first_process
 
@@ -63,7 +64,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     complete, config = resolved(arguments, values, values.attack.class_path.rpartition(".")[2])
     settings = AttackSettings(**instantiated(arguments, complete))
     victims = victim_data(settings)
-    lpips = _lpips(settings.lpips)
+    lpips = PerceptualDistance(settings.lpips.network, settings.lpips.weights, settings.lpips.download)
+    metrics = metrics_of(settings.metrics, [lpips])
     target = find_target(settings.backbone, victims, settings.seed, settings.model)
     rehearse(settings, target, victims)
     settings.wandb.resolved_mode()
@@ -81,7 +83,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         settings.defense,
         settings.knowledge,
         folder.checkpoints,
-        lpips,
+        metrics,
         settings.clients_per_batch,
         settings.save_every_seconds,
     )
@@ -91,12 +93,13 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     if is_first_process():
         scored = all_scored(module, victims, folder)
         facts = run_facts(scored, str(trainer.strategy.root_device), target.notes)
-        metrics = {**module.metrics, **facts, "seed": settings.seed, **target.facts(checkpoint)}
-        metrics |= {"execution": module.execution, "processes": trainer.world_size}
-        show_outcome(loggers, scored)
+        record = {**module.metrics, **facts, "seed": settings.seed, **target.facts(checkpoint)}
+        record |= {"execution": module.execution, "processes": trainer.world_size}
+        result = AttackResult(scored, record, module.measures, victims.class_names)
+        show_outcome(loggers, result)
         finish(loggers)
-        write_outcome(folder, scored, metrics, victims.class_names)
-        print(_summary(metrics))
+        result.write(folder)
+        print(_summary(record))
         print(f"report      {folder.report}")
 
 
@@ -106,12 +109,6 @@ def victim_data(settings: AttackSettings) -> VictimDataModule:
     return VictimDataModule(
         settings.data, chosen.n, chosen.batch_size, chosen.distinct_labels, chosen.seed, chosen.n_public
     )
-
-
-def _lpips(settings: LpipsSettings) -> Lpips | Unavailable:
-    if settings.network == "none":
-        return Unavailable("switched off by lpips.network")
-    return load_lpips(settings.network, settings.weights, settings.download)
 
 
 def rehearse(settings: AttackSettings, target: VictimModel, victims: VictimDataModule) -> None:
@@ -149,12 +146,12 @@ def _announce(target: VictimModel, victims: VictimDataModule, folder: RunFolder)
 
 
 def _summary(metrics: dict[str, Scalar]) -> str:
-    """The figures that answer the first question."""
+    """The error beside that of the baselines."""
     ours, mean, nearest = (
         metrics.get(key) for key in ("rmse", "baseline_mean_image_rmse", "baseline_nearest_public_rmse")
     )
-    return f"RMSE        {_number(ours)} (mean image {_number(mean)}, nearest public image {_number(nearest)})"
+    return f"RMSE        {_shown(ours)} (mean image {_shown(mean)}, nearest public image {_shown(nearest)})"
 
 
-def _number(value: Scalar) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else "n/a"
+def _shown(value: Scalar) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else MISSING

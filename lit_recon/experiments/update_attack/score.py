@@ -1,15 +1,22 @@
-"""What a finished attack leaves in its folder: images, rows, curves, the page, and last of all the figures."""
+"""A scored attack on updates: its images, scores and notes, and the files that they make up in a run folder."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
 
 import lit_recon._torchvision
 
 import torch
+import yaml
 from pytorch_lightning.loggers import Logger
+from torch import Tensor
 
 from lit_recon.data.batches import VictimBatches
+from lit_recon.measures import Measure
 from lit_recon.modules.attack_state import load_finished
 from lit_recon.modules.data import VictimDataModule
 from lit_recon.modules.loggers import log_table
@@ -18,6 +25,7 @@ from lit_recon.modules.update_attack import UpdateAttackModule
 from lit_recon.reporting.pages import build_report
 from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.reporting.wording import MISSING, format_score
 from lit_recon.reporting.writing import (
     LossCurve,
     Scalar,
@@ -28,6 +36,178 @@ from lit_recon.reporting.writing import (
     write_victims,
 )
 
+_BASELINES = {"mean_image": "mean public image", "nearest_public": "nearest public image"}
+
+
+class Mean(NamedTuple):
+    """Mean of a metric over all images, with its standard deviation over images and its 95 % confidence interval.
+
+    The interval takes batches for independent and images of a batch for dependent; it needs two batches. What cannot be
+    computed is None, and `reason` says why there is no mean.
+    """
+
+    value: float | None
+    std: float | None = None
+    low: float | None = None
+    high: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, repr=False)
+class AttackResult:
+    """A scored attack on updates. Printing it shows a table; `save` writes the run folder of `attack.py run`.
+
+    Attributes:
+        batches: all batches of clients in order, with their reconstructions and scores.
+        record: entries of `metrics.json`.
+        measures: how to print the metrics among them.
+        class_names: for the page; empty where classes have numbers only.
+        settings: configuration of the run as far as it is known, for `save`.
+        unknown: settings that are not among them, named in a comment.
+    """
+
+    batches: Sequence[ScoredBatch]
+    record: Mapping[str, Scalar]
+    measures: Sequence[Measure]
+    class_names: Sequence[str] = ()
+    settings: Mapping[str, object] = field(default_factory=dict)
+    unknown: Sequence[str] = ()
+
+    @cached_property
+    def images(self) -> Tensor:
+        """Reconstructed images `(n, c, h, w)` in [0, 1], each at the place of the target that it was matched with."""
+        return torch.cat([part.scores.reconstructions for part in self.batches])
+
+    @cached_property
+    def targets(self) -> Tensor:
+        """True images `(n, c, h, w)` in [0, 1]."""
+        return torch.cat([part.batch.images.cpu() for part in self.batches])
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """True labels `(n,)`."""
+        return torch.cat([part.batch.labels.cpu() for part in self.batches])
+
+    @cached_property
+    def recovered_labels(self) -> Tensor:
+        """Labels `(n,)` that the attack recovered or was given, in the order of `images`."""
+        return torch.cat([part.scores.recovered_labels for part in self.batches])
+
+    @cached_property
+    def nearest_public(self) -> Tensor | None:
+        """The public image nearest to each target, `(n, c, h, w)`; None without public images."""
+        found = [part.nearest_public for part in self.batches if part.nearest_public is not None]
+        return torch.cat(found) if found else None
+
+    @property
+    def scores(self) -> dict[str, Tensor]:
+        """Scores `(n,)` float64 of every image by metric; metrics that lack a value for some image are left out."""
+        parts = [part.per_image for part in self.batches]
+        return {key: torch.cat([part[key] for part in parts]) for key in parts[0] if all(key in part for part in parts)}
+
+    @property
+    def means(self) -> dict[str, Mean]:
+        """Means over all images by metric."""
+        return {measure.key: self._mean(measure.key) for measure in self.measures}
+
+    @property
+    def baselines(self) -> dict[str, dict[str, float | None]]:
+        """Mean scores of guesses that know no update, by guess and metric; empty without public images."""
+        return {
+            name: {
+                m.key: self._number(key) for m in self.measures if (key := f"baseline_{name}_{m.key}") in self.record
+            }
+            for name in _BASELINES
+            if f"baseline_{name}_rmse" in self.record
+        }
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks of the attack for its reader."""
+        notes = self.record.get("notes")
+        return list(notes) if isinstance(notes, list) else []
+
+    @property
+    def curves(self) -> list[LossCurve]:
+        """The loss of every batch and restart over the steps."""
+        return [
+            LossCurve(part.batch.index, restart, curve)
+            for part in self.batches
+            for restart, curve in enumerate(part.finished.curves)
+            if curve
+        ]
+
+    def save(self, folder: Path | str, overwrite: bool = False) -> Path:
+        """Write the run folder that `attack.py run` leaves behind; returns the path of its page.
+
+        Args:
+            folder: new or empty.
+            overwrite: replace a run that is already there.
+
+        Raises:
+            RunExistsError: the folder holds a finished run, or an unfinished one with other settings.
+            ConfigError: the folder holds other files.
+        """
+        unknown = ", ".join(("the images", "the model", *self.unknown))
+        config = f"# Scored from Python. Not in this file, so that the command takes its defaults: {unknown}.\n"
+        config += yaml.safe_dump(dict(self.settings), sort_keys=False)
+        opened = RunFolder.open(folder, config, overwrite)
+        self.write(opened)
+        return opened.report
+
+    def write(self, folder: RunFolder) -> None:
+        """Write all files. `metrics.json` is the last and marks the run as complete; the page is built from them."""
+        write_tensors(
+            folder,
+            reconstructions=self.images,
+            targets=self.targets,
+            nearest_public=self.nearest_public,
+            labels=self.labels,
+            recovered_labels=self.recovered_labels,
+            class_names=self.class_names,
+            **_features(self.batches),
+        )
+        write_victims(folder, self.rows())
+        write_losses(folder, self.curves)
+        write_metrics(folder, self.record, self.measures)
+        build_report(folder.path)
+
+    def rows(self) -> list[VictimRow]:
+        """One row per image."""
+        known = {key for part in self.batches for key in part.per_image}
+        keys = [m.key for m in self.measures if m.key in known or self.record.get(m.key) is None]
+        return [row for part in self.batches for row in _rows(part, keys)]
+
+    def __str__(self) -> str:
+        """A table of the metrics beside the baselines, and the notes."""
+        baselines = self.baselines
+        lines = [["", "mean", "95 % interval", *(_BASELINES[name] for name in baselines)]]
+        for measure in self.measures:
+            mean = self._mean(measure.key)
+            ends = (mean.low, mean.high)
+            interval = "" if None in ends else " to ".join(format_score(measure, end, unit=False) for end in ends)
+            guesses = [own.get(measure.key) for own in baselines.values()]
+            shown = ["" if guess is None else format_score(measure, guess) for guess in guesses]
+            text = f"{MISSING} ({mean.reason})" if mean.value is None else format_score(measure, mean.value)
+            lines.append([f"{measure.name} {measure.better}".strip(), text, interval, *shown])
+        widths = [max(len(line[column]) for line in lines if MISSING not in line[1]) for column in range(len(lines[0]))]
+        sized = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        ]
+        n, clients = len(self.labels), len(self.batches)
+        title = f"{n} image{'s' * (n > 1)} of {clients} client{'s' * (clients > 1)}"
+        return "\n".join([title, *sized, *(f"note: {note}" for note in self.notes)])
+
+    __repr__ = __str__
+
+    def _mean(self, key: str) -> Mean:
+        std, low, high = (self._number(f"{key}_{end}") for end in ("std", "low", "high"))
+        return Mean(self._number(key), std, low, high, str(self.record.get(f"{key}_reason") or ""))
+
+    def _number(self, key: str) -> float | None:
+        value = self.record.get(key)
+        return float(value) if isinstance(value, int | float) else None
+
 
 def all_scored(module: UpdateAttackModule, victims: VictimDataModule, folder: RunFolder) -> list[ScoredBatch]:
     """Every batch of the run in order; those of other processes are read from their files and scored here."""
@@ -35,47 +215,15 @@ def all_scored(module: UpdateAttackModule, victims: VictimDataModule, folder: Ru
     others = [batch for batch in VictimBatches(victims.test, victims.batches) if batch.index not in own]
     if others:
         done = load_finished(folder.checkpoints)
-        scored = score_batches([done[batch.index] for batch in others], others, victims.public, module.lpips)
+        finished = [done[batch.index] for batch in others]
+        scored = score_batches(finished, others, victims.public.images, module.scores.metrics)
         own |= {part.batch.index: part for part in scored}
     return [own[index] for index in sorted(own)]
 
 
-def write_outcome(
-    folder: RunFolder, scored: Sequence[ScoredBatch], metrics: Mapping[str, Scalar], class_names: Sequence[str]
-) -> None:
-    """Write everything; the figures come last and mark the run as complete, the page is built from all of it.
-
-    Args:
-        folder: of the run.
-        scored: all batches in order.
-        metrics: entries of the record.
-        class_names: for the page.
-    """
-    write_tensors(
-        folder,
-        reconstructions=torch.cat([part.scores.reconstructions for part in scored]),
-        targets=torch.cat([part.batch.images.cpu() for part in scored]),
-        nearest_public=torch.cat([part.nearest_public for part in scored]),
-        labels=torch.cat([part.batch.labels.cpu() for part in scored]),
-        recovered_labels=torch.cat([part.scores.recovered_labels for part in scored]),
-        class_names=class_names,
-        **_features(scored),
-    )
-    write_victims(folder, [row for part in scored for row in _rows(part)])
-    curves = [
-        LossCurve(part.batch.index, restart, curve)
-        for part in scored
-        for restart, curve in enumerate(part.finished.curves)
-        if curve
-    ]
-    write_losses(folder, curves)
-    write_metrics(folder, metrics)
-    build_report(folder.path)
-
-
-def show_outcome(loggers: Sequence[Logger], scored: Sequence[ScoredBatch]) -> None:
-    """Show every victim's figures, from all processes, as one table on W&B."""
-    rows = [row for part in scored for row in _rows(part)]
+def show_outcome(loggers: Sequence[Logger], result: AttackResult) -> None:
+    """Show the scores of every image as one table on W&B."""
+    rows = result.rows()
     columns = ["batch", "id", "label", "recovered_label", "loss", *rows[0].scores]
     cells = [[row.batch, row.id, row.label, row.recovered_label, row.loss, *row.scores.values()] for row in rows]
     log_table(loggers, "victims", columns, cells)
@@ -98,7 +246,7 @@ def run_facts(scored: Sequence[ScoredBatch], device: str, notes: Sequence[str] =
 
 
 def _features(scored: Sequence[ScoredBatch]) -> dict[str, torch.Tensor]:
-    """Recovered features of all batches, and whose they are; nothing where none were recovered."""
+    """Recovered features of all batches and the batch that each is of; empty where none were recovered."""
     found = [(part.batch.index, part.finished.reconstruction.features) for part in scored]
     rows = [(index, features) for index, features in found if features is not None]
     if not rows:
@@ -107,11 +255,11 @@ def _features(scored: Sequence[ScoredBatch]) -> dict[str, torch.Tensor]:
     return {"features": torch.cat([features for _, features in rows]), "feature_batches": torch.cat(owners)}
 
 
-def _rows(part: ScoredBatch) -> list[VictimRow]:
-    """One row per image of a batch."""
+def _rows(part: ScoredBatch, keys: Sequence[str]) -> list[VictimRow]:
+    """One row per image of a batch, with these scores and the RMSE of the baselines."""
+    values = part.per_image
     columns = {
-        **part.scores.per_image,
-        **dict.fromkeys(part.scores.unavailable),
+        **{key: values.get(key) for key in keys},
         **{f"{base}_rmse": scores["rmse"] for base, scores in part.baselines.items()},
     }
     return [

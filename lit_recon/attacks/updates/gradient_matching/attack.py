@@ -140,7 +140,8 @@ class GradientMatching(SteppableAttack[MatchingState]):
                 f"got {steps}, {restarts}, {log_every}"
             )
         self.objective = objective if objective is not None else GlobalCosine()
-        self.image_priors, self.network_prior = split_priors(priors or [])
+        self.priors = priors or []
+        self.image_priors, self.network_prior = split_priors(self.priors)
         self.parametrization = parametrization if parametrization is not None else Pixels()
         self.solver = solver if solver is not None else Adam()
         schedule, narrows_at = self.solver.schedule, self.parametrization.narrows_at

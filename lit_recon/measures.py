@@ -1,0 +1,46 @@
+"""How a metric is named and printed. Free of PyTorch, so that pages can be built without it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How a metric is named and printed; runs write it down beside the values, so that pages need no metric's code.
+
+    Args:
+        key: in `metrics.json` and `victims.csv`, such as `rmse`.
+        name: in tables and on cards.
+        higher_is_better: None where neither direction is.
+        decimals: digits after the point.
+        unit: printed after the number; with `%`, numbers are fractions and are printed times 100.
+    """
+
+    key: str
+    name: str
+    higher_is_better: bool | None = None
+    decimals: int = 3
+    unit: str = ""
+
+    @property
+    def better(self) -> str:
+        """An arrow towards better values; empty where neither direction is."""
+        return "" if self.higher_is_better is None else "↑" if self.higher_is_better else "↓"
+
+
+#: The package's own metrics.
+MEASURES = {
+    measure.key: measure
+    for measure in (
+        Measure("mse", "MSE", higher_is_better=False, decimals=4),
+        Measure("rmse", "RMSE", higher_is_better=False),
+        Measure("psnr", "PSNR", higher_is_better=True, decimals=1, unit="dB"),
+        Measure("ssim", "SSIM", higher_is_better=True),
+        Measure("lpips", "LPIPS", higher_is_better=False),
+        Measure("kl", "KL divergence", higher_is_better=False),
+        Measure("label_accuracy", "Labels right", higher_is_better=True, decimals=0, unit="%"),
+        Measure("feature_error", "Feature error", higher_is_better=False),
+        Measure("feature_cosine", "Feature |cos|", higher_is_better=True),
+    )
+}

@@ -1,0 +1,149 @@
+"""The interface of metrics, and their names: a registered one, or an import path."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeVar
+
+from torch import Tensor
+
+from lit_recon.errors import ConfigError
+from lit_recon.measures import Measure
+
+#: Metrics of a run that does not choose.
+DEFAULT_METRICS: tuple[str, ...] = (
+    "mse",
+    "rmse",
+    "psnr",
+    "ssim",
+    "lpips",
+    "label_accuracy",
+    "feature_error",
+    "feature_cosine",
+)
+#: Columns of `victims.csv` and endings of keys in `metrics.json` that have another meaning.
+_RESERVED = ("batch", "id", "label", "recovered_label", "loss", "n", "n_batches", "notes", "seconds", "seed", "formats")
+_ENDINGS = ("_std", "_low", "_high", "_reason")
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """Why something that a metric needs is missing; reports show the reason in place of a value."""
+
+    reason: str
+
+
+class Metric(ABC):
+    """A score of reconstructions. Subclasses set `measure` and implement `__call__`; nothing else is needed.
+
+    Attributes:
+        measure: how the metric is named and printed.
+        of: what it compares: reconstructed `images` with the targets they were matched with, recovered `labels` with
+            the true ones, or recovered `features` with those of the true images.
+    """
+
+    measure: ClassVar[Measure]
+    of: ClassVar[Literal["images", "labels", "features"]] = "images"
+
+    def unavailable(self) -> str:
+        """Why the metric cannot be computed on this machine; empty where it can.
+
+        A run asks once, after everything else has been checked, and reports the reason in place of a value.
+        """
+        return ""
+
+    @abstractmethod
+    def __call__(self, found: Tensor, truth: Tensor) -> Tensor:
+        """The score of every image of a batch.
+
+        Args:
+            found: reconstructed images `(n, c, h, w)` in [0, 1], in the order of the targets; or recovered labels
+                `(n,)`, or recovered features `(r, d)`.
+            truth: target images of the same shape; or true labels `(n,)`, or true features `(n, d)`.
+
+        Returns:
+            `(n,)`, without NaN.
+        """
+
+
+_Class = TypeVar("_Class", bound=type[Metric])
+_registered: dict[str, type[Metric]] = {}
+
+
+def register(metric: _Class) -> _Class:
+    """Class decorator: let settings name the metric by its key.
+
+    Raises:
+        ConfigError: another metric has that key, or the key cannot be one.
+    """
+    key = metric.measure.key
+    there = _registered.setdefault(key, metric)
+    if (there.__module__, there.__qualname__) != (metric.__module__, metric.__qualname__):
+        raise ConfigError(f"the metric {there.__qualname__} is registered as '{key}' already: choose another key")
+    _check_key(key)
+    return metric
+
+
+def metrics_of(
+    chosen: Sequence[str | Metric | type[Metric]] = DEFAULT_METRICS, configured: Sequence[Metric] = ()
+) -> list[Metric]:
+    """The metrics that are named, in that order; RMSE comes first where it is not named, since reports rank by it.
+
+    Args:
+        chosen: names of registered metrics, import paths of `Metric` subclasses that are built without arguments, such
+            subclasses, or metrics.
+        configured: metrics that names stand for, instead of those built without arguments.
+
+    Raises:
+        ConfigError: there is no such metric, or two have the same key.
+
+    >>> [metric.measure.key for metric in metrics_of(["psnr", "lit_recon.metrics.SSIM"])]
+    ['rmse', 'psnr', 'ssim']
+    """
+    own = {metric.measure.key: metric for metric in configured}
+    found = [one if isinstance(one, Metric) else _built(one, own) for one in chosen]
+    keys = [metric.measure.key for metric in found]
+    for key in keys:
+        _check_key(key)
+        if keys.count(key) > 1:
+            raise ConfigError(f"metrics must have different keys; '{key}' is there {keys.count(key)} times: remove one")
+    return found if "rmse" in keys else [_built("rmse", own), *found]
+
+
+def _built(name: str | type[Metric], own: dict[str, Metric]) -> Metric:
+    if isinstance(name, str) and name in own:
+        return own[name]
+    metric: object = name if isinstance(name, type) else _registered.get(name) or _imported(name)
+    if not (isinstance(metric, type) and issubclass(metric, Metric)):
+        raise ConfigError(f"a metric must be a subclass of lit_recon.metrics.Metric; {name} is {metric!r}")
+    try:
+        return metric()
+    except TypeError as error:
+        raise ConfigError(
+            f"the metric {name} cannot be built without arguments ({error}): give them under class_path and init_args"
+        ) from error
+
+
+def _imported(path: str) -> object:
+    module, _, name = path.rpartition(".")
+    try:
+        if not module:
+            raise ImportError("it is not registered")
+        found: object = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"there is no metric {path} ({error}): name one of {', '.join(_registered)}, or the import path of a "
+            "subclass of lit_recon.metrics.Metric"
+        ) from error
+    return found
+
+
+def _check_key(key: str) -> None:
+    if not key.isidentifier() or key in _RESERVED or key.endswith(_ENDINGS) or key.startswith("baseline_"):
+        raise ConfigError(
+            f"the key of a metric must be a name such as 'rmse' that no other column has; got {key!r}: avoid "
+            f"{', '.join(_RESERVED)}, the endings {', '.join(_ENDINGS)} and the beginning baseline_"
+        )

@@ -1,0 +1,203 @@
+"""An attack scored from Python: its result, and the run folder that it saves."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.numpy import load_file
+from scipy.stats import t
+from torch import Tensor
+
+import lit_recon
+from lit_recon.attacks.base import Attack
+from lit_recon.attacks.updates import GradientMatching, KnownLabels, TotalVariation
+from lit_recon.clients import Client, ClientSettings, LocalTraining
+from lit_recon.defenses import GaussianNoise
+from lit_recon.errors import ConfigError, LitReconError, RunExistsError, ShapeError
+from lit_recon.experiments.configuration import instantiated
+from lit_recon.experiments.update_attack.evaluate import evaluate
+from lit_recon.experiments.update_attack.run import parser
+from lit_recon.metrics import PerceptualDistance, rmse
+from lit_recon.models import MLP, Backbone
+from lit_recon.records import Knowledge, Normalization, Observation, Reconstruction
+
+SHAPE = (1, 8, 8)
+METRICS = ("mse", "rmse", "psnr", "ssim", "label_accuracy")
+
+
+class Shifted(Attack):
+    """Returns the images that it was told, in reverse order and darker by 0.1: the truth, to test the scoring."""
+
+    def __init__(self, images: Tensor, labels: Tensor, notes: tuple[str, ...] = ()) -> None:
+        self.batches = list(zip(images, labels, strict=True))
+        self.notes = notes
+
+    def run(self, observations: Sequence[Observation]) -> list[Reconstruction]:
+        found = []
+        for seen in observations:
+            taken, self.batches = self.batches[: seen.n_examples], self.batches[seen.n_examples :]
+            images, labels = (torch.stack(part).flip(0) for part in zip(*taken, strict=True))
+            found.append(Reconstruction(images - 0.1, labels, 0.5, {"step": [0.0], "loss": [0.5]}, self.notes))
+        return found
+
+
+@pytest.fixture
+def model() -> Backbone:
+    torch.manual_seed(0)
+    return Backbone(MLP(SHAPE, [16], activation="gelu"), 4, Normalization((0.5,), (0.25,)))
+
+
+def data(n: int = 6) -> tuple[Tensor, Tensor, Tensor]:
+    """Targets, their labels, and public images in bytes."""
+    generator = torch.Generator().manual_seed(1)
+    images = 0.1 + 0.9 * torch.rand(n, *SHAPE, generator=generator)
+    public = torch.randint(256, (9, *SHAPE), generator=generator, dtype=torch.uint8)
+    return images, torch.arange(n) % 4, public
+
+
+def test_images_are_matched_and_scored_and_means_have_intervals_over_batches(model: Backbone) -> None:
+    images, labels, public = data()
+    result = evaluate(Shifted(images, labels), Client(model), images, labels, METRICS, public, batch_size=2)
+    torch.testing.assert_close(result.images, images - 0.1)
+    torch.testing.assert_close(result.targets, images)
+    assert result.labels.tolist() == result.recovered_labels.tolist() == labels.tolist()
+    torch.testing.assert_close(result.scores["rmse"], torch.full((6,), 0.1, dtype=torch.float64))
+    assert result.means["rmse"].value == pytest.approx(0.1)
+    ssim = result.scores["ssim"].numpy()
+    batches = ssim.reshape(3, 2).mean(1)
+    half = t.ppf(0.975, 2) * batches.std(ddof=1) / np.sqrt(3)
+    assert result.means["ssim"][:4] == pytest.approx(
+        (ssim.mean(), ssim.std(ddof=1), batches.mean() - half, batches.mean() + half)
+    )
+    assert result.means["label_accuracy"] == (1.0, None, None, None, "")
+    mean = (public.double() / 255).mean(0).expand(6, -1, -1, -1)
+    assert result.baselines["mean_image"]["rmse"] == pytest.approx(float(rmse(mean.float(), images).mean()))
+    assert result.baselines.keys() == {"mean_image", "nearest_public"}
+    assert [(curve.batch, curve.values["loss"]) for curve in result.curves] == [(0, [0.5]), (1, [0.5]), (2, [0.5])]
+
+
+def test_a_result_is_printed_as_a_table(model: Backbone) -> None:
+    images, labels, public = data()
+    noted = Shifted(images, labels, ("It peeked.",))
+    metrics = ["psnr", PerceptualDistance("none")]
+    lines = repr(evaluate(noted, Client(model), images, labels, metrics, public)).splitlines()
+    assert lines[0] == "6 images of 6 clients"
+    cells = [re.split("  +", line) for line in lines[1:5]]
+    assert cells[0] == ["", "mean", "95 % interval", "mean public image", "nearest public image"]
+    assert cells[1][:3] == ["RMSE ↓", "0.100", "0.100 to 0.100"]
+    assert cells[2][:2] == ["PSNR ↑", "20.0\N{NO-BREAK SPACE}dB"]
+    assert cells[3] == ["LPIPS ↓", "n/a (switched off by lpips.network)"]
+    assert lines[5] == "note: It peeked."
+
+
+def test_without_public_images_there_are_no_baselines_and_a_note_says_so(model: Backbone, tmp_path: Path) -> None:
+    images, labels, _ = data(2)
+    result = evaluate(Shifted(images, labels), Client(model), images, labels, METRICS)
+    assert result.baselines == {}
+    assert result.nearest_public is None
+    assert result.notes == ["No public images were given, so that there are no baselines to compare with."]
+    page = result.save(tmp_path / "run").read_text()
+    assert page.count("<figure>") == 2 * 2
+    assert "Nearest public<b>" not in page
+    assert "on the right the public image" not in page
+
+
+def test_a_saved_result_is_a_run_folder_that_is_never_overwritten_in_silence(model: Backbone, tmp_path: Path) -> None:
+    images, labels, public = data(4)
+    names = ["a", "b", "c", "d"]
+    truth = Shifted(images, labels)
+    result = evaluate(truth, Client(model), images, labels, METRICS, public, batch_size=2, class_names=names)
+    folder = tmp_path / "run"
+    assert result.save(folder) == folder / "report.html"
+    assert {"config.yaml", "metrics.json", "victims.csv", "reconstructions.safetensors", "report.html"} <= {
+        path.name for path in folder.iterdir()
+    }
+    tensors = load_file(folder / "reconstructions.safetensors")
+    np.testing.assert_array_equal(tensors["reconstructions"], result.images.numpy())
+    with (folder / "victims.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    scores = ["rmse", "mse", "psnr", "ssim", "mean_image_rmse", "nearest_public_rmse"]
+    assert set(rows[0]) == {"batch", "id", "label", "recovered_label", "loss", *scores}
+    assert [float(row["ssim"]) for row in rows] == result.scores["ssim"].tolist()
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert metrics["rmse"] == result.means["rmse"].value
+    assert metrics["formats"]["psnr"] == {"name": "PSNR", "higher_is_better": True, "decimals": 1, "unit": "dB"}
+    with pytest.raises(RunExistsError, match="holds a finished run, which is left as it is"):
+        result.save(folder)
+    result.save(folder, overwrite=True)
+
+
+def test_an_attack_of_ours_gives_the_images_of_the_command_s_client_and_a_configuration_to_repeat_it(
+    model: Backbone, tmp_path: Path
+) -> None:
+    images, labels, public = data(2)
+    attack = GradientMatching(
+        priors=[TotalVariation(0.01)], labels=KnownLabels(), steps=4, restarts=2, execution="loop", log_every=2
+    )
+    clients, knowledge = ClientSettings(local_steps=LocalTraining(2, 0.1)), Knowledge(labels=True)
+    client = clients.client(model, GaussianNoise(0.001))
+    result = evaluate(attack, client, images, labels, METRICS, public, knowledge)
+    for index in range(2):
+        seen = client.observe(images[index : index + 1], labels[index : index + 1], knowledge, clients.generator(index))
+        assert torch.equal(attack(seen).images, result.images[index : index + 1])
+    assert len(result.curves) == 4
+    page = result.save(tmp_path / "run").read_text()
+    assert "result of 2 local steps" in page
+    assert "defended by GaussianNoise(std=0.001" in page
+    config = tmp_path / "run" / "config.yaml"
+    assert "Not in this file, so that the command takes its defaults: the images, the model.\n" in config.read_text()
+    settings = yaml.safe_load(config.read_text())
+    assert settings["victims"] == {"n": 2, "batch_size": 1}
+    command = parser("attack.py run")
+    built = instantiated(command, command.parse_args(["--config", str(config)]))
+    assert [type(prior).__name__ for prior in built["attack"].priors] == ["TotalVariation"]
+    assert (built["attack"].steps, built["attack"].restarts) == (4, 2)
+    assert (built["defense"].std, built["knowledge"], built["client"].local_steps.steps) == (0.001, knowledge, 2)
+
+
+def test_a_client_can_be_moved(model: Backbone) -> None:
+    client = Client(model)
+    assert client.to("cpu").model is not client.model
+    images, labels, _ = data(1)
+    ours, theirs = (one.release(images, labels).update for one in (client, client.to("cpu")))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert next(client.to("meta").model.parameters()).device.type == "meta"
+    assert next(client.model.parameters()).device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "complaint"),
+    [
+        ({"labels": torch.tensor([0])}, ShapeError, "got 2 images, 1 labels"),
+        ({"batch_size": 4}, ConfigError, "batch_size must divide the number of images, 2; got 4"),
+        ({"images": torch.full((2, *SHAPE), 1.5)}, ShapeError, r"must lie in \[0, 1\]"),
+        ({"public": torch.zeros(3, 1, 4, 4)}, ShapeError, r"the shape of the targets, \(1, 8, 8\); got \(1, 4, 4\)"),
+        ({"metrics": ["blur"]}, ConfigError, "there is no metric blur"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_the_attack(
+    changes: dict[str, object], error: type[LitReconError], complaint: str, model: Backbone
+) -> None:
+    images, labels, _ = data(2)
+    unused = Shifted(images, labels)
+    arguments = {"images": images, "labels": labels, "metrics": METRICS, **changes}
+    with pytest.raises(error, match=complaint):
+        evaluate(unused, Client(model), **arguments)  # type: ignore[arg-type]
+    assert len(unused.batches) == 2
+
+
+def test_the_package_offers_its_public_names() -> None:
+    assert lit_recon.evaluate is evaluate
+    assert (lit_recon.Client, lit_recon.Knowledge, lit_recon.Attack) == (Client, Knowledge, Attack)
+    assert issubclass(GaussianNoise, lit_recon.Defense)
+    assert {"evaluate", "metrics"} <= set(dir(lit_recon))
+    with pytest.raises(AttributeError, match="no attribute 'audit'"):
+        _ = lit_recon.audit

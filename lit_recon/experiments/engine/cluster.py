@@ -133,7 +133,7 @@ class RayCluster:
 
             return cluster.run_packed(pack.loads, packed, place)
 
-        self._task = ray.remote(task).options(num_cpus=cpus, num_gpus=gpus, max_retries=_RETRIES)
+        self._task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=_RETRIES)(task)
 
     def submit(self, piece: Piece) -> None:
         """Give a piece to the cluster."""

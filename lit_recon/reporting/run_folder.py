@@ -104,7 +104,8 @@ class RunFolder:
     def how_to_finish(self) -> str:
         """The command line that resumes an interrupted run."""
         where = shlex.join(["--config", str(self.config), "--out", str(self.path)])
-        return f"python {self.command or 'attack.py run'} {where}"
+        command = self.command or "attack.py run"
+        return f"{'python ' if '.py ' in command else ''}{command} {where}"
 
     @property
     def _first_line(self) -> str:

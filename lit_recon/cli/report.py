@@ -1,4 +1,4 @@
-"""`attack.py report`: the page of a finished run or of an evaluation again, or one page about several runs."""
+"""`attack.py report`: the page of a finished run or study again, or one page that compares several runs."""
 
 from __future__ import annotations
 
@@ -8,23 +8,39 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.errors import ConfigError
-from lit_recon.experiments.evaluate.page import build_evaluation
-from lit_recon.reporting.pages import build_report, compare_report
-from lit_recon.reporting.run_folder import GridFolder, RunFolder
+from lit_recon.reporting.pages import compare_report
+from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.settings import parse_settings
 
 #: Where the comparison of several runs goes unless told otherwise.
 COMPARISON = Path("comparison.html")
 
-#: Whose pages have words of their own: modules by a setting, the first that a run has.
+_EXPERIMENTS = "lit_recon.experiments"
+#: The function that writes the page of a command's runs; commands whose runs have no page have none.
 _PAGES = {
-    "regression": "lit_recon.experiments.glm.page",
-    "sweeps": "lit_recon.experiments.two_layer.page",
-    "histogram": "lit_recon.experiments.membership.page",
-    "budget": "lit_recon.experiments.rero.page",
-    "factors": "lit_recon.experiments.factors.page",
-    "reconstructor": "lit_recon.experiments.released_attack.page",
-    "recipe": "lit_recon.experiments.train.generator_page",
+    "attack run": "lit_recon.reporting.pages:build_report",
+    "attack evaluate": f"{_EXPERIMENTS}.evaluate.page:build_evaluation",
+    "attack bounds": f"{_EXPERIMENTS}.two_layer.page:write_page",
+    "reconn run": f"{_EXPERIMENTS}.released_attack.page:write_page",
+    "reconn factors": f"{_EXPERIMENTS}.factors.page:write_page",
+    "reconn glm": f"{_EXPERIMENTS}.glm.page:write_page",
+    "reconn membership": f"{_EXPERIMENTS}.membership.page:write_page",
+    "reconn rero": f"{_EXPERIMENTS}.rero.page:write_page",
+    "train backbone": "",
+    "train generator": f"{_EXPERIMENTS}.train.generator_page:write_page",
+}
+#: Runs of version 0.1 do not record their command: commands by a setting, of which the first that a run has decides.
+_BY_SETTING = {
+    "max_accuracy_drops": "attack evaluate",
+    "regression": "reconn glm",
+    "sweeps": "attack bounds",
+    "histogram": "reconn membership",
+    "budget": "reconn rero",
+    "factors": "reconn factors",
+    "reconstructor": "reconn run",
+    "recipe": "train generator",
+    "attack": "attack run",
+    "trunk": "train backbone",
 }
 
 
@@ -50,13 +66,22 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
 
 
 def _rebuilt(run: Path) -> Path:
-    """The page of whichever command the folder is from."""
-    if GridFolder(run).grid.is_file():
-        return build_evaluation(run)
-    folder = RunFolder(run)
-    settings = parse_settings(folder.config.read_text(encoding="utf-8"), folder.config) if folder.is_run else {}
-    page = next((module for setting, module in _PAGES.items() if setting in settings), None)
-    if page is None:
-        return build_report(run)
-    written: Path = importlib.import_module(page).write_page(run)
+    """The page of a run, written by the package of the command that made the run."""
+    command = _command_of(RunFolder(run))
+    page = _PAGES.get(command, _PAGES["attack run"])
+    if not page:
+        raise ConfigError(
+            f"{run} holds a run of {command}, which has no page: see {RunFolder(run).metrics}, or give the folder of "
+            "an attack"
+        )
+    module, _, function = page.partition(":")
+    written: Path = getattr(importlib.import_module(module), function)(run)
     return written
+
+
+def _command_of(folder: RunFolder) -> str:
+    """Script and command that made a run, such as `attack run`; empty where the folder holds no run."""
+    if folder.command:
+        return " ".join(folder.command.replace(".py", "").split()[-2:])
+    settings = parse_settings(folder.config.read_text(encoding="utf-8"), folder.config) if folder.is_run else {}
+    return next((command for setting, command in _BY_SETTING.items() if setting in settings), "")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from lit_recon.errors import ConfigError, LitReconError
-from lit_recon.reporting.run_folder import IGNORED_SETTINGS
+from lit_recon.reporting.run_folder import IGNORED_SETTINGS, marked
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -98,7 +98,7 @@ def settings_parser(program: str, description: str) -> ArgumentParser:
 
 
 def resolved(parser: ArgumentParser, values: Namespace, name: str) -> tuple[Namespace, str]:
-    """Values with name and folder filled in, and the YAML text that gives these values again.
+    """Values with name and folder filled in, and the YAML text that gives these values again and names the command.
 
     Args:
         parser: of the command.
@@ -113,7 +113,7 @@ def resolved(parser: ArgumentParser, values: Namespace, name: str) -> tuple[Name
         complete.out = Path("runs") / complete.name
     recorded = complete.clone()
     recorded.overwrite = False  # repeating a run from its own configuration must not destroy it
-    return complete, parser.dump(recorded, skip_unset=False)
+    return complete, marked(parser.dump(recorded, skip_unset=False), parser.prog)
 
 
 def settings_of(schema: type[_Schema], built: Mapping[str, Any]) -> _Schema:

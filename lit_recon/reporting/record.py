@@ -171,7 +171,7 @@ class RunRecord:
             if run.is_run:
                 raise MissingDataError(
                     f"{run.path} holds an unfinished run ({run.metrics.name} is missing): finish it with "
-                    f"`attack.py run --config {run.config} --out {run.path}`"
+                    f"`{run.how_to_finish}`"
                 )
             raise MissingDataError(f"{run.path} holds no run ({run.metrics.name} is missing): check the path")
         for path in (run.config, run.victims, run.reconstructions):

@@ -1,36 +1,48 @@
-"""The folder that a run leaves behind: where its files are, whether it is finished, and who may write there."""
+"""The folder that a run leaves behind: where its files are, which command made it, and whether it is finished."""
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, Self
 
 from lit_recon.errors import ConfigError, RunExistsError
 from lit_recon.io.files import is_leftover, write_text
 from lit_recon.reporting.settings import differences, parse_settings
 
 #: Settings that change neither the result nor its meaning: a run that differs only there is the same run.
-IGNORED_SETTINGS = (
-    "config",
-    "out",
-    "overwrite",
-    "trainer.enable_model_summary",
-    "trainer.enable_progress_bar",
-    "trainer.log_every_n_steps",
-    "trainer.logger",
-)
+IGNORED_SETTINGS = ("config", "out", "overwrite")
 
-_MARK = "# lit_recon run: pass this file to --config to repeat it.\n"
+#: How the first line of a run's `config.yaml` begins; the command that made the run follows.
+_MARK = "# lit_recon run"
 _SHOWN_DIFFERENCES = 8
+
+
+def marked(config_text: str, command: str = "") -> str:
+    r"""A configuration with a first line that names the command of the run, such as `attack.py run`.
+
+    >>> marked("seed: 0", "attack.py run")
+    '# lit_recon run of `attack.py run`: pass this file to --config to repeat it.\nseed: 0'
+    """
+    of = f" of `{command}`" if command else ""
+    return f"{_MARK}{of}: pass this file to --config to repeat it.\n{config_text}"
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The files of one run, at the names that every command uses. Making one touches nothing; `open` does."""
+    """The files of one run, under the names that all commands use; only `open` touches the disk.
+
+    Attributes:
+        path: of the folder.
+    """
 
     path: Path
+
+    #: Names of further files and folders that a run of this kind writes; `overwrite` removes them.
+    _further: ClassVar[tuple[str, ...]] = ()
 
     @property
     def config(self) -> Path:
@@ -39,12 +51,12 @@ class RunFolder:
 
     @property
     def metrics(self) -> Path:
-        """Every figure under flat keys; written last, so that its presence means that the run is complete."""
+        """Every metric under flat keys; written last, so that its presence means that the run is complete."""
         return self.path / "metrics.json"
 
     @property
     def victims(self) -> Path:
-        """One row of figures per image."""
+        """One row of metrics per image."""
         return self.path / "victims.csv"
 
     @property
@@ -54,12 +66,12 @@ class RunFolder:
 
     @property
     def report(self) -> Path:
-        """The page to look at, built from the files above."""
+        """The page of the run, built from the files above."""
         return self.path / "report.html"
 
     @property
     def checkpoints(self) -> Path:
-        """Folder of what an interrupted run needs to go on."""
+        """Folder of the state from which an interrupted run is resumed."""
         return self.path / "checkpoints"
 
     @property
@@ -79,12 +91,29 @@ class RunFolder:
 
     @property
     def is_run(self) -> bool:
-        """Whether a run of ours began in this folder."""
+        """Whether a run of lit_recon was started in this folder."""
+        return self._first_line.startswith(_MARK)
+
+    @property
+    def command(self) -> str:
+        """The command that made the run, such as `attack.py run`; empty where it was not recorded (version 0.1)."""
+        parts = self._first_line.split("`")
+        return parts[1] if self.is_run and len(parts) == 3 else ""
+
+    @property
+    def how_to_finish(self) -> str:
+        """The command line that resumes an interrupted run."""
+        where = shlex.join(["--config", str(self.config), "--out", str(self.path)])
+        command = self.command or "attack.py run"
+        return f"{'python ' if '.py ' in command else ''}{command} {where}"
+
+    @property
+    def _first_line(self) -> str:
         try:
             with self.config.open(encoding="utf-8", errors="replace") as file:
-                return file.readline() == _MARK
+                return file.readline()
         except OSError:
-            return False
+            return ""
 
     @classmethod
     def open(
@@ -95,18 +124,18 @@ class RunFolder:
         ignored: Iterable[str] = IGNORED_SETTINGS,
         reopen: bool = False,
         more: Iterable[str] = (),
-    ) -> RunFolder:
-        """Take a folder for a run: a new one, or that of the same run if it was interrupted.
+    ) -> Self:
+        """Create the folder of a new run, or reopen that of the same run if it was interrupted.
 
-        With several processes, call it in one of them and let the others make `RunFolder(path)` after a barrier.
+        With several processes, call it in one of them; the others use `RunFolder(path)` after a barrier.
 
         Args:
             path: the folder; created with its parents when missing.
-            config_text: the resolved configuration as YAML.
-            overwrite: begin anew when a run is already there, finished or not. Only files that a run writes are
-                removed, and only from a folder in which a run of ours began.
+            config_text: the resolved configuration as YAML, with the first line of `marked`.
+            overwrite: start again when a run is already there, finished or not. Only files that a run writes are
+                removed, and only from a folder in which a run of lit_recon was started.
             ignored: dotted settings, with all below them, in which the two runs may differ.
-            reopen: go on with a finished run too, which then counts as unfinished.
+            reopen: continue a finished run too, which then counts as unfinished.
             more: names of further files and folders that a run of this kind writes, to be removed by `overwrite`.
 
         Raises:
@@ -127,7 +156,7 @@ class RunFolder:
                 else:
                     folder._check_resumable(settings, ignored, reopen)
             folder._sweep()
-            write_text(folder.config, _MARK + config_text.removeprefix(_MARK))
+            write_text(folder.config, config_text if config_text.startswith(_MARK) else marked(config_text))
             folder.checkpoints.mkdir(exist_ok=True)
             folder.logs.mkdir(exist_ok=True)
         except OSError as error:
@@ -150,14 +179,14 @@ class RunFolder:
             raise RunExistsError(
                 f"{self.path} holds a run with other settings ({shown}{more}): resume it with its own "
                 f"settings (--config {self.config}), choose another folder with --out, "
-                "or begin anew with --overwrite true"
+                "or start again with --overwrite true"
             )
         self.metrics.unlink(missing_ok=True)
 
     def _clear(self, more: Iterable[str]) -> None:
-        # The metrics go first: killed in between, the folder then counts as unfinished, never as complete.
+        # The metrics are removed first: if the process is killed meanwhile, the run counts as unfinished.
         own = (self.metrics, self.report, self.victims, self.reconstructions, self.checkpoints, self.logs)
-        for path in (*own, *(self.path / name for name in more)):
+        for path in (*own, *(self.path / name for name in (*self._further, *more))):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
@@ -169,83 +198,56 @@ class RunFolder:
                 path.unlink(missing_ok=True)
 
 
-#: What a grid or a study leaves besides the files of a run.
-_OWN = (
-    "cells",
-    "utility",
-    "generators",
-    "failed",
-    "figures",
-    "grid.json",
-    "bounds.json",
-    "evaluation.csv",
-    "study.json",
-    "bounds.csv",
-    "factors.json",
-    "factors.csv",
-)
-
-
 @dataclass(frozen=True)
-class GridFolder:
-    """The files of one evaluation. Making one touches nothing; `open` does."""
+class StudyFolder(RunFolder):
+    """The folder of a study, with a folder for each of its runs (its pieces)."""
 
-    path: Path
-
-    @property
-    def run(self) -> RunFolder:
-        """Configuration, record, page and logs, at the names that every command uses."""
-        return RunFolder(self.path)
+    _further: ClassVar[tuple[str, ...]] = (
+        "cells",
+        "utility",
+        "generators",
+        "failed",
+        "figures",
+        "grid.json",
+        "bounds.json",
+        "evaluation.csv",
+        "study.json",
+        "bounds.csv",
+        "factors.json",
+        "factors.csv",
+        "rero.json",
+        "rero.csv",
+    )
 
     @property
     def grid(self) -> Path:
-        """What the cells are, for the page."""
+        """Description of the cells of an evaluation, for its page."""
         return self.path / "grid.json"
 
     @property
     def factors(self) -> Path:
-        """Which cells make up which value of which factor, for the page of a study of factors."""
+        """The cells of each value of each factor, for the page of a study of factors."""
         return self.path / "factors.json"
 
     @property
     def bounds(self) -> Path:
-        """How close any attack could have come, by the cells' folders."""
+        """Lower bounds on the error of any attack, by the cells' folders."""
         return self.path / "bounds.json"
 
     @property
     def table(self) -> Path:
-        """One row per cell: figures, price, baselines, or why there are none."""
+        """One row per cell: metrics, utility, baselines, or why there are none."""
         return self.path / "evaluation.csv"
 
     @property
     def figures(self) -> Path:
-        """Folder of the scatter and the galleries, as images to be used elsewhere."""
+        """Folder of the plots as image files."""
         return self.path / "figures"
 
-    def failure(self, cell: str) -> Path:
-        """Why a cell, named by its folder, has no figures."""
-        return self.path / "failed" / f"{Path(cell).name}.json"
+    def failure(self, piece: str) -> Path:
+        """Why a piece, named by its folder, has no result: reason, whether it was applicable, traceback."""
+        return self.path / "failed" / f"{Path(piece).name}.json"
 
-    def log(self, cell: str) -> Path:
-        """What a cell printed."""
-        return self.run.logs / f"{Path(cell).name}.log"
-
-    def lock(self, cell: str) -> Path:
-        """Held by the process that runs a cell."""
-        return self.run.checkpoints / f"{Path(cell).name}.lock"
-
-    @classmethod
-    def open(
-        cls,
-        path: Path | str,
-        config_text: str,
-        overwrite: bool = False,
-        ignored: Iterable[str] = IGNORED_SETTINGS,
-        reopen: bool = False,
-    ) -> GridFolder:
-        """Take a folder for an evaluation, as `RunFolder.open` does for a run.
-
-        Raises:
-            ConfigError, RunExistsError: see there.
-        """
-        return cls(RunFolder.open(path, config_text, overwrite, ignored, reopen, _OWN).path)
+    def log(self, piece: str) -> Path:
+        """The output of a piece."""
+        return self.logs / f"{Path(piece).name}.log"

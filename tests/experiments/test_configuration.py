@@ -14,16 +14,14 @@ from lit_recon.attacks.base import Attack
 from lit_recon.attacks.updates import GlobalCosine, GradientMatching, TotalVariation
 from lit_recon.data.sources import Digits, Npz
 from lit_recon.errors import ConfigError
-from lit_recon.experiments.configuration import instantiated, resolved
+from lit_recon.experiments.configuration import instantiated, resolved, settings_of
 from lit_recon.experiments.evaluate import run as evaluate
-from lit_recon.experiments.evaluate.cells import Cells
 from lit_recon.experiments.evaluate.grid import build_cells
 from lit_recon.experiments.evaluate.settings import EvaluateSettings
 from lit_recon.experiments.settings import AttackSettings
 from lit_recon.experiments.update_attack import run
 from lit_recon.models import ConvNet
 from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, save_generator
-from lit_recon.reporting.run_folder import GridFolder
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 DEMO = CONFIGS / "attack" / "demo_digits.yaml"
@@ -153,15 +151,15 @@ def test_every_cell_of_a_shipped_grid_is_valid(path: Path, monkeypatch: pytest.M
     source = yaml.safe_load(path.read_text())["data"]["class_path"]
     root = [] if source == "Digits" else ["--data.root", "data"]
     complete, config = resolved(arguments, arguments.parse_args(["--config", str(path), *root]), "evaluate")
-    whole = EvaluateSettings(**instantiated(arguments, complete))
-    cells = Cells(build_cells(whole, yaml.safe_load(config)), GridFolder(Path("nowhere")))
-    assert len({cell.folder for cell in cells.cells}) == len(cells.cells)
-    one_of_each = {(cell.kind, cell.defense, cell.attack): cell for cell in cells.cells}
+    whole = settings_of(EvaluateSettings, instantiated(arguments, complete))
+    cells = build_cells(whole, yaml.safe_load(config))
+    assert len({cell.folder for cell in cells}) == len(cells)
+    one_of_each = {(cell.kind, cell.defense, cell.attack): cell for cell in cells}
     for cell in one_of_each.values():
-        built = cells.settings(cell, generator)
+        built = cell.built(Path("nowhere"), generator)
         if cell.kind != "generator":
             assert (built["defense"] is None) == (cell.defense in ("none", "local_steps"))
     figures = {} if whole.paper is None else whole.paper.values
-    printed = {(cell.attack, cell.defense) for cell in cells.cells if cell.paper is not None}
+    printed = {(cell.attack, cell.defense) for cell in cells if cell.paper is not None}
     assert printed == {(attack, defense) for attack, families in figures.items() for defense in families}
     assert path.read_text().startswith("# ")

@@ -1,4 +1,4 @@
-"""Evaluations from the command line: in one go, killed and resumed, grown, with failures, by two processes."""
+"""Evaluations from the command line: in one go, killed and resumed, grown, with failures, on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from lit_recon.experiments.update_attack import run as run_command
-from lit_recon.reporting.run_folder import GridFolder, RunFolder
+from lit_recon.reporting.run_folder import RunFolder, StudyFolder
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., Any]
@@ -64,7 +64,7 @@ def finished(folder: Path) -> dict[str, int]:
 
 def figures(folder: Path) -> list[dict[str, str]]:
     """The table without what it cost to make."""
-    with GridFolder(folder).table.open() as file:
+    with StudyFolder(folder).table.open() as file:
         return [{name: cell for name, cell in row.items() if name != "seconds"} for row in csv.DictReader(file)]
 
 
@@ -249,7 +249,7 @@ def test_a_figure_that_cannot_be_had_is_told_before_anything_runs(
     arguments = ("--metric", "lpips", "--lpips.network", "alex", "--lpips.download", "false")
     ended = attack("evaluate", "--config", grid, "--out", workplace / "runs" / "perceived", *arguments)
     assert ended.code == 2
-    assert "judged by LPIPS, which cannot be had" in ended.err
+    assert "metric is lpips, which cannot be loaded" in ended.err
     assert not (workplace / "runs" / "perceived").exists()
 
 
@@ -257,17 +257,26 @@ def _attack_file(name: str) -> str:
     return str(ROOT / "configs" / "attack" / f"{name}.yaml")
 
 
-def test_two_processes_share_the_cells(
-    workplace: Path, grid: Path, whole: Path, script: Callable[..., subprocess.Popen[str]]
-) -> None:
-    folder = workplace / "runs" / "tiny_shared"
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    arguments = ("evaluate", "--config", grid, "--out", folder, "--wandb.mode", "disabled")
-    process = script("attack.py", *arguments, launcher=launcher)
-    out, err = process.communicate(timeout=250)
-    assert process.returncode == 0, err
-    assert sum(line.startswith("[") for line in out.splitlines()) == 8
+@pytest.mark.timeout(600)
+def test_cells_run_at_the_same_time_on_a_cluster(workplace: Path, grid: Path, whole: Path, attack: Run) -> None:
+    pytest.importorskip("ray")
+    folder = workplace / "runs" / "tiny_cluster"
+    ended = attack("evaluate", "--config", grid, "--out", folder, "--cluster", "local")
+    assert ended.code == 0, ended.err
+    assert "cluster     1 nodes" in ended.out
+    assert sum(line.startswith("[") for line in ended.out.splitlines()) == 8
     assert figures(folder) == figures(whole)
+
+
+def test_torchrun_is_refused_and_the_cluster_is_named(
+    workplace: Path, grid: Path, attack: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    ended = attack("evaluate", "--config", grid, "--out", workplace / "runs" / "bad")
+    assert ended.code == 2
+    assert "attack.py evaluate runs in one process" in ended.err
+    assert "--cluster local" in ended.err
+    assert not (workplace / "runs" / "bad").exists()
 
 
 @pytest.mark.parametrize(
@@ -275,7 +284,7 @@ def test_two_processes_share_the_cells(
     [
         ({"defenses.noise.values": [-1.0]}, "GaussianNoise needs std at least 0"),
         ({"batch_sizes": [64]}, "64"),
-        ({"trainer.devices": 2}, "torchrun"),
+        ({"trainer.devices": 2}, "--cluster local"),
         ({"attacks.geiping2020.config": "nowhere.yaml"}, "nowhere.yaml"),
         ({"attacks.geiping2020.settings": {"attack": {"init_args": {"stepps": 3}}}}, "stepps"),
         ({"defenses.noise.settings": {"defense": {"class_path": "DPSGD"}}}, "noise"),

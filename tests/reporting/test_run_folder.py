@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 
 from lit_recon.errors import ConfigError, CorruptFileError, RunExistsError
-from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.reporting.run_folder import IGNORED_SETTINGS, RunFolder, StudyFolder, marked
 from lit_recon.reporting.writing import write_metrics
+from lit_recon.training.trainer import TrainerSettings
 
 CONFIG = "attack:\n  steps: 100\nout: here\n"
 
 KILLED_RUN = """
 import os, signal, sys
 from pathlib import Path
-from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.reporting.run_folder import IGNORED_SETTINGS, RunFolder, StudyFolder, marked
+from lit_recon.training.trainer import TrainerSettings
 folder = RunFolder.open(sys.argv[1], sys.argv[2])
 (folder.checkpoints / "victims_0000.safetensors").write_bytes(b"the first victim")
 (folder.path / ".victims.csv.0123.unfinished").write_bytes(b"half a ta")
@@ -182,3 +184,28 @@ def test_a_path_that_cannot_be_a_folder_is_reported_as_such(tmp_path: Path) -> N
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot use .*file as a run folder: File exists; choose another one"):
         RunFolder.open(tmp_path / "file", CONFIG)
+
+
+def test_the_command_is_recorded_and_survives_a_second_opening(tmp_path: Path) -> None:
+    folder = RunFolder.open(tmp_path, marked(CONFIG, "reconn.py glm"))
+    assert folder.command == "reconn.py glm"
+    assert RunFolder.open(tmp_path, folder.config.read_text()).command == "reconn.py glm"
+    assert folder.how_to_finish == f"python reconn.py glm --config {folder.config} --out {tmp_path}"
+    assert RunFolder.open(tmp_path / "old", CONFIG).command == ""
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "config.yaml").write_text("# `rm -rf`\n")
+    assert RunFolder(tmp_path / "foreign").command == ""
+
+
+def test_only_settings_that_exist_are_ignored() -> None:
+    trainer = [key.removeprefix("trainer.") for key in IGNORED_SETTINGS if key.startswith("trainer.")]
+    assert set(trainer) <= set(TrainerSettings.__dataclass_fields__)
+
+
+def test_overwriting_a_study_removes_its_cells(tmp_path: Path) -> None:
+    folder = StudyFolder.open(tmp_path, CONFIG)
+    (tmp_path / "cells" / "a").mkdir(parents=True)
+    folder.table.write_text("old")
+    (tmp_path / "notes.txt").write_text("mine")
+    StudyFolder.open(tmp_path, CONFIG, overwrite=True)
+    assert sorted(content(tmp_path)) == ["config.yaml", "notes.txt"]

@@ -1,1 +1,1 @@
-"""Pieces of work in resumable folders."""
+"""The experiment engine: a study is a set of pieces, run in this process or on a Ray cluster."""

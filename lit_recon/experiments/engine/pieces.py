@@ -1,47 +1,101 @@
-"""Pieces of work that processes share: one process at a piece, its output in a log, and no failure ends the others."""
+"""A piece of a study: one run with settings and a folder of its own, and what came of trying it."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import os
+import platform
+import time
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from filelock import FileLock, Timeout
+import yaml
+from jsonargparse import ArgumentParser, Namespace
 
-from lit_recon.errors import LitReconError
+from lit_recon.errors import ConfigError, LitReconError
+from lit_recon.experiments.configuration import instantiated, readable
+from lit_recon.reporting.record import read_metrics
+from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.reporting.wording import format_score
+from lit_recon.training.progress import interruptible
 
 
 @dataclass(frozen=True)
-class Failure:
-    """What went wrong with a piece of work: in one line, and with its traceback where nobody has foreseen it."""
+class Piece:
+    """One run of a study.
 
-    error: Exception
-    reason: str
-    traceback: str
-
-
-def alone(lock: Path, wait: bool, work: Callable[[], None]) -> None:
-    """Do the work as the only process at it.
-
-    Args:
-        lock: file that processes lock for it.
-        wait: for another process that is at it, to end or to die; else leave the piece to that one.
-        work: has to look once more whether anything is left to do.
+    Attributes:
+        folder: of the run, below the study's; it is the piece's key and names the hash of its settings.
+        title: for the screen.
+        work: called with the absolute path of the folder, in any process; returns what to print about the result.
+            It must be picklable.
+        needs: folders of the pieces that must be finished before this one starts.
+        shares: names what several pieces would make for each other, such as a trained model in a cache: the first of
+            them runs alone, and the others start when it has ended.
+        results: files in the folder; the piece is finished when all of them are there.
+        not_applicable: errors which mean that the piece has no result; it is not tried again then.
     """
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        holder = FileLock(lock).acquire(timeout=-1 if wait else 0)
-    except Timeout:
-        return
-    with holder:
-        work()
+
+    folder: str
+    title: str
+    work: Callable[[Path], str]
+    needs: tuple[str, ...] = ()
+    shares: str = ""
+    results: tuple[str, ...] = ("metrics.json",)
+    not_applicable: tuple[type[Exception], ...] = ()
+
+    def is_done(self, study: Path) -> bool:
+        """Whether the piece has its result."""
+        return all((study / self.folder / name).is_file() for name in self.results)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of running a piece.
+
+    Attributes:
+        summary: of the result; empty where there is none.
+        reason: why there is no result; empty where there is one.
+        applicable: false where the piece cannot have a result.
+        traceback: of an unexpected error.
+        seconds: that it took.
+    """
+
+    summary: str = ""
+    reason: str = ""
+    applicable: bool = True
+    traceback: str = ""
+    seconds: float = 0.0
+
+
+def attempt(piece: Piece, study: Path, log: Path) -> Outcome:
+    """Run a piece with its output appended to a log; an error ends the piece, not the study.
+
+    Raises:
+        Interrupted: after SIGINT or SIGTERM.
+    """
+    started = time.perf_counter()
+    found = Outcome()
+    with _logged(log), interruptible():
+        print(f"{piece.title}: started on {platform.node()}, process {os.getpid()}", flush=True)
+        try:
+            found = Outcome(piece.work((study / piece.folder).absolute()))
+        except Exception as error:  # noqa: BLE001  # of whatever kind: the other pieces are still to be run
+            reason = " ".join(str(error).split()) or type(error).__name__
+            expected = isinstance(error, LitReconError)
+            applicable = not isinstance(error, piece.not_applicable)
+            found = Outcome("", reason, applicable, "" if expected else traceback.format_exc())
+    return Outcome(found.summary, found.reason, found.applicable, found.traceback, time.perf_counter() - started)
 
 
 @contextlib.contextmanager
-def logged(log: Path) -> Iterator[None]:
-    """Append to a log what is printed meanwhile."""
+def _logged(log: Path) -> Iterator[None]:
+    """Append what is printed to a log."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with (
         log.open("a", encoding="utf-8") as stream,
@@ -51,12 +105,83 @@ def logged(log: Path) -> Iterator[None]:
         yield
 
 
-def attempted(log: Path, work: Callable[[], None]) -> Failure | None:
-    """Do the work with its output appended to a log; what went wrong, whatever it is, or None."""
-    try:
-        with logged(log):
-            work()
-    except Exception as error:  # noqa: BLE001  # whatever it is, one piece must not take the others with it
-        reason = " ".join(str(error).split()) or type(error).__name__
-        return Failure(error, reason, "" if isinstance(error, LitReconError) else traceback.format_exc())
-    return None
+@dataclass(frozen=True)
+class Subcommand:
+    """A command whose runs are pieces of a study.
+
+    Attributes:
+        name: such as `attack.py run`.
+        module: that holds its `parser(program)` and `execute(parser, values)`.
+    """
+
+    name: str
+    module: str
+
+    def values(self, settings: Mapping[str, Any]) -> Namespace:
+        """The settings as the command reads them.
+
+        Raises:
+            ConfigError: the command has no such setting, or the value is of the wrong type.
+        """
+        try:
+            found: Namespace = _parser(self).parse_object(dict(settings))
+        except LitReconError:
+            raise
+        except Exception as error:  # the parser's own, of several kinds
+            raise ConfigError(readable(str(error))) from error
+        found.pop("config", None)
+        return found
+
+    def canonical(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings with all defaults, so that equal runs have equal settings; errors as for `values`."""
+        found: dict[str, Any] = yaml.safe_load(_parser(self).dump(self.values(settings), skip_unset=False))
+        return {key: value for key, value in found.items() if key != "config"}
+
+    def built(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The objects that the settings describe; errors as for `values`, and those of their constructors."""
+        return instantiated(_parser(self), self.values(settings))
+
+    def run(self, settings: Mapping[str, Any], folder: Path) -> None:
+        """Run the command, or resume its run in this folder."""
+        values = self.values(settings)
+        values.out, values.name = folder, folder.name
+        importlib.import_module(self.module).execute(_parser(self), values)
+
+
+@cache
+def _parser(command: Subcommand) -> ArgumentParser:
+    parser: ArgumentParser = importlib.import_module(command.module).parser(command.name)
+    return parser
+
+
+@dataclass(frozen=True)
+class CommandRun:
+    """The work of a piece that is a run of a command.
+
+    Attributes:
+        command: to run.
+        settings: of the run, nested.
+        shown: names and keys of the metrics to print; those after the first are given for comparison.
+    """
+
+    command: Subcommand
+    settings: Mapping[str, Any] = field(hash=False)
+    shown: tuple[tuple[str, str], ...]
+
+    def __call__(self, folder: Path) -> str:
+        """Run the command in the folder, or resume its run; the metrics in words."""
+        self.command.run(self.settings, folder)
+        return metrics_in_words(folder, self.shown)
+
+
+def metrics_in_words(folder: Path, shown: Sequence[tuple[str, str]]) -> str:
+    """Metrics of the finished run in a folder, such as `MSE 0.012 (mean image 0.068)`.
+
+    Args:
+        folder: of the run.
+        shown: names and keys of metrics, all with the unit of the first one.
+    """
+    metrics = read_metrics(RunFolder(folder).metrics)
+    values = [(name, value if isinstance(value := metrics.get(key), float) else None) for name, key in shown]
+    first, *others = [f"{name} {format_score(shown[0][1], value)}" for name, value in values]
+    return f"{first} ({', '.join(others)})" if others else first

@@ -1,9 +1,10 @@
-"""The bounds of an evaluation's cells: how close any attack could have come to the same images, where that is known."""
+"""Lower bounds on the error of any attack in an evaluation's cells, where they are known."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -13,30 +14,31 @@ from lit_recon.bounds import GaussianPrior, autograd_jacobian, cramer_rao, van_t
 from lit_recon.bounds.fisher import check_size
 from lit_recon.defenses import Batch, BatchGradient, Defense, at_weights, defended_gradient, simulated_gradient
 from lit_recon.errors import ConfigError, LitReconError
-from lit_recon.experiments.evaluate.cells import Cells
 from lit_recon.experiments.evaluate.grid import Cell
 from lit_recon.experiments.settings import AttackSettings
 from lit_recon.experiments.update_attack.run import sent_out, victim_data
 from lit_recon.experiments.victim_model import find_target
 from lit_recon.io.files import write_text
 from lit_recon.records import Update
+from lit_recon.reporting.run_folder import RunFolder, StudyFolder
 from lit_recon.reporting.writing import Scalar
 
 #: Variance that is added to every pixel of the prior, that of an error of 0.01.
 _FLOOR = 1e-4
 
 
-def write_bounds(cells: Cells) -> None:
-    """Add the bounds of the cells that are done and have none; those of other cells stay.
+def write_bounds(cells: Sequence[Cell], folder: StudyFolder) -> None:
+    """Add the bounds of the finished cells that have none yet.
 
-    One Jacobian serves all cells whose noise alone differs, and all attacks on the same model.
+    One Jacobian serves all cells that differ in nothing but the noise, and all attacks on the same model.
     """
-    path = cells.folder.bounds
+    path = folder.bounds
     known: dict[str, dict[str, Scalar]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     information: dict[str, list[Tensor]] = {}
-    for cell in cells.cells:
-        if cell.kind == "attack" and cells.is_done(cell) and cell.folder not in known:
-            settings = AttackSettings(**cells.settings(cell))
+    for cell in cells:
+        done = RunFolder(folder.path / cell.folder).is_complete
+        if cell.kind == "attack" and done and cell.folder not in known:
+            settings = AttackSettings(**cell.built(folder.path))
             try:
                 known[cell.folder] = _bound(cell, settings, information)
             except (LitReconError, RuntimeError) as error:  # PyTorch's where an operation has no third derivative

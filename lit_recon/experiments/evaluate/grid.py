@@ -1,20 +1,35 @@
-"""From the configuration of an evaluation to its cells: attacks, trainings of backbones and of generators."""
+"""The cells of an evaluation: attacks, and trainings of backbones and of generators."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from lit_recon.errors import ConfigError, MissingDataError
+from lit_recon.errors import ConfigError, LitReconError, MissingDataError, ThreatModelError, UnsupportedModelError
+from lit_recon.experiments.configuration import readable
+from lit_recon.experiments.engine.pieces import CommandRun, Piece, Subcommand
+from lit_recon.experiments.engine.settings import merged, nested, settings_hash
 from lit_recon.experiments.evaluate.judgement import NO_DEFENSE
 from lit_recon.experiments.evaluate.settings import DefenseFamily, EvaluateSettings, GridAttack
+from lit_recon.modules.generator_training import GENERATOR_FILE
 from lit_recon.reporting.settings import parse_settings
+from lit_recon.reporting.wording import measure_of
 
-#: What the grid says for all its cells; an attack's own configuration has no say in it.
+_COMMANDS = {
+    "attack": Subcommand("attack.py run", "lit_recon.experiments.update_attack.run"),
+    "utility": Subcommand("train.py backbone", "lit_recon.experiments.train.backbone"),
+    "generator": Subcommand("train.py generator", "lit_recon.experiments.train.generator"),
+}
+#: The metric that is printed of a finished training.
+_SHOWN = {"utility": ("accuracy", "accuracy"), "generator": ("RMSE of a latent search", "search_rmse")}
+#: Where an attack's settings name the generator that it draws from.
+_CHECKPOINT = "attack.init_args.parametrization.init_args.checkpoint"
+#: Errors which mean that an attack cannot work on such a model, client or batch.
+INAPPLICABLE = (ThreatModelError, UnsupportedModelError)
+#: Settings that the grid has for all its cells; they replace those of an attack's own configuration.
 _COMMON = ("data", "backbone", "client", "victims", "trainer", "lpips", "seed")
 #: Settings of a backbone that a training does not have.
 _NO_TRAINING = ("checkpoint", "cache")
@@ -25,16 +40,15 @@ class Cell:
     """One run of a grid.
 
     Attributes:
-        kind: an attack, a training that measures the defense's price, or that of a generator which attacks draw from.
-        folder: of the run, below that of the grid; it names a hash of the settings, so that a cell whose settings
-            change is another cell.
+        kind: an attack, a training that measures the defense's utility, or that of a generator which attacks draw from.
+        folder: of the run, below that of the grid; it names a hash of the settings.
         settings: of the run, nested.
         defense: name of the family, or `none`.
         strength: of the defense; None without one.
         attack: name; empty for a training.
         aware: the attacker knows the defense; None where there is none to know.
         batch_size: images per client; 0 for a training.
-        paper: printed figure.
+        paper: printed value of the metric.
         generator: folder of the cell that trains the attack's generator, if one does.
     """
 
@@ -60,9 +74,46 @@ class Cell:
         return f"{defense}, {self.attack}{known}, batch {self.batch_size}"
 
     def entry(self) -> dict[str, Any]:
-        """What the page of the grid needs to know."""
+        """Description of the cell for the page of the grid."""
         names = ("kind", "folder", "defense", "strength", "attack", "aware", "batch_size", "paper")
         return {name: getattr(self, name) for name in names}
+
+    def piece(self, study: Path, metric: str) -> Piece:
+        """The piece of the study in this folder; `metric` is printed of a finished attack."""
+        shown = _SHOWN.get(self.kind, (measure_of(metric).name, metric))
+        backbone = self.settings.get("backbone", {})
+        trains = self.kind == "attack" and not backbone.get("checkpoint")
+        return Piece(
+            folder=self.folder,
+            title=self.describe(),
+            work=CommandRun(_COMMANDS[self.kind], self._complete(study), (shown,)),
+            needs=(self.generator,) if self.generator else (),
+            shares=_text([self.settings.get(name) for name in ("data", "backbone", "seed")]) if trains else "",
+            not_applicable=INAPPLICABLE if self.kind == "attack" else (),
+        )
+
+    def built(self, study: Path, generator: Path | None = None) -> dict[str, Any]:
+        """The cell's settings as objects.
+
+        Args:
+            study: folder of the grid.
+            generator: to be used in place of the one that the attack draws from, before that is trained.
+
+        Raises:
+            ConfigError: the command has no such setting, or a constructor refuses a value; names the cell.
+        """
+        try:
+            return _COMMANDS[self.kind].built(self._complete(study, generator))
+        except LitReconError as error:
+            raise ConfigError(f"{self.describe()}: {error}") from error
+        except Exception as error:  # the parser's own, of several kinds
+            raise ConfigError(f"{self.describe()}: {readable(str(error))}") from error
+
+    def _complete(self, study: Path, generator: Path | None = None) -> dict[str, Any]:
+        """The settings with the path of the generator."""
+        if not self.generator:
+            return self.settings
+        return merged(self.settings, nested(_CHECKPOINT, str(generator or study / self.generator / GENERATOR_FILE)))
 
 
 def build_cells(settings: EvaluateSettings, own: Mapping[str, Any]) -> list[Cell]:
@@ -100,33 +151,6 @@ def build_cells(settings: EvaluateSettings, own: Mapping[str, Any]) -> list[Cell
     ]
     once = {cell.folder: cell for cell in generators.values()}
     return [*once.values(), *trainings, *attacks]
-
-
-def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested settings with those of `above` in the places that it names; another class takes none of the old arguments.
-
-    >>> merged({"a": {"x": 1, "y": 2}, "b": 3}, {"a": {"x": 7}})
-    {'a': {'x': 7, 'y': 2}, 'b': 3}
-    """
-    result = dict(below)
-    for key, value in above.items():
-        old = result.get(key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping):
-            same = value.get("class_path", old.get("class_path")) == old.get("class_path")
-            result[key] = merged(old, value) if same else value
-        else:
-            result[key] = value
-    return result
-
-
-def nested(key: str, value: object) -> dict[str, Any]:
-    """The mapping in which a dotted key leads to a value.
-
-    >>> nested("defense.init_args.std", 0.1)
-    {'defense': {'init_args': {'std': 0.1}}}
-    """
-    first, _, rest = key.partition(".")
-    return {first: nested(rest, value) if rest else value}
 
 
 def network_in_words(backbone: Mapping[str, Any]) -> str:
@@ -230,11 +254,11 @@ def _name(row: _Row) -> str:
 
 
 def _folder(place: str, settings: Mapping[str, Any], generator: str = "") -> str:
-    kept = {key: value for key, value in settings.items() if key not in ("trainer", "lpips", "paper")}
-    if generator:
-        kept["generator"] = generator
-    digest = hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:8]
-    return f"{place}-{digest}"
+    return f"{place}-{settings_hash({**settings, 'generator': generator} if generator else settings)}"
+
+
+def _text(settings: object) -> str:
+    return json.dumps(settings, sort_keys=True, default=str)
 
 
 def _number(value: float) -> float | int:

@@ -236,10 +236,10 @@ def build_evaluation(folder: Path | str) -> Path:
         missing=MISSING,
         absent=ABSENT,
     )
-    write_text(grid.run.report, page)
+    write_text(grid.report, page)
     counts = {"n_failed": len(failed), "n_not_applicable": sum(not cell.applicable for cell in evaluation.cells)}
-    write_metrics(grid.run, {**_record(evaluation), **counts, **facts})
-    return grid.run.report
+    write_metrics(grid, {**_record(evaluation), **counts, **facts})
+    return grid.report
 
 
 def summary_lines(evaluation: Evaluation) -> list[str]:

@@ -1,9 +1,10 @@
-"""The rehearsal of a grid: whatever cannot work is refused before the first cell runs, and nothing is trained."""
+"""Checks a grid before its first cell runs, without training anything."""
 
 from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,7 @@ import torch
 
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.configuration import settings_of
-from lit_recon.experiments.evaluate.cells import INAPPLICABLE, Cells
-from lit_recon.experiments.evaluate.grid import Cell
+from lit_recon.experiments.evaluate.grid import INAPPLICABLE, Cell
 from lit_recon.experiments.evaluate.judgement import NO_DEFENSE
 from lit_recon.experiments.evaluate.results import LeakageMetric
 from lit_recon.experiments.settings import AttackSettings, BackboneSettings
@@ -20,58 +20,58 @@ from lit_recon.experiments.update_attack.run import rehearse, sent_out, victim_d
 from lit_recon.experiments.victim_model import VictimModel, find_target, prepare_training, training_data
 from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, save_generator
 from lit_recon.modules.data import VictimDataModule
+from lit_recon.reporting.run_folder import RunFolder
 
 
 class Rehearsal:
     """Sets up every training and every defense, and every attack at every batch size, on the first victims.
 
-    An attack that cannot work on a network or at a batch size, and says so, is no reason to refuse the others. An
-    untrained generator stands in for one that is to be trained.
-
-    An attack and a defense are each tried with all that matters to them, not with each other: a large grid would take
-    long to try in full. Data are read once, and models built once, for all cells that share them.
+    An attack that is not applicable to a network or a batch size does not stop the others. An untrained generator
+    takes the place of one that is still to be trained. To save time in large grids, attacks and defenses are each
+    tried once, not in every combination. Data are read once, and models built once, for all cells that share them.
 
     Args:
         cells: of the grid.
+        folder: of the grid.
         metric: that attacks are judged by.
     """
 
-    def __init__(self, cells: Cells, metric: LeakageMetric | None = None) -> None:
-        self._cells, self._metric = cells, metric or LeakageMetric()
+    def __init__(self, cells: Sequence[Cell], folder: Path, metric: LeakageMetric | None = None) -> None:
+        self._cells, self._folder, self._metric = cells, folder, metric or LeakageMetric()
         self._victims: dict[str, VictimDataModule] = {}
         self._targets: dict[str, VictimModel] = {}
         self._inapplicable: dict[tuple[str, ...], LitReconError] = {}
 
     def check(self) -> dict[str, str]:
-        """Go through the cells that are not done.
+        """Check the cells that are not done.
 
         Returns:
-            By folder of a cell, why its attack cannot work there.
+            By folder of a cell, why its attack is not applicable.
 
         Raises:
             LitReconError: about the first cell that cannot work for another reason, or about the first of all where no
-                attack can.
+                attack is applicable.
         """
         with tempfile.TemporaryDirectory() as place:
             return self._check(Path(place))
 
     def _check(self, place: Path) -> dict[str, str]:
         tried: set[tuple[str, ...]] = set()
-        attacks = [cell for cell in self._cells.cells if cell.kind == "attack"]
+        attacks = [cell for cell in self._cells if cell.kind == "attack"]
         stand_ins = {
             cell.folder: self._stand_in(cell, place / f"{number}.safetensors")
-            for number, cell in enumerate(self._cells.cells)
+            for number, cell in enumerate(self._cells)
             if cell.kind == "generator"
         }
-        built = {cell.folder: self._cells.settings(cell, stand_ins.get(cell.generator)) for cell in self._cells.cells}
-        for cell in [cell for cell in attacks if not self._cells.is_done(cell)]:
+        built = {cell.folder: cell.built(self._folder, stand_ins.get(cell.generator)) for cell in self._cells}
+        for cell in [cell for cell in attacks if not self._is_done(cell)]:
             settings = AttackSettings(**built[cell.folder])
             try:
                 self._try_attack(cell, settings, tried)
             except LitReconError as error:
                 raise type(error)(f"{cell.describe()}: {error}") from error
-        for cell in self._cells.cells:
-            if cell.kind == "utility" and not self._cells.is_done(cell):
+        for cell in self._cells:
+            if cell.kind == "utility" and not self._is_done(cell):
                 try:
                     self._try_training(cell, built[cell.folder], built[attacks[0].folder])
                 except LitReconError as error:
@@ -79,16 +79,19 @@ class Rehearsal:
         reasons = {
             cell.folder: str(self._inapplicable[_attack(cell)])
             for cell in attacks
-            if _attack(cell) in self._inapplicable and not self._cells.is_done(cell)
+            if _attack(cell) in self._inapplicable and not self._is_done(cell)
         }
         if len(reasons) == len(attacks):
             first = self._inapplicable[_attack(attacks[0])]
             raise type(first)(f"{attacks[0].describe()}: {first}") from first
         return reasons
 
+    def _is_done(self, cell: Cell) -> bool:
+        return RunFolder(self._folder / cell.folder).is_complete
+
     def _stand_in(self, cell: Cell, path: Path) -> Path:
         """An untrained generator as the cell's settings describe it."""
-        built = self._cells.settings(cell)
+        built = cell.built(self._folder)
         shape = built["data"].load()[0].image_shape
         with torch.random.fork_rng(devices=[]):
             generator = ConvGenerator(shape, built["latent_size"], built["width"])
@@ -127,7 +130,7 @@ class Rehearsal:
     def _try_training(self, cell: Cell, built: dict[str, Any], attack: dict[str, Any]) -> None:
         backbone = settings_of(BackboneSettings, built)
         data = training_data(backbone, built["data"], built["seed"])
-        first = next(c for c in self._cells.cells if c.kind == "attack")
+        first = next(c for c in self._cells if c.kind == "attack")
         data.splits = self._victims_of(first.settings, AttackSettings(**attack)).splits  # read once
         prepare_training(backbone, data, built["seed"])
 
@@ -139,7 +142,7 @@ class Rehearsal:
 
 
 def _attack(cell: Cell) -> tuple[str, ...]:
-    """What an attack is tried as: under no defense, on victims of one batch size."""
+    """Key of an attack at a batch size, whatever the defense."""
     return ("attack", cell.attack, str(cell.batch_size))
 
 

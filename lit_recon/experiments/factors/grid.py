@@ -1,27 +1,23 @@
-"""From the configuration of a study of factors to its cells: one run of `reconn.py run` each.
+"""The cells of a study of factors, one run of `reconn.py run` each.
 
-Two values that come to the same settings share a cell: every factor's value that is the base's costs nothing.
+Values with the same settings share a cell: a factor's value that is the base's needs no run of its own.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from lit_recon.errors import ConfigError, LitReconError
-from lit_recon.experiments.evaluate.grid import merged
+from lit_recon.experiments.engine.settings import NOT_HASHED, merged, nested, settings_hash
 from lit_recon.experiments.factors.settings import Case, Factor, FactorsSettings, Measure, TransferSettings, shown
 from lit_recon.experiments.released_attack.settings import ReconnSettings, ShadowSettings
 from lit_recon.reporting.settings import differences
 
-#: Settings of a run that no factor may vary: where it is kept, and whom it is told.
+#: Settings of a run that no factor may vary.
 _NO_FACTOR = ("name", "out", "overwrite", "released", "store", "curve", "wandb", "paper", "cache", "trainer")
-#: Settings that change how a cell is computed or shown, not what it is: they are no part of its identity.
-_HOW = ("cache", "shard_size", "trainer", "wandb", "paper", "name", "out", "overwrite")
 #: Letters of a folder's name before the hash.
 _NAME = 96
 
@@ -34,11 +30,11 @@ class FactorCell:
     """One run.
 
     Attributes:
-        folder: of the run, below that of the study; it names a hash of the settings: other settings are another cell.
-        title: in words.
+        folder: of the run, below that of the study; it names a hash of the settings.
+        title: for the screen.
         settings: of `reconn.py run`, complete.
         transfer: to another fixed set; None for none.
-        measures: what any factor asks for besides the attack.
+        measures: that any factor wants besides the attack's metrics.
     """
 
     folder: str
@@ -54,7 +50,7 @@ class FactorGrid:
 
     Attributes:
         cells: each once; those of the base first.
-        description: fit for JSON: which cells make up which value of which factor.
+        description: the cells of each value of each factor, as JSON content.
     """
 
     cells: list[FactorCell]
@@ -70,7 +66,7 @@ def build_grid(settings: FactorsSettings, own: Mapping[str, Any], canonical: Can
         canonical: completes the settings of a run, so that equal runs have equal settings.
 
     Raises:
-        ConfigError: a factor names what no run has, or refuses.
+        ConfigError: a factor names a setting that no run has, or a value that it refuses.
     """
     book = _Book(settings, own, canonical)
     base = [cell.folder for cell in book.cells_of("base", Case("", {}), settings.seeds)]
@@ -135,8 +131,7 @@ class _Book:
     def _cell(self, title: str, case: Case, seed: int | None) -> FactorCell:
         drawn = {} if seed is None else dict.fromkeys(self.study.seeded, seed)
         whole = self._complete({**drawn, **case.overrides})
-        kept = {key: value for key, value in whole.items() if key not in _HOW}
-        digest = hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:8]
+        digest = settings_hash(whole)
         if digest not in self._cells:
             named = title if seed is None else f"{title}, seed {seed}"
             transfer = whole.pop("transfer")
@@ -158,8 +153,9 @@ class _Book:
 
     def _name(self, settings: Mapping[str, Any]) -> str:
         """In what the cell differs from the base, as far as it fits a folder's name."""
-        # a mapping in the place of nothing takes away nothing
-        found = [d for d in differences(self._plain, settings, _HOW) if d.before is not None or d.after is not None]
+        # a key below a mapping that was null before appears with None on both sides
+        both = differences(self._plain, settings, NOT_HASHED)
+        found = [item for item in both if item.before is not None or item.after is not None]
         parts = [f"{item.key.rpartition('.')[2]}_{shown(item.after)}" for item in found if item.after is not None]
         parts += [f"no_{item.key.rpartition('.')[2]}" for item in found if item.after is None]
         return re.sub(r"[^\w.-]+", "_", "-".join(parts).replace(",", ""))[:_NAME].strip("-_.") or "base"
@@ -172,16 +168,6 @@ def _transfer(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if odd:
         raise ConfigError(f"transfer has no setting {', '.join(odd)}; it has shadows and way")
     return asdict(TransferSettings(**given))
-
-
-def nested(key: str, value: object) -> dict[str, Any]:
-    """The mapping in which a dotted key leads to a value.
-
-    >>> nested("descent.lr", 0.1)
-    {'descent': {'lr': 0.1}}
-    """
-    first, _, rest = key.partition(".")
-    return {first: nested(rest, value) if rest else value}
 
 
 def _place(value: object) -> float | None:

@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
@@ -57,8 +56,10 @@ class Measures:
     def take(self, wanted: Iterable[Measure]) -> None:
         """Measure what is wanted and not there yet."""
         take = {"models": self._models, "gradients": self._gradients, "embedding": self._embedding}
-        for kind in missing(self.folder, wanted):
-            write_text(path_of(self.folder, kind), json.dumps(take[kind]()) + "\n")
+        for kind in kinds_of(wanted):
+            path = self.folder.path / file_of(kind)
+            if not path.is_file():
+                write_text(path, json.dumps(take[kind]()) + "\n")
 
     def _models(self) -> dict[str, Any]:
         """How well released models classify, and what privacy they have."""
@@ -125,12 +126,11 @@ class Measures:
         return store
 
 
-def missing(folder: RunFolder, wanted: Iterable[Measure]) -> list[_Kind]:
-    """What is not measured yet."""
-    kinds: list[_Kind] = ["models", *sorted(wanted)]
-    return [kind for kind in kinds if not path_of(folder, kind).is_file()]
+def kinds_of(wanted: Iterable[Measure]) -> list[_Kind]:
+    """All that is measured on a cell."""
+    return ["models", *sorted(wanted)]
 
 
-def path_of(folder: RunFolder, kind: _Kind) -> Path:
-    """Where a measure is kept."""
-    return folder.path / f"{kind}.json"
+def file_of(kind: _Kind) -> str:
+    """Name of a measure's file in the cell's folder."""
+    return f"{kind}.json"

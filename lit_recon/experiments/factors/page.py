@@ -167,7 +167,7 @@ def write_page(folder: Path) -> Path:
     write_text(study.folder.path / "factors.csv", csv_text(study))
     facts = environment()
     failed = [(cell.folder.path.name, cell.reason) for cell in study.cells if cell.reason]
-    run = study.folder.run
+    run = study.folder
     page = render(
         "factors.html.j2",
         name=str(study.settings.get("name") or run.path.resolve().name),

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
-import lit_recon._torchvision
-
-from jsonargparse import ArgumentParser
-
-from lit_recon.experiments.configuration import instantiated
-from lit_recon.experiments.engine.pieces import logged
-from lit_recon.experiments.released_attack import run as reconn_run
+from lit_recon.experiments.configuration import settings_of
+from lit_recon.experiments.engine.pieces import CommandRun, Piece, Subcommand
+from lit_recon.experiments.engine.settings import settings_hash
 from lit_recon.experiments.released_attack.settings import ShadowSettings
 from lit_recon.experiments.rero.settings import BudgetSettings
-from lit_recon.reporting.run_folder import RunFolder
 
+_RECONN = Subcommand("reconn.py run", "lit_recon.experiments.released_attack.run")
 #: Settings of a cell beside those of its shadow models.
 _ATTACK = ("reconstructor",)
-
-
-#: Settings that change how a cell is computed, not what: they are no part of its identity.
-_HOW = ("trainer", "cache", "shard_size", "wandb")
+#: Names and keys of the metrics that are printed of a finished cell.
+_SHOWN = (("MSE", "mse"), ("mean image", "baseline_mean_image_mse"))
 
 
 @dataclass(frozen=True)
@@ -34,7 +25,7 @@ class ReroCell:
 
     Attributes:
         name: unique, fit for a file name.
-        title: in words.
+        title: for the screen.
         epsilon: budget; None without noise.
         settings: of the run, nested.
     """
@@ -46,16 +37,17 @@ class ReroCell:
 
     @property
     def folder(self) -> str:
-        """Of the run, below that of the study; it names a hash of the settings: other settings are another cell."""
-        kept = {key: value for key, value in self.settings.items() if key not in _HOW}
-        digest = hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:8]
-        return f"cells/{self.name}_{digest}"
+        """Of the run, below that of the study; it names a hash of the settings."""
+        return f"cells/{self.name}_{settings_hash(self.settings)}"
 
-    def shadows(self, parser: ArgumentParser) -> ShadowSettings:
-        """The settings of its shadow models, built."""
-        built = instantiated(parser, parser.parse_object(self.settings))
-        names = {field.name for field in fields(ShadowSettings)}
-        return ShadowSettings(**{key: value for key, value in built.items() if key in names})
+    @property
+    def piece(self) -> Piece:
+        """The piece of the study."""
+        return Piece(self.folder, self.title, CommandRun(_RECONN, self.settings, _SHOWN))
+
+    def shadows(self) -> ShadowSettings:
+        """The settings of its shadow models, as an object."""
+        return settings_of(ShadowSettings, _RECONN.built(self.settings))
 
 
 def rero_cells(budget: BudgetSettings, own: Mapping[str, Any]) -> list[ReroCell]:
@@ -85,14 +77,3 @@ def rero_cells(budget: BudgetSettings, own: Mapping[str, Any]) -> list[ReroCell]
         cell("clipped", "clipped, no noise", None, {**shared, "noise_multiplier": 0.0}),
         *private,
     ]
-
-
-def run_cell(cell: ReroCell, parser: ArgumentParser, study: RunFolder) -> RunFolder:
-    """Run a cell, or go on with it, if it has no figures yet; what it prints goes to a log of the study."""
-    folder = RunFolder(study.path / cell.folder)
-    if not folder.is_complete:
-        values = parser.parse_object(cell.settings)
-        values.out, values.name = folder.path, Path(cell.folder).name
-        with logged(study.logs / f"{folder.path.name}.log"):
-            reconn_run.execute(parser, values)
-    return folder

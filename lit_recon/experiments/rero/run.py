@@ -1,35 +1,30 @@
-"""`reconn.py rero`: how far differential privacy protects from reconstruction, and how far attacks really come."""
+"""`reconn.py rero`: bounds on reconstruction under differential privacy, and attacks compared with them."""
 
 from __future__ import annotations
 
-import math
-import os
 import time
 from pathlib import Path
-
-import lit_recon._torchvision
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.attacks.released.base import Background
 from lit_recon.errors import ConfigError, LitReconError
-from lit_recon.experiments.configuration import SAME_RUN, instantiated, resolved, settings_of, settings_parser
-from lit_recon.experiments.released_attack import run as reconn_run
+from lit_recon.experiments.configuration import instantiated, resolved, settings_of, settings_parser
+from lit_recon.experiments.engine.cluster import ClusterSettings
+from lit_recon.experiments.engine.runner import StudyRunner, refuse_several_processes
 from lit_recon.experiments.released_attack.settings import ShadowSettings
-from lit_recon.experiments.rero.cells import rero_cells, run_cell
+from lit_recon.experiments.rero.cells import rero_cells
 from lit_recon.experiments.rero.page import write_page
-from lit_recon.experiments.rero.panels import RECORD, TABLE
 from lit_recon.experiments.rero.score import CellEvaluator, figures, write_record
 from lit_recon.experiments.rero.settings import ReroSettings
 from lit_recon.modules.loggers import build_loggers, finish
 from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.run_folder import RunFolder
-from lit_recon.reporting.wording import duration
 from lit_recon.reporting.writing import Scalar, write_metrics
 from lit_recon.training.trainer import build_trainer
 
-#: What may change between two calls on one folder: finished cells are kept, new ones are run.
+#: Settings that may change between two calls on one folder: finished cells are kept, new ones are run.
 _GROWS = ("budget.epsilons", "budget.without", "prior", "sampled", "test_images", "cache", "shard_size")
 
 
@@ -38,44 +33,44 @@ def parser(program: str) -> ArgumentParser:
     settings = settings_parser(program, "Bounds on reconstruction under differential privacy, and attacks beside them.")
     settings.add_class_arguments(ReroSettings, as_group=False)
     settings.add_class_arguments(ShadowSettings, as_group=False)
+    settings.add_class_arguments(ClusterSettings, as_group=False)
     return settings
 
 
 def execute(arguments: ArgumentParser, values: Namespace) -> None:
     """Refuse what cannot work, then run the cells that have not been run, and write the page about all of them."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError("reconn.py rero runs in one process; start it without torchrun")
     complete, config = resolved(arguments, values, "rero")
     built = instantiated(arguments, complete)
     settings, shadows = settings_of(ReroSettings, built), settings_of(ShadowSettings, built)
+    cluster = settings_of(ClusterSettings, built)
     settings.check_shadows(shadows)
+    refuse_several_processes(arguments.prog, shadows.trainer)
+    cluster.check()
     settings.wandb.resolved_mode()
-    split, own = shadows.drawn(), yaml.safe_load(config)
-    cells, attack = rero_cells(settings.budget, own), reconn_run.parser("reconn.py run")
-    planned = [cell.shadows(attack) for cell in cells]
+    split, own, path = shadows.drawn(), yaml.safe_load(config), Path(complete.out)
+    cells = rero_cells(settings.budget, own)
+    planned = [cell.shadows() for cell in cells]
     for cell, each in zip(cells, planned, strict=True):
         try:
             settings.reconstructor.bind(Background(each.plan(split)))
         except LitReconError as error:
             raise ConfigError(f"{cell.title}: {error}") from error
-    path = Path(complete.out)
-    unfinished = not all(RunFolder(path / cell.folder).is_complete for cell in cells)
-    ignored = (*SAME_RUN, *_GROWS)
-    folder = RunFolder.open(path, config, settings.overwrite, ignored, unfinished, ("cells", RECORD, TABLE))
-    done = sum(RunFolder(path / cell.folder).is_complete for cell in cells)
-    print(f"cells       {len(cells)}, {done} of them done; {shadows.split.shadow} shadow models in each")
-    print(f"run folder  {folder.path}", flush=True)
+    study = StudyRunner([cell.piece for cell in cells], path)
+    study.open(config, settings.overwrite, _GROWS)
+    folder = study.folder
+    print(f"cells       {study.progress()}; {shadows.split.shadow} shadow models in each")
+    print(f"run folder  {path}", flush=True)
     started = time.perf_counter()
+    with cluster.executor(folder, shadows.trainer.threads, shadows.trainer.accelerator) as executor:
+        study.require(study.run(executor))
     trainer = build_trainer(shadows.trainer, loggers=[])
     judge = CellEvaluator(settings, shadows, split, folder)
     for caveat in sorted({prior.baseline.caveat for prior in judge.priors} - {""}):
         print(f"caveat      {caveat}")
-    measured = []
-    for number, (cell, plan) in enumerate(zip(cells, planned, strict=True), start=1):
-        clock = time.perf_counter()
-        found = judge.measure(cell, plan, run_cell(cell, attack, folder), trainer)
-        measured.append(found)
-        print(f"[{number}/{len(cells)}] {_line(found)} ({duration(time.perf_counter() - clock)})", flush=True)
+    measured = [
+        judge.measure(cell, plan, RunFolder(path / cell.folder), trainer)
+        for cell, plan in zip(cells, planned, strict=True)
+    ]
     record = judge.record(measured)
     write_record(folder, record)
     metrics = figures(record)
@@ -85,16 +80,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     finish(loggers)
     facts: dict[str, Scalar] = {"split_hash": split.hash, "n_fixed": len(split.fixed), "n_shadow": len(split.shadow)}
     write_metrics(folder, {**metrics, **facts, "seconds": time.perf_counter() - started, **environment()})
-    write_page(folder.path)
+    write_page(path)
     print(
         f"bounds      attack below the bound in {metrics['comparisons_below']} of {metrics['comparisons']} comparisons"
     )
     print(f"report      {folder.report}")
-
-
-def _line(found: dict[str, object]) -> str:
-    """The figures of one cell."""
-    mse, mean, accuracy = (found[key] for key in ("mse", "baseline_mean_image_mse", "accuracy"))
-    if not isinstance(mse, float) or not isinstance(mean, float) or not isinstance(accuracy, float):
-        mse = mean = accuracy = math.nan
-    return f"{found['title']}: MSE {mse:.4f} (mean image {mean:.4f}), accuracy {accuracy:.1%}"

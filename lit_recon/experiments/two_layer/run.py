@@ -1,10 +1,10 @@
-"""`attack.py bounds`: attacks on two-layer networks against the bounds that no attack can beat, and their rates."""
+"""`attack.py bounds`: attacks on two-layer networks, compared with lower bounds on the error of any attack."""
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import lit_recon._torchvision
@@ -22,8 +22,10 @@ from lit_recon.bounds import (
     moments_noise,
 )
 from lit_recon.bounds.two_layer import replacement_sensitivity
-from lit_recon.experiments.configuration import SAME_RUN, instantiated, resolved, settings_parser
-from lit_recon.experiments.engine.pieces import alone
+from lit_recon.experiments.configuration import instantiated, resolved, settings_of, settings_parser
+from lit_recon.experiments.engine.cluster import ClusterSettings
+from lit_recon.experiments.engine.pieces import Piece
+from lit_recon.experiments.engine.runner import StudyRunner, refuse_several_processes
 from lit_recon.experiments.two_layer.cell import drawn_instance, measured
 from lit_recon.experiments.two_layer.page import write_page
 from lit_recon.experiments.two_layer.results import Study
@@ -32,76 +34,82 @@ from lit_recon.io.files import write_text
 from lit_recon.modules.loggers import build_loggers, finish, log_grid
 from lit_recon.privacy import gaussian_mu
 from lit_recon.reporting.provenance import environment
-from lit_recon.reporting.run_folder import GridFolder
-from lit_recon.reporting.wording import duration
 from lit_recon.reporting.writing import write_metrics
 
-#: What may change between two calls on one folder: cells that stay are kept, new ones are run.
+#: Settings that may change between two calls on one folder: finished cells are kept, new ones are run.
 _GROWS = ("sweeps", "defenses", "epsilons", "delta", "threads")
+#: Name of a cell's file in its folder.
+_CELL = "cell.json"
 
 
 def parser(program: str) -> ArgumentParser:
     """The command's settings."""
-    settings = settings_parser(program, "Hold attacks on two-layer networks against the bounds for them.")
+    settings = settings_parser(program, "Compare attacks on two-layer networks with bounds on the error of any attack.")
     settings.add_class_arguments(TwoLayerSettings, as_group=False)
+    settings.add_class_arguments(ClusterSettings, as_group=False)
     return settings
+
+
+@dataclass(frozen=True)
+class TwoLayerCellRun:
+    """The work of a cell.
+
+    Attributes:
+        settings: of the study.
+        cell: to be measured.
+    """
+
+    settings: TwoLayerSettings
+    cell: TwoLayerCell
+
+    @property
+    def piece(self) -> Piece:
+        """The piece of the study."""
+        return Piece(f"cells/{self.cell.name}", self.cell.describe(), self, results=(_CELL,))
+
+    def __call__(self, folder: Path) -> str:
+        """Measure the cell; the largest bound that holds for unbiased attacks in words."""
+        if self.settings.threads is not None:
+            torch.set_num_threads(self.settings.threads)
+        found = measured(self.settings, self.cell)
+        write_text(folder / _CELL, json.dumps(found, indent=2))
+        exact = found["bounds"]["exact"]
+        return f"bound {sum(exact) / len(exact):.3g}"
 
 
 def execute(arguments: ArgumentParser, values: Namespace) -> None:
     """Run the cells that have not been run, and write the page about all of them."""
     complete, config = resolved(arguments, values, "bounds")
-    settings = TwoLayerSettings(**instantiated(arguments, complete))
+    built = instantiated(arguments, complete)
+    settings, cluster = settings_of(TwoLayerSettings, built), settings_of(ClusterSettings, built)
+    refuse_several_processes(arguments.prog)
+    cluster.check()
     settings.wandb.resolved_mode()
-    own = yaml.safe_load(config)
+    own, path = yaml.safe_load(config), Path(complete.out)
     cells = build_cells(settings, own)
-    folder = GridFolder(Path(complete.out))
-    unfinished = any(not _path(folder, cell).is_file() for cell in cells)
-    GridFolder.open(folder.path, config, settings.overwrite, (*SAME_RUN, *_GROWS), reopen=unfinished)
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    done = sum(_path(folder, cell).is_file() for cell in cells)
-    print(f"study       {len(cells)} cells of {settings.repeats} draws, {done} cells done")
-    print(f"run folder  {folder.path}", flush=True)
-    for wait in (False, True):
-        _run(settings, cells, folder, wait)
-    write_text(folder.path / "study.json", json.dumps(_description(settings, cells), indent=2))
-    study, page = Study.read(folder.path), write_page(folder.path)
-    record = study.record()
-    loggers = build_loggers(folder.run.logs, str(complete.name), settings.wandb, own)
+    study = StudyRunner([TwoLayerCellRun(settings, cell).piece for cell in cells], path)
+    study.open(config, settings.overwrite, _GROWS)
+    print(f"study       {study.progress()}; {settings.repeats} draws in each")
+    print(f"run folder  {path}", flush=True)
+    with cluster.executor(study.folder, settings.threads) as executor:
+        study.require(study.run(executor))
+    write_text(path / "study.json", json.dumps(_description(settings, cells), indent=2))
+    found, page = Study.read(path), write_page(path)
+    record = found.record()
+    loggers = build_loggers(study.folder.logs, str(complete.name), settings.wandb, own)
     for logger in loggers:
         logger.log_metrics({key: value for key, value in record.items() if isinstance(value, float)}, 0)
-    log_grid(loggers, "rates", (folder.figures / "rates.png").read_bytes(), 0)
+    log_grid(loggers, "rates", (study.folder.figures / "rates.png").read_bytes(), 0)
     finish(loggers)
-    write_metrics(folder.run, {**record, **environment()})
-    print("\n".join(study.summary()))
+    write_metrics(study.folder, {**record, **environment()})
+    print("\n".join(found.summary()))
     print(f"report      {page}")
 
 
-def _path(folder: GridFolder, cell: TwoLayerCell) -> Path:
-    return folder.path / "cells" / f"{cell.name}.json"
-
-
-def _run(settings: TwoLayerSettings, cells: Sequence[TwoLayerCell], folder: GridFolder, wait: bool) -> None:
-    """Every cell that has no file, each by one process at a time; `wait` for those that another one is running."""
-    for number, cell in enumerate(cells, start=1):
-        path = _path(folder, cell)
-        if path.is_file():
-            continue
-
-        def work(cell: TwoLayerCell = cell, path: Path = path, title: str = f"[{number}/{len(cells)}]") -> None:
-            if path.is_file():
-                return
-            clock = time.perf_counter()
-            write_text(path, json.dumps(measured(settings, cell), indent=2))
-            print(f"{title} {cell.describe()} ({duration(time.perf_counter() - clock)})", flush=True)
-
-        alone(folder.lock(cell.name), wait, work)
-
-
 def _description(settings: TwoLayerSettings, cells: Sequence[TwoLayerCell]) -> dict[str, object]:
-    """What the page cannot read off the cells."""
+    """What the page needs to know beyond the cells."""
     return {
-        "cells": [f"{cell.name}.json" for cell in cells],
+        "cells": [f"{cell.name}/{_CELL}" for cell in cells],
         "base": cells[0].identity(),
         "attacks": {name: attack.title or name for name, attack in settings.attacks.items()},
         "moments": [name for name, attack in settings.attacks.items() if isinstance(attack.recovery, MomentRecovery)],

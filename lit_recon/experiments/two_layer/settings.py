@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -15,6 +13,7 @@ from lit_recon.bounds import RATES
 from lit_recon.bounds.two_layer import Loss
 from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError
+from lit_recon.experiments.engine.settings import settings_hash
 from lit_recon.experiments.settings import PaperSettings
 from lit_recon.modules.loggers import WandbSettings
 
@@ -203,7 +202,7 @@ class TwoLayerCell:
         sizes: of the network, its batch and the noise.
         defense: name, or `none`.
         strength: None without a defense.
-        digest: of everything that decides its result.
+        digest: hash of everything that decides its result; its draws are seeded with it.
     """
 
     sizes: Sizes
@@ -213,7 +212,7 @@ class TwoLayerCell:
 
     @property
     def name(self) -> str:
-        """Of the cell's file."""
+        """Of the cell's folder."""
         sizes, strength = self.sizes, "" if self.strength is None else f"_{self.strength:g}"
         return f"{self.defense}{strength}-d{sizes.d}-m{sizes.m}-b{sizes.batch}-s{sizes.noise:g}-{self.digest}"
 
@@ -264,6 +263,5 @@ def _changed(base: Sizes, axis: str, value: float) -> Sizes:
 
 def _digest(content: Mapping[str, Any]) -> str:
     how = content["how"]
-    # strengths that a family has besides, and words, change no cell
-    kept = {**content, "how": how and {key: how[key] for key in ("defense", "relative")}}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:8]
+    # the other strengths of a family, and its titles, change no cell
+    return settings_hash({**content, "how": how and {key: how[key] for key in ("defense", "relative")}})

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
+from lit_recon.attacks.updates import GenerativePrior, GradientMatching
 from lit_recon.errors import ConfigError, MissingDataError
-from lit_recon.experiments.evaluate.grid import Cell, build_cells, merged, network_in_words
+from lit_recon.experiments.engine.settings import merged
+from lit_recon.experiments.evaluate.grid import Cell, build_cells, network_in_words
 from lit_recon.experiments.evaluate.settings import DefenseFamily, EvaluateSettings, GridAttack, GridPaper
 from lit_recon.experiments.settings import LpipsSettings
+from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, save_generator
+from lit_recon.modules.generator_training import GENERATOR_FILE
 
 COMMON: dict[str, Any] = {
     "data": {"class_path": "Digits"},
@@ -160,6 +166,29 @@ def test_another_generator_makes_other_cells(attack: GridAttack, drawing: GridAt
     for kind, kept in (("generator", False), ("utility", True), ("attack", False)):
         folders = ({cell.folder for cell in cells if cell.kind == kind} for cells in (before, after))
         assert (len(set.intersection(*folders)) > 0) == kept
+
+
+def test_an_attack_draws_from_the_generator_of_its_grid(drawing: GridAttack, tmp_path: Path) -> None:
+    cells = {cell.kind: cell for cell in grid(drawing, defenses={}, utility=None)}
+    trained, other = tmp_path / cells["generator"].folder / GENERATOR_FILE, tmp_path / "stand_in.safetensors"
+    prior = {"class_path": "GenerativePrior", "init_args": {"checkpoint": "nowhere.safetensors"}}
+    settings = {"attack": {"class_path": "GradientMatching", "init_args": {"parametrization": prior, "steps": 1}}}
+    cell = replace(cells["attack"], settings=settings)
+    made = GeneratorCheckpoint(ConvGenerator((1, 8, 8), 2, 1), "digits", "", torch.zeros(0, dtype=torch.int64), 1)
+    for path in (trained, other):
+        save_generator(path, made)
+    for given, expected in ((None, trained), (other, other)):
+        attack = cell.built(tmp_path, given)["attack"]
+        assert isinstance(attack, GradientMatching)
+        assert isinstance(attack.parametrization, GenerativePrior)
+        assert attack.parametrization.checkpoint == expected
+    assert cell.piece(tmp_path, "rmse").needs == (cells["generator"].folder,)
+
+
+def test_attacks_on_one_backbone_wait_for_its_training(attack: GridAttack) -> None:
+    pieces = [cell.piece(Path("here"), "rmse") for cell in grid(attack, batch_sizes=[1, 4])]
+    assert len({piece.shares for piece in pieces if piece.folder.startswith("cells/")}) == 1
+    assert {piece.shares for piece in pieces if piece.folder.startswith("utility/")} == {""}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from lit_recon.experiments.evaluate.judgement import best_within, levels, pareto
 from lit_recon.experiments.evaluate.page import build_evaluation, gallery_grids, scatter, summary_lines
 from lit_recon.experiments.evaluate.results import Evaluation
 from lit_recon.experiments.evaluate.tables import attack_tables, equal_utility
-from lit_recon.reporting.run_folder import GridFolder, RunFolder
+from lit_recon.reporting.run_folder import RunFolder, StudyFolder
 from lit_recon.reporting.writing import write_metrics
 
 NEAREST = 0.2
@@ -32,9 +32,11 @@ ACCURACY = {("none", None): 0.9, ("prune", 0.5): 0.9, ("prune", 0.99): 0.8, ("no
 
 
 @pytest.fixture
-def evaluated(tmp_path: Path, make_run: Callable[..., RunFolder]) -> GridFolder:
+def evaluated(tmp_path: Path, make_run: Callable[..., RunFolder]) -> StudyFolder:
     """A grid of two defenses and two attacks at batch size 2, one cell of which failed."""
-    folder = GridFolder.open(tmp_path / "grid", yaml.safe_dump({"name": "two_defenses", "paper": {"citation": "Some"}}))
+    folder = StudyFolder.open(
+        tmp_path / "grid", yaml.safe_dump({"name": "two_defenses", "paper": {"citation": "Some"}})
+    )
     cells: list[dict[str, Any]] = []
     for (defense, strength), accuracy in ACCURACY.items():
         place = f"utility/{defense}_{strength}-0123abcd"
@@ -73,7 +75,7 @@ def _entry(
     }
 
 
-def test_the_strongest_attack_is_the_one_that_comes_closest(evaluated: GridFolder) -> None:
+def test_the_strongest_attack_is_the_one_that_comes_closest(evaluated: StudyFolder) -> None:
     found = {level.title: level for level in levels(Evaluation.read(evaluated), 2)}
     winners = {title: level.strongest.attack for title, level in found.items() if level.strongest}
     assert winners == {
@@ -89,7 +91,7 @@ def test_the_strongest_attack_is_the_one_that_comes_closest(evaluated: GridFolde
     assert found["no defense"].standard_error == pytest.approx(0.04 / 4**0.5)
 
 
-def test_no_point_of_the_front_is_beaten_and_all_others_are(evaluated: GridFolder) -> None:
+def test_no_point_of_the_front_is_beaten_and_all_others_are(evaluated: StudyFolder) -> None:
     points = levels(Evaluation.read(evaluated), 2)
     front = pareto_front(points)
     assert [level.title for level in front] == ["pruning 0.5", "noise 0.1", "pruning 0.99"]
@@ -101,7 +103,7 @@ def test_no_point_of_the_front_is_beaten_and_all_others_are(evaluated: GridFolde
         )
 
 
-def test_defenses_are_compared_at_equal_price(evaluated: GridFolder) -> None:
+def test_defenses_are_compared_at_equal_price(evaluated: StudyFolder) -> None:
     points = levels(Evaluation.read(evaluated), 2)
     cheap = {name: level.title for name, level in best_within(points, 0.02).items()}
     assert cheap == {"none": "no defense", "prune": "pruning 0.5", "noise": "noise 0.1"}
@@ -121,7 +123,7 @@ def test_defenses_are_compared_at_equal_price(evaluated: GridFolder) -> None:
     assert [[entry.strongest for entry in entries].index(True) for _, entries in table.rows] == [2, 1]
 
 
-def test_verdicts_say_what_stops_the_strongest_attack_and_what_it_costs(evaluated: GridFolder) -> None:
+def test_verdicts_say_what_stops_the_strongest_attack_and_what_it_costs(evaluated: StudyFolder) -> None:
     said = dict(verdicts(Evaluation.read(evaluated)))
     (pruning,), (noise,) = said["pruning"], said["noise"]
     assert "pruning 0.99 stops the strongest attack, Near" in pruning
@@ -132,7 +134,7 @@ def test_verdicts_say_what_stops_the_strongest_attack_and_what_it_costs(evaluate
     assert "what it costs was not measured" in noise
 
 
-def test_a_margin_within_the_error_is_called_so(evaluated: GridFolder) -> None:
+def test_a_margin_within_the_error_is_called_so(evaluated: StudyFolder) -> None:
     content = json.loads(evaluated.grid.read_text())
     place = next(c["folder"] for c in content["cells"] if c["attack"] == "near" and c["strength"] == 0.99)
     metrics = json.loads((evaluated.path / place / "metrics.json").read_text())
@@ -140,7 +142,7 @@ def test_a_margin_within_the_error_is_called_so(evaluated: GridFolder) -> None:
     assert "within one standard error" in dict(verdicts(Evaluation.read(evaluated)))["pruning"][0]
 
 
-def test_tables_hold_every_cell_or_the_reason_why_not(evaluated: GridFolder) -> None:
+def test_tables_hold_every_cell_or_the_reason_why_not(evaluated: StudyFolder) -> None:
     (table,) = attack_tables(Evaluation.read(evaluated))
     assert table.attacks == ["Near", "Far, malicious server"]
     assert table.baselines == "nearest public image 0.200, mean image 0.251"
@@ -153,7 +155,7 @@ def test_tables_hold_every_cell_or_the_reason_why_not(evaluated: GridFolder) -> 
     assert rows["noise 1"].accuracy == "n/a"
 
 
-def test_other_metrics_have_tables_where_they_were_measured(evaluated: GridFolder) -> None:
+def test_other_metrics_have_tables_where_they_were_measured(evaluated: StudyFolder) -> None:
     evaluation = Evaluation.read(evaluated)
     (table,) = attack_tables(evaluation, "psnr")
     assert table.measure.name == "PSNR"
@@ -163,7 +165,7 @@ def test_other_metrics_have_tables_where_they_were_measured(evaluated: GridFolde
     assert attack_tables(evaluation, "lpips") == []
 
 
-def test_the_folder_tells_everything(evaluated: GridFolder) -> None:
+def test_the_folder_tells_everything(evaluated: StudyFolder) -> None:
     page = build_evaluation(evaluated.path).read_text()
     for words in ("two_defenses", "pruning 0.99", "out of memory", "paper 0.26", "At equal utility", "<img"):
         assert words in page
@@ -171,7 +173,7 @@ def test_the_folder_tells_everything(evaluated: GridFolder) -> None:
     assert len(rows) == 10
     assert [row["reason"] for row in rows if not row["rmse"]] == ["out of memory"]
     assert sum(row["strongest"] == "true" for row in rows) == 5
-    figures = json.loads(evaluated.run.metrics.read_text())
+    figures = json.loads(evaluated.metrics.read_text())
     assert figures["rmse.prune_0.99.near.b2"] == 0.25
     assert figures["rmse.noise_0.1.far.b2"] is None
     assert figures["rmse.noise_0.1.far.b2_reason"] == "out of memory"
@@ -185,7 +187,7 @@ def test_the_folder_tells_everything(evaluated: GridFolder) -> None:
     assert summary_lines(Evaluation.read(evaluated))[-1] == "1 cells have no figures; the report says why"
 
 
-def test_servers_are_told_apart(evaluated: GridFolder) -> None:
+def test_servers_are_told_apart(evaluated: StudyFolder) -> None:
     # the malicious one alone breaks noise 1
     _rescore(evaluated, "noise", 1.0, "near", 0.21)
     _rescore(evaluated, "noise", 1.0, "far", 0.03)
@@ -195,7 +197,7 @@ def test_servers_are_told_apart(evaluated: GridFolder) -> None:
     assert "Batch 2: no strength of the grid stops the strongest attack. The most that it takes is noise 0.1" in every
     assert "Batch 2, honest servers alone: noise 1 stops the strongest attack, Near" in honest
     build_evaluation(evaluated.path)
-    figures = json.loads(evaluated.run.metrics.read_text())
+    figures = json.loads(evaluated.metrics.read_text())
     assert (figures["strongest.noise_1.b2"], figures["strongest_honest.noise_1.b2"]) == ("far", "near")
     assert (figures["stops.noise_1.b2"], figures["stops_honest.noise_1.b2"]) == (False, True)
     rows = list(csv.DictReader(evaluated.table.read_text().splitlines()))
@@ -203,14 +205,14 @@ def test_servers_are_told_apart(evaluated: GridFolder) -> None:
     assert {row["attack"] for row in rows if row["strongest_honest"] == "true"} == {"near"}
 
 
-def test_honest_servers_alone_need_no_second_verdict(evaluated: GridFolder) -> None:
+def test_honest_servers_alone_need_no_second_verdict(evaluated: StudyFolder) -> None:
     _change(evaluated, malicious=[])
     assert all(len(sentences) == 1 for _, sentences in verdicts(Evaluation.read(evaluated)))
     (table,) = attack_tables(Evaluation.read(evaluated))
     assert table.attacks == ["Near", "Far"]
 
 
-def test_an_attack_that_does_not_apply_says_why(evaluated: GridFolder) -> None:
+def test_an_attack_that_does_not_apply_says_why(evaluated: StudyFolder) -> None:
     content = json.loads(evaluated.grid.read_text())
     why = "it needs a fully connected first layer"
     for cell in list(content["cells"]):
@@ -225,14 +227,14 @@ def test_an_attack_that_does_not_apply_says_why(evaluated: GridFolder) -> None:
     assert {row.entries[2].reason for row in table.rows} == {why}
     page = build_evaluation(evaluated.path).read_text()
     assert f"<b>Picky, batch 2</b>: {why}" in page
-    figures = json.loads(evaluated.run.metrics.read_text())
+    figures = json.loads(evaluated.metrics.read_text())
     assert (figures["n_failed"], figures["n_not_applicable"]) == (1, 5)
     assert f"not applicable: Picky, batch 2: {why}" in summary_lines(evaluation)
     rows = list(csv.DictReader(evaluated.table.read_text().splitlines()))
     assert [row["applicable"] for row in rows].count("false") == 5
 
 
-def test_where_it_does_not_apply_is_told_apart(evaluated: GridFolder) -> None:
+def test_where_it_does_not_apply_is_told_apart(evaluated: StudyFolder) -> None:
     failure = next((evaluated.path / "failed").iterdir())
     failure.write_text(json.dumps({"reason": "no steps", "applicable": False}))
     assert summary_lines(Evaluation.read(evaluated))[-1] == (
@@ -240,7 +242,7 @@ def test_where_it_does_not_apply_is_told_apart(evaluated: GridFolder) -> None:
     )
 
 
-def test_an_attack_on_a_network_of_its_own_is_out_of_competition(evaluated: GridFolder) -> None:
+def test_an_attack_on_a_network_of_its_own_is_out_of_competition(evaluated: StudyFolder) -> None:
     _change(evaluated, networks={"far": "its own MLP(hidden=[4])"})
     evaluation = Evaluation.read(evaluated)
     (table,) = attack_tables(evaluation)
@@ -250,7 +252,7 @@ def test_an_attack_on_a_network_of_its_own_is_out_of_competition(evaluated: Grid
     assert "out of competition: Far" in build_evaluation(evaluated.path).read_text()
 
 
-def test_another_figure_has_its_own_direction(evaluated: GridFolder) -> None:
+def test_another_figure_has_its_own_direction(evaluated: StudyFolder) -> None:
     for attack, psnr, nearest in (("near", 30.0, 15.0), ("far", 10.0, 15.0)):
         _rescore(evaluated, "none", None, attack, psnr, "psnr", nearest)
     for attack, psnr in (("near", 12.0), ("far", 14.0)):
@@ -265,10 +267,10 @@ def test_another_figure_has_its_own_direction(evaluated: GridFolder) -> None:
     page = build_evaluation(evaluated.path).read_text()
     assert "<h2>PSNR, batch 2</h2>" in page
     assert "is below that of the nearest public image" in page
-    assert json.loads(evaluated.run.metrics.read_text())["psnr.noise_1.0.far.b2"] == 14.0
+    assert json.loads(evaluated.metrics.read_text())["psnr.noise_1.0.far.b2"] == 14.0
 
 
-def test_features_have_neither_images_nor_a_nearest_public_one(evaluated: GridFolder) -> None:
+def test_features_have_neither_images_nor_a_nearest_public_one(evaluated: StudyFolder) -> None:
     for (defense, strength), (near, far) in LEAKAGE.items():
         for attack, error in (("near", near), ("far", far)):
             if error is not None:
@@ -286,7 +288,7 @@ def test_features_have_neither_images_nor_a_nearest_public_one(evaluated: GridFo
     assert "<h2>Feature error, batch 2</h2>" in page
 
 
-def test_a_generator_is_a_cell_without_a_row(evaluated: GridFolder) -> None:
+def test_a_generator_is_a_cell_without_a_row(evaluated: StudyFolder) -> None:
     content = json.loads(evaluated.grid.read_text())
     content["cells"].insert(0, _entry("generator", "generators/digits-0123abcd", "none", None))
     _change(evaluated, cells=content["cells"])
@@ -295,12 +297,12 @@ def test_a_generator_is_a_cell_without_a_row(evaluated: GridFolder) -> None:
     assert len(evaluated.table.read_text().splitlines()) == 11
 
 
-def _change(folder: GridFolder, **content: Any) -> None:
+def _change(folder: StudyFolder, **content: Any) -> None:
     folder.grid.write_text(json.dumps({**json.loads(folder.grid.read_text()), **content}))
 
 
 def _rescore(
-    folder: GridFolder,
+    folder: StudyFolder,
     defense: str,
     strength: float | None,
     attack: str,
@@ -314,13 +316,13 @@ def _rescore(
     write_metrics(RunFolder(run), {**metrics, key: value, **beside})
 
 
-def test_the_same_evaluation_gives_the_same_pictures(evaluated: GridFolder) -> None:
+def test_the_same_evaluation_gives_the_same_pictures(evaluated: StudyFolder) -> None:
     evaluation = Evaluation.read(evaluated)
     assert scatter(evaluation, "svg") == scatter(evaluation, "svg")
     assert gallery_grids(evaluation) == gallery_grids(evaluation)
 
 
-def test_without_trainings_there_is_no_price(evaluated: GridFolder) -> None:
+def test_without_trainings_there_is_no_price(evaluated: StudyFolder) -> None:
     content = json.loads(evaluated.grid.read_text())
     content["cells"] = [cell for cell in content["cells"] if cell["kind"] == "attack"]
     evaluated.grid.write_text(json.dumps(content))
@@ -334,15 +336,15 @@ def test_a_folder_without_an_evaluation_is_named(tmp_path: Path) -> None:
         Evaluation.read(tmp_path)
 
 
-def test_a_damaged_grid_is_named(evaluated: GridFolder) -> None:
+def test_a_damaged_grid_is_named(evaluated: StudyFolder) -> None:
     evaluated.grid.write_text('{"cells": [{}]}')
     with pytest.raises(CorruptFileError, match="malformed"):
         Evaluation.read(evaluated)
 
 
-def test_beginning_anew_removes_what_a_grid_leaves(evaluated: GridFolder) -> None:
+def test_beginning_anew_removes_what_a_grid_leaves(evaluated: StudyFolder) -> None:
     build_evaluation(evaluated.path)
-    config = evaluated.run.config.read_text()
-    GridFolder.open(evaluated.path, config, overwrite=True)
+    config = evaluated.config.read_text()
+    StudyFolder.open(evaluated.path, config, overwrite=True)
     left = sorted(path.name for path in evaluated.path.iterdir())
     assert left == ["checkpoints", "config.yaml", "logs"]

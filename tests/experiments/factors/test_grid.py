@@ -19,21 +19,16 @@ from lit_recon.data.informed_splits import InformedSplit, InformedSplitSettings
 from lit_recon.errors import ConfigError, LitReconError, ThreatModelError
 from lit_recon.experiments.configuration import instantiated, resolved, settings_of
 from lit_recon.experiments.factors import run as factors
-from lit_recon.experiments.factors.cells import FactorCells, RunParser
+from lit_recon.experiments.factors.cells import RECONN, FactorCellRun, Splits
 from lit_recon.experiments.factors.grid import FactorGrid, build_grid
 from lit_recon.experiments.factors.settings import Factor, FactorsSettings, Series, TransferSettings, check_base
 from lit_recon.experiments.factors.transfer import Transfer
 from lit_recon.experiments.released_attack.settings import ReconnSettings, ShadowSettings
 from lit_recon.reporting.record import read_metrics
-from lit_recon.reporting.run_folder import GridFolder, RunFolder
+from lit_recon.reporting.run_folder import RunFolder
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "reconn"
 NETWORK = {"class_path": "ReleasedMLP", "init_args": {"hidden": [10], "activation": "elu"}}
-
-
-@pytest.fixture(scope="module")
-def runs() -> RunParser:
-    return RunParser()
 
 
 def grid_of(path: Path, *arguments: str) -> tuple[FactorGrid, FactorsSettings]:
@@ -41,7 +36,13 @@ def grid_of(path: Path, *arguments: str) -> tuple[FactorGrid, FactorsSettings]:
     parser = factors.parser("reconn.py factors")
     complete, config = resolved(parser, parser.parse_args(["--config", str(path), *arguments]), "nameless")
     study = settings_of(FactorsSettings, instantiated(parser, complete))
-    return build_grid(study, yaml.safe_load(config), RunParser().canonical), study
+    return build_grid(study, yaml.safe_load(config), RECONN.canonical), study
+
+
+def check(study: FactorsSettings, grid: FactorGrid) -> None:
+    splits: Splits = {}
+    for cell in grid.cells:
+        FactorCellRun(study, cell).check(splits)
 
 
 def small(path: Path, **changes: Any) -> Path:
@@ -194,7 +195,7 @@ def test_the_cells_of_a_shipped_study_can_work(
     monkeypatch.setattr(ShadowSettings, "drawn", lambda own: split)
     grid, study = grid_of(extremes(path, tmp_path / path.name))
     assert len(grid.cells) > len(yaml.safe_load(path.read_text())["factors"])
-    FactorCells(study, grid.cells, GridFolder(Path("nowhere")), RunParser()).check()
+    check(study, grid)
     assert path.read_text().startswith("# ")
 
 
@@ -203,15 +204,14 @@ def test_a_cell_that_cannot_work_is_named(
 ) -> None:
     monkeypatch.setattr(ShadowSettings, "drawn", lambda own: replace(split, rest=None))
     grid, study = grid_of(small(tmp_path, factors={"other": {"setting": "transfer.shadows", "values": [2]}}))
-    cells = FactorCells(study, grid.cells, GridFolder(tmp_path), RunParser())
     with pytest.raises(ConfigError, match="other: 2: another fixed set needs 600 images .* got 0"):
-        cells.check()
+        check(study, grid)
     measured = {"width": {"setting": "seed", "values": [1], "measures": ["embedding"]}}
     grid, study = grid_of(small(tmp_path, factors=measured))
     few = replace(split, targets=split.targets.subset(torch.arange(5)))
     monkeypatch.setattr(ShadowSettings, "drawn", lambda own: few)
     with pytest.raises(ConfigError, match="split.targets of at least 6; got 5"):
-        FactorCells(study, grid.cells, GridFolder(tmp_path), RunParser()).check()
+        check(study, grid)
 
 
 def test_another_fixed_set_shares_no_image_with_the_old_one(split: InformedSplit) -> None:
@@ -257,7 +257,7 @@ def test_a_reconstructor_that_cannot_work_is_refused_before_training(
     factors = {"access": {"cases": {"weights": {}, "logits": logits}}}
     grid, study = grid_of(small(tmp_path, factors=factors, reconstructor={"class_path": "FirstLayerRidge"}))
     with pytest.raises(ConfigError, match="logits: FirstLayerRidge needs an adversary who sees the whole model"):
-        FactorCells(study, grid.cells, GridFolder(tmp_path), RunParser()).check()
+        check(study, grid)
 
 
 def test_a_file_says_which_command_it_is_for(tmp_path: Path) -> None:
@@ -279,9 +279,20 @@ def test_a_file_says_which_command_it_is_for(tmp_path: Path) -> None:
         assert named_by_content(arguments) == arguments
 
 
-def test_the_parser_of_a_cell_speaks_plainly(runs: RunParser) -> None:
-    complete = runs.canonical({"seed": 3})
+def test_cells_that_train_the_same_models_do_not_start_at_the_same_time(tmp_path: Path) -> None:
+    more = {
+        "shadows": {"setting": "split.shadow", "values": [30, 60]},
+        "ridge": {"setting": "reconstructor.init_args.ridges", "values": [[1.0]]},
+        "rate": {"setting": "descent.lr", "values": [0.1]},
+    }
+    grid, study = grid_of(small(tmp_path, factors=more))
+    base, thirty, sixty, ridge, rate = (FactorCellRun(study, cell).piece.shares for cell in grid.cells)
+    assert base == thirty == sixty == ridge != rate
+
+
+def test_the_parser_of_a_cell_speaks_plainly() -> None:
+    complete = RECONN.canonical({"seed": 3})
     assert complete["descent"]["lr"] == 0.2
-    assert runs.canonical(complete) == complete
+    assert RECONN.canonical(complete) == complete
     with pytest.raises(LitReconError, match="descent.lr above 0"):
-        runs.built({"descent": {"lr": -1.0}})
+        RECONN.built({"descent": {"lr": -1.0}})

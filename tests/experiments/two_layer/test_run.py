@@ -16,6 +16,7 @@ from lit_recon.attacks.updates.features import ExactRecovery, MomentRecovery
 from lit_recon.bounds import autograd_jacobian
 from lit_recon.cli import attack
 from lit_recon.errors import ConfigError
+from lit_recon.experiments.configuration import settings_of
 from lit_recon.experiments.two_layer import run as command
 from lit_recon.experiments.two_layer.cell import drawn_instance, local_update, measured, root_error
 from lit_recon.experiments.two_layer.results import Study
@@ -66,26 +67,32 @@ def write(path: Path, **changes: Any) -> Path:
     return path
 
 
+def finished(folder: Path) -> dict[str, int]:
+    """When every finished cell was finished."""
+    return {path.parent.name: path.stat().st_mtime_ns for path in folder.glob("cells/*/cell.json")}
+
+
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study that was stopped after three cells, resumed, and finished."""
+    """A study of which all but three cells failed, and were tried again."""
     place = tmp_path_factory.mktemp("study")
     config, folder = write(place / "tiny.yaml"), place / "runs"
     seen: list[str] = []
 
     def stopping(settings: TwoLayerSettings, cell: TwoLayerCell) -> dict[str, Any]:
         if len(seen) == 3:
-            raise ConfigError("stopped")
+            raise ConfigError("no memory left")
         seen.append(cell.name)
         return measured(settings, cell)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "measured", stopping)
         assert attack(["bounds", "--config", str(config), "--out", str(folder)]) == 2
-    before = {path.name: path.stat().st_mtime_ns for path in (folder / "cells").iterdir()}
-    assert sorted(before) == sorted(f"{name}.json" for name in seen)
+    before = finished(folder)
+    assert sorted(before) == sorted(seen)
+    assert not (folder / "report.html").exists()
     assert attack(["bounds", "--config", str(config), "--out", str(folder)]) == 0
-    after = {path.name: path.stat().st_mtime_ns for path in (folder / "cells").iterdir()}
+    after = finished(folder)
     assert len(after) == 8
     assert {name: after[name] for name in before} == before
     return folder
@@ -128,7 +135,7 @@ def test_a_finished_study_is_not_touched_but_grows(
     grown = {"dropout": {**CONTENT["defenses"]["dropout"], "values": [0.2, 0.5]}}
     config = write(tmp_path / "grown.yaml", defenses={**CONTENT["defenses"], **grown})
     assert attack(["bounds", "--config", str(config), "--out", str(study), "--name", "tiny"]) == 0
-    assert "9 cells of 2 draws, 8 cells done" in capsys.readouterr().out
+    assert "9 cells, 8 of them done; 2 draws in each" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -159,13 +166,7 @@ def settings(**changes: Any) -> TwoLayerSettings:
 @pytest.mark.parametrize("path", sorted((ROOT / "configs" / "bounds").glob("*.yaml")), ids=lambda path: path.stem)
 def test_configurations_build(path: Path) -> None:
     parser = command.parser("attack.py bounds")
-    built = TwoLayerSettings(
-        **{
-            k: v
-            for k, v in vars(parser.instantiate(parser.parse_args(["--config", str(path)]))).items()
-            if k != "config"
-        }
-    )
+    built = settings_of(TwoLayerSettings, vars(parser.instantiate(parser.parse_args(["--config", str(path)]))))
     assert isinstance(next(iter(built.attacks.values())).recovery, MomentRecovery | ExactRecovery)
 
 

@@ -1,0 +1,195 @@
+"""Runs the pieces of a study that have no result yet; failures are listed, and tried again by the next call."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from lit_recon.errors import ConfigError
+from lit_recon.experiments.configuration import SAME_RUN
+from lit_recon.experiments.engine.pieces import Outcome, Piece, attempt
+from lit_recon.io.files import write_text
+from lit_recon.reporting.run_folder import StudyFolder
+from lit_recon.reporting.wording import duration
+from lit_recon.training.trainer import TrainerSettings
+
+#: Settings that say where pieces are run; they may change between two calls on one folder.
+WHERE = ("cluster", "piece_cpus", "piece_gpus")
+
+
+class Executor(Protocol):
+    """Where pieces are run."""
+
+    def submit(self, piece: Piece) -> None:
+        """Queue a piece; all pieces that it needs are finished."""
+        ...
+
+    def next(self) -> tuple[Piece, Outcome]:
+        """Wait for any of the submitted pieces to end.
+
+        Raises:
+            Interrupted: after SIGINT or SIGTERM; running pieces have saved their state.
+        """
+        ...
+
+
+class ThisProcess:
+    """Runs one piece after the other in this process.
+
+    Args:
+        folder: of the study.
+    """
+
+    def __init__(self, folder: StudyFolder) -> None:
+        self._folder, self._queue = folder, deque[Piece]()
+
+    def submit(self, piece: Piece) -> None:
+        """Queue a piece."""
+        self._queue.append(piece)
+
+    def next(self) -> tuple[Piece, Outcome]:
+        """Run the first piece of the queue."""
+        piece = self._queue.popleft()
+        return piece, attempt(piece, self._folder.path, self._folder.log(piece.folder))
+
+
+class StudyRunner:
+    """The pieces of a study in its folder.
+
+    Args:
+        pieces: all of them, in the order in which they are to be run.
+        path: of the study's folder.
+    """
+
+    def __init__(self, pieces: Iterable[Piece], path: Path) -> None:
+        self.pieces, self.folder = list(pieces), StudyFolder(path)
+
+    def open(self, config: str, overwrite: bool, grows: Sequence[str], set_aside: dict[str, str] | None = None) -> None:
+        """Create or reopen the study's folder.
+
+        Args:
+            config: the resolved configuration of the study.
+            overwrite: start again where a study is already.
+            grows: settings that may change between two calls on one folder: finished pieces are kept, new ones are run.
+            set_aside: by folder of a piece, why it is not applicable.
+
+        Raises:
+            ConfigError, RunExistsError: as for `RunFolder.open`.
+        """
+        aside = set_aside or {}
+        unfinished = not all(self.is_settled(piece) or piece.folder in aside for piece in self.pieces)
+        StudyFolder.open(self.folder.path, config, overwrite, (*SAME_RUN, *WHERE, *grows), reopen=unfinished)
+        for folder, reason in aside.items():
+            self._note(folder, Outcome(reason=reason, applicable=False))
+
+    def is_done(self, piece: Piece) -> bool:
+        """Whether a piece has its result."""
+        return piece.is_done(self.folder.path)
+
+    def is_settled(self, piece: Piece) -> bool:
+        """Whether there is nothing to run: the piece has its result, or it is not applicable."""
+        return self.is_done(piece) or self._is_not_applicable(piece)
+
+    def progress(self) -> str:
+        """How many pieces there are, and what has come of them so far."""
+        done = sum(map(self.is_done, self.pieces))
+        aside = sum(map(self.is_settled, self.pieces)) - done
+        return f"{len(self.pieces)} cells, {done} of them done" + (f", {aside} not applicable" if aside else "")
+
+    def run(self, executor: Executor) -> list[Piece]:
+        """Run every piece that is not settled, once, each after those that it needs.
+
+        Returns:
+            The pieces without a result: those that failed or are not applicable, and those that need one of them.
+
+        Raises:
+            Interrupted: after SIGINT or SIGTERM; the next call resumes.
+        """
+        waiting = [piece for piece in self.pieces if not self.is_settled(piece)]
+        unfinished = {piece.folder for piece in waiting}
+        running: list[Piece] = []
+        made: set[str] = set()  # what the first of several pieces has made for the others
+        failed: list[Piece] = []
+        while waiting or running:
+            for piece in list(waiting):
+                busy = piece.shares and piece.shares not in made and any(p.shares == piece.shares for p in running)
+                if not busy and unfinished.isdisjoint(piece.needs):
+                    waiting.remove(piece)
+                    running.append(piece)
+                    self.folder.failure(piece.folder).unlink(missing_ok=True)
+                    executor.submit(piece)
+            piece, outcome = executor.next()
+            running.remove(piece)
+            made.add(piece.shares)
+            if self._ended(piece, outcome):
+                unfinished.remove(piece.folder)
+                continue
+            lost = [piece]
+            while lost:
+                failed.append(lost.pop())
+                for other in [other for other in waiting if failed[-1].folder in other.needs]:
+                    waiting.remove(other)
+                    self._ended(other, Outcome(reason=f"it needs {failed[-1].title}, which has no result"))
+                    lost.append(other)
+        return failed
+
+    def require(self, failed: Sequence[Piece]) -> None:
+        """Refuse to go on without the pieces that have no result.
+
+        Raises:
+            ConfigError: there is one.
+        """
+        if failed:
+            raise ConfigError(
+                f"{len(failed)} of {len(self.pieces)} cells have no result, such as {failed[0].title} (see "
+                f"{self.folder.failure(failed[0].folder)}), and the page needs all of them: repeat the command, which "
+                "runs only those"
+            )
+
+    def _ended(self, piece: Piece, outcome: Outcome) -> bool:
+        """Print and record what came of a piece; whether it has its result."""
+        number = self.pieces.index(piece) + 1
+        title = f"[{number}/{len(self.pieces)}] {piece.title}"
+        if not outcome.reason:
+            print(f"{title}: {outcome.summary} ({duration(outcome.seconds)})", flush=True)
+            return True
+        path = self._note(piece.folder, outcome)
+        if outcome.applicable:
+            more = f" (traceback in {path})" if outcome.traceback else ""
+            print(f"{title}: FAILED, {outcome.reason}{more}", flush=True)
+        else:
+            print(f"{title}: not applicable, {outcome.reason}", flush=True)
+        return False
+
+    def _note(self, folder: str, outcome: Outcome) -> Path:
+        path = self.folder.failure(folder)
+        content = {"reason": outcome.reason, "applicable": outcome.applicable, "traceback": outcome.traceback}
+        write_text(path, json.dumps(content, indent=2))
+        return path
+
+    def _is_not_applicable(self, piece: Piece) -> bool:
+        path = self.folder.failure(piece.folder)
+        return path.is_file() and not json.loads(path.read_text(encoding="utf-8")).get("applicable", True)
+
+
+def refuse_several_processes(command: str, trainer: TrainerSettings | None = None) -> None:
+    """Refuse torchrun, and settings that would spread a single piece over devices.
+
+    Raises:
+        ConfigError: names `--cluster`, which runs pieces at the same time.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            f"{command} runs in one process; torchrun started {os.environ['WORLD_SIZE']}: start it without torchrun, "
+            "and with --cluster local (or the address of a Ray cluster) to run several pieces at the same time"
+        )
+    if trainer is not None and (trainer.devices != 1 or trainer.num_nodes != 1):
+        raise ConfigError(
+            f"{command} runs every piece on one device; got trainer.devices={trainer.devices} and trainer.num_nodes="
+            f"{trainer.num_nodes}: leave both at 1, and use --cluster local (or the address of a Ray cluster) to run "
+            "several pieces at the same time"
+        )

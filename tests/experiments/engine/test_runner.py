@@ -1,0 +1,169 @@
+"""Pieces run once, each after those that it needs; failed ones are tried again, others are kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lit_recon.errors import ConfigError, ShapeError, ThreatModelError, UnsupportedModelError
+from lit_recon.experiments.engine.pieces import Piece
+from lit_recon.experiments.engine.runner import StudyRunner, ThisProcess, refuse_several_processes
+from lit_recon.experiments.engine.settings import settings_hash
+from lit_recon.training.progress import Interrupted
+from lit_recon.training.trainer import TrainerSettings
+
+CONFIG = "seed: 0\n"
+Work = Callable[[Path], str]
+
+
+def writes(summary: str = "well done") -> Work:
+    def work(folder: Path) -> str:
+        print(f"working in {folder.name}")
+        folder.mkdir(parents=True)
+        (folder / "metrics.json").write_text("{}")
+        return summary
+
+    return work
+
+
+def fails(error: BaseException) -> Work:
+    def work(folder: Path) -> str:
+        raise error
+
+    return work
+
+
+def run(path: Path, *pieces: Piece) -> list[str]:
+    """One call of a command: folders of the pieces without a result."""
+    study = StudyRunner(pieces, path)
+    study.open(CONFIG, overwrite=False, grows=())
+    return [piece.folder for piece in study.run(ThisProcess(study.folder))]
+
+
+def test_a_finished_piece_is_not_run_again_and_a_study_grows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = Piece("cells/a", "first", writes("RMSE 0.1"))
+    assert run(tmp_path, first) == []
+    assert capsys.readouterr().out.startswith("[1/1] first: RMSE 0.1 (")
+    again = Piece("cells/a", "first", fails(AssertionError("it ran again")))
+    assert run(tmp_path, again, Piece("cells/b", "second", writes())) == []
+    assert capsys.readouterr().out.startswith("[2/2] second: well done (")
+    log = (tmp_path / "logs" / "a.log").read_text()
+    assert log.startswith("first: started on ")
+    assert log.endswith("working in a\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "applicable"),
+    [
+        (ThreatModelError("a batch of one"), False),
+        (UnsupportedModelError("no such layer"), False),
+        (ShapeError("diverged"), True),
+        (RuntimeError("out of memory"), True),
+    ],
+)
+def test_a_failed_piece_is_tried_again_unless_it_is_not_applicable(
+    error: Exception, applicable: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = (ThreatModelError, UnsupportedModelError)
+    other = Piece("cells/b", "other", writes())
+    assert run(tmp_path, Piece("cells/a", "piece", fails(error), not_applicable=refused), other) == ["cells/a"]
+    out = capsys.readouterr().out
+    assert f"[1/2] piece: {'FAILED' if applicable else 'not applicable'}, {error}" in out
+    assert "[2/2] other: well done" in out
+    failure = tmp_path / "failed" / "a.json"
+    content = json.loads(failure.read_text())
+    assert (content["reason"], content["applicable"]) == (str(error), applicable)
+    assert ("in fails" in content["traceback"] or "raise error" in content["traceback"]) == (
+        type(error) is RuntimeError
+    )
+    assert (f"traceback in {failure}" in out) == (type(error) is RuntimeError)
+    assert run(tmp_path, Piece("cells/a", "piece", writes(), not_applicable=refused), other) == []
+    assert (tmp_path / "cells" / "a").exists() == applicable
+    assert failure.exists() != applicable
+
+
+def test_what_is_set_aside_is_not_run_and_settles_the_study(tmp_path: Path) -> None:
+    piece = Piece("cells/a", "piece", fails(AssertionError("it ran")))
+    study = StudyRunner([piece], tmp_path)
+    study.open(CONFIG, overwrite=False, grows=(), set_aside={"cells/a": "it needs two images"})
+    assert study.progress() == "1 cells, 0 of them done, 1 not applicable"
+    assert study.run(ThisProcess(study.folder)) == []
+    assert study.is_settled(piece)
+    assert not study.is_done(piece)
+
+
+def test_a_piece_runs_after_what_it_needs_and_not_without_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    order: list[str] = []
+
+    def noting(folder: Path) -> str:
+        order.append(folder.name)
+        return writes()(folder)
+
+    second = Piece("cells/b", "second", noting, needs=("cells/a",))
+    third = Piece("cells/c", "third", noting, needs=("cells/b",))
+    broken = Piece("cells/a", "first", fails(RuntimeError("broken")))
+    assert run(tmp_path, third, second, broken) == ["cells/a", "cells/b", "cells/c"]
+    out = capsys.readouterr().out
+    assert "second: FAILED, it needs first, which has no result" in out
+    assert "third: FAILED, it needs second, which has no result" in out
+    assert order == []
+    assert run(tmp_path, third, second, Piece("cells/a", "first", noting)) == []
+    assert order == ["a", "b", "c"]
+
+
+def test_of_pieces_that_share_something_the_first_runs_alone(tmp_path: Path) -> None:
+    submitted: list[list[str]] = []
+
+    class Noting(ThisProcess):
+        def submit(self, piece: Piece) -> None:
+            super().submit(piece)
+            submitted[-1].append(piece.title)
+
+        def next(self):  # type: ignore[no-untyped-def]
+            submitted.append([])
+            return super().next()
+
+    pieces = [Piece(f"cells/{name}", name, writes(), shares="model" if name < "d" else "") for name in "abcd"]
+    study = StudyRunner(pieces, tmp_path)
+    study.open(CONFIG, overwrite=False, grows=())
+    submitted.append([])
+    study.run(Noting(study.folder))
+    assert submitted[:2] == [["a", "d"], ["b", "c"]]
+
+
+def test_an_interruption_ends_the_study_and_the_next_call_resumes(tmp_path: Path) -> None:
+    first, second = Piece("cells/a", "first", writes()), Piece("cells/b", "second", fails(Interrupted()))
+    with pytest.raises(Interrupted):
+        run(tmp_path, first, second)
+    assert not (tmp_path / "failed").exists()
+    assert run(tmp_path, Piece("cells/a", "first", fails(AssertionError())), Piece("cells/b", "b", writes())) == []
+
+
+def test_a_page_that_needs_all_pieces_says_which_is_missing(tmp_path: Path) -> None:
+    study = StudyRunner([Piece("cells/a", "first", writes())], tmp_path)
+    study.require([])
+    with pytest.raises(ConfigError, match=r"1 of 1 cells have no result, such as first .*failed/a\.json.*repeat"):
+        study.require(study.pieces)
+
+
+def test_only_what_is_computed_is_hashed() -> None:
+    settings = {"seed": 0, "attack": {"steps": 3}}
+    how = {"trainer": {"threads": 2}, "cache": "there", "wandb": None, "paper": {"values": {}}, "out": "here"}
+    assert settings_hash({**settings, **how}) == settings_hash(settings)
+    assert settings_hash({**settings, "seed": 1}) != settings_hash(settings)
+
+
+def test_several_processes_and_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_several_processes("attack.py evaluate", TrainerSettings())
+    with pytest.raises(ConfigError, match=r"trainer.devices=2 .*--cluster local"):
+        refuse_several_processes("attack.py evaluate", TrainerSettings(devices=2))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"attack.py evaluate runs in one process.*--cluster local"):
+        refuse_several_processes("attack.py evaluate")

@@ -24,7 +24,7 @@ _PAGES = {
     "budget": "lit_recon.experiments.rero.page",
     "factors": "lit_recon.experiments.factors.page",
     "reconstructor": "lit_recon.experiments.released_attack.page",
-    "recipe": "lit_recon.experiments.train.generator_page",
+    "recipe": "lit_recon.experiments.train.generator",
 }
 
 

@@ -18,8 +18,7 @@ from lit_recon.experiments.configuration import SAME_RUN, instantiated, resolved
 from lit_recon.experiments.released_attack import run as reconn_run
 from lit_recon.experiments.released_attack.settings import ShadowSettings
 from lit_recon.experiments.rero.cells import rero_cells, run_cell
-from lit_recon.experiments.rero.page import write_page
-from lit_recon.experiments.rero.panels import RECORD, TABLE
+from lit_recon.experiments.rero.page import RECORD, TABLE, write_page
 from lit_recon.experiments.rero.score import CellEvaluator, figures, write_record
 from lit_recon.experiments.rero.settings import ReroSettings
 from lit_recon.modules.loggers import build_loggers, finish

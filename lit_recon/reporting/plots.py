@@ -85,11 +85,12 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 GREY = "#6b7280"
 LineStyle = str | tuple[int, tuple[float, ...]]
-STYLES: tuple[LineStyle, ...] = ("--", ":", "-.", (0, (6, 1, 1, 1)))
+STYLES: tuple[LineStyle, ...] = (":", "--", "-.", (0, (6, 1.5, 1, 1.5, 1, 1.5)))
 
 _BINS = 40
 _FEW_VALUES = 5  # samples with fewer distinct values are drawn as lines instead of a histogram
 _LEGEND_ENTRIES = 24
+_AUTOMATIC = (None, None)
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,8 @@ class Plot:
         boxes: draw `samples` as box plots instead.
         levels: reference values by name, drawn as grey lines: vertical in a histogram, horizontal elsewhere.
         x_scale, y_scale: `linear`, `log` or `symlog`.
-        x_range, y_range: limits; None for automatic.
+        x_range: limits; None for automatic.
+        y_range: limits, each None for automatic.
         x_ticks, y_ticks: position by label; None for automatic.
         message: shown where there is nothing to draw.
     """
@@ -146,8 +148,8 @@ class Plot:
     levels: Mapping[str, float] = field(default_factory=dict)
     x_scale: str = "linear"
     y_scale: str = "linear"
-    x_range: tuple[float | None, float | None] = (None, None)
-    y_range: tuple[float | None, float | None] = (None, None)
+    x_range: tuple[float, float] | None = None
+    y_range: tuple[float | None, float | None] = _AUTOMATIC
     x_ticks: Mapping[str, float] | None = None
     y_ticks: Mapping[str, float] | None = None
     message: str = ""
@@ -208,6 +210,16 @@ def _draw(panel: Any, plot: Plot, y_label: bool) -> list[Any]:
     if not plot.series and not plot.samples:
         panel.text(0.5, 0.5, plot.message, ha="center", va="center", transform=panel.transAxes)
         return [panel]
+    if plot.x_ticks is not None:
+        short = [label if len(label) <= 16 else f"{label[:15]}…" for label in plot.x_ticks]
+        crowded = len(short) > 7 or sum(map(len, short)) > 60
+        turned = {"rotation": 25, "ha": "right", "fontsize": 8} if crowded else {"fontsize": 9}
+        panel.set_xticks(list(plot.x_ticks.values()), short, **turned)
+        panel.set_xticks([], minor=True)
+    if plot.y_ticks is not None:
+        panel.set_yticks(list(plot.y_ticks.values()), list(plot.y_ticks))
+    if plot.x_range is not None:
+        panel.set_xlim(*plot.x_range)
     axes = [panel]
     if plot.right_label:
         axes.append(panel.twinx())
@@ -223,22 +235,16 @@ def _draw(panel: Any, plot: Plot, y_label: bool) -> list[Any]:
     line = panel.axvline if plot.samples and not plot.boxes else panel.axhline
     for index, (name, value) in enumerate(plot.levels.items()):
         line(value, label=name, color=GREY, linewidth=1.1, linestyle=STYLES[index % len(STYLES)], zorder=0)
-    panel.set_xlim(*plot.x_range)
-    panel.set_ylim(*plot.y_range)
-    if plot.x_ticks is not None:
-        short = [label if len(label) <= 16 else f"{label[:15]}…" for label in plot.x_ticks]
-        crowded = len(short) > 7 or sum(map(len, short)) > 60
-        turned = {"rotation": 25, "ha": "right", "fontsize": 8} if crowded else {"fontsize": 9}
-        panel.set_xticks(list(plot.x_ticks.values()), short, **turned)
-        panel.minorticks_off()
-    if plot.y_ticks is not None:
-        panel.set_yticks(list(plot.y_ticks.values()), list(plot.y_ticks))
+    if plot.y_range != _AUTOMATIC:
+        panel.set_ylim(*plot.y_range)
     return axes
 
 
 def _points(panel: Any, series: Series) -> None:
     style = {"color": series.colour, "linestyle": series.line, "linewidth": series.width, "marker": series.marker}
     style |= {"markersize": 5, "label": series.name or None}
+    if not series.line:
+        style["markerfacecolor"] = "none"  # so that points that coincide are all seen
     if not len(series.errors):
         panel.plot(series.x, series.y, **style)
     else:

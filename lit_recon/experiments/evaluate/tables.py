@@ -118,7 +118,7 @@ def _table(evaluation: Evaluation, size: int, key: str) -> Panel:
         ]
         stops = MISSING if level.stops is None else "✓" if level.stops else "✗"
         accuracy = MISSING if level.accuracy is None else percent(level.accuracy, 1)
-        loss = MISSING if level.train_loss is None else short(level.train_loss)
+        loss = MISSING if level.train_loss is None else short(level.train_loss, 4)
         rows.append([level.title, *entries, *([accuracy, _price(level), loss, stops] if judged else [])])
     best = strongest(cells, evaluation.metric)
     baselines = ", ".join(

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from lit_recon.experiments.factors.results import FactorCellScores, FactorResult, FactorStudy, Point
 from lit_recon.reporting.pages import Panel, Picture
-from lit_recon.reporting.plots import COLOURS, MARKS, Plot, Series, draw, image_grid
+from lit_recon.reporting.plots import COLOURS, MARKS, STYLES, Plot, Series, draw, image_grid
 from lit_recon.reporting.record import read_images
 from lit_recon.reporting.wording import ABSENT, format_score, percent, short
 
-#: Errors that need no attack: key, words, line style.
-_LEVELS = (("oracle_mse", "nearest other image", "--"), ("baseline_mean_image_mse", "mean image", ":"))
+#: Reference errors that need no attack: key, words, and line style where they differ between values.
+_LEVELS = (("oracle_mse", "nearest other image", STYLES[2]), ("baseline_mean_image_mse", "mean image", STYLES[3]))
 #: Target images whose errors are followed over all seeds, and plots of one kind at most.
 _FOLLOWED, _MOST = 10, 6
 #: Target images side by side, and easy or hard ones.
@@ -45,15 +45,14 @@ def factor_curve(study: FactorStudy, factor: FactorResult, kind: str = "svg") ->
     series = [
         one for index, line in enumerate(factor.lines) for one in _line(line.name, line.points, places, index, numeric)
     ]
+    levels = {}
     for key, words, style in _LEVELS:
         found = _means(points, places, key)
-        if found and len({round(value, 12) for _, value in found}) > 1:
+        values = [value for _, value in found]
+        if found and math.isclose(min(values), max(values), rel_tol=1e-9):
+            levels[words] = values[0]
+        elif found:
             series.append(Series(words, *zip(*found, strict=True), style))
-    levels = {
-        words: found[0][1]
-        for key, words, _ in _LEVELS
-        if (found := _means(points, places, key)) and len({round(value, 12) for _, value in found}) == 1
-    }
     base = study.base.mean("mse")
     if base is not None and not any(study.is_base(point) for point in points):
         levels["base"] = base
@@ -67,7 +66,7 @@ def factor_curve(study: FactorStudy, factor: FactorResult, kind: str = "svg") ->
         series=series,
         levels=levels,
         x_scale=_scale(factor.scale, sorted(places.values())) if numeric else "linear",
-        x_range=(None, None) if numeric else (-0.5, len(places) - 0.5),
+        x_range=None if numeric else (-0.5, len(places) - 0.5),
         y_range=(0, None),
         x_ticks=places,
     )

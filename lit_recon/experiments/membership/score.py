@@ -279,7 +279,7 @@ def _notes(copy_error: float, implied: float) -> list[str]:
         ),
         (
             f"For {percent(implied)} of the games with known initial weights the reconstruction error was below half "
-            "the distance between the candidates, so that the guess could not be wrong. The other guesses may still be right."
+            "the distance between the candidates, so that the guess had to be right. Other guesses may be right, too."
         ),
         (
             "Models of the histograms trained without the image have another image in its place: with known initial "

@@ -375,7 +375,7 @@ def _equivalence(record: Mapping[str, Any]) -> list[Panel]:
         Panel(
             "From reconstruction back to privacy",
             "Theorem 5: two candidates whose prior odds are e to the epsilon. The success probability of the best "
-            "attack follows from the training's delta (one record replaced by another), and delta from that probability.",
+            "attack follows from the training's delta (one record replaced by another), and vice versa.",
             header=["Epsilon", "Guess", "Best attack", "Delta", "Delta from the attack"],
             rows=[
                 [short(row[key], 6) for key in ("epsilon", "guess", "gamma", "delta", "delta_from_gamma")]

@@ -234,15 +234,18 @@ def _privacy(study: Study) -> list[Panel]:
 def _applies() -> Panel:
     return Panel(
         "Which bound applies to which attack",
-        header=["Bound", "Lower bound for"],
-        rows=[
-            ["Cramér-Rao", "unbiased attacks, near the truth"],
-            ["Cramér-Rao, norms known", "the same if they know that every input has norm 1, as the attacks here do"],
-            [
+        "Each bounds the errors of these attacks from below.",
+        items=[
+            ("Cramér-Rao", "unbiased attacks, near the truth"),
+            (
+                "Cramér-Rao, norms known",
+                "unbiased attacks that know that every input has norm 1, as the attacks here do",
+            ),
+            (
                 "relaxed",
-                "as Cramér-Rao, but weaker: from the trace of the information; the orders are those of this bound",
-            ],
-            ["van Trees", "any attack, biased or not, on average over inputs from N(0, I/d)"],
+                "as Cramér-Rao but weaker, from the trace of the information; the orders are those of this bound",
+            ),
+            ("van Trees", "any attack, biased or not, on average over inputs from N(0, I/d)"),
         ],
         note="An attack that always answers 0 has error 1 whatever the noise: it is biased, and below any Cramér-Rao "
         f"bound above 1. Attacks are therefore compared with that bound only where it is below {LOCAL:g}. The van "

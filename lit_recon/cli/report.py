@@ -27,7 +27,7 @@ _PAGES = {
     "reconn membership": f"{_EXPERIMENTS}.membership.page:write_page",
     "reconn rero": f"{_EXPERIMENTS}.rero.page:write_page",
     "train backbone": "",
-    "train generator": f"{_EXPERIMENTS}.train.generator_page:write_page",
+    "train generator": f"{_EXPERIMENTS}.train.generator:write_page",
 }
 #: Runs of version 0.1 do not record their command: commands by a setting, of which the first that a run has decides.
 _BY_SETTING = {

@@ -1,10 +1,10 @@
-"""Self-contained HTML pages: the report of one run, and the comparison of several."""
+"""Self-contained HTML pages made of panels: the report of a run or study, and the comparison of several runs."""
 
 from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -12,56 +12,156 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from lit_recon.errors import ConfigError
-from lit_recon.io.files import write_text
-from lit_recon.reporting.cards import gallery
+from lit_recon.io.files import write_bytes, write_text
+from lit_recon.reporting.cards import Gallery, gallery
 from lit_recon.reporting.comparison import compare
-from lit_recon.reporting.curves import HEIGHT, WIDTH, loss_chart
+from lit_recon.reporting.plots import HEIGHT, WIDTH, Chart, loss_chart
 from lit_recon.reporting.provenance import paper_of
 from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.settings import flatten
-from lit_recon.reporting.tables import facts, rmse_bars, summary_table
+from lit_recon.reporting.tables import Bar, facts, rmse_bars, summary_table
 from lit_recon.reporting.wording import ABSENT, MISSING, Grant, knowledge, notes, verdict
+from lit_recon.reporting.writing import Scalar
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image that the page holds in itself.
+
+    Attributes:
+        content: of a PNG or SVG file.
+        description: alternative text.
+        file: name under which it is kept in the folder `figures` too; empty for none.
+    """
+
+    content: bytes
+    description: str
+    file: str = ""
+
+    @property
+    def kind(self) -> str:
+        """`png` or `svg`."""
+        return "png" if self.content.startswith(b"\x89PNG") else "svg"
+
+    @property
+    def address(self) -> str:
+        """The picture as a data URI."""
+        mime = {"png": "png", "svg": "svg+xml"}[self.kind]
+        return f"data:image/{mime};base64,{base64.b64encode(self.content).decode('ascii')}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A table cell with more than text.
+
+    Attributes:
+        text: shown.
+        small: lines below it in small print.
+        mark: `ours` or `rival` stand out, `missing` is muted.
+        reason: shown when pointed at.
+    """
+
+    text: str
+    small: Sequence[str] = ()
+    mark: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One section; whatever is empty is left out.
+    """One section of a page; empty attributes are left out. They are shown in this order.
 
     Attributes:
         title: of the section.
-        lead: what there is to see.
-        pictures: `(address, description)` of each image, the address as of `picture`.
+        lead: what it shows.
+        pictures: plots and image grids.
+        chart: loss curves.
+        gallery: one card per victim.
+        items: of a bulleted list; a pair is a term in bold and its explanation.
+        code: of a command.
         header: of the table.
-        rows: of the table, each with as many cells as the header; the first cell names the row.
-        note: below the table.
-        folded: whether the table is shown only on demand.
+        rows: of the table; the first cell names the row.
+        note: below the table; a paragraph per line.
+        folded: show the table on demand only.
+        parts: subsections.
+        columns: show the parts side by side.
     """
 
-    title: str
+    title: str = ""
     lead: str = ""
-    pictures: Sequence[tuple[str, str]] = ()
+    pictures: Sequence[Picture] = ()
+    chart: Chart | None = None
+    gallery: Gallery | None = None
+    items: Sequence[str | tuple[str, str]] = ()
+    code: str = ""
     header: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
+    rows: Sequence[Sequence[str | Cell]] = ()
     note: str = ""
     folded: bool = False
+    parts: Sequence[Panel] = ()
+    columns: bool = False
 
 
-def picture(content: bytes, kind: str) -> str:
-    """A file as an address that holds it.
+@dataclass(frozen=True)
+class Page:
+    """The report of a run or a study.
 
-    Args:
-        content: of the file.
-        kind: `png` or `svg`.
+    Attributes:
+        kind: of report, above the title.
+        settings: nested configuration; its `name` is the title, its `paper` is cited.
+        facts: `created`, `version_lit_recon` and `command`, where known.
+        lead: the main finding.
+        bars: compared with it in a bar chart, whose caption is `bars_title`.
+        panels: sections.
+        files: what else the folder holds, by file name.
+        costs: cost, machine and versions, by name.
     """
-    mime = {"png": "png", "svg": "svg+xml"}[kind]
-    return f"data:image/{mime};base64,{base64.b64encode(content).decode('ascii')}"
+
+    kind: str
+    settings: Mapping[str, object]
+    facts: Mapping[str, Scalar]
+    lead: str
+    panels: Sequence[Panel]
+    files: Mapping[str, str]
+    bars: Sequence[Bar] = ()
+    bars_title: str = ""
+    costs: Sequence[tuple[str, str]] = ()
+
+    def write(self, path: Path) -> Path:
+        """Write the page, and the pictures that have file names into `figures` beside it; returns the page's path."""
+        for picture in _pictures(self.panels):
+            if picture.file:
+                write_bytes(path.parent / "figures" / picture.file, picture.content)
+        stated = [(key, str(value)) for key, value in flatten(self.settings).items()]
+        tables = [("Settings", stated), ("Cost, machine and versions", self.costs)]
+        again = Panel(
+            "Reproduce",
+            code=str(self.facts.get("command") or ""),
+            parts=[Panel(title, rows=rows, folded=True) for title, rows in tables if rows],
+        )
+        created = str(self.facts.get("created") or "").replace("T", " ").replace("+00:00", " UTC")
+        page = _render(
+            "report.html.j2",
+            page=self,
+            name=str(self.settings.get("name") or path.parent.resolve().name),
+            paper=paper_of(self.settings),
+            panels=[*self.panels, again],
+            created=created,
+            version=str(self.facts.get("version_lit_recon") or ""),
+            chart_size=(WIDTH, HEIGHT),
+        )
+        write_text(path, page)
+        return path
 
 
-_TEMPLATES = Path(__file__).parent / "templates"
+def _pictures(panels: Sequence[Panel]) -> Iterator[Picture]:
+    for panel in panels:
+        yield from panel.pictures
+        yield from _pictures(panel.parts)
 
 
-#: What the pictures of an attack on a client's update are.
-_CLIENT = "Left the client's image, in the middle what the attack made of the client's update"
+#: The images of an attack on a client's update.
+_CLIENT = "Left the client's image, in the middle what the attack reconstructed from the client's update"
 
 
 def build_report(
@@ -74,9 +174,9 @@ def build_report(
 
     Args:
         folder: of the run.
-        origin: where the left and the middle image of every victim come from.
-        knowledge: what the attacker knew, then what not; default: that of an attack on a client's update.
-        panels: further sections, before the images; default: none.
+        origin: describes the left and the middle image of every card.
+        knowledge: what the attacker knew and did not know; default: that of an attack on a client's update.
+        panels: further panels, shown before the images; default: none.
 
     Returns:
         The page's path.
@@ -86,36 +186,102 @@ def build_report(
         CorruptFileError: one of its files is malformed.
     """
     record = RunRecord.read(Path(folder))
-    paper = paper_of(record.settings)
-    page = render(
-        "report.html.j2",
-        name=str(record.settings.get("name") or record.folder.path.resolve().name),
-        paper=paper,
-        origin=origin,
-        verdict=verdict(record),
+    n, chart = len(record.victims), loss_chart(record.losses)
+    page = Page(
+        kind="Reconstruction report",
+        settings=record.settings,
+        facts=record.metrics,
+        lead=verdict(record),
         bars=rmse_bars(record),
-        summary=summary_table(record),
-        gallery=gallery(record),
-        panels=panels(record),
-        chart=loss_chart(record.losses),
-        chart_size=(WIDTH, HEIGHT),
-        restarts=len({curve.restart for curve in record.losses}),
-        knowledge=knowledge(record),
-        notes=notes(record),
-        settings=flatten(record.settings),
-        facts=facts(record),
-        command=record.text("command"),
-        created=record.text("created"),
-        version=record.text("version_lit_recon"),
-        n=len(record.victims),
-        missing=MISSING,
+        bars_title=f"RMSE of pixels in [0, 1]{f', mean over {n} images' if n > 1 else ''}; shorter is better",
+        panels=[
+            *panels(record),
+            _images(record, origin),
+            Panel(parts=[_metrics(record), *([_losses(record, chart)] if chart else [])], columns=True),
+            knowledge_panel(knowledge(record)),
+            *notes_panels(notes(record)),
+        ],
+        files={
+            "metrics.json": "all metrics",
+            "victims.csv": "the metrics of every image",
+            "reconstructions.safetensors": "the images",
+            "config.yaml": "the settings",
+        },
+        costs=facts(record),
     )
-    write_text(record.folder.report, page)
-    return record.folder.report
+    return page.write(record.folder.report)
+
+
+def knowledge_panel(grants: Sequence[Grant]) -> Panel:
+    """What the attacker knew and did not know, side by side."""
+    columns = (("Known", True), ("Unknown", False))
+    return Panel(
+        "What the attacker knew",
+        parts=[Panel(title, items=[text for known, text in grants if known == wanted]) for title, wanted in columns],
+        columns=True,
+    )
+
+
+def notes_panels(notes: Sequence[str]) -> list[Panel]:
+    """The notes of a run; no panel without any."""
+    return [Panel("Notes", items=notes)] if notes else []
+
+
+def _images(record: RunRecord, origin: str) -> Panel:
+    cards = gallery(record)
+    together = " The images of a batch were attacked together, from one update." if len(cards.groups) > 1 else ""
+    return Panel(
+        "Images",
+        f"{origin}, on the right the public image with the smallest RMSE to the target image. ✓: the reconstruction "
+        f"has a smaller RMSE than that public image; ✗: it has not.{together}",
+        gallery=cards,
+    )
+
+
+def _metrics(record: RunRecord) -> Panel:
+    summary, printed = summary_table(record), bool(paper_of(record.settings).values)
+    n = len(record.victims)
+    interval = ", and the 95 % confidence interval of the mean, with batches taken as independent"
+    return Panel(
+        "Metrics",
+        f"{'Of the one image' if n == 1 else f'Mean ± standard deviation over {n} images'}"
+        f"{interval if any(row.interval for row in summary) else ''}; ↓: lower is better, ↑: higher is better. Two "
+        "baselines that do not use the update: the mean of all public images, and the public image nearest to the "
+        "target image, which can be chosen only with the target image at hand.",
+        header=["Metric", "This run", "Mean public image", "Nearest public image", *(["Paper"] if printed else [])],
+        rows=[
+            [
+                f"{row.measure.name}\N{NO-BREAK SPACE}{row.measure.better}",
+                Cell(
+                    row.ours,
+                    [
+                        *([f"± {row.spread}"] if row.spread else []),
+                        *([f"95 %: {row.interval}"] if row.interval else []),
+                    ],
+                    "missing" if row.ours == MISSING else "ours",
+                ),
+                row.mean_image,
+                row.nearest_public,
+                *([row.paper] if printed else []),
+            ]
+            for row in summary
+        ],
+        note="\n".join(reason for row in summary for reason in row.reasons),
+    )
+
+
+def _losses(record: RunRecord, chart: Chart) -> Panel:
+    restarts = len({curve.restart for curve in record.losses})
+    return Panel(
+        "Loss",
+        f"The attack's objective over its steps; one line per batch{' and restart' if restarts > 1 else ''}"
+        f"{', logarithmic' if chart.logarithmic else ''}.",
+        chart=chart,
+    )
 
 
 def compare_report(folders: Sequence[Path | str], out: Path | str) -> Path:
-    """Write a page that compares finished runs, in the order given, and leads to their own pages.
+    """Write a page that compares finished runs in the given order and links to their own pages.
 
     Args:
         folders: of two runs or more.
@@ -136,14 +302,13 @@ def compare_report(folders: Sequence[Path | str], out: Path | str) -> Path:
         raise ConfigError(f"the comparison is written to an .html file; got {target}: name one, e.g. comparison.html")
     records = [RunRecord.read(Path(folder)) for folder in folders]
     pages = [quote(os.path.relpath(record.folder.report, target.parent)) for record in records]
-    write_text(target, render("compare.html.j2", comparison=compare(records), pages=pages, absent=ABSENT))
+    write_text(target, _render("compare.html.j2", comparison=compare(records), pages=pages, absent=ABSENT))
     return target
 
 
-def render(template: str, **content: object) -> str:
-    """A page from one of the room's templates."""
+def _render(template: str, **content: object) -> str:
     pages = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

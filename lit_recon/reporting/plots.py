@@ -1,6 +1,6 @@
-"""Images as PNG: one by one at native size for pages, and whole grids for logs.
+"""Everything drawn: images as PNG, plots as SVG or PNG, and the loss chart that scales with its page.
 
-Pixels are drawn as they are, never smoothed: a page or a grid enlarges them by repetition.
+Image pixels are never smoothed: grids and pages enlarge them by repetition.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ import io
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from lit_recon.errors import ShapeError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from lit_recon.reporting.writing import LossCurve
 
 _CELL = 64  # smallest side of an image in a grid, in pixels of the grid
 _GAP = 6
@@ -34,19 +33,19 @@ def png(image: ArrayLike) -> bytes:
 
 
 def data_uri(image: ArrayLike) -> str:
-    """`png` as an address that holds the image itself, for `<img src=...>`."""
+    """`png` as a data URI for `<img src=...>`."""
     return f"data:image/png;base64,{base64.b64encode(png(image)).decode('ascii')}"
 
 
 def image_grid(rows: Mapping[str, ArrayLike], columns: int = 10) -> bytes:
-    """A PNG with one labelled row per kind of image and one column per victim; blocks below each other when many.
+    """A PNG with one labelled row per kind of image and one column per image, wrapped after `columns` columns.
 
     Args:
-        rows: images `(n, c, h, w)` in [0, 1] by their label, e.g. `target` and `reconstruction`; all of one shape.
-        columns: victims side by side at most.
+        rows: images `(n, c, h, w)` in [0, 1] by row label, e.g. `target` and `reconstruction`; all of one shape.
+        columns: maximum number of images side by side.
 
     Raises:
-        ShapeError: rows differ in shape, are empty, or images have neither one channel nor three.
+        ShapeError: rows differ in shape or are empty, or images have neither one nor three channels.
     """
     stacks = {label: np.asarray(images) for label, images in rows.items()}
     shapes = {stack.shape for stack in stacks.values()}
@@ -81,151 +80,288 @@ def _pixels(image: ArrayLike) -> NDArray[np.uint8]:
     return pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0))
 
 
-#: Colours that stay apart for the colour-blind (Okabe and Ito), and marks for those who print in grey.
+#: Colours that stay apart for the colour-blind (Okabe and Ito), and markers that differ in grey print.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5b6470", "#8c6d1f")
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
+GREY = "#6b7280"
+LineStyle = str | tuple[int, tuple[float, ...]]
+STYLES: tuple[LineStyle, ...] = (":", "--", "-.", (0, (6, 1.5, 1, 1.5, 1, 1.5)))
+
+_BINS = 40
+_FEW_VALUES = 5  # samples with fewer distinct values are drawn as lines instead of a histogram
+_LEGEND_ENTRIES = 24
+_AUTOMATIC = (None, None)
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """An empty drawing of so many inches."""
+@dataclass(frozen=True)
+class Series:
+    """Points of a plot, joined by a line unless `line` is empty.
+
+    Attributes:
+        name: in the legend; empty: not listed.
+        x, y: coordinates.
+        line: matplotlib line style; empty for points alone.
+        marker: matplotlib marker; empty for none.
+        colour: of line and markers.
+        width: of the line, in points.
+        errors: half lengths of the error bars, or a pair (below, above) of such sequences; empty for none.
+        labels: text beside each point; empty for none.
+        right: use the axis on the right.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    line: LineStyle = "-"
+    marker: str = ""
+    colour: str = GREY
+    width: float = 1.3
+    errors: Sequence[float] | tuple[Sequence[float], Sequence[float]] = ()
+    labels: Sequence[str] = ()
+    right: bool = False
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One pair of axes: curves and points, or the histogram (or box plot) of samples.
+
+    Attributes:
+        title, x_label, y_label, right_label: text.
+        series: curves and points.
+        samples: values by name, drawn as histograms of shares.
+        boxes: draw `samples` as box plots instead.
+        levels: reference values by name, drawn as grey lines: vertical in a histogram, horizontal elsewhere.
+        x_scale, y_scale: `linear`, `log` or `symlog`.
+        x_range: limits; None for automatic.
+        y_range: limits, each None for automatic.
+        x_ticks, y_ticks: position by label; None for automatic.
+        message: shown where there is nothing to draw.
+    """
+
+    title: str = ""
+    x_label: str = ""
+    y_label: str = ""
+    right_label: str = ""
+    series: Sequence[Series] = ()
+    samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    boxes: bool = False
+    levels: Mapping[str, float] = field(default_factory=dict)
+    x_scale: str = "linear"
+    y_scale: str = "linear"
+    x_range: tuple[float, float] | None = None
+    y_range: tuple[float | None, float | None] = _AUTOMATIC
+    x_ticks: Mapping[str, float] | None = None
+    y_ticks: Mapping[str, float] | None = None
+    message: str = ""
+
+
+def draw(
+    plots: Sequence[Plot],
+    columns: int = 3,
+    size: tuple[float, float] = (6.8, 3.9),
+    kind: str = "svg",
+    shared_y: bool = False,
+) -> bytes:
+    """Plots side by side with one legend below; equal input gives equal bytes.
+
+    Args:
+        plots: one or more.
+        columns: maximum number side by side.
+        size: width and height of each, in inches.
+        kind: `svg` or `png`.
+        shared_y: all plots have the same y axis, labelled once per row.
+    """
+    import matplotlib as mpl
     from matplotlib.figure import Figure
 
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def svg(figure: Figure) -> bytes:
-    """The drawing's file: without a date, and with fixed identities."""
-    import matplotlib as mpl
-
+    columns = min(columns, len(plots))
+    rows = math.ceil(len(plots) / columns)
+    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False, sharey=shared_y).ravel()
+    entries: dict[str, Any] = {}
+    for index, (panel, plot) in enumerate(zip(panels, plots, strict=False)):
+        for axes in _draw(panel, plot, y_label=not shared_y or index % columns == 0):
+            handles, labels = axes.get_legend_handles_labels()
+            entries = dict(zip(labels, handles, strict=True)) | entries
+    for panel in panels[len(plots) :]:
+        panel.set_visible(False)
+    if entries and len(entries) <= _LEGEND_ENTRIES:
+        style = {"ncols": max(2, round(size[0] * columns / 2.4)), "frameon": False, "fontsize": 8}
+        figure.legend(entries.values(), entries.keys(), loc="outside lower center", **style)
     buffer = io.BytesIO()
+    options: dict[str, Any] = {"metadata": {"Date": None}}
+    if kind == "png":
+        options = {"metadata": {"Software": None}, "dpi": 150}
     with mpl.rc_context({"svg.hashsalt": "lit_recon"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
+        figure.savefig(buffer, format=kind, **options)
     return buffer.getvalue()
 
 
-_BINS = 40
-_STYLES = ("-", "--", "-.", ":")
-
-
-def error_histogram(errors: Mapping[str, Sequence[float]], levels: Mapping[str, float]) -> Figure:
-    """Shares of the targets by squared error, and upright lines to compare them with.
-
-    Args:
-        errors: of all targets, by the name of the attack or case; one or more of each.
-        levels: by name.
-    """
-    figure = new_figure(6.8, 3.4)
-    panel = figure.subplots()
-    panel.grid(alpha=0.25, linewidth=0.6)
-    panel.tick_params(labelsize=7)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.set_xlabel("squared error of a target", fontsize=9)
-    panel.set_ylabel("share of the targets", fontsize=9)
-    top = max([*levels.values(), *(value for own in errors.values() for value in own)]) or 1.0
-    for index, (name, own) in enumerate(errors.items()):
-        panel.hist(
-            own,
-            bins=_BINS,
-            range=(0, top),
-            weights=[1 / len(own)] * len(own),
-            alpha=0.8,
-            label=name,
-            color=COLOURS[index % len(COLOURS)],
-            histtype="stepfilled" if index == 0 else "step",
-        )
-    for index, (name, value) in enumerate(levels.items()):
-        panel.axvline(value, label=name, color="#6b7280", linewidth=1.1, linestyle=_STYLES[index % len(_STYLES)])
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
-    return figure
-
-
-#: Errors below the rounding of a pixel are drawn there: a logarithmic axis has no zero.
-_FLOOR = 1e-17
-
-
-def error_scatter(points: Mapping[str, Sequence[tuple[float, float]]]) -> bytes:
-    """A picture (SVG) of `(estimate, error)` pairs by the name of their model, both axes logarithmic."""
-    figure = new_figure(5.6, 4.4)
-    panel = figure.subplots()
-    panel.set_xscale("log")
-    panel.set_yscale("log")
-    panel.set_xlabel("error estimate, known to the attacker")
-    panel.set_ylabel("largest error of a pixel")
+def _draw(panel: Any, plot: Plot, y_label: bool) -> list[Any]:
+    """Draw one plot; returns its axes, the right one last."""
+    panel.set_title(plot.title, fontsize=10)
     panel.grid(alpha=0.25, linewidth=0.6)
     panel.spines[["top", "right"]].set_visible(False)
-    everything = [max(value, _FLOOR) for pairs in points.values() for pair in pairs for value in pair]
-    for index, (name, pairs) in enumerate(points.items()):
-        if pairs:
-            estimates, errors = zip(*pairs, strict=True)
-            panel.plot(
-                estimates,
-                [max(error, _FLOOR) for error in errors],
-                linestyle="",
-                marker=MARKS[index % len(MARKS)],
-                color=COLOURS[index % len(COLOURS)],
-                markersize=4.5,
-                alpha=0.75,
-                label=name,
-            )
-    if everything:
-        span = (min(everything), max(everything))
-        panel.plot(span, span, color="#6b7280", linewidth=1, linestyle="--", label="error = estimate", zorder=0)
-        panel.axhspan(panel.get_ylim()[0], 1 / 255, color="#dcecea", alpha=0.4, zorder=-1, linewidth=0)
-        panel.legend(frameon=False, fontsize=8)
-    return svg(figure)
+    panel.set_xscale(plot.x_scale)
+    panel.set_yscale(plot.y_scale)
+    panel.set_xlabel(plot.x_label, fontsize=9)
+    panel.set_ylabel(plot.y_label if y_label else "", fontsize=9)
+    if not plot.series and not plot.samples:
+        panel.text(0.5, 0.5, plot.message, ha="center", va="center", transform=panel.transAxes)
+        return [panel]
+    if plot.x_ticks is not None:
+        short = [label if len(label) <= 16 else f"{label[:15]}…" for label in plot.x_ticks]
+        crowded = len(short) > 7 or sum(map(len, short)) > 60
+        turned = {"rotation": 25, "ha": "right", "fontsize": 8} if crowded else {"fontsize": 9}
+        panel.set_xticks(list(plot.x_ticks.values()), short, **turned)
+        panel.set_xticks([], minor=True)
+    if plot.y_ticks is not None:
+        panel.set_yticks(list(plot.y_ticks.values()), list(plot.y_ticks))
+    if plot.x_range is not None:
+        panel.set_xlim(*plot.x_range)
+    axes = [panel]
+    if plot.right_label:
+        axes.append(panel.twinx())
+        axes[1].set_ylabel(plot.right_label, fontsize=9)
+        axes[1].spines[["top"]].set_visible(False)
+        axes[1].set_ylim(0, 1)
+    if plot.boxes:
+        panel.boxplot(list(plot.samples.values()), tick_labels=list(plot.samples), flierprops={"ms": 3})
+    elif plot.samples:
+        _histograms(panel, plot)
+    for series in plot.series:
+        _points(axes[-1 if series.right else 0], series)
+    line = panel.axvline if plot.samples and not plot.boxes else panel.axhline
+    for index, (name, value) in enumerate(plot.levels.items()):
+        line(value, label=name, color=GREY, linewidth=1.1, linestyle=STYLES[index % len(STYLES)], zorder=0)
+    if plot.y_range != _AUTOMATIC:
+        panel.set_ylim(*plot.y_range)
+    return axes
 
 
-#: From this many different values on, losses are drawn as a histogram, else as lines.
-_LINES = 5
+def _points(panel: Any, series: Series) -> None:
+    style = {"color": series.colour, "linestyle": series.line, "linewidth": series.width, "marker": series.marker}
+    style |= {"markersize": 5, "label": series.name or None}
+    if not series.line:
+        style["markerfacecolor"] = "none"  # so that points that coincide are all seen
+    if not len(series.errors):
+        panel.plot(series.x, series.y, **style)
+    else:
+        panel.errorbar(series.x, series.y, yerr=series.errors, capsize=2.5, elinewidth=1, **style)
+    for label, x, y in zip(series.labels, series.x, series.y, strict=False):
+        place = {"textcoords": "offset points", "xytext": (5, 4), "fontsize": 7}
+        panel.annotate(label, (x, y), color=series.colour, **place)
 
 
-def loss_histogram(losses: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> bytes:
-    """A picture (SVG): `(losses with, losses without)` the image by the title of their panel."""
-    figure = new_figure(5.0 * len(losses), 3.4)
-    panels = figure.subplots(1, len(losses), squeeze=False)[0]
-    for panel, (title, (members, others)) in zip(panels, losses.items(), strict=True):
-        panel.set_title(title, fontsize=10)
-        panel.set_xlabel("loss on the image")
-        panel.set_yticks([])
-        panel.spines[["top", "right", "left"]].set_visible(False)
-        edges = np.histogram_bin_edges(np.concatenate([members, others]), bins=40)
-        for values, name, colour in ((others, "without the image", COLOURS[1]), (members, "with it", COLOURS[0])):
-            if len(set(values)) < _LINES:
-                for index, value in enumerate(values):
-                    label = f"{name} ({len(values)} model{'s' if len(values) > 1 else ''})"
-                    panel.axvline(value, color=colour, linewidth=2, label=label if not index else None)
-            else:
-                weights = np.full(len(values), 1 / len(values))
-                label = f"{name} ({len(values)} models)"
-                panel.hist(values, bins=edges, weights=weights, color=colour, alpha=0.55, label=label)
-        panel.legend(frameon=False, fontsize=8)
-    return svg(figure)
+def _histograms(panel: Any, plot: Plot) -> None:
+    """Shares per bin, the bins common to all samples; few distinct values are vertical lines."""
+    known = np.concatenate([*map(np.asarray, plot.samples.values()), [*plot.levels.values()]])
+    edges = np.histogram_bin_edges(known, bins=_BINS)
+    for index, (name, values) in enumerate(plot.samples.items()):
+        colour = COLOURS[index % len(COLOURS)]
+        if len(distinct := set(values)) < _FEW_VALUES:
+            for number, value in enumerate(sorted(distinct)):
+                panel.axvline(value, color=colour, linewidth=2, label=None if number else name)
+            continue
+        style = {"histtype": "stepfilled", "alpha": 0.7} if not index else {"histtype": "step", "linewidth": 1.4}
+        panel.hist(values, bins=edges, weights=[1 / len(values)] * len(values), color=colour, label=name, **style)
 
 
-def roc_curves(curves: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]], floor: float) -> bytes:
-    """A picture (SVG) of ROC curves.
+#: View box of the loss chart, which the page stretches to its width.
+WIDTH, HEIGHT = 1000, 400
 
-    Args:
-        curves: `(false positive rates, true positive rates)` by panel, then by the name of the attack.
-        floor: smallest rate that the number of games can show; smaller ones are drawn there.
+_POINTS = 200  # per line; more cannot be seen
+_POINTS_IN_ALL = 20_000  # keeps the page small
+_POINTS_AT_LEAST = 40
+_LOG_SPAN = 10.0  # ratio of largest to smallest loss from which a logarithmic axis shows more
+
+
+class Tick(NamedTuple):
+    """A labelled position on an axis: 0 is left or bottom, 1 right or top."""
+
+    position: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Loss curves as SVG path data, with the ticks of both axes."""
+
+    lines: list[str]
+    x_ticks: list[Tick]
+    y_ticks: list[Tick]
+    logarithmic: bool
+
+    @property
+    def opacity(self) -> float:
+        """Of each line; many lines are fainter, so that dense regions stand out."""
+        return round(min(0.9, max(0.12, 4 / (len(self.lines) + 3))), 2)
+
+
+def loss_chart(curves: Sequence[LossCurve]) -> Chart | None:
+    """One line per curve, loss over step; logarithmic where all losses are positive and span a factor of 10.
+
+    None where no curve has two finite points.
     """
-    figure = new_figure(4.6 * len(curves), 3.8)
-    panels = figure.subplots(1, len(curves), squeeze=False, sharey=True)[0]
-    for panel, (title, attacks) in zip(panels, curves.items(), strict=True):
-        panel.set_title(title, fontsize=10)
-        panel.set_xscale("log")
-        panel.set_yscale("log")
-        panel.set_xlim(floor, 1.1)
-        panel.set_ylim(floor, 1.1)
-        panel.set_xlabel("false positive rate")
-        panel.grid(alpha=0.25, linewidth=0.6)
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.plot([floor, 1], [floor, 1], color="#6b7280", linewidth=1, linestyle="--", label="chance")
-        for index, (name, (false, true)) in enumerate(attacks.items()):
-            shown = [max(rate, floor) for rate in false], [max(rate, floor) for rate in true]
-            style = ("-", (0, (5, 2)), (0, (1.5, 1.5)), "-.")[index % 4]
-            panel.plot(*shown, color=COLOURS[index], linewidth=1.8, linestyle=style, label=name, clip_on=False)
-        panel.legend(frameon=False, fontsize=8, loc="lower right")
-    panels[0].set_ylabel("true positive rate")
-    return svg(figure)
+    points = [_finite_points(curve) for curve in curves]
+    points = [line for line in points if len(line) > 1]
+    if not points:
+        return None
+    steps, losses = np.concatenate(points).T
+    low, high = float(losses.min()), float(losses.max())
+    logarithmic = low > 0 and high / low >= _LOG_SPAN
+    x_axis, y_axis = (float(steps.min()), float(steps.max())), (low, high)
+    y_values = _log_values(*y_axis) if logarithmic else _round_values(*y_axis)
+    n_points = max(_POINTS_AT_LEAST, min(_POINTS, _POINTS_IN_ALL // len(points)))
+    return Chart(
+        [_path(line[_spread(len(line), n_points)], x_axis, y_axis, logarithmic) for line in points],
+        [Tick(_place(x, *x_axis), f"{x:,.6g}") for x in _round_values(*x_axis)],
+        [Tick(_place(y, *y_axis, logarithmic), f"{y:.6g}") for y in y_values],
+        logarithmic,
+    )
+
+
+def _path(
+    points: NDArray[np.float64], x_axis: tuple[float, float], y_axis: tuple[float, float], logarithmic: bool
+) -> str:
+    places = (
+        f"{WIDTH * _place(x, *x_axis):.0f} {HEIGHT * (1 - _place(y, *y_axis, logarithmic)):.1f}" for x, y in points
+    )
+    return f"M{'L'.join(places)}"
+
+
+def _spread(n: int, chosen: int) -> NDArray[np.int64]:
+    """At most `chosen` indices below `n`, evenly spread, first and last among them."""
+    return np.unique(np.linspace(0, n - 1, min(n, chosen)).round().astype(np.int64))
+
+
+def _finite_points(curve: LossCurve) -> NDArray[np.float64]:
+    points = np.column_stack((curve.values["step"], curve.values["loss"])).astype(np.float64)
+    finite: NDArray[np.float64] = points[np.isfinite(points).all(axis=1)]
+    return finite
+
+
+def _place(value: float, low: float, high: float, logarithmic: bool = False) -> float:
+    if logarithmic:
+        value, low, high = math.log(value), math.log(low), math.log(high)
+    return (value - low) / (high - low) if high > low else 0.5
+
+
+def _round_values(low: float, high: float, about: int = 4) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten within `low` to `high`, some `about` of them."""
+    if high <= low:
+        return [low]
+    rough = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+    return [index * step for index in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def _log_values(low: float, high: float, at_most: int = 6) -> list[float]:
+    """Powers of ten within `low` to `high`: not all where there are many, with 2 and 5 times them where few."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    factors = (1, 2, 5) if last - first <= 2 else (1,)
+    stride = math.ceil((last - first) / at_most)
+    values = [factor * 10.0**exponent for exponent in range(last, first - 1, -stride) for factor in factors]
+    return sorted(value for value in values if low <= value <= high)

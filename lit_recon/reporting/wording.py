@@ -58,6 +58,36 @@ def format_printed(metric: str | Measure, value: object) -> str:
     return f"{value:g}\N{NO-BREAK SPACE}{unit}" if unit else f"{value:g}"
 
 
+def short(value: float | None, digits: int = 3) -> str:
+    """A number with so many significant digits.
+
+    >>> short(0.12345), short(12345.6, 6), short(math.inf), short(None)
+    ('0.123', '12,345.6', '∞', '–')
+    """
+    if value is None:
+        return ABSENT
+    return "∞" if value == math.inf else f"{value:,.{digits}g}"
+
+
+def percent(share: float | None, decimals: int = 0) -> str:
+    r"""A share of 1 in percent.
+
+    >>> percent(0.874), percent(0.874, 1), percent(None)
+    ('87\xa0%', '87.4\xa0%', '–')
+    """
+    return ABSENT if share is None else f"{100 * share:.{decimals}f}\N{NO-BREAK SPACE}%"
+
+
+def with_error(key: str, value: float | None, error: float | None) -> str:
+    """A metric's mean and standard error.
+
+    >>> with_error("mse", 0.0123, 0.0045), with_error("mse", None, None)
+    ('0.0123 ± 0.0045', 'n/a')
+    """
+    spread = "" if value is None or error is None else f" ± {format_score(key, error, unit=False)}"
+    return f"{format_score(key, value)}{spread}"
+
+
 def duration(seconds: float) -> str:
     """Seconds in the units that people use.
 

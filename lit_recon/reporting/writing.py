@@ -56,7 +56,7 @@ def write_victims(folder: RunFolder, rows: Sequence[VictimRow]) -> None:
             raise ShapeError(f"every row needs the scores {names}; image {row.id} has {list(row.scores)}")
     header = ["batch", "id", "label", "recovered_label", *names, "loss"]
     cells = ([row.batch, row.id, row.label, row.recovered_label, *row.scores.values(), row.loss] for row in rows)
-    write_text(folder.victims, _csv_text(header, cells))
+    write_text(folder.victims, csv_text(header, cells))
 
 
 def write_losses(folder: RunFolder, curves: Sequence[LossCurve]) -> None:
@@ -67,7 +67,7 @@ def write_losses(folder: RunFolder, curves: Sequence[LossCurve]) -> None:
         for curve in curves
         for row in range(len(curve.values["step"]))
     )
-    write_text(folder.losses, _csv_text(["batch", "restart", *(names or ("step", "loss"))], rows))
+    write_text(folder.losses, csv_text(["batch", "restart", *(names or ("step", "loss"))], rows))
 
 
 def write_tensors(
@@ -121,7 +121,8 @@ def write_tensors(
     write_bytes(folder.reconstructions, save(arrays, {"class_names": json.dumps(list(class_names))}))
 
 
-def _csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table as CSV; None is an empty cell."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(header)

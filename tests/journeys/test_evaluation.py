@@ -91,7 +91,7 @@ def test_a_grid_leaves_a_table_pictures_and_a_verdict(whole: Path, attack: Run) 
     assert all(float(row["rmse"]) > 0 and float(row["accuracy"]) > 0.2 and row["strongest"] == "true" for row in rows)
     assert all(float(row["final_train_loss"]) > 0 for row in rows)
     page = (whole / "report.html").read_text()
-    assert "Price against protection" in page
+    assert "Price and protection" in page
     again = attack("report", whole)
     assert again.code == 0
     assert (whole / "report.html").read_text().count("<h2>") == page.count("<h2>")
@@ -108,7 +108,7 @@ def test_every_cell_has_its_bound_or_the_reason_why_not(whole: Path) -> None:
         assert float(row["bound_rmse"]) < 1.2 * float(row["rmse"])
     assert float(weak["bound_rmse"]) < float(strong["bound_rmse"])
     page = (whole / "report.html").read_text()
-    assert "How close any attack could come" in page
+    assert "Lower bounds on the error of any attack" in page
 
 
 def test_a_finished_grid_is_not_touched(whole: Path, grid: Path, attack: Run) -> None:
@@ -168,7 +168,7 @@ def test_a_failed_cell_is_listed_and_tried_again(
         ended = attack("evaluate", "--config", grid, "--out", folder)
     assert ended.code == 0
     assert "noise 0.1, geiping2020, batch 1: FAILED, no memory left" in ended.out
-    assert "1 cells have no figures" in ended.out
+    assert "1 cells have no results" in ended.out
     assert [row["reason"] for row in figures(folder) if row["reason"]] == ["no memory left"]
     assert "no memory left" in (folder / "report.html").read_text()
     (failure,) = (folder / "failed").iterdir()

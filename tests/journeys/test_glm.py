@@ -53,7 +53,7 @@ def test_the_page_tells_errors_estimates_and_roots(reconn: Callable[..., Any], w
     page = (folder / "report.html").read_text()
     assert "All records but one, 299 of them" in page
     assert "ridge: LeastSquares(penalty=1.0, intercept=True)" in page
-    assert "the missing record&#39;s target (theorem 8)" in page
+    assert "the missing record&#39;s label (theorem 8)" in page
     assert page.count("data:image/svg+xml;base64,") == 1
     assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]*"', page)
     (folder / "report.html").unlink()

@@ -23,7 +23,7 @@ SMALL = [
 ]
 
 
-def figures(folder: Path) -> dict[str, Any]:
+def metrics_of(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
     return found
 
@@ -35,7 +35,7 @@ def test_known_initial_weights_give_membership_away_and_unknown_ones_hide_it(
     assert code == 0, err
     assert "20 released models" in out
     folder = workplace / "runs" / "membership_digits"
-    metrics = figures(folder)
+    metrics = metrics_of(folder)
     assert metrics["known.train_both.advantage"] == 1
     assert metrics["known.train_both.auc_low"] < 1
     assert 0 < metrics["known.copy_error"] < 0.05  # rounding alone
@@ -57,7 +57,7 @@ def test_known_initial_weights_give_membership_away_and_unknown_ones_hide_it(
     np.testing.assert_array_equal(np.where(chosen, games["second"], games["first"]), tensors["targets"])
 
 
-def test_the_page_has_figures_histograms_and_curves(reconn: Callable[..., Any], workplace: Path) -> None:
+def test_the_page_has_metrics_histograms_and_curves(reconn: Callable[..., Any], workplace: Path) -> None:
     folder = workplace / "runs" / "membership_digits"
     page = (folder / "report.html").read_text()
     assert "Advantage over guessing" in page
@@ -83,7 +83,7 @@ def test_the_page_has_figures_histograms_and_curves(reconn: Callable[..., Any], 
     ("arguments", "complaint"),
     [
         (["--split.targets", 41], "an even number of candidates"),
-        (["--split.targets", 2, "--histogram.images", 1], "1 tosses of the coin fell alike"),
+        (["--split.targets", 2, "--histogram.images", 1], "all 1 membership bits are equal"),
         (["--histogram.images", 31], "histogram.images must be at most 20"),
         (["--histogram.models", 0], "histogram.images and histogram.models must be at least 1"),
         (["--false_positive_rates", "[2]"], "false_positive_rates must lie in [0, 1]"),

@@ -113,7 +113,7 @@ def test_the_page_says_what_was_attacked_how_well_and_by_what(make_run: MakeRun)
         "#103 · dog",
         "label taken for cat",
         "LPIPS is n/a: its weights are not on this machine",
-        "The paper's figures: Batches of 16.",
+        "The paper's values: Batches of 16.",
         "The running statistics of the BatchNorm layers",
         "python attack.py run --config configs/attack/geiping2020.yaml",
         "2026-03-01 12:30:00 UTC",

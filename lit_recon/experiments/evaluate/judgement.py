@@ -1,10 +1,10 @@
-"""The judgement of defenses: the strongest attack on each, at equal loss of accuracy.
+"""Comparison of defenses: the strongest attack on each, at equal loss of accuracy.
 
-The leakage of a defense at a strength is the mean figure (RMSE, unless the grid says otherwise) of the attack that
-comes closest. Its price is what the accuracy loses against training without a defense. Whoever picks the strongest
-attack afterwards uses the truth; that is the evaluator's right, no attack does.
+The leakage of a defense at a strength is the mean metric (RMSE by default) of its strongest attack, the one with the
+best reconstructions. Its price is the loss of accuracy against training without a defense. The evaluator selects the
+strongest attack with the target images at hand; attacks never see them.
 
-Attacks on a network of their own do not compete: price, and all others, are about the grid's.
+Attacks on networks of their own are not compared: prices and all other attacks are about the grid's network.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ class Level:
     """A defense at one strength and one batch size.
 
     Attributes:
-        defense, strength: no strength without a defense.
+        defense, strength: None as strength without a defense.
         batch_size: images per client.
-        title: for readers.
-        strongest: the attack that comes closest; None where none has figures.
-        price: loss of test accuracy against no defense, as a fraction; None where it was not measured.
-        accuracy, train_loss: the utility itself.
+        title: defense and strength in words.
+        strongest: the attack with the best reconstructions; None where none has results.
+        price: loss of test accuracy against no defense, in [0, 1]; None where it was not measured.
+        accuracy, train_loss: of the training under the defense.
+        metric: by which attacks are compared.
     """
 
     defense: str
@@ -44,17 +45,17 @@ class Level:
 
     @property
     def value(self) -> float | None:
-        """The figure of the strongest attack."""
+        """The metric of the strongest attack."""
         return self.strongest.number(self.metric.key) if self.strongest else None
 
     @property
     def distance(self) -> float | None:
-        """The same, such that more protects better."""
+        """The metric of the strongest attack, with the sign that makes larger values better protection."""
         return None if self.value is None else self.metric.distance(self.value)
 
     @property
     def standard_error(self) -> float | None:
-        """Of `value`, over the images."""
+        """Standard error of `value` over the images."""
         if self.strongest is None:
             return None
         spread, n = self.strongest.number(f"{self.metric.key}_std"), self.strongest.number("n")
@@ -62,21 +63,21 @@ class Level:
 
     @property
     def baseline(self) -> float | None:
-        """The figure of the nearest public image, on average over the same images; None: there is no such guess."""
+        """Mean metric of the nearest public image over the same images; None for metrics without this baseline."""
         if self.strongest is None or self.metric.baseline is None:
             return None
         return self.strongest.number(self.metric.baseline)
 
     @property
     def stops(self) -> bool | None:
-        """Whether even the strongest attack comes no closer than the nearest public image; None: not known."""
+        """Whether even the strongest attack is worse than the nearest public image; None: not known."""
         if self.distance is None or self.baseline is None:
             return None
         return self.distance > self.metric.distance(self.baseline)
 
 
 def strongest(cells: Sequence[CellResult], metric: LeakageMetric) -> CellResult | None:
-    """The cell that comes closest; None where none has the figure."""
+    """The attack with the best reconstructions; None where none has the metric."""
     scored = [(metric.distance(value), cell) for cell in cells if (value := cell.number(metric.key)) is not None]
     return min(scored, key=lambda pair: pair[0])[1] if scored else None
 
@@ -87,7 +88,7 @@ def levels(evaluation: Evaluation, batch_size: int, honest: bool = False) -> lis
     Args:
         evaluation: all cells.
         batch_size: images per client.
-        honest: against honest-but-curious servers alone.
+        honest: consider honest-but-curious servers only.
     """
     barred = {*evaluation.networks, *(evaluation.malicious if honest else ())}
     plain = evaluation.training(*evaluation.levels[0])
@@ -119,7 +120,7 @@ def levels(evaluation: Evaluation, batch_size: int, honest: bool = False) -> lis
 
 
 def pareto_front(points: Sequence[Level]) -> list[Level]:
-    """Levels that no other beats in accuracy and in distance of the strongest attack at once, by falling accuracy."""
+    """Levels that no other level beats in both accuracy and protection, by decreasing accuracy."""
     known = [
         (level.accuracy, level.distance, level)
         for level in points
@@ -135,9 +136,9 @@ def pareto_front(points: Sequence[Level]) -> list[Level]:
 
 
 def best_within(points: Sequence[Level], budget: float) -> dict[str, Level]:
-    """By defense, the strength that protects best among those that lose at most `budget` of the accuracy.
+    """The strength of every defense that protects best among those that lose at most `budget` of accuracy.
 
-    No defense stands under its own name: what protects less than it is not worth its price.
+    No defense is among them under its own name, for comparison.
     """
     best: dict[str, tuple[float, Level]] = {}
     for level in points:
@@ -149,16 +150,16 @@ def best_within(points: Sequence[Level], budget: float) -> dict[str, Level]:
 
 
 def verdicts(evaluation: Evaluation) -> list[tuple[str, list[str]]]:
-    """By title of the defense, one sentence per batch size, and one more where honest servers alone change it."""
+    """Title of every defense, with a sentence per batch size, and another where honest servers only change it."""
     found: list[tuple[str, list[str]]] = []
     for name, title in evaluation.defenses.items():
         sentences = []
         for size in evaluation.batch_sizes:
             said = _verdict(evaluation, name, levels(evaluation, size))
-            sentences.append(f"Batch {size}: {said}")
+            sentences.append(f"Batch size {size}: {said}")
             honest = _verdict(evaluation, name, levels(evaluation, size, honest=True))
             if evaluation.has_both_servers and honest != said:
-                sentences.append(f"Batch {size}, honest servers alone: {honest}")
+                sentences.append(f"Batch size {size}, honest servers only: {honest}")
         found.append((title, sentences))
     return found
 
@@ -166,32 +167,32 @@ def verdicts(evaluation: Evaluation) -> list[tuple[str, list[str]]]:
 def _verdict(evaluation: Evaluation, name: str, points: Sequence[Level]) -> str:
     own = [level for level in points if level.defense == name and level.distance is not None]
     if not own:
-        return "cannot be judged, as no attack on it has figures."
+        return "not known, as no attack on it has results."
     plain = next((level for level in points if level.strength is None), None)
     best = max(own, key=lambda level: level.distance or 0.0)
     if evaluation.metric.of_features:
-        without = "" if plain is None or plain.value is None else f" against {_figure(plain)} without a defense"
+        without = "" if plain is None or plain.value is None else f" against {_value(plain)} without a defense"
         return (
-            f"the most that it takes is {best.title}, where {_attack(evaluation, best)} leaves a "
-            f"{best.metric.measure.name.lower()} of {_figure(best)}{without}{_price(best)}."
+            f"the strongest protection is {best.title}, where {_attack(evaluation, best)} reaches a "
+            f"{best.metric.measure.name.lower()} of {_value(best)}{without}{_price(best)}."
         )
     judged = [level for level in own if level.stops is not None]
     if not judged:
-        return f"cannot be judged, as the nearest public image has no {evaluation.metric.measure.name}."
+        return f"not known, as the nearest public image has no {evaluation.metric.measure.name}."
     if plain is not None and plain.stops:
         return (
-            "cannot be judged: even without a defense no attack of the grid comes closer than the nearest public "
-            f"image ({_against(plain)})."
+            "not known: even without a defense no attack of the grid is better than the nearest public image "
+            f"({_against(plain)})."
         )
     stopping = next((level for level in judged if level.stops), None)
     if stopping is None:
         return (
-            f"no strength of the grid stops the strongest attack. The most that it takes is "
-            f"{best.title}, where {_attack(evaluation, best)} still comes closer than the nearest public image "
+            f"no strength of the grid stops the strongest attack. The strongest protection is {best.title}, where "
+            f"{_attack(evaluation, best)} is still better than the nearest public image "
             f"({_against(best)}){_price(best)}."
         )
     weaker = [level for level in judged[judged.index(stopping) + 1 :] if not level.stops]
-    odd = f"; stronger settings do not ({', '.join(level.title for level in weaker)})" if weaker else ""
+    odd = f"; some larger strengths do not ({', '.join(level.title for level in weaker)})" if weaker else ""
     margin = ", a margin within one standard error" if _is_close(stopping) else ""
     return (
         f"{stopping.title} stops the strongest attack, {_attack(evaluation, stopping)} "
@@ -203,23 +204,23 @@ def _attack(evaluation: Evaluation, level: Level) -> str:
     return evaluation.attack_title(level.strongest) if level.strongest else "none"
 
 
-def _figure(level: Level) -> str:
+def _value(level: Level) -> str:
     error = level.standard_error
     return level.metric.format(level.value) + ("" if error is None else f" ± {level.metric.format(error)}")
 
 
 def _against(level: Level) -> str:
     baseline = level.metric.format(level.baseline)
-    return f"{level.metric.measure.name} {_figure(level)} against {baseline} of the nearest public image"
+    return f"{level.metric.measure.name} {_value(level)} against {baseline} of the nearest public image"
 
 
 def _price(level: Level) -> str:
     if level.price is None:
-        return "; what it costs was not measured"
-    points = 100 * level.price
+        return "; its price was not measured"
+    points = round(100 * level.price, 1)
     if points <= 0:
-        return f", and costs no accuracy ({-points:.1f} points more)"
-    return f", and costs {points:.1f} points of accuracy"
+        return f", and costs no accuracy ({abs(points):.1f} percentage points gained)"
+    return f", and costs {points:.1f} percentage points of accuracy"
 
 
 def _is_close(level: Level) -> bool:

@@ -1,40 +1,136 @@
-"""The files that an evaluation leaves behind: the page, the table, the figures, and last of all the record."""
+"""The files of an evaluation: the page, the table, the plots, and last the metrics."""
 
 from __future__ import annotations
 
-import base64
-import io
-import logging
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lit_recon.experiments.evaluate.judgement import Level, levels, pareto_front, verdicts
 from lit_recon.experiments.evaluate.results import CellResult, Evaluation
-from lit_recon.experiments.evaluate.tables import attack_tables, csv_text, equal_utility, other_tables
+from lit_recon.experiments.evaluate.tables import attack_tables, csv_table, equal_utility, other_tables
 from lit_recon.io.files import write_bytes, write_text
-from lit_recon.reporting.pages import Panel, render
-from lit_recon.reporting.plots import image_grid
-from lit_recon.reporting.provenance import environment, paper_of
+from lit_recon.reporting.pages import Page, Panel, Picture
+from lit_recon.reporting.plots import COLOURS, MARKS, Plot, Series, draw, image_grid
+from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.record import RunRecord
-from lit_recon.reporting.settings import flatten
-from lit_recon.reporting.wording import ABSENT, MISSING, format_score
-from lit_recon.reporting.writing import Scalar, write_metrics
+from lit_recon.reporting.wording import MISSING, format_score
+from lit_recon.reporting.writing import Scalar, csv_text, write_metrics
+
+
+def build_evaluation(folder: Path | str) -> Path:
+    """Write everything about an evaluation into its folder, from the files of its cells alone.
+
+    Returns:
+        The page's path.
+
+    Raises:
+        MissingDataError: the folder holds no evaluation.
+        CorruptFileError: one of its files, or of its cells' files, is malformed.
+    """
+    evaluation = Evaluation.read(folder)
+    grid, facts = evaluation.folder, environment()
+    write_bytes(grid.figures / "scatter.png", scatter(evaluation, "png"))
+    write_text(grid.table, csv_text(*csv_table(evaluation)))
+    failed = [cell for cell in evaluation.cells if cell.reason and cell.applicable]
+    inapplicable = not_applicable(evaluation)
+    galleries = [
+        Panel(title, pictures=[Picture(png, f"Reconstructions under {title}", f"gallery_{_file_name(title)}.png")])
+        for title, png in gallery_grids(evaluation).items()
+    ]
+    name = evaluation.metric.measure.name
+    sections = [
+        *bound_panels(evaluation),
+        Panel(
+            "Other metrics",
+            f"Of the same reconstructions; the highlighted attack is the strongest by {name}.",
+            parts=other_tables(evaluation),
+        ),
+        Panel(
+            "Images",
+            "Reconstructions of the same images by the strongest attack, from weak to strong defense; each row is "
+            f"labelled with strength, mean {name} and attack.",
+            parts=galleries,
+        ),
+        Panel(
+            "Not applicable",
+            "Attacks that cannot work on this network, these clients or such batches.",
+            items=inapplicable,
+        ),
+        Panel("Cells without results", items=[(evaluation.cell_title(cell), cell.reason) for cell in failed]),
+    ]
+    page = Page(
+        kind="Evaluation of defenses",
+        settings=evaluation.settings,
+        facts={**facts, "command": "python attack.py evaluate --config config.yaml --out FOLDER"},
+        lead=f"{_count(evaluation.defenses, 'defense')} against {_count(evaluation.attacks, 'attack')}, compared by "
+        f"the {name} of the strongest attack.",
+        panels=[
+            _verdicts(evaluation),
+            _prices(evaluation),
+            *attack_tables(evaluation),
+            *(panel for panel in sections if panel.rows or panel.items or panel.parts),
+        ],
+        files={
+            "evaluation.csv": "all metrics",
+            "cells/": "a run folder for every attack",
+            "utility/": "the trainings",
+            "figures/": "the plots",
+            "config.yaml": "the settings",
+        },
+    )
+    page.write(grid.report)
+    counts = {"n_failed": len(failed), "n_not_applicable": sum(not cell.applicable for cell in evaluation.cells)}
+    write_metrics(grid, {**_record(evaluation), **counts, **facts})
+    return grid.report
+
+
+def _count(named: Mapping[str, str], what: str) -> str:
+    return f"{len(named)} {what}{'' if len(named) == 1 else 's'}"
+
+
+def _verdicts(evaluation: Evaluation) -> Panel:
+    metric = evaluation.metric
+    side = "below" if metric.measure.better == "↑" else "above"
+    best = "recovers features best" if metric.of_features else "has the best reconstructions"
+    sentences = [
+        f"A defense is judged by the strongest attack on it: the one that {best}.",
+        f"It stops that attack if the mean {metric.measure.name} is {side} that of the nearest public image, which is "
+        "available to everyone."
+        if metric.baseline
+        else "",
+        "Its price is the loss of accuracy in training.",
+        "A malicious server has modified the model before the clients received it, an honest but curious one has not: "
+        "verdicts are for any server, then for honest ones only where that makes a difference."
+        if evaluation.has_both_servers
+        else "",
+    ]
+    parts = [Panel(title, items=found) for title, found in verdicts(evaluation)]
+    return Panel("Verdicts", " ".join(filter(None, sentences)), parts=parts)
+
+
+def _prices(evaluation: Evaluation) -> Panel:
+    measure = evaluation.metric.measure
+    servers = " and kind of server" if evaluation.has_both_servers else ""
+    description = f"Accuracy lost against {measure.name} of the strongest attack, one plot per batch size{servers}"
+    return Panel(
+        "Price and protection",
+        "Each point is a defense at one strength, the number beside it. "
+        f"{'Lower' if measure.better == '↑' else 'Higher'} points protect better, points on the left cost less; no "
+        "other point is better in both respects than those on the dashed Pareto front.",
+        [Picture(scatter(evaluation, "svg"), description, "scatter.svg")],
+        parts=equal_utility(evaluation),
+    )
 
 
 def bound_panels(evaluation: Evaluation) -> list[Panel]:
-    """One section; none where no bound was asked for."""
+    """Lower bounds on the error of any attack; nothing where none was asked for."""
     asked = [cell for cell in evaluation.attacked if cell.bound]
     if not asked:
         return []
-    rows = [
-        [evaluation.cell_title(cell), _root(cell), _shown(cell, "rmse"), _shown(cell, "unbiased_rmse")]
-        for cell in asked
-        if "reason" not in cell.bound
-    ]
     why: dict[str, list[str]] = {}
     for cell in asked:
         if "reason" in cell.bound:
@@ -43,31 +139,32 @@ def bound_panels(evaluation: Evaluation) -> list[Panel]:
     reasons = "; ".join(f"{', '.join(titles)}: {reason}" for reason, titles in why.items())
     return [
         Panel(
-            "How close any attack could come",
-            "Root of the mean squared error of a pixel, beside two bounds from the information in the noisy update "
-            "(Fisher). "
-            "Any attack: none whatever comes below, on average over images from a normal distribution with the mean "
-            "and "
-            "covariance of the public images (van Trees). Real images follow it only roughly: an attack that knows "
-            "them "
-            "better may come a little below. It is loose where single victims are far more exposed than others, as the "
-            "information is averaged. Unbiased attacks: without any prior (Cramér-Rao); ∞ where the update leaves a "
-            "direction open. What an attack with a smaller error brings back there comes from its prior. Both suppose "
-            "that labels are known.",
+            "Lower bounds on the error of any attack",
+            "Root mean squared error of a pixel, and two lower bounds from the Fisher information in the noisy update. "
+            "Any attack (van Trees): holds for all attacks, on average over images from a normal distribution with the "
+            "mean and covariance of the public images. Real images follow it only roughly, so that an attack that "
+            "knows them better may come slightly below; and the bound is loose where some images are far more exposed "
+            "than others, as the information is averaged. Unbiased attacks (Cramér-Rao): without any prior; ∞ where "
+            "the update leaves a direction undetermined, so that an attack's smaller error comes from its prior. Both "
+            "assume that labels are known.",
             header=["Cell", "Attack", "Any attack", "Unbiased attacks"],
-            rows=rows,
+            rows=[
+                [evaluation.cell_title(cell), _root(cell), _bound(cell, "rmse"), _bound(cell, "unbiased_rmse")]
+                for cell in asked
+                if "reason" not in cell.bound
+            ],
             note=f"No bound above 0 for {reasons}." if reasons else "",
         )
     ]
 
 
 def _root(cell: CellResult) -> str:
-    """Of the mean of squared errors, as bounds are; the mean of roots is less."""
+    """Root of the mean squared error, which the bounds are for; the mean of roots is smaller."""
     mse = cell.number("mse")
     return MISSING if mse is None else format_score("rmse", math.sqrt(mse))
 
 
-def _shown(cell: CellResult, key: str) -> str:
+def _bound(cell: CellResult, key: str) -> str:
     value = cell.bound.get(key)
     return format_score("rmse", value if isinstance(value, float) else math.inf)
 
@@ -77,9 +174,9 @@ _IMAGES = 8
 
 
 def gallery_grids(evaluation: Evaluation) -> dict[str, bytes]:
-    """One PNG per defense and batch size, by title: the targets, then a row per strength, from weak to strong.
+    """One PNG per defense and batch size, by title: target images, then a row per strength, from weak to strong.
 
-    None where features are judged: attacks on them need not return images.
+    None where attacks are compared by a metric of features: they need not return images.
     """
     grids: dict[str, bytes] = {}
     if evaluation.metric.of_features:
@@ -111,147 +208,65 @@ def _of(record: RunRecord, images: NDArray[np.float32], ids: list[int]) -> NDArr
     return images[[places[identity] for identity in ids]]
 
 
-#: Colours that stay apart for the colour-blind (Okabe and Ito), and marks for those who print in grey.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5b6470", "#8c6d1f")
-_MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
-_GREY = "#6b7280"
-
-
 def scatter(evaluation: Evaluation, kind: str) -> bytes:
-    """Accuracy lost against the figure of the strongest attack: a panel per batch size, a row per kind of server.
+    """Accuracy lost against the metric of the strongest attack: a column per batch size, a row per kind of server.
 
     Args:
-        evaluation: with trainings; without them the panels are empty and say so.
+        evaluation: with trainings; without them the plots are empty and say so.
         kind: `svg` or `png`.
-
-    Returns:
-        The picture's file.
     """
-    from matplotlib.figure import Figure
-
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)
     sizes = evaluation.batch_sizes
     servers = (False, True) if evaluation.has_both_servers else (False,)
-    figure = Figure(figsize=(5.4 * len(sizes) + 0.3, 4.1 * len(servers) + 0.5), layout="constrained")
-    panels = figure.subplots(len(servers), len(sizes), squeeze=False, sharex="col", sharey=True)
-    measure = evaluation.metric.measure
-    keeps = "lower" if measure.better == "↑" else "higher"
-    for honest, row in zip(servers, panels, strict=True):
-        for panel, size in zip(row, sizes, strict=True):
-            _draw(panel, evaluation, size, honest)
-        row[0].set_ylabel(f"{measure.name} of the strongest attack  ({keeps}: keeps more)")
-    for panel in panels[-1]:
-        panel.set_xlabel("accuracy lost, in points")
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    buffer = io.BytesIO()
-    # without a date, and with fixed identities, the same evaluation gives the same file
-    metadata = {"Date": None} if kind == "svg" else {"Software": None}
-    import matplotlib as mpl
-
-    with mpl.rc_context({"svg.hashsalt": "lit_recon"}):
-        figure.savefig(buffer, format=kind, dpi=160, metadata=metadata)
-    return buffer.getvalue()
+    plots = [_price_plot(evaluation, size, honest) for honest in servers for size in sizes]
+    return draw(plots, columns=len(sizes), size=(5.4, 4.4), kind=kind, shared_y=True)
 
 
-def _draw(panel: Any, evaluation: Evaluation, size: int, honest: bool) -> None:
-    known = levels(evaluation, size, honest)
-    points = [level for level in known if level.price is not None and level.value is not None]
-    who = ", honest servers alone" if honest else ", any server" if evaluation.has_both_servers else ""
-    panel.set_title(f"batch {size}{who}", fontsize=10)
-    panel.grid(alpha=0.25, linewidth=0.6)
-    panel.spines[["top", "right"]].set_visible(False)
-    if not points:
-        panel.text(0.5, 0.5, "no price was measured", ha="center", va="center", transform=panel.transAxes)
-        return
-    for level in points:
-        if level.strength is None:
-            panel.plot(*_place(level), marker="o", color="black", markersize=8, linestyle="", label="no defense")
-    for index, (name, title) in enumerate(evaluation.defenses.items()):
-        own = [level for level in points if level.defense == name]
-        if not own:
-            continue
-        xs, ys = zip(*map(_place, own), strict=True)
-        colour, mark = _COLOURS[index % len(_COLOURS)], _MARKS[index % len(_MARKS)]
-        panel.plot(xs, ys, marker=mark, color=colour, markersize=6, linewidth=0.9, alpha=0.9, label=title)
-        for level, x, y in zip(own, xs, ys, strict=True):
-            panel.annotate(
-                f"{level.strength:g}", (x, y), textcoords="offset points", xytext=(5, 4), fontsize=7, color=colour
-            )
-    front = pareto_front(points)
-    xs, ys = zip(*map(_place, front), strict=True)
-    panel.plot(
-        xs, ys, drawstyle="steps-post", color=_GREY, linewidth=1.2, linestyle="--", label="Pareto front", zorder=0
-    )
+def _price_plot(evaluation: Evaluation, size: int, honest: bool) -> Plot:
+    points = [level for level in levels(evaluation, size, honest) if None not in (level.price, level.value)]
+    series = []
+    for index, (name, title) in enumerate({"": "no defense", **evaluation.defenses}.items()):
+        own = [level for level in points if level.strength is None or level.defense == name]
+        own = [level for level in own if (level.strength is None) == (not name)]
+        if own:
+            labels = [f"{level.strength:g}" for level in own if level.strength is not None]
+            colour, marker = (COLOURS[index % 8 - 1], MARKS[index % 8 - 1]) if name else ("black", "o")
+            series.append(Series(title, *_places(own), "-" if name else "", marker, colour, 0.9, labels=labels))
+    if points:
+        series.append(Series("Pareto front", *_steps(*_places(pareto_front(points))), "--"))
     baseline = next((level.baseline for level in points if level.baseline is not None), None)
-    if baseline is not None:
-        panel.axhline(baseline, color=_GREY, linewidth=1, linestyle=":", label="nearest public image", zorder=0)
-
-
-def _place(level: Level) -> tuple[float, float]:
-    """Position of a level that has both figures."""
-    return 100 * (level.price or 0.0), level.value or 0.0
-
-
-def build_evaluation(folder: Path | str) -> Path:
-    """Write everything about an evaluation into its folder, from the files of its cells alone.
-
-    Returns:
-        The page's path.
-
-    Raises:
-        MissingDataError: the folder holds no evaluation.
-        CorruptFileError: one of its files, or of its cells' files, is malformed.
-    """
-    evaluation = Evaluation.read(folder)
-    grid = evaluation.folder
-    picture, galleries = scatter(evaluation, "svg"), gallery_grids(evaluation)
-    write_bytes(grid.figures / "scatter.svg", picture)
-    write_bytes(grid.figures / "scatter.png", scatter(evaluation, "png"))
-    for title, png in galleries.items():
-        write_bytes(grid.figures / f"gallery_{_file_name(title)}.png", png)
-    write_text(grid.table, csv_text(evaluation))
-    failed = [cell for cell in evaluation.cells if cell.reason and cell.applicable]
-    facts = environment()
-    page = render(
-        "evaluation.html.j2",
-        name=str(evaluation.settings.get("name") or grid.path.resolve().name),
-        paper=paper_of(evaluation.settings),
-        metric=evaluation.metric,
-        both_servers=evaluation.has_both_servers,
-        elsewhere=[evaluation.attacks.get(name, name) for name in evaluation.networks],
-        tables=attack_tables(evaluation),
-        others=other_tables(evaluation),
-        verdicts=verdicts(evaluation),
-        panels=bound_panels(evaluation),
-        equal=equal_utility(evaluation),
-        scatter=_data_uri(picture, "svg+xml"),
-        galleries={title: _data_uri(png, "png") for title, png in galleries.items()},
-        inapplicable=not_applicable(evaluation),
-        failed=[(evaluation.cell_title(cell), cell.reason) for cell in failed],
-        settings=flatten(evaluation.settings),
-        created=str(facts.get("created") or ""),
-        version=str(facts.get("version_lit_recon") or ""),
-        missing=MISSING,
-        absent=ABSENT,
+    measure = evaluation.metric.measure
+    better = "lower" if measure.better == "↑" else "higher"
+    who = ", honest servers only" if honest else ", any server" if evaluation.has_both_servers else ""
+    return Plot(
+        f"batch size {size}{who}",
+        x_label="accuracy lost, in percentage points",
+        y_label=f"{measure.name} of the strongest attack ({better}: protects better)",
+        series=series,
+        levels={} if baseline is None else {"nearest public image": baseline},
+        message="no loss of accuracy was measured",
     )
-    write_text(grid.report, page)
-    counts = {"n_failed": len(failed), "n_not_applicable": sum(not cell.applicable for cell in evaluation.cells)}
-    write_metrics(grid, {**_record(evaluation), **counts, **facts})
-    return grid.report
+
+
+def _places(points: Sequence[Level]) -> tuple[list[float], list[float]]:
+    """Accuracies lost, in percentage points, and metrics of levels that have both."""
+    return [100 * (level.price or 0.0) for level in points], [level.value or 0.0 for level in points]
+
+
+def _steps(xs: list[float], ys: list[float]) -> tuple[list[float], list[float]]:
+    """A line through the points that rises at each of them only."""
+    return [x for x in xs for _ in range(2)][1:], [y for y in ys for _ in range(2)][:-1]
 
 
 def summary_lines(evaluation: Evaluation) -> list[str]:
-    """The verdicts, for a terminal, and what is missing."""
+    """The verdicts for a terminal, and what is missing."""
     lines = [f"{title}: {sentence}" for title, sentences in verdicts(evaluation) for sentence in sentences]
     failed = sum(1 for cell in evaluation.cells if cell.reason and cell.applicable)
     lines += [f"not applicable: {title}: {reason}" for title, reason in not_applicable(evaluation)]
-    return [*lines, *([f"{failed} cells have no figures; the report says why"] if failed else [])]
+    return [*lines, *([f"{failed} cells have no results; the report says why"] if failed else [])]
 
 
 def not_applicable(evaluation: Evaluation) -> list[tuple[str, str]]:
-    """Attacks that cannot work on the grid's network, clients or batches, by title and reason."""
+    """Titles and reasons of attacks that cannot work on the grid's network, clients or batches."""
     cells: dict[tuple[str, str], list[CellResult]] = {}
     for cell in evaluation.attacked:
         if not cell.applicable:
@@ -266,7 +281,7 @@ def not_applicable(evaluation: Evaluation) -> list[tuple[str, str]]:
 
 
 def _record(evaluation: Evaluation) -> dict[str, Scalar]:
-    """The figures under flat keys."""
+    """Metrics under flat keys."""
     record: dict[str, Scalar] = {"n_cells": len(evaluation.cells), "metric": evaluation.metric.key}
     for cell in evaluation.cells:
         if cell.kind == "generator":
@@ -295,7 +310,3 @@ def _record(evaluation: Evaluation) -> dict[str, Scalar]:
 
 def _file_name(title: str) -> str:
     return "".join(letter if letter.isalnum() else "_" for letter in title.lower())
-
-
-def _data_uri(content: bytes, kind: str) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"

@@ -14,13 +14,13 @@ from lit_recon.reporting.settings import parse_settings
 from lit_recon.reporting.wording import Measure, format_score, measure_of
 from lit_recon.reporting.writing import Scalar
 
-#: Figures whose attacks need not return images.
+#: Metrics of attacks that need not return images.
 _OF_FEATURES = ("feature_error", "feature_cosine")
 
 
 @dataclass(frozen=True)
 class LeakageMetric:
-    """A metric of attacks, under its key in a run's record.
+    """The metric by which attacks are compared, under its key in `metrics.json`.
 
     >>> LeakageMetric("psnr").distance(30.0) < LeakageMetric("psnr").distance(20.0)
     True
@@ -30,25 +30,25 @@ class LeakageMetric:
 
     @property
     def measure(self) -> Measure:
-        """How it is called and read."""
+        """Its title, direction and unit."""
         return measure_of(self.key)
 
     @property
     def of_features(self) -> bool:
-        """Whether it is about features; images, their baselines and their bounds are then of no account."""
+        """Whether it is a metric of features; images, their baselines and bounds are then not used."""
         return self.key in _OF_FEATURES
 
     @property
     def baseline(self) -> str | None:
-        """Key of the same figure of the nearest public image, which everybody has; features have no such guess."""
+        """Key of the same metric of the nearest public image; None for features, which have no such baseline."""
         return None if self.of_features else f"baseline_nearest_public_{self.key}"
 
     def distance(self, value: float) -> float:
-        """The figure such that more of it means that the attack stayed farther away."""
+        """The metric, with the sign that makes larger values worse reconstructions."""
         return -value if self.measure.better == "↑" else value
 
     def format(self, value: float | None) -> str:
-        """A value for readers."""
+        """A value as text."""
         return format_score(self.key, value)
 
 
@@ -59,15 +59,15 @@ class CellResult:
     Attributes:
         kind: `attack`, `utility` for a training, or `generator` for that of an attack's generator.
         folder: of the cell's run.
-        defense, strength: no strength without a defense.
+        defense, strength: None as strength without a defense.
         attack, batch_size: empty and 0 for a training.
-        aware: the attacker knew the defense; None where there was none.
-        paper: printed figure, if any.
-        metrics: of the run; empty without one.
-        reason: why there are no figures; empty where there are.
+        aware: whether the attacker knew the defense; None without a defense.
+        paper: value in the paper, if any.
+        metrics: of the run; empty where it has not finished.
+        reason: why there are no results; empty where there are.
         applicable: false where the attack cannot work on such a network, client or batch, as `reason` says.
-        bound: how close any attack could have come: `rmse`, `unbiased_rmse` (None: infinite), or `reason`.
-            Empty where nobody asked.
+        bound: lower bounds on the error of any attack: `rmse`, `unbiased_rmse` (None: infinite), or `reason`; empty
+            where none was asked for.
     """
 
     kind: str
@@ -84,7 +84,7 @@ class CellResult:
     bound: Mapping[str, Scalar] = field(default_factory=dict)
 
     def number(self, key: str) -> float | None:
-        """A figure; None where there is none."""
+        """A metric; None where there is none."""
         value = self.metrics.get(key)
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
@@ -100,8 +100,8 @@ class Evaluation:
         attacks, defenses: titles by name.
         max_accuracy_drops: losses of accuracy at which defenses are compared.
         malicious: names of the attacks whose server modifies the model.
-        networks: what the network of an attack is, by name, where it is not the grid's.
-        metric: that attacks are judged by.
+        networks: descriptions of the networks of attacks that do not use the grid's, by name of the attack.
+        metric: by which attacks are compared.
     """
 
     folder: StudyFolder
@@ -163,7 +163,7 @@ class Evaluation:
 
     @property
     def has_both_servers(self) -> bool:
-        """Whether honest-but-curious servers and malicious ones attack the grid's network, and must be told apart."""
+        """Whether both honest-but-curious and malicious servers attack the grid's network."""
         rivals = {cell.attack for cell in self.attacked if cell.applicable and cell.attack not in self.networks}
         return bool(rivals & set(self.malicious)) and bool(rivals - set(self.malicious))
 
@@ -174,20 +174,20 @@ class Evaluation:
         )
 
     def title(self, defense: str, strength: float | None) -> str:
-        """A defense and its strength, for readers."""
+        """A defense and its strength in words."""
         if strength is None:
             return "no defense"
         return f"{self.defenses.get(defense, defense)} {strength:g}"
 
     def attack_title(self, cell: CellResult) -> str:
-        """An attack, and what sets it apart: a malicious server, a network of its own, no knowledge of the defense."""
+        """An attack in words, with a malicious server, its own network, or lack of knowledge of the defense."""
         name = self.attacks.get(cell.attack, cell.attack)
         server = ", malicious server" if cell.attack in self.malicious else ""
         network = f", on {self.networks[cell.attack]}" if cell.attack in self.networks else ""
         return f"{name}{server}{network}{', defense unknown' if cell.aware is False else ''}"
 
     def cell_title(self, cell: CellResult) -> str:
-        """A cell, for readers."""
+        """A cell in words."""
         if cell.kind == "generator":
             return f"generator {cell.folder.name.rpartition('-')[0]}"
         defense = self.title(cell.defense, cell.strength)

@@ -1,17 +1,14 @@
-"""An evaluation as tables: for the page, with the strongest attack of every row, and as rows of a CSV file."""
+"""An evaluation as tables: panels of its page, the strongest attack of every row marked, and rows of a CSV file."""
 
 from __future__ import annotations
 
-import csv
-import io
-from dataclasses import dataclass
-
 from lit_recon.experiments.evaluate.judgement import NO_DEFENSE, Level, best_within, levels, strongest
 from lit_recon.experiments.evaluate.results import CellResult, Evaluation, LeakageMetric
-from lit_recon.reporting.wording import ABSENT, MISSING, Measure, format_printed, format_score, measure_of
+from lit_recon.reporting.pages import Cell, Panel
+from lit_recon.reporting.wording import ABSENT, MISSING, format_printed, format_score, measure_of, percent, short
 
-#: Figures of an attack's run that the CSV file holds, by column.
-_FIGURES = {
+#: Metrics of an attack's run in the CSV file, by column.
+_COLUMNS = {
     "n": "n",
     "rmse": "rmse",
     "rmse_std": "rmse_std",
@@ -25,76 +22,20 @@ _FIGURES = {
     "mean_image_rmse": "baseline_mean_image_rmse",
     "seconds": "seconds",
 }
-#: Metrics with a table of their own, besides the one that attacks are judged by: of images, and of features.
+#: Metrics with tables of their own, besides the one that attacks are compared by: of images, and of features.
 _SHOWN = ("rmse", "psnr", "ssim", "lpips", "feature_error", "feature_cosine")
-#: In place of the figure of an attack that cannot work there.
 _NOT_APPLICABLE = "not applicable"
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One cell of a table.
+def equal_utility(evaluation: Evaluation) -> list[Panel]:
+    """Defenses at equal loss of accuracy: one table per batch size, and one against honest servers only.
 
-    Attributes:
-        text: the mean.
-        spread: standard deviation over the images.
-        paper: what the paper prints.
-        strongest: the closest attack of its row.
-        strongest_honest: the closest of those whose server is honest.
-        reason: why there is no figure.
+    A row per largest loss, a column per defense, the best one marked; none where no loss was measured.
     """
-
-    text: str
-    spread: str = ""
-    paper: str = ABSENT
-    strongest: bool = False
-    reason: str = ""
-    strongest_honest: bool = False
-
-
-@dataclass(frozen=True)
-class Row:
-    """A defense at one strength: one entry per attack, its price, and the limit that it is held against."""
-
-    title: str
-    entries: list[Entry]
-    accuracy: str
-    price: str
-    train_loss: str
-    stops: bool | None
-
-
-@dataclass(frozen=True)
-class Table:
-    """All defenses at one batch size in one metric; `baselines` says what guesses reach over the same images."""
-
-    measure: Measure
-    batch_size: int
-    attacks: list[str]
-    rows: list[Row]
-    baselines: str
-
-
-@dataclass(frozen=True)
-class EqualUtility:
-    """Defenses at equal price, at one batch size: by budget, one entry per defense, none of them first.
-
-    The entry of the defense that protects best is marked as `strongest`.
-    """
-
-    batch_size: int
-    honest: bool
-    defenses: list[str]
-    rows: list[tuple[str, list[Entry]]]
-
-
-def equal_utility(evaluation: Evaluation) -> list[EqualUtility]:
-    """One table per batch size, and another against honest servers alone; none where no price was measured."""
     if not any(cell.kind == "utility" for cell in evaluation.cells):
         return []
     names = [NO_DEFENSE, *evaluation.defenses]
-    titles = ["no defense", *evaluation.defenses.values()]
-    tables = []
+    panels = []
     for size in evaluation.batch_sizes:
         for honest in (False, True) if evaluation.has_both_servers else (False,):
             points = levels(evaluation, size, honest)
@@ -102,21 +43,37 @@ def equal_utility(evaluation: Evaluation) -> list[EqualUtility]:
             for budget in evaluation.max_accuracy_drops:
                 best = best_within(points, budget)
                 top = max(best.values(), key=lambda level: level.distance or 0.0, default=None)
-                rows.append((f"{100 * budget:g}", [_protection(best.get(name), top) for name in names]))
-            tables.append(EqualUtility(size, honest, titles, rows))
-    return tables
+                entries = [_protection(best.get(name), top) for name in names]
+                rows.append([f"≤ {short(100 * budget, 6)}", *entries])
+            server = ", honest servers only" if honest else ", any server" if evaluation.has_both_servers else ""
+            panels.append(
+                Panel(
+                    f"At equal utility, batch size {size}{server}",
+                    f"{evaluation.metric.measure.name} of the strongest attack where a defense may cost at most so "
+                    "many percentage points of accuracy, at the strength of the grid that protects best within that "
+                    "limit; the best defense of each row is highlighted.",
+                    header=["Points", "no defense", *evaluation.defenses.values()],
+                    rows=rows,
+                )
+            )
+    return panels
 
 
-def attack_tables(evaluation: Evaluation, key: str | None = None) -> list[Table]:
-    """One table per batch size, of the metric under `key` (default: the evaluation's); none where no attack has it."""
+def attack_tables(evaluation: Evaluation, key: str | None = None) -> list[Panel]:
+    """One table per batch size of the metric under `key`; none where no attack has it.
+
+    Args:
+        evaluation: all cells.
+        key: default: the metric that attacks are compared by, with the utility of each defense beside it.
+    """
     key = key or evaluation.metric.key
     if all(cell.number(key) is None for cell in evaluation.attacked):
         return []
     return [_table(evaluation, size, key) for size in evaluation.batch_sizes]
 
 
-def other_tables(evaluation: Evaluation) -> list[Table]:
-    """The same of all other metrics; where features are judged, of features alone."""
+def other_tables(evaluation: Evaluation) -> list[Panel]:
+    """The tables of all other metrics; of features only where attacks are compared by a metric of features."""
     keys = [key for key in _SHOWN if key != evaluation.metric.key]
     if evaluation.metric.of_features:
         keys = [key for key in keys if LeakageMetric(key).of_features]
@@ -124,8 +81,8 @@ def other_tables(evaluation: Evaluation) -> list[Table]:
 
 
 def csv_table(evaluation: Evaluation) -> tuple[list[str], list[list[object]]]:
-    """Header and rows, one per attack, with the utility of its defense beside it; None where there is no figure."""
-    header = ["defense", "strength", "attack", "aware", "batch_size", *_FIGURES, "paper"]
+    """Header and rows, one per attack, with the utility of its defense; None for missing values."""
+    header = ["defense", "strength", "attack", "aware", "batch_size", *_COLUMNS, "paper"]
     header += ["strongest", "strongest_honest", "accuracy", "final_train_loss"]
     header += ["bound_rmse", "unbiased_bound_rmse", "bound_reason", "folder", "applicable", "reason"]
     winners, honest = (
@@ -139,25 +96,16 @@ def csv_table(evaluation: Evaluation) -> tuple[list[str], list[list[object]]]:
         place = cell.folder.relative_to(evaluation.folder.path).as_posix()
         aware = None if cell.aware is None else str(cell.aware).lower()
         identity = [cell.defense, cell.strength, cell.attack, aware, cell.batch_size]
-        figures = [cell.number(key) for key in _FIGURES.values()]
+        scores = [cell.number(key) for key in _COLUMNS.values()]
         judged = [cell.paper, *(str(id(cell) in chosen).lower() for chosen in (winners, honest))]
         bound = [cell.bound.get(key) for key in ("rmse", "unbiased_rmse", "reason")]
         applicable = str(cell.applicable).lower()
-        rows.append([*identity, *figures, *judged, *utility, *bound, place, applicable, cell.reason])
+        rows.append([*identity, *scores, *judged, *utility, *bound, place, applicable, cell.reason])
     return header, rows
 
 
-def csv_text(evaluation: Evaluation) -> str:
-    """The same as a file's content."""
-    header, rows = csv_table(evaluation)
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return buffer.getvalue()
-
-
-def _table(evaluation: Evaluation, size: int, key: str) -> Table:
+def _table(evaluation: Evaluation, size: int, key: str) -> Panel:
+    judged, measure = key == evaluation.metric.key, measure_of(key)
     cells = [cell for cell in evaluation.attacked if cell.batch_size == size]
     columns = list(dict.fromkeys((cell.attack, cell.aware is False) for cell in cells))
     found = {(cell.defense, cell.strength, cell.attack, cell.aware is False): cell for cell in cells}
@@ -168,53 +116,65 @@ def _table(evaluation: Evaluation, size: int, key: str) -> Table:
             _entry(found.get((level.defense, level.strength, *column)), level, honest, key, unknown=column[1])
             for column in columns
         ]
-        rows.append(
-            Row(level.title, entries, _percent(level.accuracy), _price(level), _number(level.train_loss), level.stops)
-        )
+        stops = MISSING if level.stops is None else "✓" if level.stops else "✗"
+        accuracy = MISSING if level.accuracy is None else percent(level.accuracy, 1)
+        loss = MISSING if level.train_loss is None else short(level.train_loss, 4)
+        rows.append([level.title, *entries, *([accuracy, _price(level), loss, stops] if judged else [])])
     best = strongest(cells, evaluation.metric)
-    baselines = [
+    baselines = ", ".join(
         f"{words} {format_score(key, value)}"
         for name, words in (("nearest_public", "nearest public image"), ("mean_image", "mean image"))
         if best is not None and (value := best.number(f"baseline_{name}_{key}")) is not None
-    ]
-    return Table(measure_of(key), size, [titles[column] for column in columns], rows, ", ".join(baselines))
-
-
-def _protection(level: Level | None, top: Level | None) -> Entry:
-    if level is None:
-        return Entry(ABSENT, reason="no strength of the grid costs so little, or none was attacked")
-    strength = "" if level.strength is None else f"at {level.strength:g}"
-    return Entry(level.metric.format(level.value), strength, strongest=level is top)
-
-
-def _entry(cell: CellResult | None, level: Level, honest: Level, key: str, unknown: bool) -> Entry:
-    if cell is None:
-        why = "without a defense there is nothing to know" if unknown and level.strength is None else "not in the grid"
-        return Entry(ABSENT, reason=why)
-    if not cell.applicable:
-        return Entry(_NOT_APPLICABLE, reason=cell.reason)
-    paper = format_printed(key, cell.paper) if key == level.metric.key else ABSENT
-    value, spread = cell.number(key), cell.number(f"{key}_std")
-    if value is None:
-        return Entry(MISSING, paper=paper, reason=cell.reason or "the run did not measure it")
-    return Entry(
-        format_score(key, value),
-        "" if spread is None else format_score(key, spread, unit=False),
-        paper,
-        cell is level.strongest,
-        strongest_honest=cell is honest.strongest,
+    )
+    utility = ["Accuracy ↑", "Points lost ↓", "Training loss ↓", "Stops"] if judged else []
+    name = measure.name if judged else f"{measure.name} {measure.better}"
+    aside = f" ({baselines})" if baselines and not judged else ""
+    return Panel(
+        f"{name}, batch size {size}{aside}",
+        _explained(evaluation, baselines) if judged else "",
+        header=["Defense", *(titles[column] for column in columns), *utility],
+        rows=rows,
+        folded=not judged,
     )
 
 
-def _percent(value: float | None) -> str:
-    return MISSING if value is None else f"{100 * value:.1f}\N{NO-BREAK SPACE}%"
+def _explained(evaluation: Evaluation, baselines: str) -> str:
+    """How to read the tables of the metric that attacks are compared by."""
+    honest = ", in black the strongest one by an honest server if that is another" * evaluation.has_both_servers
+    elsewhere = ", ".join(evaluation.attacks.get(name, name) for name in evaluation.networks)
+    sentences = [
+        f"Mean ± standard deviation over the images; the strongest attack of each row is highlighted{honest}.",
+        f"For comparison: {baselines}." if baselines else "",
+        "Stops: ✓ for defenses that stop every attack of the row." if evaluation.metric.baseline else "",
+        f"Run on networks of their own, and therefore not compared: {elsewhere}." if elsewhere else "",
+    ]
+    return " ".join(filter(None, sentences))
+
+
+def _protection(level: Level | None, top: Level | None) -> Cell:
+    if level is None:
+        return Cell(ABSENT, mark="missing", reason="no strength of the grid costs so little, or none was attacked")
+    strength = [] if level.strength is None else [f"at {level.strength:g}"]
+    return Cell(level.metric.format(level.value), strength, "ours" if level is top else "")
+
+
+def _entry(cell: CellResult | None, level: Level, honest: Level, key: str, unknown: bool) -> Cell:
+    if cell is None:
+        why = "without a defense there is nothing to know" if unknown and level.strength is None else "not in the grid"
+        return Cell(ABSENT, mark="missing", reason=why)
+    if not cell.applicable:
+        return Cell(_NOT_APPLICABLE, mark="missing", reason=cell.reason)
+    printed = cell.paper if key == level.metric.key else None
+    paper = [] if printed is None else [f"paper {format_printed(key, printed)}"]
+    value, spread = cell.number(key), cell.number(f"{key}_std")
+    if value is None:
+        return Cell(MISSING, paper, "missing", cell.reason or "the run did not measure it")
+    small = [] if spread is None else [f"± {format_score(key, spread, unit=False)}"]
+    mark = "ours" if cell is level.strongest else "rival" if cell is honest.strongest else ""
+    return Cell(format_score(key, value), [*small, *paper], mark)
 
 
 def _price(level: Level) -> str:
     if level.price is None:
         return MISSING
     return ABSENT if level.strength is None else f"{100 * level.price:+.1f}"
-
-
-def _number(value: float | None) -> str:
-    return MISSING if value is None else f"{value:.3f}"

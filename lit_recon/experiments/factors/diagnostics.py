@@ -1,4 +1,4 @@
-"""Why a factor matters: gradients of the unknown images, released models in the plane, and targets under many seeds."""
+"""Plots and image grids of a factor: its error curve, and diagnostics such as gradients, embeddings and seeds."""
 
 from __future__ import annotations
 
@@ -6,40 +6,167 @@ import math
 from collections.abc import Sequence
 from itertools import combinations
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
-from lit_recon.experiments.factors.curves import drawn
-from lit_recon.experiments.factors.results import FactorCellScores, FactorResult, Point
-from lit_recon.reporting.pages import Panel, picture
-from lit_recon.reporting.plots import COLOURS, MARKS, error_histogram, new_figure
-from lit_recon.reporting.wording import ABSENT
+import numpy as np
+from numpy.typing import NDArray
 
-#: Panels of a drawing side by side.
-_COLUMNS = 3
-#: Targets whose errors are followed over all seeds, and panels of scatters at most.
+from lit_recon.experiments.factors.results import FactorCellScores, FactorResult, FactorStudy, Point
+from lit_recon.reporting.pages import Panel, Picture
+from lit_recon.reporting.plots import COLOURS, MARKS, STYLES, Plot, Series, draw, image_grid
+from lit_recon.reporting.record import read_images
+from lit_recon.reporting.wording import ABSENT, format_score, percent, short
+
+#: Reference errors that need no attack: key, words, and line style where they differ between values.
+_LEVELS = (("oracle_mse", "nearest other image", STYLES[2]), ("baseline_mean_image_mse", "mean image", STYLES[3]))
+#: Target images whose errors are followed over all seeds, and plots of one kind at most.
 _FOLLOWED, _MOST = 10, 6
+#: Target images side by side, and easy or hard ones.
+_IMAGES, _EXTREME = 12, 6
+#: Size of small plots, in inches, and classes up to which the legend names them.
+_SMALL, _NAMED_CLASSES = (3.3, 2.9), 10
 
 
-class Pictures(NamedTuple):
-    """What a measure adds to the page: a section, and the files of its drawings by name."""
+def factor_curve(study: FactorStudy, factor: FactorResult, kind: str = "svg") -> bytes:
+    """The attack's error over the values of a factor, with reference errors and the paper's values.
 
-    panel: Panel
-    files: dict[str, bytes]
+    Args:
+        study: with the base.
+        factor: one of its factors, with at least one value that has an error.
+        kind: `svg` or `png`.
+    """
+    points = [point for _, point in factor.points]
+    numeric = all(point.place is not None for point in points)
+    labels = {point.label: point.place for point in points}
+    places = {
+        label: float(index if place is None or not numeric else place)
+        for index, (label, place) in enumerate(labels.items())
+    }
+    series = [
+        one for index, line in enumerate(factor.lines) for one in _line(line.name, line.points, places, index, numeric)
+    ]
+    levels = {}
+    for key, words, style in _LEVELS:
+        found = _means(points, places, key)
+        values = [value for _, value in found]
+        if found and math.isclose(min(values), max(values), rel_tol=1e-9):
+            levels[words] = values[0]
+        elif found:
+            series.append(Series(words, *zip(*found, strict=True), style))
+    base = study.base.mean("mse")
+    if base is not None and not any(study.is_base(point) for point in points):
+        levels["base"] = base
+    private = is_private(factor)
+    if private and (found := _means(points, places, "accuracy")):
+        series.append(Series("accuracy (right)", *zip(*found, strict=True), "-", "s", COLOURS[2], 1, right=True))
+    plot = Plot(
+        x_label=factor.axis,
+        y_label="mean squared error",
+        right_label="accuracy of released models" if private else "",
+        series=series,
+        levels=levels,
+        x_scale=_scale(factor.scale, sorted(places.values())) if numeric else "linear",
+        x_range=None if numeric else (-0.5, len(places) - 0.5),
+        y_range=(0, None),
+        x_ticks=places,
+    )
+    return draw([plot], kind=kind)
 
 
-def measured_panels(factor: FactorResult) -> list[Pictures]:
-    """The sections that a factor's cases and measures add; nothing for values without figures."""
+def is_private(factor: FactorResult) -> bool:
+    """Whether released models of the factor were trained with differential privacy."""
+    return any(point.mean("epsilon") is not None for _, point in factor.points)
+
+
+def bound_curves(study: FactorStudy, factor: FactorResult) -> bytes:
+    """Bounds on reconstruction over epsilon (SVG) for a factor with private models."""
+    private = [(epsilon, p) for _, p in factor.points if (epsilon := p.mean("epsilon")) is not None]
+    private.sort(key=lambda pair: pair[0])
+    epsilons = [epsilon for epsilon, _ in private]
+    series = [
+        Series(
+            f"tight bound, kappa {kappa:g}", epsilons, [point.bounds[i] for _, point in private], "-", "o", COLOURS[i]
+        )
+        for i, kappa in enumerate(study.kappas)
+    ]
+    plot = Plot(x_label="epsilon", y_label="chance of success", series=series, x_scale="log", y_range=(-0.03, 1.05))
+    return draw([plot], size=(6.6, 3.9))
+
+
+def _scale(scale: str, values: Sequence[float]) -> str:
+    positive = [value for value in values if value > 0]
+    if scale == "auto":
+        logarithmic = values[0] >= 0 and len(positive) > 1 and positive[-1] / positive[0] >= 10
+    else:
+        logarithmic = scale == "log" and bool(positive)
+    return "linear" if not logarithmic else "log" if values[0] > 0 else "symlog"
+
+
+def _line(name: str, points: Sequence[Point], places: dict[str, float], index: int, joined: bool) -> list[Series]:
+    """The attack's errors, and the errors that the paper prints."""
+    known = sorted(
+        ((places[point.label], value, point.spread) for point in points if (value := point.mean("mse")) is not None),
+        key=lambda item: item[0],
+    )
+    printed = [(places[point.label], point.paper) for point in points if isinstance(point.paper, int | float)]
+    found = []
+    if known:
+        xs, ys, errors = zip(*known, strict=True)
+        style = "-" if joined else ""
+        found.append(Series(name or "attack", xs, ys, style, MARKS[index % 8], COLOURS[index % 8], errors=errors))
+    if printed:
+        found.append(Series("paper", *zip(*printed, strict=True), "", "x"))
+    return found
+
+
+def _means(points: Sequence[Point], places: dict[str, float], key: str) -> list[tuple[float, float]]:
+    """Place and mean of every value that has the metric, by place."""
+    return sorted({places[p.label]: value for p in points if (value := p.mean(key)) is not None}.items())
+
+
+def factor_galleries(factor: FactorResult) -> list[bytes]:
+    """A PNG per shape of images: targets, then a row per value; the targets again where a value has others."""
+    shapes: dict[tuple[int, ...], dict[str, NDArray[np.float32]]] = {}
+    last: dict[tuple[int, ...], NDArray[np.float32]] = {}
+    for words, point in factor.points:
+        if not point.known:
+            continue
+        cell = point.known[0]
+        images = read_images(cell.folder.reconstructions)
+        targets = images.targets[:_IMAGES]
+        key = targets.shape
+        rows = shapes.setdefault(key, {})
+        if key not in last or not np.array_equal(last[key], targets):
+            rows["target" if key not in last else f"target, {words}"] = targets
+            last[key] = targets
+        rows[f"{words}: {format_score('mse', cell.number('mse'))}"] = images.reconstructions[:_IMAGES]
+    return [image_grid(rows, columns=_IMAGES) for rows in shapes.values()]
+
+
+def extremes(cells: Sequence[FactorCellScores]) -> bytes | None:
+    """Target images with the smallest and with the largest errors of the first finished run; None without one."""
+    cell = next((cell for cell in cells if not cell.reason), None)
+    if cell is None:
+        return None
+    images, order = read_images(cell.folder.reconstructions), np.argsort(cell.errors)
+    chosen = np.concatenate([order[:_EXTREME], order[_EXTREME:][-_EXTREME:]])
+    rows = {"target": images.targets[chosen], "reconstruction": images.reconstructions[chosen]}
+    return image_grid(rows, columns=2 * _EXTREME)
+
+
+def measured_panels(factor: FactorResult) -> list[Panel]:
+    """The panels of a factor's cases and measures; nothing for values without results."""
     found = [
         _errors(factor),
-        *([_gradients(factor)] if "gradients" in factor.measures else []),
-        *([_embedding(factor)] if "embedding" in factor.measures else []),
-        *([_seeds(factor)] if factor.setting == "seed" else []),
+        _gradients(factor) if "gradients" in factor.measures else None,
+        _embedding(factor) if "embedding" in factor.measures else None,
+        _seeds(factor) if factor.setting == "seed" else None,
     ]
-    return [pictures for pictures in found if pictures is not None]
+    return [panel for panel in found if panel is not None]
 
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
-    """Spearman's; not a number where one of the two is constant.
+    """Spearman's rank correlation; NaN where one of the two is constant.
 
     >>> rank_correlation([1, 2, 3, 4], [1, 4, 9, 20])
     1.0
@@ -51,190 +178,156 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
     return float(spearmanr(a, b).statistic)
 
 
-def _errors(factor: FactorResult) -> Pictures | None:
-    """How the targets' errors are distributed, where a factor sets a few cases side by side."""
-    named = [(words, cell) for words, point in factor.points if (cell := _first(point)) is not None]
+def _errors(factor: FactorResult) -> Panel | None:
+    """Distributions of the errors, for a factor with a few named cases."""
+    named = [(words, point.known[0]) for words, point in factor.points if point.known]
     if factor.setting or not 2 <= len(named) <= _MOST:
         return None
     oracle = named[0][1].number("oracle_mse")
-    levels = {} if oracle is None else {"nearest other image, mean": oracle}
-    file = drawn(error_histogram({words: cell.errors for words, cell in named}, levels), "svg")
-    return Pictures(
-        Panel(
-            f"{factor.title}: error by target",
-            "How many of the targets the attack comes how close to, in each case.",
-            pictures=[(picture(file, "svg"), "Histograms of the squared error over all targets")],
-        ),
-        {f"{factor.name}_errors.svg": file},
+    plot = Plot(
+        x_label="squared error of a target image",
+        y_label="share of the target images",
+        samples={words: cell.errors for words, cell in named},
+        levels={} if oracle is None else {"nearest other image, mean": oracle},
+    )
+    description = "Histograms of the squared error over all target images"
+    return Panel(
+        f"{factor.title}: error by target image",
+        "Distribution of the attack's squared error over the target images, in each case.",
+        [Picture(draw([plot], size=(6.8, 3.4)), description, f"{factor.name}_errors.svg")],
     )
 
 
-def _gradients(factor: FactorResult) -> Pictures | None:
+def _gradients(factor: FactorResult) -> Panel | None:
     named = _measured(factor, "gradients")
     if not named:
         return None
-    scatter = new_figure(3.3 * min(_COLUMNS, len(named)), 2.9 * math.ceil(min(len(named), _MOST) / _COLUMNS))
-    rows = []
-    panels = _grid(scatter, min(len(named), _MOST))
-    for index, (words, cell, content) in enumerate(named):
-        norms, errors = _means(content["norms"]), cell.errors
-        errors = errors[: len(norms)]
+    rows, plots = [], []
+    for words, cell, content in named:
+        norms = [fmean(column) for column in zip(*content["norms"], strict=True)]
+        errors = cell.errors[: len(norms)]
         correlation = rank_correlation(norms, errors)
-        zeros = {name: fmean(shares) for name, shares in content["zeros"].items() if name.endswith("weight")}
+        zeros = [fmean(shares) for name, shares in content["zeros"].items() if name.endswith("weight")]
         rows.append(
             [
                 words,
-                f"{fmean(errors):.4f}",
-                f"{fmean(norms):.3g}",
+                format_score("mse", fmean(errors)),
+                short(fmean(norms)),
                 f"{correlation:+.2f}" if math.isfinite(correlation) else ABSENT,
-                ", ".join(f"{share:.0%}" for share in zeros.values()),
+                ", ".join(map(percent, zeros)),
             ]
         )
-        if index < len(panels):
-            panel = panels[index]
-            panel.set_title(words, fontsize=9)
-            panel.plot(norms, errors, linestyle="", marker="o", markersize=3, color=COLOURS[0], alpha=0.7)
-            panel.set_xlabel("gradient norm", fontsize=8)
-            panel.set_ylabel("squared error", fontsize=8)
-    files = {f"{factor.name}_gradients.svg": drawn(scatter, "svg"), f"{factor.name}_zeros.svg": _zeros(named)}
-    described = ("Squared error of every target over the norm of its gradient", "Share of zero coordinates")
-    return Pictures(
-        Panel(
-            f"{factor.title}: gradients of the unknown image",
-            "The gradient of the unknown image's loss with respect to all weights, at some points along training: its "
-            "norm, averaged over these points, beside the attack's error on that image; and the share of its "
-            "coordinates that are exactly zero, which say nothing about the image.",
-            pictures=[(picture(file, "svg"), words) for file, words in zip(files.values(), described, strict=True)],
-            header=["", "MSE", "Mean norm", "Rank correlation with the error", "Zero coordinates, by layer"],
-            rows=rows,
-            note="A weight of the first layer has no gradient either where the image is black: compare values of the "
-            "factor with each other, not with nothing.",
-        ),
-        files,
+        points = Series("", norms, errors, "", "o", COLOURS[0])
+        plots.append(Plot(words, x_label="gradient norm", y_label="squared error", series=[points]))
+    scatter = draw(plots[:_MOST], size=_SMALL)
+    return Panel(
+        f"{factor.title}: gradients of the unknown image",
+        "The gradient of the unknown image's loss with respect to all weights, at some steps of training: its norm, "
+        "averaged over these steps, against the attack's error on that image; and the share of its coordinates that "
+        "are exactly zero and so carry no information about the image.",
+        [
+            Picture(scatter, "Squared error of every target over its gradient norm", f"{factor.name}_gradients.svg"),
+            Picture(_zeros(named), "Share of zero coordinates", f"{factor.name}_zeros.svg"),
+        ],
+        header=["", "MSE", "Mean norm", "Rank correlation with the error", "Zero coordinates, by layer"],
+        rows=rows,
+        note="Weights of the first layer have no gradient where the image is black: compare the values of the factor "
+        "with each other, not with zero.",
     )
 
 
 def _zeros(named: Sequence[tuple[str, FactorCellScores, dict[str, Any]]]) -> bytes:
-    """Shares of zero coordinates of every layer's weights along training."""
+    """Shares of zero coordinates in the gradient of every layer's weights, over training steps."""
     layers = [name for name in named[0][2]["zeros"] if name.endswith("weight")]
-    figure = new_figure(3.3 * min(_COLUMNS, len(layers)), 2.9 * math.ceil(len(layers) / _COLUMNS) + 0.4)
-    for number, (name, panel) in enumerate(zip(layers, _grid(figure, len(layers)), strict=True), start=1):
-        panel.set_title(f"layer {number} of {len(layers)}", fontsize=9)
-        panel.set_xlabel("step", fontsize=8)
-        panel.set_ylim(-0.03, 1.03)
-        for index, (words, _, content) in enumerate(named):
-            if name in content["zeros"]:
-                style = {"color": COLOURS[index % len(COLOURS)], "marker": MARKS[index % len(MARKS)], "markersize": 3.5}
-                panel.plot(content["steps"], content["zeros"][name], linewidth=1.1, label=words, **style)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.supylabel("zero coordinates", fontsize=8)
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    return drawn(figure, "svg")
+    plots = [
+        Plot(
+            f"layer {number} of {len(layers)}",
+            x_label="step",
+            y_label="zero coordinates",
+            y_range=(-0.03, 1.03),
+            series=[
+                Series(words, content["steps"], content["zeros"][name], "-", MARKS[index % 8], COLOURS[index % 8], 1.1)
+                for index, (words, _, content) in enumerate(named)
+                if name in content["zeros"]
+            ],
+        )
+        for number, name in enumerate(layers, start=1)
+    ]
+    return draw(plots, size=_SMALL, shared_y=True)
 
 
-def _embedding(factor: FactorResult) -> Pictures | None:
+def _embedding(factor: FactorResult) -> Panel | None:
     named = _measured(factor, "embedding")
     if not named:
         return None
-    figure = new_figure(3.2 * min(_COLUMNS, len(named)), 2.8 * math.ceil(len(named) / _COLUMNS) + 0.3)
-    rows = []
-    for panel, (words, cell, content) in zip(_grid(figure, len(named)), named, strict=True):
-        panel.set_title(words, fontsize=9)
-        panel.set_xticks([])
-        panel.set_yticks([])
-        for label, name in enumerate(content["class_names"]):
+    rows, plots = [], []
+    for words, cell, content in named:
+        classes = content["class_names"]
+        series = []
+        for label, name in enumerate(classes):
             own = [p for p, of in zip(content["points"], content["labels"], strict=True) if of == label]
-            colour = f"C{label % 10}"
-            panel.plot(*_columns(own), linestyle="", marker="o", markersize=3, color=colour, alpha=0.8, label=name)
+            xs, ys = [point[0] for point in own], [point[1] for point in own]
+            shown = name if len(classes) <= _NAMED_CLASSES else ""
+            series.append(Series(shown, xs, ys, "", "o", f"C{label % 10}"))
+        plots.append(Plot(words, series=series, x_ticks={}, y_ticks={}))
+        agreement, chance = (percent(content[key]) for key in ("agreement", "chance"))
         mse = cell.number("mse")
-        agreement, chance = (f"{content[key]:.0%}" for key in ("agreement", "chance"))
-        rows.append([words, ABSENT if mse is None else f"{mse:.4f}", agreement, chance])
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    if len(labels) <= 10:
-        figure.legend(handles, labels, loc="outside lower center", ncols=10, frameon=False, fontsize=7)
-    file = drawn(figure, "svg")
-    return Pictures(
-        Panel(
-            f"{factor.title}: released models in the plane",
-            "t-SNE of the released models' weights, one point each, in the colour of the unknown image's class. Where "
-            "models of one class lie together, a reconstructor has something to learn from.",
-            pictures=[(picture(file, "svg"), "Layouts of the released models, a panel per value")],
-            header=["", "MSE", "Neighbors of the same class", "By chance"],
-            rows=rows,
-        ),
-        {f"{factor.name}_embedding.svg": file},
+        rows.append([words, ABSENT if mse is None else format_score("mse", mse), agreement, chance])
+    description = "t-SNE of the released models, one plot per value"
+    return Panel(
+        f"{factor.title}: embedding of the released models",
+        "t-SNE of the released models' weights, one point per model, colored by the class of the unknown image. If "
+        "models of one class are close to each other, a reconstructor can learn from them.",
+        [Picture(draw(plots, size=_SMALL), description, f"{factor.name}_embedding.svg")],
+        header=["", "MSE", "Neighbors of the same class", "By chance"],
+        rows=rows,
     )
 
 
-def _seeds(factor: FactorResult) -> Pictures | None:
+def _seeds(factor: FactorResult) -> Panel | None:
     named = [(words, point.known[0]) for words, point in factor.points if point.known]
     if len(named) < 2:
         return None
-    figure = new_figure(8.6, 3.6)
-    left, right = figure.subplots(1, 2)
-    for panel in (left, right):
-        _plain(panel)
-        panel.set_xlabel("seed of the initial weights", fontsize=9)
-        panel.set_ylabel("squared error", fontsize=9)
-    left.boxplot([cell.errors for _, cell in named], tick_labels=[words for words, _ in named], flierprops={"ms": 3})
-    for index in range(min(_FOLLOWED, *(len(cell.errors) for _, cell in named))):
-        style = {"color": f"C{index % 10}", "marker": "o", "markersize": 3, "linewidth": 0.7}
-        right.plot([words for words, _ in named], [cell.errors[index] for _, cell in named], **style)
     oracle = named[0][1].number("oracle_mse")
-    if oracle is not None:
-        left.axhline(oracle, color="#6b7280", linewidth=1, linestyle="--")
+    followed = min(_FOLLOWED, *(len(cell.errors) for _, cell in named))
+    labels = {"x_label": "seed of the initial weights", "y_label": "squared error"}
+    boxes = Plot(
+        **labels,
+        samples={words: cell.errors for words, cell in named},
+        boxes=True,
+        levels={} if oracle is None else {"nearest other image, mean": oracle},
+    )
+    lines = Plot(
+        **labels,
+        series=[
+            Series("", range(len(named)), [cell.errors[i] for _, cell in named], "-", "o", f"C{i % 10}", 0.7)
+            for i in range(followed)
+        ],
+        x_ticks={words: index for index, (words, _) in enumerate(named)},
+    )
     correlations = [rank_correlation(a.errors, b.errors) for (_, a), (_, b) in combinations(named, 2)]
-    file = drawn(figure, "svg")
     means = [fmean(cell.errors) for _, cell in named]
-    return Pictures(
-        Panel(
-            f"{factor.title}: the same targets",
-            f"Errors of all targets under {len(named)} seeds, and those of the first targets followed over the seeds. "
-            f"Means lie between {min(means):.4f} and {max(means):.4f}; the rank correlation of the targets' errors "
-            f"between two seeds is {fmean(correlations):.2f} on average: 1 would mean that the same targets are hard "
-            "whatever the initial weights.",
-            pictures=[(picture(file, "svg"), "Errors of the targets by seed")],
-        ),
-        {f"{factor.name}_targets.svg": file},
+    low, high = (format_score("mse", value) for value in (min(means), max(means)))
+    return Panel(
+        f"{factor.title}: the same target images",
+        f"Errors of all target images under {len(named)} seeds, and of the first {followed} followed over the seeds. "
+        f"Means lie between {low} and {high}; the rank correlation of the target images' errors between two seeds is "
+        f"{fmean(correlations):.2f} on average: 1 would mean that the same images are hard whatever the initial "
+        "weights.",
+        [
+            Picture(
+                draw([boxes, lines], size=(4.3, 3.6)),
+                "Errors of the target images by seed",
+                f"{factor.name}_targets.svg",
+            )
+        ],
     )
 
 
 def _measured(factor: FactorResult, kind: str) -> list[tuple[str, FactorCellScores, dict[str, Any]]]:
-    """Words, run and content of every value that has such a measure, of its first seed."""
-    found = []
-    for words, point in factor.points:
-        cell = _first(point)
-        content = None if cell is None else cell.measure(kind)
-        if cell is not None and content is not None:
-            found.append((words, cell, content))
-    return found
-
-
-def _first(point: Point) -> FactorCellScores | None:
-    return point.known[0] if point.known else None
-
-
-def _grid(figure: Any, n: int) -> list[Any]:
-    """`n` plain panels, three in a row."""
-    rows = math.ceil(n / _COLUMNS)
-    panels = list(figure.subplots(rows, min(_COLUMNS, n), squeeze=False).ravel())
-    for panel in panels[n:]:
-        panel.set_visible(False)
-    for panel in panels[:n]:
-        _plain(panel)
-    return panels[:n]
-
-
-def _plain(panel: Any) -> None:
-    panel.grid(alpha=0.25, linewidth=0.6)
-    panel.tick_params(labelsize=7)
-    panel.spines[["top", "right"]].set_visible(False)
-
-
-def _means(rows: Sequence[Sequence[float]]) -> list[float]:
-    """Mean over the rows of every column."""
-    return [fmean(column) for column in zip(*rows, strict=True)]
-
-
-def _columns(points: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
-    return [point[0] for point in points], [point[1] for point in points]
+    """Words, run and content of every value with such a measure, of its first seed."""
+    return [
+        (words, point.known[0], content)
+        for words, point in factor.points
+        if point.known and (content := point.known[0].measure(kind)) is not None
+    ]

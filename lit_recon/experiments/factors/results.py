@@ -1,4 +1,4 @@
-"""The cells of a study of factors, read from its folder, and what they say."""
+"""The cells of a study of factors, read from its folder, and its findings."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class FactorCellScores:
 
     Attributes:
         folder: of the run.
-        metrics: of the attack; empty without one.
+        metrics: of the attack; empty where it has not finished.
         models: accuracy, privacy and bounds of the released models; empty where there are none.
-        reason: why there are no figures; empty where there are.
+        reason: why there are no results; empty where there are.
     """
 
     folder: RunFolder
@@ -36,17 +36,17 @@ class FactorCellScores:
     reason: str = ""
 
     def number(self, key: str) -> float | None:
-        """A figure of the attack or of the released models; None where there is none."""
+        """A metric of the attack or of the released models; None where there is none."""
         value = self.metrics.get(key, self.models.get(key))
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
     @cached_property
     def errors(self) -> list[float]:
-        """Mean squared error of every target."""
+        """Mean squared error of every target image."""
         return [row.scores["mse"] or 0.0 for row in read_victims(self.folder.victims)]
 
     def measure(self, kind: str) -> dict[str, Any] | None:
-        """What else was measured, such as `gradients`; None where it was not.
+        """Another measure, such as `gradients`; None where it was not taken.
 
         Raises:
             CorruptFileError: its file is malformed.
@@ -73,24 +73,24 @@ class Point:
 
     @property
     def known(self) -> list[FactorCellScores]:
-        """The runs that have figures."""
+        """The runs that have results."""
         return [cell for cell in self.cells if not cell.reason]
 
     def mean(self, key: str) -> float | None:
-        """A figure, averaged over the seeds; None where a run has none."""
+        """A metric, averaged over the seeds; None where a run has none."""
         values = [cell.number(key) for cell in self.known]
         known = [value for value in values if value is not None]
         return fmean(known) if known and len(known) == len(values) else None
 
     @property
     def bounds(self) -> list[float]:
-        """The largest chance of reconstruction, by baseline error; empty where no model is private."""
+        """Upper bounds on the chance of reconstruction, by baseline error; empty where no model is private."""
         every = [cell.models["bounds"] for cell in self.known if "bounds" in cell.models]
         return [max(own) for own in zip(*every, strict=True)]
 
     @property
     def spread(self) -> float:
-        """Standard error of the MSE: over the targets of one run, or over several seeds."""
+        """Standard error of the MSE: over the target images of one run, or over several seeds."""
         means = [value for cell in self.known if (value := cell.number("mse")) is not None]
         if len(means) > 1:
             return stdev(means) / math.sqrt(len(means))
@@ -106,7 +106,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Line:
-    """The values of a factor under further settings; `name` is empty where there is but one line."""
+    """The values of a factor under further settings; `name` is empty where there is only one line."""
 
     name: str
     points: list[Point]
@@ -118,12 +118,12 @@ class FactorResult:
 
     Attributes:
         name, title: short, and in words.
-        axis: what the values are, in words.
-        setting: dotted key; empty where its cases differ in several.
-        source: where the paper has it.
-        note: what a reader should know.
-        scale: of the values' axis.
-        measures: what was asked for besides the attack.
+        axis: label of the values' axis.
+        setting: dotted key; empty where the cases differ in several settings.
+        source: place in the paper.
+        note: shown above the plots.
+        scale: of the values' axis: `auto`, `linear` or `log`.
+        measures: requested besides the attack.
         lines: one or more.
     """
 
@@ -205,7 +205,7 @@ class FactorStudy:
         return point.cells[: len(self.base.cells)] == self.base.cells
 
     def findings(self) -> list[str]:
-        """What was found, a sentence or two per factor."""
+        """The base's error, then a sentence or two per factor."""
         mse = self.base.mean("mse")
         lines = []
         if mse is not None:
@@ -227,10 +227,10 @@ class FactorStudy:
                 sentence += f" No nearer than the nearest other image: {'; '.join(fails)}."
             lines.append(sentence)
         failed = sum(1 for cell in self.cells if cell.reason)
-        return [*lines, *([f"{failed} of {len(self.cells)} cells have no figures; see below."] if failed else [])]
+        return [*lines, *([f"{failed} of {len(self.cells)} cells have no results; see below."] if failed else [])]
 
     def record(self) -> dict[str, Scalar]:
-        """The figures under flat keys."""
+        """Metrics under flat keys."""
         record: dict[str, Scalar] = {"n_cells": len(self.cells)}
         record["n_failed"] = sum(1 for cell in self.cells if cell.reason)
         for name in ("mse", "oracle_mse", "baseline_mean_image_mse", "success_rate", "accuracy"):

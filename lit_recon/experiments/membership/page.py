@@ -1,4 +1,4 @@
-"""The page of informed membership games: who won, at which rates, and the losses behind it."""
+"""The page of informed membership inference: advantages, ROC curves, and the losses behind them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from safetensors.numpy import load_file
 
 from lit_recon.errors import CorruptFileError
 from lit_recon.experiments.released_attack.page import batch_grants
-from lit_recon.io.files import write_text
-from lit_recon.reporting.pages import Panel, picture, render
-from lit_recon.reporting.plots import image_grid, loss_histogram, roc_curves
-from lit_recon.reporting.provenance import paper_of
+from lit_recon.reporting.pages import Page, Panel, Picture, knowledge_panel, notes_panels
+from lit_recon.reporting.plots import COLOURS, STYLES, Plot, Series, draw, image_grid
 from lit_recon.reporting.record import RunRecord
-from lit_recon.reporting.settings import flatten
 from lit_recon.reporting.tables import facts
-from lit_recon.reporting.wording import ABSENT, Grant, notes
+from lit_recon.reporting.wording import ABSENT, Grant, notes, percent, short
 
 #: Candidates and reconstructions of all games; losses with and without single images.
 GAMES, LOSSES = "games.safetensors", "losses.csv"
@@ -27,7 +24,7 @@ _KINDS = {"known": "known initial weights", "fresh": "unknown initial weights"}
 _ATTACKS = {
     "train_both": "train on both",
     "loss": "compare losses",
-    "calibrated_loss": "compare losses with the usual",
+    "calibrated_loss": "compare calibrated losses",
     "reconstruction": "reconstruct",
 }
 #: Games in the picture.
@@ -42,51 +39,60 @@ def write_page(folder: Path) -> Path:
         CorruptFileError: one of its files is malformed.
     """
     record = RunRecord.read(Path(folder))
-    page = render(
-        "membership.html.j2",
-        name=str(record.settings.get("name") or record.folder.path.resolve().name),
-        paper=paper_of(record.settings),
-        verdict=verdict(record),
-        panels=[_figures(record), _histograms(record), _curves(record), _pictures(record)],
-        knowledge=grants(record),
-        notes=notes(record),
-        settings=flatten(record.settings),
-        facts=facts(record),
-        command=record.text("command"),
-        created=record.text("created"),
-        version=record.text("version_lit_recon"),
+    page = Page(
+        kind="Membership report",
+        settings=record.settings,
+        facts=record.metrics,
+        lead=verdict(record),
+        panels=[
+            _advantages(record),
+            _histograms(record),
+            _curves(record),
+            _pictures(record),
+            knowledge_panel(grants(record)),
+            *notes_panels(notes(record)),
+        ],
+        files={
+            "metrics.json": "all metrics",
+            "victims.csv": "every attack's score in every game",
+            LOSSES: "the losses",
+            "reconstructions.safetensors": "the images",
+            GAMES: "the candidates",
+            "config.yaml": "the settings",
+        },
+        costs=facts(record),
     )
-    write_text(record.folder.report, page)
-    return record.folder.report
+    return page.write(record.folder.report)
 
 
 def verdict(record: RunRecord) -> str:
     """One sentence: the advantages of all attacks with known and with unknown initial weights."""
     parts = []
     for kind, words in _KINDS.items():
-        told = [f"{record.number(f'{kind}.{name}.advantage') or 0:.2f} ({title})" for name, title in _ATTACKS.items()]
-        parts.append(f"with {words} {', '.join(told)}")
-    return f"Advantage over guessing, where 1 is always right: {'; '.join(parts)}."
+        values = (f"{record.number(f'{kind}.{name}.advantage') or 0:.2f} ({title})" for name, title in _ATTACKS.items())
+        parts.append(f"with {words} {', '.join(values)}")
+    return f"Advantage over guessing, 1 for an attack that is always right: {'; '.join(parts)}."
 
 
 def grants(record: RunRecord) -> list[Grant]:
     """What the informed adversary knew, then what not."""
     return [
         Grant(True, f"All training images but one, {record.text('n_fixed')} of them, with their labels."),
-        Grant(True, "Two candidates for that one, and that a fair coin chose between them."),
+        Grant(True, "Two candidates for that one, of which one was drawn with probability 1/2."),
         Grant(True, "The released model: its architecture, its weights, and the optimizer that trained it."),
         Grant(
             True,
-            f"{record.text('n_shadow')} other images, to train shadow models on: for usual losses and to reconstruct.",
+            f"{record.text('n_shadow')} other images, to train shadow models on: to calibrate losses and to "
+            "reconstruct.",
         ),
         Grant(True, "In half of the games, the initial weights that training began from."),
-        Grant(False, "In the other half, these: every model, released or the adversary's, has its own."),
+        Grant(False, "In the other half, the initial weights: every model, released or the adversary's, has its own."),
         *batch_grants(record),
-        Grant(False, "The coin. It served only after the attack, to score it."),
+        Grant(False, "Which candidate was drawn. It was used only after the attack, to score it."),
     ]
 
 
-def _figures(record: RunRecord) -> Panel:
+def _advantages(record: RunRecord) -> Panel:
     rates = sorted(
         key.removeprefix("known.loss.tpr_at_")
         for key in record.metrics
@@ -95,11 +101,12 @@ def _figures(record: RunRecord) -> Panel:
     keys = ["advantage", "auc", *(f"tpr_at_{rate}" for rate in rates)]
     n, members = len(record.victims), record.number("n_members") or 0
     return Panel(
-        "Who was a member",
+        "Membership inference",
         f"{n} games for each kind of initial weights, with 95 % confidence intervals; {members:.0f} models were "
-        f"trained on the second candidate, so that the least false positive rate above 0 is "
-        f"{1 / max(n - members, 1):.2g}. Advantage: twice the share of right guesses less one. AUC: 0.5 is chance.",
-        header=["Attack", "Advantage", "AUC", *(f"Found at {float(rate):.0%} false alarms" for rate in rates)],
+        f"trained on the second candidate, so that the smallest false positive rate above 0 is "
+        f"{short(1 / max(n - members, 1), 2)}. Advantage: twice the share of right guesses minus 1. AUC: area under "
+        "the ROC curve, 0.5 for guessing. TPR: true positive rate; FPR: false positive rate.",
+        header=["Attack", "Advantage", "AUC", *(f"TPR at {percent(float(rate))} FPR" for rate in rates)],
         rows=[
             [f"{title}, {words}", *(_interval(record, f"{kind}.{name}.{key}") for key in keys)]
             for kind, words in _KINDS.items()
@@ -111,16 +118,24 @@ def _figures(record: RunRecord) -> Panel:
 def _histograms(record: RunRecord) -> Panel:
     losses = _losses(record.folder.path / LOSSES)
     images = sorted({image for _, image, _ in losses})
-    drawn = {
-        words: (losses.get((kind, images[0], 1), []), losses.get((kind, images[0], 0), []))
-        for kind, words in _KINDS.items()
-    }
+    plots = []
+    for kind, words in _KINDS.items():
+        with_image, without = (losses.get((kind, images[0], member), []) for member in (1, 0))
+        plots.append(
+            Plot(
+                f"{words}: {len(with_image)} model{'s' if len(with_image) > 1 else ''} with the image, "
+                f"{len(without)} without",
+                x_label="loss on the image",
+                y_label="share of the models",
+                samples={"without the image": without, "with the image": with_image},
+            )
+        )
     return Panel(
         "Losses with and without one image",
-        "Losses on the second candidate of the first game: of models that were trained on it, and of models that were "
-        "trained on another image in its place. The table has the area under the ROC curve of a loss threshold for "
-        "this and further images; with known initial weights there is one model with the image, since all are equal.",
-        pictures=[(picture(loss_histogram(drawn), "svg"), "Losses of models with and without the image")],
+        "Losses on the second candidate of the first game: of models trained on it, and of models trained on another "
+        "image in its place. The table shows the area under the ROC curve of a loss threshold for this and further "
+        "images. With known initial weights all models trained on the image are equal, so there is only one.",
+        [Picture(draw(plots, size=(5.0, 3.4)), "Losses of models with and without the image")],
         header=["Image", *(f"AUC, {words}" for words in _KINDS.values())],
         rows=[
             [f"#{image}", *(_interval(record, f"{kind}.histogram_{image}.auc") for kind in _KINDS)] for image in images
@@ -132,18 +147,21 @@ def _curves(record: RunRecord) -> Panel:
     from sklearn.metrics import roc_curve
 
     members = [row.scores["member"] for row in record.victims]
-    curves = {
-        words: {
-            title: roc_curve(members, [row.scores[f"{kind}.{name}"] for row in record.victims])[:2]
-            for name, title in _ATTACKS.items()
-        }
-        for kind, words in _KINDS.items()
-    }
-    drawn = roc_curves(curves, floor=0.5 / len(members))
+    floor, plots = 0.5 / len(members), []
+    for kind, words in _KINDS.items():
+        series = [Series("guessing", [floor, 1], [floor, 1], "--")]
+        for index, (name, title) in enumerate(_ATTACKS.items()):
+            rates = roc_curve(members, [row.scores[f"{kind}.{name}"] for row in record.victims])[:2]
+            false, true = ([max(rate, floor) for rate in values] for values in rates)
+            series.append(Series(title, false, true, ("-", *STYLES)[index], colour=COLOURS[index], width=1.8))
+        limits = (floor, 1.1)
+        labels = {"x_label": "false positive rate", "y_label": "true positive rate"}
+        plots.append(Plot(words, **labels, series=series, x_scale="log", y_scale="log", x_range=limits, y_range=limits))
     return Panel(
-        "Finds against false alarms",
-        "Logarithmic: the left end shows whether an attack is ever sure. Rates of 0 are drawn at the lower ends.",
-        pictures=[(picture(drawn, "svg"), "ROC curves of all attacks")],
+        "ROC curves",
+        "Both axes are logarithmic: the left end shows whether an attack is ever certain. Rates of 0 are drawn at the "
+        "lower limits.",
+        [Picture(draw(plots, size=(4.6, 4.0), shared_y=True), "ROC curves of all attacks")],
     )
 
 
@@ -159,14 +177,14 @@ def _pictures(record: RunRecord) -> Panel:
             f"{path} must hold the images of a run's games ({error}): restore the file or repeat the run"
         ) from error
     implied, right = (record.number(f"known.reconstruction.implied_{key}") for key in ("share", "right"))
-    sure = "" if right is None else f" Of these guesses {right:.0%} were right."
+    certain = "" if right is None else f" Of these guesses {percent(right)} were right."
     return Panel(
-        "Whoever reconstructs infers membership",
-        f"Both candidates of the first {min(_SHOWN, len(record.victims))} games, the one that was trained on, and what "
-        "a reconstruction attack makes of the released model; it guesses the candidate that its image is nearer to. "
-        "Where its error is below half the distance of the candidates that guess must be right; with known initial "
-        f"weights this holds for {implied or 0:.0%} of the games.{sure}",
-        pictures=[(picture(grid, "png"), "Candidates and reconstructions")],
+        "Reconstruction implies membership inference",
+        f"Both candidates of the first {min(_SHOWN, len(record.victims))} games, the one that was trained on, and its "
+        "reconstruction from the released model; the attack guesses the candidate nearer to the reconstruction. Where "
+        "the reconstruction error is below half the distance between the candidates, that guess must be right; with "
+        f"known initial weights this holds for {percent(implied or 0)} of the games.{certain}",
+        [Picture(grid, "Candidates and reconstructions")],
     )
 
 

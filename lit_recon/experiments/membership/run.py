@@ -1,4 +1,4 @@
-"""`reconn.py membership`: tell which of two candidates each of many released models was trained on."""
+"""`reconn.py membership`: infer which of two candidates each of many released models was trained on."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from jsonargparse import ArgumentParser, Namespace
 from lit_recon.attacks.membership import MembershipGames
 from lit_recon.attacks.shadow import Initialization
 from lit_recon.experiments.configuration import SAME_RUN, instantiated, resolved, settings_of, settings_parser
-from lit_recon.experiments.membership.games import MembershipExperiment
 from lit_recon.experiments.membership.page import FILES
-from lit_recon.experiments.membership.score import write_membership
+from lit_recon.experiments.membership.score import MembershipExperiment, write_membership
 from lit_recon.experiments.membership.settings import MembershipSettings
 from lit_recon.experiments.released_attack.settings import ShadowSettings
 from lit_recon.modules.loggers import build_loggers, finish
@@ -26,22 +25,23 @@ from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import Scalar
 from lit_recon.training.trainer import build_trainer, is_first_process
 
-#: Both kinds of initial weights are played, with exact models that are kept in the run folder: these are no settings.
+#: Settings of shadow models that this command sets itself: it plays both kinds of initial weights with exact models,
+#: kept in the run folder.
 _NOT_SET = {"initialization", "store", "cache", "shadows", "linear"}
-#: Settings that change how a run is computed, not what it computes.
+#: Settings that do not change the results.
 _SAME_RUN = (*SAME_RUN, "shard_size")
 
 
 def parser(program: str) -> ArgumentParser:
     """The command's settings."""
-    settings = settings_parser(program, "Tell which of two candidates a released model was trained on.")
+    settings = settings_parser(program, "Infer which of two candidates a released model was trained on.")
     settings.add_class_arguments(MembershipSettings, as_group=False)
     settings.add_class_arguments(ShadowSettings, as_group=False, skip=_NOT_SET)
     return settings
 
 
 def execute(arguments: ArgumentParser, values: Namespace) -> None:
-    """Refuse what cannot work, then train what is missing, play, score and report."""
+    """Validate the settings, then train the models that are missing, score all attacks and report."""
     complete, config = resolved(arguments, values, "membership")
     built = instantiated(arguments, complete)
     settings, shadows = settings_of(MembershipSettings, built), settings_of(ShadowSettings, built)
@@ -54,16 +54,16 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     plan = shadows.plan(split, str(trainer.strategy.root_device))
     plans = {kind: dataclasses.replace(plan, initialization=kind) for kind in get_args(Initialization)}
     folder = RunFolder(Path(complete.out))
-    room = MembershipExperiment(trainer, settings, shadows, split, games, folder)
+    experiment = MembershipExperiment(trainer, settings, shadows, split, games, folder)
     for each in plans.values():
-        room.reconstructor(each)
+        experiment.reconstructor(each)
     if is_first_process():
         RunFolder.open(folder.path, config, settings.overwrite, _SAME_RUN, more=FILES)
         print(f"games       {len(games.bits)} released models, each trained on one of two candidates")
         print(f"run folder  {folder.path}", flush=True)
     loggers = build_loggers(folder.logs, str(complete.name), settings.wandb, yaml.safe_load(config))
     started = time.perf_counter()
-    played = {kind: found for kind, each in plans.items() if (found := room.play(each)) is not None}
+    played = {kind: found for kind, each in plans.items() if (found := experiment.play(each)) is not None}
     if is_first_process():
         facts: dict[str, Scalar] = {
             "seed": shadows.seed,
@@ -75,9 +75,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
             **environment(str(trainer.strategy.root_device)),
         }
         metrics = write_membership(folder, settings, split, games, played, facts)
-        figures = {key: value for key, value in metrics.items() if isinstance(value, float)}
         for logger in loggers:
-            logger.log_metrics(figures, 0)
+            logger.log_metrics({key: value for key, value in metrics.items() if isinstance(value, float)}, 0)
         finish(loggers)
         for kind, one in played.items():
             shown = ", ".join(f"{name} {metrics[f'{kind}.{name}.auc']:.3f}" for name in one.scores)

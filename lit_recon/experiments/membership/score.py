@@ -1,27 +1,158 @@
-"""What comes of informed membership games: every attack's figures with their intervals, and the files."""
+"""Informed membership inference: train the models of all games, score every attack, and write the files of a run."""
 
 from __future__ import annotations
 
-import csv
-import io
+import copy
+import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import lit_recon._torchvision
 
 import numpy as np
 import torch
+from pytorch_lightning import Trainer
 from safetensors.torch import save
+from torch import Tensor
 
-from lit_recon.attacks.membership import MembershipGames, distances, implies_membership
+from lit_recon.attacks.membership import (
+    MembershipGames,
+    all_losses,
+    compare_losses,
+    compare_reconstructions,
+    compare_trained,
+    distances,
+    implies_membership,
+    own_losses,
+)
+from lit_recon.attacks.released.base import Background, ReconstructedTargets, Reconstructor
+from lit_recon.attacks.shadow import ShadowPlan
+from lit_recon.data import ImageSet
 from lit_recon.data.informed_splits import InformedSplit
-from lit_recon.experiments.membership.games import PlayedGames
 from lit_recon.experiments.membership.page import GAMES, LOSSES, write_page
 from lit_recon.experiments.membership.settings import MembershipSettings
+from lit_recon.experiments.released_attack.settings import ShadowSettings
+from lit_recon.experiments.train.shadows import announce
 from lit_recon.io.files import write_bytes, write_text
 from lit_recon.metrics import MeanImage, NearestPublic
 from lit_recon.metrics.membership import Estimate, advantage, area_under_roc, true_positive_rate
+from lit_recon.modules.shadows import train_store
 from lit_recon.reporting.run_folder import RunFolder
-from lit_recon.reporting.writing import Scalar, VictimRow, write_metrics, write_tensors, write_victims
+from lit_recon.reporting.wording import percent, short
+from lit_recon.reporting.writing import Scalar, VictimRow, csv_text, write_metrics, write_tensors, write_victims
+from lit_recon.training.trainer import is_first_process
+
+#: Shadow models whose losses on a candidate calibrate the released model's loss.
+_CALIBRATION = 100
+
+
+@dataclass(frozen=True, eq=False)
+class PlayedGames:
+    """All games with one kind of initial weights.
+
+    Attributes:
+        scores: of every attack by name, `(m,)`; above 0 it guesses the second candidate.
+        found: reconstructions from the released models.
+        losses: per image of the histograms, the losses of models trained on it, `(s,)`, and of others, `(t,)`.
+        copy_error: distance of the released model to the adversary's model of the true candidate, relative to that to
+            the adversary's model of the other candidate; maximum over all games.
+    """
+
+    scores: dict[str, Tensor]
+    found: ReconstructedTargets
+    losses: list[tuple[Tensor, Tensor]]
+    copy_error: float
+
+
+@dataclass(frozen=True, eq=False)
+class MembershipExperiment:
+    """Trains the models of all games and keeps them in the run folder."""
+
+    trainer: Trainer
+    settings: MembershipSettings
+    shadows: ShadowSettings
+    split: InformedSplit
+    games: MembershipGames
+    folder: RunFolder
+
+    def reconstructor(self, plan: ShadowPlan) -> Reconstructor:
+        """The reconstruction attack, bound to the training procedure of a plan.
+
+        Raises:
+            ThreatModelError, UnsupportedModelError, ConfigError: the attack does not work with this plan.
+        """
+        state = self.folder.checkpoints / f"{plan.initialization}_reconstructor"
+        return self.settings.reconstructor.bind(Background(plan, state))
+
+    def play(self, plan: ShadowPlan) -> PlayedGames | None:
+        """Train the models that are missing, then run every attack; None in all processes but the first."""
+        games, split = self.games, self.split
+        store = self.folder.checkpoints / f"{plan.initialization}_shadow"
+        if is_first_process():
+            print(f"start       {plan.initialization} initial weights")
+            announce(store, plan, len(split.shadow))
+        shadow = train_store(self.trainer, plan, split.shadow, store, self.shadows.execution, self.shadows.shard_size)
+        way, again = shadow.execution, self.settings.adversary_execution
+        released = self._trained(plan, "released", games.chosen, way, "released models")
+        own_way = way if again == "auto" else again
+        first = self._trained(plan, "own", games.first, own_way, "adversary's, first candidates", "first")
+        second = self._trained(plan, "own", games.second, own_way, "adversary's, second candidates", "second")
+        members = [self._on_one_image(plan, index, way) for index in range(self.settings.histogram.images)]
+        if not is_first_process():
+            return None
+        differences = shadow.read(split.shadow)
+        learner, shadows = self.reconstructor(plan), split.shadow
+        fitted = learner.fitted(differences, shadows.pixels(), shadows.labels, split.fixed.n_classes)
+        found = fitted.reconstruct(released)
+        network, reference = copy.deepcopy(plan.network).double().cpu(), plan.reference()
+        candidates = [(part.pixels().double(), part.labels) for part in (games.first, games.second)]
+        losses = [own_losses(network, released.double() + reference, *part) for part in candidates]
+        others = differences.double() + reference
+        calibration = [all_losses(network, others[:_CALIBRATION], *part) for part in candidates]
+        images, labels = (part[: len(members)] for part in candidates[1])
+        without = all_losses(network, others, images, labels)
+        return PlayedGames(
+            scores={
+                "train_both": compare_trained(released, first, second),
+                "loss": compare_losses(*losses),
+                "calibrated_loss": compare_losses(*losses, *calibration),
+                "reconstruction": compare_reconstructions(found.images, games.first.pixels(), games.second.pixels()),
+            },
+            found=found,
+            losses=[
+                (
+                    all_losses(network, models.double() + reference, images[[index]], labels[[index]])[:, 0],
+                    without[:, index],
+                )
+                for index, models in enumerate(members)
+            ],
+            copy_error=_copy_error(released, first, second, games.bits),
+        )
+
+    def _trained(
+        self, plan: ShadowPlan, purpose: str, images: ImageSet, way: str, label: str, part: str = ""
+    ) -> Tensor:
+        """Weight differences of one model per image, `(m, p)`.
+
+        Fresh initial weights depend on the purpose and on the model's number: the adversary's two models of a game
+        share theirs, the released model has others.
+        """
+        place = self.folder.checkpoints / "_".join(filter(None, (plan.initialization, purpose, part)))
+        owner = dataclasses.replace(plan, purpose=purpose)
+        store = train_store(self.trainer, owner, images, place, way, self.shadows.shard_size, label)
+        return store.read(images) if is_first_process() else torch.empty(0)
+
+    def _on_one_image(self, plan: ShadowPlan, index: int, way: str) -> Tensor:
+        """Models trained on the same image; a single one where training is deterministic."""
+        n = 1 if plan.is_repeatable else self.settings.histogram.models
+        images = self.games.second.subset(torch.full((n,), index))
+        return self._trained(plan, f"with_{index}", images, way, f"models with image {index}")
+
+
+def _copy_error(released: Tensor, first: Tensor, second: Tensor, bits: Tensor) -> float:
+    trained, places = torch.stack([first, second]).double(), torch.arange(len(bits))
+    right, wrong = ((released - trained[choice, places]).norm(dim=1) for choice in (bits, 1 - bits))
+    return float((right / wrong).max())
 
 
 def write_membership(
@@ -32,15 +163,15 @@ def write_membership(
     played: Mapping[str, PlayedGames],
     facts: Mapping[str, Scalar],
 ) -> dict[str, Scalar]:
-    """Score, and write everything; the figures come last and mark the run as complete. Returns the figures.
+    """Score all attacks and write the files of the run, its metrics last; returns the metrics.
 
     Args:
         folder: of the run.
         settings: of the run.
-        split: whose fixed set and shadow targets the adversary holds.
-        games: with the secret bits.
+        split: whose fixed set and shadow images the adversary holds.
+        games: with the membership bits.
         played: all games by the kind of initial weights.
-        facts: further entries of the record.
+        facts: further entries of `metrics.json`.
     """
     truth, bits = games.chosen, games.bits.numpy()
     pixels = truth.pixels()
@@ -54,17 +185,19 @@ def write_membership(
         "mean_image_rmse": distances(mean, pixels),
         "nearest_public_rmse": distances(nearest, pixels),
     }
+    implied = dict[str, float]()
     for kind, one in played.items():
         for name, scores in one.scores.items():
-            metrics |= _figures(f"{kind}.{name}", scores.numpy(), bits, settings.false_positive_rates)
+            metrics |= _scores(f"{kind}.{name}", scores.numpy(), bits, settings.false_positive_rates)
             columns[f"{kind}.{name}"] = scores
         errors = distances(one.found.images, pixels)
         columns[f"{kind}.rmse"] = errors
         sure = implies_membership(errors, apart)
+        implied[kind] = float(sure.double().mean())
         right = (one.scores["reconstruction"] > 0) == (games.bits == 1)
         metrics |= {
             f"{kind}.reconstruction.rmse": float(errors.mean()),
-            f"{kind}.reconstruction.implied_share": float(sure.double().mean()),
+            f"{kind}.reconstruction.implied_share": implied[kind],
             f"{kind}.reconstruction.implied_right": float(right[sure].double().mean()) if sure.any() else None,
             f"{kind}.copy_error": one.copy_error,
         }
@@ -76,7 +209,7 @@ def write_membership(
         "candidates_apart": float(apart.mean()),
         "baseline_mean_image_rmse": float(columns["mean_image_rmse"].mean()),
         "baseline_nearest_public_rmse": float(columns["nearest_public_rmse"].mean()),
-        "notes": _notes(metrics),
+        "notes": _notes(played["known"].copy_error, implied["known"]),
         **facts,
     }
     known = played["known"].found
@@ -112,11 +245,11 @@ def write_membership(
     return metrics
 
 
-def _figures(key: str, scores: np.ndarray, bits: np.ndarray, rates: list[float]) -> dict[str, Scalar]:
-    figures = _named(f"{key}.advantage", advantage(scores, bits)) | _named(f"{key}.auc", area_under_roc(scores, bits))
+def _scores(key: str, scores: np.ndarray, bits: np.ndarray, rates: list[float]) -> dict[str, Scalar]:
+    found = _named(f"{key}.advantage", advantage(scores, bits)) | _named(f"{key}.auc", area_under_roc(scores, bits))
     for rate in rates:
-        figures |= _named(f"{key}.tpr_at_{rate:g}", true_positive_rate(scores, bits, rate))
-    return figures
+        found |= _named(f"{key}.tpr_at_{rate:g}", true_positive_rate(scores, bits, rate))
+    return found
 
 
 def _named(key: str, estimate: Estimate) -> dict[str, Scalar]:
@@ -125,30 +258,31 @@ def _named(key: str, estimate: Estimate) -> dict[str, Scalar]:
 
 def _losses(played: Mapping[str, PlayedGames]) -> str:
     """Losses with and without each image of the histograms, as CSV."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["initialization", "image", "member", "loss"])
-    for kind, one in played.items():
-        for index, (having, others) in enumerate(one.losses):
-            for member, values in ((1, having), (0, others)):
-                writer.writerows([kind, index, member, value] for value in values.tolist())
-    return buffer.getvalue()
+    rows = (
+        [kind, index, member, value]
+        for kind, one in played.items()
+        for index, (having, others) in enumerate(one.losses)
+        for member, values in ((1, having), (0, others))
+        for value in values.tolist()
+    )
+    return csv_text(["initialization", "image", "member", "loss"], rows)
 
 
-def _notes(metrics: Mapping[str, Scalar]) -> list[str]:
-    """What a reader of the figures should know."""
-    copies, share = metrics["known.copy_error"], metrics["known.reconstruction.implied_share"]
-    deterministic = (
-        "Training is full-batch descent without randomness of its own: with known initial weights the adversary's copy "
-        f"of a released model differs from it by at most {copies:.1g} of what his other model does. Mini-batches, "
-        "dropout or noise of unknown seed would be a further secret, as unknown initial weights are."
-    )
-    implied = (
-        f"For {share:.0%} of the games with known initial weights the reconstruction was nearer to the truth than half "
-        "the distance of the candidates, so that its guess could not be wrong. The others may still be right."
-    )
-    replaced = (
-        "Models of the histograms that lack the image have another one in its place: with known initial weights and "
-        "nothing else that differs, all models would be one and the same."
-    )
-    return [deterministic, implied, replaced]
+def _notes(copy_error: float, implied: float) -> list[str]:
+    """Caveats for readers of the page."""
+    return [
+        (
+            "Training is full-batch gradient descent without further randomness: with known initial weights the "
+            f"distance of the adversary's copy to the released model is at most {short(copy_error, 1)} of that of the "
+            "model trained on the other candidate. Mini-batches, dropout or noise with an unknown seed would hide the "
+            "candidate, as unknown initial weights do."
+        ),
+        (
+            f"For {percent(implied)} of the games with known initial weights the reconstruction error was below half "
+            "the distance between the candidates, so that the guess had to be right. Other guesses may be right, too."
+        ),
+        (
+            "Models of the histograms trained without the image have another image in its place: with known initial "
+            "weights and nothing else that differs, all these models would be equal."
+        ),
+    ]

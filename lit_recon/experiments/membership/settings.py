@@ -1,4 +1,4 @@
-"""What the configuration of a membership experiment may say."""
+"""Settings of `reconn.py membership`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class HistogramSettings:
     """Losses on single images, of models with and without them.
 
     Args:
-        images: how many images, the second candidates of the first games.
-        models: trained on each of them, from initial weights of their own. Models without it are the shadow models.
+        images: number of images: the second candidates of the first games.
+        models: number trained on each of them, with different initial weights. The shadow models are those without it.
     """
 
     images: int = 4
@@ -41,15 +41,15 @@ class MembershipSettings:
 
     Args:
         name: of the run; default: the name of its configuration file.
-        out: folder for everything that the run leaves behind; default: runs/NAME.
-        overwrite: begin anew where a run is already.
-        adversary_execution: how the adversary trains on both candidates; in another way than `execution` his copy of
-            the released model differs from it by rounding.
-        reconstructor: learns from the shadow models; its reconstructions are turned into guesses.
-        false_positive_rates: at which the true positive rate is told.
+        out: run folder; default: runs/NAME.
+        overwrite: start over where the folder holds a run already.
+        adversary_execution: how the adversary trains on both candidates; if it differs from `execution`, the
+            adversary's copy of the released model differs from it by rounding.
+        reconstructor: attack on released models whose reconstructions are turned into guesses.
+        false_positive_rates: rates at which the true positive rate is reported.
         histogram: losses with and without single images.
         wandb: Weights & Biases.
-        paper: whose setting this is.
+        paper: reference whose setting this is.
     """
 
     name: str | None = None
@@ -67,18 +67,21 @@ class MembershipSettings:
             raise ConfigError(f"false_positive_rates must lie in [0, 1]; got {self.false_positive_rates}")
 
     def check_games(self, bits: Sequence[int]) -> None:
-        """Refuse games that cannot be scored or drawn.
+        """Refuse games that cannot be scored or plotted.
 
         Args:
-            bits: of all games.
+            bits: membership bit of every game: 1 if the second candidate was trained on.
 
         Raises:
-            ConfigError: one candidate was never trained on, or there are fewer games than images for histograms.
+            ConfigError: all bits are equal, or there are fewer games than images for histograms.
         """
         if len(set(bits)) < 2:
-            raise ConfigError(f"{len(bits)} tosses of the coin fell alike: raise split.targets or change split.seed")
+            raise ConfigError(
+                f"all {len(bits)} membership bits are equal, so that no attack can be scored: raise split.targets or "
+                "change split.seed"
+            )
         if self.histogram.images > len(bits):
             raise ConfigError(
-                f"histogram.images must be at most {len(bits)}, the games that split.targets make; "
+                f"histogram.images must be at most {len(bits)}, the number of games (half of split.targets); "
                 f"got {self.histogram.images}"
             )

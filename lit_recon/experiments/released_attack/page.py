@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lit_recon.reporting.pages import Panel, build_report, picture
-from lit_recon.reporting.plots import error_histogram, svg
+from lit_recon.reporting.pages import Panel, Picture, build_report
+from lit_recon.reporting.plots import Plot, draw
 from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.settings import find_setting
-from lit_recon.reporting.wording import Grant
+from lit_recon.reporting.wording import Grant, short
 
-_ORIGIN = "Left the one unknown training image, in the middle what the attack made of the released model"
-#: What errors are compared with: keys of the record, and their names. Balle et al. 2022, figure 3.
+_ORIGIN = "Left the unknown training image, in the middle what the attack reconstructed from the released model"
+#: Reference errors: keys of the record and their names (Balle et al. 2022, figure 3).
 _LEVELS = {
     "oracle_mse": "nearest other image",
     "oracle_mse_percentile_1": "nearest 1 %",
@@ -32,19 +32,23 @@ def write_page(folder: Path) -> Path:
 
 
 def panels(record: RunRecord) -> list[Panel]:
-    """The errors of all targets on the scale that other images give; nothing for a run without them."""
+    """The errors of all target images beside the distances of other images; nothing for a run without errors."""
     errors = [error for row in record.victims if (error := row.scores.get("mse")) is not None]
-    levels = {name: value for key, name in _LEVELS.items() if (value := record.number(key)) is not None}
     if not errors:
         return []
-    file = svg(error_histogram({"attack": errors}, levels))
+    plot = Plot(
+        x_label="squared error of a target image",
+        y_label="share of the target images",
+        samples={"attack": errors},
+        levels={name: value for key, name in _LEVELS.items() if (value := record.number(key)) is not None},
+    )
     return [
         Panel(
-            "Error by target",
-            "How many of the targets the attack comes how close to. Upright lines, means over the targets: the "
-            "distance of the nearest other image of the same data, that within which 1 %, 10 % and half of all other "
-            "images lie, and the error of the mean image.",
-            pictures=[(picture(file, "svg"), "Histogram of the squared errors, and distances of other images")],
+            "Error by target image",
+            "Distribution of the attack's squared error over the target images. Vertical lines, each a mean over the "
+            "target images: the distance of the nearest other image of the same data; the distances within which 1 %, "
+            "10 % and half of all other images lie; and the error of the mean image.",
+            [Picture(draw([plot], size=(6.8, 3.4)), "Histogram of the squared errors, and distances of other images")],
         )
     ]
 
@@ -61,7 +65,7 @@ def grants(record: RunRecord) -> list[Grant]:
         Grant(True, f"Of the released model {seen}, its architecture, and the optimizer that trained it."),
         Grant(True, f"{record.text('n_shadow')} other images of the same shape, to train shadow models on."),
         Grant(not fresh, f"The initial weights that training began from{which}."),
-        Grant(False, "The missing image and its label. They served only after the attack, to score it."),
+        Grant(False, "The missing image and its label. They were used only after the attack, to score it."),
     ]
     if record.text("hidden"):
         found.append(Grant(False, record.text("hidden")))
@@ -70,7 +74,9 @@ def grants(record: RunRecord) -> list[Grant]:
     found += batch_grants(record)
     epsilon = record.number("epsilon")
     if epsilon is not None:
-        found.append(Grant(False, f"The noise of the released model's training, with an epsilon of {epsilon:.6g}."))
+        found.append(
+            Grant(False, f"The noise of the released model's training, with an epsilon of {short(epsilon, 6)}.")
+        )
     return sorted(found, key=lambda grant: not grant.known)
 
 

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from lit_recon.bounds import concentrated_bound, gaussian_bound
 from lit_recon.errors import CorruptFileError, MissingDataError
-from lit_recon.experiments.rero.panels import (
-    RECORD,
-    attack_panel,
-    bound_panel,
-    equivalence_panels,
-    error_panel,
-    named_cell,
-    picture_panel,
-    prior_panel,
-    private_cells,
-    sampled_panels,
-)
-from lit_recon.io.files import write_text
-from lit_recon.reporting.pages import render
-from lit_recon.reporting.provenance import paper_of
+from lit_recon.reporting.pages import Page, Panel, Picture, notes_panels
+from lit_recon.reporting.plots import COLOURS, MARKS, Plot, Series, draw, image_grid
 from lit_recon.reporting.record import read_metrics
 from lit_recon.reporting.run_folder import RunFolder
-from lit_recon.reporting.settings import flatten, parse_settings
+from lit_recon.reporting.settings import parse_settings
+from lit_recon.reporting.wording import ABSENT, format_score, percent, short, with_error
+
+#: What the page is built from, and the same as a table.
+RECORD, TABLE = "rero.json", "rero.csv"
+#: Of a success rate against its bound; None where the bound is an estimate.
+_JUDGEMENT = {True: "below", False: "ABOVE", None: "(estimate)"}
+#: Target images in the picture.
+_SHOWN = 12
+_CERTIFIED = "certified"
+#: Left and right of the epsilons in plots, as a factor.
+_MARGIN = 1.5
+_INK = "#3b4252"
+_DASHED = (0, (4.0, 2.0))
 
 
 def write_page(folder: Path) -> Path:
@@ -42,42 +47,48 @@ def write_page(folder: Path) -> Path:
         record = json.loads((run.path / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CorruptFileError(f"{run.path / RECORD} cannot be read ({error}): repeat the run") from error
-    settings, metrics = parse_settings(run.config.read_text(encoding="utf-8"), run.config), read_metrics(run.metrics)
-    page = render(
-        "robustness.html.j2",
-        name=str(settings.get("name") or run.path.resolve().name),
-        paper=paper_of(settings),
-        verdict=verdict(record),
+    settings = parse_settings(run.config.read_text(encoding="utf-8"), run.config)
+    prior = settings.get("prior")
+    kappas = prior.get("kappas") if isinstance(prior, Mapping) else None
+    page = Page(
+        kind="Reconstruction robustness",
+        settings=settings,
+        facts=read_metrics(run.metrics),
+        lead=_verdict(record),
         panels=[
-            error_panel(record),
-            picture_panel(run, record),
-            attack_panel(record),
-            bound_panel(record, [float(kappa) for kappa in _nested(settings, "prior", "kappas")]),
-            prior_panel(record),
-            *sampled_panels(record),
-            *equivalence_panels(record),
+            _errors(record),
+            _images(run, record),
+            _attacks(record),
+            _bounds(record, [float(kappa) for kappa in kappas or []]),
+            _priors(record),
+            *_sampled(record),
+            *_equivalence(record),
+            *notes_panels(_notes(record)),
         ],
-        notes=notes(record),
-        settings=flatten(settings),
-        command=str(metrics.get("command") or ""),
+        files={
+            "metrics.json": "all metrics",
+            TABLE: "every bound and success rate",
+            RECORD: "the data of this page",
+            "cells/": "a run folder with its own page for every budget",
+            "config.yaml": "the settings",
+        },
     )
-    write_text(run.report, page)
-    return run.report
+    return page.write(run.report)
 
 
-def verdict(record: Mapping[str, Any]) -> str:
-    """What was found, in two or three sentences."""
+def _verdict(record: Mapping[str, Any]) -> str:
+    """The main findings, in two or three sentences."""
     compared = [row for cell in record["cells"] for row in cell["comparisons"] if row["below"] is not None]
     above = [row for row in compared if not row["below"]]
-    private, plain = private_cells(record), named_cell(record, "plain")
-    told = [
-        f"At epsilon {cell['epsilon']:,g} the attack's MSE is {cell['mse']:.4f} and released models classify "
-        f"{cell['accuracy']:.0%}"
+    private, plain = _private(record), _named(record, "plain")
+    parts = [
+        f"At epsilon {short(cell['epsilon'], 6)} the attack's MSE is {_mse(cell)} and the released models' accuracy is "
+        f"{percent(cell['accuracy'])}"
         for cell in (private[-1], private[0])
     ]
-    first = f"{told[0]}; {told[1][0].lower()}{told[1][1:]}" if len(private) > 1 else told[0]
-    mean = f"Guessing the mean image has {private[0]['baseline_mean_image_mse']:.4f}"
-    without = f", the attack without noise {plain['mse']:.4f}" if plain else ""
+    first = f"{parts[0]}; {parts[1][0].lower()}{parts[1][1:]}" if len(private) > 1 else parts[0]
+    mean = f"The MSE of the mean image is {_mse(private[0], 'baseline_mean_image_mse')}"
+    without = f", that of the attack without noise {_mse(plain)}" if plain else ""
     bound = (
         f"No attack succeeded more often than its bound allows, beyond chance, in {len(compared)} comparisons."
         if not above
@@ -86,36 +97,322 @@ def verdict(record: Mapping[str, Any]) -> str:
     return f"{first}. {mean}{without}. {bound}"
 
 
-def notes(record: Mapping[str, Any]) -> list[str]:
-    """What a reader of the figures should know."""
+def _notes(record: Mapping[str, Any]) -> list[str]:
+    """Caveats for readers of the page."""
     caveats = sorted({prior["caveat"] for prior in record["priors"]} - {""})
-    unknown, plain = named_cell(record, "unknown_initialization"), named_cell(record, "plain")
+    unknown, plain = _named(record, "unknown_initialization"), _named(record, "plain")
     found = [f"Caveat of a baseline error: {caveat}." for caveat in caveats]
     if unknown and plain:
         found.append(
-            f"Without noise and with known initial weights the attack's MSE is {plain['mse']:.4f}; where every model "
-            f"has initial weights of its own, unknown to the attacker, it is {unknown['mse']:.4f}, and the mean "
-            f"image's is {unknown['baseline_mean_image_mse']:.4f}."
+            f"Without noise and with known initial weights the attack's MSE is {_mse(plain)}; where every model has "
+            f"different initial weights, unknown to the attacker, it is {_mse(unknown)}, and that of the mean image is "
+            f"{_mse(unknown, 'baseline_mean_image_mse')}."
         )
     return [
         *found,
         (
-            "Epsilon is that of the whole training, exact for full batches. The bounds compare the weights with the "
-            "unknown image to those without it, whatever relation epsilon is stated for."
+            "Epsilon is that of the whole training, exact for full batches. The bounds compare the weights trained "
+            "with the unknown image to those trained without it, whichever neighboring relation epsilon is stated for."
         ),
         (
-            "The attacks see the final weights only; the bounds hold for one who sees every step, and are reached by "
-            "such a one. An attack far below its bound may be a weak attack."
+            "The attacks observe the final weights only; the bounds hold for an adversary who observes every step, and "
+            "such an adversary reaches them. An attack far below its bound may be a weak attack."
         ),
         (
-            "Success rates carry a 95 % interval (Clopper and Pearson); a rate counts as above its bound where the "
-            "whole interval is."
+            "Success rates have 95 % intervals (Clopper and Pearson); a rate counts as above its bound if the whole "
+            "interval is."
         ),
-        f"Accuracy: mean over at most 20 released models, on {record['n_test_images']} images that they never saw.",
+        f"Accuracy: mean over at most 20 released models, on {record['n_test_images']} held-out images.",
     ]
 
 
-def _nested(settings: Mapping[str, object], group: str, key: str) -> Sequence[Any]:
-    inner = settings.get(group)
-    found = inner.get(key) if isinstance(inner, Mapping) else None
-    return found if isinstance(found, list) else []
+def _errors(record: Mapping[str, Any]) -> Panel:
+    """The attack's error and the released models' accuracy, by budget."""
+    private, plain, clipped = _private(record), _named(record, "plain"), _named(record, "clipped")
+    levels = {"mean image": private[0]["baseline_mean_image_mse"], "nearest other image": private[0]["oracle_mse"]}
+    levels |= {"attack, no clipping or noise": plain["mse"]} if plain else {}
+    levels |= {"attack, clipped only": clipped["mse"]} if clipped else {}
+    epsilons, accuracies = ([cell[key] for cell in private] for key in ("epsilon", "accuracy"))
+    series = [
+        Series(
+            "attack",
+            epsilons,
+            [cell["mse"] for cell in private],
+            "-",
+            "o",
+            COLOURS[0],
+            errors=list(map(_error, private)),
+        ),
+        Series("accuracy (right)", epsilons, accuracies, "-", "s", COLOURS[1], right=True),
+    ]
+    limits = (min(epsilons) / _MARGIN, max(epsilons) * _MARGIN)
+    if clipped:
+        level = [clipped["accuracy"]] * 2
+        series.append(
+            Series("accuracy without noise (right)", limits, level, "--", colour=COLOURS[1], width=1, right=True)
+        )
+    plot = Plot(
+        x_label="epsilon",
+        y_label="mean squared error",
+        right_label="accuracy of released models",
+        series=series,
+        levels=levels,
+        x_scale="log",
+        x_range=limits,
+        y_range=(0, None),
+    )
+    return Panel(
+        "Error and accuracy",
+        "How well the attack reconstructs, and how well the released models classify, as the privacy budget grows. ± "
+        "is the standard error over the target images.",
+        [Picture(draw([plot]), "Error of the attack and accuracy of released models against epsilon")],
+        header=["Released models", "Noise multiplier", "MSE of the attack", "of the mean image", "Accuracy"],
+        rows=[
+            [
+                cell["title"],
+                short(cell.get("noise_multiplier"), 4),
+                with_error("mse", cell["mse"], _error(cell)),
+                _mse(cell, "baseline_mean_image_mse"),
+                percent(cell["accuracy"], 1),
+            ]
+            for cell in record["cells"]
+        ],
+    )
+
+
+def _images(run: RunFolder, record: Mapping[str, Any]) -> Panel:
+    """The first target images and their reconstructions, one row per cell.
+
+    Raises:
+        CorruptFileError: a cell's images cannot be read.
+    """
+    rows: dict[str, Any] = {}
+    for cell in record["cells"]:
+        path = RunFolder(run.path / cell["folder"]).reconstructions
+        try:
+            images = load_file(path)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise CorruptFileError(f"{path} cannot be read ({error}): delete the cell and run it again") from error
+        rows.setdefault("true image", images["targets"][:_SHOWN])
+        rows[cell["title"]] = images["reconstructions"][:_SHOWN]
+    return Panel(
+        "Reconstructions",
+        "The first target images, and their reconstructions from the models released under each budget.",
+        [Picture(image_grid(rows, columns=_SHOWN), "True images and reconstructions by budget")],
+    )
+
+
+def _attacks(record: Mapping[str, Any]) -> Panel:
+    """Success rates beside the bounds that they may not exceed."""
+    named, within = list[dict[str, Any]](), list[dict[str, Any]]()
+    for prior in record["priors"]:
+        if prior["threshold"] is None:
+            named.append(prior)
+        elif prior["name"].endswith(_CERTIFIED):
+            within.append(prior)
+    pictures = [
+        Picture(_rates(record, priors, words), description)
+        for priors, words, description in (
+            (named, "bound", "Chance of identifying the image among candidates against epsilon"),
+            (within, "bound (certified kappa)", "Chance of a reconstruction within a threshold against epsilon"),
+        )
+        if priors
+    ]
+    return Panel(
+        "Attacks and their bounds",
+        "First, identifying the unknown image among equally likely candidates, by training on each candidate without "
+        "noise; kappa is exact. Second, reconstructions within a mean squared error of the target image, which is "
+        "drawn from the images that kappa was measured on. Certified: an upper bound on kappa from the images within "
+        "twice the distance, which says little for large thresholds. Otherwise kappa is searched for among the images, "
+        "an estimate that may be exceeded.",
+        pictures,
+        header=["Epsilon", "Success", "Kappa", "Bound", "Attack", "95 % interval", "Attack is"],
+        rows=[
+            [
+                short(cell["epsilon"], 6),
+                _success(row),
+                _power(row["log10_kappa"]),
+                short(row["tight"]),
+                short(row["success_rate"]),
+                f"{short(row['low'])} to {short(row['high'])}",
+                _JUDGEMENT[row["below"]],
+            ]
+            for cell in _private(record)
+            for row in cell["comparisons"]
+            if row["success_rate"] is not None
+        ],
+        folded=True,
+    )
+
+
+def _rates(record: Mapping[str, Any], priors: Sequence[Mapping[str, Any]], words: str) -> bytes:
+    """The bound of each prior over epsilon (SVG), with the attack's success rates."""
+    series = []
+    for index, prior in enumerate(priors):
+        colour, threshold = COLOURS[index % len(COLOURS)], prior["threshold"]
+        title = prior["name"] if threshold is None else f"MSE up to {threshold:g}"
+        epsilons = [point["epsilon"] for point in record["curve"]]
+        bounds = [gaussian_bound(prior["log10_kappa"] * math.log(10), point["mu"]) for point in record["curve"]]
+        series.append(Series(title, epsilons, bounds, colour=colour, width=1.8))
+        found = [
+            (cell["epsilon"], row["success_rate"], row["low"], row["high"])
+            for cell in _private(record)
+            for row in cell["comparisons"]
+            if row["prior"] == prior["name"] and row["threshold"] == threshold and row["success_rate"] is not None
+        ]
+        if found:
+            places, rates, lows, highs = zip(*found, strict=True)
+            below = [max(0.0, rate - low) for rate, low in zip(rates, lows, strict=True)]
+            above = [max(0.0, high - rate) for rate, high in zip(rates, highs, strict=True)]
+            series.append(Series("", places, rates, "", MARKS[index % len(MARKS)], colour, errors=(below, above)))
+    series.append(Series(words, [], [], colour=_INK, width=1.8))
+    series.append(Series("attack, 95 % interval", [], [], "", "o", _INK))
+    return _chances(record, series, "linear", (-0.03, 1.05))
+
+
+def _chances(record: Mapping[str, Any], series: Sequence[Series], scale: str, limits: tuple[float, float]) -> bytes:
+    epsilons = [point["epsilon"] for point in record["curve"]]
+    plot = Plot(
+        x_label="epsilon",
+        y_label="chance of success",
+        series=series,
+        x_scale="log",
+        y_scale=scale,
+        x_range=(min(epsilons) / _MARGIN, max(epsilons) * _MARGIN),
+        y_range=limits,
+    )
+    return draw([plot], size=(6.6, 4.4))
+
+
+def _bounds(record: Mapping[str, Any], kappas: Sequence[float]) -> Panel:
+    """The bounds themselves, by baseline error."""
+    curve, series = record["curve"], list[Series]()
+    epsilons = [point["epsilon"] for point in curve]
+    for index, kappa in enumerate(sorted(kappas, reverse=True)):
+        colour = COLOURS[index % len(COLOURS)]
+        tight = [gaussian_bound(math.log(kappa), point["mu"]) for point in curve]
+        loose = [concentrated_bound(math.log(kappa), point["mu"] ** 2 / 2) for point in curve]
+        series.append(Series(f"kappa {short(kappa)}", epsilons, tight, colour=colour, width=1.8))
+        series.append(Series("", epsilons, loose, _DASHED, colour=colour, width=1.1))
+    series.append(Series("tight (Gaussian noise)", [], [], colour=_INK, width=1.8))
+    series.append(Series("corollary 4", [], [], _DASHED, colour=_INK, width=1.1))
+    drawn = _chances(record, series, "log", (1e-5, 1.6)) if kappas else b""
+    return Panel(
+        "Bounds",
+        "Upper bounds on the success probability of any attack, by the probability kappa of success without the "
+        "release. The smaller kappa is, the larger the epsilon that still protects.",
+        [Picture(drawn, "Bounds on the chance of success against epsilon")] if drawn else [],
+        header=["Epsilon", "Success and prior", "Kappa", "Tight", "Theorem 2", "Cor. 4", "Cor. 3", "(ε, δ) alone"],
+        rows=[
+            [
+                short(cell["epsilon"], 6),
+                _success(row),
+                _power(row["log10_kappa"]),
+                *(short(row[name]) for name in ("tight", "theorem_2", "corollary_4", "corollary_3", "approximate")),
+            ]
+            for cell in _private(record)
+            for row in cell["comparisons"]
+        ],
+        note="Corollary 3 is for pure epsilon-DP, which Gaussian noise does not give: it is shown for comparison.",
+        folded=True,
+    )
+
+
+def _priors(record: Mapping[str, Any]) -> Panel:
+    return Panel(
+        "Baseline errors",
+        "Kappa: the success probability of the best guess without the release. The ball and the Gaussian have the mean "
+        f"and variance of the {record['n_prior_samples']} images of the empirical prior, and no other knowledge of "
+        "images.",
+        header=["Prior", "Success", "Kappa", "Caveat"],
+        rows=[
+            [
+                prior["name"],
+                "identified" if prior["threshold"] is None else f"MSE up to {prior['threshold']:g}",
+                _power(prior["log10_kappa"]),
+                "see notes" if prior["caveat"] else "none",
+            ]
+            for prior in record["priors"]
+        ],
+    )
+
+
+def _sampled(record: Mapping[str, Any]) -> list[Panel]:
+    """The bound for sampled batches, computed in two ways; nothing where it was not asked for."""
+    if not record["sampled"]:
+        return []
+    names = ("Sampling rate", "Epsilon", "Noise multiplier", "Kappa", "Closed form", "Distributions", "Simulation")
+    return [
+        Panel(
+            "Sampled batches",
+            f"The tight bound for {record['steps']} steps on Poisson-sampled batches: from privacy-loss distributions, "
+            "which never fall below it; by simulation; and for full batches in closed form.",
+            header=names,
+            rows=[
+                [
+                    short(row["rate"], 6),
+                    short(row["epsilon"], 6),
+                    short(row["noise_multiplier"], 4),
+                    short(row["kappa"], 6),
+                    short(row["closed"], 5),
+                    short(row["profile"], 5),
+                    ABSENT
+                    if row["simulated"] is None
+                    else f"{short(row['simulated'], 5)} ± {short(row['standard_error'], 1)}",
+                ]
+                for row in record["sampled"]
+            ],
+        )
+    ]
+
+
+def _equivalence(record: Mapping[str, Any]) -> list[Panel]:
+    """Theorem 5 at all budgets at which its probabilities can be told from 1."""
+    rows = [cell["equivalence"] for cell in _private(record) if cell["equivalence"] is not None]
+    if not rows:
+        return []
+    return [
+        Panel(
+            "From reconstruction back to privacy",
+            "Theorem 5: two candidates whose prior odds are e to the epsilon. The success probability of the best "
+            "attack follows from the training's delta (one record replaced by another), and vice versa.",
+            header=["Epsilon", "Guess", "Best attack", "Delta", "Delta from the attack"],
+            rows=[
+                [short(row[key], 6) for key in ("epsilon", "guess", "gamma", "delta", "delta_from_gamma")]
+                for row in rows
+            ],
+        )
+    ]
+
+
+def _private(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Cells with noise, by epsilon."""
+    return sorted((cell for cell in record["cells"] if cell["epsilon"] is not None), key=lambda cell: cell["epsilon"])
+
+
+def _named(record: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """The cell of that name, if there is one."""
+    return next((cell for cell in record["cells"] if cell["name"] == name), None)
+
+
+def _mse(cell: Mapping[str, Any], key: str = "mse") -> str:
+    return format_score("mse", cell[key])
+
+
+def _error(cell: Mapping[str, Any]) -> float:
+    """Standard error of a cell's MSE."""
+    error: float = cell["mse_std"] / math.sqrt(cell["n"])
+    return error
+
+
+def _success(row: Mapping[str, Any]) -> str:
+    return row["prior"] if row["threshold"] is None else f"MSE up to {row['threshold']:g}, {row['prior']}"
+
+
+def _power(log10: float) -> str:
+    """A probability that may be smaller than the smallest float.
+
+    >>> _power(-1.0), _power(-36.3)
+    ('0.1', '10^-36.3')
+    """
+    return short(10**log10) if log10 > -4 else f"10^{log10:.1f}"

@@ -37,7 +37,7 @@ from lit_recon.experiments.rero.bounds import (
     sampled_rows,
 )
 from lit_recon.experiments.rero.cells import ReroCell
-from lit_recon.experiments.rero.panels import RECORD, TABLE
+from lit_recon.experiments.rero.page import RECORD, TABLE
 from lit_recon.experiments.rero.settings import ReroSettings
 from lit_recon.io.files import write_text
 from lit_recon.modules.shadows import train_store

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,21 +12,48 @@ import lit_recon._torchvision
 import torch
 import yaml
 from jsonargparse import ArgumentParser, Namespace
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+from safetensors.torch import save
 
 from lit_recon.data.sources import Digits, ImageSource
-from lit_recon.errors import ConfigError
+from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError
 from lit_recon.experiments.configuration import SAME_RUN, instantiated, resolved, settings_of, settings_parser
 from lit_recon.experiments.settings import PaperSettings
-from lit_recon.experiments.train.generator_page import IMAGES_FILE, write_images, write_page
+from lit_recon.io.files import write_bytes
 from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, load_generator
 from lit_recon.modules.data import BackboneDataModule
 from lit_recon.modules.generator import GeneratorModule, GeneratorRecipe
 from lit_recon.modules.generator_training import GENERATOR_FILE, check_alone, measure_quality, train_generator
 from lit_recon.modules.loggers import WandbSettings, build_loggers, finish
+from lit_recon.reporting.pages import Page, Panel, Picture
+from lit_recon.reporting.plots import image_grid
 from lit_recon.reporting.provenance import environment
+from lit_recon.reporting.record import read_metrics
 from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.reporting.settings import parse_settings
+from lit_recon.reporting.wording import MISSING, format_score
 from lit_recon.reporting.writing import Scalar, write_metrics
 from lit_recon.training.trainer import TrainerSettings, build_trainer
+
+#: Inside a run folder: the images of `lit_recon.modules.generator_training.Quality`.
+IMAGES_FILE = "samples.safetensors"
+
+_SAMPLES = (
+    "Random samples, not selected; below each the training image nearest to it. A sample equal to its neighbor is "
+    "memorized."
+)
+_SEARCH = (
+    "Test images, which the generator was not trained on, and the best that it can draw of them when the latent is "
+    "optimized on the image itself. An attack that optimizes latents alone cannot do better; one that optimizes the "
+    "generator's weights too may."
+)
+#: Rows of the table: distance, key of the generator's metric, key and name of the value to compare it with.
+_ROWS = (
+    ("Sample to the nearest training image", "sample_nearest_rmse", "held_out_nearest_rmse", "real, held out"),
+    ("Between two samples", "sample_spread_rmse", "held_out_spread_rmse", "real, held out"),
+    ("Held-out image to its latent search", "search_rmse", "search_mean_image_rmse", "mean image"),
+)
 
 
 @dataclass(frozen=True)
@@ -34,23 +62,24 @@ class GeneratorSettings:
 
     Args:
         name: of the run; default: the name of its configuration file.
-        out: folder for everything that the run leaves behind; default: runs/NAME.
-        overwrite: begin anew where a run is already.
-        seed: of weights, of the order of images, of latents and of what the report shows.
-        data: where images come from; the generator sees nothing of the test split, which victims are drawn from.
+        out: run folder; default: runs/NAME.
+        overwrite: start over where the folder holds a run already.
+        seed: of weights, of the order of images, of latents and of the samples in the report.
+        data: where images come from; the generator is trained on the training split only, target images are drawn
+            from the test split.
         n_train: train on a stratified sample of this many public images; default: all.
         flip: mirror half of the training images; not for digits.
         latent_size: length of a latent.
         width: channels of the generator at full resolution.
         critic_width: channels of critic and encoder at full resolution.
-        recipe: what the generator is trained for.
+        recipe: training losses, learning rate and weight averaging.
         epochs: over the training images.
         batch_size: training images per step.
-        n_shown: samples, and held-out images that latents are searched for, in the report.
-        search_steps: of that search.
-        trainer: where to compute.
+        n_shown: number of samples, and of held-out images whose latents are searched for, in the report.
+        search_steps: optimization steps of that search.
+        trainer: devices and precision.
         wandb: Weights & Biases.
-        paper: whose setting this is.
+        paper: reference whose setting this is.
     """
 
     name: str | None = None
@@ -88,7 +117,7 @@ def parser(program: str) -> ArgumentParser:
 
 
 def execute(arguments: ArgumentParser, values: Namespace) -> None:
-    """Refuse what cannot work, then train, or go on with a training that was killed, and measure."""
+    """Validate the settings, then train or resume, measure and report."""
     complete, config = resolved(arguments, values, "generator")
     settings = settings_of(GeneratorSettings, instantiated(arguments, complete))
     data = BackboneDataModule(
@@ -115,7 +144,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     quality = measure_quality(
         checkpoint.generator, data.train, data.test, settings.n_shown, settings.search_steps, settings.seed
     )
-    write_images(folder, quality.images)
+    images = {name: value.contiguous() for name, value in quality.images.items()}
+    write_bytes(folder.path / IMAGES_FILE, save(images))
     facts: dict[str, Scalar] = {
         **quality.figures,
         "n": settings.n_shown,
@@ -128,8 +158,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     }
     write_metrics(folder, {**facts, **environment()})
     print(
-        f"held out    RMSE {quality.figures['search_rmse']:.3f} by latent search, "
-        f"{quality.figures['search_mean_image_rmse']:.3f} the mean image"
+        f"held out    RMSE {_rmse(facts, 'search_rmse')} by latent search, "
+        f"{_rmse(facts, 'search_mean_image_rmse')} the mean image"
     )
     print(f"generator   {folder.path / GENERATOR_FILE}")
     print(f"report      {write_page(folder.path)}")
@@ -149,7 +179,7 @@ def _trained(
     folder: RunFolder,
     config: dict[str, object],
 ) -> GeneratorCheckpoint:
-    """The generator; that of an earlier process where only its figures are missing."""
+    """The generator, read from the run folder where an earlier process has trained it."""
     exported = folder.path / GENERATOR_FILE
     if exported.is_file():
         return load_generator(exported)
@@ -157,3 +187,54 @@ def _trained(
     checkpoint = train_generator(module, data, settings.epochs, settings.trainer, loggers, folder.path)
     finish(loggers)
     return checkpoint
+
+
+def write_page(path: Path) -> Path:
+    """Write the page of a finished run of `train.py generator` into its folder, from the files in it alone.
+
+    Raises:
+        MissingDataError: the folder holds no finished run.
+        CorruptFileError: one of its files is malformed.
+    """
+    folder = RunFolder(path)
+    if not folder.is_complete:
+        raise MissingDataError(f"{path} holds no finished training of a generator: run its command again")
+    metrics, file = read_metrics(folder.metrics), path / IMAGES_FILE
+    try:
+        images = load_file(file)
+        samples = image_grid({"sample": images["samples"], "nearest": images["sample_nearest"]})
+        held_out = image_grid({"held out": images["held_out"], "search": images["found"]})
+    except (SafetensorError, OSError, KeyError) as error:
+        raise CorruptFileError(f"{file} is missing or damaged ({error}): repeat the run") from error
+    distances = Panel(
+        "Distances",
+        f"RMSE of pixels in [0, 1], mean over {metrics.get('n', MISSING)} images.",
+        header=["Distance", "Generator", "For comparison"],
+        rows=[[words, _rmse(metrics, ours), f"{_rmse(metrics, other)} ({name})"] for words, ours, other, name in _ROWS],
+    )
+    page = Page(
+        kind="Generator of images",
+        settings=parse_settings(folder.config.read_text(encoding="utf-8"), folder.config),
+        facts=metrics,
+        lead=f"A search over latents reproduces unseen images with an RMSE of {_rmse(metrics, 'search_rmse')} on "
+        f"average; the mean image has {_rmse(metrics, 'search_mean_image_rmse')}. The RMSE to the nearest training "
+        f"image is {_rmse(metrics, 'sample_nearest_rmse')} for samples and {_rmse(metrics, 'held_out_nearest_rmse')} "
+        "for real held-out images.",
+        panels=[
+            Panel("Samples", _SAMPLES, [Picture(samples, "Samples, and the training images nearest to them")]),
+            Panel("Held-out images", _SEARCH, [Picture(held_out, "Held-out images and the results of the search")]),
+            distances,
+        ],
+        files={
+            GENERATOR_FILE: "the generator and fingerprints of its training images",
+            "metrics.json": "all metrics",
+            IMAGES_FILE: "the images",
+            "config.yaml": "the settings",
+        },
+    )
+    return page.write(folder.report)
+
+
+def _rmse(metrics: Mapping[str, Scalar], key: str) -> str:
+    value = metrics.get(key)
+    return format_score("rmse", value if isinstance(value, float) else None)

@@ -1,9 +1,7 @@
-"""The cells of a two-layer study, read from its folder, and what they say: slopes, ratios, whether the bounds hold."""
+"""The cells of a two-layer study, read from its folder: ratios of error and bound, and whether the bounds hold."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -14,29 +12,30 @@ from typing import Any
 
 from lit_recon.errors import CorruptFileError, MissingDataError
 from lit_recon.reporting.settings import parse_settings
-from lit_recon.reporting.writing import Scalar
+from lit_recon.reporting.wording import short
+from lit_recon.reporting.writing import Scalar, csv_text
 
 #: The quantities that are varied, with the symbols of the theory.
 SYMBOLS = {"d": "d", "m": "m", "batch": "B", "noise": "s"}
-#: A bound above this is of the size of the inputs themselves, and says nothing of an attack that knows their norm.
+#: Larger bounds are comparable to the inputs' norm, 1, and do not bind an attack that knows this norm.
 LOCAL = 0.3
-#: One-sided level at which an attack counts as below a bound.
+#: Confidence (one-sided) at which an attack counts as below a bound.
 _LEVEL = 0.999
 
 
 @dataclass(frozen=True)
 class TwoLayerCellScores:
-    """Figures of one cell: roots of the squared error of one input, one per draw.
+    """Errors and bounds of one cell: roots of the squared error of one input, one per draw.
 
     Attributes:
-        defense, strength: no strength without a defense.
+        defense, strength: None as strength without a defense.
         sizes: by axis.
-        bounds: `exact`, `relaxed`, `unit_norm`; infinite where nothing holds.
+        bounds: `exact`, `relaxed`, `unit_norm`; infinite where no bound holds.
         van_trees: over all draws.
         errors: by attack, and of maximum likelihood started at the truth; None where there is none.
-        kept_share, clip: of the Jacobian's squared norm, and of the update's norm.
+        kept_share, clip: share of the Jacobian's squared norm, and of the update's norm, that the defense keeps.
         seconds: by part.
-        notes: what happened.
+        notes: remarks on the cell.
     """
 
     defense: str
@@ -55,7 +54,7 @@ class TwoLayerCellScores:
         return _root(self.bounds[name])
 
     def error(self, attack: str) -> float | None:
-        """The same of an attack's error; None where a draw has none."""
+        """Root of the mean square of an attack's error; None where a draw has none."""
         known = [value for value in self.errors.get(attack, []) if value is not None]
         return _root(known) if known and len(known) == len(self.errors[attack]) else None
 
@@ -74,7 +73,7 @@ class TwoLayerCellScores:
 
     @property
     def is_local(self) -> bool:
-        """Whether the bound is so small that it binds attacks that know the inputs' norm."""
+        """Whether the bound is small enough to bind attacks that know the inputs' norm."""
         return self.bound("unit_norm") < LOCAL
 
 
@@ -87,7 +86,7 @@ class Study:
         settings: its configuration, nested.
         cells: in order; the first one is the base.
         attacks: titles by name.
-        moments: names of the attacks that the orders are about.
+        moments: names of the attacks to which the theory's orders apply.
         defenses: `title`, `rate` and `at` by name.
         privacy: rows about differential privacy.
         delta: of that privacy.
@@ -126,13 +125,13 @@ class Study:
             return cls(folder, settings, cells, *(content[name] for name in names))
         except (KeyError, TypeError, ValueError, OSError) as error:
             raise CorruptFileError(
-                f"{path} is malformed or missing ({type(error).__name__}: {error}); delete it and run the study again, "
+                f"{path} is malformed or missing ({type(error).__name__}: {error}): delete it and run the study again, "
                 "which keeps its other cells"
             ) from error
 
     @property
     def base(self) -> TwoLayerCellScores:
-        """The cell from which one thing at a time is varied."""
+        """The cell from which one quantity at a time is varied."""
         return self.cells[0]
 
     def sweep(self, axis: str, defense: str = "none", strength: float | None = None) -> list[TwoLayerCellScores]:
@@ -164,11 +163,11 @@ class Study:
         return xs, ys
 
     def below(self) -> list[tuple[TwoLayerCellScores, str]]:
-        """Attacks that lie below a bound that holds for them, beyond chance: there should be none."""
+        """Attacks below a bound that holds for them, beyond chance; expected to be empty."""
         return [(cell, name) for cell in self.cells if cell.is_local for name in self.attacks if cell.below(name)]
 
     def ratio(self, attack: str, cells: Sequence[TwoLayerCellScores] | None = None) -> float | None:
-        """Root of the mean of squared error over squared bound, over local cells; 1 is the best there is."""
+        """Root of the mean of squared error over squared bound, over local cells; at least 1 up to chance."""
         pairs = [
             (error, bound)
             for cell in (self.cells if cells is None else cells)
@@ -179,32 +178,28 @@ class Study:
         return math.sqrt(mean((error / bound) ** 2 for error, bound in pairs)) if pairs else None
 
     def compared(self) -> int:
-        """Pairs of a cell and an attack on it for which the bound is binding."""
+        """Number of pairs of a cell and an attack whose bound is binding."""
         return sum(1 for cell in self.cells if cell.is_local for name in self.attacks if cell.error(name) is not None)
 
     def summary(self) -> list[str]:
-        """The findings in words, for a terminal and the top of the page."""
+        """A sentence per attack, and one that says whether the bounds hold."""
         lines = []
         plain = [cell for cell in self.cells if cell.strength is None]
         for name, title in self.attacks.items():
             ratio, own = self.ratio(name, plain), self.base.error(name)
             if ratio is not None and own is not None:
                 lines.append(
-                    f"{title}: error {own:.2g} in the base cell, where the bound is "
-                    f"{self.base.bound('unit_norm'):.2g}; "
-                    f"{ratio:.3g} times the bound over all cells without a defense."
+                    f"{title}: error {short(own, 2)} in the base cell, where the bound is "
+                    f"{short(self.base.bound('unit_norm'), 2)}; {short(ratio)} times the bound over all cells without "
+                    "a defense."
                 )
-        found = self.below()
-        lines.append(
-            f"No attack lies below its bound beyond chance, in {self.compared()} comparisons."
-            if not found
-            else f"{len(found)} of {self.compared()} comparisons lie below the bound beyond chance: see the table of "
-            "cells."
-        )
-        return lines
+        compared, below = self.compared(), len(self.below())
+        if not below:
+            return [*lines, f"No attack lies below its bound beyond chance, in {compared} comparisons."]
+        return [*lines, f"{below} of {compared} comparisons lie below the bound beyond chance: see the table of cells."]
 
     def record(self) -> dict[str, Scalar]:
-        """The figures under flat keys."""
+        """Metrics under flat keys."""
         record: dict[str, Scalar] = {"n_cells": len(self.cells), "n_compared": self.compared()}
         record["n_below_bound"] = len(self.below())
         for cell in self.cells:
@@ -212,25 +207,28 @@ class Study:
                 [cell.defense if cell.strength is None else f"{cell.defense}_{cell.strength:g}"]
                 + [f"{symbol}{cell.sizes[axis]:g}" for axis, symbol in SYMBOLS.items()]
             )
-            record |= {f"bound_{name}.{key}": _finite(cell.bound(name)) for name in cell.bounds}
+            bounds = {name: cell.bound(name) for name in cell.bounds}
+            record |= {f"bound_{n}.{key}": bound if math.isfinite(bound) else None for n, bound in bounds.items()}
             record[f"bound_van_trees.{key}"] = cell.van_trees
             record |= {f"error_{name}.{key}": cell.error(name) for name in cell.errors}
         return record
 
     def csv_text(self) -> str:
         """One row per cell and draw."""
-        names = [*self.attacks, "likelihood"]
-        buffer = io.StringIO()
-        writer = csv.writer(buffer, lineterminator="\n")
-        header = ["defense", "strength", *SYMBOLS, "draw", "bound_exact", "bound_relaxed", "bound_unit_norm"]
-        writer.writerow([*header, "bound_van_trees", *(f"error_{name}" for name in names), "kept_share", "clip"])
-        for cell in self.cells:
-            for draw in range(len(cell.kept_share)):
-                figures = [cell.bounds[name][draw] for name in ("exact", "relaxed", "unit_norm")]
-                found = [cell.errors[name][draw] if name in cell.errors else None for name in names]
-                identity = [cell.defense, cell.strength, *(cell.sizes[axis] for axis in SYMBOLS), draw]
-                writer.writerow([*identity, *figures, cell.van_trees, *found, cell.kept_share[draw], cell.clip[draw]])
-        return buffer.getvalue()
+        names, bounds = [*self.attacks, "likelihood"], ("exact", "relaxed", "unit_norm")
+        header = ["defense", "strength", *SYMBOLS, "draw", *(f"bound_{name}" for name in bounds), "bound_van_trees"]
+        rows = (
+            [
+                *(cell.defense, cell.strength, *(cell.sizes[axis] for axis in SYMBOLS), draw),
+                *(cell.bounds[name][draw] for name in bounds),
+                cell.van_trees,
+                *(cell.errors[name][draw] if name in cell.errors else None for name in names),
+                *(cell.kept_share[draw], cell.clip[draw]),
+            ]
+            for cell in self.cells
+            for draw in range(len(cell.kept_share))
+        )
+        return csv_text([*header, *(f"error_{name}" for name in names), "kept_share", "clip"], rows)
 
 
 def _cell(content: Mapping[str, Any]) -> TwoLayerCellScores:
@@ -241,7 +239,3 @@ def _cell(content: Mapping[str, Any]) -> TwoLayerCellScores:
 
 def _root(values: Sequence[float]) -> float:
     return math.sqrt(mean(value**2 for value in values))
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -45,7 +45,7 @@ def test_attacked_errors_stand_beside_their_bounds_and_reasons_below(bounded: St
 
 
 def test_page_table_and_record_hold_the_bounds(bounded: StudyFolder) -> None:
-    assert "How close any attack could come" in build_evaluation(bounded.path).read_text()
+    assert "Lower bounds on the error of any attack" in build_evaluation(bounded.path).read_text()
     rows = list(csv.DictReader(bounded.table.read_text().splitlines()))
     assert [row["bound_rmse"] for row in rows] == ["", "0.123", "0.25"]
     assert [row["bound_reason"] for row in rows] == [WHY, "", ""]
@@ -57,7 +57,7 @@ def test_page_table_and_record_hold_the_bounds(bounded: StudyFolder) -> None:
 def test_without_bounds_there_is_no_section(bounded: StudyFolder) -> None:
     bounded.bounds.unlink()
     assert bound_panels(Evaluation.read(bounded)) == []
-    assert "How close any attack" not in build_evaluation(bounded.path).read_text()
+    assert "Lower bounds on the error" not in build_evaluation(bounded.path).read_text()
 
 
 def test_a_new_beginning_removes_the_bounds(bounded: StudyFolder) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from lit_recon.experiments.evaluate.judgement import best_within, levels, pareto
 from lit_recon.experiments.evaluate.page import build_evaluation, gallery_grids, scatter, summary_lines
 from lit_recon.experiments.evaluate.results import Evaluation
 from lit_recon.experiments.evaluate.tables import attack_tables, equal_utility
+from lit_recon.reporting.pages import Cell
 from lit_recon.reporting.run_folder import RunFolder, StudyFolder
 from lit_recon.reporting.writing import write_metrics
 
@@ -64,6 +65,14 @@ def evaluated(tmp_path: Path, make_run: Callable[..., RunFolder]) -> StudyFolder
     return folder
 
 
+def texts(row: Sequence[str | Cell]) -> list[str]:
+    return [cell if isinstance(cell, str) else cell.text for cell in row]
+
+
+def marks(row: Sequence[str | Cell]) -> list[str]:
+    return ["" if isinstance(cell, str) else cell.mark for cell in row]
+
+
 def _entry(
     kind: str, place: str, defense: str, strength: float | None, attack: str = "", size: int = 0, paper: Any = None
 ) -> dict[str, Any]:
@@ -110,17 +119,18 @@ def test_defenses_are_compared_at_equal_price(evaluated: StudyFolder) -> None:
     dear = {name: level.title for name, level in best_within(points, 0.2).items()}
     assert dear == {"none": "no defense", "prune": "pruning 0.99", "noise": "noise 0.1"}
     table, honest = equal_utility(Evaluation.read(evaluated))
-    assert (table.honest, honest.honest) == (False, True)
-    assert [[entry.text for entry in entries] for _, entries in honest.rows] == [
-        ["0.050", "0.060", "0.150"],
-        ["0.050", "0.250", "0.150"],
+    assert table.title.endswith("any server")
+    assert honest.title.endswith("honest servers only")
+    assert [texts(entries) for entries in honest.rows] == [
+        ["≤ 2", "0.050", "0.060", "0.150"],
+        ["≤ 20", "0.050", "0.250", "0.150"],
     ]
-    assert table.defenses == ["no defense", "pruning", "noise"]
-    assert [(budget, [entry.text for entry in entries]) for budget, entries in table.rows] == [
-        ("2", ["0.040", "0.060", "0.150"]),
-        ("20", ["0.040", "0.250", "0.150"]),
+    assert table.header == ["Points", "no defense", "pruning", "noise"]
+    assert [texts(entries) for entries in table.rows] == [
+        ["≤ 2", "0.040", "0.060", "0.150"],
+        ["≤ 20", "0.040", "0.250", "0.150"],
     ]
-    assert [[entry.strongest for entry in entries].index(True) for _, entries in table.rows] == [2, 1]
+    assert [marks(entries).index("ours") for entries in table.rows] == [3, 2]
 
 
 def test_verdicts_say_what_stops_the_strongest_attack_and_what_it_costs(evaluated: StudyFolder) -> None:
@@ -128,10 +138,10 @@ def test_verdicts_say_what_stops_the_strongest_attack_and_what_it_costs(evaluate
     (pruning,), (noise,) = said["pruning"], said["noise"]
     assert "pruning 0.99 stops the strongest attack, Near" in pruning
     assert "RMSE 0.250 ± 0.020 against 0.200" in pruning
-    assert "costs 10.0 points of accuracy" in pruning
+    assert "costs 10.0 percentage points of accuracy" in pruning
     assert "no strength of the grid stops" in noise
     assert "noise 1" in noise
-    assert "what it costs was not measured" in noise
+    assert "its price was not measured" in noise
 
 
 def test_a_margin_within_the_error_is_called_so(evaluated: StudyFolder) -> None:
@@ -144,24 +154,28 @@ def test_a_margin_within_the_error_is_called_so(evaluated: StudyFolder) -> None:
 
 def test_tables_hold_every_cell_or_the_reason_why_not(evaluated: StudyFolder) -> None:
     (table,) = attack_tables(Evaluation.read(evaluated))
-    assert table.attacks == ["Near", "Far, malicious server"]
-    assert table.baselines == "nearest public image 0.200, mean image 0.251"
-    rows = {row.title: row for row in table.rows}
-    assert [entry.strongest for entry in rows["no defense"].entries] == [False, True]
-    assert [entry.strongest_honest for entry in rows["no defense"].entries] == [True, False]
-    assert rows["noise 0.1"].entries[1].reason == "out of memory"
-    assert rows["pruning 0.99"].entries[0].paper == "0.26"
-    assert rows["pruning 0.99"].price == "+10.0"
-    assert rows["noise 1"].accuracy == "n/a"
+    assert table.header[:4] == ["Defense", "Near", "Far, malicious server", "Accuracy ↑"]
+    assert "nearest public image 0.200, mean image 0.251" in table.lead
+    rows = {row[0]: row for row in table.rows}
+    assert marks(rows["no defense"])[1:3] == ["rival", "ours"]  # by an honest server, and by any
+    failed, near = rows["noise 0.1"][2], rows["pruning 0.99"][1]
+    assert isinstance(failed, Cell)
+    assert failed.reason == "out of memory"
+    assert isinstance(near, Cell)
+    assert near.small == ["± 0.040", "paper 0.26"]
+    assert rows["pruning 0.99"][4] == "+10.0"
+    assert rows["noise 1"][3] == "n/a"
 
 
 def test_other_metrics_have_tables_where_they_were_measured(evaluated: StudyFolder) -> None:
     evaluation = Evaluation.read(evaluated)
     (table,) = attack_tables(evaluation, "psnr")
-    assert table.measure.name == "PSNR"
-    assert table.rows[0].entries[1].text == "21.5\N{NO-BREAK SPACE}dB"
-    assert table.rows[0].entries[1].strongest
-    assert table.rows[2].entries[0].paper == "–"
+    assert table.title.startswith("PSNR ↑, batch size 2")
+    assert texts(table.rows[0])[2] == "21.5\N{NO-BREAK SPACE}dB"
+    assert marks(table.rows[0])[2] == "ours"
+    near = table.rows[2][1]
+    assert isinstance(near, Cell)
+    assert near.small == ["± 1.1"]  # the paper prints RMSE alone
     assert attack_tables(evaluation, "lpips") == []
 
 
@@ -184,7 +198,7 @@ def test_the_folder_tells_everything(evaluated: StudyFolder) -> None:
         "gallery_noise__batch_2.png",
         "gallery_pruning__batch_2.png",
     ]
-    assert summary_lines(Evaluation.read(evaluated))[-1] == "1 cells have no figures; the report says why"
+    assert summary_lines(Evaluation.read(evaluated))[-1] == "1 cells have no results; the report says why"
 
 
 def test_servers_are_told_apart(evaluated: StudyFolder) -> None:
@@ -194,8 +208,11 @@ def test_servers_are_told_apart(evaluated: StudyFolder) -> None:
     said = dict(verdicts(Evaluation.read(evaluated)))
     assert len(said["pruning"]) == 1
     every, honest = said["noise"]
-    assert "Batch 2: no strength of the grid stops the strongest attack. The most that it takes is noise 0.1" in every
-    assert "Batch 2, honest servers alone: noise 1 stops the strongest attack, Near" in honest
+    assert (
+        "Batch size 2: no strength of the grid stops the strongest attack. The strongest protection is noise 0.1"
+        in every
+    )
+    assert "Batch size 2, honest servers only: noise 1 stops the strongest attack, Near" in honest
     build_evaluation(evaluated.path)
     figures = json.loads(evaluated.metrics.read_text())
     assert (figures["strongest.noise_1.b2"], figures["strongest_honest.noise_1.b2"]) == ("far", "near")
@@ -209,7 +226,7 @@ def test_honest_servers_alone_need_no_second_verdict(evaluated: StudyFolder) -> 
     _change(evaluated, malicious=[])
     assert all(len(sentences) == 1 for _, sentences in verdicts(Evaluation.read(evaluated)))
     (table,) = attack_tables(Evaluation.read(evaluated))
-    assert table.attacks == ["Near", "Far"]
+    assert table.header[1:3] == ["Near", "Far"]
 
 
 def test_an_attack_that_does_not_apply_says_why(evaluated: StudyFolder) -> None:
@@ -223,8 +240,7 @@ def test_an_attack_that_does_not_apply_says_why(evaluated: StudyFolder) -> None:
     _change(evaluated, cells=content["cells"], attacks={**content["attacks"], "picky": "Picky"})
     evaluation = Evaluation.read(evaluated)
     (table,) = attack_tables(evaluation)
-    assert {row.entries[2].text for row in table.rows} == {"not applicable"}
-    assert {row.entries[2].reason for row in table.rows} == {why}
+    assert [row[3] for row in table.rows] == [Cell("not applicable", mark="missing", reason=why)] * 5
     page = build_evaluation(evaluated.path).read_text()
     assert f"<b>Picky, batch 2</b>: {why}" in page
     figures = json.loads(evaluated.metrics.read_text())
@@ -246,10 +262,10 @@ def test_an_attack_on_a_network_of_its_own_is_out_of_competition(evaluated: Stud
     _change(evaluated, networks={"far": "its own MLP(hidden=[4])"})
     evaluation = Evaluation.read(evaluated)
     (table,) = attack_tables(evaluation)
-    assert table.attacks[1] == "Far, malicious server, on its own MLP(hidden=[4])"
-    assert table.rows[0].entries[1].text == "0.040"
+    assert table.header[2] == "Far, malicious server, on its own MLP(hidden=[4])"
+    assert texts(table.rows[0])[2] == "0.040"
     assert {level.strongest.attack for level in levels(evaluation, 2) if level.strongest} == {"near"}
-    assert "out of competition: Far" in build_evaluation(evaluated.path).read_text()
+    assert "not compared: Far" in build_evaluation(evaluated.path).read_text()
 
 
 def test_another_figure_has_its_own_direction(evaluated: StudyFolder) -> None:
@@ -265,7 +281,7 @@ def test_another_figure_has_its_own_direction(evaluated: StudyFolder) -> None:
     assert found["noise 1"].value == 14.0
     assert (found["no defense"].stops, found["noise 1"].stops) == (False, True)
     page = build_evaluation(evaluated.path).read_text()
-    assert "<h2>PSNR, batch 2</h2>" in page
+    assert "<h2>PSNR, batch size 2</h2>" in page
     assert "is below that of the nearest public image" in page
     assert json.loads(evaluated.metrics.read_text())["psnr.noise_1.0.far.b2"] == 14.0
 
@@ -278,14 +294,14 @@ def test_features_have_neither_images_nor_a_nearest_public_one(evaluated: StudyF
     _change(evaluated, metric="feature_error")
     evaluation = Evaluation.read(evaluated)
     (pruning, *_), (noise, *_) = (dict(verdicts(evaluation))[name] for name in ("pruning", "noise"))
-    assert "the most that it takes is pruning 0.99, where Near leaves a feature error of 0.500" in pruning
+    assert "the strongest protection is pruning 0.99, where Near reaches a feature error of 0.500" in pruning
     assert "against 0.080" in pruning
     assert "noise 1" in noise
     assert {level.stops for level in levels(evaluation, 2)} == {None}
     assert gallery_grids(evaluation) == {}
     page = build_evaluation(evaluated.path).read_text()
     assert "nearest public image" not in page
-    assert "<h2>Feature error, batch 2</h2>" in page
+    assert "<h2>Feature error, batch size 2</h2>" in page
 
 
 def test_a_generator_is_a_cell_without_a_row(evaluated: StudyFolder) -> None:
@@ -328,7 +344,7 @@ def test_without_trainings_there_is_no_price(evaluated: StudyFolder) -> None:
     evaluated.grid.write_text(json.dumps(content))
     page = build_evaluation(evaluated.path).read_text()
     assert "At equal utility" not in page
-    assert "what it costs was not measured" in page
+    assert "its price was not measured" in page
 
 
 def test_a_folder_without_an_evaluation_is_named(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from lit_recon.reporting.run_folder import RunFolder, StudyFolder
 from tests.reporting.conftest import MakeRun
 
 SETTINGS = {"name": "study", "paper": {"citation": "Balle et al.", "values": {}, "note": "Theirs is larger."}}
+#: Success rate and accuracies of every cell.
+SHARES = ("50\N{NO-BREAK SPACE}%", "80\N{NO-BREAK SPACE}%", "90\N{NO-BREAK SPACE}%")
 MSE = {"base": 0.01, "fast": 0.02, "slow": 0.005, "other": 0.03, "private": 0.06}
 
 
@@ -117,16 +119,16 @@ def study(make_run: MakeRun, tmp_path: Path) -> Path:
 def test_a_factor_s_table_holds_its_figures_beside_the_paper_s(study: Path) -> None:
     found = FactorStudy.read(study)
     header, rows = factor_table(found, found.factors[0])
-    start = ["Learning rate", "MSE", "of nearest other", "Mean image", "Nearer than it", "Accuracy", "on known images"]
-    assert header == [*start, "Paper"]
+    start = ["Learning rate", "MSE", "Over nearest other", "Mean image", "Success rate", "Accuracy"]
+    assert header == [*start, "on training images", "Paper"]
     error = 0.004 / math.sqrt(8)
-    assert rows[0] == ["0.01", f"0.0050 ± {error:.4f}", "× 0.33", "0.0700", "50%", "80%", "90%", "0.0049"]
+    assert rows[0] == ["0.01", f"0.0050 ± {error:.4f}", "× 0.33", "0.0700", *SHARES, "0.0049"]
     assert [row[0] for row in rows] == ["0.01", "0.2 (base)", "0.5"]
     assert [row[-1] for row in rows] == ["0.0049", "0.0089", "–"]
     header, rows = factor_table(found, found.factors[2])
     assert header[-5:] == ["Membership AUC", "Epsilon", "Noise", "Bound, κ 0.1", "Bound, κ 0.001"]
-    attacked = ["10, clipped", "0.0600 ± 0.0014", "× 4.00", "0.0700", "50%"]
-    assert rows == [[*attacked, "80%", "90%", "0.61", "10", "5", "0.75", "0.125"]]
+    attacked = ["10, clipped", "0.0600 ± 0.0014", "× 4.00", "0.0700", *SHARES]
+    assert rows == [[*attacked, "0.61", "10", "5", "0.75", "0.125"]]
     _, rows = factor_table(found, found.factors[5])
     assert [row[1] for row in rows] == ["n/a", "n/a"]
 
@@ -138,7 +140,7 @@ def test_findings_name_what_helps_and_what_fails(study: Path) -> None:
         "Learning rate: MSE 0.0050 at 0.01 to 0.0200 at 0.5. No nearer than the nearest other image: 0.5."
     )
     assert not any(line.startswith("Broken") for line in lines)
-    assert lines[-1] == "2 of 7 cells have no figures; see below."
+    assert lines[-1] == "2 of 7 cells have no results; see below."
 
 
 def test_several_seeds_are_averaged_with_their_own_spread(study: Path) -> None:
@@ -187,15 +189,16 @@ def test_measures_say_what_they_measured(study: Path) -> None:
     found = FactorStudy.read(study)
     gradients, embedding = measured_panels(found.factors[1])
     # Errors of the base's targets ascend, and so do its norms; the other's are constant.
-    assert [row[3] for row in gradients.panel.rows] == ["+1.00", "–"]
-    assert gradients.panel.rows[0][4] == "60%, 0%"
-    assert [row[2:] for row in embedding.panel.rows] == [["60%", "50%"]] * 2
+    assert [row[3] for row in gradients.rows] == ["+1.00", "–"]
+    assert gradients.rows[0][4] == "60\N{NO-BREAK SPACE}%, 0\N{NO-BREAK SPACE}%"
+    assert [row[2:] for row in embedding.rows] == [["60\N{NO-BREAK SPACE}%", "50\N{NO-BREAK SPACE}%"]] * 2
     (seeds,) = measured_panels(found.factors[3])
-    assert "rank correlation of the targets' errors between two seeds is 1.00" in seeds.panel.lead
+    assert "rank correlation of the target images' errors between two seeds is 1.00" in seeds.lead
     assert measured_panels(found.factors[0]) == []
     (errors,) = measured_panels(found.factors[4])
-    drawing = errors.files["start_errors.svg"].decode()
-    assert all(words in drawing for words in ("random", "trained", "nearest other image, mean"))
+    (plot,) = errors.pictures
+    assert plot.file == "start_errors.svg"
+    assert all(words in plot.content.decode() for words in ("random", "trained", "nearest other image, mean"))
     assert measured_panels(found.factors[5]) == []  # no case has figures
 
 

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from lit_recon.reporting.curves import HEIGHT, WIDTH, Chart, loss_chart
+from lit_recon.reporting.plots import HEIGHT, WIDTH, Chart, loss_chart
 from lit_recon.reporting.writing import LossCurve
 
 

@@ -17,6 +17,7 @@ from lit_recon.models import Backbone
 from lit_recon.records import BatchStatistics, LayerStatistics, Loss, Update
 
 
+@torch.enable_grad()
 def checked_loss(loss: Loss, n_classes: int, probabilities: bool = False) -> Loss:
     """`loss`, or `cross_entropy` itself where `loss` is a `torch.nn.CrossEntropyLoss` with its default settings.
 

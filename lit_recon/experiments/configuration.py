@@ -97,6 +97,12 @@ def settings_parser(program: str, description: str) -> ArgumentParser:
     return parser
 
 
+def allow_class_path(parser: ArgumentParser, option: str) -> None:
+    """Let a group of settings have a `class_path` of its own; the parser would look for a subclass of the group."""
+    action: Any = parser._option_string_actions[option]
+    action.basetype = None
+
+
 def resolved(parser: ArgumentParser, values: Namespace, name: str) -> tuple[Namespace, str]:
     """Values with name and folder filled in, and the YAML text that gives these values again and names the command.
 

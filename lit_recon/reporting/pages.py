@@ -227,13 +227,18 @@ def notes_panels(notes: Sequence[str]) -> list[Panel]:
     return [Panel("Notes", items=notes)] if notes else []
 
 
+_NEAREST = (
+    ", on the right the public image with the smallest RMSE to the target image. ✓: the reconstruction has a smaller RMSE "
+    "than that public image; ✗: it has not."
+)
+
+
 def _images(record: RunRecord, origin: str) -> Panel:
     cards = gallery(record)
     together = " The images of a batch were attacked together, from one update." if len(cards.groups) > 1 else ""
     return Panel(
         "Images",
-        f"{origin}, on the right the public image with the smallest RMSE to the target image. ✓: the reconstruction "
-        f"has a smaller RMSE than that public image; ✗: it has not.{together}",
+        f"{origin}{_NEAREST if cards.public else '.'}{together}",
         gallery=cards,
     )
 

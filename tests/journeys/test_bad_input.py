@@ -100,7 +100,7 @@ CASES = {
     "a truncated checkpoint": (f"{MODEL}truncated.safetensors", "truncated"),
     "a file that is no checkpoint": (f"{MODEL}broken.yaml", "broken.yaml"),
     "a checkpoint for other images": (f"{MODEL}large/backbone.safetensors", "(1, 16, 16)"),
-    "a checkpoint for other classes": (f"{MODEL}two/backbone.safetensors", "2 classes"),
+    "a checkpoint for other classes": (f"{MODEL}two/backbone.safetensors", "2 outputs, but the dataset has 10 classes"),
     "a checkpoint of another split": (f"{MODEL}digits/backbone.safetensors --data.seed 1", "split"),
     "a model without the layers of a prior": (
         "--backbone.trunk.norm none --attack.priors {'class_path':'BatchNormPrior','init_args':{'weight':1}}",
@@ -127,7 +127,7 @@ CASES = {
     "a module with too few outputs": (f"{FOREIGN} --model.init_args.num_classes 7", "has 7 outputs, but the dataset"),
     "images of another shape than the module's": (f"{FOREIGN} --model.image_shape [1,16,16]", "are (1, 8, 8)"),
     "missing weights": (f"{FOREIGN} --model.weights nowhere.pt", "nowhere.pt"),
-    "weights of another module": (f"{FOREIGN} --model.weights bad/linear.pt", "2 superfluous: bias, weight"),
+    "weights of another module": (f"{FOREIGN} --model.weights bad/linear.pt", "2 superfluous: weight, bias"),
     "diverged weights": (f"{LINEAR} --model.weights bad/diverged.safetensors", "NaN or infinite in 1 tensors: weight"),
     "a pickle in the place of weights": (f"{LINEAR} --model.weights bad/pickle.pt", "holds more than tensors"),
     "a normalization of other images": (f"{FOREIGN} --model.normalization {RGB}", "normalization has 3 channels"),
@@ -138,10 +138,7 @@ CASES = {
         "IDLG assumes that clients minimize the mean cross-entropy",
     ),
     "an imprint in a module of another library": (
-        (
-            "--model.class_path timm.create_model "
-            "--model.init_args {'model_name':'resnet10t','num_classes':10,'in_chans':1} --server.n_bins 9"
-        ),
+        f"{FOREIGN} --server.n_bins 9",
         "Imprint puts its block before the trunk of a Backbone",
     ),
 }

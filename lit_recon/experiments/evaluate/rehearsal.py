@@ -109,8 +109,8 @@ class Rehearsal:
         if key not in self._targets:
             if settings.model.class_path is not None:
                 raise ConfigError(
-                    f"attack.py evaluate trains its victim models and takes no model.class_path ({cell.attack}): "
-                    f"attack {settings.model.class_path} with attack.py run"
+                    f"attack.py evaluate takes no model.class_path, but {cell.attack} has {settings.model.class_path}: "
+                    "attack it with attack.py run"
                 )
             self._targets[key] = find_target(settings.backbone, victims, settings.seed)
         target = self._targets[key]

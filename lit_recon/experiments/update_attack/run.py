@@ -14,7 +14,7 @@ from torch import nn
 from lit_recon.attacks.base import Attack
 from lit_recon.data.dataset import fingerprints
 from lit_recon.errors import ConfigError
-from lit_recon.experiments.configuration import SAME_RUN, instantiated, resolved, settings_parser
+from lit_recon.experiments.configuration import SAME_RUN, allow_class_path, instantiated, resolved, settings_parser
 from lit_recon.experiments.settings import AttackSettings
 from lit_recon.experiments.update_attack.score import AttackResult, all_scored, run_facts, show_outcome
 from lit_recon.experiments.victim_model import VictimModel, find_target
@@ -55,6 +55,7 @@ def parser(program: str) -> ArgumentParser:
     """The command's settings."""
     settings = settings_parser(program, "Attack the updates of simulated clients.")
     settings.add_class_arguments(AttackSettings, as_group=False)
+    allow_class_path(settings, "--model")
     settings.set_defaults(attack={"class_path": "lit_recon.attacks.updates.GradientMatching"})
     return settings
 

@@ -274,6 +274,26 @@ class SteppableAttack(Attack, Generic[S]):
 
     Attributes:
         steps: iterations.
+
+    >>> class PixelDescent(SteppableAttack[SimpleState]):
+    ...     def __init__(self, steps: int = 100):
+    ...         self.steps = steps
+    ...     def init(self, observations):
+    ...         shapes = [(seen.n_examples, *seen.image_shape) for seen in observations]
+    ...         images = [torch.full(shape, 0.5, requires_grad=True) for shape in shapes]
+    ...         return SimpleState(observations, images=images, optimizer=torch.optim.Adam(images, lr=0.1))
+    ...     def step(self, state):
+    ...         state["optimizer"].zero_grad()
+    ...         losses = [self.loss(*pair) for pair in zip(state.observations, state["images"])]
+    ...         sum(losses).backward()
+    ...         state["optimizer"].step()
+    ...         state.note(loss=losses)
+    ...     def result(self, state):
+    ...         pairs = zip(state.observations, state["images"])
+    ...         return [Reconstruction(images, seen.labels, float(self.loss(seen, images))) for seen, images in pairs]
+    ...     def loss(self, seen, images):
+    ...         update = seen.operator(seen.parameters, seen.buffers, images, seen.labels, create_graph=True)
+    ...         return sum((update[name] - seen.update[name]).square().sum() for name in update)
     """
 
     steps: int

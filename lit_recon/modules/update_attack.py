@@ -1,4 +1,4 @@
-"""The Trainer goes over victims; what happens to one group of them is a plain function that can be resumed."""
+"""Attacks on the updates of simulated clients: the Trainer iterates over victims and attacks them in groups."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from lit_recon.records import Knowledge, Observation
 from lit_recon.reporting.writing import Scalar
 from lit_recon.training.progress import Progress
 
-#: Victims at once where they run together: as many small kernels as a device takes well.
+#: Victims per group where they are computed together, by type of device.
 _TOGETHER = {"cuda": 16}
 _TOGETHER_ELSEWHERE = 8
 
@@ -44,14 +44,14 @@ _TOGETHER_ELSEWHERE = 8
 class UpdateAttackModule(LightningModule):
     """Attacks the update of every client that a `VictimDataModule` yields; `trainer.test(module, victims)` runs it.
 
-    Finished victims and the running state lie in files, so that a killed run goes on where it stopped.
+    Finished victims and the state of the running attack are saved in files, so that a killed run can be resumed.
 
     Args:
         attack: on updates.
-        model: the public model that the clients' updates belong to.
-        clients: what they compute, and their random numbers.
-        defense: of their updates; None: none.
-        knowledge: what the attacker knows besides.
+        model: the public model, of which the clients send updates.
+        clients: how they compute updates, and their seeds.
+        defense: of the updates; None: none.
+        knowledge: what the attacker knows besides the model and the update.
         checkpoints: folder of the files.
         metrics: that the reconstructions are scored by.
         clients_per_batch: clients attacked at once; `auto`: several where that is measured to be faster, else one.
@@ -61,6 +61,7 @@ class UpdateAttackModule(LightningModule):
         metrics: entries of the run's record, once all victims are done; the same in every process.
         measures: how to print the metrics among them.
         scored: the batches of this process.
+        execution: how several victims are computed, if it was measured.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class UpdateAttackModule(LightningModule):
         return victims
 
     def on_test_start(self) -> None:
-        """Set up clients, find what is done already, and decide how many victims run together."""
+        """Set up clients, load finished victims, and decide how many victims are attacked together."""
         victims = self._victims
         self.scores.rehearse(victims.test.pixels(victims.batches[0]))
         self.client = self.clients.client(self.model, self.defense)
@@ -111,7 +112,7 @@ class UpdateAttackModule(LightningModule):
         )
 
     def test_step(self, batch: VictimBatch, batch_idx: int) -> None:
-        """Collect a group of clients; attack it once it is full."""
+        """Collect a group of clients, and attack it once it is full."""
         self._seen.append(batch)
         if batch.index in self._done:
             self._progress.skip(self._steps)
@@ -152,9 +153,9 @@ class UpdateAttackModule(LightningModule):
                 self.execution,
                 lambda state, new: self._watch(state, new, len(group)),
             )
-        if self._progress.done == before:  # the attack has no steps
+        if self._progress.done == before:  # the attack computes in one piece
             self._progress.advance(self._steps * len(group))
-        # one that took another's turn may have had more steps
+        # FirstApplicable may have used an attack with another number of steps
         self._progress.total += self._progress.done - before - self._steps * len(group)
         scores = [
             feature_scores(self.scores.metrics, seen, result, batch.images, self.clients.batch_norm)
@@ -170,7 +171,7 @@ class UpdateAttackModule(LightningModule):
         return self.client.observe(images, labels, self.knowledge, self.clients.generator(index))
 
     def _watch(self, state: AttackState, new: int, n: int) -> None:
-        """Count an iteration, and log the loss where the attack noted a point of its curve."""
+        """Count an iteration, and log the newest point of the loss curves, if there is one."""
         if new == 0:
             self._progress.skip(state.step * n)
             return
@@ -183,7 +184,7 @@ class UpdateAttackModule(LightningModule):
                 logger.log_metrics(figures, self._progress.done)
 
     def _show(self, group: list[VictimBatch], finished: list[FinishedBatch]) -> None:
-        """Say how close the group came, and show its images on W&B."""
+        """Print the errors of the group, and log its images to W&B."""
         from lit_recon.reporting.plots import image_grid
 
         for batch, done in zip(group, finished, strict=True):
@@ -197,7 +198,7 @@ class UpdateAttackModule(LightningModule):
             log_grid(self.trainer.loggers, "images", grid, self._progress.done)
 
     def _plan(self) -> None:
-        """Fix the size of groups and how they are evaluated; a resumed run keeps to what the first one measured."""
+        """Fix the size of groups and how they are computed; a resumed run uses the measurement of the first one."""
         limit = (
             self.clients_per_batch
             if self.clients_per_batch != "auto"

@@ -228,8 +228,8 @@ def notes_panels(notes: Sequence[str]) -> list[Panel]:
 
 
 _NEAREST = (
-    ", on the right the public image with the smallest RMSE to the target image. ✓: the reconstruction has a smaller RMSE "
-    "than that public image; ✗: it has not."
+    ", on the right the public image with the smallest RMSE to the target image. ✓: the reconstruction has a smaller "
+    "RMSE than that public image; ✗: it has not."
 )
 
 

@@ -109,7 +109,7 @@ def test_a_killed_search_goes_on_with_the_same_result(
     assert not trained
     file = next(tmp_path.glob("search_*.safetensors"))
     file.write_bytes(file.read_bytes()[:50])
-    with pytest.raises(CorruptFileError, match="no state of a search .* delete it to start over"):
+    with pytest.raises(CorruptFileError, match="not the state of a search .* delete it to start over"):
         run(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""`reconn.py glm`: train a generalized linear model, and reconstruct each of many of its records from all others."""
+"""`reconn.py glm`: train a generalized linear model, and reconstruct each of several records from all others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def parser(program: str) -> ArgumentParser:
 
 
 def execute(arguments: ArgumentParser, values: Namespace) -> None:
-    """Refuse what cannot work, then train, attack, score and report."""
+    """Check the settings, then train, attack, score and report."""
     complete, config = resolved(arguments, values, "glm")
     settings = settings_of(GlmSettings, instantiated(arguments, complete))
     split = settings.split.drawn(settings.data)
@@ -67,7 +67,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
 def attacked(
     settings: GlmSettings, split: InformedSplit, regression: Regression, facts: dict[str, Scalar], prefix: str
 ) -> AttackedModel:
-    """Train one model on all records and attack each target; seconds go into `facts`."""
+    """Train one model on all records and attack each target; the times are added to `facts`."""
     own, targets = settings.records(split.targets)
     others, other_targets = settings.records(split.fixed)
     inputs, values = np.concatenate([own, others]), np.concatenate([targets, other_targets])
@@ -85,7 +85,7 @@ def attacked(
 
 
 def _line(name: str, model: AttackedModel) -> str:
-    """The figures that answer the first question."""
+    """The errors in one line."""
     figures: Mapping[str, Scalar] = model.figures()
     if figures["refused"] == len(model.attempts):
         return f"{name:<11} refused for all targets: the model interpolates them"

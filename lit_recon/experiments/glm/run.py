@@ -57,9 +57,9 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         **environment(),
     }
     metrics = write_glm(folder, settings, split, models, facts)
-    figures = {key: value for key, value in metrics.items() if isinstance(value, float)}
+    numbers = {key: value for key, value in metrics.items() if isinstance(value, float)}
     for logger in loggers:
-        logger.log_metrics(figures, 0)
+        logger.log_metrics(numbers, 0)
     finish(loggers)
     print(f"report      {folder.report}")
 
@@ -86,10 +86,10 @@ def attacked(
 
 def _line(name: str, model: AttackedModel) -> str:
     """The errors in one line."""
-    figures: Mapping[str, Scalar] = model.figures()
-    if figures["refused"] == len(model.attempts):
+    metrics: Mapping[str, Scalar] = model.metrics()
+    if metrics["refused"] == len(model.attempts):
         return f"{name:<11} refused for all targets: the model interpolates them"
     return (
-        f"{name:<11} largest error of a pixel: median {figures['max_error_median']:.1e}, "
-        f"worst {figures['max_error_worst']:.1e}; below 1e-6 for {figures['exact_share']:.0%}"
+        f"{name:<11} largest error of a pixel: median {metrics['max_error_median']:.1e}, "
+        f"worst {metrics['max_error_worst']:.1e}; below 1e-6 for {metrics['exact_share']:.0%}"
     )

@@ -87,7 +87,7 @@ class AttackedModel:
             "refused": [float(one is None) for one in found],
         }
 
-    def figures(self) -> dict[str, Scalar]:
+    def metrics(self) -> dict[str, Scalar]:
         """Metrics over all targets."""
         columns, errors = self.columns(), self.errors
         there = errors[~np.isnan(errors)]
@@ -138,7 +138,7 @@ def write_glm(
     metrics |= {"lpips": None, "lpips_reason": _NO_LPIPS.reason}
     for name, model in models.items():
         prefix = f"{name}." if name else ""
-        metrics |= {f"{prefix}{key}": value for key, value in model.figures().items()}
+        metrics |= {f"{prefix}{key}": value for key, value in model.metrics().items()}
     metrics |= {"notes": _notes(models), **facts}
     columns: dict[str, list[float | None]] = {key: _listed(scores[key]) for key in ("mse", "rmse", "psnr", "ssim")}
     columns |= {f"{key}_rmse": _listed(scores[f"baseline_{key}_rmse"]) for key in ("mean_image", "nearest_public")}
@@ -217,8 +217,8 @@ def _notes(models: Mapping[str, AttackedModel]) -> list[str]:
     return notes
 
 
-def _over(figure: object, values: Array) -> float | None:
-    return float(figure(values)) if callable(figure) and len(values) else None
+def _over(statistic: object, values: Array) -> float | None:
+    return float(statistic(values)) if callable(statistic) and len(values) else None
 
 
 def _known(values: list[float | None]) -> Array:

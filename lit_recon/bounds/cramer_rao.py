@@ -10,8 +10,8 @@ Sources:
 
 Van Trees: if inputs are drawn from a density with information `P` about their location, every attack, even one that
 knows that density, has `E |x^ - x|^2 >= tr((E F + P)^-1)`, the mean being over inputs and noise. Without noise the
-bound is 0, without information it is the prior's variance. It holds for the given prior; for real images a Gaussian
-prior of their mean and covariance is a model, and the bound is as good as that model.
+bound is 0, without information it is the prior's variance. It holds for the given prior; for real
+images a Gaussian prior of their mean and covariance is a model, and the bound is as good as that model.
 
 Sources:
     [VanTrees1968] Van Trees, Detection, estimation and modulation theory, part I, section 2.4.

@@ -1,4 +1,4 @@
-"""DP-SGD through Opacus: its hooks for per-example gradients, its optimizer for clipping and noise, our accounting."""
+"""DP-SGD with per-example gradients, clipping and noise from Opacus, and epsilon from `lit_recon.privacy`."""
 
 from __future__ import annotations
 
@@ -123,15 +123,15 @@ class PrivacySettings:
         return PrivacyPlan(descent.with_noise(noise), rate, batch_size, per_epoch)
 
 
-#: PyTorch's remark on a layer whose input is an image; Opacus needs the derivative by its output only.
+#: PyTorch's warning for a layer whose input is an image; Opacus needs the derivative by its output only.
 _HARMLESS = "Full backward hook is firing when gradients are computed with respect to module outputs"
 
 
 def private_model(model: Backbone) -> tuple[Backbone, list[str]]:
     """The model with GroupNorm in place of BatchNorm, all other weights kept, and the names of the replaced layers.
 
-    Opacus' own `ModuleValidator.fix` would leave a network that a checkpoint cannot describe; this one is built again
-    with `norm: group`, and then has to pass Opacus' validation.
+    Opacus' own `ModuleValidator.fix` would give a network that a checkpoint cannot describe; here the network is built
+    again with `norm: group`, and then has to pass Opacus' validation.
 
     Raises:
         UnsupportedModelError: a layer mixes the examples of a batch and cannot be replaced.
@@ -168,25 +168,25 @@ def _with_group_norm(model: Backbone, replaced: list[str]) -> Backbone:
 
 
 class PrivateBackboneModule(TrainingModule):
-    """Steps along the sum of clipped per-example gradients plus noise, over the expected batch size.
+    """Steps along the sum of clipped per-example gradients plus noise, divided by the expected batch size.
 
-    All trainable parameters are clipped as one vector. A batch may be empty: it is noise alone. Sampling, noise and
-    augmentation are functions of the seed: whoever knows the seed can take the noise off again, so that a guarantee for
-    a published model needs a seed that is not published.
+    All trainable parameters are clipped as one vector. An empty batch is a step of noise alone. Sampling, noise and
+    augmentation are functions of the seed: whoever knows the seed can subtract the noise, so that a guarantee for a
+    published model needs a secret seed.
 
     With several processes each samples its own share of the images, the first one adds the noise, and the sum is
     divided by the expected size of the whole batch; epsilon is that of one process.
 
     Epsilon is logged after every epoch. It comes from `lit_recon.privacy`: exact for full batches, else from the
-    privacy loss distribution, as Opacus' own PRV accountant does not come back at little noise. What a checkpoint keeps
-    for the accountant is the mechanism and the number of its releases; a training resumes with the same mechanism only.
+    privacy loss distribution, as Opacus' own PRV accountant does not terminate at little noise. A checkpoint contains
+    the mechanism and the number of its releases; a training resumes with the same mechanism only.
 
-    This is the module for a training with a guarantee. The defense `DPSGD` computes the same mechanism for an arbitrary
-    batch, for a client under attack or next to other defenses; on one batch and without noise both give the same
-    gradient, but for Opacus' 1e-6 beside the norm and for frozen parameters, which `DPSGD` clips along.
+    This is the module for a training with a guarantee. The defense `DPSGD` applies the same mechanism to an arbitrary
+    batch, for a client under attack or together with other defenses; on one batch and without noise both give the same
+    gradient, except for Opacus' 1e-6 added to the norm and for frozen parameters, which `DPSGD` includes in the norm.
 
     Args:
-        model: as `private_model` gives it.
+        model: a result of `private_model`.
         plan: mechanism and guarantee.
         schedule: of the optimizer.
         seed: of the noise.
@@ -255,7 +255,7 @@ class PrivateBackboneModule(TrainingModule):
         self.releases += 1
 
     def guarantee(self) -> Figures:
-        """Epsilon after the releases so far, and what it means."""
+        """Epsilon after the releases so far, with delta, neighbors and mechanism."""
         plan, epsilon = self.plan, self.plan.epsilon(self.releases)
         spent: Figures = {"epsilon": epsilon}
         if math.isinf(epsilon):
@@ -270,12 +270,12 @@ class PrivateBackboneModule(TrainingModule):
         }
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """The accountant's state too."""
+        """Add the mechanism and the number of its releases."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["privacy"] = {**self._identity(), "releases": self.releases}
 
     def on_load_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
-        """Inverse of `on_save_checkpoint`.
+        """Restore the number of releases.
 
         Raises:
             ConfigError: the checkpoint was written with another mechanism.
@@ -285,8 +285,8 @@ class PrivateBackboneModule(TrainingModule):
         self.releases = spent.pop("releases")
         if spent != self._identity():
             raise ConfigError(
-                f"the interrupted training spent its privacy by {spent}, this one would by {self._identity()}: resume "
-                "it with its own settings, or begin anew"
+                f"the interrupted training used the mechanism {spent}, this one uses {self._identity()}: resume it "
+                "with its own settings, or start a new run"
             )
 
     def _identity(self) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """Differential privacy of DP-SGD: epsilon and delta of given noise, and the noise for a given epsilon.
 
 Neighbors `add_or_remove_one`: one data set has a record that the other lacks; sums of vectors clipped to norm `C`
-differ by at most `C`. `replace_one`: both have `n` records, one of them different; the sums differ by at most `2 C`, so
-that twice the noise is needed for the same epsilon. This is the relation of Balle et al. 2022.
+differ by at most `C`. `replace_one`: both have `n` records, one of them different; the sums differ by at most
+`2 C`, so that twice the noise is needed for the same epsilon. This is the relation of Balle et al. 2022.
 
 Opacus' PRV accountant is not used: below a noise multiplier of about 0.3 it does not terminate.
 

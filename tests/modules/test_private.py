@@ -122,7 +122,7 @@ def test_its_noise_has_the_deviation_of_the_defense(tmp_path: Path) -> None:
     assert [len(labels) for _, labels in batches_of(module)] == [0]
     stepped = one_step(module, mlp(), tmp_path)
     drawn = torch.cat([value.flatten() for value in stepped.values()])
-    std = DPSGD(bound, noise).std(50)
+    std = DPSGD(bound, noise).released_std(50)
     assert std == pytest.approx(noise * bound / 50)
     deviation = std / math.sqrt(2 * len(drawn))
     assert abs(float(drawn.std()) - std) < 4 * deviation

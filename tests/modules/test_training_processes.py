@@ -108,7 +108,7 @@ def test_private_processes_sum_what_they_clip(tmp_path: Path) -> None:
             loss = nn.functional.cross_entropy(expected(data.pixels(one)), data.labels[one])
             gradients = torch.autograd.grad(loss, list(expected.parameters()))
             norm = float(torch.cat([value.flatten() for value in gradients]).norm())
-            factor = min(1.0, RANK.PLAN.max_grad_norm / (norm + 1e-6))
+            factor = min(1.0, RANK.PLAN.descent.bound / (norm + 1e-6))
             total = [sum_ + factor * value for sum_, value in zip(total, gradients, strict=True)]
         with torch.no_grad():
             for parameter, sum_ in zip(expected.parameters(), total, strict=True):

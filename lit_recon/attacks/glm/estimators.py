@@ -1,8 +1,8 @@
-"""Fitted estimators of scikit-learn as released models: which objective they minimized, and how tightly.
+"""Fitted estimators of scikit-learn as released models: their objective, and the accuracy of their solver.
 
 Objectives are scaled to a sum over records plus `mu / 2 |theta|^2`. `LinearRegression` has mu = 0; `Ridge` mu = alpha;
 `LogisticRegression` mu = 1 / C; `PoissonRegressor`, whose loss is a mean, mu = n alpha. None regularizes the intercept,
-but for the solver liblinear. Estimators fitted with `sample_weight` keep no trace of it and are reconstructed wrongly.
+except the solver liblinear. Estimators do not store `sample_weight`; reconstructions of weighted fits are wrong.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from lit_recon.errors import ShapeError, UnsupportedModelError
 if TYPE_CHECKING:
     from sklearn.linear_model import LinearRegression, LogisticRegression, PoissonRegressor, Ridge
 
-#: Gradients above this make errors above it: residuals are seldom far above 1.
+#: Gradients above this give errors above it, as residuals are rarely far above 1.
 _LOOSE = 1e-6
-#: L-BFGS also stops where the loss changes by less than 64 float64 steps; a gradient of the root of that is lost in it.
+#: L-BFGS also stops where the loss changes by less than 64 float64 steps: at a gradient of about the root of that.
 _LBFGS_FLOOR = math.sqrt(64 * np.finfo(np.float64).eps)
-#: Solvers that stop on the largest entry of the mean loss's gradient, and the least that this gets to.
+#: Solvers that stop on the largest entry of the mean loss's gradient, and the smallest value that it reaches.
 _GRADIENT_FLOORS = {"lbfgs": _LBFGS_FLOOR, "newton-cholesky": 0.0, "newton-cg": 0.0}
 _DIRECT = ("cholesky", "svd")
 
@@ -146,7 +146,7 @@ def _require(estimator: Any, parameter: str, allowed: list[object]) -> None:
 
 
 def _tolerance(estimator: Any, n_iterations: int, n_examples: int) -> tuple[float | None, tuple[str, ...]]:
-    """What an iterative solver may have left of the sum's gradient, and what to say of it."""
+    """Upper bound on the sum's gradient after an iterative solver, and a note on it."""
     if n_examples < 1:
         raise ShapeError(f"n_examples must be at least 1; got {n_examples}")
     name = type(estimator).__name__
@@ -176,5 +176,5 @@ def _precision(estimator: Any) -> tuple[str, ...]:
 
 
 def _trusted(estimator: Any, gradient_error: float | None) -> float | None:
-    """The gradient error, unless the coefficients were rounded after it was reached."""
+    """The gradient error; None if the coefficients were rounded afterwards."""
     return gradient_error if estimator.coef_.dtype == np.float64 else None

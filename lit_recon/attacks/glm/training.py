@@ -1,4 +1,4 @@
-"""Generalized linear models as somebody trains and releases them with scikit-learn."""
+"""Training of generalized linear models with scikit-learn, and the attack on one of their records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lit_recon.attacks.glm.released import ReleasedGLM
 from lit_recon.attacks.glm.without_intercept import ReleasedWithoutIntercept
 from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
 
-#: What an informed adversary gets to see.
+#: A released model, as the informed adversary sees it.
 Released = ReleasedGLM | ReleasedWithoutIntercept
 
 
@@ -29,9 +29,9 @@ class FittedRegression:
     """A trained model.
 
     Attributes:
-        released: what its owner publishes.
-        estimator: of scikit-learn, which the owner keeps.
-        notes: what scikit-learn warned of, each once.
+        released: the published model.
+        estimator: scikit-learn's, which is not published.
+        notes: scikit-learn's warnings, each once.
     """
 
     released: Released
@@ -39,7 +39,7 @@ class FittedRegression:
     notes: tuple[str, ...]
 
     def score(self, inputs: Array, targets: Array) -> float:
-        """How good it is on records: accuracy of a classifier, share of variance or deviance explained otherwise."""
+        """Accuracy of a classifier, otherwise the share of variance or deviance explained."""
         return float(self.estimator.score(inputs, targets))
 
 
@@ -57,7 +57,7 @@ class Regression(ABC):
 
     @abstractmethod
     def release(self, estimator: Any, n_examples: int) -> Released:
-        """The fitted estimator as seen by an adversary who knows how it was made."""
+        """The fitted estimator as a released model."""
 
     def fit(self, inputs: Array, targets: Array) -> FittedRegression:
         """Train on records.
@@ -79,9 +79,9 @@ class LeastSquares(Regression):
     """Linear regression, solved directly.
 
     Args:
-        penalty: `|X theta - y|^2 + penalty |theta|^2` is minimized; 0 is ordinary least squares, above it is ridge.
-        intercept: fit one, without regularization. Without it only the attack of theorem 8 applies, whose adversary
-            also knows the missing record's target.
+        penalty: `|X theta - y|^2 + penalty |theta|^2` is minimized; 0 is ordinary least squares, above 0 it is ridge.
+        intercept: fit an intercept, without regularization. Without one only the attack of theorem 8 applies, whose
+            adversary also knows the missing record's target.
     """
 
     penalty: float = 0.0
@@ -113,9 +113,9 @@ class Logistic(Regression):
     Args:
         C: inverse of the penalty, as in scikit-learn: cross-entropy summed over records plus `|theta|^2 / (2 C)`.
         solver: of scikit-learn's LogisticRegression. `newton-cholesky` is exact where a matrix of all coefficients
-            fits; `newton-cg` is for many classes; `lbfgs` is what one gets without asking.
-        tol: at which the solver stops.
-        max_iter: at which it stops in any case.
+            fits into memory; `newton-cg` is for many classes; `lbfgs` is scikit-learn's default.
+        tol: tolerance at which the solver stops.
+        max_iter: largest number of iterations.
     """
 
     C: float = 1.0
@@ -150,8 +150,8 @@ class Counts(Regression):
     Args:
         alpha: half the mean deviance plus `alpha |theta|^2 / 2` is minimized, as in scikit-learn.
         solver: of scikit-learn's PoissonRegressor.
-        tol: at which the solver stops.
-        max_iter: at which it stops in any case.
+        tol: tolerance at which the solver stops.
+        max_iter: largest number of iterations.
     """
 
     alpha: float = 1.0
@@ -181,13 +181,13 @@ class Counts(Regression):
 
 @dataclass(frozen=True)
 class Attempt:
-    """What came of an attack on one record.
+    """The result of an attack on one record.
 
     Attributes:
-        found: the record, or the likelier of two; None where the attack refused.
-        other: the second candidate of a model without intercept.
-        told: whether the range of the inputs left one candidate only, which `found` then is.
-        refusal: why there is no record.
+        found: the record, or the likelier of two candidates; None if the attack is impossible.
+        other: the second candidate for a model without intercept.
+        told: whether the range of the inputs excludes the other candidate.
+        refusal: why the attack is impossible.
     """
 
     found: GLMReconstruction | None
@@ -196,7 +196,7 @@ class Attempt:
     refusal: str = ""
 
     def image(self, fallback: Array, bounds: tuple[float, float]) -> Array:
-        """The best image that the adversary can offer, `(d,)`: within bounds; the fallback where the attack refused."""
+        """The reconstructed image `(d,)`, clipped to the bounds; the fallback if the attack is impossible."""
         return fallback if self.found is None else np.clip(self.found.inputs, *bounds)
 
 
@@ -213,8 +213,8 @@ def attack_record(
         released: the model.
         known_inputs: `(n, d)`, all records but one, without the constant.
         known_targets: `(n,)`.
-        target: of the missing record; needed, and used, only against a model without intercept.
-        bounds: least and largest value that an input can take.
+        target: of the missing record; required, and used, only for a model without intercept.
+        bounds: smallest and largest possible value of an input.
 
     Raises:
         ShapeError: the records do not fit the model, or a target is needed and not given.
@@ -225,7 +225,7 @@ def attack_record(
         if not isinstance(released, ReleasedWithoutIntercept):
             return Attempt(released.reconstruct(known_inputs, known_targets))
         if target is None:
-            raise ShapeError("a model without intercept is attacked by one who knows the record's target: give target")
+            raise ShapeError("the attack on a model without intercept needs the missing record's target: pass target")
         both = released.reconstruct(known_inputs, known_targets, target, bounds)
     except UnsupportedModelError as error:
         return Attempt(None, refusal=str(error))

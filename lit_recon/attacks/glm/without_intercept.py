@@ -1,4 +1,4 @@
-"""Reconstruction from a linear regression without intercept, by an attacker who knows the missing record's target.
+"""Reconstruction from a linear regression without intercept, given the missing record's target.
 
 Without a constant input the gradient `v` over the known records gives the missing inputs up to their scale,
 `x = alpha v`. The scale solves `alpha^2 v.theta - alpha y + 1 = 0`; with the record's prediction `p = x.theta` its
@@ -23,8 +23,8 @@ class TwoCandidates:
     """Both solutions.
 
     Attributes:
-        candidates: the one with the smaller residual first, which is right more often than not.
-        right: position of the right one where the range of the inputs leaves one only, else None.
+        candidates: the one with the smaller residual, which is more often right, first.
+        right: position of the only one within the range of the inputs; None if there is no such one.
     """
 
     candidates: tuple[GLMReconstruction, GLMReconstruction]
@@ -32,7 +32,7 @@ class TwoCandidates:
 
     @property
     def best(self) -> GLMReconstruction:
-        """The right candidate where that is known, else the one that is right more often."""
+        """The right candidate if it is known, else the one with the smaller residual."""
         return self.candidates[self.right or 0]
 
 
@@ -45,10 +45,10 @@ class ReleasedWithoutIntercept:
         penalty: at least 0.
         gradient_error: upper bound on the entries of the sum's gradient at the coefficients, 0 for a direct solver and
             None if not known.
-        notes: carried over to every reconstruction.
+        notes: copied to every reconstruction.
 
     Raises:
-        ShapeError: if the coefficients are no vector.
+        ShapeError: the coefficients are no vector.
     """
 
     coefficients: Array
@@ -73,12 +73,12 @@ class ReleasedWithoutIntercept:
             known_inputs: `(n, d)`, all records but one.
             known_targets: `(n,)`.
             target: of the missing record.
-            bounds: least and largest value that an input can take, for example 0 and 1 for pixels; a candidate that
-                leaves it by more than its error is not the right one.
+            bounds: smallest and largest possible value of an input, for example 0 and 1 for pixels; a candidate that
+                exceeds them by more than its error is wrong.
 
         Raises:
-            ShapeError: if the records do not fit the model.
-            UnsupportedModelError: if the model interpolates the missing record.
+            ShapeError: the records do not fit the model.
+            UnsupportedModelError: the model interpolates the missing record.
         """
         inputs, targets = check_known(known_inputs, known_targets, len(self.coefficients))
         direction = inputs.T @ (inputs @ self.coefficients - targets) + self.penalty * self.coefficients

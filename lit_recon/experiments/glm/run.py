@@ -1,4 +1,4 @@
-"""`reconn.py glm`: train a generalized linear model, and reconstruct each of many of its records from all others."""
+"""`reconn.py glm`: train a generalized linear model, and reconstruct each of several records from all others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def parser(program: str) -> ArgumentParser:
 
 
 def execute(arguments: ArgumentParser, values: Namespace) -> None:
-    """Refuse what cannot work, then train, attack, score and report."""
+    """Check the settings, then train, attack, score and report."""
     complete, config = resolved(arguments, values, "glm")
     settings = settings_of(GlmSettings, instantiated(arguments, complete))
     split = settings.split.drawn(settings.data)
@@ -57,9 +57,9 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         **environment(),
     }
     metrics = write_glm(folder, settings, split, models, facts)
-    figures = {key: value for key, value in metrics.items() if isinstance(value, float)}
+    numbers = {key: value for key, value in metrics.items() if isinstance(value, float)}
     for logger in loggers:
-        logger.log_metrics(figures, 0)
+        logger.log_metrics(numbers, 0)
     finish(loggers)
     print(f"report      {folder.report}")
 
@@ -67,7 +67,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
 def attacked(
     settings: GlmSettings, split: InformedSplit, regression: Regression, facts: dict[str, Scalar], prefix: str
 ) -> AttackedModel:
-    """Train one model on all records and attack each target; seconds go into `facts`."""
+    """Train one model on all records and attack each target; the times are added to `facts`."""
     own, targets = settings.records(split.targets)
     others, other_targets = settings.records(split.fixed)
     inputs, values = np.concatenate([own, others]), np.concatenate([targets, other_targets])
@@ -85,11 +85,11 @@ def attacked(
 
 
 def _line(name: str, model: AttackedModel) -> str:
-    """The figures that answer the first question."""
-    figures: Mapping[str, Scalar] = model.figures()
-    if figures["refused"] == len(model.attempts):
+    """The errors in one line."""
+    metrics: Mapping[str, Scalar] = model.metrics()
+    if metrics["refused"] == len(model.attempts):
         return f"{name:<11} refused for all targets: the model interpolates them"
     return (
-        f"{name:<11} largest error of a pixel: median {figures['max_error_median']:.1e}, "
-        f"worst {figures['max_error_worst']:.1e}; below 1e-6 for {figures['exact_share']:.0%}"
+        f"{name:<11} largest error of a pixel: median {metrics['max_error_median']:.1e}, "
+        f"worst {metrics['max_error_worst']:.1e}; below 1e-6 for {metrics['exact_share']:.0%}"
     )

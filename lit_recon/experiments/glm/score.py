@@ -1,4 +1,4 @@
-"""What comes of attacks on generalized linear models: every model's errors beside its own estimates, and the files."""
+"""Scores of attacks on generalized linear models: true and estimated errors, and the files of the run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lit_recon.reporting.writing import Scalar, VictimRow, write_metrics, write_
 
 #: Errors of pixels below this count as exact: a level of gray is 4e-3.
 EXACT = 1e-6
-#: Letters by which two notes are told to say the same.
+#: Notes that share this number of first characters count as the same.
 _BEGINNING = 40
 _METRICS = metrics_of(["mse", "rmse", "psnr", "ssim"])
 _NO_LPIPS = "not measured here: closed forms are judged by their errors"
@@ -41,7 +41,7 @@ class AttackedModel:
         attempts: one per target.
         truth: the targets' pixels `(m, d)`.
         targets: their values `(m,)`.
-        means: mean of the other records for each target, `(m, d)`: the guess of one whose attack refuses.
+        means: mean of the other records for each target, `(m, d)`: the guess where the attack is impossible.
         held_out_score: accuracy on held-out records, or the share of variance or deviance explained.
     """
 
@@ -55,13 +55,13 @@ class AttackedModel:
 
     @property
     def images(self) -> Array:
-        """What the adversary offers, `(m, d)` in [0, 1]."""
+        """The reconstructed images, `(m, d)` in [0, 1]."""
         pairs = zip(self.attempts, self.means, strict=True)
         return np.stack([attempt.image(mean, (0.0, 1.0)) for attempt, mean in pairs])
 
     @property
     def errors(self) -> Array:
-        """Largest error of a pixel, before any clipping, `(m,)`; NaN where the attack refused."""
+        """Largest error of a pixel, before clipping, `(m,)`; NaN where the attack is impossible."""
         return np.array(
             [
                 math.nan if attempt.found is None else np.abs(attempt.found.inputs - true).max()
@@ -71,12 +71,12 @@ class AttackedModel:
 
     @property
     def recovered(self) -> list[int]:
-        """Targets rounded to whole numbers; -1 where there is none that a number could stand for."""
+        """Recovered targets rounded to integers; -1 where there is none, or none of reasonable size."""
         values = [math.nan if attempt.found is None else attempt.found.target for attempt in self.attempts]
         return [round(value) if math.isfinite(value) and abs(value) < 1e6 else -1 for value in values]
 
     def columns(self) -> dict[str, list[float | None]]:
-        """Figures by name, one per target; None where the attack refused or could not say."""
+        """Metrics by name, one value per target; None where the attack is impossible or gives no value."""
         found = [attempt.found for attempt in self.attempts]
         errors = self.errors
         return {
@@ -88,8 +88,8 @@ class AttackedModel:
             "refused": [float(one is None) for one in found],
         }
 
-    def figures(self) -> dict[str, Scalar]:
-        """Figures over all targets."""
+    def metrics(self) -> dict[str, Scalar]:
+        """Metrics over all targets."""
         columns, errors = self.columns(), self.errors
         there = errors[~np.isnan(errors)]
         pairs = [
@@ -121,7 +121,7 @@ def write_glm(
     models: Mapping[str, AttackedModel],
     facts: Mapping[str, Scalar],
 ) -> dict[str, Scalar]:
-    """Score, and write everything; the figures come last and mark the run as complete. Returns the figures."""
+    """Score and write all files; the metrics come last and mark the run as complete. Returns the metrics."""
     main, shape = models[""], (-1, *split.targets.image_shape)
     truth, means = _tensor(main.truth, shape), _tensor(main.means, shape)
     images = {name: _tensor(model.images, shape) for name, model in models.items()}
@@ -139,7 +139,7 @@ def write_glm(
     metrics |= {"lpips": None, "lpips_reason": _NO_LPIPS}
     for name, model in models.items():
         prefix = f"{name}." if name else ""
-        metrics |= {f"{prefix}{key}": value for key, value in model.figures().items()}
+        metrics |= {f"{prefix}{key}": value for key, value in model.metrics().items()}
     metrics |= {"notes": _notes(models), **facts}
     columns: dict[str, list[float | None]] = {key: _listed(scores[key]) for key in ("mse", "rmse", "psnr", "ssim")}
     columns |= {f"{key}_rmse": _listed(scores[f"baseline_{key}_rmse"]) for key in ("mean_image", "nearest_public")}
@@ -182,7 +182,7 @@ def _nearest(split: InformedSplit) -> Tensor:
 
 
 def _roots(model: AttackedModel) -> dict[str, Scalar]:
-    """How often the range of pixels told the right root, and how often the likelier one was right without it."""
+    """How often the range of pixels decides between the two candidates, and how often the chosen one is right."""
     both = [attempt for attempt in model.attempts if attempt.other is not None]
     if not both:
         return {}
@@ -204,11 +204,11 @@ def _roots(model: AttackedModel) -> dict[str, Scalar]:
 
 
 def _notes(models: Mapping[str, AttackedModel]) -> list[str]:
-    """What the models, their solvers and the attacks want a reader to know, each sentence once per model."""
+    """The notes of models, solvers and attacks, each once per model."""
     notes = []
     for name, model in models.items():
         said = [*model.fitted.notes]
-        # Figures differ from target to target: the first sentence stands for all that begin alike.
+        # Numbers differ between targets: the first note stands for all with the same beginning.
         alike: dict[str, list[str]] = {}
         for attempt in model.attempts:
             for note in attempt.found.notes if attempt.found else (f"refused: {attempt.refusal}",):
@@ -218,8 +218,8 @@ def _notes(models: Mapping[str, AttackedModel]) -> list[str]:
     return notes
 
 
-def _over(figure: object, values: Array) -> float | None:
-    return float(figure(values)) if callable(figure) and len(values) else None
+def _over(statistic: object, values: Array) -> float | None:
+    return float(statistic(values)) if callable(statistic) and len(values) else None
 
 
 def _known(values: list[float | None]) -> Array:

@@ -1,4 +1,4 @@
-"""What the configuration files of attacks on generalized linear models may say."""
+"""Settings of attacks on generalized linear models."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from lit_recon.errors import ConfigError
 from lit_recon.experiments.configuration import PaperSettings
 from lit_recon.modules.loggers import WandbSettings
 
-#: Names of models become columns of a table.
+#: Names of models, which are columns of a table.
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 @dataclass(frozen=True)
 class RecordSettings:
-    """The records that a model is trained on, and those that it is tried on.
+    """Training records, attacked records and held-out records.
 
     Args:
         records: number of records that the model is trained on.
-        targets: how many of these are attacked, each by an adversary who knows all others.
-        held_out: records that the model has not seen, to say how good it is.
+        targets: number of these that are attacked, each by an adversary who knows all others.
+        held_out: number of held-out records for the model's accuracy.
         seed: of the draw.
     """
 
@@ -46,7 +46,7 @@ class RecordSettings:
             )
 
     def drawn(self, source: ImageSource) -> InformedSplit:
-        """Targets, the other records, and the held-out ones in the place of shadow targets; no image twice."""
+        """Disjoint targets, other records, and held-out records (as the split's shadow targets)."""
         sizes = InformedSplitSettings(self.records - self.targets, self.held_out, self.targets, self.seed)
         return draw_informed_split(source, sizes)
 
@@ -58,12 +58,12 @@ class GlmSettings:
     Args:
         name: of the run; default: the name of its configuration file.
         out: folder for everything that the run leaves behind; default: runs/NAME.
-        overwrite: begin anew where a run is already.
+        overwrite: replace an existing run.
         data: where images come from, training and test images together.
         split: the records.
-        target: what the model predicts from an image: its label, or whether that is an odd number.
+        target: the model's target for an image: its label, or whether the label is odd.
         regression: the model under attack.
-        beside: further models of the same records by name, attacked likewise and shown beside it.
+        beside: further models of the same records by name, attacked in the same way for comparison.
         wandb: Weights & Biases.
         paper: whose setting this is.
     """
@@ -86,7 +86,7 @@ class GlmSettings:
 
     @property
     def models(self) -> dict[str, Regression]:
-        """All models by name; that of the one under attack is empty."""
+        """All models by name; the model under attack has an empty name."""
         return {"": self.regression, **self.beside}
 
     def records(self, images: ImageSet) -> tuple[Array, Array]:
@@ -96,14 +96,14 @@ class GlmSettings:
         return pixels, (labels % 2 if self.target == "odd" else labels).astype(np.float64)
 
     def class_names(self, images: ImageSet) -> list[str]:
-        """What the targets are called."""
+        """Names of the targets."""
         return ["even", "odd"] if self.target == "odd" else images.class_names
 
     def check_classes(self, targets: Array) -> None:
-        """Refuse classifiers of records that lack a class: they would number the others anew.
+        """Refuse classifiers of records without one of the classes: the others would be renumbered.
 
         Raises:
-            ConfigError: names what is missing.
+            ConfigError: a class is missing, or all records have the same target.
         """
         found = np.unique(targets)
         if any(model.classifies for model in self.models.values()) and not np.array_equal(found, np.arange(len(found))):

@@ -241,8 +241,8 @@ def _draw(panel: Any, plot: Plot, y_label: bool) -> list[Any]:
 
 
 def _points(panel: Any, series: Series) -> None:
-    style = {"color": series.colour, "linestyle": series.line, "linewidth": series.width, "marker": series.marker}
-    style |= {"markersize": 5, "label": series.name or None}
+    style: dict[str, Any] = {"color": series.colour, "linestyle": series.line, "linewidth": series.width}
+    style |= {"marker": series.marker, "markersize": 5, "label": series.name or None}
     if not series.line:
         style["markerfacecolor"] = "none"  # so that points that coincide are all seen
     if not len(series.errors):

@@ -1,4 +1,4 @@
-"""Where and with what a run was made: versions, machine, command."""
+"""Origin of a run: versions, machine, command, and the paper it follows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PACKAGES = ("torch", "torchvision", "pytorch-lightning", "torchmetrics", "lpips
 
 
 def environment(device: str = "cpu") -> dict[str, str | int | float]:
-    """What made a run, under flat keys for `metrics.json`.
+    """Versions, machine and command of this process, under flat keys for `metrics.json`.
 
     Args:
         device: the PyTorch device that did the work, e.g. `cuda:0`.
@@ -52,7 +52,7 @@ def environment(device: str = "cpu") -> dict[str, str | int | float]:
 
 
 def peak_memory_mib() -> float:
-    """The most main memory that this process has held so far, in MiB."""
+    """Peak resident memory of this process so far, in MiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1)  # bytes there, KiB elsewhere
 
@@ -68,12 +68,12 @@ def _processor() -> str:
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper and the figures that it prints.
+    """A paper and the values that it prints.
 
     Attributes:
         citation: authors, title, venue; empty when the run follows no paper.
-        values: printed figures by metric: numbers, or text such as `0.16 to 0.25`.
-        note: how the paper's setting differs from this run's, or where the figures stand.
+        values: by metric: numbers, or text such as `0.16 to 0.25`.
+        note: how the paper's setting differs from this run's, or where the paper has the values.
     """
 
     citation: str = ""

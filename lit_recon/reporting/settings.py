@@ -1,4 +1,4 @@
-"""A run's configuration as flat dotted keys: for tables, for look-ups and to tell two runs apart."""
+"""A run's configuration as flat dotted keys: for tables, look-ups and comparisons of runs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import yaml
 
 from lit_recon.errors import ConfigError, CorruptFileError
 
-#: A leaf of a configuration: what YAML calls a scalar, or a list of them.
+#: A leaf of a configuration: a YAML scalar, or a list.
 Setting = str | int | float | bool | None | list[object]
 
 
 class Difference(NamedTuple):
-    """One key whose value two configurations do not share; None stands for a key that is absent."""
+    """A key whose value differs between two configurations; None for an absent key."""
 
     key: str
     before: Setting
@@ -30,7 +30,7 @@ def parse_settings(text: str, source: Path | None = None) -> dict[str, object]:
 
     Args:
         text: a configuration as YAML.
-        source: the file that the text was read from; None when a caller made it.
+        source: the file that the text was read from; None for text from a caller.
 
     Raises:
         CorruptFileError: a file holds no YAML mapping.
@@ -50,7 +50,7 @@ def parse_settings(text: str, source: Path | None = None) -> dict[str, object]:
 
 
 def flatten(settings: Mapping[str, object]) -> dict[str, Setting]:
-    """Dotted keys of a nested configuration; a list of mappings counts its items, a list of scalars stays whole.
+    """Dotted keys of a nested configuration; items of a list of mappings are numbered, a list of scalars stays whole.
 
     >>> flatten({"attack": {"lr": 0.1, "priors": [{"weight": 2}]}, "seed": 0})
     {'attack.lr': 0.1, 'attack.priors.0.weight': 2, 'seed': 0}
@@ -76,7 +76,7 @@ def differences(
     Args:
         before: a nested configuration.
         after: another one.
-        ignored: dotted keys that do not matter, with everything below them.
+        ignored: dotted keys to leave out, with everything below them.
     """
     old, new, skipped = flatten(before), flatten(after), tuple(ignored)
     return [
@@ -92,9 +92,9 @@ def is_below(key: str, sections: Iterable[str]) -> bool:
 
 
 def find_setting(settings: Mapping[str, object], key: str) -> Setting:
-    """The setting whose dotted key is `key` or ends in it, whatever section holds it; None when there is none.
+    """The setting whose dotted key is `key` or ends in `.key`; None when there is none.
 
-    Sections named `init_args`, which only say that the enclosing one builds an object, do not count.
+    Sections named `init_args` are left out of the keys.
 
     >>> find_setting({"client": {"class_path": "Client", "init_args": {"batch_norm": "eval"}}}, "client.batch_norm")
     'eval'

@@ -59,13 +59,15 @@ def format_printed(metric: str | Measure, value: object) -> str:
 
 
 def short(value: float | None, digits: int = 3) -> str:
-    """A number with so many significant digits.
+    """A number with so many significant digits, or all digits before the point.
 
-    >>> short(0.12345), short(12345.6, 6), short(math.inf), short(None)
-    ('0.123', '12,345.6', '∞', '–')
+    >>> short(0.12345), short(12345.6), short(1.5e7), short(math.inf), short(None)
+    ('0.123', '12,346', '1.5e+07', '∞', '–')
     """
     if value is None:
         return ABSENT
+    if 10**digits <= abs(value) < 1e6:
+        return f"{value:,.0f}"
     return "∞" if value == math.inf else f"{value:,.{digits}g}"
 
 
@@ -124,7 +126,7 @@ def closer_than_public(record: RunRecord) -> list[bool | None]:
 def verdict(record: RunRecord) -> str:
     """One sentence: how many images beat the nearest public one, and the mean error beside the mean image's."""
     parts = [part for part in (_count(record), _error(record)) if part]
-    sentence = "; ".join(parts) or "this run holds no values to judge it by"
+    sentence = "; ".join(parts) or "this run has no metrics that could be summarized"
     return f"{sentence[0].upper()}{sentence[1:]}."
 
 

@@ -217,7 +217,7 @@ def test_a_comparison_without_shared_images_says_so(make_run: MakeRun, tmp_path:
     text = page.text
     assert len(page.images) == 2 * 4 * 2  # of each run its targets and reconstructions
     assert "No image was attacked by all of these runs" in text
-    assert "the runs differ in nothing that their configurations say" in text
+    assert "the configurations of the runs are equal" in text
 
 
 def test_a_comparison_refuses_unfinished_runs_and_writes_nothing(make_run: MakeRun, tmp_path: Path) -> None:

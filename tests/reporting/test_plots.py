@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lit_recon.errors import ShapeError
-from lit_recon.reporting.plots import data_uri, image_grid, png
+from lit_recon.reporting.plots import Plot, Series, data_uri, draw, image_grid, png
 
 
 def decoded(content: bytes) -> NDArray[np.uint8]:
@@ -80,3 +80,36 @@ def test_a_grid_without_images_or_with_odd_rows_is_refused() -> None:
         image_grid({"a": np.zeros((0, 3, 4, 4))})
     with pytest.raises(ShapeError, match="rows of one shape"):
         image_grid({})
+
+
+def test_equal_plots_are_equal_files_with_one_legend() -> None:
+    series = [Series("error", [1, 10], [0.2, 0.1], marker="o", errors=[0.01, 0.02], labels=["weak", "strong"])]
+    right = Series("accuracy", [1, 10], [0.8, 0.9], right=True)
+    plots = [
+        Plot("first", y_label="MSE", right_label="share", series=[*series, right], levels={"mean": 0.3}, x_scale="log"),
+        Plot("second", y_label="MSE", series=series, x_ticks={"one": 1, "ten": 10}, y_range=(0, None)),
+    ]
+    content = draw(plots, shared_y=True).decode()
+    assert content == draw(plots, shared_y=True).decode()
+    counts = [content.count(f"<!-- {words} -->") for words in ("error", "accuracy", "mean", "MSE", "weak", "ten")]
+    assert counts == [1, 1, 1, 1, 2, 1]  # the legend and the label of the shared axis are there once
+    assert draw(plots, kind="png").startswith(b"\x89PNG")
+
+
+def test_one_value_and_one_tick_fit_a_logarithmic_axis() -> None:
+    series = Series("error", [10], [0.2], marker="o", errors=[0.01])
+    assert draw([Plot(series=[series], levels={"mean": 0.3}, x_scale="log", x_range=(5, 20))])
+    assert draw([Plot(series=[series], levels={"mean": 0.3}, x_scale="log", x_ticks={"10": 10})])
+
+
+def test_few_distinct_samples_are_lines_and_many_a_histogram() -> None:
+    many = draw([Plot(samples={"loss": list(range(60))}, levels={"mean": 30})]).decode()
+    few = draw([Plot(samples={"loss": [3.0] * 60}, levels={"mean": 30})]).decode()
+    assert "patch_6" in many  # the filled histogram
+    assert "patch_6" not in few
+    boxes = draw([Plot(samples={"first": [1, 2, 3], "second": [2, 3, 9]}, boxes=True)]).decode()
+    assert "<!-- second -->" in boxes
+
+
+def test_an_empty_plot_says_why() -> None:
+    assert "<!-- nothing was measured -->" in draw([Plot(message="nothing was measured")]).decode()

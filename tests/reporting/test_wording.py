@@ -45,7 +45,7 @@ def test_the_verdict_says_no_more_than_the_figures(make_run: MakeRun) -> None:
     folder.victims.write_text(folder.victims.read_text().replace(",0.2,", ",,"))
     record = RunRecord.read(folder)
     assert closer_than_public(record) == [None] * 4
-    assert verdict(record) == "This run holds no values to judge it by."
+    assert verdict(record) == "This run has no metrics that could be summarized."
     without_baseline = RunRecord.read(make_run("b", metrics={"baseline_mean_image_rmse": None, "rmse": 0.1}))
     assert verdict(without_baseline).endswith("the mean RMSE is 0.100.")
 

@@ -39,7 +39,7 @@ def equal_utility(evaluation: Evaluation) -> list[Panel]:
     for size in evaluation.batch_sizes:
         for honest in (False, True) if evaluation.has_both_servers else (False,):
             points = levels(evaluation, size, honest)
-            rows = []
+            rows = list[list[str | Cell]]()
             for budget in evaluation.max_accuracy_drops:
                 best = best_within(points, budget)
                 top = max(best.values(), key=lambda level: level.distance or 0.0, default=None)
@@ -110,7 +110,7 @@ def _table(evaluation: Evaluation, size: int, key: str) -> Panel:
     columns = list(dict.fromkeys((cell.attack, cell.aware is False) for cell in cells))
     found = {(cell.defense, cell.strength, cell.attack, cell.aware is False): cell for cell in cells}
     titles = {key: evaluation.attack_title(cell) for cell in cells for key in [(cell.attack, cell.aware is False)]}
-    rows = []
+    rows = list[list[str | Cell]]()
     for level, honest in zip(levels(evaluation, size), levels(evaluation, size, honest=True), strict=True):
         entries = [
             _entry(found.get((level.defense, level.strength, *column)), level, honest, key, unknown=column[1])

@@ -47,18 +47,18 @@ def factor_curve(study: FactorStudy, factor: FactorResult, kind: str = "svg") ->
     ]
     levels = {}
     for key, words, style in _LEVELS:
-        found = _means(points, places, key)
-        values = [value for _, value in found]
-        if found and math.isclose(min(values), max(values), rel_tol=1e-9):
-            levels[words] = values[0]
-        elif found:
-            series.append(Series(words, *zip(*found, strict=True), style))
+        xs, ys = _means(points, places, key)
+        if ys and math.isclose(min(ys), max(ys), rel_tol=1e-9):
+            levels[words] = ys[0]
+        elif ys:
+            series.append(Series(words, xs, ys, style))
     base = study.base.mean("mse")
     if base is not None and not any(study.is_base(point) for point in points):
         levels["base"] = base
     private = is_private(factor)
-    if private and (found := _means(points, places, "accuracy")):
-        series.append(Series("accuracy (right)", *zip(*found, strict=True), "-", "s", COLOURS[2], 1, right=True))
+    if private:
+        xs, ys = _means(points, places, "accuracy")
+        series.append(Series("accuracy (right)", xs, ys, "-", "s", COLOURS[2], 1, right=True))
     plot = Plot(
         x_label=factor.axis,
         y_label="mean squared error",
@@ -115,13 +115,14 @@ def _line(name: str, points: Sequence[Point], places: dict[str, float], index: i
         style = "-" if joined else ""
         found.append(Series(name or "attack", xs, ys, style, MARKS[index % 8], COLOURS[index % 8], errors=errors))
     if printed:
-        found.append(Series("paper", *zip(*printed, strict=True), "", "x"))
+        found.append(Series("paper", [place for place, _ in printed], [value for _, value in printed], "", "x"))
     return found
 
 
-def _means(points: Sequence[Point], places: dict[str, float], key: str) -> list[tuple[float, float]]:
-    """Place and mean of every value that has the metric, by place."""
-    return sorted({places[p.label]: value for p in points if (value := p.mean(key)) is not None}.items())
+def _means(points: Sequence[Point], places: dict[str, float], key: str) -> tuple[list[float], list[float]]:
+    """Places and means of the values that have the metric, by place."""
+    found = sorted({places[p.label]: value for p in points if (value := p.mean(key)) is not None}.items())
+    return [place for place, _ in found], [value for _, value in found]
 
 
 def factor_galleries(factor: FactorResult) -> list[bytes]:
@@ -290,15 +291,17 @@ def _seeds(factor: FactorResult) -> Panel | None:
         return None
     oracle = named[0][1].number("oracle_mse")
     followed = min(_FOLLOWED, *(len(cell.errors) for _, cell in named))
-    labels = {"x_label": "seed of the initial weights", "y_label": "squared error"}
+    x_label, y_label = "seed of the initial weights", "squared error"
     boxes = Plot(
-        **labels,
+        x_label=x_label,
+        y_label=y_label,
         samples={words: cell.errors for words, cell in named},
         boxes=True,
         levels={} if oracle is None else {"nearest other image, mean": oracle},
     )
     lines = Plot(
-        **labels,
+        x_label=x_label,
+        y_label=y_label,
         series=[
             Series("", range(len(named)), [cell.errors[i] for _, cell in named], "-", "o", f"C{i % 10}", 0.7)
             for i in range(followed)

@@ -117,9 +117,9 @@ def csv_table(study: FactorStudy) -> tuple[list[str], list[list[Any]]]:
     rows: list[list[Any]] = []
     for name, line, label, point in named:
         for cell in point.cells:
-            figures = [cell.number(name) for name in _COLUMNS]
+            values = [cell.number(name) for name in _COLUMNS]
             where = str(cell.folder.path.relative_to(study.folder.path))
-            rows.append([name, line, label, *figures, point.paper, cell.reason, where])
+            rows.append([name, line, label, *values, point.paper, cell.reason, where])
     return ["factor", "line", "value", *_COLUMNS, "paper_mse", "reason", "folder"], rows
 
 

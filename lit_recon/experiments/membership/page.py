@@ -154,9 +154,18 @@ def _curves(record: RunRecord) -> Panel:
             rates = roc_curve(members, [row.scores[f"{kind}.{name}"] for row in record.victims])[:2]
             false, true = ([max(rate, floor) for rate in values] for values in rates)
             series.append(Series(title, false, true, ("-", *STYLES)[index], colour=COLOURS[index], width=1.8))
-        limits = (floor, 1.1)
-        labels = {"x_label": "false positive rate", "y_label": "true positive rate"}
-        plots.append(Plot(words, **labels, series=series, x_scale="log", y_scale="log", x_range=limits, y_range=limits))
+        plots.append(
+            Plot(
+                words,
+                x_label="false positive rate",
+                y_label="true positive rate",
+                series=series,
+                x_scale="log",
+                y_scale="log",
+                x_range=(floor, 1.1),
+                y_range=(floor, 1.1),
+            )
+        )
     return Panel(
         "ROC curves",
         "Both axes are logarithmic: the left end shows whether an attack is ever certain. Rates of 0 are drawn at the "

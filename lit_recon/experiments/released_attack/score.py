@@ -32,7 +32,7 @@ from lit_recon.metrics import (
 from lit_recon.metrics.baselines import NearestNeighborOracle
 from lit_recon.models import Backbone, load_backbone
 from lit_recon.reporting.run_folder import RunFolder
-from lit_recon.reporting.wording import format_score
+from lit_recon.reporting.wording import format_score, percent
 from lit_recon.reporting.writing import Scalar, VictimRow, write_metrics, write_tensors, write_victims
 
 
@@ -75,7 +75,7 @@ class ReconnOutcome:
     measures: list[Measure]
 
     def note(self, sentence: str) -> None:
-        """Add a remark for the reader."""
+        """Add a remark for readers of the page."""
         there = self.metrics.get("notes")
         self.metrics["notes"] = [*(there if isinstance(there, list) else []), sentence]
 
@@ -149,7 +149,7 @@ def score_targets(
 
 
 def write_reconn(folder: RunFolder, split: InformedSplit, outcome: ReconnOutcome, facts: Mapping[str, Scalar]) -> None:
-    """Write all files; `metrics.json` comes last and marks the run as complete, the page is built from all of it."""
+    """Write all files of the run: the metrics, which mark it as complete, and last the page."""
     write_tensors(
         folder,
         reconstructions=outcome.found.images,
@@ -181,22 +181,24 @@ def _rows(targets: ImageSet, outcome: ReconnOutcome) -> list[VictimRow]:
 
 
 def _notes(metrics: Mapping[str, Scalar], curve: Mapping[str, Scalar], split: InformedSplit) -> list[str]:
-    """Remarks for the reader of the scores."""
+    """Remarks for readers of the page."""
     pool = sum(map(len, (split.fixed, split.shadow, *split.others)))
-    one, ten, half = (f"{metrics[f'oracle_mse_percentile_{percent}']:.4f}" for percent in (1, 10, 50))
+    one, ten, half = (_shown(metrics[f"oracle_mse_percentile_{share}"]) for share in (1, 10, 50))
     against_oracle = (
-        f"The oracle that knows a target and picks the nearest of all {pool} other images has an MSE of "
-        f"{metrics['oracle_mse']:.4f}; this attack has {_shown(metrics['mse'])} and is nearer for "
-        f"{metrics['success_rate']:.0%} of the targets, which is its rate of success; it is nearer than the nearest "
-        f"image that the adversary holds for {metrics['success_rate_held']:.0%}."
+        f"An oracle that knows the target image and picks the nearest of all {pool} other images has an MSE of "
+        f"{_shown(metrics['oracle_mse'])}. This attack has an MSE of {_shown(metrics['mse'])}; its success rate, the "
+        f"share of target images for which it is nearer than the oracle, is {_share(metrics['success_rate'])}. For "
+        f"{_share(metrics['success_rate_held'])} it is nearer than the nearest image that the adversary holds."
     )
-    spread = f"Of all other images, 1 % lie within an MSE of {one} of a target, 10 % within {ten}, half within {half}."
+    spread = (
+        f"Of all other images, 1 % are within an MSE of {one} of a target image, 10 % within {ten}, half within {half}."
+    )
     fewer = ", ".join(f"{_shown(value)} with {name.split('_')[2]}" for name, value in curve.items())
     notes = [against_oracle, spread, *([f"MSE with fewer shadow models: {fewer}."] if fewer else [])]
     if metrics.get("certified_mse") is not None:
         notes.append(
-            f"By what the adversary sees, {metrics['certified_rate']:.1%} of the images are the unknown ones "
-            f"themselves: their MSE is {_shown(metrics['certified_mse'])}, that of the worst "
+            f"For {_share(metrics['certified_rate'], 1)} of the reconstructions the attack certifies that they are the "
+            f"unknown images: their mean MSE is {_shown(metrics['certified_mse'])}, the largest "
             f"{_shown(metrics['certified_mse_max'])}."
         )
     return notes
@@ -204,3 +206,7 @@ def _notes(metrics: Mapping[str, Scalar], curve: Mapping[str, Scalar], split: In
 
 def _shown(value: Scalar) -> str:
     return format_score("mse", value if isinstance(value, float) else None)
+
+
+def _share(value: Scalar, decimals: int = 0) -> str:
+    return percent(value if isinstance(value, float) else None, decimals)

@@ -1,4 +1,4 @@
-"""`train.py backbone`: train a classifier and keep it in one file, to be attacked later."""
+"""`train.py backbone`: train a classifier and save it for later attacks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from lit_recon.training.callbacks import BACKBONE_FILE
 from lit_recon.training.module import UTILITY_FILE, Figures, read_utility
 from lit_recon.training.trainer import build_trainer, is_first_process
 
-#: Settings of an attack's backbone that mean nothing here.
+#: Settings of an attack's backbone that do not apply to a training.
 _SKIPPED = {"checkpoint", "cache"}
-#: What Liu et al. 2025, appendix F, train for.
+#: Liu et al. 2025, appendix F.
 _EPOCHS = 200
 
 
@@ -36,7 +36,7 @@ def parser(program: str) -> ArgumentParser:
 
 
 def execute(arguments: ArgumentParser, values: Namespace) -> None:
-    """Refuse what cannot work, then train, or go on with a training that was killed."""
+    """Validate the settings, then train or resume an interrupted training."""
     complete, config = resolved(arguments, values, "backbone")
     built = instantiated(arguments, complete)
     settings, backbone = settings_of(TrainSettings, built), settings_of(BackboneSettings, built)

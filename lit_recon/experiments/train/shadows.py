@@ -1,4 +1,4 @@
-"""`train.py shadows`: train the models of an adversary who knows all training data but one image, and keep them."""
+"""`train.py shadows`: train and store the shadow models of an adversary who knows all training data but one image."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from lit_recon.training.trainer import build_trainer, is_first_process
 
 def parser(program: str) -> ArgumentParser:
     """The command's settings."""
-    settings = settings_parser(program, "Train shadow models, or go on with them.")
+    settings = settings_parser(program, "Train shadow models, or resume their training.")
     settings.add_class_arguments(ShadowSettings, as_group=False)
     return settings
 
 
 def execute(arguments: ArgumentParser, values: Namespace) -> None:
-    """Refuse what cannot work, then train what is missing."""
+    """Validate the settings, then train the models that are missing."""
     built = instantiated(arguments, values)
     built.pop("config", None)
     settings = ShadowSettings(**built)
@@ -41,10 +41,10 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
 
 
 def store_folder(settings: ShadowSettings, plan: Plan) -> Path:
-    """Where the shadow models of a plan are kept.
+    """The folder of a plan's shadow models: the given one, or one in the cache named by a hash.
 
-    Besides the training, the number of test targets tells stores apart: shadow targets are drawn after them, so that
-    another number of targets gives other shadow models.
+    The hash covers the training and the number of target images: shadow images are drawn after the target images, so
+    that another number of these gives other shadow models.
     """
     if settings.store is not None:
         return settings.store
@@ -54,7 +54,7 @@ def store_folder(settings: ShadowSettings, plan: Plan) -> Path:
 
 
 def announce(folder: Path, plan: Plan, n: int) -> None:
-    """Say what there is and what has to be trained.
+    """Print how many models there are and how many have to be trained.
 
     Raises:
         ConfigError: the folder holds models of another training.

@@ -26,7 +26,7 @@ from lit_recon.io.files import write_text
 from lit_recon.reporting.record import read_metrics
 from lit_recon.reporting.run_folder import GridFolder, RunFolder
 from lit_recon.reporting.wording import duration, format_score
-from lit_recon.training.trainer import build_trainer
+from lit_recon.training.trainer import check_trainer, configure_process
 
 
 class RunParser:
@@ -149,6 +149,7 @@ class FactorCells:
         """The run of a cell, then what is measured on it."""
         folder = self._run_folder(cell)
         base, shadows = self.parser.built(cell.settings)
+        configure_process(shadows.trainer)
         if not folder.is_complete:
             if cell.transfer is None:
                 self.parser.run(cell.settings, folder)
@@ -157,8 +158,7 @@ class FactorCells:
                 RunFolder.open(folder.path, yaml.safe_dump(whole, sort_keys=False))
                 self._transfer(cell, base, shadows).run(folder)
         split, public = self._split(cell, base, shadows), self._drawn(cell, shadows).shadow
-        device = str(build_trainer(shadows.trainer, loggers=[]).strategy.root_device)
-        plan = shadows.plan(split, device)
+        plan = shadows.plan(split, check_trainer(shadows.trainer).device)
         Measures(self.study, base.access, plan, split, public, folder).take(cell.measures)
 
     def _split(self, cell: FactorCell, base: ReconnSettings, shadows: ShadowSettings) -> InformedSplit:

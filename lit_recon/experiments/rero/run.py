@@ -27,7 +27,7 @@ from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import duration
 from lit_recon.reporting.writing import Scalar, write_metrics
-from lit_recon.training.trainer import build_trainer
+from lit_recon.training.trainer import build_trainer, configure_process
 
 #: What may change between two calls on one folder: finished cells are kept, new ones are run.
 _GROWS = ("budget.epsilons", "budget.without", "prior", "sampled", "test_images", "cache", "shard_size")
@@ -48,6 +48,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     complete, config = resolved(arguments, values, "rero")
     built = instantiated(arguments, complete)
     settings, shadows = settings_of(ReroSettings, built), settings_of(ShadowSettings, built)
+    configure_process(shadows.trainer)
     settings.check_shadows(shadows)
     settings.wandb.resolved_mode()
     split, own = shadows.drawn(), yaml.safe_load(config)

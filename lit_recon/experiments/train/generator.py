@@ -25,7 +25,7 @@ from lit_recon.modules.loggers import WandbSettings, build_loggers, finish
 from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import Scalar, write_metrics
-from lit_recon.training.trainer import TrainerSettings, build_trainer
+from lit_recon.training.trainer import TrainerSettings, check_trainer, configure_process
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     """Refuse what cannot work, then train, or go on with a training that was killed, and measure."""
     complete, config = resolved(arguments, values, "generator")
     settings = settings_of(GeneratorSettings, instantiated(arguments, complete))
+    configure_process(settings.trainer)
     data = BackboneDataModule(
         settings.data, settings.batch_size, settings.flip, 0, settings.flip, settings.n_train, settings.seed
     )
@@ -101,7 +102,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         )
     module = _module(settings, data)
     settings.wandb.resolved_mode()
-    check_alone(build_trainer(settings.trainer, loggers=[]))
+    check_alone(check_trainer(settings.trainer).processes)
     folder = RunFolder.open(
         Path(complete.out), config, settings.overwrite, SAME_RUN, more=(GENERATOR_FILE, IMAGES_FILE)
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
@@ -64,16 +65,17 @@ class Script:
         """The exit code, or None while the process runs."""
         return self.returncode
 
-    def communicate(self, timeout: float) -> tuple[str, str]:
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Wait for the end; standard output and standard error."""
         self._process.join(timeout)
-        if self._process.exitcode is None:
+        running = self._process.exitcode is None
+        if running:
             self._process.kill()
             self._process.join()
-            raise subprocess.TimeoutExpired(
-                str(self._process.name), timeout, *(path.read_bytes() for path in self._files)
-            )
         out, err = (path.read_text() if path.exists() else "" for path in self._files)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if running:
+            raise subprocess.TimeoutExpired(str(self._process.name), timeout or 0, out, err)
         return out, err
 
     def send_signal(self, number: int) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,6 +99,19 @@ def test_the_process_is_configured_once_for_all(unconfigured: list[str]) -> None
     with warnings.catch_warnings():
         configure_process(TrainerSettings())
     assert torch.get_num_threads() == before
+
+
+def test_torchrun_sets_what_other_tests_set_in_its_place(tmp_path: Path) -> None:
+    names = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_ID")
+    script = tmp_path / "rank.py"
+    script.write_text(f"import os\nprint(*map(os.environ.get, {('RANK', 'LOCAL_RANK', *names)}))\n")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+    found = sorted(line.split() for line in said.splitlines())
+    assert [line[:2] for line in found] == [["0", "0"], ["1", "1"]]
+    for line in found:
+        assert "None" not in line
+        assert line[4:7] == ["2", "2", "0"]
 
 
 def test_every_command_that_computes_configures_its_process() -> None:

@@ -1,4 +1,5 @@
 # make demo   attack a client's update, then released models, on bundled images; say where the page about both is
+# make check  the fast part: style, types, import direction, tests without the slow ones; about a minute on two cores
 # make test   every check: style, types, import direction, tests with coverage
 # make format let ruff rewrite the sources
 # make clean  remove caches and build products; the environment and runs/ stay
@@ -17,7 +18,7 @@ export WANDB_MODE ?= offline
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test format clean
+.PHONY: help demo check test format clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed '/^$$/q'
@@ -43,11 +44,19 @@ define check
 	@$(BIN)/$(1)
 endef
 
-test: $(INSTALLED)
+define static
 	$(call check,ruff check .)
 	$(call check,ruff format --check .)
 	$(call check,mypy)
 	$(call check,lint-imports --no-logo)
+endef
+
+check: $(INSTALLED)
+	$(static)
+	$(call check,pytest --quiet --numprocesses auto --dist loadfile $(FAST))
+
+test: $(INSTALLED)
+	$(static)
 	$(call check,pytest --cov --numprocesses auto --dist loadfile)
 
 format: $(INSTALLED)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 TINY = (
     "--victims.n 1 --attack.steps 2 --attack.restarts 1 --backbone.epochs 0 --lpips.network none --wandb.mode disabled"

@@ -109,6 +109,7 @@ def test_label_accuracy_weighs_every_label_alike() -> None:
     assert accuracy.compute().item() == 0.5
 
 
+@pytest.mark.processes
 def test_two_processes_agree_on_the_figures_of_all_images() -> None:
     first, second = map(json.loads, outputs(ranks(RANK)))
     assert first == second

@@ -307,6 +307,7 @@ def test_only_a_backbone_module_is_exported(tmp_path: Path) -> None:
         ExportBackbone(tmp_path, [], "").on_fit_end(trainer, LightningModule())
 
 
+@pytest.mark.processes
 def test_two_processes_train_one_backbone(tmp_path: Path) -> None:
     (tmp_path / LAST_CHECKPOINT).parent.mkdir()
     first, second = outputs(ranks(Path(__file__).with_name("backbone_rank.py"), tmp_path))

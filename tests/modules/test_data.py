@@ -235,6 +235,7 @@ def shares(archive: Path) -> list[dict[str, list[list[int]]]]:
     return [json.loads(line) for line in outputs(ranks(Path(__file__).with_name("victims_rank.py"), archive, cwd=ROOT))]
 
 
+@pytest.mark.processes
 def test_two_processes_share_the_work(shares: list[dict[str, list[list[int]]]], archive: Path) -> None:
     first, second = shares
     for kind in ("train", "validate"):

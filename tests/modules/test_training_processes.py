@@ -20,6 +20,8 @@ from lit_recon.training.callbacks import BACKBONE_FILE
 from lit_recon.training.module import read_utility
 from tests.processes import outputs, ranks
 
+pytestmark = pytest.mark.processes
+
 SCRIPT = Path(__file__).with_name("training_rank.py")
 
 

@@ -101,6 +101,7 @@ def test_the_process_is_configured_once_for_all(unconfigured: list[str]) -> None
     assert torch.get_num_threads() == before
 
 
+@pytest.mark.processes
 def test_torchrun_sets_what_other_tests_set_in_its_place(tmp_path: Path) -> None:
     names = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_ID")
     script = tmp_path / "rank.py"

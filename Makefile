@@ -1,4 +1,5 @@
 # make demo   attack a client's update, then released models, on bundled images; say where the page about both is
+# make check  the fast part: style, types, import direction, tests of the small rooms and of changed test files
 # make test   every check: style, types, import direction, tests with coverage
 # make format let ruff rewrite the sources
 # make clean  remove caches and build products; the environment and runs/ stay
@@ -10,6 +11,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# Rooms whose tests are fast, and the test files that differ from the last commit.
+FAST_ROOMS := cli clients contracts data defenses io metrics models reporting training
+FAST = $(wildcard tests/architecture/test_[cmr]*.py) $(addprefix tests/,$(FAST_ROOMS)) \
+  $(shell git diff --name-only --diff-filter=d HEAD -- 'tests/**/test_*.py' 2>/dev/null)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 
 export WANDB_MODE ?= offline
@@ -17,7 +22,7 @@ export WANDB_MODE ?= offline
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test format clean
+.PHONY: help demo check test format clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed '/^$$/q'
@@ -43,11 +48,19 @@ define check
 	@$(BIN)/$(1)
 endef
 
-test: $(INSTALLED)
+define static
 	$(call check,ruff check .)
 	$(call check,ruff format --check .)
 	$(call check,mypy)
 	$(call check,lint-imports --no-logo)
+endef
+
+check: $(INSTALLED)
+	$(static)
+	$(call check,pytest --quiet --numprocesses auto --dist loadfile -m "not slow and not processes" $(FAST))
+
+test: $(INSTALLED)
+	$(static)
 	$(call check,pytest --cov --numprocesses auto --dist loadfile)
 
 format: $(INSTALLED)

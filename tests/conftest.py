@@ -9,6 +9,7 @@ os.environ.update(
     {
         "MPLBACKEND": "Agg",
         "OMP_NUM_THREADS": "1",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # compile here, not in processes that import PyTorch again
         "WANDB_MODE": "offline",
         "WANDB_SILENT": "true",
     }

@@ -1,57 +1,69 @@
-"""The commands behind the scripts: `attack.py`, `train.py` and `reconn.py`."""
+"""The command line: `attack.py`, `train.py`, `reconn.py`, and `lit-recon` in front of the three."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 
-from lit_recon.cli.entry import Command, main, named_by_content
+from lit_recon import __version__
+from lit_recon.cli.entry import CONSOLE, Command, main, named_by_content, refuse, unknown, usage
 
-
-def attack(arguments: Sequence[str] | None = None) -> int:
-    """Run `attack.py` and return its exit code."""
-    commands = [
-        Command("run", "attack clients' updates and score what comes back", "lit_recon.experiments.update_attack.run"),
+_ROOM = "lit_recon.experiments"
+_COMMANDS = {
+    "attack": [
+        Command("run", "attack clients' updates and score what comes back", f"{_ROOM}.update_attack.run", "attack"),
         Command(
-            "evaluate",
-            "judge defenses by the strongest attack at equal utility",
-            "lit_recon.experiments.evaluate.run",
+            "evaluate", "judge defenses by the strongest attack at equal utility", f"{_ROOM}.evaluate.run", "evaluate"
         ),
-        Command("bounds", "hold attacks on two-layer networks against bounds", "lit_recon.experiments.two_layer.run"),
+        Command("bounds", "compare attacks on two-layer networks with bounds", f"{_ROOM}.two_layer.run", "bounds"),
         Command("report", "build a run's page again, or compare several runs", "lit_recon.cli.report"),
-    ]
-    return main("attack.py", commands, arguments)
-
-
-def train(arguments: Sequence[str] | None = None) -> int:
-    """Run `train.py` and return its exit code."""
-    commands = [
-        Command("backbone", "train a classifier to be attacked", "lit_recon.experiments.train.backbone"),
-        Command("shadows", "train the shadow models of an informed adversary", "lit_recon.experiments.train.shadows"),
-        Command(
-            "generator",
-            "train a generator of images, the prior of an attack",
-            "lit_recon.experiments.train.generator",
-        ),
-    ]
-    return main("train.py", commands, arguments)
-
-
-def reconn(arguments: Sequence[str] | None = None) -> int:
-    """Run `reconn.py` and return its exit code."""
-    commands = [
-        Command("run", "reconstruct the unknown image of released models", "lit_recon.experiments.released_attack.run"),
+    ],
+    "train": [
+        Command("backbone", "train a classifier to be attacked", f"{_ROOM}.train.backbone", "train"),
+        Command("shadows", "train the shadow models of an informed adversary", f"{_ROOM}.train.shadows", "reconn"),
+        Command("generator", "train a generator of images, a prior of attacks", f"{_ROOM}.train.generator", "train"),
+    ],
+    "reconn": [
+        Command("run", "reconstruct the unknown image of released models", f"{_ROOM}.released_attack.run", "reconn"),
         Command(
             "factors",
-            "vary one factor at a time; run leads here, given factors",
-            "lit_recon.experiments.factors.run",
+            "vary one factor at a time; `run` with factors does so too",
+            f"{_ROOM}.factors.run",
+            "reconn",
         ),
-        Command("glm", "reconstruct records of linear models by their closed form", "lit_recon.experiments.glm.run"),
-        Command("membership", "tell which of two candidates was trained on", "lit_recon.experiments.membership.run"),
-        Command(
-            "rero",
-            "bound reconstruction under differential privacy, attacks beside it",
-            "lit_recon.experiments.rero.run",
-        ),
-    ]
-    return main("reconn.py", commands, named_by_content(sys.argv[1:] if arguments is None else arguments))
+        Command("glm", "reconstruct records of linear models by their closed form", f"{_ROOM}.glm.run", "reconn"),
+        Command("membership", "tell which of two candidates was trained on", f"{_ROOM}.membership.run", "reconn"),
+        Command("rero", "bound reconstruction under differential privacy, and attack", f"{_ROOM}.rero.run", "reconn"),
+    ],
+}
+
+
+def attack(arguments: Sequence[str] | None = None, program: str = "python attack.py") -> int:
+    """Run `attack.py` and return its exit code."""
+    return main(program, _COMMANDS["attack"], arguments)
+
+
+def train(arguments: Sequence[str] | None = None, program: str = "python train.py") -> int:
+    """Run `train.py` and return its exit code."""
+    return main(program, _COMMANDS["train"], arguments)
+
+
+def reconn(arguments: Sequence[str] | None = None, program: str = "python reconn.py") -> int:
+    """Run `reconn.py` and return its exit code."""
+    return main(program, _COMMANDS["reconn"], named_by_content(sys.argv[1:] if arguments is None else arguments))
+
+
+def console(arguments: Sequence[str] | None = None) -> int:
+    """Run `lit-recon attack`, `lit-recon train` or `lit-recon reconn` and return its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    scripts = {"attack": attack, "train": train, "reconn": reconn}
+    if given and given[0] in scripts:
+        return scripts[given[0]](given[1:], f"{CONSOLE} {given[0]}")
+    if given == ["--version"]:
+        print(f"{CONSOLE} {__version__}")
+        return 0
+    if given and given[0] not in ("-h", "--help"):
+        return refuse(CONSOLE, unknown(CONSOLE, given[0], list(scripts)), f"{CONSOLE} --help")
+    listed = [Command(name, ", ".join(each.name for each in commands), "") for name, commands in _COMMANDS.items()]
+    print(usage(f"{CONSOLE} SCRIPT COMMAND [--help] [--config NAME] [--KEY VALUE ...]", listed))
+    return 0 if given else 2

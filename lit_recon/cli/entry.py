@@ -1,19 +1,21 @@
-"""From a command line to a command, and from whatever goes wrong to one line and an exit code."""
+"""From a command line to a command, and from any error to one line and an exit code."""
 
 from __future__ import annotations
 
 import importlib
+import re
 import shlex
 import sys
 from argparse import ArgumentError
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import yaml
 
 #: Exit codes: bad input, as argparse has it; and 128 plus the signal's number, as shells have it.
 BAD_INPUT, SIGNAL_BASE = 2, 128
+#: The console command that a wheel installs, in front of `attack`, `train` or `reconn`.
+CONSOLE = "lit-recon"
 
 
 @dataclass(frozen=True)
@@ -21,19 +23,26 @@ class Command:
     """A subcommand: its name, purpose, and the module with its `parser()` and `execute(parser, values)`.
 
     The module is imported only when the command is used: a report needs no PyTorch.
+
+    Attributes:
+        name: on the command line.
+        purpose: for the list of commands.
+        module: import path.
+        folder: of the shipped configurations that are the command's own.
     """
 
     name: str
     purpose: str
     module: str
+    folder: str = ""
 
 
 def main(program: str, commands: Sequence[Command], arguments: Sequence[str] | None = None) -> int:
     """Run one of `commands`.
 
     Args:
-        program: the script's name.
-        commands: what it can do.
+        program: as the user called it, `python attack.py` or `lit-recon attack`.
+        commands: to choose from.
         arguments: of the command line; default: those of this process.
 
     Returns:
@@ -41,36 +50,65 @@ def main(program: str, commands: Sequence[Command], arguments: Sequence[str] | N
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help"):
-        print(_usage(program, commands))
+        print(usage(f"{program} COMMAND [--help] [--config FILE] [--KEY VALUE ...]", commands))
         return 0 if given else BAD_INPUT
     command = next((command for command in commands if command.name == given[0]), None)
     if command is None:
-        names = ", ".join(command.name for command in commands)
-        return _refuse(f"{program} has no command {given[0]!r}; expected one of: {names}", f"python {program} --help")
+        return refuse(program, unknown(program, given[0], [command.name for command in commands]), f"{program} --help")
     from lit_recon.errors import LitReconError
-    from lit_recon.experiments.configuration import readable
+    from lit_recon.experiments.configuration import find_configuration, readable
     from lit_recon.training.progress import Interrupted, interruptible
 
     try:
         with interruptible():
             module = importlib.import_module(command.module)
             parser = module.parser(f"{program} {command.name}")
-            module.execute(parser, parser.parse_args(given[1:]))
+            files = configurations(given[1:], lambda name: str(find_configuration(name, command.folder)))
+            module.execute(parser, parser.parse_args(files))
     except ArgumentError as error:
-        return _refuse(readable(str(error)), f"python {program} {command.name} --help")
+        return refuse(program, readable(str(error)), f"{program} {command.name} --help")
     except LitReconError as error:
-        return _refuse(str(error))
+        return refuse(program, str(error))
     except Interrupted as stop:
-        again = shlex.join(["python", program, *_without_overwrite(given)])
-        print(f"stopped; this goes on where it stopped: {again}", file=sys.stderr)
+        again = shlex.join([*program.split(), *_without_overwrite(given)])
+        print(f"interrupted; resume with: {again}", file=sys.stderr)
         return SIGNAL_BASE + stop.number
     return 0
 
 
-def _refuse(message: str, help_command: str = "") -> int:
-    line = " ".join(message.split())
-    print(f"error: {line}" + (f" (see `{help_command}`)" if help_command else ""), file=sys.stderr)
+def unknown(program: str, name: str, names: Sequence[str]) -> str:
+    """The message about a command that does not exist."""
+    return f"{program} has no command {name!r}; expected one of: {', '.join(names)}"
+
+
+def refuse(program: str, message: str, help_command: str = "") -> int:
+    """Print one line about bad input, which names other scripts as the user calls them; give the exit code."""
+    line = " ".join(message.split()) + (f" (see `{help_command}`)" if help_command else "")
+    if program.startswith(CONSOLE):
+        line = re.sub(r"\b(?:python )?(attack|train|reconn)\.py\b", rf"{CONSOLE} \1", line)
+    print(f"error: {line}", file=sys.stderr)
     return BAD_INPUT
+
+
+def usage(synopsis: str, commands: Sequence[Command]) -> str:
+    """The list of commands."""
+    lines = [f"usage: {synopsis}", "", "commands:"]
+    return "\n".join(lines + [f"  {command.name:<12}{command.purpose}" for command in commands])
+
+
+def configurations(arguments: Sequence[str], replace: Callable[[str], str]) -> list[str]:
+    """A command line with every value of `--config` replaced.
+
+    >>> configurations(["--config", "a", "--config=b", "--seed", "1"], str.upper)
+    ['--config', 'A', '--config=B', '--seed', '1']
+    """
+    result = list(arguments)
+    for index, argument in enumerate(arguments):
+        if argument.startswith("--config="):
+            result[index] = f"--config={replace(argument.removeprefix('--config='))}"
+        elif index and arguments[index - 1] == "--config":
+            result[index] = replace(argument)
+    return result
 
 
 def _without_overwrite(arguments: Sequence[str]) -> list[str]:
@@ -84,11 +122,6 @@ def _without_overwrite(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
-def _usage(program: str, commands: Sequence[Command]) -> str:
-    lines = [f"usage: python {program} COMMAND [--help] [--config FILE] [--KEY VALUE ...]", "", "commands:"]
-    return "\n".join(lines + [f"  {command.name:<10}{command.purpose}" for command in commands])
-
-
 def named_by_content(arguments: Sequence[str]) -> list[str]:
     """A command line with `factors` in the place of `run`, where a configuration that it names has `factors`.
 
@@ -98,23 +131,21 @@ def named_by_content(arguments: Sequence[str]) -> list[str]:
     >>> named_by_content(["run", "--seed", "1"])
     ['run', '--seed', '1']
     """
-    given = list(arguments)
-    if given[:1] == ["run"] and any(map(_has_factors, _configurations(given))):
-        given[0] = "factors"
+    given, files = list(arguments), list[str]()
+    if given[:1] == ["run"]:
+        configurations(given, lambda name: files.append(name) or name)
+        if any(map(_has_factors, files)):
+            given[0] = "factors"
     return given
 
 
-def _configurations(arguments: Sequence[str]) -> list[Path]:
-    following = dict(zip(range(len(arguments)), arguments[1:], strict=False))
-    named = [following.get(index, "") for index, argument in enumerate(arguments) if argument == "--config"]
-    joined = [argument.removeprefix("--config=") for argument in arguments if argument.startswith("--config=")]
-    return [Path(name) for name in (*named, *joined) if name]
+def _has_factors(name: str) -> bool:
+    """Whether a configuration is YAML with `factors`; other faults of it are for the command to report."""
+    from lit_recon.errors import LitReconError
+    from lit_recon.experiments.configuration import find_configuration
 
-
-def _has_factors(path: Path) -> bool:
-    """Whether a file is YAML with `factors`; whatever is wrong with it is for the command to say."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        content = yaml.safe_load(find_configuration(name, "reconn").read_text(encoding="utf-8"))
+    except (LitReconError, OSError, ValueError, yaml.YAMLError):
         return False
     return isinstance(content, dict) and "factors" in content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
-from lit_recon.errors import ConfigError, LitReconError
+from lit_recon.errors import ConfigError, LitReconError, MissingDataError
 from lit_recon.reporting.run_folder import IGNORED_SETTINGS, marked
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ _RENAMED = {
 }
 #: Settings that were removed in version 0.2, and what says the same now.
 _REMOVED = {"modified_model": "leave it out: the setting `server` says how a malicious server modifies the model"}
+#: Shipped configurations that had another name before version 0.2.
+_RENAMED_FILES = {"lit_recon": "feature_maps"}
 #: Modules that classes were in before version 0.2, and where those classes are now.
 _MOVED = {
     "lit_recon.inversion": "lit_recon.attacks.updates",
@@ -88,6 +91,47 @@ _MOVED = {
 # A mapping that the schema leaves open, such as the settings of a grid's cells, stays one: only the places that name a
 # class may build one.
 set_parsing_settings(instantiate_subclass_spec_in_any=False)
+
+
+#: Shipped configurations, below folders named after commands; in the repository a link to its folder `configs`.
+_SHIPPED = Path(__file__).parents[1] / "configs"
+
+
+def find_configuration(given: Path | str, folder: str = "") -> Path:
+    """The file that `--config`, or a study that names another configuration, means.
+
+    Args:
+        given: a path, which wins if it exists; else the name of a shipped configuration, such as `geiping2020`,
+            `attack/geiping2020` or `configs/attack/geiping2020.yaml`.
+        folder: of the shipped configurations; decides between two of the same name.
+
+    Raises:
+        MissingDataError: there is neither such a file nor such a configuration.
+        ConfigError: the name is ambiguous, or it is that of an earlier version.
+
+    >>> find_configuration("geiping2020").name
+    'geiping2020.yaml'
+    """
+    path = Path(given)
+    if path.is_file():
+        return path
+    shipped = {file.relative_to(_SHIPPED).with_suffix("").as_posix(): file for file in _SHIPPED.glob("*/*.yaml")}
+    name = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
+    found = {full for full in shipped if name in (full, full.partition("/")[2])}
+    if len(found) > 1:
+        found = found & {f"{folder}/{name}"} or found
+    if len(found) == 1:
+        return shipped[found.pop()]
+    if found:
+        raise ConfigError(f"{name} is the name of several configurations: give one of {', '.join(sorted(found))}")
+    if (now := _RENAMED_FILES.get(name.rpartition("/")[2])) is not None:
+        raise ConfigError(f"the configuration {given} is called {now} now")
+    names = {key: full for full in sorted(shipped) for key in (full.partition("/")[2], full)}
+    near = dict.fromkeys(names[close] for close in difflib.get_close_matches(name, names))
+    raise MissingDataError(
+        f"there is no configuration {given}: expected a file, seen from {Path.cwd()}, or the name of a shipped "
+        f"configuration, such as {', '.join(near or sorted(shipped))}"
+    )
 
 
 def settings_parser(program: str, description: str) -> ArgumentParser:

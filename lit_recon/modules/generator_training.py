@@ -61,15 +61,15 @@ class ExportGenerator(Callback):
         )
 
 
-def check_alone(trainer: Trainer) -> None:
+def check_alone(processes: int) -> None:
     """Refuse more than one process.
 
     Raises:
-        ConfigError: the trainer has several.
+        ConfigError: there are several.
     """
-    if trainer.world_size > 1:
+    if processes > 1:
         raise ConfigError(
-            f"a generator is trained by one process, as its networks take turns; got {trainer.world_size}: "
+            f"a generator is trained by one process, as its networks take turns; got {processes}: "
             "start it without torchrun and with trainer.devices: 1"
         )
 
@@ -102,7 +102,7 @@ def train_generator(
         TrainingProgress(module.n_optimizers),
     ]
     trainer = build_trainer(settings, loggers, callbacks, max_epochs=epochs)
-    check_alone(trainer)
+    check_alone(trainer.world_size)
     trainer.fit(
         module,
         train_dataloaders=data.train_dataloader(),

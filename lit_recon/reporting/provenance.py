@@ -46,7 +46,9 @@ def environment(device: str = "cpu") -> dict[str, str | int | float]:
     facts["cpu_count"] = os.cpu_count() or 1
     facts["platform"] = platform.platform()
     facts["peak_memory_mib"] = peak_memory_mib()
-    facts["command"] = shlex.join(["python", *sys.argv])
+    script = Path(sys.argv[0])
+    launcher = ["python", sys.argv[0]] if script.suffix == ".py" else [script.name]  # the wheel's console command
+    facts["command"] = shlex.join([*launcher, *sys.argv[1:]])
     facts["created"] = datetime.now(UTC).isoformat(timespec="seconds")
     return facts
 

@@ -1,1 +1,1 @@
-"""What every training shares: Trainer, base module, callbacks, progress and interruption."""
+"""Training with Lightning: Trainer, base module, callbacks, progress and interruption."""

@@ -1,4 +1,4 @@
-"""What every training of a backbone has in common: rates, evaluation, and the utility that is left in the end."""
+"""The base LightningModule of classifier trainings: learning rates, evaluation, and the final utility."""
 
 from __future__ import annotations
 

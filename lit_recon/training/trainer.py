@@ -1,8 +1,8 @@
-"""The Lightning Trainer of every command: quiet, and the same under `torchrun` as alone.
+"""The Lightning Trainer of every command, in three steps: check its settings, configure the process, build it.
 
-An iteration frees about 100 MiB of gradients. Where glibc hands them back and takes them again, each iteration pays
-for tens of thousands of page faults, and how often that happens depends on what else lies on the heap: two forms of
-the same computation then differ by more than what is measured.
+An iteration frees about 100 MiB of gradients. If glibc returns them to the system and asks for them again, each
+iteration costs tens of thousands of page faults, and how many depends on what else is on the heap, so that timings of
+the same computation differ by more than what is measured: the process is told to keep freed memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def keep_freed_memory() -> bool:
     return all(bool(mallopt(setting, size)) for setting, size in settings)
 
 
-#: Warnings that tell a user nothing: two suggestions, and a habit of Lightning's that PyTorch frowns upon.
+#: Lightning's loggers, which announce devices and advertise products at level INFO.
+_LIGHTNING = ("pytorch_lightning", "lightning_fabric")
+#: Warnings that tell a user nothing: two suggestions, and a call in Lightning that PyTorch has deprecated.
 _CHATTER = (
     r".*does not have many workers.*",
     r".*lower value for log_every_n_steps.*",
@@ -74,32 +76,69 @@ class TrainerSettings:
             )
 
 
+@dataclass(frozen=True)
+class Placement:
+    """Where a run would compute.
+
+    Attributes:
+        device: of the first process, e.g. `cpu` or `cuda:0`.
+        processes: in all.
+    """
+
+    device: str
+    processes: int
+
+
+def check_trainer(settings: TrainerSettings) -> Placement:
+    """Refuse settings that this machine cannot meet; nothing of the process is changed.
+
+    Raises:
+        ConfigError: the accelerator or the devices are not there.
+    """
+    loggers = [logging.getLogger(name) for name in _LIGHTNING]
+    levels = [logger.level for logger in loggers]
+    try:
+        _silence(loggers)
+        with warnings.catch_warnings(action="ignore"):
+            trainer = build_trainer(settings, loggers=[])
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+    return Placement(str(trainer.strategy.root_device), trainer.world_size)
+
+
+def configure_process(settings: TrainerSettings) -> None:
+    """Set what holds for the whole process: threads, precision, memory, and no chatter of Lightning's.
+
+    Every command calls this once before it computes; whoever uses the package as a library decides for themselves.
+    """
+    _silence([logging.getLogger(name) for name in _LIGHTNING])
+    for chatter in _CHATTER:
+        warnings.filterwarnings("ignore", message=chatter)
+    keep_freed_memory()
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    torch.backends.cudnn.allow_tf32 = False  # ten bits of mantissa are too few to match a gradient
+
+
 def build_trainer(
     settings: TrainerSettings,
     loggers: Sequence[Logger],
     callbacks: Sequence[Callback] = (),
     max_epochs: int | None = None,
 ) -> Trainer:
-    """A Trainer without chatter, with checkpoints only where a callback writes them.
+    """A Trainer that writes checkpoints only where a callback does; the process must be configured before it runs.
 
     Args:
         settings: where to compute.
-        loggers: where figures go.
-        callbacks: what else happens.
+        loggers: receive the logged values.
+        callbacks: of the Trainer.
         max_epochs: of training.
 
     Raises:
         ConfigError: the accelerator or the devices are not there.
     """
-    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
-    for chatter in _CHATTER:
-        warnings.filterwarnings("ignore", message=chatter)
     devices, nodes = _processes(settings)
-    keep_freed_memory()
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    torch.backends.cudnn.allow_tf32 = False  # ten bits of mantissa are too few to match a gradient
     try:
         return Trainer(
             accelerator=settings.accelerator,
@@ -117,6 +156,11 @@ def build_trainer(
         )
     except (MisconfigurationException, ValueError) as error:
         raise ConfigError(f"trainer: {' '.join(str(error).split())}") from error
+
+
+def _silence(loggers: Sequence[logging.Logger]) -> None:
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
 
 
 def is_first_process() -> bool:

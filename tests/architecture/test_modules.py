@@ -1,13 +1,11 @@
-"""House rules that a glance at the sources can check: size, docstrings, abstract or final, no path of one machine."""
+"""House rules that a glance at the sources can check: size, names, docstrings, no path of one machine."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
-from statistics import median
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "lit_recon").rglob("*.py"))
@@ -16,6 +14,41 @@ FOLDERS = ("lit_recon", "tests", "configs", "benchmarks", "docs", ".ci")
 TEXT = {".py", ".md", ".toml", ".txt", ".yaml", ".yml", ".json", ".j2", ".html", ".csv"}
 #: An absolute path below a folder that means something on one machine only; part of a URL it may be.
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|tmp|root|home|Users)/")
+
+#: Modules whose docstring begins with What; this list may only become shorter.
+STILL_VAGUE = {
+    "lit_recon/attacks/base.py",
+    "lit_recon/attacks/released/access.py",
+    "lit_recon/attacks/released/base.py",
+    "lit_recon/attacks/released/diagnostics.py",
+    "lit_recon/attacks/updates/features/equations.py",
+    "lit_recon/attacks/updates/features/recovery.py",
+    "lit_recon/attacks/updates/gradient_matching/parametrizations.py",
+    "lit_recon/attacks/updates/gradient_matching/priors.py",
+    "lit_recon/data/sources/base.py",
+    "lit_recon/defenses/base.py",
+    "lit_recon/experiments/defended_bound.py",
+    "lit_recon/experiments/evaluate/settings.py",
+    "lit_recon/experiments/factors/measures.py",
+    "lit_recon/experiments/factors/settings.py",
+    "lit_recon/experiments/glm/score.py",
+    "lit_recon/experiments/glm/settings.py",
+    "lit_recon/experiments/membership/score.py",
+    "lit_recon/experiments/membership/settings.py",
+    "lit_recon/experiments/released_attack/score.py",
+    "lit_recon/experiments/released_attack/settings.py",
+    "lit_recon/experiments/rero/score.py",
+    "lit_recon/experiments/rero/settings.py",
+    "lit_recon/experiments/settings.py",
+    "lit_recon/experiments/two_layer/settings.py",
+    "lit_recon/experiments/update_attack/score.py",
+    "lit_recon/metrics/baselines.py",
+    "lit_recon/metrics/images.py",
+    "lit_recon/models/layers.py",
+    "lit_recon/reporting/__init__.py",
+    "lit_recon/reporting/robustness_curves.py",
+    "lit_recon/reporting/wording.py",
+}
 
 
 def name(path: Path) -> str:
@@ -26,14 +59,29 @@ def line_count(path: Path) -> int:
     return len(path.read_text().splitlines())
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name)
-def test_a_module_says_its_purpose_and_stays_short(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text())), "begin the module with a docstring that names its one idea"
-    assert line_count(path) <= 400
+def test_a_module_says_its_purpose_and_stays_short() -> None:
+    purposes = {path: ast.get_docstring(ast.parse(path.read_text())) for path in MODULES}
+    assert [name(path) for path, purpose in purposes.items() if not purpose] == []
+    assert {name(path): line_count(path) for path in MODULES if line_count(path) > 400} == {}
+    vague = {name(path) for path, purpose in purposes.items() if purpose and purpose.startswith("What")}
+    assert vague - STILL_VAGUE == set(), "begin with the noun that the module is about"
 
 
-def test_most_modules_are_read_at_a_glance() -> None:
-    assert median(map(line_count, MODULES)) < 150
+def test_a_folder_can_be_taken_in() -> None:
+    for folder in {path.parent for path in MODULES}:
+        names = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
+        assert len(names) < 20, folder
+        prefixes = Counter(stem.partition("_")[0] for stem in names if not stem.startswith("_"))
+        assert [prefix for prefix, n in prefixes.items() if n >= 3] == [], f"{name(folder)}: make them a package"
+
+
+def test_no_public_class_has_the_name_of_another() -> None:
+    places: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(name(path))
+    assert {title: found for title, found in places.items() if len(found) > 1} == {}
 
 
 def test_scripts_only_parse_and_run() -> None:

@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from jsonargparse import ArgumentParser
 
-from lit_recon.cli import attack, train
+from lit_recon.cli import attack, console, train
 from lit_recon.cli.entry import Command, main
 from lit_recon.errors import ConfigError
 from lit_recon.experiments.configuration import readable
@@ -44,7 +44,7 @@ def command(monkeypatch: pytest.MonkeyPatch, work: Callable[[int], None]) -> lis
 
 def test_a_command_gets_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
     got: list[int] = []
-    assert main("x.py", command(monkeypatch, got.append), ["work", "--n", "3"]) == 0
+    assert main("python x.py", command(monkeypatch, got.append), ["work", "--n", "3"]) == 0
     assert got == [3]
 
 
@@ -52,7 +52,7 @@ def test_an_error_of_ours_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: p
     def fail(n: int) -> None:
         raise ConfigError(f"n must be\n  2; got {n}")
 
-    assert main("x.py", command(monkeypatch, fail), ["work"]) == 2
+    assert main("python x.py", command(monkeypatch, fail), ["work"]) == 2
     assert capsys.readouterr() == ("", "error: n must be 2; got 1\n")
 
 
@@ -61,7 +61,7 @@ def test_an_error_of_nobodys_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> N
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        main("x.py", command(monkeypatch, fail), ["work"])
+        main("python x.py", command(monkeypatch, fail), ["work"])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -70,8 +70,8 @@ def test_a_signal_ends_with_how_to_go_on(
 ) -> None:
     before = signal.getsignal(number)
     commands = command(monkeypatch, lambda n: signal.raise_signal(number))
-    assert main("x.py", commands, ["work", "--n", "3"]) == 128 + number
-    assert capsys.readouterr().err == "stopped; this goes on where it stopped: python x.py work --n 3\n"
+    assert main("python x.py", commands, ["work", "--n", "3"]) == 128 + number
+    assert capsys.readouterr().err == "interrupted; resume with: python x.py work --n 3\n"
     assert signal.getsignal(number) is before
 
 
@@ -83,7 +83,7 @@ def test_going_on_does_not_begin_anew(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 
 def test_an_unknown_option_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("x.py", command(monkeypatch, print), ["work", "--m", "3"]) == 2
+    assert main("python x.py", command(monkeypatch, print), ["work", "--m", "3"]) == 2
     assert capsys.readouterr() == ("", "error: unrecognized arguments: --m 3 (see `python x.py work --help`)\n")
 
 
@@ -119,3 +119,35 @@ def test_help_names_the_commands(
 )
 def test_messages_of_the_parser_are_made_readable(message: str, expected: str) -> None:
     assert readable(message) == expected
+
+
+def test_the_console_command_names_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    assert console(["attack", "fly"]) == 2
+    assert capsys.readouterr().err.endswith("(see `lit-recon attack --help`)\n")
+    assert console(["attack", "run", "--foo", "1"]) == 2
+    assert capsys.readouterr().err.endswith("(see `lit-recon attack run --help`)\n")
+    assert console(["fly"]) == 2
+    assert "expected one of: attack, train, reconn (see `lit-recon --help`)" in capsys.readouterr().err
+    assert console(["--help"]) == 0
+    assert "  attack      run, evaluate" in capsys.readouterr().out
+
+
+def test_messages_name_other_scripts_as_they_were_called(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(n: int) -> None:
+        raise ConfigError("train one with `python train.py backbone`; train.py shadows")
+
+    commands = command(monkeypatch, fail)
+    main("python attack.py", commands, ["work"])
+    assert capsys.readouterr().err == "error: train one with `python train.py backbone`; train.py shadows\n"
+    main("lit-recon attack", commands, ["work"])
+    assert capsys.readouterr().err == "error: train one with `lit-recon train backbone`; lit-recon train shadows\n"
+
+
+def test_a_console_command_resumes_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = command(monkeypatch, lambda n: signal.raise_signal(signal.SIGINT))
+    assert main("lit-recon attack", commands, ["work", "--n", "3"]) == 130
+    assert capsys.readouterr().err == "interrupted; resume with: lit-recon attack work --n 3\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ from jsonargparse import ArgumentParser, Namespace
 from lit_recon.attacks.base import Attack
 from lit_recon.attacks.updates import GlobalCosine, GradientMatching, TotalVariation
 from lit_recon.data.sources import Digits, Npz
-from lit_recon.errors import ConfigError
-from lit_recon.experiments.configuration import instantiated, resolved, settings_of
+from lit_recon.errors import ConfigError, LitReconError
+from lit_recon.experiments.configuration import find_configuration, instantiated, resolved, settings_of
 from lit_recon.experiments.evaluate import run as evaluate
 from lit_recon.experiments.evaluate.grid import build_cells
 from lit_recon.experiments.evaluate.settings import EvaluateSettings
@@ -145,8 +146,10 @@ def test_every_other_shipped_file_is_valid(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((CONFIGS / "evaluate").glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_cell_of_a_shipped_grid_is_valid(path: Path, monkeypatch: pytest.MonkeyPatch, generator: Path) -> None:
-    monkeypatch.chdir(CONFIGS.parent)
+def test_every_cell_of_a_shipped_grid_is_valid(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, generator: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a study finds the files it names in the package
     arguments = evaluate.parser("attack.py evaluate")
     source = yaml.safe_load(path.read_text())["data"]["class_path"]
     root = [] if source == "Digits" else ["--data.root", "data"]
@@ -163,3 +166,40 @@ def test_every_cell_of_a_shipped_grid_is_valid(path: Path, monkeypatch: pytest.M
     printed = {(cell.attack, cell.defense) for cell in cells if cell.paper is not None}
     assert printed == {(attack, defense) for attack, families in figures.items() for defense in families}
     assert path.read_text().startswith("# ")
+
+
+@pytest.mark.parametrize(
+    "given", ["geiping2020", "geiping2020.yaml", "attack/geiping2020", "configs/attack/geiping2020.yaml"]
+)
+def test_a_shipped_configuration_is_found_by_name(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_configuration(given).samefile(CONFIGS / "attack" / "geiping2020.yaml")
+    (tmp_path / "geiping2020").mkdir()  # a run folder of that name is no configuration
+    assert find_configuration(given).samefile(CONFIGS / "attack" / "geiping2020.yaml")
+
+
+def test_a_file_that_exists_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("geiping2020").write_text("name: mine")
+    assert find_configuration("geiping2020") == Path("geiping2020")
+
+
+def test_a_folder_decides_between_two_of_a_name() -> None:
+    assert find_configuration("dp_digits", "train").samefile(CONFIGS / "train" / "dp_digits.yaml")
+    assert find_configuration("dp_digits", "reconn").samefile(CONFIGS / "reconn" / "dp_digits.yaml")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("dp_digits", "give one of reconn/dp_digits, train/dp_digits"),
+        ("geiping2002", "such as attack/geiping2020"),
+        ("reconn/geiping2020", "such as attack/geiping2020"),
+        ("nothing_like_it", "such as attack/analytic, "),
+        ("lit_recon", "the configuration lit_recon is called feature_maps now"),
+        ("configs/attack/lit_recon.yaml", "is called feature_maps now"),
+    ],
+)
+def test_a_name_without_a_configuration_is_refused(given: str, expected: str) -> None:
+    with pytest.raises(LitReconError, match=re.escape(expected)):
+        find_configuration(given)

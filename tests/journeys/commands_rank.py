@@ -1,4 +1,4 @@
-"""Run by torchrun: several commands one after the other in the same processes, which start up but once.
+"""One process of a group: several commands one after the other.
 
 The one argument is a JSON file of `[script, arguments]`, such as `["train", ["shadows", "--seed", "1"]]`.
 """

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from lit_recon import cli
+from tests.processes import Script
 
 ROOT = Path(__file__).parents[2]
+Running = Script | subprocess.Popen[str]
 
 
 @dataclass(frozen=True)
@@ -40,14 +42,19 @@ def small() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def script(workplace: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts `attack.py` or `train.py` in a process of its own, as a user would."""
+def script(workplace: Path) -> Iterator[Callable[..., Running]]:
+    """Starts `attack.py` or `train.py` in a process of its own: forked, or by a new interpreter and `launcher`."""
 
-    started: list[subprocess.Popen[str]] = []
+    started: list[Running] = []
 
-    def start(name: str, *arguments: object, launcher: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-        command = [sys.executable, *launcher, str(ROOT / name), *map(str, arguments)]
-        process = subprocess.Popen(command, cwd=workplace, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def start(name: str, *arguments: object, launcher: tuple[str, ...] | None = None) -> Running:
+        if launcher is None:
+            process: Running = Script(ROOT / name, *arguments, cwd=workplace)
+        else:
+            command = [sys.executable, *launcher, str(ROOT / name), *map(str, arguments)]
+            process = subprocess.Popen(
+                command, cwd=workplace, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
         started.append(process)
         return process
 

@@ -16,6 +16,8 @@ import pytest
 import yaml
 from safetensors.numpy import load_file
 
+from tests.processes import outputs, ranks
+
 ROOT = Path(__file__).parents[2]
 Script = Callable[..., subprocess.Popen[str]]
 
@@ -24,7 +26,7 @@ Script = Callable[..., subprocess.Popen[str]]
 def run(workplace: Path, small: list[str], script: Script) -> Path:
     """The folder of a run of the real script with W&B offline, whose backbone no other journey has trained."""
     shutil.rmtree(workplace / "runs" / "backbones", ignore_errors=True)
-    process = script("attack.py", *small)
+    process = script("attack.py", *small, launcher=())
     out, err = process.communicate(timeout=280)
     assert process.returncode == 0, err
     assert "Warning" not in err
@@ -108,15 +110,10 @@ def test_several_runs_are_compared(run: Path, attack: Callable[..., Any], small:
     assert "attack.init_args.steps" in page
 
 
-def test_processes_share_the_victims(
-    run: Path, small: list[str], script: Script, attack: Callable[..., Any], workplace: Path
-) -> None:
+def test_processes_share_the_victims(run: Path, small: list[str], attack: Callable[..., Any], workplace: Path) -> None:
     backbone = next(workplace.glob("runs/backbones/*/backbone.safetensors"))
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     arguments = [*small, "--backbone.checkpoint", backbone, "--trainer.accelerator", "cpu", "--wandb.mode", "disabled"]
-    process = script("attack.py", *arguments, "--out", "runs/shared", launcher=launcher)
-    _, err = process.communicate(timeout=280)
-    assert process.returncode == 0, err
+    outputs(ranks(ROOT / "attack.py", *arguments, "--out", "runs/shared", cwd=workplace))
     shared = workplace / "runs" / "shared"
     alone, together = (load_file(folder / "reconstructions.safetensors") for folder in (run, shared))
     for name, tensor in alone.items():

@@ -40,7 +40,7 @@ def test_killed_stopped_and_resumed(
     _, err = stopped.communicate(timeout=60)
     assert stopped.returncode == 128 + signal.SIGINT
     assert "Traceback" not in err
-    assert err.splitlines()[-1].startswith("stopped; this goes on where it stopped: python attack.py run --config")
+    assert err.splitlines()[-1].startswith("interrupted; resume with: python attack.py run --config")
     assert list(broken.glob("checkpoints/victims_0001-0001.pt"))
 
     assert attack(*arguments, "--out", broken).code == 0

@@ -28,3 +28,15 @@ def test_the_demonstration_compares_the_runs_of_its_configurations() -> None:
         folders.append(str(resolved(parser, parser.parse_args(arguments), "")[0].out))
     assert third == ["report", *folders, "--out", "runs/demo.html"]
     assert "runs/demo.html" in lines[-1]
+
+
+def test_the_fast_checks_leave_out_what_is_slow() -> None:
+    command = ["make", "--no-print-directory", "--dry-run", "check"]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    tools = [shlex.split(line) for line in lines if line.startswith(".venv/bin/") and "pip" not in line]
+    assert [Path(name).name for name, *_ in tools] == ["ruff", "ruff", "mypy", "lint-imports", "pytest"]
+    arguments = tools[-1]
+    assert arguments[arguments.index("-m") + 1] == "not slow and not processes"
+    folders = [ROOT / given for given in arguments if given.startswith("tests/")]
+    assert len(folders) > 10
+    assert all(path.exists() for path in folders)

@@ -21,6 +21,7 @@ from lit_recon.attacks.shadow.training import unflatten
 from lit_recon.data import InformedSplitSettings, draw_informed_split
 from lit_recon.data.sources import Digits
 from lit_recon.models.released import ReleasedMLP
+from tests.processes import outputs, ranks
 
 ROOT = Path(__file__).parents[2]
 SIZES = [
@@ -102,9 +103,7 @@ def test_a_finished_store_serves_other_runs_and_the_configuration_repeats(
     assert first == second
 
 
-def test_two_processes_leave_the_stores_of_one(
-    run: Path, script: Callable[..., subprocess.Popen[str]], train: Callable[..., Any], workplace: Path
-) -> None:
+def test_two_processes_leave_the_stores_of_one(run: Path, train: Callable[..., Any], workplace: Path) -> None:
     few = [
         "--split.fixed",
         40,
@@ -124,10 +123,7 @@ def test_two_processes_leave_the_stores_of_one(
     parts = [("train", [*command, *cpu, "--store", f"two_{order}"]) for order, command in orders.items()]
     commands = [("reconn", whole), *parts]
     (workplace / "commands.json").write_text(json.dumps([[name, list(map(str, given))] for name, given in commands]))
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    process = script("tests/journeys/commands_rank.py", "commands.json", launcher=launcher)
-    _, err = process.communicate(timeout=280)
-    assert process.returncode == 0, err
+    outputs(ranks(Path(__file__).with_name("commands_rank.py"), "commands.json", cwd=workplace), timeout=280)
     for order, command in orders.items():
         assert train(*command, "--store", f"one_{order}").code == 0
         one, two = (

@@ -1,12 +1,11 @@
 """One process of a group of two: scores its own share of the images and prints what the group agrees on.
 
-Usage: `python synchronized_rank.py RANK STORE`, with a file that both processes may write as the store.
+Usage: `python synchronized_rank.py`, with the variables of torchrun.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 
 import lit_recon._torchvision
 
@@ -19,9 +18,10 @@ from lit_recon.metrics.aggregate import ImageScore
 SHARES = {"psnr": ([10.0, 20.0, 30.0, 12.5], [41.0]), "rmse": ([0.25, 0.5], [])}
 
 
-def main(rank: int, store: str) -> None:
+def main() -> None:
     """Join the group, score this rank's share, print the result of all."""
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    distributed.init_process_group("gloo")
+    rank = distributed.get_rank()
     found: dict[str, object] = {}
     for name, shares in SHARES.items():
         score = ImageScore(name)
@@ -33,4 +33,4 @@ def main(rank: int, store: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main()

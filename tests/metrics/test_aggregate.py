@@ -2,20 +2,17 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import pickle
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import scipy.stats
 import torch
 
-import lit_recon
 from lit_recon.errors import ShapeError
 from lit_recon.metrics.aggregate import ImageScore
+from tests.processes import outputs, ranks
 
 RANK = Path(__file__).with_name("synchronized_rank.py")
 
@@ -107,22 +104,9 @@ def test_what_is_not_one_number_per_image_is_refused(values: torch.Tensor) -> No
         ImageScore("ssim").update(values)
 
 
-@pytest.mark.slow
-def test_two_processes_agree_on_the_figures_of_all_images(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(lit_recon.__file__).parents[1])}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(RANK), str(rank), str(tmp_path / "store")],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    answers = [rank.communicate(timeout=120) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], answers
-    first, second = (json.loads(output.splitlines()[-1]) for output, _ in answers)
+@pytest.mark.processes
+def test_two_processes_agree_on_the_figures_of_all_images() -> None:
+    first, second = map(json.loads, outputs(ranks(RANK)))
     assert first == second
     psnr = [10.0, 20.0, 30.0, 12.5, 41.0]
     alone = scored(psnr[:4], psnr[4:], name="psnr").compute()

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import socket
-import subprocess
-import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import lit_recon._torchvision
@@ -25,6 +20,7 @@ from lit_recon.modules.data import BackboneDataModule
 from lit_recon.training.callbacks import BACKBONE_FILE, LAST_CHECKPOINT, ExportBackbone, training_callbacks
 from lit_recon.training.module import UTILITY_FILE, Figures, SGDSchedule, TrainingModule, read_utility
 from lit_recon.training.trainer import TrainerSettings, build_trainer
+from tests.processes import outputs, ranks
 
 DIGITS = BackboneDataModule(Digits(), padding=1, flip=False)
 
@@ -311,29 +307,10 @@ def test_only_a_backbone_module_is_exported(tmp_path: Path) -> None:
         ExportBackbone(tmp_path, [], "").on_fit_end(trainer, LightningModule())
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_two_processes_train_one_backbone(tmp_path: Path) -> None:
     (tmp_path / LAST_CHECKPOINT).parent.mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    command = [sys.executable, str(Path(__file__).with_name("backbone_rank.py"))]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    with ExitStack() as stack:
-        ranks = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [*command, str(rank), port, str(tmp_path)],
-                    env=environment,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
-            for rank in range(2)
-        ]
-        outputs = [rank.communicate(timeout=120) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], outputs
-    first, second = (output.splitlines()[-1] for output, _ in outputs)
+    first, second = outputs(ranks(Path(__file__).with_name("backbone_rank.py"), tmp_path))
     checkpoint = load_backbone(tmp_path / BACKBONE_FILE)
     state = b"".join(value.numpy().tobytes() for value in checkpoint.model.state_dict().values())
     assert first == hashlib.sha256(state).hexdigest()

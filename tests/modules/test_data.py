@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 
@@ -24,6 +18,7 @@ from lit_recon.data import VictimBatch, measure_normalization
 from lit_recon.data.sources import Digits, Npz
 from lit_recon.errors import ConfigError, MissingDataError
 from lit_recon.modules.data import BackboneDataModule, VictimDataModule
+from tests.processes import outputs, ranks
 
 ROOT = Path(__file__).parents[2]
 
@@ -234,36 +229,13 @@ def test_victims_under_a_trainer(archive: Path, tmp_path: Path) -> None:
     assert all(members(batch.images) == batch.ids.tolist() for batch in recorder.victims)
 
 
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return str(server.getsockname()[1])
-
-
 @pytest.fixture
-def shares(archive: Path) -> Iterator[list[dict[str, list[list[int]]]]]:
+def shares(archive: Path) -> list[dict[str, list[list[int]]]]:
     """What each of two processes saw."""
-    command = [sys.executable, str(Path(__file__).with_name("victims_rank.py"))]
-    port = free_port()
-    with ExitStack() as stack:
-        ranks = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [*command, str(rank), port, str(archive)],
-                    cwd=ROOT,
-                    env={**os.environ, "PYTHONPATH": str(ROOT)},
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
-            for rank in range(2)
-        ]
-        outputs = [rank.communicate(timeout=120) for rank in ranks]
-        assert [rank.returncode for rank in ranks] == [0, 0], outputs
-        yield [json.loads(output.splitlines()[-1]) for output, _ in outputs]
+    return [json.loads(line) for line in outputs(ranks(Path(__file__).with_name("victims_rank.py"), archive, cwd=ROOT))]
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_two_processes_share_the_work(shares: list[dict[str, list[list[int]]]], archive: Path) -> None:
     first, second = shares
     for kind in ("train", "validate"):

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import socket
-import subprocess
-import sys
-from contextlib import ExitStack
+import json
 from pathlib import Path
 from types import ModuleType
 
@@ -20,8 +16,11 @@ from torch import nn
 from lit_recon.data.batches import TrainingBatches
 from lit_recon.models import Backbone, load_backbone
 from lit_recon.modules.data import PoissonSampling
-from lit_recon.training.callbacks import BACKBONE_FILE, LAST_CHECKPOINT
+from lit_recon.training.callbacks import BACKBONE_FILE
 from lit_recon.training.module import read_utility
+from tests.processes import outputs, ranks
+
+pytestmark = pytest.mark.processes
 
 SCRIPT = Path(__file__).with_name("training_rank.py")
 
@@ -38,30 +37,18 @@ def script() -> ModuleType:
 RANK = script()
 
 
-def together(kind: str, out: Path) -> Backbone:
-    """Train in two processes, whose copies must end alike."""
-    (out / LAST_CHECKPOINT).parent.mkdir(parents=True)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONWARNINGS": "error::UserWarning"}
-    with ExitStack() as stack:
-        ranks = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, str(SCRIPT), str(rank), port, str(out), kind],
-                    env=environment,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
-            for rank in range(2)
-        ]
-        outputs = [rank.communicate(timeout=120) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], outputs
-    first, second = (output.splitlines()[-1] for output, _ in outputs)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder per kind of training, by two processes, whose copies must end alike."""
+    out = tmp_path_factory.mktemp("trained")
+    first, second = outputs(ranks(SCRIPT, out))
+    assert json.loads(first).keys() == set(RANK.KINDS)
     assert first == second
-    return load_backbone(out / BACKBONE_FILE).model
+    return out
+
+
+def model(folder: Path) -> Backbone:
+    return load_backbone(folder / BACKBONE_FILE).model
 
 
 def assert_close(one: Backbone, two: Backbone) -> None:
@@ -69,18 +56,16 @@ def assert_close(one: Backbone, two: Backbone) -> None:
         torch.testing.assert_close(value, two.state_dict()[name], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_the_identity_trains_as_ddp_does(tmp_path: Path) -> None:
+def test_the_identity_trains_as_ddp_does(trained: Path) -> None:
     """Ten images per process and step, BatchNorm's statistics included."""
-    assert_close(together("plain", tmp_path / "plain"), together("identity", tmp_path / "identity"))
-    plain, identity = (read_utility(tmp_path / kind) for kind in ("plain", "identity"))
+    assert_close(model(trained / "plain"), model(trained / "identity"))
+    plain, identity = (read_utility(trained / kind) for kind in ("plain", "identity"))
     assert identity == pytest.approx(plain, rel=1e-4)
 
 
-@pytest.mark.slow
-def test_the_mean_of_what_the_processes_release_is_stepped_along(tmp_path: Path) -> None:
+def test_the_mean_of_what_the_processes_release_is_stepped_along(trained: Path) -> None:
     """Each clips its own gradient. Clipped after averaging, one step would be as long as the bound; it is shorter."""
-    before, after = RANK.model("group"), together("defended", tmp_path)
+    before, after = RANK.model("group"), model(trained / "defended")
     expected = {name: torch.zeros_like(value) for name, value in before.named_parameters()}
     for rank in range(2):
         [(images, labels)] = TrainingBatches(RANK.images(100).train, 100, 0, False, 0, rank, 2)
@@ -95,10 +80,9 @@ def test_the_mean_of_what_the_processes_release_is_stepped_along(tmp_path: Path)
         torch.testing.assert_close(stepped, expected[name], rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_private_processes_sum_what_they_clip(tmp_path: Path) -> None:
+def test_private_processes_sum_what_they_clip(trained: Path) -> None:
     """Four Poisson batches, each shared out, clipped example by example, summed, and divided by the expected size."""
-    trained, expected = together("private", tmp_path), RANK.model("group")
+    private, expected = model(trained / "private"), RANK.model("group")
     shares = [PoissonSampling(200, RANK.PLAN.sampling_rate, 0, rank, 2) for rank in range(2)]
     data = RANK.images(50).train
     for step in range(RANK.PLAN.steps_per_epoch):
@@ -113,5 +97,5 @@ def test_private_processes_sum_what_they_clip(tmp_path: Path) -> None:
         with torch.no_grad():
             for parameter, sum_ in zip(expected.parameters(), total, strict=True):
                 parameter -= RANK.SCHEDULE.lr * sum_ / RANK.PLAN.batch_size
-    assert_close(trained, expected)
-    assert read_utility(tmp_path)["epsilon"] is None
+    assert_close(private, expected)
+    assert read_utility(trained / "private")["epsilon"] is None

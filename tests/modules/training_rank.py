@@ -1,13 +1,15 @@
 """One process of a group of two: trains a small network by one of the modules and prints a fingerprint of its copy.
 
-Usage: `python training_rank.py RANK PORT OUT KIND`, with KIND one of plain, identity, defended, private.
+Usage: `python training_rank.py OUT`, with the variables of torchrun; each kind of training gets a folder below OUT.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sys
+import warnings
 from pathlib import Path
 
 import lit_recon._torchvision
@@ -22,10 +24,11 @@ from lit_recon.modules.backbone import BackboneModule, DefendedBackboneModule, t
 from lit_recon.modules.data import BackboneDataModule, PoissonDataModule
 from lit_recon.modules.private import PrivacyPlan, PrivateBackboneModule
 from lit_recon.privacy import PrivateDescent
-from lit_recon.training.callbacks import training_callbacks
+from lit_recon.training.callbacks import LAST_CHECKPOINT, training_callbacks
 from lit_recon.training.module import SGDSchedule, TrainingModule
 from lit_recon.training.trainer import TrainerSettings, build_trainer
 
+KINDS = ("plain", "identity", "defended", "private")
 #: A bound below the norm of every gradient: clipped before averaging or after it are two different things.
 BOUND = 0.05
 PLAN = PrivacyPlan(PrivateDescent(bound=0.5, noise_multiplier=0.0, delta=1e-3), 0.25, 50, 4)
@@ -56,17 +59,23 @@ def build(kind: str, rank: int) -> tuple[TrainingModule, LightningDataModule]:
     return DefendedBackboneModule(model("group", rank), GradientClipping(BOUND), SCHEDULE), images(100)
 
 
-def main(rank: int, port: str, out: Path, kind: str) -> None:
-    """Train one epoch on this rank's share."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": str(rank)}
-    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test"}
+def main(out: Path) -> None:
+    """Train one epoch of every kind, and print the fingerprints by kind."""
+    warnings.simplefilter("error", UserWarning)
+    print(json.dumps({kind: train(kind, out / kind) for kind in KINDS}))
+
+
+def train(kind: str, out: Path) -> str:
+    """Train one epoch on this rank's share; a fingerprint of the model."""
+    rank = int(os.environ["RANK"])
+    (out / LAST_CHECKPOINT).parent.mkdir(parents=True, exist_ok=True)
     module, data = build(kind, rank)
     callbacks = training_callbacks(out, [str(digit) for digit in range(10)], "", minutes=0.0)
     trainer = build_trainer(TrainerSettings(accelerator="cpu"), [], callbacks, max_epochs=1)
     train_backbone(trainer, module, data, out)
     state = b"".join(value.numpy().tobytes() for value in module.model.state_dict().values())
-    print(hashlib.sha256(state).hexdigest())
+    return hashlib.sha256(state).hexdigest()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4])
+    main(Path(sys.argv[1]))

@@ -1,12 +1,12 @@
 """One process of a group of two: trains on, validates and attacks its own share, and prints which images that was.
 
-Usage: `python victims_rank.py RANK PORT ARCHIVE`, with an archive whose images are constant and equal to their index.
+Usage: `python victims_rank.py ARCHIVE`, with the variables of torchrun; the archive's images are constant and equal to
+their index.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 
 import lit_recon._torchvision
@@ -48,10 +48,8 @@ class Witness(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def main(rank: int, port: str, archive: str) -> None:
+def main(archive: str) -> None:
     """Run one epoch and one test on this rank's share."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": str(rank)}
-    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test"}
     source = Npz(archive)  # type: ignore[arg-type]  # text is fine
     witness = Witness()
     trainer = pl.Trainer(
@@ -71,4 +69,4 @@ def main(rank: int, port: str, archive: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
+    main(sys.argv[1])

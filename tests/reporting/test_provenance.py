@@ -33,11 +33,12 @@ def test_a_package_that_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyP
 
 
 def test_the_command_can_be_pasted_into_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ["attack.py", "run", "--out", "my runs/a 'b'"]
-    monkeypatch.setattr(sys, "argv", arguments)
-    command = environment()["command"]
-    assert isinstance(command, str)
-    assert shlex.split(command) == ["python", *arguments]
+    arguments = ["run", "--out", "my runs/a 'b'"]
+    for script, launcher in (("attack.py", ["python", "attack.py"]), ("/usr/bin/lit-recon", ["lit-recon"])):
+        monkeypatch.setattr(sys, "argv", [script, *arguments])
+        command = environment()["command"]
+        assert isinstance(command, str)
+        assert shlex.split(command) == [*launcher, *arguments]
 
 
 def test_the_machine_and_the_moment_are_told() -> None:

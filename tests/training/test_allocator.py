@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import platform
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
-from benchmarks.record import ROOT
+from tests.processes import Script, outputs
 
 #: Blocks that are freed together, as the gradients of an iteration are; faults of the rounds after the first.
 FAULTS = """
@@ -28,9 +27,9 @@ print(faults() - before)
 """
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")
-def test_freed_memory_is_used_again_without_page_faults() -> None:
-    command = [sys.executable, "-c", FAULTS]
-    said = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=240).stdout
-
-    assert int(said) < 1000, "80 MiB are 20,000 pages"
+def test_freed_memory_is_used_again_without_page_faults(tmp_path: Path) -> None:
+    script = tmp_path / "faults.py"
+    script.write_text(FAULTS)
+    assert int(*outputs([Script(script)])) < 1000, "80 MiB are 20,000 pages"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from lit_recon.errors import ConfigError, LitReconError, MissingDataError, ThreatModelError, UnsupportedModelError
-from lit_recon.experiments.configuration import readable
+from lit_recon.errors import ConfigError, LitReconError, ThreatModelError, UnsupportedModelError
+from lit_recon.experiments.configuration import find_configuration, readable
 from lit_recon.experiments.engine.pieces import CommandRun, Piece, Subcommand
 from lit_recon.experiments.engine.settings import merged, nested, settings_hash
 from lit_recon.experiments.evaluate.judgement import NO_DEFENSE
@@ -215,22 +215,21 @@ def _training(common: Mapping[str, Any], utility: Mapping[str, Any], row: _Row) 
 def _generator(path: Path, common: Mapping[str, Any]) -> Cell:
     """The training of a generator on the grid's data."""
     shared = {key: common[key] for key in ("data", "trainer")}
-    settings = {**_of_file(path), **shared, "wandb": {"mode": "disabled"}}
+    settings = {**_of_file(path, "train"), **shared, "wandb": {"mode": "disabled"}}
     return Cell("generator", _folder(f"generators/{path.stem}", settings), settings, NO_DEFENSE, None)
 
 
 def _base(attack: GridAttack, common: Mapping[str, Any], knowledge: Mapping[str, Any] | None) -> dict[str, Any]:
     """What the attack's file says, but for what the grid says itself."""
-    own = _of_file(attack.config)
+    own = _of_file(attack.config, "attack")
     known = knowledge if knowledge is not None else own.get("knowledge", {})
     return {**own, **common, "knowledge": known, "wandb": {"mode": "disabled"}}
 
 
-def _of_file(path: Path) -> dict[str, Any]:
+def _of_file(path: Path, folder: str) -> dict[str, Any]:
     """The settings of another command's file that a cell may take over."""
-    if not path.is_file():
-        raise MissingDataError(f"there is no configuration {path}: give a path that starts at {Path.cwd()}")
-    file = parse_settings(path.read_text(encoding="utf-8"), path)
+    found = find_configuration(path, folder)
+    file = parse_settings(found.read_text(encoding="utf-8"), found)
     return {key: value for key, value in file.items() if key not in ("name", "out", "overwrite", "paper", "wandb")}
 
 

@@ -20,7 +20,7 @@ from lit_recon.experiments.factors.settings import FactorsSettings, TransferSett
 from lit_recon.experiments.factors.transfer import Transfer
 from lit_recon.experiments.released_attack.settings import ReconnSettings, ShadowSettings
 from lit_recon.reporting.run_folder import RunFolder, marked
-from lit_recon.training.trainer import build_trainer
+from lit_recon.training.trainer import check_trainer, configure_process
 
 RECONN = Subcommand("reconn.py run", "lit_recon.experiments.released_attack.run")
 #: Names and keys of the metrics that are printed of a finished cell.
@@ -84,6 +84,7 @@ class FactorCellRun:
         """Run the cell in its folder, or resume it, and measure what is missing; its metrics in words."""
         folder, cell = RunFolder(path), self.cell
         base, shadows = self._built()
+        configure_process(shadows.trainer)
         drawn = self._drawn(shadows, {})
         if not folder.is_complete:
             if cell.transfer is None:
@@ -92,9 +93,8 @@ class FactorCellRun:
                 whole = {**cell.settings, "name": path.name, "transfer": cell.transfer}
                 RunFolder.open(path, marked(yaml.safe_dump(whole, sort_keys=False), RECONN.name))
                 self._transfer(base, shadows, drawn).run(folder)
-        device = str(build_trainer(shadows.trainer, loggers=[]).strategy.root_device)
         split = self._split(base, shadows, drawn)
-        plan = shadows.plan(split, device)
+        plan = shadows.plan(split, check_trainer(shadows.trainer).device)
         Measures(self.study, base.access, plan, split, drawn.shadow, folder).take(cell.measures)
         return metrics_in_words(path, _SHOWN)
 

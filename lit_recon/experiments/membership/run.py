@@ -23,7 +23,7 @@ from lit_recon.modules.loggers import build_loggers, finish
 from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import Scalar
-from lit_recon.training.trainer import build_trainer, is_first_process
+from lit_recon.training.trainer import build_trainer, configure_process, is_first_process
 
 #: Settings of shadow models that this command sets itself: it plays both kinds of initial weights with exact models,
 #: kept in the run folder.
@@ -45,6 +45,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     complete, config = resolved(arguments, values, "membership")
     built = instantiated(arguments, complete)
     settings, shadows = settings_of(MembershipSettings, built), settings_of(ShadowSettings, built)
+    configure_process(shadows.trainer)
     shadows.check_final_models("reconn.py membership")
     split = shadows.drawn()
     games = MembershipGames.draw(split.targets, shadows.split.seed)

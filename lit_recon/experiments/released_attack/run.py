@@ -26,7 +26,7 @@ from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import format_score
 from lit_recon.reporting.writing import Scalar
-from lit_recon.training.trainer import build_trainer, is_first_process
+from lit_recon.training.trainer import build_trainer, configure_process, is_first_process
 
 #: Settings that change how a run is computed, not what it computes.
 _SAME_RUN = (*SAME_RUN, "store", "cache", "shard_size", "classifier")
@@ -45,6 +45,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     complete, config = resolved(arguments, values, "reconn")
     built = instantiated(arguments, complete)
     settings, shadows = settings_of(ReconnSettings, built), settings_of(ShadowSettings, built)
+    configure_process(shadows.trainer)
     settings.check_curve(shadows.split.shadow)
     split = shadows.drawn()
     settings.wandb.resolved_mode()

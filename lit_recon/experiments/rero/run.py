@@ -22,7 +22,7 @@ from lit_recon.modules.loggers import build_loggers, finish
 from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import Scalar, write_metrics
-from lit_recon.training.trainer import build_trainer
+from lit_recon.training.trainer import build_trainer, configure_process
 
 #: Settings that may change between two calls on one folder: finished cells are kept, new ones are run.
 _GROWS = ("budget.epsilons", "budget.without", "prior", "sampled", "test_images", "cache", "shard_size")
@@ -43,6 +43,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     built = instantiated(arguments, complete)
     settings, shadows = settings_of(ReroSettings, built), settings_of(ShadowSettings, built)
     cluster = settings_of(ClusterSettings, built)
+    configure_process(shadows.trainer)
     settings.check_shadows(shadows)
     refuse_several_processes(arguments.prog, shadows.trainer)
     cluster.check()

@@ -18,7 +18,7 @@ from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import write_metrics
 from lit_recon.training.callbacks import BACKBONE_FILE
 from lit_recon.training.module import UTILITY_FILE, Figures, read_utility
-from lit_recon.training.trainer import build_trainer, is_first_process
+from lit_recon.training.trainer import check_trainer, configure_process, is_first_process
 
 #: Settings of an attack's backbone that do not apply to a training.
 _SKIPPED = {"checkpoint", "cache"}
@@ -40,9 +40,10 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     complete, config = resolved(arguments, values, "backbone")
     built = instantiated(arguments, complete)
     settings, backbone = settings_of(TrainSettings, built), settings_of(BackboneSettings, built)
+    configure_process(settings.trainer)
     training = prepare_training(backbone, training_data(backbone, settings.data, settings.seed), settings.seed)
     settings.wandb.resolved_mode()
-    build_trainer(settings.trainer, loggers=[])
+    check_trainer(settings.trainer)
     folder = RunFolder(Path(complete.out))
     exported = folder.path / BACKBONE_FILE
     if is_first_process():

@@ -34,7 +34,7 @@ from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.settings import parse_settings
 from lit_recon.reporting.wording import MISSING, format_score
 from lit_recon.reporting.writing import Scalar, write_metrics
-from lit_recon.training.trainer import TrainerSettings, build_trainer
+from lit_recon.training.trainer import TrainerSettings, check_trainer, configure_process
 
 #: Inside a run folder: the images of `lit_recon.modules.generator_training.Quality`.
 IMAGES_FILE = "samples.safetensors"
@@ -120,6 +120,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     """Validate the settings, then train or resume, measure and report."""
     complete, config = resolved(arguments, values, "generator")
     settings = settings_of(GeneratorSettings, instantiated(arguments, complete))
+    configure_process(settings.trainer)
     data = BackboneDataModule(
         settings.data, settings.batch_size, settings.flip, 0, settings.flip, settings.n_train, settings.seed
     )
@@ -130,7 +131,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         )
     module = _module(settings, data)
     settings.wandb.resolved_mode()
-    check_alone(build_trainer(settings.trainer, loggers=[]))
+    check_alone(check_trainer(settings.trainer).processes)
     folder = RunFolder.open(
         Path(complete.out), config, settings.overwrite, SAME_RUN, more=(GENERATOR_FILE, IMAGES_FILE)
     )

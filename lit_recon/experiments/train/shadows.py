@@ -12,7 +12,7 @@ from lit_recon.attacks.shadow import Plan, ShadowStore
 from lit_recon.experiments.configuration import instantiated, settings_parser
 from lit_recon.experiments.released_attack.settings import ShadowSettings
 from lit_recon.modules.shadows import train_store
-from lit_recon.training.trainer import build_trainer, is_first_process
+from lit_recon.training.trainer import build_trainer, configure_process, is_first_process
 
 
 def parser(program: str) -> ArgumentParser:
@@ -27,6 +27,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     built = instantiated(arguments, values)
     built.pop("config", None)
     settings = ShadowSettings(**built)
+    configure_process(settings.trainer)
     split = settings.drawn()
     trainer = build_trainer(settings.trainer, loggers=[])
     plan = settings.shadow_models(settings.plan(split, str(trainer.strategy.root_device)), split)

@@ -25,7 +25,7 @@ from lit_recon.modules.update_attack import UpdateAttackModule
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import MISSING
 from lit_recon.reporting.writing import Scalar
-from lit_recon.training.trainer import build_trainer, is_first_process
+from lit_recon.training.trainer import build_trainer, check_trainer, configure_process, is_first_process
 
 
 def refuse_known_victims(attack: Attack, victims: VictimDataModule) -> None:
@@ -64,13 +64,14 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     """Refuse what cannot work, then train what has to be trained, attack, score and report."""
     complete, config = resolved(arguments, values, values.attack.class_path.rpartition(".")[2])
     settings = AttackSettings(**instantiated(arguments, complete))
+    configure_process(settings.trainer)
     victims = victim_data(settings)
     lpips = PerceptualDistance(settings.lpips.network, settings.lpips.weights, settings.lpips.download)
     metrics = metrics_of(settings.metrics, [lpips])
     target = find_target(settings.backbone, victims, settings.seed, settings.model)
     rehearse(settings, target, victims)
     settings.wandb.resolved_mode()
-    build_trainer(settings.trainer, loggers=[])
+    check_trainer(settings.trainer)
     folder = RunFolder(Path(complete.out))
     if is_first_process():
         RunFolder.open(folder.path, config, settings.overwrite, SAME_RUN)

@@ -109,8 +109,8 @@ def _conclusion(records: Sequence[RunRecord], names: Sequence[str]) -> str:
 
 
 def _attacked_the_same(one: RunRecord, other: RunRecord) -> bool:
-    ids = ([row.id for row in record.victims] for record in (one, other))
-    return np.array_equal(*ids) and np.array_equal(one.targets, other.targets)
+    same_ids = [row.id for row in one.victims] == [row.id for row in other.victims]
+    return same_ids and np.array_equal(one.targets, other.targets)
 
 
 def _about_group(runs: Sequence[tuple[float, str, RunRecord]]) -> str:

@@ -10,6 +10,7 @@ from lit_recon.data.sources.base import ImageSource
 from lit_recon.data.sources.digits import Digits
 from lit_recon.data.sources.folder import ImageFolder
 from lit_recon.data.sources.npz import Npz
+from lit_recon.data.sources.photos import Photos
 from lit_recon.data.sources.published import CIFAR10, CIFAR100, MNIST
 from lit_recon.data.splits import (
     Split,
@@ -42,6 +43,7 @@ __all__ = [
     "InformedSplit",
     "InformedSplitSettings",
     "Npz",
+    "Photos",
     "Split",
     "VictimBatch",
     "content_hash",

@@ -49,6 +49,7 @@ class Comparison:
     """The content of a page that compares runs.
 
     Attributes:
+        conclusion: which run comes closest to the images, a sentence for each set of images; empty without any RMSE.
         measures: columns of the table.
         runs: its rows.
         footnotes: the papers of the runs and why values are missing, once for all runs that share them.
@@ -59,6 +60,7 @@ class Comparison:
         pixelated: whether images are so small that a page has to enlarge them.
     """
 
+    conclusion: str
     measures: list[Measure]
     runs: list[RunLine]
     footnotes: list[str]
@@ -80,6 +82,7 @@ def compare(records: Sequence[RunRecord]) -> Comparison:
     alike = len({command for record in records if (command := _command(record))}) <= 1
     shared = _shared_images(records)
     return Comparison(
+        conclusion=_conclusion(records, [run.name for run in runs]),
         measures=measures,
         runs=runs,
         footnotes=_footnotes(runs, [paper_of(record.settings).citation for record in records]),
@@ -89,6 +92,46 @@ def compare(records: Sequence[RunRecord]) -> Comparison:
         own=[] if shared else [_first_images(record) for record in records],
         pixelated=all(map(is_small, records)),
     )
+
+
+def _conclusion(records: Sequence[RunRecord], names: Sequence[str]) -> str:
+    """One sentence for every set of images that was attacked: the run with the lowest mean RMSE, then the others."""
+    groups: list[list[tuple[float, str, RunRecord]]] = []
+    for record, name in zip(records, names, strict=True):
+        rmse = record.number("rmse")
+        if rmse is None:
+            continue
+        same = next((group for group in groups if _attacked_the_same(group[0][2], record)), None)
+        if same is None:
+            groups.append([(rmse, name, record)])
+        else:
+            same.append((rmse, name, record))
+    return " ".join(_about_group(sorted(group, key=lambda run: run[0])) for group in groups)
+
+
+def _attacked_the_same(one: RunRecord, other: RunRecord) -> bool:
+    same_ids = [row.id for row in one.victims] == [row.id for row in other.victims]
+    return same_ids and np.array_equal(one.targets, other.targets)
+
+
+def _about_group(runs: Sequence[tuple[float, str, RunRecord]]) -> str:
+    """A sentence about runs that attacked the same images, the one with the lowest mean RMSE first."""
+    (rmse, name, best), others = runs[0], runs[1:]
+    judged = [closer for closer in closer_than_public(best) if closer is not None]
+    public = best.number("baseline_nearest_public_rmse")
+    error = f"mean RMSE {format_score('rmse', rmse)}"
+    if public is not None:
+        error += f", nearest public image {format_score('rmse', public)}"
+    parts = [f"{name} reaches a {error}"]
+    if judged:
+        count = f"{sum(judged)} of {len(judged)}" if any(judged) else f"none of {len(judged)}"
+        parts = [
+            f"With {name}, {count} reconstructions are closer to the truth than the nearest public image ({error})"
+        ]
+    if others:
+        rest = ", ".join(f"{other} reaches {format_score('rmse', value)}" for value, other, _ in others)
+        parts.append(f"on the same images, {rest}")
+    return "; ".join(parts) + "."
 
 
 def _line(name: str, record: RunRecord, cells: list[SummaryRow | None]) -> RunLine:

@@ -7,13 +7,14 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from lit_recon.data import ImageSet
-from lit_recon.data.sources import Digits, ImageSource
+from lit_recon.data.sources import Digits, ImageSource, Photos
 from lit_recon.errors import ConfigError, ShapeError
 
 ROOT = Path(__file__).parents[2]
@@ -104,3 +105,51 @@ def test_digits_do_not_shrink() -> None:
 
 def test_a_source_shows_how_to_build_it_again() -> None:
     assert repr(Digits(size=16)) == "Digits(seed=0, size=16)"
+
+
+def test_photos_are_color_crops_of_two_photographs() -> None:
+    train, test = Photos().load()
+    assert (len(train), len(test)) == (1064, 24)
+    assert train.image_shape == test.image_shape == (3, 32, 32)
+    assert train.class_names == [f"{name} {band}" for name in ("china", "flower") for band in (1, 2, 3, 4)]
+    assert set(train.labels.tolist()) == set(test.labels.tolist()) == set(range(8))
+    assert int(train.images.max()) > 240
+    assert int(train.images.min()) < 10
+
+
+def test_photos_are_the_same_every_time() -> None:
+    first, second = Photos(side=16).load(), Photos(side=16).load()
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one.images, other.images)
+        assert torch.equal(one.labels, other.labels)
+
+
+@pytest.mark.parametrize(("side", "scale", "stride"), [(32, 3, 4), (16, 4, 5), (106, 2, 7), (40, 1, 32)])
+def test_no_test_photo_shares_a_pixel_with_a_training_photo(
+    monkeypatch: pytest.MonkeyPatch, side: int, scale: int, stride: int
+) -> None:
+    # the column of every pixel, which survives averaging: columns 0 to 319 belong to test images, the rest to training
+    column = np.repeat(np.arange(640)[None, :, None] >= 320, 427, axis=0).repeat(3, axis=2)
+    photos = SimpleNamespace(images=[column.astype(np.uint8) * 255] * 2)
+    monkeypatch.setattr("sklearn.datasets.load_sample_images", lambda: photos)
+    train, test = Photos(side, scale, stride).load()
+    assert int(test.images.max()) == 0
+    assert int(train.images[..., 1:].min()) == 255
+
+
+def test_test_photos_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    height, width = np.indices((427, 640))
+    place = np.stack([height % 256, width % 256, height // 256 * 2 + width // 256], axis=2).astype(np.uint8)
+    monkeypatch.setattr("sklearn.datasets.load_sample_images", lambda: SimpleNamespace(images=[place]))
+    _, test = Photos(side=32, scale=1).load()
+    pixels = test.images.permute(0, 2, 3, 1).flatten(0, 2)
+    assert len(pixels.unique(dim=0)) == len(pixels)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"stride": 0}, "at least 1; got side=32"), ({"side": 72, "scale": 3}, "at most 71 at scale=3")],
+)
+def test_photos_refuse_crops_that_do_not_fit(arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Photos(**arguments)

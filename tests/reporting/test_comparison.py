@@ -92,3 +92,18 @@ def test_runs_of_different_commands_have_no_settings_in_common(make_run: MakeRun
     alike = compare(both[:1] * 2)
     assert alike.alike
     assert alike.own == []
+
+
+def test_the_conclusion_names_the_run_that_comes_closest(make_run: MakeRun) -> None:
+    far = make_run("far", won=1, metrics={"rmse": 0.21, "baseline_nearest_public_rmse": 0.3})
+    near = make_run("near", won=4, metrics={"rmse": 0.004, "baseline_nearest_public_rmse": 0.3})
+    other = make_run("other", seed=1, won=0, metrics={"rmse": 0.4, "baseline_nearest_public_rmse": None})
+    assert compare(records(far, near, other)).conclusion == (
+        "With near, 4 of 4 reconstructions are closer to the truth than the nearest public image (mean RMSE 0.004, "
+        "nearest public image 0.300); on the same images, far reaches 0.210. "
+        "With other, none of 4 reconstructions are closer to the truth than the nearest public image (mean RMSE 0.400)."
+    )
+
+
+def test_there_is_no_conclusion_without_an_error(make_run: MakeRun) -> None:
+    assert compare(records(make_run(metrics={"rmse": None}))).conclusion == ""

@@ -6,6 +6,7 @@ from lit_recon.data.sources.base import ImageSource
 from lit_recon.data.sources.digits import Digits
 from lit_recon.data.sources.folder import ImageFolder
 from lit_recon.data.sources.npz import Npz
+from lit_recon.data.sources.photos import Photos
 from lit_recon.data.sources.published import CIFAR10, CIFAR100, MNIST
 
 __all__ = [
@@ -16,4 +17,5 @@ __all__ = [
     "ImageFolder",
     "ImageSource",
     "Npz",
+    "Photos",
 ]

@@ -1,0 +1,90 @@
+"""Crops of the two color photographs that scikit-learn brings along: natural images without a download."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lit_recon.data.dataset import ImageSet
+from lit_recon.data.sources.base import ImageSource
+from lit_recon.errors import ConfigError
+
+#: Both photographs in pixels.
+_HEIGHT, _WIDTH = 427, 640
+#: Classes of each photograph: horizontal bands of equal height.
+_BANDS = 4
+
+
+@dataclass(frozen=True)
+class Photos(ImageSource):
+    """Square color crops of `china.jpg` (a pagoda above a lake) and `flower.jpg` (a dahlia), shrunk by averaging.
+
+    Test images come from the left halves of the photographs, where they lie side by side without overlap, and training
+    images from the right halves, where they overlap: no test image shares a pixel with a training image. The class is
+    the photograph and the quarter of its height in which the center of the crop lies, eight classes in all. With the
+    default settings there are 1,064 training and 24 test images.
+
+    Args:
+        side: of an image in pixels.
+        scale: every image pixel is the mean of `scale` x `scale` pixels of the photograph.
+        stride: image pixels between neighboring training crops.
+
+    Raises:
+        ConfigError: a setting below 1, or crops so large that two do not fit above each other in a photograph.
+
+    Source: `sklearn.datasets.load_sample_images`; photographs by the flickr users danielbuechele (china.jpg) and
+    vultilion (flower.jpg), licensed under CC BY 2.0.
+    """
+
+    side: int = 32
+    scale: int = 3
+    stride: int = 4
+
+    def __post_init__(self) -> None:
+        if min(self.side, self.scale, self.stride) < 1:
+            raise ConfigError(
+                "Photos: side, scale and stride must be at least 1; "
+                f"got side={self.side}, scale={self.scale}, stride={self.stride}"
+            )
+        largest = _HEIGHT // self.scale // 2
+        if self.side > largest:
+            raise ConfigError(
+                f"Photos: side must be at most {largest} at scale={self.scale}, so that two crops fit above each other "
+                f"in a photograph of {_WIDTH}x{_HEIGHT}; got {self.side}: lower side or scale"
+            )
+
+    def read(self) -> tuple[ImageSet, ImageSet]:
+        from sklearn.datasets import load_sample_images
+
+        photos = [_shrunk(np.asarray(photo), self.scale) for photo in load_sample_images().images]
+        middle = _WIDTH // 2 // self.scale
+        # test crops side by side, as many as fit, up to the middle; training crops from there on
+        first_column = middle % self.side
+        test = self._crops([photo[..., first_column:middle] for photo in photos], self.side, "test")
+        train = self._crops([photo[..., middle:] for photo in photos], self.stride, "train")
+        return train, test
+
+    def _crops(self, photos: list[Tensor], stride: int, part: str) -> ImageSet:
+        images, labels = [], []
+        for number, photo in enumerate(photos):
+            height = photo.shape[1]
+            rows = photo.unfold(1, self.side, stride)  # (c, rows, w, size)
+            crops = rows.unfold(2, self.side, stride).permute(1, 2, 0, 3, 4)  # (rows, columns, c, size, size)
+            center = stride * torch.arange(len(crops)) + self.side / 2
+            band = (center * _BANDS / height).long()
+            images.append(crops.flatten(0, 1))
+            labels.append((_BANDS * number + band).repeat_interleave(crops.shape[1]))
+        names = [f"{name} {band + 1}" for name in ("china", "flower") for band in range(_BANDS)]
+        return ImageSet(torch.cat(images).contiguous(), torch.cat(labels), names, f"{self.name} {part}")
+
+
+def _shrunk(photo: NDArray[np.uint8], scale: int) -> Tensor:
+    """Means over squares of `scale` pixels: uint8 `(c, h, w)` from `(scale h, scale w, c)`, the rest cut off."""
+    height, width = photo.shape[0] // scale, photo.shape[1] // scale
+    cells = torch.from_numpy(photo[: height * scale, : width * scale].astype(np.float32))
+    means = cells.view(height, scale, width, scale, -1).mean(dim=(1, 3))
+    return means.round().to(torch.uint8).permute(2, 0, 1)

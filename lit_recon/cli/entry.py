@@ -133,7 +133,12 @@ def named_by_content(arguments: Sequence[str]) -> list[str]:
     """
     given, files = list(arguments), list[str]()
     if given[:1] == ["run"]:
-        configurations(given, lambda name: files.append(name) or name)
+
+        def note(name: str) -> str:
+            files.append(name)
+            return name
+
+        configurations(given, note)
         if any(map(_has_factors, files)):
             given[0] = "factors"
     return given

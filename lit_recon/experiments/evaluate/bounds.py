@@ -84,7 +84,7 @@ def _informations(settings: AttackSettings, defense: Defense) -> list[Tensor]:
     target = find_target(settings.backbone, victims, settings.seed)
     size = sum(value.numel() for value in target.model.parameters())
     check_size(size, settings.victims.batch_size * math.prod(victims.image_shape))
-    model = cast(Backbone, sent_out(settings, target.trained(settings.trainer).model, victims))
+    model = sent_out(settings, target.trained(settings.trainer).model, victims)
     client = settings.client.client(model, defense)
     found = []
     for index, ids in enumerate(victims.batches):
@@ -92,7 +92,8 @@ def _informations(settings: AttackSettings, defense: Defense) -> list[Tensor]:
         seen = client.observe(images, labels, generator=settings.client.generator(index))
         exact = [{name: _double(v) for name, v in part.items()} for part in (seen.parameters, seen.buffers)]
         gradient, batch = at_weights(seen.operator, *exact), Batch(images.double(), labels)
-        kept = defended_gradient(quiet(defense), client.model, gradient, batch, settings.client.generator(index))
+        network, random = cast(Backbone, client.model), settings.client.generator(index)
+        kept = defended_gradient(quiet(defense), network, gradient, batch, random)
         mean = partial(_mean, defense, gradient, labels, kept)
         found.append(autograd_jacobian(mean, batch.images).gram())
     return found

@@ -57,7 +57,10 @@ _PHRASES = [
     (r"(?: - )?Expected a <class 'NoneType'>", ""),
     (r"Expected a dot import path string: ([\w.]+)", r"there is no class \1"),
     (r"Expected an? (?:<class '(\w+)'>|typing\.Literal\[([^\]]*)\])", r"expected \1\2"),
-    (r"(?:Subcommand '\w+' does not accept option|Option) '(\S+)'(?: is not accepted)?", r"unknown option '\1'"),
+    (
+        r"(?:(?:Subcommand|Group) '[\w.]+' does not accept option|Option) '(\S+)'(?: is not accepted)?",
+        r"unknown option '\1'",
+    ),
     (r" Given value type: .*? Given value:|\.? Got value:", "; got"),
     (r"; got (?:Namespace|NestedArg)\(.*", ""),
     (r" - expected", " or"),
@@ -208,7 +211,9 @@ def _renamed(line: str) -> str:
     module = missing[1] if missing else f"{absent[1]}.{absent[2]}" if absent else ""
     if module in _MOVED:
         return f"; it is in {_MOVED[module]} now"
-    name = re.search(r"unknown option '(?:[\w.]*\.)?(\w+)'|arguments: --(\w+)|no class (\w+)|; got (\w+)$", line)
+    name = re.search(
+        r"unknown option '(?:[\w.]*\.)?(\w+)'|arguments: --(?:[\w.]*\.)?(\w+)|no class (\w+)|; got (\w+)$", line
+    )
     found = next(filter(None, name.groups()), "") if name else ""
     if found in _REMOVED:
         return f"; {_REMOVED[found]}"

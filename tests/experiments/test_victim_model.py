@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+from lit_recon.attacks.updates import GradientMatching
 from lit_recon.data.sources import Digits
-from lit_recon.errors import ConfigError, CorruptFileError, ShapeError
-from lit_recon.experiments.settings import BackboneSettings
+from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError, ShapeError, UnsupportedModelError
+from lit_recon.experiments.settings import AttackSettings, BackboneSettings, ModelSettings
 from lit_recon.experiments.victim_model import VictimModel, find_target
 from lit_recon.models import LeNet, ResNet18, WideFeatureLayer
 from lit_recon.modules.data import VictimDataModule
+from lit_recon.records import Normalization
 from lit_recon.training.trainer import TrainerSettings
 
 CPU = TrainerSettings(accelerator="cpu")
@@ -103,3 +107,81 @@ def test_a_checkpoint_is_checked_against_the_data(find: Find, tmp_path: Path) ->
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CorruptFileError):
         find(checkpoint=path)
+
+
+class Net(nn.Module):
+    """A user's own classifier of small grey images."""
+
+    def __init__(self, outputs: int = 10) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(144, outputs))
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.layers(images)
+        return logits
+
+
+PATH = f"{__name__}.Net"
+
+
+def find_foreign(data: VictimDataModule, seed: int = 0, **changes: object) -> VictimModel:
+    foreign = ModelSettings(class_path=PATH, **changes)  # type: ignore[arg-type]  # of many types
+    return find_target(BackboneSettings(), data, seed, foreign)
+
+
+def test_a_module_of_another_library(victims: VictimDataModule, tmp_path: Path) -> None:
+    found = find_foreign(victims)
+    assert (found.path, found.training, found.notes) == (None, None, ())
+    assert found.announcement() == [f"model       {PATH}() with random weights"]
+    assert found.facts(found.trained(CPU)) == {"model": f"{PATH}()", "weights": "random"}
+    assert found.model.normalization == victims.normalization
+    assert torch.equal(*(find_foreign(victims).model.get_parameter("layers.3.bias") for _ in range(2)))
+    other = find_foreign(victims, seed=1).model
+    assert not torch.equal(found.model.get_parameter("layers.3.bias"), other.get_parameter("layers.3.bias"))
+    torch.save(Net().state_dict(), tmp_path / "w.pt")
+    given = find_foreign(victims, weights=tmp_path / "w.pt", normalization=Normalization((0.0,), (1.0,)))
+    assert given.path == tmp_path / "w.pt"
+    assert "nobody checked whether" in given.notes[0]
+    assert given.model.normalization == Normalization((0.0,), (1.0,))
+
+
+class UnreadData(VictimDataModule):
+    """Data whose reading would be a download."""
+
+    @property
+    def splits(self) -> NoReturn:  # type: ignore[override]  # never read
+        raise AssertionError("the data were read")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"init_args": {"depth": 3}}, ConfigError, "change model.init_args"),
+        ({"weights": Path("nowhere.pt")}, MissingDataError, "nowhere.pt"),
+        ({"image_shape": (1, 9, 9)}, UnsupportedModelError, "forward pass fails"),
+        ({"image_shape": (1, 8, 8), "normalization": Normalization((0.0,) * 3, (1.0,) * 3)}, ShapeError, "3 channels"),
+    ],
+)
+def test_bad_modules_are_refused_before_the_data_are_read(
+    changes: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        find_foreign(UnreadData(Digits()), **changes)
+
+
+def test_a_module_is_checked_against_the_data(victims: VictimDataModule) -> None:
+    with pytest.raises(ShapeError, match="has 3 outputs, but the dataset has 10 classes"):
+        find_foreign(victims, init_args={"outputs": 3})
+    with pytest.raises(ShapeError, match=r"model.image_shape is \(1, 8, 8\), but the images .* are \(1, 9, 9\)"):
+        find_foreign(VictimDataModule(Digits(size=9)), image_shape=(1, 8, 8))
+    with pytest.raises(ConfigError, match=r"model.weights needs model.class_path"):
+        ModelSettings(weights=Path("w.pt"))
+    attack = GradientMatching(steps=1)
+    with pytest.raises(ConfigError, match="there is one victim model"):
+        AttackSettings(
+            attack=attack, model=ModelSettings(class_path=PATH), backbone=BackboneSettings(checkpoint=Path("b"))
+        )
+
+
+def test_trunks_of_one_name_are_different_backbones(find: Find) -> None:
+    assert find(trunk=type("LeNet", (LeNet,), {"__module__": __name__})).path != find().path

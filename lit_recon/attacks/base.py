@@ -122,7 +122,7 @@ class SimpleState:
 
 
 def _floats(values: Sequence[float] | Tensor) -> list[float]:
-    return [float(value) for value in (values.detach().cpu() if isinstance(values, Tensor) else values)]
+    return [float(torch.as_tensor(value).detach()) for value in values]
 
 
 def _saved(value: Any) -> Any:
@@ -290,7 +290,7 @@ class SteppableAttack(Attack, Generic[S]):
     ...         state.note(loss=losses)
     ...     def result(self, state):
     ...         pairs = zip(state.observations, state["images"])
-    ...         return [Reconstruction(images, seen.labels, float(self.loss(seen, images))) for seen, images in pairs]
+    ...         return [Reconstruction(images, seen.labels, self.loss(seen, images).item()) for seen, images in pairs]
     ...     def loss(self, seen, images):
     ...         update = seen.operator(seen.parameters, seen.buffers, images, seen.labels, create_graph=True)
     ...         return sum((update[name] - seen.update[name]).square().sum() for name in update)

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Self, final
+from typing import Self, final
 
 import torch
 from torch import Tensor
@@ -64,8 +64,6 @@ class Reconstructor(ABC):
 
     Attributes:
         needs_background: whether `bind` has to come before `fitted`.
-        background: what `bind` was called with; None before.
-        first: the fitted reconstructor that this one improves on; its facts and notes are reported, too.
 
     >>> class MeanImage(Reconstructor):
     ...     def fit(self, differences, images, labels, n_classes):
@@ -78,9 +76,19 @@ class Reconstructor(ABC):
     tensor([3, 3])
     """
 
-    needs_background: ClassVar[bool] = False
-    background: Background | None = None
-    first: Reconstructor | None = None
+    # Without annotations, which the command line would evaluate in the modules of subclasses.
+    needs_background = False
+
+    @property
+    def background(self) -> Background | None:
+        """The argument of `bind`; None before."""
+        found: Background | None = vars(self).get("_background")
+        return found
+
+    @property
+    def first(self) -> Reconstructor | None:
+        """The reconstructor that this one improves on, whose facts and notes are reported, too; None by default."""
+        return None
 
     @final
     def bind(self, background: Background) -> Self:
@@ -90,7 +98,7 @@ class Reconstructor(ABC):
             ThreatModelError, UnsupportedModelError, ConfigError: the reconstructor needs another background.
         """
         bound = copy.copy(self)
-        bound.background = background
+        vars(bound)["_background"] = background
         bound.prepare(background)
         return bound
 

@@ -11,7 +11,7 @@ better than any single neuron does.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -187,7 +187,7 @@ class FirstLayerRidge(Reconstructor):
     inner: Reconstructor | None = None
     remainder: float = 0.7
 
-    needs_background: ClassVar[bool] = True
+    needs_background = True
 
     def __post_init__(self) -> None:
         if not self.remainder >= 0:
@@ -196,6 +196,10 @@ class FirstLayerRidge(Reconstructor):
     def prepare(self, background: Background) -> None:
         self.layer = WhitenedFirstLayer.of(background.plan, "FirstLayerRidge")
         self.regression = (self.inner or KernelRidge(_BANDWIDTHS, _RIDGES)).bind(background)
+
+    @property
+    def first(self) -> Reconstructor:
+        return self.regression
 
     def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
         features, shares = [], []
@@ -212,7 +216,7 @@ class FirstLayerRidge(Reconstructor):
                 f"own image; in the shadow models this part has a median share of {self.share:.1%}: they were not "
                 "trained by gradient descent on these images, or are too far from the reference; use KernelRidge"
             )
-        self.regression = self.first = self.regression.fitted(torch.cat(features), images, labels, n_classes)
+        self.regression = self.regression.fitted(torch.cat(features), images, labels, n_classes)
 
     def features(self, trace: Trace, sign: Tensor) -> Tensor:
         """Features `(m, f)` float32 of a decomposition, given a sign for every model."""

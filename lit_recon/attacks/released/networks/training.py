@@ -1,6 +1,6 @@
 """Training of reconstructor networks, which resumes after a kill."""
 
-from __future__ import annotations
+# Annotations are not postponed: the command line would evaluate those of a base class in the modules of its subclasses.
 
 import hashlib
 import pickle
@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import lit_recon._torchvision
 
@@ -230,7 +230,7 @@ class Standardization:
     scale: Tensor
 
     @classmethod
-    def fitted(cls, differences: Tensor) -> Standardization:
+    def fitted(cls, differences: Tensor) -> Self:
         """Of shadow models `(s, p)`.
 
         Raises:

@@ -9,7 +9,6 @@ agree in the end, the image is the training image, and the adversary can tell.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -50,7 +49,7 @@ class AndersonRetraining(Reconstructor):
     certain: float = 1e-2
     together: int = 100
 
-    needs_background: ClassVar[bool] = True
+    needs_background = True
 
     def __post_init__(self) -> None:
         counts = (self.steps, self.memory, self.together, self.restarts + 1)
@@ -67,8 +66,12 @@ class AndersonRetraining(Reconstructor):
         self.folder, self.announce = background.state, background.announce
         self.guess = (self.inner or FirstLayerRidge()).bind(background)
 
+    @property
+    def first(self) -> Reconstructor:
+        return self.guess
+
     def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
-        self.guess = self.first = self.guess.fitted(differences, images, labels, n_classes)
+        self.guess = self.guess.fitted(differences, images, labels, n_classes)
         self.shadow_images, self.shadow_labels, self.n_classes = images, labels, n_classes
 
     @property

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -48,7 +47,7 @@ class Retraining(Reconstructor):
     lr: float = 0.02
     together: int = 4
 
-    needs_background: ClassVar[bool] = True
+    needs_background = True
 
     def __post_init__(self) -> None:
         if min(self.steps, self.together) < 1 or not self.lr > 0:
@@ -60,8 +59,12 @@ class Retraining(Reconstructor):
         self.plan = repeatable(background.plan, "Retraining")
         self.guess = (self.inner or KernelRidge()).bind(background)
 
+    @property
+    def first(self) -> Reconstructor:
+        return self.guess
+
     def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
-        self.guess = self.first = self.guess.fitted(differences, images, labels, n_classes)
+        self.guess = self.guess.fitted(differences, images, labels, n_classes)
 
     @property
     def notes(self) -> tuple[str, ...]:

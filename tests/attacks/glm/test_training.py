@@ -88,7 +88,7 @@ def test_two_roots_are_both_returned_and_images_stay_in_range() -> None:
     assert attempt.told
     shown = attempt.image(images[1], (0.0, 0.5))
     assert shown.max() == 0.5
-    with pytest.raises(ShapeError, match="give target"):
+    with pytest.raises(ShapeError, match="pass target"):
         attack_record(released, images[1:], labels[1:])
 
 

@@ -219,7 +219,7 @@ def _price(level: Level) -> str:
         return "; its price was not measured"
     points = round(100 * level.price, 1)
     if points <= 0:
-        return f", and costs no accuracy ({abs(points):.1f} percentage points gained)"
+        return ", and costs no accuracy" + (f" ({-points:.1f} percentage points gained)" if points else "")
     return f", and costs {points:.1f} percentage points of accuracy"
 
 

@@ -21,7 +21,7 @@ def run_of(path: Path, command: str, finished: bool = True, **settings: object) 
     return folder
 
 
-@pytest.mark.parametrize("page", filter(None, report._PAGES.values()))
+@pytest.mark.parametrize("page", [page for page in report._PAGES.values() if page])
 def test_every_page_can_be_imported(page: str) -> None:
     module, _, function = page.partition(":")
     assert callable(getattr(importlib.import_module(module), function))

@@ -143,10 +143,12 @@ class RayCluster:
     def next(self) -> tuple[Piece, Outcome]:
         """Wait for any piece to end; where nobody can run it any more, that is its outcome."""
         try:
-            (ended,), _ = self._ray.wait(list(self._running), num_returns=1)
-            piece = self._running.pop(ended)
+            ended: list[Any] = []
+            while not ended:  # in steps: a signal is seen between two of them
+                ended, _ = self._ray.wait(list(self._running), timeout=1.0)
+            piece = self._running.pop(ended[0])
             try:
-                return piece, Outcome(**self._ray.get(ended))
+                return piece, Outcome(**self._ray.get(ended[0]))
             except self._ray.exceptions.RayError as error:
                 return piece, Outcome(reason=f"the cluster lost it: {' '.join(str(error).split())}")
         except Interrupted:

@@ -59,7 +59,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     study = StudyRunner([cell.piece for cell in cells], path)
     study.open(config, settings.overwrite, _GROWS)
     folder = study.folder
-    print(f"cells       {study.progress()}; {shadows.split.shadow} shadow models in each")
+    print(f"study       {study.progress()}; {shadows.split.shadow} shadow models in each")
     print(f"run folder  {path}", flush=True)
     started = time.perf_counter()
     with cluster.executor(folder, shadows.trainer.threads, shadows.trainer.accelerator) as executor:

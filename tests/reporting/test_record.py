@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-import math
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable

@@ -131,11 +131,15 @@ def named_by_content(arguments: Sequence[str]) -> list[str]:
     >>> named_by_content(["run", "--seed", "1"])
     ['run', '--seed', '1']
     """
-    given, files = list(arguments), list[str]()
-    if given[:1] == ["run"]:
-        configurations(given, lambda name: files.append(name) or name)
-        if any(map(_has_factors, files)):
+    given = list(arguments)
+
+    def look_into(name: str) -> str:
+        if _has_factors(name):
             given[0] = "factors"
+        return name
+
+    if given[:1] == ["run"]:
+        configurations(given, look_into)
     return given
 
 

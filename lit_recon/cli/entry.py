@@ -131,16 +131,15 @@ def named_by_content(arguments: Sequence[str]) -> list[str]:
     >>> named_by_content(["run", "--seed", "1"])
     ['run', '--seed', '1']
     """
-    given, files = list(arguments), list[str]()
-    if given[:1] == ["run"]:
+    given = list(arguments)
 
-        def note(name: str) -> str:
-            files.append(name)
-            return name
-
-        configurations(given, note)
-        if any(map(_has_factors, files)):
+    def look_into(name: str) -> str:
+        if _has_factors(name):
             given[0] = "factors"
+        return name
+
+    if given[:1] == ["run"]:
+        configurations(given, look_into)
     return given
 
 

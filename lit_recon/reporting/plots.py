@@ -203,7 +203,9 @@ def _draw(panel: Any, plot: Plot, y_label: bool) -> list[Any]:
     panel.set_title(plot.title, fontsize=10)
     panel.grid(alpha=0.25, linewidth=0.6)
     panel.spines[["top", "right"]].set_visible(False)
-    panel.set_xscale(plot.x_scale)
+    # The linear part of a symmetric logarithmic axis ends at the smallest positive tick.
+    positive = [place for place in (plot.x_ticks or {}).values() if place > 0]
+    panel.set_xscale(plot.x_scale, **({"linthresh": min(positive)} if plot.x_scale == "symlog" and positive else {}))
     panel.set_yscale(plot.y_scale)
     panel.set_xlabel(plot.x_label, fontsize=9)
     panel.set_ylabel(plot.y_label if y_label else "", fontsize=9)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 
 import numpy as np
 import pytest
@@ -100,6 +101,15 @@ def test_one_value_and_one_tick_fit_a_logarithmic_axis() -> None:
     series = Series("error", [10], [0.2], marker="o", errors=[0.01])
     assert draw([Plot(series=[series], levels={"mean": 0.3}, x_scale="log", x_range=(5, 20))])
     assert draw([Plot(series=[series], levels={"mean": 0.3}, x_scale="log", x_ticks={"10": 10})])
+
+
+def test_a_symmetric_logarithmic_axis_is_linear_below_its_smallest_positive_tick() -> None:
+    places = (0, 0.001, 0.01, 0.1)
+    plot = Plot(series=[Series("", places, places)], x_scale="symlog", x_ticks={f"at {x:g}": x for x in places})
+    content = draw([plot]).decode()
+    ticks = [float(x) for x in re.findall(r'<use xlink:href="#\w+" x="([\d.]+)" y="[\d.]+" style="stroke', content)]
+    steps = np.diff(sorted(set(ticks))[1 : 1 + len(places)])  # the first is the y axis
+    assert steps.max() < 1.2 * steps.min()  # equal decades, and the linear part as wide as one
 
 
 def test_few_distinct_samples_are_lines_and_many_a_histogram() -> None:

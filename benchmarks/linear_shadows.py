@@ -37,7 +37,7 @@ from lit_recon.attacks.shadow.engines.batched_mlp import chunk_size
 from lit_recon.attacks.shadow.linear_response import n_coordinates, respond
 from lit_recon.attacks.shadow.training import flat_weights
 from lit_recon.data import InformedSplitSettings, draw_informed_split
-from lit_recon.data.seeding import seeded_generator
+from lit_recon.data.dataset import seeded_generator
 from lit_recon.data.sources import Npz
 from lit_recon.metrics import MeanImage, mse
 from lit_recon.models.released import ReleasedMLP

@@ -24,7 +24,7 @@ from lit_recon.attacks.updates import MapRecovery
 from lit_recon.attacks.updates.feature_maps.matching import InputMap
 from lit_recon.clients import ClientSettings, LocalTraining
 from lit_recon.data import ImageSet
-from lit_recon.data.seeding import seeded_generator
+from lit_recon.data.dataset import seeded_generator
 from lit_recon.data.sources import CIFAR10
 from lit_recon.defenses import Defense, GaussianNoise, GradientClipping, GradientDropout, GradientPruning
 from lit_recon.errors import UnsupportedModelError

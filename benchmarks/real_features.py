@@ -27,7 +27,7 @@ from benchmarks.record import Row, spread, write_record
 from lit_recon.attacks.updates.features import CocktailParty, ExactRecovery, FeatureMap, FeatureRecovery, MomentRecovery
 from lit_recon.clients import ClientSettings, LocalTraining
 from lit_recon.data import ImageSet
-from lit_recon.data.seeding import seeded_generator
+from lit_recon.data.dataset import seeded_generator
 from lit_recon.data.sources import CIFAR10
 from lit_recon.defenses import Defense, GaussianNoise, GradientClipping, GradientDropout, GradientPruning
 from lit_recon.metrics import feature_cosines, span_error

@@ -36,12 +36,11 @@ from lit_recon.attacks.shadow import (
     train_models,
     train_reference,
 )
-from lit_recon.attacks.shadow.engines.batched_mlp import chunk_size, prepared
-from lit_recon.attacks.shadow.engines.dual import suits
+from lit_recon.attacks.shadow.engines.batched_mlp import chunk_size, prepared, suits
 from lit_recon.attacks.shadow.engines.pixels import times_transposed
 from lit_recon.attacks.shadow.training import flat_weights
 from lit_recon.data import ImageSet
-from lit_recon.data.seeding import seeded_generator
+from lit_recon.data.dataset import seeded_generator
 from lit_recon.data.sources import CIFAR10, MNIST
 from lit_recon.models.released import ReleasedCNN, ReleasedMLP, ReleasedNetwork
 from lit_recon.training.trainer import keep_freed_memory

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from lit_recon.attacks.shadow.training import unflatten
 from lit_recon.data import ImageSet
-from lit_recon.data.seeding import seeded_generator
+from lit_recon.data.dataset import seeded_generator
 from lit_recon.errors import ConfigError, ShapeError
 
 #: Models whose losses are computed at a time, on one image each and on all images.

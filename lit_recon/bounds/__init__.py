@@ -15,6 +15,7 @@ from lit_recon.bounds.cramer_rao import (
     ErrorBound,
     GaussianPrior,
     cramer_rao,
+    likeliest_inputs,
     unit_norm_cramer_rao,
     van_trees,
 )
@@ -27,9 +28,8 @@ from lit_recon.bounds.fisher import (
     example_clipped_information,
     fisher_information,
 )
-from lit_recon.bounds.likelihood import likeliest_inputs
-from lit_recon.bounds.rates import RATES, Rate, Slope, log_slope
 from lit_recon.bounds.robustness import (
+    Simulated,
     approximate_bound,
     concentrated_bound,
     gaussian_bound,
@@ -39,11 +39,20 @@ from lit_recon.bounds.robustness import (
     pure_bound,
     renyi_bound,
     robustness_from_privacy,
+    simulated_bound,
     tight_pure_bound,
     two_point_baseline,
 )
-from lit_recon.bounds.sampled_gaussian import Simulated, simulated_bound
-from lit_recon.bounds.two_layer import TwoLayerJacobian, TwoLayerNet, moments_noise, replacement_sensitivity
+from lit_recon.bounds.two_layer import (
+    RATES,
+    Rate,
+    Slope,
+    TwoLayerJacobian,
+    TwoLayerNet,
+    log_slope,
+    moments_noise,
+    replacement_sensitivity,
+)
 
 __all__ = [
     "RATES",

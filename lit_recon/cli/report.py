@@ -9,8 +9,8 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.errors import ConfigError
 from lit_recon.reporting.pages import compare_report
+from lit_recon.reporting.provenance import parse_settings
 from lit_recon.reporting.run_folder import RunFolder
-from lit_recon.reporting.settings import parse_settings
 
 #: Where the comparison of several runs goes unless told otherwise.
 COMPARISON = Path("comparison.html")

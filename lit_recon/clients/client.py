@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lit_recon.clients.batch_norm import BatchNormMode
-from lit_recon.clients.gradient import GradientOperator, checked_loss
+from lit_recon.clients.gradient import BatchNormMode, GradientOperator, checked_loss
 from lit_recon.defenses import Batch, Defense, Stage, at_weights, defended_gradient
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models import public_model

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lit_recon.clients.batch_norm import BatchNormMode
-from lit_recon.clients.gradient import GradientOperator
+from lit_recon.clients.gradient import BatchNormMode, GradientOperator
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.records import BatchStatistics, Loss, Update
 

@@ -11,11 +11,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from lit_recon.clients.aggregate import SecureAggregation
-from lit_recon.clients.batch_norm import BatchNormMode
 from lit_recon.clients.client import Client
-from lit_recon.clients.gradient import GradientOperator
+from lit_recon.clients.gradient import BatchNormMode, GradientOperator
 from lit_recon.clients.local_steps import LocalSteps, Release
-from lit_recon.data.seeding import seeded_generator
+from lit_recon.data.dataset import seeded_generator
 from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError
 from lit_recon.records import ForwardOperator, Loss

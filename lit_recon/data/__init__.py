@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from lit_recon.data.dataset import ImageSet, measure_normalization
 from lit_recon.data.sources.base import ImageSource
-from lit_recon.data.sources.digits import Digits
+from lit_recon.data.sources.bundled import Digits, Photos
 from lit_recon.data.sources.folder import ImageFolder
 from lit_recon.data.sources.npz import Npz
-from lit_recon.data.sources.photos import Photos
 from lit_recon.data.sources.published import CIFAR10, CIFAR100, MNIST
 from lit_recon.data.splits import (
     Split,

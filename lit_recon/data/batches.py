@@ -13,8 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from lit_recon.data.dataset import ImageSet
-from lit_recon.data.seeding import seeded_generator
+from lit_recon.data.dataset import ImageSet, seeded_generator
 from lit_recon.data.victims import VictimBatch
 from lit_recon.errors import ConfigError
 

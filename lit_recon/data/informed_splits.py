@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from lit_recon.data.dataset import ImageSet
-from lit_recon.data.seeding import seeded_generator
+from lit_recon.data.dataset import ImageSet, seeded_generator
 from lit_recon.data.sources.base import ImageSource
 from lit_recon.data.splits import content_hash
 from lit_recon.errors import ConfigError, ShapeError

@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_recon.data.dataset import ImageSet
-from lit_recon.data.seeding import seeded_generator
+from lit_recon.data.dataset import ImageSet, seeded_generator
 from lit_recon.errors import ConfigError
 
 

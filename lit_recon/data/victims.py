@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_recon.data.seeding import seeded_generator
+from lit_recon.data.dataset import seeded_generator
 from lit_recon.errors import ConfigError
 
 

@@ -88,7 +88,7 @@ _MOVED = {
     "lit_recon.observation": "lit_recon.clients",
     "lit_recon.modules.reconstructor": "lit_recon.attacks.released.networks.perceptron",
     "lit_recon.modules.reconstructor_adversarial": "lit_recon.attacks.released.networks.convolutional",
-    "lit_recon.modules.reconstructor_components": "lit_recon.attacks.released.networks.components",
+    "lit_recon.modules.reconstructor_components": "lit_recon.attacks.released.networks.perceptrons",
 }
 
 # A mapping that the schema leaves open, such as the settings of a grid's cells, stays one: only the places that name a

@@ -39,8 +39,17 @@ from lit_recon.modules.loggers import WandbSettings, build_loggers
 from lit_recon.modules.private import PrivacySettings, PrivateBackboneModule, private_model
 from lit_recon.records import Normalization
 from lit_recon.reporting.writing import Scalar
-from lit_recon.training.callbacks import BACKBONE_FILE, LAST_CHECKPOINT, training_callbacks
-from lit_recon.training.module import Figures, SGDSchedule, TrainingModule, read_utility, without_utility, write_utility
+from lit_recon.training.module import (
+    BACKBONE_FILE,
+    LAST_CHECKPOINT,
+    Figures,
+    SGDSchedule,
+    TrainingModule,
+    read_utility,
+    training_callbacks,
+    without_utility,
+    write_utility,
+)
 from lit_recon.training.progress import TrainingProgress
 from lit_recon.training.trainer import TrainerSettings, build_trainer, is_first_process
 

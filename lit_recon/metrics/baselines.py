@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lit_recon.errors import ShapeError
 from lit_recon.metrics.fidelity import pairwise_mse
-from lit_recon.metrics.images import check_images, unit_images
+from lit_recon.metrics.registry import check_images, unit_images
 
 #: Images converted to float64 at a time: few enough for memory to be reused, which makes this four times faster.
 _CHUNK = 512

@@ -8,8 +8,7 @@ from torch.nn import functional as F
 
 from lit_recon.errors import MissingDataError, ShapeError
 from lit_recon.measures import MEASURES
-from lit_recon.metrics.images import check_pairs
-from lit_recon.metrics.registry import Metric, Unavailable, register
+from lit_recon.metrics.registry import Metric, Unavailable, check_pairs, register
 
 #: Images that pass through the classifier at a time.
 _CHUNK = 256

@@ -18,8 +18,7 @@ from torchmetrics.functional.image import structural_similarity_index_measure
 
 from lit_recon.errors import ShapeError
 from lit_recon.measures import MEASURES
-from lit_recon.metrics.images import check_pairs
-from lit_recon.metrics.registry import Metric, register
+from lit_recon.metrics.registry import Metric, check_pairs, register
 
 #: Radius in pixels and standard deviation of the Gaussian window of [Wang2004]: 11 x 11 pixels.
 _RADIUS, _SIGMA = 5, 1.5

@@ -28,8 +28,7 @@ from torch import Tensor, nn
 
 from lit_recon.errors import CorruptFileError, MissingDataError, ShapeError
 from lit_recon.measures import MEASURES
-from lit_recon.metrics.images import check_pairs
-from lit_recon.metrics.registry import Metric, Unavailable, register
+from lit_recon.metrics.registry import Metric, Unavailable, check_pairs, register
 
 #: Backbones that LPIPS has calibrated weights for.
 LpipsNetwork = Literal["alex", "squeeze", "vgg"]

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from lit_recon.errors import ShapeError
 from lit_recon.metrics.fidelity import pairwise_mse
-from lit_recon.metrics.images import check_pairs
-from lit_recon.metrics.registry import Metric
+from lit_recon.metrics.registry import Metric, check_pairs
 
 
 def match(reconstructions: Tensor, targets: Tensor) -> Tensor:

@@ -7,8 +7,7 @@ from lit_recon.models.classifiers.backbone import Backbone, Trunk
 from lit_recon.models.classifiers.feature_layer import WideFeatureLayer
 from lit_recon.models.classifiers.foreign import PublicModel, build_module, load_weights, public_model
 from lit_recon.models.classifiers.imprint import Imprint, ImprintBlock, ImprintedTrunk
-from lit_recon.models.classifiers.residual import ResNet18, WideResNet
-from lit_recon.models.classifiers.small import MLP, ConvNet, LeNet
+from lit_recon.models.classifiers.networks import MLP, ConvNet, LeNet, ResNet18, WideResNet
 from lit_recon.models.generative.unet import UNet
 
 __all__ = [

@@ -15,12 +15,11 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lit_recon.clients import GradientOperator, LocalTraining
-from lit_recon.data.seeding import seeded_generator
+from lit_recon.data.dataset import seeded_generator
 from lit_recon.defenses import Batch, Defense, Stage, at_weights, defended_gradient
 from lit_recon.errors import ConfigError, CorruptFileError, RunExistsError
 from lit_recon.models import Backbone
-from lit_recon.training.callbacks import BACKBONE_FILE, LAST_CHECKPOINT
-from lit_recon.training.module import ImageBatch, SGDSchedule, TrainingModule
+from lit_recon.training.module import BACKBONE_FILE, LAST_CHECKPOINT, ImageBatch, SGDSchedule, TrainingModule
 
 
 class BackboneModule(TrainingModule):

@@ -9,13 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from lit_recon.measures import Measure
-from lit_recon.reporting.cards import class_name, is_small
 from lit_recon.reporting.plots import data_uri
-from lit_recon.reporting.provenance import paper_of
+from lit_recon.reporting.provenance import flatten, is_below, paper_of
 from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.run_folder import IGNORED_SETTINGS
-from lit_recon.reporting.settings import flatten, is_below
-from lit_recon.reporting.tables import SummaryRow, summary_table
+from lit_recon.reporting.tables import SummaryRow, class_name, is_small, summary_table
 from lit_recon.reporting.wording import ABSENT, MISSING, closer_than_public, duration, format_score, verdict
 
 #: One setting of each command whose runs can only be compared by their scores.

@@ -13,13 +13,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from lit_recon.errors import ConfigError
 from lit_recon.io.files import write_bytes, write_text
-from lit_recon.reporting.cards import Gallery, gallery
 from lit_recon.reporting.comparison import compare
 from lit_recon.reporting.plots import HEIGHT, WIDTH, Chart, loss_chart
-from lit_recon.reporting.provenance import paper_of
+from lit_recon.reporting.provenance import flatten, paper_of
 from lit_recon.reporting.record import RunRecord
-from lit_recon.reporting.settings import flatten
-from lit_recon.reporting.tables import Bar, facts, rmse_bars, summary_table
+from lit_recon.reporting.tables import Bar, Gallery, facts, gallery, rmse_bars, summary_table
 from lit_recon.reporting.wording import ABSENT, MISSING, Grant, knowledge, notes, verdict
 from lit_recon.reporting.writing import Scalar
 

@@ -16,8 +16,8 @@ from safetensors import SafetensorError, safe_open
 
 from lit_recon.errors import CorruptFileError, MissingDataError
 from lit_recon.measures import Measure
+from lit_recon.reporting.provenance import parse_settings
 from lit_recon.reporting.run_folder import RunFolder
-from lit_recon.reporting.settings import parse_settings
 from lit_recon.reporting.writing import LossCurve, Scalar, VictimRow
 
 _IDENTITY = ("batch", "id", "label", "recovered_label", "loss")

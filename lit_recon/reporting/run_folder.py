@@ -11,7 +11,7 @@ from typing import ClassVar, Self
 
 from lit_recon.errors import ConfigError, RunExistsError
 from lit_recon.io.files import is_leftover, write_text
-from lit_recon.reporting.settings import differences, parse_settings
+from lit_recon.reporting.provenance import differences, parse_settings
 
 #: Settings that change neither the result nor its meaning: a run that differs only there is the same run.
 IGNORED_SETTINGS = ("config", "out", "overwrite")

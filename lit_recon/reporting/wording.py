@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from lit_recon.measures import MEASURES
 from lit_recon.measures import Measure as Measure
+from lit_recon.reporting.provenance import find_setting
 from lit_recon.reporting.record import RunRecord
-from lit_recon.reporting.settings import find_setting
 
 MISSING = "n/a"
 #: Stands for a value or setting that the run does not have, as opposed to one that could not be computed.

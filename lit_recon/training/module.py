@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,13 +15,14 @@ from typing import Any
 import lit_recon._torchvision
 
 import torch
-from pytorch_lightning import LightningModule
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import Checkpoint
 from torch import Tensor, nn, optim
 from torchmetrics import MeanMetric, SumMetric
 
 from lit_recon.errors import ConfigError, CorruptFileError
 from lit_recon.io.files import write_text
-from lit_recon.models import Backbone
+from lit_recon.models import Backbone, BackboneCheckpoint, save_backbone
 
 #: Inside a run folder.
 UTILITY_FILE = "utility.json"
@@ -235,3 +238,86 @@ class TrainingModule(LightningModule, ABC):
         groups = [{"params": others, "lr": schedule.lr}, {"params": head, "lr": head_lr}]
         optimizer = optim.SGD(groups, lr=schedule.lr, momentum=schedule.momentum, weight_decay=schedule.weight_decay)
         return [optimizer], [optim.lr_scheduler.StepLR(optimizer, schedule.decay_every, schedule.decay)]
+
+
+#: Names inside a run folder.
+BACKBONE_FILE = "backbone.safetensors"
+
+
+LAST_CHECKPOINT = "checkpoints/last.ckpt"
+
+
+class LastCheckpoint(Checkpoint):
+    """Keeps the newest state of training in one file, replaced in one step, after every epoch and every few minutes.
+
+    Lightning's own ModelCheckpoint copies the file from the system's temporary folder: a kill could leave half of it.
+
+    Args:
+        path: of the file.
+        minutes: between two saves within an epoch; going on from there needs a data loader with a state.
+    """
+
+    def __init__(self, path: Path, minutes: float = 5.0) -> None:
+        self.path, self.minutes = path, minutes
+        self._saved_at = time.monotonic()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save where the interval is over; the last batch leaves it to the end of the epoch."""
+        due = time.monotonic() - self._saved_at > 60 * self.minutes
+        if not trainer.is_last_batch and trainer.strategy.broadcast(due):
+            self._save(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save; Lightning calls this after validation."""
+        self._save(trainer)
+
+    def _save(self, trainer: Trainer) -> None:
+        part = self.path.with_name(f"{self.path.name}.part")
+        trainer.save_checkpoint(part, weights_only=False)
+        if trainer.is_global_zero:
+            os.replace(part, self.path)
+        self._saved_at = time.monotonic()
+
+
+class ExportBackbone(Callback):
+    """Writes the trained backbone and, before it, its utility when training has ended.
+
+    Args:
+        out: the run folder.
+        class_names: one per output.
+        split_hash: of the data it was trained on.
+    """
+
+    def __init__(self, out: Path, class_names: list[str], split_hash: str) -> None:
+        self.out, self.class_names, self.split_hash = out, class_names, split_hash
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the files, once for all processes."""
+        if not isinstance(pl_module, TrainingModule):
+            raise ConfigError(f"only a TrainingModule can be exported as a backbone; got {type(pl_module).__name__}")
+        if not trainer.is_global_zero:
+            return
+        write_utility(self.out, pl_module.utility)
+        accuracy = pl_module.utility.get("accuracy")
+        checkpoint = BackboneCheckpoint(
+            pl_module.model,
+            self.class_names,
+            self.split_hash,
+            trainer.current_epoch,
+            accuracy if isinstance(accuracy, float) else None,
+        )
+        save_backbone(self.out / BACKBONE_FILE, checkpoint)
+
+
+def training_callbacks(out: Path, class_names: list[str], split_hash: str, minutes: float = 5.0) -> list[Callback]:
+    """What a Trainer needs for `train_backbone`: resumable state and the exported backbone, both below `out`.
+
+    Args:
+        out: the run folder.
+        class_names: one per output, stored with the backbone.
+        split_hash: of the training data, stored with the backbone.
+        minutes: between two saves within an epoch.
+    """
+    return [ExportBackbone(out, class_names, split_hash), LastCheckpoint(out / LAST_CHECKPOINT, minutes)]

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from lit_recon.bounds.robustness import gaussian_bound, profile_bound
-from lit_recon.bounds.sampled_gaussian import simulated_bound
+from lit_recon.bounds.robustness import gaussian_bound, profile_bound, simulated_bound
 from lit_recon.errors import ConfigError
 from lit_recon.privacy import PoissonSGD
 

@@ -22,8 +22,7 @@ from lit_recon.attacks.released import (
     Reconstructor,
     Retraining,
 )
-from lit_recon.attacks.released.networks.components import ComponentsReconstructor
-from lit_recon.attacks.released.networks.perceptron import NeuralReconstructor
+from lit_recon.attacks.released.networks.perceptrons import ComponentsReconstructor, NeuralReconstructor
 from lit_recon.attacks.shadow import GradientDescent, ShadowPlan
 from lit_recon.data import InformedSplit, InformedSplitSettings, draw_informed_split
 from lit_recon.data.sources import Digits

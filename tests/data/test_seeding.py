@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lit_recon.data.seeding import seeded_generator
+from lit_recon.data.dataset import seeded_generator
 
 
 def draw(seed: int, *purpose: int | str) -> tuple[float, ...]:

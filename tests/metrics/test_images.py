@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from lit_recon.errors import ShapeError
-from lit_recon.metrics.images import check_images, check_pairs, unit_images
+from lit_recon.metrics.registry import check_images, check_pairs, unit_images
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from lit_recon.data.sources import Digits
 from lit_recon.models import Backbone, ConvNet, WideFeatureLayer
 from lit_recon.modules.backbone import BackboneModule, train_backbone
 from lit_recon.modules.data import BackboneDataModule
-from lit_recon.training.callbacks import training_callbacks
+from lit_recon.training.module import training_callbacks
 from lit_recon.training.trainer import TrainerSettings, build_trainer
 
 

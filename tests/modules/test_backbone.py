@@ -17,8 +17,17 @@ from lit_recon.errors import ConfigError, CorruptFileError, RunExistsError
 from lit_recon.models import MLP, Backbone, BackboneCheckpoint, ConvNet, WideFeatureLayer, load_backbone
 from lit_recon.modules.backbone import BackboneModule, train_backbone
 from lit_recon.modules.data import BackboneDataModule
-from lit_recon.training.callbacks import BACKBONE_FILE, LAST_CHECKPOINT, ExportBackbone, training_callbacks
-from lit_recon.training.module import UTILITY_FILE, Figures, SGDSchedule, TrainingModule, read_utility
+from lit_recon.training.module import (
+    BACKBONE_FILE,
+    LAST_CHECKPOINT,
+    UTILITY_FILE,
+    ExportBackbone,
+    Figures,
+    SGDSchedule,
+    TrainingModule,
+    read_utility,
+    training_callbacks,
+)
 from lit_recon.training.trainer import TrainerSettings, build_trainer
 from tests.processes import outputs, ranks
 

@@ -14,7 +14,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lit_recon.clients import GradientOperator, LocalTraining
-from lit_recon.data.seeding import seeded_generator
+from lit_recon.data.dataset import seeded_generator
 from lit_recon.data.sources import Digits
 from lit_recon.defenses import (
     DPSGD,
@@ -35,8 +35,14 @@ from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import MLP, Backbone, ConvNet, LeNet, WideFeatureLayer, load_backbone
 from lit_recon.modules.backbone import BackboneModule, DefendedBackboneModule, train_backbone
 from lit_recon.modules.data import BackboneDataModule
-from lit_recon.training.callbacks import LAST_CHECKPOINT, training_callbacks
-from lit_recon.training.module import Figures, SGDSchedule, TrainingModule, read_utility
+from lit_recon.training.module import (
+    LAST_CHECKPOINT,
+    Figures,
+    SGDSchedule,
+    TrainingModule,
+    read_utility,
+    training_callbacks,
+)
 from lit_recon.training.trainer import TrainerSettings, build_trainer
 
 DIGITS = BackboneDataModule(Digits(), padding=1, flip=False)

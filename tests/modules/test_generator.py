@@ -15,8 +15,15 @@ from lit_recon.data.sources import Digits
 from lit_recon.errors import ConfigError, CorruptFileError
 from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint
 from lit_recon.modules.data import BackboneDataModule
-from lit_recon.modules.generator import GeneratorModule, GeneratorRecipe, autoencoder_loss, critic_loss
-from lit_recon.modules.generator_training import measure_quality, search_latents, train_generator
+from lit_recon.modules.generator import (
+    GeneratorModule,
+    GeneratorRecipe,
+    autoencoder_loss,
+    critic_loss,
+    measure_quality,
+    search_latents,
+    train_generator,
+)
 from lit_recon.training.trainer import TrainerSettings
 
 CPU = TrainerSettings(accelerator="cpu")

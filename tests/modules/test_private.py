@@ -22,8 +22,7 @@ from lit_recon.modules.backbone import train_backbone
 from lit_recon.modules.data import BackboneDataModule, PoissonBatches, PoissonDataModule
 from lit_recon.modules.private import PrivacyPlan, PrivacySettings, PrivateBackboneModule, private_model
 from lit_recon.privacy import FullBatchSGD, PoissonSGD, PrivateDescent
-from lit_recon.training.callbacks import LAST_CHECKPOINT, training_callbacks
-from lit_recon.training.module import Figures, SGDSchedule, read_utility
+from lit_recon.training.module import LAST_CHECKPOINT, Figures, SGDSchedule, read_utility, training_callbacks
 from lit_recon.training.trainer import TrainerSettings, build_trainer
 
 DIGITS = BackboneDataModule(Digits(), padding=1, flip=False)

@@ -16,8 +16,7 @@ from torch import nn
 from lit_recon.data.batches import TrainingBatches
 from lit_recon.models import Backbone, load_backbone
 from lit_recon.modules.data import PoissonSampling
-from lit_recon.training.callbacks import BACKBONE_FILE
-from lit_recon.training.module import read_utility
+from lit_recon.training.module import BACKBONE_FILE, read_utility
 from tests.processes import outputs, ranks
 
 pytestmark = pytest.mark.processes

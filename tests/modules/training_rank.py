@@ -24,8 +24,7 @@ from lit_recon.modules.backbone import BackboneModule, DefendedBackboneModule, t
 from lit_recon.modules.data import BackboneDataModule, PoissonDataModule
 from lit_recon.modules.private import PrivacyPlan, PrivateBackboneModule
 from lit_recon.privacy import PrivateDescent
-from lit_recon.training.callbacks import LAST_CHECKPOINT, training_callbacks
-from lit_recon.training.module import SGDSchedule, TrainingModule
+from lit_recon.training.module import LAST_CHECKPOINT, SGDSchedule, TrainingModule, training_callbacks
 from lit_recon.training.trainer import TrainerSettings, build_trainer
 
 KINDS = ("plain", "identity", "defended", "private")

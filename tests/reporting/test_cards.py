@@ -6,10 +6,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from lit_recon.measures import Measure
-from lit_recon.reporting.cards import gallery
 from lit_recon.reporting.plots import data_uri
 from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.reporting.tables import gallery
 from lit_recon.reporting.writing import write_metrics
 
 MakeRun = Callable[..., RunFolder]

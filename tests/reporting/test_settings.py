@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lit_recon.errors import ConfigError, CorruptFileError
-from lit_recon.reporting.settings import Difference, differences, find_setting, flatten, is_below, parse_settings
+from lit_recon.reporting.provenance import Difference, differences, find_setting, flatten, is_below, parse_settings
 
 
 def test_flatten_reaches_every_leaf() -> None:

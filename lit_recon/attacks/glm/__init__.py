@@ -16,8 +16,7 @@ from lit_recon.attacks.glm.family import (
     Multinomial,
     Poisson,
 )
-from lit_recon.attacks.glm.released import ReleasedGLM
-from lit_recon.attacks.glm.without_intercept import ReleasedWithoutIntercept, TwoCandidates
+from lit_recon.attacks.glm.released import ReleasedGLM, ReleasedWithoutIntercept, TwoCandidates
 
 __all__ = [
     "Bernoulli",

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lit_recon.attacks.glm.family import Array, Bernoulli, Family, Gaussian, Multinomial, Poisson
-from lit_recon.attacks.glm.released import ReleasedGLM
-from lit_recon.attacks.glm.without_intercept import ReleasedWithoutIntercept
+from lit_recon.attacks.glm.released import ReleasedGLM, ReleasedWithoutIntercept
 from lit_recon.errors import ShapeError, UnsupportedModelError
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from lit_recon.attacks.glm.estimators import (
     from_ridge,
 )
 from lit_recon.attacks.glm.family import Array, GLMReconstruction
-from lit_recon.attacks.glm.released import ReleasedGLM
-from lit_recon.attacks.glm.without_intercept import ReleasedWithoutIntercept
+from lit_recon.attacks.glm.released import ReleasedGLM, ReleasedWithoutIntercept
 from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
 
 #: A released model, as the informed adversary sees it.

@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from lit_recon.attacks.shadow.engines.pixels import times_transposed
 from lit_recon.attacks.shadow.steps import Descent
 from lit_recon.attacks.shadow.training import KnownTraining, flat_weights, full_precision, unflatten
-from lit_recon.data.seeding import seeded_generator
+from lit_recon.data.dataset import seeded_generator
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models.released import ReleasedMLP
 

@@ -26,7 +26,7 @@ from lit_recon.attacks.shadow.engine import (
 from lit_recon.attacks.shadow.store import ShadowStore
 from lit_recon.attacks.shadow.training import GradientDescent, KnownTraining, flat_weights
 from lit_recon.data import ImageSet, content_hash
-from lit_recon.data.seeding import seeded_generator
+from lit_recon.data.dataset import seeded_generator
 from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError, ShapeError, UnsupportedModelError
 from lit_recon.models.released import ReleasedNetwork
 

@@ -10,12 +10,11 @@ from typing import Any, Literal, NamedTuple
 
 from lit_recon.errors import ConfigError, LitReconError, ThreatModelError, UnsupportedModelError
 from lit_recon.experiments.configuration import find_configuration, readable
-from lit_recon.experiments.engine.pieces import CommandRun, Piece, Subcommand
-from lit_recon.experiments.engine.settings import merged, nested, settings_hash
+from lit_recon.experiments.engine.pieces import CommandRun, Piece, Subcommand, merged, nested, settings_hash
 from lit_recon.experiments.evaluate.judgement import NO_DEFENSE
 from lit_recon.experiments.evaluate.settings import DefenseFamily, EvaluateSettings, GridAttack
-from lit_recon.modules.generator_training import GENERATOR_FILE
-from lit_recon.reporting.settings import parse_settings
+from lit_recon.modules.generator import GENERATOR_FILE
+from lit_recon.reporting.provenance import parse_settings
 from lit_recon.reporting.wording import measure_of
 
 _COMMANDS = {

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lit_recon.errors import CorruptFileError, MissingDataError
+from lit_recon.reporting.provenance import parse_settings
 from lit_recon.reporting.record import read_metrics
 from lit_recon.reporting.run_folder import RunFolder, StudyFolder
-from lit_recon.reporting.settings import parse_settings
 from lit_recon.reporting.wording import Measure, format_score, measure_of
 from lit_recon.reporting.writing import Scalar
 

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from lit_recon.errors import ConfigError, LitReconError
-from lit_recon.experiments.engine.settings import NOT_HASHED, merged, nested, settings_hash
+from lit_recon.experiments.engine.pieces import NOT_HASHED, merged, nested, settings_hash
 from lit_recon.experiments.factors.settings import Case, Factor, FactorsSettings, Measure, TransferSettings, shown
 from lit_recon.experiments.released_attack.settings import ReconnSettings, ShadowSettings
-from lit_recon.reporting.settings import differences
+from lit_recon.reporting.provenance import differences
 
 #: Settings of a run that no factor may vary.
 _NO_FACTOR = ("name", "out", "overwrite", "released", "store", "curve", "wandb", "paper", "cache", "trainer")

@@ -12,9 +12,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from lit_recon.errors import CorruptFileError, MissingDataError
+from lit_recon.reporting.provenance import parse_settings
 from lit_recon.reporting.record import read_metrics, read_victims
 from lit_recon.reporting.run_folder import RunFolder, StudyFolder
-from lit_recon.reporting.settings import parse_settings
 from lit_recon.reporting.wording import format_score
 from lit_recon.reporting.writing import Scalar
 

@@ -14,7 +14,13 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.attacks.glm.training import Regression, attack_record
 from lit_recon.data.informed_splits import InformedSplit
-from lit_recon.experiments.configuration import SAME_RUN, instantiated, resolved, settings_of, settings_parser
+from lit_recon.experiments.configuration import (
+    SAME_RUN,
+    instantiated,
+    resolved,
+    settings_of,
+    settings_parser,
+)
 from lit_recon.experiments.glm.page import BESIDE
 from lit_recon.experiments.glm.score import AttackedModel, write_glm
 from lit_recon.experiments.glm.settings import GlmSettings

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import lit_recon._torchvision
+
 import numpy as np
 
 from lit_recon.attacks.glm.family import Array
@@ -15,7 +17,9 @@ from lit_recon.data import ImageSet
 from lit_recon.data.informed_splits import InformedSplit, InformedSplitSettings, draw_informed_split
 from lit_recon.data.sources import Digits, ImageSource
 from lit_recon.errors import ConfigError
-from lit_recon.experiments.configuration import PaperSettings
+from lit_recon.experiments.configuration import (
+    PaperSettings,
+)
 from lit_recon.modules.loggers import WandbSettings
 
 #: Names of models, which are columns of a table.

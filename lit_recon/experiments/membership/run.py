@@ -28,6 +28,8 @@ from lit_recon.training.trainer import build_trainer, configure_process, is_firs
 #: Settings of shadow models that this command sets itself: it plays both kinds of initial weights with exact models,
 #: kept in the run folder.
 _NOT_SET = {"initialization", "store", "cache", "shadows", "linear"}
+
+
 #: Settings that do not change the results.
 _SAME_RUN = (*SAME_RUN, "shard_size")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from lit_recon.reporting.pages import Panel, Picture, build_report
 from lit_recon.reporting.plots import Plot, draw
+from lit_recon.reporting.provenance import find_setting
 from lit_recon.reporting.record import RunRecord
-from lit_recon.reporting.settings import find_setting
 from lit_recon.reporting.wording import Grant, short
 
 _ORIGIN = "Left the unknown training image, in the middle what the attack reconstructed from the released model"

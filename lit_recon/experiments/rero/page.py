@@ -15,9 +15,9 @@ from lit_recon.bounds import concentrated_bound, gaussian_bound
 from lit_recon.errors import CorruptFileError, MissingDataError
 from lit_recon.reporting.pages import Page, Panel, Picture, notes_panels
 from lit_recon.reporting.plots import COLOURS, MARKS, Plot, Series, draw, image_grid
+from lit_recon.reporting.provenance import parse_settings
 from lit_recon.reporting.record import read_metrics
 from lit_recon.reporting.run_folder import RunFolder
-from lit_recon.reporting.settings import parse_settings
 from lit_recon.reporting.wording import ABSENT, format_score, percent, short, with_error
 
 #: What the page is built from, and the same as a table.

@@ -14,10 +14,9 @@ from lit_recon.experiments.configuration import instantiated, resolved, settings
 from lit_recon.experiments.engine.cluster import ClusterSettings
 from lit_recon.experiments.engine.runner import StudyRunner, refuse_several_processes
 from lit_recon.experiments.released_attack.settings import ShadowSettings
-from lit_recon.experiments.rero.cells import rero_cells
 from lit_recon.experiments.rero.page import write_page
 from lit_recon.experiments.rero.score import CellEvaluator, figures, write_record
-from lit_recon.experiments.rero.settings import ReroSettings
+from lit_recon.experiments.rero.settings import ReroSettings, rero_cells
 from lit_recon.modules.loggers import build_loggers, finish
 from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.run_folder import RunFolder

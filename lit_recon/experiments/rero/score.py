@@ -23,8 +23,8 @@ from lit_recon.attacks.released.diagnostics import identified
 from lit_recon.attacks.shadow import ShadowPlan, ShadowStore
 from lit_recon.attacks.shadow.training import unflatten
 from lit_recon.data import ImageSet
+from lit_recon.data.dataset import seeded_generator
 from lit_recon.data.informed_splits import InformedSplit
-from lit_recon.data.seeding import seeded_generator
 from lit_recon.errors import MissingDataError
 from lit_recon.experiments.released_attack.settings import ShadowSettings
 from lit_recon.experiments.rero.bounds import (
@@ -36,9 +36,8 @@ from lit_recon.experiments.rero.bounds import (
     priors,
     sampled_rows,
 )
-from lit_recon.experiments.rero.cells import ReroCell
 from lit_recon.experiments.rero.page import RECORD, TABLE
-from lit_recon.experiments.rero.settings import ReroSettings
+from lit_recon.experiments.rero.settings import ReroCell, ReroSettings
 from lit_recon.io.files import write_text
 from lit_recon.modules.shadows import train_store
 from lit_recon.reporting.record import read_metrics, read_victims

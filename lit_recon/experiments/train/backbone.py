@@ -16,8 +16,7 @@ from lit_recon.modules.loggers import build_loggers, finish
 from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import write_metrics
-from lit_recon.training.callbacks import BACKBONE_FILE
-from lit_recon.training.module import UTILITY_FILE, Figures, read_utility
+from lit_recon.training.module import BACKBONE_FILE, UTILITY_FILE, Figures, read_utility
 from lit_recon.training.trainer import check_trainer, configure_process, is_first_process
 
 #: Settings of an attack's backbone that do not apply to a training.

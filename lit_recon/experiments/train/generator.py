@@ -23,20 +23,25 @@ from lit_recon.experiments.settings import PaperSettings
 from lit_recon.io.files import write_bytes
 from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, load_generator
 from lit_recon.modules.data import BackboneDataModule
-from lit_recon.modules.generator import GeneratorModule, GeneratorRecipe
-from lit_recon.modules.generator_training import GENERATOR_FILE, check_alone, measure_quality, train_generator
+from lit_recon.modules.generator import (
+    GENERATOR_FILE,
+    GeneratorModule,
+    GeneratorRecipe,
+    check_alone,
+    measure_quality,
+    train_generator,
+)
 from lit_recon.modules.loggers import WandbSettings, build_loggers, finish
 from lit_recon.reporting.pages import Page, Panel, Picture
 from lit_recon.reporting.plots import image_grid
-from lit_recon.reporting.provenance import environment
+from lit_recon.reporting.provenance import environment, parse_settings
 from lit_recon.reporting.record import read_metrics
 from lit_recon.reporting.run_folder import RunFolder
-from lit_recon.reporting.settings import parse_settings
 from lit_recon.reporting.wording import MISSING, format_score
 from lit_recon.reporting.writing import Scalar, write_metrics
 from lit_recon.training.trainer import TrainerSettings, check_trainer, configure_process
 
-#: Inside a run folder: the images of `lit_recon.modules.generator_training.Quality`.
+#: Inside a run folder: the images of `lit_recon.modules.generator.Quality`.
 IMAGES_FILE = "samples.safetensors"
 
 _SAMPLES = (

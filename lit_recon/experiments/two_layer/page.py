@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_recon.bounds.rates import RATES, log_slope
+from lit_recon.bounds.two_layer import RATES, log_slope
 from lit_recon.experiments.two_layer.results import LOCAL, SYMBOLS, Study, TwoLayerCellScores
 from lit_recon.io.files import write_bytes, write_text
 from lit_recon.reporting.pages import Page, Panel, Picture

@@ -11,7 +11,7 @@ from statistics import mean
 from typing import Any
 
 from lit_recon.errors import CorruptFileError, MissingDataError
-from lit_recon.reporting.settings import parse_settings
+from lit_recon.reporting.provenance import parse_settings
 from lit_recon.reporting.wording import short
 from lit_recon.reporting.writing import Scalar, csv_text
 

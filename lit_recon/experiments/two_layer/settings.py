@@ -13,7 +13,7 @@ from lit_recon.bounds import RATES
 from lit_recon.bounds.two_layer import Loss
 from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError
-from lit_recon.experiments.engine.settings import settings_hash
+from lit_recon.experiments.engine.pieces import settings_hash
 from lit_recon.experiments.settings import PaperSettings
 from lit_recon.modules.loggers import WandbSettings
 

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from lit_recon.attacks.base import Attack
 from lit_recon.clients import Client, LocalTraining
-from lit_recon.data.seeding import seeded_generator
+from lit_recon.data.dataset import seeded_generator
 from lit_recon.data.victims import VictimBatch
 from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.experiments.update_attack.score import AttackResult, run_facts
 from lit_recon.metrics import DEFAULT_METRICS, Metric, metrics_of
-from lit_recon.metrics.images import unit_images
+from lit_recon.metrics.registry import unit_images
 from lit_recon.modules.attack_state import finished_batches, run_attack
 from lit_recon.modules.scoring import RunScores, feature_scores, score_batches
 from lit_recon.records import Knowledge, Observation

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lit_recon.attacks.glm.family import Array
-from lit_recon.attacks.glm.without_intercept import ReleasedWithoutIntercept
+from lit_recon.attacks.glm.released import ReleasedWithoutIntercept
 from lit_recon.errors import ShapeError, UnsupportedModelError
 
 N, D = 80, 6

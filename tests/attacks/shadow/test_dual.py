@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.shadow import GradientDescent, KnownTraining, PrivateDescent, train_models
-from lit_recon.attacks.shadow.engines.batched_mlp import train_batched_mlp
-from lit_recon.attacks.shadow.engines.dual import FirstLayers, ImageSpan, suits
+from lit_recon.attacks.shadow.engines.batched_mlp import FirstLayers, ImageSpan, suits, train_batched_mlp
 from lit_recon.attacks.shadow.engines.mlp_gradients import SharedImages
 from lit_recon.attacks.shadow.training import flat_weights
 from lit_recon.models.released import ReleasedMLP

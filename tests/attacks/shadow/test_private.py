@@ -20,7 +20,7 @@ from lit_recon.attacks.shadow import (
     train_models,
     train_reference,
 )
-from lit_recon.attacks.shadow.private import add_noise
+from lit_recon.attacks.shadow.steps import add_noise
 from lit_recon.attacks.shadow.training import flat_weights, unflatten
 from lit_recon.defenses import DPSGD
 from lit_recon.errors import ConfigError, ShapeError

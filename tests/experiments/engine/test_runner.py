@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from lit_recon.errors import ConfigError, ShapeError, ThreatModelError, UnsupportedModelError
-from lit_recon.experiments.engine.pieces import Piece
+from lit_recon.experiments.engine.pieces import Piece, settings_hash
 from lit_recon.experiments.engine.runner import StudyRunner, ThisProcess, refuse_several_processes
-from lit_recon.experiments.engine.settings import settings_hash
 from lit_recon.training.progress import Interrupted
 from lit_recon.training.trainer import TrainerSettings
 

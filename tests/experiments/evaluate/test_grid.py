@@ -12,12 +12,12 @@ import yaml
 
 from lit_recon.attacks.updates import GenerativePrior, GradientMatching
 from lit_recon.errors import ConfigError, MissingDataError
-from lit_recon.experiments.engine.settings import merged
+from lit_recon.experiments.engine.pieces import merged
 from lit_recon.experiments.evaluate.grid import Cell, build_cells, network_in_words
 from lit_recon.experiments.evaluate.settings import DefenseFamily, EvaluateSettings, GridAttack, GridPaper
 from lit_recon.experiments.settings import LpipsSettings
 from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, save_generator
-from lit_recon.modules.generator_training import GENERATOR_FILE
+from lit_recon.modules.generator import GENERATOR_FILE
 
 COMMON: dict[str, Any] = {
     "data": {"class_path": "Digits"},

@@ -19,10 +19,10 @@ from lit_recon.data.informed_splits import InformedSplit, InformedSplitSettings
 from lit_recon.errors import ConfigError, LitReconError, ThreatModelError
 from lit_recon.experiments.configuration import instantiated, resolved, settings_of
 from lit_recon.experiments.factors import run as factors
-from lit_recon.experiments.factors.cells import RECONN, FactorCellRun, Splits
 from lit_recon.experiments.factors.grid import FactorGrid, build_grid
+from lit_recon.experiments.factors.measures import Transfer
+from lit_recon.experiments.factors.run import RECONN, FactorCellRun, Splits
 from lit_recon.experiments.factors.settings import Factor, FactorsSettings, Series, TransferSettings, check_base
-from lit_recon.experiments.factors.transfer import Transfer
 from lit_recon.experiments.released_attack.settings import ReconnSettings, ShadowSettings
 from lit_recon.reporting.record import read_metrics
 from lit_recon.reporting.run_folder import RunFolder

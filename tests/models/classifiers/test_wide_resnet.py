@@ -9,7 +9,7 @@ import torch
 
 from lit_recon.errors import ConfigError
 from lit_recon.models import Backbone, WideResNet
-from lit_recon.models.classifiers.residual import WideBlock
+from lit_recon.models.classifiers.networks import WideBlock
 from lit_recon.records import Normalization
 
 PLAIN = Normalization((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))

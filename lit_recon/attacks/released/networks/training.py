@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from lit_recon.attacks.released.base import ReconstructedTargets, Reconstructor
 from lit_recon.attacks.released.kernel_ridge import unit_length
-from lit_recon.data.seeding import seeded_generator
+from lit_recon.data.dataset import seeded_generator
 from lit_recon.errors import CorruptFileError, ShapeError
-from lit_recon.training.callbacks import LastCheckpoint
+from lit_recon.training.module import LastCheckpoint
 from lit_recon.training.progress import TrainingProgress
 
 Accelerator = Literal["auto", "cpu", "gpu", "mps"]

@@ -1,23 +1,254 @@
-"""Reconstruction by repeating the training, without derivatives: fixed-point iteration with Anderson acceleration.
-
-Train on a guess of the unknown image, and compare the first layer with the released one. The difference is the error of
-the guess times its coefficient in every neuron, plus the changed contributions of the fixed images. Neglecting the
-latter gives a correction of the guess; Anderson acceleration makes the iteration converge all the same. If the weights
-agree in the end, the image is the training image, and the adversary can tell.
-"""
+"""Reconstruction by repeating the training: the guess is corrected, with Anderson acceleration, until weights agree."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from lit_recon.attacks.released.base import Background, ReconstructedTargets, Reconstructor
 from lit_recon.attacks.released.first_layer import FirstLayerRidge, WhitenedFirstLayer
 from lit_recon.attacks.released.retraining.descent import repeatable
-from lit_recon.attacks.released.retraining.search import RepeatedTraining, SearchState, state_path
-from lit_recon.errors import ConfigError
+from lit_recon.attacks.shadow.engine import Execution, deltas, train_models
+from lit_recon.attacks.shadow.engines.batched_mlp import fits_batched_mlp
+from lit_recon.attacks.shadow.plan import ShadowPlan
+from lit_recon.errors import ConfigError, CorruptFileError
+from lit_recon.io.files import write_bytes
+
+#: Ridge of the least-squares problem, relative to its mean diagonal: rounding errors of corrections are of this order.
+_RIDGE = 1e-6
+#: A search restarts from its best guess when its distance exceeds the least one so far by this factor.
+_LOST = 2.0
+#: Factor on the damping of corrections after such a restart.
+_CAREFUL = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class RepeatedTraining:
+    """Repeats a training on guesses, and corrects them by the remaining difference of the first layer.
+
+    Attributes:
+        plan: of a deterministic training.
+        layer: the first layer of its models.
+        steps: most trainings per search.
+        memory: number of earlier steps that Anderson acceleration combines.
+        tolerance: relative distance of weights at which a search ends.
+
+    Source: ours, with [Anderson1965] for the acceleration.
+    """
+
+    plan: ShadowPlan
+    layer: WhitenedFirstLayer
+    steps: int
+    memory: int
+    tolerance: float
+
+    def search(
+        self, released: Tensor, starts: Tensor, labels: Tensor, trained: Callable[[int], None] = lambda n: None
+    ) -> tuple[Tensor, Tensor]:
+        """The best images `(m, c, h, w)` and the distances `(m,)` of their weights, relative to the difference.
+
+        Args:
+            released: differences of the released models, `(m, p)`.
+            starts: first guesses, `(m, c, h, w)`.
+            labels: of the images, `(m,)`.
+            trained: called with the number of trainings done or no longer needed.
+        """
+        guesses = starts.flatten(1).double()
+        best, best_correction = guesses.clone(), torch.zeros_like(guesses)
+        least = torch.full((len(guesses),), math.inf, dtype=torch.float64)
+        damping, active = torch.ones_like(least), torch.arange(len(guesses))
+        memory, train = Anderson(len(guesses), guesses.shape[1], self.memory), self._training(starts.shape[1:])
+        for step in range(self.steps):
+            found, wanted = train(guesses, labels[active]), released[active]
+            trained(len(active))
+            distance = _distances(found, wanted)
+            corrections = self._corrections(found, wanted, guesses)
+            closer, lost = distance < least[active], distance > _LOST * least[active]
+            for kept, values in ((best, guesses), (best_correction, corrections), (least, distance)):
+                kept[active[closer]] = values[closer]
+            going = least[active] > self.tolerance
+            trained(int((~going).sum()) * (self.steps - step - 1))
+            if step == self.steps - 1 or not going.any():
+                break
+            memory.forget(lost)
+            damping[active[lost]] *= _CAREFUL
+            guesses[lost], corrections[lost] = best[active[lost]], best_correction[active[lost]]
+            guesses = memory.next(guesses, corrections, damping[active]).clamp(0, 1)[going]
+            memory.keep(going)
+            active = active[going]
+        return best.float().unflatten(1, starts.shape[1:]), least
+
+    def likeliest(self, released: Tensor, images: Tensor) -> Tensor:
+        """The labels `(m,)` for which training on the images comes nearest to the released models.
+
+        Args:
+            released: differences of the released models, `(m, p)`.
+            images: one for every label, `(k, m, c, h, w)`.
+        """
+        train = self._training(images.shape[2:])
+        labels = torch.arange(len(images))[:, None].expand(len(images), len(released))
+        found = [train(each.flatten(1).double(), label) for each, label in zip(images, labels, strict=True)]
+        return torch.stack([_distances(each, released) for each in found]).argmin(dim=0)
+
+    def _training(self, shape: torch.Size) -> Callable[[Tensor, Tensor], Tensor]:
+        """A function from images `(m, d)` and labels `(m,)` to differences `(m, p)` of models trained on them."""
+        plan = self.plan
+        known, initial, reference = plan.known, plan.initial_weights().to(plan.device), plan.reference()
+        execution: Execution = "batched_mlp" if fits_batched_mlp(plan.network) else "vmap"
+
+        def train(images: Tensor, labels: Tensor) -> Tensor:
+            own = images.float().unflatten(1, shape).to(plan.device)
+            return deltas(train_models(known, initial, own, labels.to(plan.device), execution).cpu(), reference)
+
+        return train
+
+    def _corrections(self, found: Tensor, released: Tensor, guesses: Tensor) -> Tensor:
+        """Corrections of guesses `(m, d)`, neglecting that the fixed set's contributions change, too."""
+        rows = self.layer.rows(found)
+        weights = self.layer.weights(rows, guesses)
+        missing = torch.einsum("mj,mjd->md", weights, self.layer.rows(released) - rows)
+        corrections: Tensor = missing / weights.square().sum(dim=1, keepdim=True).clamp(
+            min=torch.finfo(torch.float64).tiny
+        )
+        return corrections
+
+
+def _distances(found: Tensor, released: Tensor) -> Tensor:
+    """Distances of differences `(m, p)`, relative to the norms of the released ones, `(m,)` float64."""
+    distances: Tensor = (found - released).double().norm(dim=1) / released.double().norm(dim=1)
+    return distances
+
+
+@dataclass(frozen=True, eq=False)
+class SearchState:
+    """Results so far; tensors are changed in place.
+
+    Attributes:
+        images: best ones, `(m, c, h, w)`.
+        labels: of these, `(m,)`.
+        distances: of their weights, `(m,)`; infinite before the first search.
+        searches: number of searches for each, int64 `(m,)`.
+    """
+
+    images: Tensor
+    labels: Tensor
+    distances: Tensor
+    searches: Tensor
+
+    @classmethod
+    def of(cls, images: Tensor, labels: Tensor) -> SearchState:
+        """The state before the first search, from first guesses."""
+        never = torch.full((len(images),), torch.inf, dtype=torch.float64)
+        return cls(images.clone(), labels.clone(), never, torch.zeros_like(labels))
+
+    def update(self, which: Tensor, labels: Tensor, images: Tensor, distances: Tensor) -> None:
+        """Count one search for some targets, and keep results that are better.
+
+        Args:
+            which: positions `(s,)`.
+            labels: used in the searches, `(s,)`.
+            images: found, `(s, c, h, w)`.
+            distances: of these, `(s,)`.
+        """
+        closer = distances < self.distances[which]
+        for kept, values in ((self.images, images), (self.labels, labels), (self.distances, distances)):
+            kept[which[closer]] = values[closer]
+        self.searches[which] += 1
+
+    def write(self, path: Path) -> None:
+        """Write the file, atomically."""
+        tensors = {field.name: getattr(self, field.name).contiguous() for field in fields(self)}
+        write_bytes(path, save(tensors))
+
+    @classmethod
+    def read(cls, path: Path) -> SearchState:
+        """Read a file of `write`.
+
+        Raises:
+            CorruptFileError: the file is damaged.
+        """
+        try:
+            return cls(**load_file(path))
+        except (SafetensorError, OSError, ValueError, TypeError) as error:
+            raise CorruptFileError(
+                f"{path} is truncated or not the state of a search ({error}): delete it to start over"
+            ) from error
+
+
+def state_path(folder: Path, identity: str, *tensors: Tensor) -> Path:
+    """File of the state of a search, named by a hash of settings and inputs.
+
+    Args:
+        folder: of the file.
+        identity: settings as text.
+        tensors: inputs of the search.
+    """
+    content = hashlib.sha256(identity.encode())
+    for tensor in tensors:
+        content.update(tensor.contiguous().numpy().tobytes())
+    return folder / f"search_{content.hexdigest()[:16]}.safetensors"
+
+
+class Anderson:
+    """Anderson acceleration of many independent fixed-point iterations.
+
+    A correction is what the plain iteration would add to a guess. If corrections are affine in the guess, the fixed
+    point is reached in as many steps as their linear part has distinct eigenvalues, even if the plain iteration
+    diverges.
+
+    Args:
+        n: number of iterations.
+        size: length of a guess.
+        memory: number of earlier guesses that are combined.
+
+    Source: [Anderson1965]; [WalkerNi2011] for the least-squares problem in differences of consecutive corrections.
+    """
+
+    def __init__(self, n: int, size: int, memory: int) -> None:
+        self._moves = torch.zeros(n, memory, size, dtype=torch.float64)
+        self._changes = torch.zeros(n, memory, size, dtype=torch.float64)
+        self._last: tuple[Tensor, Tensor] | None = None
+        self._fresh = torch.ones(n, dtype=torch.bool)
+
+    def forget(self, which: Tensor) -> None:
+        """Forget the history of the iterations `which`, bool `(n,)`."""
+        self._moves[which], self._changes[which] = 0, 0
+        self._fresh |= which
+
+    def keep(self, which: Tensor) -> None:
+        """Continue with the iterations `which`, bool `(n,)`, only."""
+        self._moves, self._changes, self._fresh = self._moves[which], self._changes[which], self._fresh[which]
+        if self._last is not None:
+            self._last = self._last[0][which], self._last[1][which]
+
+    def next(self, guesses: Tensor, corrections: Tensor, damping: Tensor) -> Tensor:
+        """The next guesses.
+
+        Args:
+            guesses: `(n, size)` float64.
+            corrections: of these, `(n, size)`.
+            damping: `(n,)`, factor on corrections outside the span of the memory.
+        """
+        if self._last is not None:
+            known = ~self._fresh[:, None]
+            self._moves = torch.cat([self._moves[:, 1:], ((guesses - self._last[0]) * known)[:, None]], dim=1)
+            self._changes = torch.cat([self._changes[:, 1:], ((corrections - self._last[1]) * known)[:, None]], dim=1)
+        self._last, self._fresh = (guesses, corrections), torch.zeros_like(self._fresh)
+        normal = self._changes @ self._changes.mT
+        ridge = _RIDGE * normal.diagonal(dim1=1, dim2=2).mean(dim=1) + torch.finfo(torch.float64).tiny
+        normal = normal + torch.diag_embed(ridge[:, None].expand(-1, normal.shape[1]))
+        shares = torch.linalg.solve(normal, self._changes @ corrections[:, :, None])
+        back = self._moves + damping[:, None, None] * self._changes
+        following: Tensor = guesses + damping[:, None] * corrections - (back.mT @ shares).squeeze(2)
+        return following
 
 
 @dataclass

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from lit_recon.attacks.shadow.private import add_noise, mechanism_of
-from lit_recon.attacks.shadow.steps import Batches, Descent, gathered
+from lit_recon.attacks.shadow.steps import Batches, Descent, add_noise, gathered, mechanism_of
 from lit_recon.attacks.shadow.training import KnownTraining, flat_weights, unflatten
 from lit_recon.defenses.base import Batch
 from lit_recon.defenses.clipping import DPSGD, clipped_examples

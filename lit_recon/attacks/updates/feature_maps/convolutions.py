@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lit_recon.clients.batch_norm import pure_copy
+from lit_recon.clients.gradient import pure_copy
 from lit_recon.records import Observation
 
 #: Noise images that are sent through the public model to see what its layers are given.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lit_recon.attacks.updates.feature_maps.recovery import MapRecovery, RecoveredMaps
 from lit_recon.attacks.updates.labels.head import find_head, require_cross_entropy
-from lit_recon.clients.batch_norm import BatchNormMode, pure_copy
+from lit_recon.clients.gradient import BatchNormMode, pure_copy
 from lit_recon.errors import ConfigError
 from lit_recon.records import Observation
 

@@ -21,7 +21,7 @@ from lit_recon.attacks.updates.feature_maps.convolutions import (
     covers_everything,
     patch_span,
 )
-from lit_recon.clients.batch_norm import pure_copy
+from lit_recon.clients.gradient import pure_copy
 from lit_recon.records import Observation
 
 #: Unknowns of the eigenproblem, places squared times examples: seconds below, minutes above.

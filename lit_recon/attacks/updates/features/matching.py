@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lit_recon.attacks.updates.features.exact import ExactRecovery
 from lit_recon.attacks.updates.features.recovery import FeatureRecovery, RecoveredFeatures
-from lit_recon.clients.batch_norm import BatchNormMode, pure_copy
+from lit_recon.clients.gradient import BatchNormMode, pure_copy
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone
 from lit_recon.records import Observation

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lit_recon.clients.batch_norm import pure_copy
+from lit_recon.clients.gradient import pure_copy
 from lit_recon.errors import ThreatModelError, UnsupportedModelError
 from lit_recon.records import Observation
 

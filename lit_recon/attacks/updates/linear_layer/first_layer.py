@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from lit_recon.attacks.base import Attack
 from lit_recon.attacks.updates.labels.head import find_head, require_cross_entropy
 from lit_recon.attacks.updates.labels.recovery import HeadCounts, LabelRecovery
-from lit_recon.clients.batch_norm import pure_copy
+from lit_recon.clients.gradient import pure_copy
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.records import Observation, Reconstruction, Update
 

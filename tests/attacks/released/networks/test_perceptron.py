@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.released.networks.perceptron import NeuralReconstructor, ReconstructorModule
+from lit_recon.attacks.released.networks.perceptrons import NeuralReconstructor, ReconstructorModule
 from lit_recon.attacks.released.networks.training import PairBatches, Standardization
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models.reconstructors import ReconstructorMLP

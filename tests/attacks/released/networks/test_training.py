@@ -10,8 +10,12 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.released.base import Background, Reconstructor
-from lit_recon.attacks.released.networks.components import ComponentsModule, ComponentsReconstructor
-from lit_recon.attacks.released.networks.perceptron import NeuralReconstructor, ReconstructorModule
+from lit_recon.attacks.released.networks.perceptrons import (
+    ComponentsModule,
+    ComponentsReconstructor,
+    NeuralReconstructor,
+    ReconstructorModule,
+)
 from lit_recon.errors import ConfigError, CorruptFileError
 
 SMALL = NeuralReconstructor(hidden=[8], epochs=3, batch_size=16, accelerator="cpu")

@@ -19,7 +19,7 @@ from lit_recon.errors import ConfigError
 from lit_recon.experiments.engine.pieces import Outcome, Piece, attempt
 from lit_recon.experiments.engine.runner import Executor, ThisProcess
 from lit_recon.reporting.run_folder import StudyFolder
-from lit_recon.training.progress import Interrupted, interruptible
+from lit_recon.training.progress import Interrupted, deferred_interruption, interruptible
 
 #: How often a piece is run again after its worker was lost.
 _RETRIES = 5
@@ -142,18 +142,18 @@ class RayCluster:
 
     def next(self) -> tuple[Piece, Outcome]:
         """Wait for any piece to end; where nobody can run it any more, that is its outcome."""
-        try:
-            ended: list[Any] = []
-            while not ended:  # in steps: a signal is seen between two of them
+        ended: list[Any] = []
+        with deferred_interruption() as signalled:  # an exception raised inside Ray's own code would be lost
+            while not ended:
                 ended, _ = self._ray.wait(list(self._running), timeout=1.0)
-            piece = self._running.pop(ended[0])
-            try:
-                return piece, Outcome(**self._ray.get(ended[0]))
-            except self._ray.exceptions.RayError as error:
-                return piece, Outcome(reason=f"the cluster lost it: {' '.join(str(error).split())}")
-        except Interrupted:
-            self._interrupt()
-            raise
+                if (number := signalled()) is not None:
+                    self._interrupt()
+                    raise Interrupted(number)
+        piece = self._running.pop(ended[0])
+        try:
+            return piece, Outcome(**self._ray.get(ended[0]))
+        except self._ray.exceptions.RayError as error:
+            return piece, Outcome(reason=f"the cluster lost it: {' '.join(str(error).split())}")
 
     def _interrupt(self) -> None:
         """Interrupt running pieces and wait until they have saved their state."""

@@ -26,7 +26,7 @@ Watch = Callable[[AttackState, int], None]
 
 
 @dataclass
-class Outcome:
+class AttackOutcome:
     """Result and cost of an attack on a group of victims; the cost includes interrupted processes.
 
     Attributes:
@@ -50,7 +50,7 @@ def run_attack(
     save_every_seconds: float,
     execution: Way | None,
     watch: Watch,
-) -> Outcome:
+) -> AttackOutcome:
     """Attack a group of victims together, resuming from `saved` where an earlier process left a state.
 
     The result is bit for bit that of an attack that was never interrupted, on devices with deterministic arithmetic.
@@ -69,7 +69,7 @@ def run_attack(
         CorruptFileError: `saved` cannot be read.
     """
     started = time.perf_counter()
-    run, outcome = attack.begin(observations, execution), Outcome()
+    run, outcome = attack.begin(observations, execution), AttackOutcome()
     if run.state is not None:
         if saved.is_file():
             _load(saved, run.state, outcome)
@@ -84,7 +84,7 @@ def run_attack(
 def _iterate(
     run: AttackRun,
     state: AttackState,
-    outcome: Outcome,
+    outcome: AttackOutcome,
     started: float,
     saved: Path,
     save_every_seconds: float,
@@ -111,14 +111,14 @@ def _iterate(
             step_began = time.perf_counter()
 
 
-def _save(path: Path, state: AttackState, outcome: Outcome) -> None:
+def _save(path: Path, state: AttackState, outcome: AttackOutcome) -> None:
     buffer = io.BytesIO()
     cost = {"seconds": outcome.seconds, "timed_seconds": outcome.timed_seconds, "timed_steps": outcome.timed_steps}
     torch.save({"attack": state.state_dict(), **cost}, buffer)
     write_bytes(path, buffer.getvalue())
 
 
-def _load(path: Path, state: AttackState, outcome: Outcome) -> None:
+def _load(path: Path, state: AttackState, outcome: AttackOutcome) -> None:
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         state.load_state_dict(content["attack"])
@@ -163,7 +163,7 @@ def group_name(indices: Sequence[int]) -> str:
 
 
 def finished_batches(
-    indices: Sequence[int], outcome: Outcome, feature_scores: Sequence[dict[str, list[float]]]
+    indices: Sequence[int], outcome: AttackOutcome, feature_scores: Sequence[dict[str, list[float]]]
 ) -> list[FinishedBatch]:
     """A group's outcome, batch by batch."""
     n = len(indices)

@@ -49,7 +49,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A table cell with more than text.
 
     Attributes:
@@ -93,7 +93,7 @@ class Panel:
     items: Sequence[str | tuple[str, str]] = ()
     code: str = ""
     header: Sequence[str] = ()
-    rows: Sequence[Sequence[str | Cell]] = ()
+    rows: Sequence[Sequence[str | TableCell]] = ()
     note: str = ""
     folded: bool = False
     parts: Sequence[Panel] = ()
@@ -255,7 +255,7 @@ def _metrics(record: RunRecord) -> Panel:
         rows=[
             [
                 f"{row.measure.name}\N{NO-BREAK SPACE}{row.measure.better}",
-                Cell(
+                TableCell(
                     row.ours,
                     [
                         *([f"± {row.spread}"] if row.spread else []),

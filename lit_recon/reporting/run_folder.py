@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Self
 
 from lit_recon.errors import ConfigError, RunExistsError
 from lit_recon.io.files import is_leftover, write_text
@@ -31,6 +31,25 @@ def marked(config_text: str, command: str = "") -> str:
     return f"{_MARK}{of}: pass this file to --config to repeat it.\n{config_text}"
 
 
+#: Files and folders that a study leaves besides those of a run.
+_OF_STUDIES = (
+    "cells",
+    "utility",
+    "generators",
+    "failed",
+    "figures",
+    "grid.json",
+    "bounds.json",
+    "evaluation.csv",
+    "study.json",
+    "bounds.csv",
+    "factors.json",
+    "factors.csv",
+    "rero.json",
+    "rero.csv",
+)
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The files of one run, under the names that all commands use; only `open` touches the disk.
@@ -40,9 +59,6 @@ class RunFolder:
     """
 
     path: Path
-
-    #: Names of further files and folders that a run of this kind writes; `overwrite` removes them.
-    _further: ClassVar[tuple[str, ...]] = ()
 
     @property
     def config(self) -> Path:
@@ -83,6 +99,39 @@ class RunFolder:
     def losses(self) -> Path:
         """The attack's loss by batch, restart and step."""
         return self.logs / "losses.csv"
+
+    @property
+    def grid(self) -> Path:
+        """Description of the cells of an evaluation, for its page."""
+        return self.path / "grid.json"
+
+    @property
+    def factors(self) -> Path:
+        """The cells of each value of each factor, for the page of a study of factors."""
+        return self.path / "factors.json"
+
+    @property
+    def bounds(self) -> Path:
+        """Lower bounds on the error of any attack, by the cells' folders."""
+        return self.path / "bounds.json"
+
+    @property
+    def table(self) -> Path:
+        """One row per cell: metrics, utility, baselines, or why there are none."""
+        return self.path / "evaluation.csv"
+
+    @property
+    def figures(self) -> Path:
+        """Folder of the plots as image files."""
+        return self.path / "figures"
+
+    def failure(self, piece: str) -> Path:
+        """Why a piece, named by its folder, has no result: reason, whether it was applicable, traceback."""
+        return self.path / "failed" / f"{Path(piece).name}.json"
+
+    def log(self, piece: str) -> Path:
+        """The output of a piece."""
+        return self.logs / f"{Path(piece).name}.log"
 
     @property
     def is_complete(self) -> bool:
@@ -186,7 +235,7 @@ class RunFolder:
     def _clear(self, more: Iterable[str]) -> None:
         # The metrics are removed first: if the process is killed meanwhile, the run counts as unfinished.
         own = (self.metrics, self.report, self.victims, self.reconstructions, self.checkpoints, self.logs)
-        for path in (*own, *(self.path / name for name in (*self._further, *more))):
+        for path in (*own, *(self.path / name for name in (*_OF_STUDIES, *more))):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
@@ -196,58 +245,3 @@ class RunFolder:
         for path in self.path.iterdir():
             if is_leftover(path):
                 path.unlink(missing_ok=True)
-
-
-@dataclass(frozen=True)
-class StudyFolder(RunFolder):
-    """The folder of a study, with a folder for each of its runs (its pieces)."""
-
-    _further: ClassVar[tuple[str, ...]] = (
-        "cells",
-        "utility",
-        "generators",
-        "failed",
-        "figures",
-        "grid.json",
-        "bounds.json",
-        "evaluation.csv",
-        "study.json",
-        "bounds.csv",
-        "factors.json",
-        "factors.csv",
-        "rero.json",
-        "rero.csv",
-    )
-
-    @property
-    def grid(self) -> Path:
-        """Description of the cells of an evaluation, for its page."""
-        return self.path / "grid.json"
-
-    @property
-    def factors(self) -> Path:
-        """The cells of each value of each factor, for the page of a study of factors."""
-        return self.path / "factors.json"
-
-    @property
-    def bounds(self) -> Path:
-        """Lower bounds on the error of any attack, by the cells' folders."""
-        return self.path / "bounds.json"
-
-    @property
-    def table(self) -> Path:
-        """One row per cell: metrics, utility, baselines, or why there are none."""
-        return self.path / "evaluation.csv"
-
-    @property
-    def figures(self) -> Path:
-        """Folder of the plots as image files."""
-        return self.path / "figures"
-
-    def failure(self, piece: str) -> Path:
-        """Why a piece, named by its folder, has no result: reason, whether it was applicable, traceback."""
-        return self.path / "failed" / f"{Path(piece).name}.json"
-
-    def log(self, piece: str) -> Path:
-        """The output of a piece."""
-        return self.logs / f"{Path(piece).name}.log"

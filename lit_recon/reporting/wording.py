@@ -80,6 +80,15 @@ def percent(share: float | None, decimals: int = 0) -> str:
     return ABSENT if share is None else f"{100 * share:.{decimals}f}\N{NO-BREAK SPACE}%"
 
 
+def power_of_ten(log10: float) -> str:
+    """A probability that may be smaller than the smallest float.
+
+    >>> power_of_ten(-1.0), power_of_ten(-36.3)
+    ('0.1', '10^-36.3')
+    """
+    return short(10**log10) if log10 > -4 else f"10^{log10:.1f}"
+
+
 def with_error(key: str, value: float | None, error: float | None) -> str:
     """A metric's mean and standard error.
 

@@ -46,3 +46,34 @@ def test_only_interfaces_are_derived_from() -> None:
         if base in ours and not is_interface(ours[base][1])
     ]
     assert not concrete, "wrap instead, or make the base abstract"
+
+
+#: Interfaces whose leaves nobody outside their own package may tell apart.
+INTERFACES = {"Attack", "SteppableAttack", "Defense", "Reconstructor", "FeatureRecovery", "Plan", "ModelAccess"}
+
+
+def leaves() -> dict[str, Path]:
+    """The concrete classes below the interfaces, and the package in which each is defined."""
+    ours = classes()
+    known = set(INTERFACES)
+    while True:
+        more = {name for name, (_, node) in ours.items() if known & set(map(last_name, node.bases))} - known
+        if not more:
+            break
+        known |= more
+    plans = {"ShadowPlan", "LinearPlan"}
+    return {name: ours[name][0].parent for name in (known - INTERFACES) | plans if name in ours}
+
+
+def test_nobody_asks_for_a_concrete_attack_defense_or_plan_outside_its_package() -> None:
+    concrete, found = leaves(), []
+    assert {"GradientMatching", "GradientPruning", "KernelRidge", "LinearPlan"} <= concrete.keys()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
+                asked = {
+                    last_name(part) for part in ast.walk(node.args[1]) if isinstance(part, ast.Name | ast.Attribute)
+                }
+                foreign = [name for name in asked & concrete.keys() if not path.is_relative_to(concrete[name])]
+                found += [f"{path.relative_to(PACKAGE)}:{node.lineno} asks for {name}" for name in foreign]
+    assert not found, "ask the interface instead: give it a method or a property"

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from lit_recon.experiments.update_attack import run as run_command
-from lit_recon.reporting.run_folder import RunFolder, StudyFolder
+from lit_recon.reporting.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., Any]
@@ -64,7 +64,7 @@ def finished(folder: Path) -> dict[str, int]:
 
 def figures(folder: Path) -> list[dict[str, str]]:
     """The table without what it cost to make."""
-    with StudyFolder(folder).table.open() as file:
+    with RunFolder(folder).table.open() as file:
         return [{name: cell for name, cell in row.items() if name != "seconds"} for row in csv.DictReader(file)]
 
 

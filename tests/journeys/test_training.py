@@ -124,10 +124,10 @@ def test_a_private_training_tells_its_guarantee(train: Callable[..., Any], workp
 
 
 BAD = {
-    "noise without a bound": ("--dp.noise_multiplier 1", "give the norm to clip to"),
+    "noise without a bound": ("--dp.noise_multiplier 1", "give a finite norm"),
     "an epsilon out of reach": (
         "--dp.max_grad_norm 1 --dp.noise_multiplier 0.5 --dp.target_epsilon 0.5",
-        "the smallest epsilon that can is",
+        "the smallest possible epsilon is",
     ),
     "a private batch larger than the data": ("--dp.noise_multiplier 0 --batch_size 301", "batch_size is 300"),
     "a client's batch larger than the data": ("--defense GradientPruning --batch_size 301", "batch_size is 300"),

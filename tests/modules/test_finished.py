@@ -10,8 +10,8 @@ import torch
 
 from lit_recon.errors import CorruptFileError
 from lit_recon.modules.attack_state import (
+    AttackOutcome,
     FinishedBatch,
-    Outcome,
     finished_batches,
     group_name,
     load_finished,
@@ -50,7 +50,7 @@ def test_round_trip_of_several_groups(tmp_path: Path) -> None:
 def test_a_groups_cost_is_shared_out(tmp_path: Path) -> None:
     results = [batch(3).reconstruction, batch(5).reconstruction]
     parts = finished_batches(
-        [3, 5], Outcome(results, [[{}], [{}]], seconds=10.0, timed_seconds=8.0, timed_steps=99), [{}, {}]
+        [3, 5], AttackOutcome(results, [[{}], [{}]], seconds=10.0, timed_seconds=8.0, timed_steps=99), [{}, {}]
     )
     assert [part.index for part in parts] == [3, 5]
     assert [(part.seconds, part.timed_seconds, part.timed_steps) for part in parts] == [(5.0, 4.0, 99)] * 2

@@ -24,7 +24,7 @@ from lit_recon.attacks.updates import (
 from lit_recon.clients import Client
 from lit_recon.errors import CorruptFileError
 from lit_recon.models import MLP, Backbone
-from lit_recon.modules.attack_state import Outcome, run_attack
+from lit_recon.modules.attack_state import AttackOutcome, run_attack
 from lit_recon.records import Knowledge, Normalization, Observation, Reconstruction
 from lit_recon.training.progress import Interrupted
 
@@ -50,7 +50,7 @@ def run(
     watch: Callable[[Any, int], None],
     execution: Execution = "loop",
     every: float = 1000.0,
-) -> Outcome:
+) -> AttackOutcome:
     return run_attack(attack, seen, saved, every, execution, watch)
 
 

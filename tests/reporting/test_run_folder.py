@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lit_recon.errors import ConfigError, CorruptFileError, RunExistsError
-from lit_recon.reporting.run_folder import IGNORED_SETTINGS, RunFolder, StudyFolder, marked
+from lit_recon.reporting.run_folder import IGNORED_SETTINGS, RunFolder, marked
 from lit_recon.reporting.writing import write_metrics
 from lit_recon.training.trainer import TrainerSettings
 
@@ -17,7 +17,7 @@ CONFIG = "attack:\n  steps: 100\nout: here\n"
 KILLED_RUN = """
 import os, signal, sys
 from pathlib import Path
-from lit_recon.reporting.run_folder import IGNORED_SETTINGS, RunFolder, StudyFolder, marked
+from lit_recon.reporting.run_folder import IGNORED_SETTINGS, RunFolder, RunFolder, marked
 from lit_recon.training.trainer import TrainerSettings
 folder = RunFolder.open(sys.argv[1], sys.argv[2])
 (folder.checkpoints / "victims_0000.safetensors").write_bytes(b"the first victim")
@@ -203,9 +203,9 @@ def test_only_settings_that_exist_are_ignored() -> None:
 
 
 def test_overwriting_a_study_removes_its_cells(tmp_path: Path) -> None:
-    folder = StudyFolder.open(tmp_path, CONFIG)
+    folder = RunFolder.open(tmp_path, CONFIG)
     (tmp_path / "cells" / "a").mkdir(parents=True)
     folder.table.write_text("old")
     (tmp_path / "notes.txt").write_text("mine")
-    StudyFolder.open(tmp_path, CONFIG, overwrite=True)
+    RunFolder.open(tmp_path, CONFIG, overwrite=True)
     assert sorted(content(tmp_path)) == ["config.yaml", "notes.txt"]

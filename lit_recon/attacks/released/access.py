@@ -33,7 +33,10 @@ class AccessDescription(NamedTuple):
 
 
 class ModelAccess(ABC):
-    """What an adversary sees of every released model; he computes the same from his shadow models."""
+    """The part of every released model that an adversary sees, and computes of each of the shadow models."""
+
+    #: Whether all weights are seen, which a reconstructor that repeats the training needs.
+    whole = False
 
     @abstractmethod
     def describe(self, network: nn.Module, public: ImageSet) -> AccessDescription:
@@ -63,6 +66,8 @@ class ModelAccess(ABC):
 @dataclass(frozen=True)
 class WholeModel(ModelAccess):
     """All weights, as in the paper's main experiments."""
+
+    whole = True
 
     def describe(self, network: nn.Module, public: ImageSet) -> AccessDescription:
         return AccessDescription("its weights")

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from lit_recon.errors import ConfigError
-from lit_recon.experiments.engine.pieces import Outcome, Piece, attempt
+from lit_recon.experiments.engine.pieces import Piece, PieceOutcome, attempt
 from lit_recon.experiments.engine.runner import Executor, ThisProcess
-from lit_recon.reporting.run_folder import StudyFolder
+from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.training.progress import Interrupted, deferred_interruption, interruptible
 
 #: How often a piece is run again after its worker was lost.
@@ -77,7 +77,7 @@ class ClusterSettings:
             _check_address(_address(self.cluster))
 
     @contextlib.contextmanager
-    def executor(self, folder: StudyFolder, threads: int | None = None, accelerator: str = "cpu") -> Iterator[Executor]:
+    def executor(self, folder: RunFolder, threads: int | None = None, accelerator: str = "cpu") -> Iterator[Executor]:
         """The executor of a study; a cluster that was started for it is stopped at the end.
 
         Args:
@@ -121,8 +121,8 @@ class RayCluster:
         cpus, gpus: of one piece.
     """
 
-    def __init__(self, ray: Any, folder: StudyFolder, cpus: float, gpus: float) -> None:
-        self._ray, self._folder = ray, StudyFolder(folder.path.absolute())
+    def __init__(self, ray: Any, folder: RunFolder, cpus: float, gpus: float) -> None:
+        self._ray, self._folder = ray, RunFolder(folder.path.absolute())
         self._running: dict[Any, Piece] = {}
         # A nested function travels as code, so that a worker can set its import path before it imports this package.
         place, paths, pack = os.getcwd(), [path or os.getcwd() for path in sys.path], ray.cloudpickle
@@ -140,7 +140,7 @@ class RayCluster:
         packed = self._ray.cloudpickle.dumps((piece, self._folder))
         self._running[self._task.options(name=piece.title).remote(packed)] = piece
 
-    def next(self) -> tuple[Piece, Outcome]:
+    def next(self) -> tuple[Piece, PieceOutcome]:
         """Wait for any piece to end; where nobody can run it any more, that is its outcome."""
         ended: list[Any] = []
         with deferred_interruption() as signalled:  # an exception raised inside Ray's own code would be lost
@@ -151,9 +151,9 @@ class RayCluster:
                     raise Interrupted(number)
         piece = self._running.pop(ended[0])
         try:
-            return piece, Outcome(**self._ray.get(ended[0]))
+            return piece, PieceOutcome(**self._ray.get(ended[0]))
         except self._ray.exceptions.RayError as error:
-            return piece, Outcome(reason=f"the cluster lost it: {' '.join(str(error).split())}")
+            return piece, PieceOutcome(reason=f"the cluster lost it: {' '.join(str(error).split())}")
 
     def _interrupt(self) -> None:
         """Interrupt running pieces and wait until they have saved their state."""

@@ -97,7 +97,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PieceOutcome:
     """What came of running a piece.
 
     Attributes:
@@ -115,24 +115,24 @@ class Outcome:
     seconds: float = 0.0
 
 
-def attempt(piece: Piece, study: Path, log: Path) -> Outcome:
+def attempt(piece: Piece, study: Path, log: Path) -> PieceOutcome:
     """Run a piece with its output appended to a log; an error ends the piece, not the study.
 
     Raises:
         Interrupted: after SIGINT or SIGTERM.
     """
     started = time.perf_counter()
-    found = Outcome()
+    found = PieceOutcome()
     with _logged(log), interruptible():
         print(f"{piece.title}: started on {platform.node()}, process {os.getpid()}", flush=True)
         try:
-            found = Outcome(piece.work((study / piece.folder).absolute()))
+            found = PieceOutcome(piece.work((study / piece.folder).absolute()))
         except Exception as error:  # noqa: BLE001  # of whatever kind: the other pieces are still to be run
             reason = " ".join(str(error).split()) or type(error).__name__
             expected = isinstance(error, LitReconError)
             applicable = not isinstance(error, piece.not_applicable)
-            found = Outcome("", reason, applicable, "" if expected else traceback.format_exc())
-    return Outcome(found.summary, found.reason, found.applicable, found.traceback, time.perf_counter() - started)
+            found = PieceOutcome("", reason, applicable, "" if expected else traceback.format_exc())
+    return PieceOutcome(found.summary, found.reason, found.applicable, found.traceback, time.perf_counter() - started)
 
 
 @contextlib.contextmanager

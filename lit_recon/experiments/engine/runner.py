@@ -11,9 +11,9 @@ from typing import Protocol
 
 from lit_recon.errors import ConfigError
 from lit_recon.experiments.configuration import SAME_RUN
-from lit_recon.experiments.engine.pieces import Outcome, Piece, attempt
+from lit_recon.experiments.engine.pieces import Piece, PieceOutcome, attempt
 from lit_recon.io.files import write_text
-from lit_recon.reporting.run_folder import StudyFolder
+from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import duration
 from lit_recon.training.trainer import TrainerSettings
 
@@ -28,7 +28,7 @@ class Executor(Protocol):
         """Queue a piece; all pieces that it needs are finished."""
         ...
 
-    def next(self) -> tuple[Piece, Outcome]:
+    def next(self) -> tuple[Piece, PieceOutcome]:
         """Wait for any of the submitted pieces to end.
 
         Raises:
@@ -44,14 +44,14 @@ class ThisProcess:
         folder: of the study.
     """
 
-    def __init__(self, folder: StudyFolder) -> None:
+    def __init__(self, folder: RunFolder) -> None:
         self._folder, self._queue = folder, deque[Piece]()
 
     def submit(self, piece: Piece) -> None:
         """Queue a piece."""
         self._queue.append(piece)
 
-    def next(self) -> tuple[Piece, Outcome]:
+    def next(self) -> tuple[Piece, PieceOutcome]:
         """Run the first piece of the queue."""
         piece = self._queue.popleft()
         return piece, attempt(piece, self._folder.path, self._folder.log(piece.folder))
@@ -66,7 +66,7 @@ class StudyRunner:
     """
 
     def __init__(self, pieces: Iterable[Piece], path: Path) -> None:
-        self.pieces, self.folder = list(pieces), StudyFolder(path)
+        self.pieces, self.folder = list(pieces), RunFolder(path)
 
     def open(self, config: str, overwrite: bool, grows: Sequence[str], set_aside: dict[str, str] | None = None) -> None:
         """Create or reopen the study's folder.
@@ -82,9 +82,9 @@ class StudyRunner:
         """
         aside = set_aside or {}
         unfinished = not all(self.is_settled(piece) or piece.folder in aside for piece in self.pieces)
-        StudyFolder.open(self.folder.path, config, overwrite, (*SAME_RUN, *WHERE, *grows), reopen=unfinished)
+        RunFolder.open(self.folder.path, config, overwrite, (*SAME_RUN, *WHERE, *grows), reopen=unfinished)
         for folder, reason in aside.items():
-            self._note(folder, Outcome(reason=reason, applicable=False))
+            self._note(folder, PieceOutcome(reason=reason, applicable=False))
 
     def is_done(self, piece: Piece) -> bool:
         """Whether a piece has its result."""
@@ -133,7 +133,7 @@ class StudyRunner:
                 failed.append(lost.pop())
                 for other in [other for other in waiting if failed[-1].folder in other.needs]:
                     waiting.remove(other)
-                    self._ended(other, Outcome(reason=f"it needs {failed[-1].title}, which has no result"))
+                    self._ended(other, PieceOutcome(reason=f"it needs {failed[-1].title}, which has no result"))
                     lost.append(other)
         return failed
 
@@ -150,7 +150,7 @@ class StudyRunner:
                 "runs only those"
             )
 
-    def _ended(self, piece: Piece, outcome: Outcome) -> bool:
+    def _ended(self, piece: Piece, outcome: PieceOutcome) -> bool:
         """Print and record what came of a piece; whether it has its result."""
         number = self.pieces.index(piece) + 1
         title = f"[{number}/{len(self.pieces)}] {piece.title}"
@@ -165,7 +165,7 @@ class StudyRunner:
             print(f"{title}: not applicable, {outcome.reason}", flush=True)
         return False
 
-    def _note(self, folder: str, outcome: Outcome) -> Path:
+    def _note(self, folder: str, outcome: PieceOutcome) -> Path:
         path = self.folder.failure(folder)
         content = {"reason": outcome.reason, "applicable": outcome.applicable, "traceback": outcome.traceback}
         write_text(path, json.dumps(content, indent=2))

@@ -35,7 +35,7 @@ _NO_TRAINING = ("checkpoint", "cache")
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridCell:
     """One run of a grid.
 
     Attributes:
@@ -115,7 +115,7 @@ class Cell:
         return merged(self.settings, nested(_CHECKPOINT, str(generator or study / self.generator / GENERATOR_FILE)))
 
 
-def build_cells(settings: EvaluateSettings, own: Mapping[str, Any]) -> list[Cell]:
+def build_cells(settings: EvaluateSettings, own: Mapping[str, Any]) -> list[GridCell]:
     """All cells: generators first, which attacks wait for, then trainings, as figures without their price mean little.
 
     Args:
@@ -186,7 +186,7 @@ class _Entrant(NamedTuple):
     attack: str
     aware: bool
     settings: dict[str, Any]
-    generator: Cell | None
+    generator: GridCell | None
 
 
 def _rows(families: Mapping[str, DefenseFamily]) -> Iterator[_Row]:
@@ -199,7 +199,7 @@ def _rows(families: Mapping[str, DefenseFamily]) -> Iterator[_Row]:
             yield _Row(name, value, position, merged(family.settings, nested(family.strength, _number(value))))
 
 
-def _training(common: Mapping[str, Any], utility: Mapping[str, Any], row: _Row) -> Cell:
+def _training(common: Mapping[str, Any], utility: Mapping[str, Any], row: _Row) -> GridCell:
     backbone = {key: value for key, value in common["backbone"].items() if key not in _NO_TRAINING}
     shared = {key: common[key] for key in ("data", "trainer", "seed")}
     settings = {**shared, **merged(backbone, utility), "wandb": {"mode": "disabled"}}
@@ -208,14 +208,14 @@ def _training(common: Mapping[str, Any], utility: Mapping[str, Any], row: _Row) 
     defense = {key: value for key, value in row.settings.items() if key == "defense"}
     settings = merged(settings, {**defense, **client})
     folder = _folder(f"utility/{_name(row)}", settings)
-    return Cell("utility", folder, settings, row.defense, row.strength)
+    return GridCell("utility", folder, settings, row.defense, row.strength)
 
 
-def _generator(path: Path, common: Mapping[str, Any]) -> Cell:
+def _generator(path: Path, common: Mapping[str, Any]) -> GridCell:
     """The training of a generator on the grid's data."""
     shared = {key: common[key] for key in ("data", "trainer")}
     settings = {**_of_file(path, "train"), **shared, "wandb": {"mode": "disabled"}}
-    return Cell("generator", _folder(f"generators/{path.stem}", settings), settings, NO_DEFENSE, None)
+    return GridCell("generator", _folder(f"generators/{path.stem}", settings), settings, NO_DEFENSE, None)
 
 
 def _base(attack: GridAttack, common: Mapping[str, Any], knowledge: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def _of_file(path: Path, folder: str) -> dict[str, Any]:
     return {key: value for key, value in file.items() if key not in ("name", "out", "overwrite", "paper", "wandb")}
 
 
-def _attack(entrant: _Entrant, row: _Row, size: int, grid: EvaluateSettings) -> Cell:
+def _attack(entrant: _Entrant, row: _Row, size: int, grid: EvaluateSettings) -> GridCell:
     aware = None if row.defense == NO_DEFENSE else entrant.aware
     fixed = {"knowledge": {"defense": bool(aware)}, "victims": {"batch_size": size}}
     settings = merged(merged(entrant.settings, row.settings), fixed)
@@ -244,7 +244,9 @@ def _attack(entrant: _Entrant, row: _Row, size: int, grid: EvaluateSettings) -> 
     generator = "" if entrant.generator is None else entrant.generator.folder
     parts = [_name(row), entrant.attack, *(["unaware"] if aware is False else []), f"b{size}"]
     folder = _folder(f"cells/{'-'.join(parts)}", settings, generator)
-    return Cell("attack", folder, settings, row.defense, row.strength, entrant.attack, aware, size, printed, generator)
+    return GridCell(
+        "attack", folder, settings, row.defense, row.strength, entrant.attack, aware, size, printed, generator
+    )
 
 
 def _name(row: _Row) -> str:

@@ -12,7 +12,7 @@ import torch
 
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.configuration import settings_of
-from lit_recon.experiments.evaluate.grid import INAPPLICABLE, Cell
+from lit_recon.experiments.evaluate.grid import INAPPLICABLE, GridCell
 from lit_recon.experiments.evaluate.judgement import NO_DEFENSE
 from lit_recon.experiments.evaluate.results import LeakageMetric
 from lit_recon.experiments.settings import AttackSettings, BackboneSettings
@@ -36,7 +36,7 @@ class Rehearsal:
         metric: that attacks are judged by.
     """
 
-    def __init__(self, cells: Sequence[Cell], folder: Path, metric: LeakageMetric | None = None) -> None:
+    def __init__(self, cells: Sequence[GridCell], folder: Path, metric: LeakageMetric | None = None) -> None:
         self._cells, self._folder, self._metric = cells, folder, metric or LeakageMetric()
         self._victims: dict[str, VictimDataModule] = {}
         self._targets: dict[str, VictimModel] = {}
@@ -86,10 +86,10 @@ class Rehearsal:
             raise type(first)(f"{attacks[0].describe()}: {first}") from first
         return reasons
 
-    def _is_done(self, cell: Cell) -> bool:
+    def _is_done(self, cell: GridCell) -> bool:
         return RunFolder(self._folder / cell.folder).is_complete
 
-    def _stand_in(self, cell: Cell, path: Path) -> Path:
+    def _stand_in(self, cell: GridCell, path: Path) -> Path:
         """An untrained generator as the cell's settings describe it."""
         built = cell.built(self._folder)
         shape = built["data"].load()[0].image_shape
@@ -99,7 +99,7 @@ class Rehearsal:
         save_generator(path, GeneratorCheckpoint(generator, data="", split_hash="", seen=seen, epoch=0))
         return path
 
-    def _try_attack(self, cell: Cell, settings: AttackSettings, tried: set[tuple[str, ...]]) -> None:
+    def _try_attack(self, cell: GridCell, settings: AttackSettings, tried: set[tuple[str, ...]]) -> None:
         attack = _attack(cell)
         key = _text([cell.settings[name] for name in ("data", "backbone", "seed")])
         defense = ("defense", cell.defense, str(cell.strength), key)
@@ -127,7 +127,7 @@ class Rehearsal:
                 )
         tried |= {attack, defense}
 
-    def _try_training(self, cell: Cell, built: dict[str, Any], attack: dict[str, Any]) -> None:
+    def _try_training(self, cell: GridCell, built: dict[str, Any], attack: dict[str, Any]) -> None:
         backbone = settings_of(BackboneSettings, built)
         data = training_data(backbone, built["data"], built["seed"])
         first = next(c for c in self._cells if c.kind == "attack")
@@ -141,7 +141,7 @@ class Rehearsal:
         return self._victims[key]
 
 
-def _attack(cell: Cell) -> tuple[str, ...]:
+def _attack(cell: GridCell) -> tuple[str, ...]:
     """Key of an attack at a batch size, whatever the defense."""
     return ("attack", cell.attack, str(cell.batch_size))
 

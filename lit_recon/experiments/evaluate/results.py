@@ -10,7 +10,7 @@ from pathlib import Path
 from lit_recon.errors import CorruptFileError, MissingDataError
 from lit_recon.reporting.provenance import parse_settings
 from lit_recon.reporting.record import read_metrics
-from lit_recon.reporting.run_folder import RunFolder, StudyFolder
+from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import Measure, format_score, measure_of
 from lit_recon.reporting.writing import Scalar
 
@@ -104,7 +104,7 @@ class Evaluation:
         metric: by which attacks are compared.
     """
 
-    folder: StudyFolder
+    folder: RunFolder
     settings: Mapping[str, object]
     cells: list[CellResult]
     attacks: Mapping[str, str]
@@ -115,14 +115,14 @@ class Evaluation:
     metric: LeakageMetric = field(default_factory=LeakageMetric)
 
     @classmethod
-    def read(cls, folder: StudyFolder | Path | str) -> Evaluation:
+    def read(cls, folder: RunFolder | Path | str) -> Evaluation:
         """Read an evaluation, finished or not.
 
         Raises:
             MissingDataError: the folder holds no evaluation.
             CorruptFileError: one of its files is malformed.
         """
-        grid = folder if isinstance(folder, StudyFolder) else StudyFolder(Path(folder))
+        grid = folder if isinstance(folder, RunFolder) else RunFolder(Path(folder))
         if not grid.grid.is_file():
             raise MissingDataError(f"{grid.path} holds no evaluation ({grid.grid.name} is missing): check the path")
         try:
@@ -196,7 +196,7 @@ class Evaluation:
         return f"{defense}, {self.attack_title(cell)}, batch {cell.batch_size}"
 
 
-def _result(grid: StudyFolder, entry: Mapping[str, object], bound: object) -> CellResult:
+def _result(grid: RunFolder, entry: Mapping[str, object], bound: object) -> CellResult:
     run = RunFolder(grid.path / str(entry["folder"]))
     failure = grid.failure(str(entry["folder"]))
     metrics: Mapping[str, Scalar] = {}

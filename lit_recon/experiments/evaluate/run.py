@@ -21,7 +21,7 @@ from lit_recon.errors import ConfigError, LitReconError, MissingDataError
 from lit_recon.experiments.configuration import instantiated, resolved, settings_of, settings_parser
 from lit_recon.experiments.engine.cluster import ClusterSettings
 from lit_recon.experiments.engine.runner import StudyRunner, refuse_several_processes
-from lit_recon.experiments.evaluate.grid import Cell, build_cells, network_in_words
+from lit_recon.experiments.evaluate.grid import GridCell, build_cells, network_in_words
 from lit_recon.experiments.evaluate.page import build_evaluation, gallery_grids, summary_lines
 from lit_recon.experiments.evaluate.rehearsal import Rehearsal
 from lit_recon.experiments.evaluate.results import Evaluation, LeakageMetric
@@ -34,14 +34,14 @@ from lit_recon.io.files import write_text
 from lit_recon.metrics import Unavailable, load_lpips
 from lit_recon.modules.loggers import build_loggers, finish, log_grid, log_table
 from lit_recon.records import Update
-from lit_recon.reporting.run_folder import RunFolder, StudyFolder
+from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import Scalar
 
 #: Variance that is added to every pixel of the prior, that of an error of 0.01.
 _FLOOR = 1e-4
 
 
-def write_bounds(cells: Sequence[Cell], folder: StudyFolder) -> None:
+def write_bounds(cells: Sequence[GridCell], folder: RunFolder) -> None:
     """Add the bounds of the finished cells that have none yet.
 
     One Jacobian serves all cells that differ in nothing but the noise, and all attacks on the same model.
@@ -60,7 +60,7 @@ def write_bounds(cells: Sequence[Cell], folder: StudyFolder) -> None:
     write_text(path, json.dumps(known, indent=2))
 
 
-def _bound(cell: Cell, settings: AttackSettings, information: dict[str, list[Tensor]]) -> dict[str, Scalar]:
+def _bound(cell: GridCell, settings: AttackSettings, information: dict[str, list[Tensor]]) -> dict[str, Scalar]:
     """The record of one cell.
 
     Raises:
@@ -115,7 +115,7 @@ def _double(value: Tensor) -> Tensor:
     return value.detach().double() if value.is_floating_point() else value
 
 
-def _identity(cell: Cell, defense: Defense) -> str:
+def _identity(cell: GridCell, defense: Defense) -> str:
     """Everything that the Jacobian depends on: not the attack, not the size of the noise."""
     names = ("data", "backbone", "seed", "server", "victims", "client")
     return json.dumps([[cell.settings.get(name) for name in names], repr(defense.without_noise())], default=str)
@@ -170,7 +170,7 @@ def _refuse_missing_lpips(settings: EvaluateSettings) -> None:
         raise MissingDataError(f"metric is lpips, which cannot be loaded: {found.reason}")
 
 
-def _description(settings: EvaluateSettings, cells: Sequence[Cell], own: Mapping[str, Any]) -> dict[str, Any]:
+def _description(settings: EvaluateSettings, cells: Sequence[GridCell], own: Mapping[str, Any]) -> dict[str, Any]:
     """What the page needs to know beyond the cells' own folders."""
     return {
         "cells": [cell.entry() for cell in cells],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lit_recon.experiments.evaluate.judgement import NO_DEFENSE, Level, best_within, levels, strongest
 from lit_recon.experiments.evaluate.results import CellResult, Evaluation, LeakageMetric
-from lit_recon.reporting.pages import Cell, Panel
+from lit_recon.reporting.pages import Panel, TableCell
 from lit_recon.reporting.wording import ABSENT, MISSING, format_printed, format_score, measure_of, percent, short
 
 #: Metrics of an attack's run in the CSV file, by column.
@@ -39,7 +39,7 @@ def equal_utility(evaluation: Evaluation) -> list[Panel]:
     for size in evaluation.batch_sizes:
         for honest in (False, True) if evaluation.has_both_servers else (False,):
             points = levels(evaluation, size, honest)
-            rows = list[list[str | Cell]]()
+            rows = list[list[str | TableCell]]()
             for budget in evaluation.max_accuracy_drops:
                 best = best_within(points, budget)
                 top = max(best.values(), key=lambda level: level.distance or 0.0, default=None)
@@ -110,7 +110,7 @@ def _table(evaluation: Evaluation, size: int, key: str) -> Panel:
     columns = list(dict.fromkeys((cell.attack, cell.aware is False) for cell in cells))
     found = {(cell.defense, cell.strength, cell.attack, cell.aware is False): cell for cell in cells}
     titles = {key: evaluation.attack_title(cell) for cell in cells for key in [(cell.attack, cell.aware is False)]}
-    rows = list[list[str | Cell]]()
+    rows = list[list[str | TableCell]]()
     for level, honest in zip(levels(evaluation, size), levels(evaluation, size, honest=True), strict=True):
         entries = [
             _entry(found.get((level.defense, level.strength, *column)), level, honest, key, unknown=column[1])
@@ -151,27 +151,27 @@ def _explained(evaluation: Evaluation, baselines: str) -> str:
     return " ".join(filter(None, sentences))
 
 
-def _protection(level: Level | None, top: Level | None) -> Cell:
+def _protection(level: Level | None, top: Level | None) -> TableCell:
     if level is None:
-        return Cell(ABSENT, mark="missing", reason="no strength of the grid costs so little, or none was attacked")
+        return TableCell(ABSENT, mark="missing", reason="no strength of the grid costs so little, or none was attacked")
     strength = [] if level.strength is None else [f"at {level.strength:g}"]
-    return Cell(level.metric.format(level.value), strength, "ours" if level is top else "")
+    return TableCell(level.metric.format(level.value), strength, "ours" if level is top else "")
 
 
-def _entry(cell: CellResult | None, level: Level, honest: Level, key: str, unknown: bool) -> Cell:
+def _entry(cell: CellResult | None, level: Level, honest: Level, key: str, unknown: bool) -> TableCell:
     if cell is None:
         why = "without a defense there is nothing to know" if unknown and level.strength is None else "not in the grid"
-        return Cell(ABSENT, mark="missing", reason=why)
+        return TableCell(ABSENT, mark="missing", reason=why)
     if not cell.applicable:
-        return Cell(_NOT_APPLICABLE, mark="missing", reason=cell.reason)
+        return TableCell(_NOT_APPLICABLE, mark="missing", reason=cell.reason)
     printed = cell.paper if key == level.metric.key else None
     paper = [] if printed is None else [f"paper {format_printed(key, printed)}"]
     value, spread = cell.number(key), cell.number(f"{key}_std")
     if value is None:
-        return Cell(MISSING, paper, "missing", cell.reason or "the run did not measure it")
+        return TableCell(MISSING, paper, "missing", cell.reason or "the run did not measure it")
     small = [] if spread is None else [f"± {format_score(key, spread, unit=False)}"]
     mark = "ours" if cell is level.strongest else "rival" if cell is honest.strongest else ""
-    return Cell(format_score(key, value), [*small, *paper], mark)
+    return TableCell(format_score(key, value), [*small, *paper], mark)
 
 
 def _price(level: Level) -> str:

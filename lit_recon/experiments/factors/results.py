@@ -14,7 +14,7 @@ from typing import Any
 from lit_recon.errors import CorruptFileError, MissingDataError
 from lit_recon.reporting.provenance import parse_settings
 from lit_recon.reporting.record import read_metrics, read_victims
-from lit_recon.reporting.run_folder import RunFolder, StudyFolder
+from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import format_score
 from lit_recon.reporting.writing import Scalar
 
@@ -159,7 +159,7 @@ class FactorStudy:
         kappas: baseline errors of the bounds on reconstruction.
     """
 
-    folder: StudyFolder
+    folder: RunFolder
     settings: Mapping[str, object]
     base: Point
     factors: list[FactorResult]
@@ -173,7 +173,7 @@ class FactorStudy:
             MissingDataError: the folder holds none.
             CorruptFileError: one of its files is malformed.
         """
-        grid = StudyFolder(Path(folder))
+        grid = RunFolder(Path(folder))
         if not grid.factors.is_file():
             raise MissingDataError(f"{grid.path} holds no study ({grid.factors.name} is missing): check the path")
         settings = parse_settings(grid.config.read_text(encoding="utf-8"), grid.config)
@@ -262,7 +262,7 @@ def _factor(name: str, found: Mapping[str, Any], cell: Callable[[str], FactorCel
     )
 
 
-def _cell(grid: StudyFolder, name: str) -> FactorCellScores:
+def _cell(grid: RunFolder, name: str) -> FactorCellScores:
     folder, failure = RunFolder(grid.path / name), grid.failure(name)
     models = folder.path / "models.json"
     if folder.is_complete and models.is_file() and not failure.is_file():

@@ -23,7 +23,7 @@ class Case(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Series:
+class FactorSeries:
     """One line of a factor's curve.
 
     Args:
@@ -67,7 +67,7 @@ class Factor:
     cases: dict[str, dict[str, Any]] = field(default_factory=dict)
     labels: list[str] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
-    series: dict[str, Series] = field(default_factory=dict)
+    series: dict[str, FactorSeries] = field(default_factory=dict)
     paper: list[Printed] = field(default_factory=list)
     title: str = ""
     axis: str = ""
@@ -98,11 +98,11 @@ class Factor:
             raise ConfigError("seeds of a factor must be one or more numbers, or left out; got none")
 
     @property
-    def lines(self) -> dict[str, Series]:
+    def lines(self) -> dict[str, FactorSeries]:
         """The series by name; one without a name where none is given."""
-        return self.series or {"": Series(paper=self.paper)}
+        return self.series or {"": FactorSeries(paper=self.paper)}
 
-    def of(self, line: Series) -> list[Case]:
+    def of(self, line: FactorSeries) -> list[Case]:
         """The values or cases of one line, in order."""
         if self.cases:
             named = [(name, overrides) for name, overrides in self.cases.items()]

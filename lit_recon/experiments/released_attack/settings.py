@@ -179,7 +179,7 @@ class ReconnSettings:
         Raises:
             ThreatModelError, UnsupportedModelError, ConfigError: the reconstructor needs something else.
         """
-        whole = plan if isinstance(self.access, WholeModel) else None
+        whole = plan if self.access.whole else None
         return dataclasses.replace(self, reconstructor=self.reconstructor.bind(Background(whole, state, announced)))
 
     def check_curve(self, n: int) -> None:

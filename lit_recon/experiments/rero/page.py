@@ -18,7 +18,7 @@ from lit_recon.reporting.plots import COLOURS, MARKS, Plot, Series, draw, image_
 from lit_recon.reporting.provenance import parse_settings
 from lit_recon.reporting.record import read_metrics
 from lit_recon.reporting.run_folder import RunFolder
-from lit_recon.reporting.wording import ABSENT, format_score, percent, short, with_error
+from lit_recon.reporting.wording import ABSENT, format_score, percent, power_of_ten, short, with_error
 
 #: What the page is built from, and the same as a table.
 RECORD, TABLE = "rero.json", "rero.csv"
@@ -231,7 +231,7 @@ def _attacks(record: Mapping[str, Any]) -> Panel:
             [
                 short(cell["epsilon"], 6),
                 _success(row),
-                _power(row["log10_kappa"]),
+                power_of_ten(row["log10_kappa"]),
                 short(row["tight"]),
                 short(row["success_rate"]),
                 f"{short(row['low'])} to {short(row['high'])}",
@@ -307,7 +307,7 @@ def _bounds(record: Mapping[str, Any], kappas: Sequence[float]) -> Panel:
             [
                 short(cell["epsilon"], 6),
                 _success(row),
-                _power(row["log10_kappa"]),
+                power_of_ten(row["log10_kappa"]),
                 *(short(row[name]) for name in ("tight", "theorem_2", "corollary_4", "corollary_3", "approximate")),
             ]
             for cell in _private(record)
@@ -329,7 +329,7 @@ def _priors(record: Mapping[str, Any]) -> Panel:
             [
                 prior["name"],
                 "identified" if prior["threshold"] is None else f"MSE up to {prior['threshold']:g}",
-                _power(prior["log10_kappa"]),
+                power_of_ten(prior["log10_kappa"]),
                 "see notes" if prior["caveat"] else "none",
             ]
             for prior in record["priors"]
@@ -401,18 +401,8 @@ def _mse(cell: Mapping[str, Any], key: str = "mse") -> str:
 
 def _error(cell: Mapping[str, Any]) -> float:
     """Standard error of a cell's MSE."""
-    error: float = cell["mse_std"] / math.sqrt(cell["n"])
-    return error
+    return float(cell["mse_std"] / math.sqrt(cell["n"]))
 
 
 def _success(row: Mapping[str, Any]) -> str:
     return row["prior"] if row["threshold"] is None else f"MSE up to {row['threshold']:g}, {row['prior']}"
-
-
-def _power(log10: float) -> str:
-    """A probability that may be smaller than the smallest float.
-
-    >>> _power(-1.0), _power(-36.3)
-    ('0.1', '10^-36.3')
-    """
-    return short(10**log10) if log10 > -4 else f"10^{log10:.1f}"

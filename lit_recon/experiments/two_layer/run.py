@@ -13,7 +13,6 @@ import torch
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
-from lit_recon.attacks.updates.features import MomentRecovery
 from lit_recon.bounds import (
     GaussianRelease,
     TwoLayerJacobian,
@@ -112,7 +111,7 @@ def _description(settings: TwoLayerSettings, cells: Sequence[TwoLayerCell]) -> d
         "cells": [f"{cell.name}/{_CELL}" for cell in cells],
         "base": cells[0].identity(),
         "attacks": {name: attack.title or name for name, attack in settings.attacks.items()},
-        "moments": [name for name, attack in settings.attacks.items() if isinstance(attack.recovery, MomentRecovery)],
+        "moments": [name for name, attack in settings.attacks.items() if attack.recovery.by_moments],
         "defenses": {
             name: {"title": family.title or name, "rate": family.rate, "at": family.at}
             for name, family in settings.defenses.items()

@@ -23,7 +23,7 @@ from lit_recon.errors import ConfigError
 from lit_recon.experiments.engine.cluster import ClusterSettings, run_packed
 from lit_recon.experiments.engine.pieces import Piece
 from lit_recon.experiments.engine.runner import StudyRunner
-from lit_recon.reporting.run_folder import StudyFolder
+from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.training.progress import Interrupted, interruptible
 
 STUDY: dict[str, Any] = {
@@ -150,7 +150,7 @@ def test_more_than_a_node_has_is_refused(cluster: Any, tmp_path: Path) -> None:
     settings.check()
     with (
         pytest.raises(ConfigError, match="no node of the cluster has the 64 CPUs and 0 GPUs of a piece"),
-        settings.executor(StudyFolder(tmp_path)),
+        settings.executor(RunFolder(tmp_path)),
     ):
         pass
 
@@ -211,20 +211,20 @@ def test_a_worker_runs_where_the_driver_is_or_says_what_it_does_not_see(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    piece, folder = Piece("cells/a", "first", done), StudyFolder(tmp_path / "study")
+    piece, folder = Piece("cells/a", "first", done), RunFolder(tmp_path / "study")
 
     def run(place: Path = tmp_path) -> dict[str, Any]:
         return run_packed(lambda _: (piece, folder), b"", str(place))
 
     assert "does not see" in run(tmp_path / "nowhere")["reason"]
     assert f"does not see {folder.config}" in run()["reason"]
-    StudyFolder.open(folder.path, "seed: 0\n")
+    RunFolder.open(folder.path, "seed: 0\n")
     assert run()["summary"] == "done"
     assert run()["summary"] == "finished by a worker that was lost"
 
 
 def test_pieces_travel(tmp_path: Path) -> None:
-    from lit_recon.experiments.evaluate.grid import Cell
+    from lit_recon.experiments.evaluate.grid import GridCell
 
-    piece = Cell("attack", "cells/a-01234567", {"seed": 0}, "none", None, "some", None, 1).piece(tmp_path, "rmse")
+    piece = GridCell("attack", "cells/a-01234567", {"seed": 0}, "none", None, "some", None, 1).piece(tmp_path, "rmse")
     assert pickle.loads(pickle.dumps(piece)) == piece

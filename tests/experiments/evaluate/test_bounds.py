@@ -13,15 +13,15 @@ import yaml
 
 from lit_recon.experiments.evaluate.page import bound_panels, build_evaluation
 from lit_recon.experiments.evaluate.results import Evaluation
-from lit_recon.reporting.run_folder import RunFolder, StudyFolder
+from lit_recon.reporting.run_folder import RunFolder
 
 WHY = "without noise the only bound is 0"
 
 
 @pytest.fixture
-def bounded(tmp_path: Path, make_run: Callable[..., RunFolder]) -> StudyFolder:
+def bounded(tmp_path: Path, make_run: Callable[..., RunFolder]) -> RunFolder:
     """No defense, whose bound is 0, and noise at two strengths, one of them without a bound for unbiased attacks."""
-    folder = StudyFolder.open(tmp_path / "grid", yaml.safe_dump({"name": "bounded"}))
+    folder = RunFolder.open(tmp_path / "grid", yaml.safe_dump({"name": "bounded"}))
     cells: list[dict[str, Any]] = []
     for defense, strength in (("none", None), ("noise", 0.1), ("noise", 1.0)):
         place = f"cells/{defense}_{strength}-near-b2-0123abcd"
@@ -35,7 +35,7 @@ def bounded(tmp_path: Path, make_run: Callable[..., RunFolder]) -> StudyFolder:
     return folder
 
 
-def test_attacked_errors_stand_beside_their_bounds_and_reasons_below(bounded: StudyFolder) -> None:
+def test_attacked_errors_stand_beside_their_bounds_and_reasons_below(bounded: RunFolder) -> None:
     (panel,) = bound_panels(Evaluation.read(bounded))
     assert panel.rows == [
         ["noise 0.1, Near, batch 2", "0.200", "0.123", "2.500"],
@@ -44,7 +44,7 @@ def test_attacked_errors_stand_beside_their_bounds_and_reasons_below(bounded: St
     assert panel.note == f"No bound above 0 for no defense: {WHY}."
 
 
-def test_page_table_and_record_hold_the_bounds(bounded: StudyFolder) -> None:
+def test_page_table_and_record_hold_the_bounds(bounded: RunFolder) -> None:
     assert "Lower bounds on the error of any attack" in build_evaluation(bounded.path).read_text()
     rows = list(csv.DictReader(bounded.table.read_text().splitlines()))
     assert [row["bound_rmse"] for row in rows] == ["", "0.123", "0.25"]
@@ -54,13 +54,13 @@ def test_page_table_and_record_hold_the_bounds(bounded: StudyFolder) -> None:
     assert figures["bound_rmse.none_None.near.b2_reason"] == WHY
 
 
-def test_without_bounds_there_is_no_section(bounded: StudyFolder) -> None:
+def test_without_bounds_there_is_no_section(bounded: RunFolder) -> None:
     bounded.bounds.unlink()
     assert bound_panels(Evaluation.read(bounded)) == []
     assert "Lower bounds on the error" not in build_evaluation(bounded.path).read_text()
 
 
-def test_a_new_beginning_removes_the_bounds(bounded: StudyFolder) -> None:
+def test_a_new_beginning_removes_the_bounds(bounded: RunFolder) -> None:
     build_evaluation(bounded.path)
-    StudyFolder.open(bounded.path, bounded.config.read_text(), overwrite=True)
+    RunFolder.open(bounded.path, bounded.config.read_text(), overwrite=True)
     assert not bounded.bounds.exists()

@@ -13,7 +13,7 @@ import yaml
 from lit_recon.attacks.updates import GenerativePrior, GradientMatching
 from lit_recon.errors import ConfigError, MissingDataError
 from lit_recon.experiments.engine.pieces import merged
-from lit_recon.experiments.evaluate.grid import Cell, build_cells, network_in_words
+from lit_recon.experiments.evaluate.grid import GridCell, build_cells, network_in_words
 from lit_recon.experiments.evaluate.settings import DefenseFamily, EvaluateSettings, GridAttack, GridPaper
 from lit_recon.experiments.settings import LpipsSettings
 from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, save_generator
@@ -46,7 +46,7 @@ def attack(tmp_path: Path) -> GridAttack:
     return GridAttack(path, {"attack": {"init_args": {"steps": 7}}})
 
 
-def grid(attack: GridAttack, **settings: Any) -> list[Cell]:
+def grid(attack: GridAttack, **settings: Any) -> list[GridCell]:
     noise = DefenseFamily({"defense": {"class_path": "GaussianNoise"}}, "defense.init_args.std", [0.01, 0.1])
     local = DefenseFamily({}, "client.local_steps.steps", [3.0])
     whole = {"attacks": {"some": attack}, "defenses": {"noise": noise, "local": local}, **settings}

@@ -16,8 +16,8 @@ from lit_recon.experiments.evaluate.judgement import best_within, levels, pareto
 from lit_recon.experiments.evaluate.page import build_evaluation, gallery_grids, scatter, summary_lines
 from lit_recon.experiments.evaluate.results import Evaluation
 from lit_recon.experiments.evaluate.tables import attack_tables, equal_utility
-from lit_recon.reporting.pages import Cell
-from lit_recon.reporting.run_folder import RunFolder, StudyFolder
+from lit_recon.reporting.pages import TableCell
+from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import write_metrics
 
 NEAREST = 0.2
@@ -33,11 +33,9 @@ ACCURACY = {("none", None): 0.9, ("prune", 0.5): 0.9, ("prune", 0.99): 0.8, ("no
 
 
 @pytest.fixture
-def evaluated(tmp_path: Path, make_run: Callable[..., RunFolder]) -> StudyFolder:
+def evaluated(tmp_path: Path, make_run: Callable[..., RunFolder]) -> RunFolder:
     """A grid of two defenses and two attacks at batch size 2, one cell of which failed."""
-    folder = StudyFolder.open(
-        tmp_path / "grid", yaml.safe_dump({"name": "two_defenses", "paper": {"citation": "Some"}})
-    )
+    folder = RunFolder.open(tmp_path / "grid", yaml.safe_dump({"name": "two_defenses", "paper": {"citation": "Some"}}))
     cells: list[dict[str, Any]] = []
     for (defense, strength), accuracy in ACCURACY.items():
         place = f"utility/{defense}_{strength}-0123abcd"
@@ -65,11 +63,11 @@ def evaluated(tmp_path: Path, make_run: Callable[..., RunFolder]) -> StudyFolder
     return folder
 
 
-def texts(row: Sequence[str | Cell]) -> list[str]:
+def texts(row: Sequence[str | TableCell]) -> list[str]:
     return [cell if isinstance(cell, str) else cell.text for cell in row]
 
 
-def marks(row: Sequence[str | Cell]) -> list[str]:
+def marks(row: Sequence[str | TableCell]) -> list[str]:
     return ["" if isinstance(cell, str) else cell.mark for cell in row]
 
 
@@ -84,7 +82,7 @@ def _entry(
     }
 
 
-def test_the_strongest_attack_is_the_one_that_comes_closest(evaluated: StudyFolder) -> None:
+def test_the_strongest_attack_is_the_one_that_comes_closest(evaluated: RunFolder) -> None:
     found = {level.title: level for level in levels(Evaluation.read(evaluated), 2)}
     winners = {title: level.strongest.attack for title, level in found.items() if level.strongest}
     assert winners == {
@@ -100,7 +98,7 @@ def test_the_strongest_attack_is_the_one_that_comes_closest(evaluated: StudyFold
     assert found["no defense"].standard_error == pytest.approx(0.04 / 4**0.5)
 
 
-def test_no_point_of_the_front_is_beaten_and_all_others_are(evaluated: StudyFolder) -> None:
+def test_no_point_of_the_front_is_beaten_and_all_others_are(evaluated: RunFolder) -> None:
     points = levels(Evaluation.read(evaluated), 2)
     front = pareto_front(points)
     assert [level.title for level in front] == ["pruning 0.5", "noise 0.1", "pruning 0.99"]
@@ -112,7 +110,7 @@ def test_no_point_of_the_front_is_beaten_and_all_others_are(evaluated: StudyFold
         )
 
 
-def test_defenses_are_compared_at_equal_price(evaluated: StudyFolder) -> None:
+def test_defenses_are_compared_at_equal_price(evaluated: RunFolder) -> None:
     points = levels(Evaluation.read(evaluated), 2)
     cheap = {name: level.title for name, level in best_within(points, 0.02).items()}
     assert cheap == {"none": "no defense", "prune": "pruning 0.5", "noise": "noise 0.1"}
@@ -133,7 +131,7 @@ def test_defenses_are_compared_at_equal_price(evaluated: StudyFolder) -> None:
     assert [marks(entries).index("ours") for entries in table.rows] == [3, 2]
 
 
-def test_verdicts_say_what_stops_the_strongest_attack_and_what_it_costs(evaluated: StudyFolder) -> None:
+def test_verdicts_say_what_stops_the_strongest_attack_and_what_it_costs(evaluated: RunFolder) -> None:
     said = dict(verdicts(Evaluation.read(evaluated)))
     (pruning,), (noise,) = said["pruning"], said["noise"]
     assert "pruning 0.99 stops the strongest attack, Near" in pruning
@@ -144,7 +142,7 @@ def test_verdicts_say_what_stops_the_strongest_attack_and_what_it_costs(evaluate
     assert "its price was not measured" in noise
 
 
-def test_a_margin_within_the_error_is_called_so(evaluated: StudyFolder) -> None:
+def test_a_margin_within_the_error_is_called_so(evaluated: RunFolder) -> None:
     content = json.loads(evaluated.grid.read_text())
     place = next(c["folder"] for c in content["cells"] if c["attack"] == "near" and c["strength"] == 0.99)
     metrics = json.loads((evaluated.path / place / "metrics.json").read_text())
@@ -152,34 +150,34 @@ def test_a_margin_within_the_error_is_called_so(evaluated: StudyFolder) -> None:
     assert "within one standard error" in dict(verdicts(Evaluation.read(evaluated)))["pruning"][0]
 
 
-def test_tables_hold_every_cell_or_the_reason_why_not(evaluated: StudyFolder) -> None:
+def test_tables_hold_every_cell_or_the_reason_why_not(evaluated: RunFolder) -> None:
     (table,) = attack_tables(Evaluation.read(evaluated))
     assert table.header[:4] == ["Defense", "Near", "Far, malicious server", "Accuracy ↑"]
     assert "nearest public image 0.200, mean image 0.251" in table.lead
     rows = {row[0]: row for row in table.rows}
     assert marks(rows["no defense"])[1:3] == ["rival", "ours"]  # by an honest server, and by any
     failed, near = rows["noise 0.1"][2], rows["pruning 0.99"][1]
-    assert isinstance(failed, Cell)
+    assert isinstance(failed, TableCell)
     assert failed.reason == "out of memory"
-    assert isinstance(near, Cell)
+    assert isinstance(near, TableCell)
     assert near.small == ["± 0.040", "paper 0.26"]
     assert rows["pruning 0.99"][4] == "+10.0"
     assert rows["noise 1"][3] == "n/a"
 
 
-def test_other_metrics_have_tables_where_they_were_measured(evaluated: StudyFolder) -> None:
+def test_other_metrics_have_tables_where_they_were_measured(evaluated: RunFolder) -> None:
     evaluation = Evaluation.read(evaluated)
     (table,) = attack_tables(evaluation, "psnr")
     assert table.title.startswith("PSNR ↑, batch size 2")
     assert texts(table.rows[0])[2] == "21.5\N{NO-BREAK SPACE}dB"
     assert marks(table.rows[0])[2] == "ours"
     near = table.rows[2][1]
-    assert isinstance(near, Cell)
+    assert isinstance(near, TableCell)
     assert near.small == ["± 1.1"]  # the paper prints RMSE alone
     assert attack_tables(evaluation, "lpips") == []
 
 
-def test_the_folder_tells_everything(evaluated: StudyFolder) -> None:
+def test_the_folder_tells_everything(evaluated: RunFolder) -> None:
     page = build_evaluation(evaluated.path).read_text()
     for words in ("two_defenses", "pruning 0.99", "out of memory", "paper 0.26", "At equal utility", "<img"):
         assert words in page
@@ -201,7 +199,7 @@ def test_the_folder_tells_everything(evaluated: StudyFolder) -> None:
     assert summary_lines(Evaluation.read(evaluated))[-1] == "1 cells have no results; the report says why"
 
 
-def test_servers_are_told_apart(evaluated: StudyFolder) -> None:
+def test_servers_are_told_apart(evaluated: RunFolder) -> None:
     # the malicious one alone breaks noise 1
     _rescore(evaluated, "noise", 1.0, "near", 0.21)
     _rescore(evaluated, "noise", 1.0, "far", 0.03)
@@ -222,14 +220,14 @@ def test_servers_are_told_apart(evaluated: StudyFolder) -> None:
     assert {row["attack"] for row in rows if row["strongest_honest"] == "true"} == {"near"}
 
 
-def test_honest_servers_alone_need_no_second_verdict(evaluated: StudyFolder) -> None:
+def test_honest_servers_alone_need_no_second_verdict(evaluated: RunFolder) -> None:
     _change(evaluated, malicious=[])
     assert all(len(sentences) == 1 for _, sentences in verdicts(Evaluation.read(evaluated)))
     (table,) = attack_tables(Evaluation.read(evaluated))
     assert table.header[1:3] == ["Near", "Far"]
 
 
-def test_an_attack_that_does_not_apply_says_why(evaluated: StudyFolder) -> None:
+def test_an_attack_that_does_not_apply_says_why(evaluated: RunFolder) -> None:
     content = json.loads(evaluated.grid.read_text())
     why = "it needs a fully connected first layer"
     for cell in list(content["cells"]):
@@ -240,7 +238,7 @@ def test_an_attack_that_does_not_apply_says_why(evaluated: StudyFolder) -> None:
     _change(evaluated, cells=content["cells"], attacks={**content["attacks"], "picky": "Picky"})
     evaluation = Evaluation.read(evaluated)
     (table,) = attack_tables(evaluation)
-    assert [row[3] for row in table.rows] == [Cell("not applicable", mark="missing", reason=why)] * 5
+    assert [row[3] for row in table.rows] == [TableCell("not applicable", mark="missing", reason=why)] * 5
     page = build_evaluation(evaluated.path).read_text()
     assert f"<b>Picky, batch 2</b>: {why}" in page
     figures = json.loads(evaluated.metrics.read_text())
@@ -250,7 +248,7 @@ def test_an_attack_that_does_not_apply_says_why(evaluated: StudyFolder) -> None:
     assert [row["applicable"] for row in rows].count("false") == 5
 
 
-def test_where_it_does_not_apply_is_told_apart(evaluated: StudyFolder) -> None:
+def test_where_it_does_not_apply_is_told_apart(evaluated: RunFolder) -> None:
     failure = next((evaluated.path / "failed").iterdir())
     failure.write_text(json.dumps({"reason": "no steps", "applicable": False}))
     assert summary_lines(Evaluation.read(evaluated))[-1] == (
@@ -258,7 +256,7 @@ def test_where_it_does_not_apply_is_told_apart(evaluated: StudyFolder) -> None:
     )
 
 
-def test_an_attack_on_a_network_of_its_own_is_out_of_competition(evaluated: StudyFolder) -> None:
+def test_an_attack_on_a_network_of_its_own_is_out_of_competition(evaluated: RunFolder) -> None:
     _change(evaluated, networks={"far": "its own MLP(hidden=[4])"})
     evaluation = Evaluation.read(evaluated)
     (table,) = attack_tables(evaluation)
@@ -268,7 +266,7 @@ def test_an_attack_on_a_network_of_its_own_is_out_of_competition(evaluated: Stud
     assert "not compared: Far" in build_evaluation(evaluated.path).read_text()
 
 
-def test_another_figure_has_its_own_direction(evaluated: StudyFolder) -> None:
+def test_another_figure_has_its_own_direction(evaluated: RunFolder) -> None:
     for attack, psnr, nearest in (("near", 30.0, 15.0), ("far", 10.0, 15.0)):
         _rescore(evaluated, "none", None, attack, psnr, "psnr", nearest)
     for attack, psnr in (("near", 12.0), ("far", 14.0)):
@@ -286,7 +284,7 @@ def test_another_figure_has_its_own_direction(evaluated: StudyFolder) -> None:
     assert json.loads(evaluated.metrics.read_text())["psnr.noise_1.0.far.b2"] == 14.0
 
 
-def test_features_have_neither_images_nor_a_nearest_public_one(evaluated: StudyFolder) -> None:
+def test_features_have_neither_images_nor_a_nearest_public_one(evaluated: RunFolder) -> None:
     for (defense, strength), (near, far) in LEAKAGE.items():
         for attack, error in (("near", near), ("far", far)):
             if error is not None:
@@ -304,7 +302,7 @@ def test_features_have_neither_images_nor_a_nearest_public_one(evaluated: StudyF
     assert "<h2>Feature error, batch size 2</h2>" in page
 
 
-def test_a_generator_is_a_cell_without_a_row(evaluated: StudyFolder) -> None:
+def test_a_generator_is_a_cell_without_a_row(evaluated: RunFolder) -> None:
     content = json.loads(evaluated.grid.read_text())
     content["cells"].insert(0, _entry("generator", "generators/digits-0123abcd", "none", None))
     _change(evaluated, cells=content["cells"])
@@ -313,12 +311,12 @@ def test_a_generator_is_a_cell_without_a_row(evaluated: StudyFolder) -> None:
     assert len(evaluated.table.read_text().splitlines()) == 11
 
 
-def _change(folder: StudyFolder, **content: Any) -> None:
+def _change(folder: RunFolder, **content: Any) -> None:
     folder.grid.write_text(json.dumps({**json.loads(folder.grid.read_text()), **content}))
 
 
 def _rescore(
-    folder: StudyFolder,
+    folder: RunFolder,
     defense: str,
     strength: float | None,
     attack: str,
@@ -332,13 +330,13 @@ def _rescore(
     write_metrics(RunFolder(run), {**metrics, key: value, **beside})
 
 
-def test_the_same_evaluation_gives_the_same_pictures(evaluated: StudyFolder) -> None:
+def test_the_same_evaluation_gives_the_same_pictures(evaluated: RunFolder) -> None:
     evaluation = Evaluation.read(evaluated)
     assert scatter(evaluation, "svg") == scatter(evaluation, "svg")
     assert gallery_grids(evaluation) == gallery_grids(evaluation)
 
 
-def test_without_trainings_there_is_no_price(evaluated: StudyFolder) -> None:
+def test_without_trainings_there_is_no_price(evaluated: RunFolder) -> None:
     content = json.loads(evaluated.grid.read_text())
     content["cells"] = [cell for cell in content["cells"] if cell["kind"] == "attack"]
     evaluated.grid.write_text(json.dumps(content))
@@ -352,15 +350,15 @@ def test_a_folder_without_an_evaluation_is_named(tmp_path: Path) -> None:
         Evaluation.read(tmp_path)
 
 
-def test_a_damaged_grid_is_named(evaluated: StudyFolder) -> None:
+def test_a_damaged_grid_is_named(evaluated: RunFolder) -> None:
     evaluated.grid.write_text('{"cells": [{}]}')
     with pytest.raises(CorruptFileError, match="malformed"):
         Evaluation.read(evaluated)
 
 
-def test_beginning_anew_removes_what_a_grid_leaves(evaluated: StudyFolder) -> None:
+def test_beginning_anew_removes_what_a_grid_leaves(evaluated: RunFolder) -> None:
     build_evaluation(evaluated.path)
     config = evaluated.config.read_text()
-    StudyFolder.open(evaluated.path, config, overwrite=True)
+    RunFolder.open(evaluated.path, config, overwrite=True)
     left = sorted(path.name for path in evaluated.path.iterdir())
     assert left == ["checkpoints", "config.yaml", "logs"]

@@ -22,7 +22,7 @@ from lit_recon.experiments.factors import run as factors
 from lit_recon.experiments.factors.grid import FactorGrid, build_grid
 from lit_recon.experiments.factors.measures import Transfer
 from lit_recon.experiments.factors.run import RECONN, FactorCellRun, Splits
-from lit_recon.experiments.factors.settings import Factor, FactorsSettings, Series, TransferSettings, check_base
+from lit_recon.experiments.factors.settings import Factor, FactorSeries, FactorsSettings, TransferSettings, check_base
 from lit_recon.experiments.released_attack.settings import ReconnSettings, ShadowSettings
 from lit_recon.reporting.record import read_metrics
 from lit_recon.reporting.run_folder import RunFolder
@@ -141,7 +141,7 @@ def test_a_factor_that_names_no_setting_is_refused(tmp_path: Path, factor: dict[
         (lambda: Factor(), "either a setting with its values, or cases"),
         (lambda: Factor(setting="seed"), "either a setting with its values, or cases"),
         (lambda: Factor(setting="seed", values=[1], cases={"a": {}}), "either a setting with its values, or cases"),
-        (lambda: Factor(setting="seed", series={"a": Series()}), "either a setting with its values, or cases"),
+        (lambda: Factor(setting="seed", series={"a": FactorSeries()}), "either a setting with its values, or cases"),
         (lambda: Factor(setting="seed", values=[1], labels=["a", "b"]), "got 2 for 1 values"),
         (lambda: Factor(setting="seed", values=[1], paper=[0.1, 0.2]), "one entry per value or case, 1 of them; got 2"),
         (lambda: Factor(setting="seed", values=[1], seeds=[]), "one or more numbers"),

@@ -16,7 +16,7 @@ from lit_recon.errors import CorruptFileError, MissingDataError
 from lit_recon.experiments.factors.diagnostics import measured_panels, rank_correlation
 from lit_recon.experiments.factors.page import factor_table, write_page
 from lit_recon.experiments.factors.results import FactorStudy, Point
-from lit_recon.reporting.run_folder import RunFolder, StudyFolder
+from lit_recon.reporting.run_folder import RunFolder
 from tests.reporting.conftest import MakeRun
 
 SETTINGS = {"name": "study", "paper": {"citation": "Balle et al.", "values": {}, "note": "Theirs is larger."}}
@@ -88,7 +88,7 @@ FACTORS: dict[str, dict[str, Any]] = {
 @pytest.fixture
 def study(make_run: MakeRun, tmp_path: Path) -> Path:
     """A study with seven cells, two of which have no figures."""
-    grid = StudyFolder.open(tmp_path / "study", yaml.safe_dump(SETTINGS))
+    grid = RunFolder.open(tmp_path / "study", yaml.safe_dump(SETTINGS))
     for number, (name, mse) in enumerate(MSE.items()):
         figures = {"mse": mse, "mse_std": 0.004, "oracle_mse": 0.015, "baseline_mean_image_mse": 0.07, "seed": number}
         run = make_run(f"study/cells/{name}", n=8, shape=(1, 4, 4), metrics={**figures, "success_rate": 0.5})

@@ -282,6 +282,8 @@ class MomentRecovery(FeatureRecovery):
         Liang 2015, algorithm 1.
     """
 
+    by_moments = True
+
     def __init__(
         self,
         control_variates: bool = False,

@@ -44,6 +44,8 @@ class FeatureRecovery(ABC):
 
     #: Whether the sign of a feature is known, but for gradients on which the method has to fall back on another.
     knows_signs: bool = False
+    #: Whether features come from moments of the gradient, for which Liu et al. state the order of the error.
+    by_moments: bool = False
 
     @final
     def __call__(self, observation: Observation) -> RecoveredFeatures:

@@ -86,9 +86,9 @@ _MOVED = {
     "lit_recon.inversion": "lit_recon.attacks.updates",
     "lit_recon.informed": "lit_recon.attacks.released",
     "lit_recon.observation": "lit_recon.clients",
-    "lit_recon.modules.reconstructor": "lit_recon.attacks.released.networks.perceptron",
-    "lit_recon.modules.reconstructor_adversarial": "lit_recon.attacks.released.networks.convolutional",
-    "lit_recon.modules.reconstructor_components": "lit_recon.attacks.released.networks.perceptrons",
+    "lit_recon.modules.reconstructor": "lit_recon.attacks.released.networks",
+    "lit_recon.modules.reconstructor_adversarial": "lit_recon.attacks.released.networks",
+    "lit_recon.modules.reconstructor_components": "lit_recon.attacks.released.networks",
 }
 
 # A mapping that the schema leaves open, such as the settings of a grid's cells, stays one: only the places that name a

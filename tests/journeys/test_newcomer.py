@@ -79,7 +79,7 @@ def check(folder: Path, n: int) -> None:
     assert metrics["brightness"] == pytest.approx(sum(values) / n)
     assert metrics["brightness_low"] <= metrics["brightness"] <= metrics["brightness_high"]
     page = (folder / "report.html").read_text()
-    assert "Brightness error ↓" in page
+    assert "Brightness error\N{NO-BREAK SPACE}↓" in page
     shown = f"{metrics['brightness']:.5f}"
     assert f"{shown}\N{NO-BREAK SPACE}gray" in page
     assert "Rounding(step=" in page

@@ -180,7 +180,7 @@ def test_models_that_somebody_else_trained_are_attacked(run: Path, reconn: Calla
 
 
 def test_the_papers_reconstructor_runs(run: Path, reconn: Callable[..., Any], workplace: Path) -> None:
-    reconstructor = ["--reconstructor", "lit_recon.attacks.released.networks.perceptrons.NeuralReconstructor"]
+    reconstructor = ["--reconstructor", "lit_recon.attacks.released.networks.NeuralReconstructor"]
     sizes = ["--reconstructor.hidden", "[100,100]", "--reconstructor.epochs", 30]
     code, _, err = reconn("run", *SMALL, *reconstructor, *sizes, "--curve", "[]", "--out", "runs/neural")
     assert code == 0, err

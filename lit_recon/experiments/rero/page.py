@@ -134,15 +134,7 @@ def _errors(record: Mapping[str, Any]) -> Panel:
     levels |= {"attack, clipped only": clipped["mse"]} if clipped else {}
     epsilons, accuracies = ([cell[key] for cell in private] for key in ("epsilon", "accuracy"))
     series = [
-        Series(
-            "attack",
-            epsilons,
-            [cell["mse"] for cell in private],
-            "-",
-            "o",
-            COLOURS[0],
-            errors=list(map(_error, private)),
-        ),
+        Series("attack", epsilons, [c["mse"] for c in private], "-", "o", COLOURS[0], errors=[*map(_error, private)]),
         Series("accuracy (right)", epsilons, accuracies, "-", "s", COLOURS[1], right=True),
     ]
     limits = (min(epsilons) / _MARGIN, max(epsilons) * _MARGIN)
@@ -386,12 +378,10 @@ def _equivalence(record: Mapping[str, Any]) -> list[Panel]:
 
 
 def _private(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Cells with noise, by epsilon."""
     return sorted((cell for cell in record["cells"] if cell["epsilon"] is not None), key=lambda cell: cell["epsilon"])
 
 
 def _named(record: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """The cell of that name, if there is one."""
     return next((cell for cell in record["cells"] if cell["name"] == name), None)
 
 

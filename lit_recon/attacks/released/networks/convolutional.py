@@ -121,6 +121,7 @@ class AdversarialReconstructorModule(PairTraining):
 def discriminator_loss(real: Tensor, found: Tensor) -> Tensor:
     """Least-squares loss of scores that should be 1 for real images and 0 for others. Mao et al. 2017, eq. 2.
 
+    >>> import torch
     >>> float(discriminator_loss(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])))
     0.5
     """

@@ -159,7 +159,7 @@ def empirical_prior(samples: NDArray[np.floating], eta: float) -> BaselineError:
     """
     return BaselineError(
         math.log(_largest_share(samples, eta)),
-        "kappa was estimated from a sample, with sample points as guesses: the true kappa may be larger, so that bounds "
+        "kappa was estimated from a sample, with sample points as guesses: the true kappa may be larger, and bounds "
         "computed from it are estimates, not certificates",
     )
 

@@ -37,7 +37,7 @@ class GradientDropout(Defense):
     def __init__(self, rate: float = 0.0, rescale: bool = False) -> None:
         self.rate, self.rescale = checked(self, "rate", rate, high=1.0), rescale
         if rescale and rate == 1:
-            raise ConfigError("GradientDropout drops all coordinates at rate 1 and cannot rescale: set rescale to false")
+            raise ConfigError("GradientDropout drops everything at rate 1 and cannot rescale: set rescale to false")
 
     def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
         if self.rate == 0:

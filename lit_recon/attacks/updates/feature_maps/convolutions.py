@@ -154,8 +154,8 @@ def patch_span(gradient: Tensor, n_patches: int) -> PatchSpan:
 class PatchProjection:
     """Projection of all patches of a map into a span, as a symmetric map of `(c h w,)` vectors with eigenvalues <= 1.
 
-    Vectors are maps scaled by the square root of the number of patches that cover an entry. Eigenvalue 1 means that every
-    patch lies in the span; the distance from 1 is the mean squared share of the patches outside.
+    Vectors are maps scaled by the square root of the number of patches that cover an entry. Eigenvalue 1: every patch
+    lies in the span; the distance from 1 is the mean squared share of the patches outside.
 
     Args:
         convolution: with these input maps; covers every entry.

@@ -284,7 +284,7 @@ def recover_maps(convolution: Convolution, gradient: Tensor, n_examples: int, se
     span = patch_span(gradient, convolution.places * n_examples)
     if span.gap < GAP:
         patches = convolution.places * n_examples
-        return f"its gradient does not have the rank of {patches} patches (singular values fall {span.gap:.2g} fold there)"
+        return f"its gradient lacks the rank of {patches} patches (singular values fall {span.gap:.2g} fold there)"
     projection = PatchProjection(convolution, span)
     space = leading_eigenspace(projection, math.prod(convolution.shape), n_examples + 1, seed=seed)
     outside, following = (1 - space.values[-2:]).clamp_min(0).tolist()

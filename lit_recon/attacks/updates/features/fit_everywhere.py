@@ -1,4 +1,4 @@
-"""Features from gradients that do not determine their span: alternate separation in a span and a fit in all coordinates.
+"""Features from gradients that do not determine their span: alternate fits in a span and in all coordinates.
 
 If entries of the layer's gradient are missing or noisy, the head's gradient still determines the features, but only by
 equations over all coordinates, which need a good start. Better features have a better span, which in turn separates

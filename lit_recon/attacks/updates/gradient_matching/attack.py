@@ -172,7 +172,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
         if grouped and restarts < 2:
             raise ConfigError(f"GroupConsistency compares restarts and needs at least 2; got restarts={restarts}")
         if grouped and self.parametrization.narrows_at < 1:
-            raise ConfigError("GroupConsistency compares restarts, but this parametrization continues only the best one")
+            raise ConfigError("GroupConsistency needs several restarts; this parametrization keeps only the best")
         if grouped and self.solver.line_search:
             raise ConfigError("GroupConsistency couples restarts, which a line search does not support: use Adam")
 
@@ -197,7 +197,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
         state.matching.execution = execution
 
     def check(self, observations: Sequence[Observation]) -> None:
-        """Also check what the priors and labels need, see `Attack.check`."""
+        """Also check the statistics for the BatchNorm prior, see `Attack.check`."""
         super().check(observations)
         for seen in observations:
             if self.network_prior is not None:

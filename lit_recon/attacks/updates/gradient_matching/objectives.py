@@ -33,7 +33,7 @@ class ObservedUpdate(NamedTuple):
         """
         squared = {name: value.square().sum() for name, value in update.items()}
         if all(float(value) == 0 for value in squared.values()):
-            raise ThreatModelError("the observed update is zero everywhere: it contains no information about the client's data")
+            raise ThreatModelError("the observed update is zero everywhere: there is nothing to match")
         return ObservedUpdate(update, squared)
 
 

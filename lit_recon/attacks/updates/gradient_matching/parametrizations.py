@@ -264,13 +264,13 @@ class GenerativePrior(Parametrization):
         expected = (2, *observation.image_shape)
         if tuple(drawn.shape) != expected:
             raise ShapeError(
-                f"{self.checkpoint} generates images {tuple(drawn.shape[1:])}, the client's are {observation.image_shape}: "
+                f"{self.checkpoint} makes images {tuple(drawn.shape[1:])}, the client's are {observation.image_shape}: "
                 "take a generator of images of this shape"
             )
         low, high = float(drawn.min()), float(drawn.max())
         if low < -_TOLERANCE or high > 1 + _TOLERANCE:
             raise ConfigError(
-                f"a generator must return pixels in [0, 1]; {type(self.network).__name__} returned {low:.2g} to {high:.2g}: "
+                f"a generator must return pixels in [0, 1]; {type(self.network).__name__} gave {low:.2g} to {high:.2g}: "
                 "wrap it, for example (x + 1) / 2 after a tanh"
             )
 

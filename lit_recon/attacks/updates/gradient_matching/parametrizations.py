@@ -270,7 +270,7 @@ class GenerativePrior(Parametrization):
         low, high = float(drawn.min()), float(drawn.max())
         if low < -_TOLERANCE or high > 1 + _TOLERANCE:
             raise ConfigError(
-                f"a generator must return pixels in [0, 1]; {type(self.network).__name__} gave {low:.2g} to {high:.2g}: "
+                f"a generator must make pixels in [0, 1]; {type(self.network).__name__} made {low:.2g} to {high:.2g}: "
                 "wrap it, for example (x + 1) / 2 after a tanh"
             )
 

@@ -65,7 +65,7 @@ def find_head(observation: Observation, what: str) -> tuple[str, str | None]:
         raise UnsupportedModelError(
             f"{what} needs the gradient of a torch.nn.Linear layer that returns the {observation.n_classes} logits; "
             f"{type(observation.model).__name__} has no such layer (linear layers: {', '.join(linear) or 'none'}): "
-            "reveal the labels and use KnownLabels, or optimise them with JointLabels"
+            "reveal the labels and use KnownLabels, or optimize them with JointLabels"
         )
     name = heads[-1]
     return f"{name}.weight".lstrip("."), None if linear[name].bias is None else f"{name}.bias".lstrip(".")
@@ -130,7 +130,7 @@ def head_gradient(observation: Observation) -> HeadGradient:
     if bias is None:
         raise UnsupportedModelError(
             f"HeadCounts needs the gradient of the head's bias; layer {weight.rpartition('.')[0]!r} has none: "
-            "attack one image with IDLG, reveal the labels and use KnownLabels, or optimise them with JointLabels"
+            "attack one image with IDLG, reveal the labels and use KnownLabels, or optimize them with JointLabels"
         )
     inputs = _exact(probe_inputs(observation))
     public = _exact(observation.parameters[weight]), _exact(observation.parameters[bias])

@@ -92,7 +92,7 @@ class GaussianNoise(Defense):
 
     def released_std(self, n_examples: int) -> float:
         if self.relative and self.std:
-            raise ConfigError(f"no bound is known for {self}: the scale of relative noise depends on the images")
+            raise ConfigError(f"no bound is known for {self}: the size of relative noise depends on the images")
         return self.std / math.sqrt(n_examples) if self.before_averaging else self.std
 
     def without_noise(self) -> Defense:

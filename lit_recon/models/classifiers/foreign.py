@@ -80,9 +80,7 @@ def public_model(
         )
     like = next((value for value in model.parameters() if value.is_floating_point()), None)
     if like is None:
-        raise UnsupportedModelError(
-            f"{name} has no parameters, so there is no update to attack: give a classifier"
-        )
+        raise UnsupportedModelError(f"{name} has no parameters, so there is no update to attack: give a classifier")
     copied: Any = copy.deepcopy(model).eval()
     if normalization is not None:
         mean, std = normalization.tensors(like.detach())

@@ -145,7 +145,7 @@ class ExactRecovery(FeatureRecovery):
         if not isinstance(operator, LocalSteps) or operator.steps == 1:
             return self._result(seen, setting, best, method, notes, self.tolerance)
         if operator.batches > 1 or setting.everywhere is not None or not seen.has_head:
-            notes += ("local steps were treated as one gradient: only undefended whole batches can be unrolled",)
+            notes += ("local steps were treated as one gradient: only whole batches without a defense can be unrolled",)
             return self._result(seen, setting, best, method, notes, self.tolerance)
         training = UnrolledTraining(seen, setting.basis, operator)
         best = _unrolled(training, setting.basis, best)

@@ -212,9 +212,7 @@ class GenerativePrior(Parametrization):
             self.network = _own(network, self.checkpoint)
         size = latent_size if latent_size is not None else getattr(self.network, "latent_size", None)
         if not isinstance(size, int) or size < 1:
-            raise ConfigError(
-                f"{type(self.network).__name__} has no attribute latent_size: give latent_size"
-            )
+            raise ConfigError(f"{type(self.network).__name__} has no attribute latent_size: give latent_size")
         self.latent_size = size
         self.network.requires_grad_(False)
 

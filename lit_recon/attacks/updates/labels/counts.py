@@ -141,7 +141,7 @@ def lower_bounds(head: HeadGradient) -> Tensor:
     """Lower bound on the count of each class, `(k,)`.
 
     The bias entry of class c is `mean_i p_ic - a_c / n` for count a_c, so a_c > -n G_b[c]. After a ReLU a class that
-    does not occur has a row of weights `mean_i p_ic h_i` without negative entries; a negative one proves that it occurs.
+    does not occur has a row of weights `mean_i p_ic h_i` without negative entries; a negative one proves it occurs.
     If noise or pruning makes these bounds exceed the batch size, all are zero.
 
     Source: the first bound is that of [Zhao2020] and [Yin2021] made quantitative; the second extends [Zhao2020].

@@ -118,14 +118,12 @@ class CocktailPartyAttack(Attack):
                     break
         if not tried:
             images = mean_color(seen.n_examples, seen)
-            lost = (
-                "separation: no finite result, as when a defense removes nearly all entries; returned as mean color"
-            )
+            lost = "separation: no finite result, as when a defense removes nearly all entries; returned as mean color"
             return Reconstruction(images.to(like), labels, 1.0, notes=(*notes, lost))
         images, labels, loss, curve, proved = min(tried, key=lambda found: found[2])
         state = "solved up to rounding" if loss < SOLVED else f"left a relative residual of {loss:.0e}"
         if proved:
-            notes = (*notes, f"separation: derivatives of {proved} of {seen.n_examples} images certified by their zeros")
+            notes = (*notes, f"separation: derivatives of {proved} of {seen.n_examples} images certified by zeros")
         notes = (*notes, f"separation: {state} after {len(curve) - 1} rounds of the fit to the update")
         if missing:
             mixed = f"the gradient mixes only {mixtures.n_sources} of {seen.n_examples} images independently"

@@ -62,7 +62,7 @@ def completed(
         seen: the observation.
         separate: separates images from mixtures, given the number of the start.
 
-    Source: zeros as certificate: Dimitrov et al., SPEAR: Exact Gradient Inversion of Batches in Federated Learning, NeurIPS
+    Source: zeros as proof: Dimitrov et al., SPEAR: Exact Gradient Inversion of Batches in Federated Learning, NeurIPS
         2024; a search for them in place of samples: Bakarsky et al., SPEAR++: Scaling Gradient Inversion via
         Sparsely-Used Dictionary Learning, 2025. The start from separated images and the separation of the rest are
         ours.
@@ -119,7 +119,7 @@ def _with_zeros(
 
 
 def _sparsest(starts: Tensor, span: Tensor) -> tuple[Tensor, Tensor]:
-    """Unit vectors `(j, n)` near the starts with many zeros after mapping by `span` `(m, n)`, and their numbers of zeros.
+    """Unit vectors `(j, n)` near the starts with many zeros after mapping by `span` `(m, n)`, and numbers of zeros.
 
     Reweighted least squares minimize the sum of log(|entry|^2 + width^2), with decreasing width.
     """

@@ -1,7 +1,7 @@
-"""The records that cross rooms: what a client releases, what an attacker sees, what an attack returns.
+"""Records passed between packages: client updates, observations of an attacker, reconstructions.
 
 Shape words used everywhere: `n` images in a batch, `c h w` image axes, `k` classes, `r` restarts.
-Images are float tensors in [0, 1] at every border of a room; networks normalise inside.
+Images are float tensors in [0, 1] at every interface; networks normalize inside.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ BatchStatistics = dict[str, LayerStatistics]
 
 
 class ForwardOperator(Protocol):
-    """The client's public update rule: what candidate images and labels would have released."""
+    """The client's public update rule, a function of images and labels."""
 
     @property
     def batch_norm(self) -> Literal["eval", "train"]:
@@ -94,7 +94,7 @@ class ForwardOperator(Protocol):
 
 
 class SimulatedDefense(Protocol):
-    """What an attacker can simulate of a client's defense; see `lit_recon.defenses.Defense`."""
+    """The part of a client's defense that an attacker can simulate; see `lit_recon.defenses.Defense`."""
 
     @property
     def stages(self) -> Sequence[int]:
@@ -104,15 +104,15 @@ class SimulatedDefense(Protocol):
     def simulate_buffers(
         self, buffers: Mapping[str, Tensor], observed: Update, n_examples: int
     ) -> Mapping[str, Tensor]:
-        """The model's buffers as an attacker who has seen `observed` should set them."""
+        """The model's buffers for the attacker's simulation, given the update `observed`."""
         ...
 
     def simulate_per_example(self, gradients: Update) -> Update:
-        """What the defense does to a candidate's gradients of single examples, each `(n, ...)`."""
+        """The defense applied to per-example gradients of a candidate, each `(n, ...)`."""
         ...
 
     def simulate(self, candidate: Update, observed: Update) -> Update:
-        """What the defense would have done to a candidate's update, as far as `observed` tells."""
+        """The defense applied to a candidate's update, with masks and scales estimated from `observed`."""
         ...
 
     def log_likelihood(self, candidate: Update, observed: Update, n_examples: int) -> Tensor | None:
@@ -122,7 +122,7 @@ class SimulatedDefense(Protocol):
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What the attacker knows besides the public model and the update.
+    """The attacker's knowledge besides the public model and the update.
 
     Attributes:
         labels: the true labels are given; otherwise the attack has to recover them.
@@ -138,7 +138,7 @@ class Knowledge:
 
 @dataclass(frozen=True)
 class ClientUpdate:
-    """What leaves a client: its update, the batch size, and BatchNorm statistics if it shares them."""
+    """A client's release: its update, the batch size, and BatchNorm statistics if it shares them."""
 
     update: Update
     n_examples: int
@@ -152,17 +152,17 @@ class Observation:
     Attributes:
         model: the public architecture; read its structure, never its own weights.
         parameters, buffers: the public weights and buffers at which the client computed its update.
-        operator: the client's rule, to be re-applied to candidates.
-        update: what the client released.
+        operator: the client's update rule, to be applied to candidates.
+        update: the observed update.
         n_examples: batch size of the client.
         image_shape: `(c, h, w)`.
         n_classes: number of classes `k`.
         normalization: channel statistics that the model applies to [0, 1] pixels.
-        knowledge: what else is known; fields below are None where it says no.
+        knowledge: what else is known; a field below that it excludes is None.
         labels: true labels `(n,)`, only if `knowledge.labels`.
         batch_statistics: statistics of the client's batch, only if `knowledge.batch_norm == "batch"`.
-        defense: the attacker's side of the client's defense, only if `knowledge.defense`.
-        loss: that the client differentiates.
+        defense: the attacker's simulation of the client's defense, only if `knowledge.defense`.
+        loss: the client's training loss.
     """
 
     model: nn.Module
@@ -204,15 +204,15 @@ class Observation:
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """What an attack returns, in an order of its own: metrics match it to the truth.
+    """Result of an attack, in arbitrary order: metrics match it to the true images.
 
     Attributes:
         images: `(n, c, h, w)` in [0, 1].
         labels: recovered or given labels `(n,)`.
-        loss: the attacker-visible loss of the returned images; selection uses nothing else.
-        features: `(r, d)` of unit norm in an order of their own, where the attack recovers the inputs of a wide layer.
+        loss: the attack's loss of the returned images; restarts are selected by it alone.
+        features: `(r, d)` of unit norm in arbitrary order, where the attack recovers the inputs of a wide layer.
         trace: named curves of equal length, e.g. `step`, `loss`; for logs and reports.
-        notes: what the attack wants its reader to know (fall-backs, assumptions).
+        notes: fall-backs and assumptions, for reports.
     """
 
     images: Tensor

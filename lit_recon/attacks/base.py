@@ -1,6 +1,6 @@
 """Interfaces of attacks on updates: from observations of a client's update to images.
 
-`Attack` computes in one piece. `SteppableAttack` iterates, so that a driver can save, resume and log it.
+`SteppableAttack` iterates, so that a driver can save, resume and log it; `Attack` has no iterations.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class SimpleState:
     Args:
         observations: one per victim.
         log_every: iterations between two points of the loss curves.
-        **variables: tensors, generators, whatever has a `state_dict` (modules, optimizers), numbers, strings, and lists
-            and dicts of these. Tensors are restored in place, so that an optimizer goes on with them.
+        **variables: tensors, generators, objects with a `state_dict` (modules, optimizers), numbers, strings, and lists
+            and dicts of these. Tensors are restored in place, so that optimizers keep referring to them.
 
     Attributes:
         step: iterations done.
@@ -92,7 +92,7 @@ class SimpleState:
         return sum(self._losses) / len(self._losses) if self._losses else float("nan")
 
     def note(self, loss: Sequence[float] | Tensor, **terms: Sequence[float] | Tensor) -> None:
-        """Tell the losses of this iteration, one per victim, and parts of them by name.
+        """Record the losses of this iteration, one per victim, and their terms by name.
 
         Raises:
             ShapeError: there is not one value per victim.
@@ -115,7 +115,7 @@ class SimpleState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `AttackState`."""
         if state["variables"].keys() != self.variables.keys() or len(state["curves"]) != len(self.curves):
-            raise ValueError(f"it holds {sorted(state['variables'])} of {len(state['curves'])} victims")
+            raise ValueError(f"the saved state holds {sorted(state['variables'])} of {len(state['curves'])} victims")
         for name, value in state["variables"].items():
             self.variables[name] = _restored(self.variables[name], value)
         self.step, self.curves, self._losses = state["step"], state["curves"], state["losses"]
@@ -155,15 +155,15 @@ def _restored(value: Any, saved: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class AttackRun:
-    """An attack that is set up on some observations.
+    """An attack set up on some observations.
 
     Attributes:
         observations: one per victim.
-        compute: gives the reconstructions, after the last iteration.
-        n_steps: iterations in all; 0 for an attack that computes in one piece.
-        state: of the iterations; None for an attack that computes in one piece.
+        compute: returns the reconstructions, after the last iteration.
+        n_steps: total number of iterations; 0 for an attack without iterations.
+        state: None for an attack without iterations.
         advance: does one iteration.
-        reasons: why attacks that were tried before are not applicable.
+        reasons: why the attacks tried before are not applicable.
     """
 
     observations: Sequence[Observation]
@@ -181,7 +181,7 @@ class AttackRun:
         ]
 
     def finish(self) -> list[Reconstruction]:
-        """All iterations that are left, then the results."""
+        """Run the remaining iterations and return the results."""
         while self.state is not None and self.state.step < self.n_steps:
             self.advance()
         return self.results()
@@ -210,13 +210,13 @@ class Attack(ABC):
 
         Args:
             observations: one per victim.
-            execution: how several victims are computed; None leaves it to the attack.
+            execution: how several victims are computed; None: the attack chooses.
         """
         self.check(observations)
         return AttackRun(observations, partial(self.run, observations))
 
     def check(self, observations: Sequence[Observation]) -> None:
-        """Refuse, before any compute, observations that this attack cannot work on."""
+        """Raise an error for observations to which this attack does not apply, before any computation."""
         if not observations:
             raise ShapeError("an attack needs at least one observation; got none")
         first = observations[0]
@@ -235,17 +235,17 @@ class Attack(ABC):
         """The attack itself, one reconstruction per observation."""
 
     def rehearse(self, observations: Sequence[Observation]) -> None:
-        """Refuse, at little cost and before the public model is trained, what this attack cannot work on."""
+        """Raise the errors of `check` and `run` at little cost, before the public model is trained."""
         self.check(observations)
 
     @property
     def planned_steps(self) -> int:
-        """Iterations per victim that a progress bar expects; 1 for an attack that computes in one piece."""
+        """Iterations per victim, for progress bars; 1 for an attack without iterations."""
         return 1
 
     @property
     def recovers_features(self) -> bool:
-        """Whether every reconstruction comes with features of a wide layer, by which it can be scored."""
+        """Whether reconstructions have `features`, which can be scored."""
         return False
 
     @property
@@ -254,11 +254,11 @@ class Attack(ABC):
         return {}
 
     def execution_for(self, n_victims: int) -> Execution | None:
-        """How so many victims are computed where a driver attacks them together; None: it takes one at a time."""
+        """How a driver computes `n_victims` together; None: one at a time."""
         return None
 
     def measured_execution(self, observations: Sequence[Observation]) -> Way:
-        """The faster way for these victims, measured; asked for only where `execution_for` is `auto`."""
+        """The way that is measured to be faster for these victims; called only if `execution_for` is `auto`."""
         return "loop"
 
 
@@ -270,7 +270,7 @@ class SteppableAttack(Attack, Generic[S]):
     """An attack that iterates. Subclasses implement `init`, `step` and `result`, and set `steps`.
 
     Drivers call `advance` until `state.step == steps`, then `result`; they save and restore the state in between, and
-    log its loss and curves. `SimpleState` will do for most attacks.
+    log its loss and curves. `SimpleState` suffices for most attacks.
 
     Attributes:
         steps: iterations.
@@ -329,7 +329,7 @@ class SteppableAttack(Attack, Generic[S]):
         return AttackRun(observations, compute, self.steps, state, advance)
 
     def set_execution(self, state: S, execution: Way) -> None:
-        """Compute the victims of a state this way from now on; ignored by attacks that know only one."""
+        """Compute the victims of a state this way from now on; ignored by attacks with only one way."""
 
     def rehearse(self, observations: Sequence[Observation]) -> None:
         self.check(observations)
@@ -340,7 +340,7 @@ class SteppableAttack(Attack, Generic[S]):
         return self.steps
 
     def execution_for(self, n_victims: int) -> Execution | None:
-        """By default one victim after the other, or as many together as a user asks for."""
+        """By default one victim after the other, or as many together as requested."""
         return "loop"
 
 
@@ -348,7 +348,7 @@ def finished(result: Reconstruction, seen: Observation) -> Reconstruction:
     """The result with images projected into [0, 1], after a check of its shape.
 
     Raises:
-        ShapeError: if the attack returned another number or shape of images than the client holds.
+        ShapeError: if the number or shape of the images differs from the client's.
     """
     expected = (seen.n_examples, *seen.image_shape)
     if tuple(result.images.shape) != expected or tuple(result.labels.shape) != (seen.n_examples,):

@@ -1,4 +1,4 @@
-"""Limits of every attack: information bounds, baseline errors of priors, reconstruction robustness from privacy."""
+"""Bounds on all attacks: information bounds, baseline errors of priors, reconstruction robustness from privacy."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class BaselineError:
-    """A baseline error, and its caveat.
+    """A baseline error with its caveat.
 
     Attributes:
         log_kappa: natural logarithm of kappa, at most 0.
@@ -67,7 +67,7 @@ class BaselineError:
 
     @property
     def kappa(self) -> float:
-        """Kappa itself, 0 where it is below the smallest float."""
+        """Kappa, 0 if below the smallest float."""
         return math.exp(self.log_kappa)
 
 
@@ -78,7 +78,7 @@ def finite_prior(probabilities: Sequence[float]) -> BaselineError:
         probabilities: of the candidates, at least 0, with sum 1.
 
     Raises:
-        ConfigError: they are not.
+        ConfigError: the probabilities are invalid.
 
     >>> finite_prior([0.5, 0.25, 0.25]).kappa
     0.5
@@ -147,7 +147,7 @@ def gaussian_prior_chernoff(eta: float, sigma: float, dimension: int) -> Baselin
 
 
 def empirical_prior(samples: NDArray[np.floating], eta: float) -> BaselineError:
-    """The largest share of samples within `eta` of one of them; an underestimate, as the caveat says.
+    """The largest share of samples within `eta` of one of them: an underestimate of kappa.
 
     Args:
         samples: `(m, d)`, or any shape with the samples first; distances are Euclidean.
@@ -159,8 +159,8 @@ def empirical_prior(samples: NDArray[np.floating], eta: float) -> BaselineError:
     """
     return BaselineError(
         math.log(_largest_share(samples, eta)),
-        "kappa was sought among sample points only, and on a sample only: the true one may be larger, so that bounds "
-        "computed from it are estimates and certify nothing",
+        "kappa was estimated from a sample, with sample points as guesses: the true kappa may be larger, and bounds "
+        "computed from it are estimates, not certificates",
     )
 
 
@@ -194,7 +194,7 @@ def _largest_share(samples: NDArray[np.floating], eta: float) -> float:
     points = np.asarray(samples, dtype=np.float64).reshape(len(samples), -1)
     squares = (points**2).sum(1)
     rows = max(1, _CHUNK // len(points))
-    # Distances by products, many times faster than by differences; the margin keeps samples at the threshold itself.
+    # Distances by inner products, faster than by differences; the margin includes samples exactly at the threshold.
     limit = eta**2 + _ROUNDING * float(squares.max())
     most = max(
         int((squares[part, None] + squares - 2 * points[part] @ points.T <= limit).sum(1).max())

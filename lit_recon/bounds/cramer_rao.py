@@ -1,17 +1,17 @@
 """Lower bounds on the squared error of a reconstruction, from the Fisher information in a release.
 
-Cramer-Rao holds for estimators whose mean is the true input, at least nearly and in a neighborhood of it. An attack
-that uses a prior on images, clips to [0, 1] or returns a constant is biased and may come closer; for those only
-`van_trees` holds. Every `ErrorBound` states which attacks it applies to.
+Cramer-Rao holds for estimators that are unbiased, at least nearly and near the true input. An attack that uses a prior
+on images, clips to [0, 1] or returns a constant is biased and may have a smaller error; only `van_trees` applies to it.
+Every `ErrorBound` states its attacks.
 
 Sources:
     [Liu2025] Liu, Wang, Chen, Lei, lemma D.2 and remark D.3: the relaxed bound.
     [StoicaNg1998] Stoica and Ng, On the Cramer-Rao bound under parametric constraints.
 
 Van Trees: if inputs are drawn from a density with information `P` about their location, every attack, even one that
-knows that density, has `E |x^ - x|^2 >= tr((E F + P)^-1)`, the mean being over inputs and noise. Without noise the
-bound is 0, without information it is the prior's variance. It holds for the given prior; for real
-images a Gaussian prior of their mean and covariance is a model, and the bound is as good as that model.
+knows that density, has `E |x^ - x|^2 >= tr((E F + P)^-1)`, the mean over inputs and noise. Without noise the bound is
+0, without information it is the prior's variance. For real images, a Gaussian prior of their mean and covariance is a
+model, and the bound is only as accurate as that model.
 
 Sources:
     [VanTrees1968] Van Trees, Detection, estimation and modulation theory, part I, section 2.4.
@@ -31,12 +31,12 @@ from lit_recon.bounds.two_layer import TwoLayerJacobian, TwoLayerNet
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.records import Update
 
-#: Eigenvalues below this share of the largest are rounding errors; the information is then singular.
+#: Eigenvalues below this fraction of the largest count as zero; the information is then singular.
 _SINGULAR = 1e-13
 
 UNBIASED = (
-    "unbiased attacks only: one that uses a prior, clips to the range of pixels or answers a constant is biased and "
-    "may come closer"
+    "unbiased attacks only: one that uses a prior, clips to the range of pixels or returns a constant is biased and "
+    "may have a smaller error"
 )
 UNBIASED_ON_SPHERE = f"attacks that know the norm of every input, otherwise {UNBIASED}"
 
@@ -46,8 +46,8 @@ class ErrorBound:
     """A lower bound on the squared error, summed over all coordinates of all inputs.
 
     Attributes:
-        squared: `E |x^ - x|^2` is at least this; infinite where the release has no information about a direction.
-        relaxed: a weaker bound from the trace of the information alone, as in theorems on rates.
+        squared: lower bound of `E |x^ - x|^2`; infinite if the release has no information about some direction.
+        relaxed: a weaker bound from the trace of the information.
         n_inputs: number `q` of coordinates in the sum.
         applies_to: the attacks for which the bound holds.
     """
@@ -69,7 +69,7 @@ class ErrorBound:
 
 
 def cramer_rao(information: Tensor) -> ErrorBound:
-    """`tr(F^-1)`, and `q^2 / tr(F)`, which is never above it.
+    """`tr(F^-1)`, and the weaker bound `q^2 / tr(F)`.
 
     Args:
         information: `(q, q)`, symmetric, positive semidefinite.
@@ -101,7 +101,7 @@ def unit_norm_cramer_rao(information: Tensor, inputs: Tensor) -> ErrorBound:
     """
     n, d = inputs.shape
     if information.shape != (n * d, n * d) or d < 2:
-        raise ShapeError(f"inputs {n, d} need an information {n * d, n * d}; got {tuple(information.shape)}")
+        raise ShapeError(f"inputs {n, d} need an information matrix {n * d, n * d}; got {tuple(information.shape)}")
     tangents = [torch.linalg.svd(x[None]).Vh[1:].T for x in inputs]
     basis = torch.block_diag(*tangents)
     values = _eigenvalues(basis.T @ information @ basis)
@@ -182,10 +182,10 @@ class GaussianPrior:
 
 
 def van_trees(information: Tensor, prior: GaussianPrior) -> ErrorBound:
-    """`tr((F + P)^-1)`, and `q^2 / tr(F + P)`, which is never above it.
+    """`tr((F + P)^-1)`, and the weaker bound `q^2 / tr(F + P)`.
 
     Args:
-        information: `(q, q)`, its mean over draws of the inputs from the prior, example after example.
+        information: `(q, q)`, the mean over inputs drawn from the prior, example after example.
         prior: of one input.
 
     Raises:
@@ -200,7 +200,7 @@ def van_trees(information: Tensor, prior: GaussianPrior) -> ErrorBound:
     size, d = len(information), len(prior.covariance)
     if information.shape != (size, size) or size % d or not information.isfinite().all():
         raise ShapeError(
-            f"a prior on inputs of {d} coordinates needs an information (n {d}, n {d}); got {tuple(information.shape)}"
+            f"a prior of {d} coordinates needs an information matrix (n {d}, n {d}); got {tuple(information.shape)}"
         )
     total = information.double() + prior.precision(size // d).to(information.device)
     squared = float(torch.linalg.inv(total).diagonal().sum())
@@ -221,7 +221,7 @@ def likeliest_inputs(
         steps: largest number of steps; each is halved until the likelihood does not decrease.
 
     Raises:
-        ConfigError: a clipped release, or less than one step.
+        ConfigError: a clipped release, or fewer than one step.
     """
     if steps < 1 or release.bound != float("inf"):
         raise ConfigError(f"Gauss-Newton needs 1 step or more and no clipping; got {steps} and {release.bound:g}")

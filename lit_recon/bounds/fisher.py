@@ -1,4 +1,4 @@
-"""Fisher information about a client's inputs in the update that it releases with Gaussian noise.
+"""Fisher information about a client's inputs in an update released with Gaussian noise.
 
 With `J` the Jacobian of an update `g` (p coordinates) with respect to all inputs of a batch (q coordinates), the
 release `g + N(0, diag(v))` has the information `J^T diag(1/v) J`. A defense changes the Jacobian as it changes the
@@ -25,7 +25,7 @@ from lit_recon.records import Update
 
 @dataclass(frozen=True)
 class GaussianRelease:
-    """A release of an update: clipped as one vector, then coordinates dropped, then independent Gaussian noise.
+    """A release of an update: clipping as one vector, then dropping of coordinates, then independent Gaussian noise.
 
     Attributes:
         std: standard deviation of the noise, above 0: one number, or one per coordinate in the update's shapes.
@@ -42,10 +42,10 @@ class GaussianRelease:
         if not all(bool((value > 0).all()) and bool(value.isfinite().all()) for value in values):
             raise ConfigError(
                 "a release needs noise with a positive, finite standard deviation on every coordinate: without noise "
-                "an update may give its inputs away exactly, and the only bound is 0"
+                "an update may determine its inputs exactly, and the only bound is 0"
             )
         if not self.bound > 0:
-            raise ConfigError(f"a release needs a clipping bound above 0; got {self.bound:g}: nothing would be left")
+            raise ConfigError(f"a release needs a clipping bound above 0; got {self.bound:g}: it would be zero")
 
     def mean(self, update: Update) -> Update:
         """The release without the noise."""
@@ -164,16 +164,16 @@ class DenseJacobian(Jacobian):
 def fisher_information(jacobian: Jacobian, release: GaussianRelease) -> Tensor:
     """`(q, q)` information about the inputs in an update that is released with Gaussian noise.
 
-    Behind an active clip, with `c = bound / |g|` and `u = g / |g|`, the released mean has the Jacobian
-    `c (I - u u^T) J`; nothing but `J^T diag(w) J`, `J^T u` and `J^T diag(w) u` is needed for its information.
+    With active clipping, `c = bound / |g|` and `u = g / |g|`, the released mean has the Jacobian
+    `c (I - u u^T) J`; its information needs only `J^T diag(w) J`, `J^T u` and `J^T diag(w) u`.
 
-    Where the dropped coordinates or the variances depend on the inputs, as for pruning by magnitude, they carry
-    information themselves, which is left out here: the bound then holds for attackers who do not use it.
+    Dropped coordinates or variances that depend on the inputs, as for pruning by magnitude, carry
+    information that is left out here: the bound then holds for attackers who do not use it.
 
     Source: [Liu2025], equation 27 and appendix E.
     """
     std, weights = release.std, release.precision(jacobian.update)
-    # a single number is much cheaper in closed form
+    # the closed form for a scalar is much cheaper
     if isinstance(std, float | int) and release.kept is None:
         information = jacobian.gram(std**-2)
     else:
@@ -199,7 +199,7 @@ class ReleasedInformation:
         update: the update before clipping, mask and noise.
         release: clipping, mask and noise.
         information: about the inputs, `(q, q)`.
-        notes: what the information leaves out.
+        notes: information that is left out.
     """
 
     update: Update
@@ -211,7 +211,7 @@ class ReleasedInformation:
 def example_clipped_information(
     jacobian: Jacobian, examples: Sequence[Update], bound: float, std: float
 ) -> tuple[Tensor, Update]:
-    """Information in the mean of gradients that are clipped one by one, with noise `std` on the mean; and that mean.
+    """Information in the mean of gradients clipped one by one, with noise `std` on the mean; and that mean.
 
     An example's gradient depends on its own input only, so that the batch's Jacobian contains those of the examples:
     block `i` of the columns becomes `c_i (I - u_i u_i^T) J_i / n`, with `c_i` the factor of its clip and the projection
@@ -263,7 +263,7 @@ def autograd_jacobian(
 
     Args:
         function: from inputs to an update, made of operations that `torch.func` can transform. A client's operator
-            has to be called with `functional=True`.
+            must be called with `functional=True`.
         inputs: of any shape; in double precision if the information is to be inverted.
         chunk: columns at a time.
         largest: allowed number of entries.
@@ -294,7 +294,7 @@ def autograd_jacobian(
 
 
 def check_size(n_parameters: int, n_inputs: int, largest: int = LARGEST) -> None:
-    """Refuse a Jacobian that is too large.
+    """Raise an error for a Jacobian that is too large.
 
     Raises:
         ConfigError: it has more than `largest` entries.
@@ -303,5 +303,5 @@ def check_size(n_parameters: int, n_inputs: int, largest: int = LARGEST) -> None
         raise ConfigError(
             f"a Jacobian of {n_parameters:,} coordinates by {n_inputs:,} inputs has more than {largest:,} entries "
             f"(about {math.ceil(n_parameters * n_inputs * 8 / 1e9)} GB): take a smaller network, smaller images or "
-            "smaller batches; two-layer networks have a closed form that stores none of it"
+            "smaller batches; two-layer networks have a closed form without a stored Jacobian"
         )

@@ -148,7 +148,7 @@ def _chance(logarithm: float) -> float:
 
 
 def two_point_baseline(epsilon: float) -> float:
-    """Baseline error of theorem 5's priors, two candidates with odds `e^epsilon` to 1: the best guess.
+    """Baseline error of the priors of theorem 5: two candidates with odds `e^epsilon` to 1.
 
     >>> two_point_baseline(0.0)
     0.5
@@ -162,7 +162,7 @@ def privacy_from_robustness(epsilon: float, gamma: float) -> float:
 
     Args:
         epsilon: at least 0; the two candidates have odds `e^epsilon` to 1.
-        gamma: bound on the probability of the right answer, at least that of the constant guess.
+        gamma: bound on the probability of a correct answer, at least that of the best constant guess.
 
     Returns:
         `(1 + e^epsilon) gamma - e^epsilon`, in [0, 1]; exact if `gamma` is the probability of the best attack.
@@ -179,12 +179,12 @@ def privacy_from_robustness(epsilon: float, gamma: float) -> float:
             f"gamma must lie between {least:.6g} and 1 for epsilon={epsilon}: guessing the likelier candidate succeeds "
             f"that often; got {gamma}"
         )
-    # In terms of the probability of failure, so that a large epsilon does not overflow.
+    # Uses the probability of failure: a large epsilon does not overflow.
     return max(0.0, gamma - (1 - gamma) * math.exp(epsilon)) if gamma < 1 else 1.0
 
 
 def robustness_from_privacy(epsilon: float, delta: float) -> float:
-    """The success probability of the best attack on theorem 5's priors, given the exact delta: the inverse function.
+    """Inverse of `privacy_from_robustness`: success probability of the best attack, given the exact delta.
 
     >>> round(robustness_from_privacy(1.0, 0.1269367375), 10)
     0.7651971252
@@ -202,7 +202,7 @@ def _check_equivalence(epsilon: float) -> None:
 
 #: Lower end of the search for the best epsilon.
 _LEAST_LOG_RATIO = -50.0
-#: Grid to locate the minimum; every epsilon gives a valid bound, so that an inexact minimum only loosens it.
+#: Grid to locate the minimum; every epsilon gives a valid bound, so an inexact minimum only loosens it.
 _GRID_POINTS = 65
 
 
@@ -240,7 +240,7 @@ def profile_bound(log_kappa: float, profile: Callable[[float], float]) -> float:
 _CHUNK = 1_000_000
 
 
-#: Samples in the tail for its size to be worth a standard error.
+#: Smallest number of tail samples for which a standard error is computed.
 _LEAST_TAKEN = 20
 
 
@@ -287,7 +287,7 @@ def simulated_bound(
     taken = min(int(np.searchsorted(log_spent, log_kappa, side="right")), n_samples - 1)
     if taken < _LEAST_TAKEN:
         raise ConfigError(
-            f"the bound is below what {n_samples} simulated trainings can show: {taken} of them are telling, "
+            f"the bound is too small for {n_samples} simulated trainings: {taken} of them are in the tail, "
             f"{_LEAST_TAKEN} are needed; raise n_samples or use profile_bound"
         )
     threshold = float(ratios[taken])

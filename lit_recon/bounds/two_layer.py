@@ -10,8 +10,8 @@ and their Jacobians, by example and neuron,
     d G_A[c, j] / d x_i = delta_ic s'_ij w_j + s_ij D_ic
     d G_W[j, l] / d x_i = x_il Q_ij + t_ij e_l,    Q_ij = beta_ij s''_ij w_j + s'_ij A_j . D_i,    t_ij = beta_ij s'_ij.
 
-A row of the layer's Jacobian is a fixed vector times a number, plus a multiple of a unit vector: its Gram matrix is a
-sum over neurons of products of the `Q`, and takes `m q^2` operations and `q^2` memory; the rows alone take `m d q`.
+A row of the layer's Jacobian is a vector times a number, plus a multiple of a unit vector: its Gram matrix is a sum
+over neurons of products of the `Q`, in `m q^2` operations and `q^2` memory; the rows alone take `m d q`.
 
 Sources:
     [Liu2025] Liu, Wang, Chen, Lei, appendix D; the Gram matrix's form is our own.
@@ -33,7 +33,7 @@ from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
 from lit_recon.records import Update
 
 Loss = Literal["squared", "cross_entropy"]
-#: Entries of the largest matrix of one chunk of neurons.
+#: Largest number of matrix entries of one chunk of neurons.
 _CHUNK = 4_000_000
 
 
@@ -55,7 +55,7 @@ class SmoothActivation(Protocol):
 
 @dataclass(frozen=True)
 class TwoLayerNet:
-    """`output = A s(W x + b)` under a loss that is summed over the batch.
+    """`output = A s(W x + b)`, with a loss summed over the batch.
 
     Attributes:
         weight, bias: `(m, d)`, `(m,)`: W and b.
@@ -251,7 +251,7 @@ def replacement_sensitivity(net: TwoLayerNet, lipschitz: float = 1.0) -> float:
     """
     if net.loss != "squared" or bool(net.bias.any()):
         raise UnsupportedModelError(
-            f"the sensitivity is known for the squared loss without biases; got {net.loss}: clip the gradients of "
+            f"the sensitivity is known only for the squared loss without biases; got {net.loss}: clip the gradients of "
             "single examples instead"
         )
     at_zero = float(net.activation.value(torch.zeros(1, dtype=net.weight.dtype)).abs())
@@ -307,7 +307,7 @@ def log_slope(xs: Sequence[float], ys: Sequence[float], confidence: float = 0.95
         confidence: of the interval.
 
     Raises:
-        ConfigError: fewer than three points, fewer than two different x, or a value that has no logarithm.
+        ConfigError: fewer than three points, fewer than two different x, or a value without a logarithm.
 
     >>> log_slope([1, 2, 4], [3, 12, 48]).value
     2.0

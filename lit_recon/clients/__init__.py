@@ -1,4 +1,4 @@
-"""Forward operators: what a client computes from its data, and what an attacker sees of it."""
+"""Clients: the forward operators from private data to an update, and the attacker's observation of it."""
 
 from __future__ import annotations
 

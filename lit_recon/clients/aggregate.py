@@ -1,4 +1,4 @@
-"""Secure aggregation: the server sees the mean of several clients' updates and nothing of a single one."""
+"""Secure aggregation: the server receives only the mean of several clients' updates."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from lit_recon.records import BatchStatistics, ClientUpdate, ForwardOperator, La
 class SecureAggregation:
     """The mean of the updates of `clients` clients, each with an equal share of the images, in order.
 
-    The cryptography (pairwise masks that cancel in the sum) is left out, as it changes nothing about what the server
-    sees. With an operator that takes one gradient, and without BatchNorm in train mode, the mean is the gradient of all
-    images together; with local steps it is not. One client is the identity.
+    The cryptography (pairwise masks that cancel in the sum) is left out: it does not change the server's view. With an
+    operator that takes one gradient, and without BatchNorm in train mode, the mean is the gradient of all images
+    together; with local steps it is not.
 
-    Pure and differentiable as far as `operator` is. An attacker reconstructs all clients' images, or those of one
-    client if he can simulate the others.
+    Differentiable if `operator` is. An attacker reconstructs all clients' images, or those of one client if the others
+    can be simulated.
 
     Args:
         operator: every client's update rule.
-        clients: how many, at least 1.
+        clients: number of clients, at least 1.
 
     Raises:
-        ConfigError: less than one client.
+        ConfigError: fewer than one client.
 
     Source: [Bonawitz2017].
     """
@@ -50,7 +50,7 @@ class SecureAggregation:
         """The update; see `lit_recon.records.ForwardOperator`.
 
         Raises:
-            ShapeError: the images cannot be shared out equally.
+            ShapeError: the images cannot be divided equally.
         """
         options = {"create_graph": create_graph, "functional": functional}
         shares = self._shares(images, labels)
@@ -66,7 +66,7 @@ class SecureAggregation:
         create_graph: bool = False,
         functional: bool = False,
     ) -> tuple[Update, BatchStatistics]:
-        """The update, and the statistics of all clients' layer inputs together."""
+        """The update, and the pooled statistics of all clients' layer inputs."""
         options = {"create_graph": create_graph, "functional": functional}
         shares = self._shares(images, labels)
         results = [
@@ -84,9 +84,9 @@ class SecureAggregation:
 
 
 def aggregate(updates: Sequence[ClientUpdate]) -> ClientUpdate:
-    """What a server sees of several clients: the mean of their updates, weighted by their numbers of examples.
+    """The server's view of several clients: the mean of their updates, weighted by their numbers of examples.
 
-    Defenses that a client applies by itself have been applied already. BatchNorm statistics are pooled if every client
+    Local defenses have been applied before. BatchNorm statistics are pooled if every client
     shares them.
 
     Args:

@@ -1,4 +1,4 @@
-"""A federated client: computes its update from private images, and states what an attacker gets to see of it."""
+"""A federated client: computes its update from private images, and the attacker's observation of it."""
 
 from __future__ import annotations
 
@@ -16,33 +16,31 @@ from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models import public_model
 from lit_recon.records import ClientUpdate, ForwardOperator, Knowledge, Loss, Normalization, Observation
 
-#: A client's rule for a model, the mode of its BatchNorm layers and the loss: `GradientOperator` itself, or a rule of
-#: several steps or of several clients that is built on it.
+#: Builds a client's update rule from a model, the mode of its BatchNorm layers and the loss: `GradientOperator`, or
+#: a rule of several steps or several clients.
 Rule = Callable[[nn.Module, BatchNormMode, Loss], ForwardOperator]
 
 
 class Client:
-    """A client that releases an update of the model which the server sent.
+    """A client that releases an update of the global model.
 
-    Args:
-        model: the global model that the server sent: any module from images `(n, c, h, w)` to logits `(n, k)`. It is
-            not changed.
-        batch_norm: whether BatchNorm layers run with running (`eval`) or batch statistics (`train`).
+        model: the global model: any module from images `(n, c, h, w)` to logits `(n, k)`; not modified.
+        batch_norm: BatchNorm layers use running (`eval`) or batch statistics (`train`).
         defense: of the update; default: none.
-        rule: what the client does with its batch, given the model as the defense prepares it; default: one gradient
+        rule: the update rule, given the model as the defense prepares it; default: one gradient
             of the mean loss.
         image_shape: `(c, h, w)`; default: the module's attribute `image_shape`.
         normalization: applied to pixels in [0, 1] before the module. Default: the module's attribute `normalization`,
-            which states what the module does by itself; without one the module is given pixels in [0, 1].
+            which states what the module does itself; without one the module takes pixels in [0, 1].
         loss: of logits `(n, k)` and labels `(n,)`, a mean over the batch.
 
     Attributes:
-        model: as the client runs it.
+        model: as prepared by the defense.
         image_shape, normalization, n_classes: of the model.
 
     Raises:
-        UnsupportedModelError: the defense cannot work on this model, or it is no classifier of images.
-        ConfigError: the defense acts on gradients of single examples, which the rule does not have; no image shape; or
+        UnsupportedModelError: the defense does not support this model, or it is no classifier of images.
+        ConfigError: the defense acts on per-example gradients, which the rule does not have; no image shape; or
             a loss that does not take logits and labels.
         ShapeError: `image_shape` or `normalization` do not fit the model.
 
@@ -86,7 +84,7 @@ class Client:
 
     def to(self, device: torch.device | str) -> Client:
         """A copy of the client whose model is on another device."""
-        moved = copy.copy(self)  # the operator reads weights and buffers from its arguments, wherever they are
+        moved = copy.copy(self)  # the operator takes weights and buffers as arguments, on any device
         moved.model = copy.deepcopy(self.model).to(device)
         moved._parameters = {name: value.detach() for name, value in moved.model.named_parameters()}
         moved._buffers = dict(moved.model.named_buffers())
@@ -102,10 +100,10 @@ class Client:
         """The update for private images `(n, c, h, w)` in [0, 1] and labels `(n,)`.
 
         The defense draws its random numbers from `generator`; default: a fresh one with seed 0 at every call. With
-        `share_statistics`, the statistics of the batch at every BatchNorm layer leave the client too, undefended.
+        `share_statistics`, the batch statistics at every BatchNorm layer are released too, undefended.
 
         Raises:
-            ShapeError: images of another shape, dtype or range than the model takes, or labels that are no classes.
+            ShapeError: images of a wrong shape, dtype or range, or labels that are no classes of the model.
         """
         self._check(images, labels)
         if share_statistics:
@@ -126,10 +124,10 @@ class Client:
         knowledge: Knowledge | None = None,
         generator: torch.Generator | None = None,
     ) -> Observation:
-        """What an attacker with `knowledge` sees of the update that `release` computes.
+        """The observation by an attacker with `knowledge` of the update that `release` computes.
 
-        With `knowledge.batch_norm == "none"` the running statistics are withheld, and the attacker simulates the client
-        with the statistics of his own candidates.
+        With `knowledge.batch_norm == "none"` running statistics are withheld; the attacker simulates the client
+        with the statistics of the candidates.
         """
         knowledge = knowledge or Knowledge()
         released = self.release(images, labels, generator, knowledge.batch_norm == "batch")
@@ -171,7 +169,7 @@ class Client:
 
 
 def _without_running_statistics(model: nn.Module) -> nn.Module:
-    """A copy of the model whose BatchNorm layers have forgotten their running statistics."""
+    """A copy of the model with the running statistics of its BatchNorm layers reset."""
     public = copy.deepcopy(model)
     for module in public.modules():
         if isinstance(module, _BatchNorm):

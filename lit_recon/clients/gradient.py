@@ -63,8 +63,8 @@ class PureBatchNorm(nn.Module):
 def pure_copy(model: nn.Module, mode: BatchNormMode) -> nn.Module:
     """A deep copy of `model` in evaluation mode, with pure BatchNorm layers and without in-place activations.
 
-    A BatchNorm layer without running statistics always uses the statistics of the batch, as PyTorch's does. Subclasses
-    of BatchNorm with a forward of their own (as in timm: BatchNorm and activation in one) stay what they are.
+    As in PyTorch, a BatchNorm layer without running statistics always uses the statistics of the batch. Subclasses
+    of BatchNorm with their own forward (as in timm: BatchNorm and activation in one) keep their class.
     """
     copied = copy.deepcopy(model).eval()
     parent: Any
@@ -84,12 +84,12 @@ def pure_copy(model: nn.Module, mode: BatchNormMode) -> nn.Module:
 
 
 def recording_layers(copied: nn.Module) -> dict[str, Any]:
-    """BatchNorm layers of a pure copy by name: those with the attributes `recording` and `recorded`."""
+    """BatchNorm layers of a pure copy by name; they have the attributes `recording` and `recorded`."""
     return {name: layer for name, layer in copied.named_modules() if hasattr(layer, "recording")}
 
 
 def _purify(layer: Any, mode: BatchNormMode) -> None:
-    """Make a BatchNorm layer with a forward of its own write no running statistics, and record like `PureBatchNorm`."""
+    """Make a BatchNorm layer with its own forward pure, and record like `PureBatchNorm`."""
     layer.training, layer.track_running_stats = mode == "train", mode == "eval"
     layer.recording, layer.recorded = False, None
     layer.register_forward_pre_hook(_record)
@@ -102,7 +102,7 @@ def _record(layer: Any, given: tuple[Tensor, ...]) -> None:
 
 @torch.enable_grad()
 def checked_loss(loss: Loss, n_classes: int, probabilities: bool = False) -> Loss:
-    """`loss`, or `cross_entropy` itself where `loss` is a `torch.nn.CrossEntropyLoss` with its default settings.
+    """`loss`, or `cross_entropy` for a `torch.nn.CrossEntropyLoss` with default settings.
 
     Args:
         loss: of logits `(n, k)` and labels.
@@ -110,7 +110,7 @@ def checked_loss(loss: Loss, n_classes: int, probabilities: bool = False) -> Los
         probabilities: labels are probabilities `(n, k)` instead of classes `(n,)`.
 
     Raises:
-        ConfigError: the loss fails on such labels, or does not return one number that can be differentiated twice.
+        ConfigError: the loss fails on such labels, or does not return a scalar that can be differentiated twice.
     """
     if loss is cross_entropy or (isinstance(loss, nn.CrossEntropyLoss) and vars(loss) == vars(nn.CrossEntropyLoss())):
         return cross_entropy
@@ -144,10 +144,10 @@ def checked_loss(loss: Loss, n_classes: int, probabilities: bool = False) -> Los
 
 
 class GradientOperator:
-    """Gradient of the mean loss of a batch with respect to every parameter of a model; zero where it has no influence.
+    """Gradient of the mean loss of a batch in every parameter of a model; zero for parameters without influence.
 
-    Pure: reads parameters and buffers from its arguments and changes nothing, so that the client that releases an
-    update and the attacker who simulates it run the very same code. Differentiable twice.
+    Pure: parameters and buffers are arguments and nothing is modified, so that the client that releases an
+    update and the attacker who simulates it run the same code. Differentiable twice.
 
     Args:
         model: takes images `(n, c, h, w)` in [0, 1] and returns logits `(n, k)`; copied.
@@ -162,7 +162,7 @@ class GradientOperator:
         self._model = pure_copy(model, batch_norm)
         self._norms = recording_layers(self._model)
         self._loss = loss
-        # PyTorch's fused kernels of attention cannot be differentiated twice; a Backbone has none
+        # PyTorch's fused attention kernels cannot be differentiated twice; a Backbone has none
         self._fused = isinstance(model, Backbone)
 
     def loss(

@@ -1,4 +1,4 @@
-"""The forward operator of a client that trains for several steps before it answers (FedAvg's local training)."""
+"""The forward operator of local training: several SGD steps per round (FedAvg)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lit_recon.clients.gradient import BatchNormMode, GradientOperator
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.records import BatchStatistics, Loss, Update
 
-#: What a client releases of its local training.
+#: Form of the released update.
 Release = Literal["gradient", "difference"]
 
 
@@ -27,27 +27,27 @@ class _State(NamedTuple):
 class LocalSteps:
     """Weights before minus weights after `steps` steps of SGD on the mean loss of the client's images.
 
-    Every parameter moves, those that do not require a gradient included: a client returns all that it was sent. The
-    update is `torch.optim.SGD`'s (momentum without dampening, no weight decay), operation by operation.
+    Every parameter is trained, also those that do not require a gradient. The update is `torch.optim.SGD`'s (momentum
+    without dampening, no weight decay), operation by operation.
 
-    Pure and differentiable like `GradientOperator`: an attacker sends candidates through the very same training. The
-    derivative goes through all steps; memory grows with their number unless `checkpointing` keeps only the weights
-    between steps and computes each step once more on the way back. Checkpointed steps are differentiable once, by plain
-    autograd: enough for an attack, too little for the scores of `OptimalGradientNoise` and `OptimalGradientPruning`.
+    Pure and differentiable like `GradientOperator`: an attacker runs the same training on candidates. The derivative
+    goes through all steps; memory grows with their number unless `checkpointing` keeps only the weights between steps
+    and recomputes each step in the backward pass. Checkpointed steps are differentiable once, by plain autograd: enough
+    for an attack, not for the scores of `OptimalGradientNoise` and `OptimalGradientPruning`.
 
     Args:
         model: takes images `(n, c, h, w)` in [0, 1] and returns logits `(n, k)`; copied.
         steps: `t`, at least 1.
         lr: learning rate.
         momentum: in [0, 1).
-        layer_lrs: other rates by prefix of parameter names, as in `{"head": 0.01}`; the longest that fits counts.
-        batches: mini-batches of equal size into which the images are cut in order; step i takes number `i % batches`.
-            One: every step sees all images.
+        layer_lrs: other rates by prefix of parameter names, as in `{"head": 0.01}`; the longest match applies.
+        batches: number of mini-batches of equal size, in the order of the images; step i takes number `i % batches`.
+            With 1, every step takes all images.
         release: the plain `difference`, or divided per layer by the rate times the sum of the momentum's weights
-            (`gradient`): what a constant gradient would have to be to move the weights as far. With one step that is
-            the gradient itself. The server knows the rates, so that nothing is hidden either way.
-        batch_norm: whether BatchNorm layers use running (`eval`) or batch statistics (`train`). Dropout is off, and
-            running statistics stay as the server sent them.
+            (`gradient`): the constant gradient that would move the weights as far. With one step it is
+            the gradient itself. The server knows the rates, so both forms carry the same information.
+        batch_norm: BatchNorm layers use running (`eval`) or batch statistics (`train`). Dropout is off, and
+            running statistics do not change.
         checkpointing: see above.
         loss: of logits and labels, a mean over the batch.
 
@@ -99,7 +99,7 @@ class LocalSteps:
         """The update; see `lit_recon.records.ForwardOperator`.
 
         Raises:
-            ShapeError: the images cannot be cut into mini-batches of equal size.
+            ShapeError: the images cannot be divided into mini-batches of equal size.
             ConfigError: checkpointing together with `functional`.
         """
         after = self.train(parameters, buffers, images, labels, create_graph=create_graph, functional=functional)
@@ -126,7 +126,7 @@ class LocalSteps:
                 "checkpointed local steps are differentiated by plain autograd: attack with execution: loop and "
                 "compilation: none, or set checkpointing to false"
             )
-        # weights are constants of an eager derivative, as in GradientOperator
+        # an eager derivative treats weights as constants, as in GradientOperator
         start_weights = parameters if functional else {name: value.detach() for name, value in parameters.items()}
         state = _State(dict(start_weights), {})
         for step in range(self.steps):
@@ -148,7 +148,7 @@ class LocalSteps:
         create_graph: bool = False,
         functional: bool = False,
     ) -> tuple[Update, BatchStatistics]:
-        """The update, and the statistics of all images at the weights that the server sent; one more gradient."""
+        """The update, and the statistics of all images at the initial weights; costs one more gradient."""
         options = {"create_graph": create_graph, "functional": functional}
         _, statistics = self._gradient.with_statistics(parameters, buffers, images, labels, **options)
         return self(parameters, buffers, images, labels, **options), statistics
@@ -168,7 +168,7 @@ class LocalSteps:
             gradient = self._eager_gradient(state.parameters, buffers, images, labels, create_graph)
         velocity = gradient
         if self.momentum and state.velocity:
-            # not one fused operation: the rounding of torch.optim.SGD
+            # two operations, not one fused: same rounding as torch.optim.SGD
             velocity = {name: state.velocity[name] * self.momentum + value for name, value in gradient.items()}
         moved = {name: torch.add(p, velocity[name], alpha=-self.rates[name]) for name, p in state.parameters.items()}
         return _State(moved, velocity if self.momentum else {})
@@ -181,7 +181,7 @@ class LocalSteps:
         labels: Tensor,
         create_graph: bool,
     ) -> Update:
-        """As `GradientOperator`, but weights that depend on earlier steps stay connected to them."""
+        """As `GradientOperator`, but weights stay connected to the graph of earlier steps."""
         inputs = {name: p if p.requires_grad else p.detach().requires_grad_() for name, p in parameters.items()}
         with torch.enable_grad():
             loss = self._gradient.loss(inputs, buffers, images, labels)
@@ -212,15 +212,15 @@ class LocalSteps:
         return n // self.batches
 
     def _path_length(self) -> float:
-        """Steps of length one that a constant gradient of one makes: sum over steps s of 1 + m + ... + m^s."""
+        """Displacement by a constant gradient of 1 at rate 1: sum over steps s of 1 + m + ... + m^s."""
         return sum(self.momentum**i for step in range(self.steps) for i in range(step + 1))
 
 
 class _Recomputed(torch.autograd.Function):
-    """A function of tensors that keeps its inputs only and runs again when its derivative is asked for.
+    """A function of tensors that stores only its inputs and is recomputed in the backward pass.
 
-    `torch.utils.checkpoint` cannot serve: the gradient that is taken within a step would make it recompute on the way
-    forward too.
+    `torch.utils.checkpoint` is unsuitable: the gradient within a step would also trigger recomputation in the forward
+    pass.
     """
 
     @staticmethod

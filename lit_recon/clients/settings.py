@@ -1,4 +1,4 @@
-"""Clients as a configuration describes them: what they compute, how many of them, with which random numbers."""
+"""Settings of clients: update rule, loss, number of clients and random seed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from lit_recon.records import ForwardOperator, Loss
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """Several steps of SGD on the client's own images before it answers (FedAvg); see `LocalSteps`.
+    """Several SGD steps on the client's images per round (FedAvg); see `LocalSteps`.
 
     Args:
         steps: of local training.
         lr: learning rate.
         momentum: in [0, 1).
         layer_lrs: other rates by prefix of parameter names.
-        batches: mini-batches of equal size that the steps go through in turn; 1: every step sees all images.
+        batches: number of mini-batches of equal size, used in turn; 1: every step takes all images.
         release: weights before minus after (`difference`), or that in units of a gradient (`gradient`).
         checkpointing: save memory in the attack's derivative by computing every step twice.
     """
@@ -65,14 +65,14 @@ class ClientSettings:
     Args:
         batch_norm: BatchNorm layers use the running statistics (`eval`) or those of the client's batch (`train`).
         local_steps: local training; default: one gradient.
-        n_clients: clients whose updates are averaged securely before anybody sees them; each holds an equal share of
+        n_clients: clients whose updates are averaged by secure aggregation; each holds an equal share of
             the batch.
         seed: of the defense's random numbers; every client draws its own.
         loss: that clients minimize: import path of a function, or class_path and init_args of a callable class, which
             takes logits (n, k) and labels (n,) and returns their mean loss; default: cross-entropy.
 
     Raises:
-        ConfigError: less than one client.
+        ConfigError: fewer than one client.
     """
 
     batch_norm: BatchNormMode = "eval"
@@ -86,7 +86,7 @@ class ClientSettings:
             raise ConfigError(f"n_clients must be at least 1; got {self.n_clients}")
 
     def client(self, model: nn.Module, defense: Defense | None = None) -> Client:
-        """A client, or what several of them release together.
+        """A client, or several behind secure aggregation.
 
         Args:
             model: a module that carries `image_shape` and `normalization`, see `Client`.

@@ -1,4 +1,4 @@
-"""Defenses: what a client does to its batch, its gradients or its update before anybody sees them."""
+"""Defenses: changes to a client's batch, per-example gradients or update before the release."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The interface of defenses, and chains of them: a client's computation in stages that a defense can change.
+"""Interface of defenses, and chains of them.
 
-A client's round runs through the stages in this order:
+A client's round has these stages, which a defense can change:
 
     model --prepare--> batch --transform_batch--> per-example gradients --transform_per_example--> mean
           --transform_update--> the released update, or the direction of the client's own optimizer step
@@ -31,7 +31,7 @@ BatchNormMode = Literal["eval", "train"]
 
 
 class Stage(IntEnum):
-    """The part of a client's computation that a defense changes, in order of execution."""
+    """Stages of a client's computation, in order of execution."""
 
     BATCH = 1
     PER_EXAMPLE = 2
@@ -44,7 +44,7 @@ class Batch(NamedTuple):
     Attributes:
         images: `(n, c, h, w)` in [0, 1].
         labels: classes `(n,)` or probabilities `(n, k)`.
-        masks: buffers of the model that differ from example to example, by name, each `(n, ...)`.
+        masks: buffers of the model that differ between examples, by name, each `(n, ...)`.
     """
 
     images: Tensor
@@ -67,7 +67,7 @@ class BatchGradient(Protocol):
 
 
 class Round(NamedTuple):
-    """The origin of an update, for defenses that need it: the client's batch, and its undefended gradient."""
+    """The client's batch and its undefended gradient, for defenses that need them."""
 
     batch: Batch
     gradient: BatchGradient
@@ -76,9 +76,8 @@ class Round(NamedTuple):
 class Defense:
     """No defense; a subclass overrides one or more of the methods `prepare` and `transform_*`.
 
-    Every method returns new values and leaves its arguments untouched. All random numbers come from the generator, in
-    the order of the update's tensors. The object holds settings only, so that one object can serve any number of
-    clients and trainings.
+    Methods return new values and do not modify their arguments. All random numbers come from the generator, in the
+    order of the update's tensors. The object holds settings only and can serve several clients and trainings.
 
     >>> class SignOnly(Defense):
     ...     def transform_update(self, update, round_, generator):
@@ -91,7 +90,7 @@ class Defense:
         super().__init_subclass__()
         if not isinstance(cls.__dict__.get("stages", Defense.stages), property):
             raise ConfigError(
-                f"{cls.__name__}.stages is no longer set by hand; it follows from the overridden transform_* methods: "
+                f"{cls.__name__}.stages cannot be set; it follows from the overridden transform_* methods: "
                 "delete the attribute"
             )
 
@@ -106,19 +105,19 @@ class Defense:
         )
 
     def prepare(self, model: nn.Module, batch_norm: BatchNormMode = "eval") -> nn.Module:
-        """The model that the client runs, with the names and shapes of its parameters unchanged.
+        """The client's model, with the names and shapes of its parameters unchanged.
 
         Args:
-            model: as the server sent it.
-            batch_norm: whether its BatchNorm layers will run with running (`eval`) or batch statistics (`train`).
+            model: the global model.
+            batch_norm: BatchNorm layers use running (`eval`) or batch statistics (`train`).
 
         Raises:
-            UnsupportedModelError: the defense cannot work on this model.
+            UnsupportedModelError: the defense does not support this model.
         """
         return model
 
     def transform_batch(self, batch: Batch, model: nn.Module, generator: torch.Generator) -> Batch:
-        """The batch that the prepared `model` is run on."""
+        """The batch for the prepared `model`."""
         return batch
 
     def transform_per_example(self, gradients: Update, generator: torch.Generator) -> Update:
@@ -132,7 +131,7 @@ class Defense:
     def simulate_buffers(
         self, buffers: Mapping[str, Tensor], observed: Update, n_examples: int
     ) -> Mapping[str, Tensor]:
-        """Attacker's side of `prepare`: the model's buffers, set to what the observed update tells about them."""
+        """Attacker's side of `prepare`: the model's buffers, estimated from the observed update."""
         return buffers
 
     def simulate_per_example(self, gradients: Update) -> Update:
@@ -140,7 +139,7 @@ class Defense:
         return gradients
 
     def simulate(self, candidate: Update, observed: Update) -> Update:
-        """Attacker's side of `transform_update`: without noise, and with masks read off the observed update.
+        """Attacker's side of `transform_update`: without noise, with masks taken from the observed update.
 
         Differentiable in `candidate`, and works under `torch.func.vmap`.
         """
@@ -156,11 +155,11 @@ class Defense:
     def released_std(self, n_examples: int) -> float:
         """Standard deviation of the Gaussian noise on every coordinate of the released update; 0 for no noise.
 
-        With this noise the release is normal, and its mean is what `simulate_per_example` and `simulate` compute.
-        Lower bounds on the reconstruction error follow from that (see `lit_recon.bounds`).
+        The release is then normal, with the mean that `simulate_per_example` and `simulate` compute.
+        Lower bounds on the reconstruction error follow (see `lit_recon.bounds`).
 
         Raises:
-            ConfigError: the release is not of this form, or not known to be; the message says why.
+            ConfigError: the release is not known to have this form; the message says why.
         """
         if self.stages:
             raise ConfigError(f"no bound is known for {self}")
@@ -175,12 +174,12 @@ class Defense:
     ) -> ReleasedInformation:
         """Fisher information about the inputs in a defended update, from the Jacobian of the undefended one.
 
-        Random masks and variances are drawn or computed once and then count as fixed.
+        Random masks and variances are drawn or computed once and then treated as fixed.
 
         Args:
             jacobian: of the undefended update, at the inputs of the batch.
             round_: the batch, and the gradient of the loss summed over a batch.
-            std: standard deviation of Gaussian noise that is added where the defense has none.
+            std: standard deviation of Gaussian noise that is added if the defense has none.
             generator: of the defense's random numbers.
 
         Raises:
@@ -198,10 +197,10 @@ class Defense:
 def checked(
     owner: object, name: str, value: float, low: float = 0.0, high: float = math.inf, *, infinite: bool = False
 ) -> float:
-    """`value`, if it lies in [low, high]; infinity only where `infinite` says so.
+    """`value`, if it lies in [low, high]; infinity only if `infinite`.
 
     Raises:
-        ConfigError: it does not, or is not a number.
+        ConfigError: it does not, or is NaN.
     """
     if value == math.inf and high == math.inf and not infinite:
         raise ConfigError(f"{type(owner).__name__} needs a finite {name}; got inf")
@@ -215,16 +214,16 @@ def checked(
 
 
 class Chain(Defense):
-    """Applies defenses in the order in which they are listed; an empty chain changes nothing.
+    """Applies defenses in the listed order; an empty chain changes nothing.
 
-    That order has to agree with the order of a client's computation: defenses of the batch come first, then those of
-    the gradients of single examples, then those of the update. Random numbers are drawn in order of execution.
+    The order must be that of the stages: defenses of the batch, of per-example gradients, of the update. Random numbers
+    are drawn in order of execution.
 
-    The attacker simulates the defenses in the same order, each from the update that the whole chain released: noise
-    after pruning hides the mask. The log-likelihood is that of the last defense.
+    The attacker simulates the defenses in the same order, each with the released update of the whole chain: noise after
+    pruning hides the mask. The log-likelihood is that of the last defense.
 
     Args:
-        defenses: none, one or several.
+        defenses: may be empty.
 
     Raises:
         ConfigError: a defense is listed after one of a later stage.
@@ -303,7 +302,7 @@ class Chain(Defense):
 
 
 def _remedy(acting: Sequence[Defense]) -> str:
-    """An order that is allowed, or that there is none."""
+    """Advice for a message: an allowed order, or that there is none."""
     by_time = sorted(acting, key=lambda defense: (min(defense.stages), max(defense.stages)))
     if any(max(first.stages) > min(second.stages) for first, second in pairwise(by_time)):
         return "no order of these defenses is allowed; leave one out"

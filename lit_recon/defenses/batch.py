@@ -17,16 +17,16 @@ from lit_recon.records import Update
 
 
 class MixUp(Defense):
-    """Replaces every image and its label by a mixture with another of the batch.
+    """Replaces every image and its label by a mixture with another example of the batch.
 
     `l x_i + (1 - l) x_p(i)`, and the same for the labels as probabilities, with one weight `l` from Beta(alpha, alpha)
-    and one permutation `p` per batch: one `randint` that seeds NumPy's Beta, then one `randperm`. An `alpha` of 0
-    changes nothing; Beta's limit has weights 0 and 1 only. A batch of one image is unchanged.
+    and one permutation `p` per batch: one `randint` as seed of NumPy's Beta, then one `randperm`. An `alpha` of 0
+    changes nothing (the limit of Beta has weights 0 and 1). A batch of one image is unchanged.
 
-    Every image is part of two mixtures: followed by `DPSGD`, replacing one image changes two of the clipped gradients
-    instead of one, which privacy accounting does not include.
+    Every image is part of two mixtures: with `DPSGD` after it, replacing one image changes two clipped gradients
+    instead of one, which the privacy accounting does not cover.
 
-    The attacker leaves candidates unchanged, and so reconstructs the mixtures, with probabilities as labels.
+    The attacker leaves candidates unchanged and reconstructs the mixtures, with probabilities as labels.
 
     Args:
         alpha: concentration; 1 gives uniform weights, larger values give weights near one half.
@@ -55,7 +55,7 @@ class MixUp(Defense):
 
 
 def _n_classes(model: nn.Module) -> int:
-    """Number of outputs, which every model under attack carries; see `lit_recon.models.public_model`."""
+    """Number of outputs, an attribute of every victim model; see `lit_recon.models.public_model`."""
     n_classes = model.n_classes
     if not isinstance(n_classes, int):
         raise UnsupportedModelError(f"MixUp needs the number of classes of {type(model).__name__}: wrap it in a Client")
@@ -71,10 +71,10 @@ class NetworkDropout(Defense):
     The other inputs are divided by `1 - rate`, as in `torch.nn.Dropout`. The masks are drawn once per release, one
     `rand` of `(n, features)` per layer, and are the same for every gradient of the batch. A rate of 0 changes nothing.
 
-    `prepare` gives the layers a buffer, by default all ones: the network without dropout, which is evaluated, and
-    simulated by an attacker who does not know the defense. One who does reads the mask off the layer's gradient: a
-    column that is zero belongs to an input that no example used. For one example that is the whole mask; for `n` the
-    other inputs are set to their expectation, `1 / (1 - rate^n)`.
+    `prepare` adds a mask buffer to the layers, by default all ones: the network without dropout, for evaluation and for
+    attackers who do not know the defense. One who does takes the mask from the layer's gradient: a zero column belongs
+    to an input that no example used. For one example that is the whole mask; for `n` the other inputs are set to their
+    expectation, `1 / (1 - rate^n)`.
 
     Args:
         rate: probability that an input is dropped, in [0, 0.999].
@@ -97,7 +97,7 @@ class NetworkDropout(Defense):
 
         Raises:
             UnsupportedModelError: the model has no linear layer of that name.
-            ConfigError: the layer has dropout already.
+            ConfigError: the layer already has dropout.
         """
         prepared = copy.deepcopy(model)
         modules = dict(prepared.named_modules())

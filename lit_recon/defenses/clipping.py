@@ -1,4 +1,4 @@
-"""Clipping: a gradient above a given L2 norm is scaled down to it; alone, or with the noise of DP-SGD.
+"""Clipping of gradients to a largest L2 norm, alone or with the noise of DP-SGD.
 
 Formal guarantees, for finite gradients: the norm of the result is at most the bound (up to rounding); shapes and dtypes
 are unchanged; a gradient within the bound is returned bit for bit.
@@ -7,7 +7,7 @@ are unchanged; a gradient within the bound is returned bit for bit.
 |---|---|
 | 0 | zero |
 | infinite | the gradient itself |
-| negative | refused by the defenses |
+| negative | ConfigError from the defenses |
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class GradientClipping(Defense):
     """Scales the mean gradient to an L2 norm of at most `bound`, over all parameters as one vector, after averaging.
 
     The bound is absolute. No random numbers. An infinite bound changes nothing, a bound of 0 freezes training.
-    There is no differential privacy, as one example can still determine the direction: see `PerExampleClipping`.
+    No differential privacy: one example can still determine the direction; see `PerExampleClipping`.
 
-    The attacker clips a candidate's gradient in the same way; for a cosine objective that changes nothing.
+    The attacker clips a candidate's gradient likewise, without effect on a cosine objective.
 
     Args:
         bound: largest norm of the released gradient.
@@ -121,12 +121,12 @@ class PerExampleClipping(Defense):
 class DPSGD(Defense):
     """Clips every example's gradient, sums, adds N(0, (noise_multiplier * bound)^2), and divides by the batch size.
 
-    Computed as mean of the clipped gradients plus normal numbers of standard deviation `noise_multiplier * bound / n`,
-    which is the same. The bound is absolute and holds for all parameters as one vector. One draw of `randn` per tensor.
+    Computed as the mean of the clipped gradients plus normal noise of standard deviation
+    `noise_multiplier * bound / n`. The bound is absolute, for all parameters as one vector. One `randn` per tensor.
     An infinite bound without noise changes nothing; a bound of 0 freezes training.
 
     Formal guarantee: adding or removing one example changes the sum by at most `bound` in L2 norm, and the noise on the
-    sum has `noise_multiplier` times that standard deviation. Which (epsilon, delta) follows is computed by
+    sum has `noise_multiplier` times that standard deviation. The resulting (epsilon, delta) is computed by
     `lit_recon.privacy`; it depends on how batches are sampled, and on `n` being public.
 
     The attacker clips the gradients of the candidate images one by one; the log-likelihood is Gaussian.

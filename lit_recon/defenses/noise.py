@@ -35,7 +35,7 @@ def gaussian_log_likelihood(candidate: Update, observed: Update, std: float | Te
 class GaussianNoise(Defense):
     """Adds independent normal noise of mean 0 to every coordinate, by default of the mean gradient, after averaging.
 
-    `std` is absolute by default: it depends neither on the batch size nor on the size of the gradient, and without a
+    `std` is absolute by default: independent of the batch size and of the size of the gradient. Without a
     clipping bound there is no differential privacy. One draw of `randn` per tensor. A standard deviation of 0 changes
     nothing.
 
@@ -65,7 +65,7 @@ class GaussianNoise(Defense):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The one of the two overridden stages that `before_averaging` selects."""
+        """The stage selected by `before_averaging`."""
         return (Stage.PER_EXAMPLE,) if self.before_averaging else (Stage.UPDATE,)
 
     def prepare(self, model: nn.Module, batch_norm: BatchNormMode = "eval") -> nn.Module:
@@ -92,7 +92,7 @@ class GaussianNoise(Defense):
 
     def released_std(self, n_examples: int) -> float:
         if self.relative and self.std:
-            raise ConfigError(f"no bound is known for {self}: the size of relative noise depends on the images too")
+            raise ConfigError(f"no bound is known for {self}: the size of relative noise depends on the images")
         return self.std / math.sqrt(n_examples) if self.before_averaging else self.std
 
     def without_noise(self) -> Defense:
@@ -109,7 +109,7 @@ class GaussianNoise(Defense):
 class LaplaceNoise(Defense):
     """Adds independent Laplace noise of mean 0 to every coordinate of the mean gradient, after averaging.
 
-    `scale` is absolute: the mean of |noise|, so that the standard deviation is `sqrt(2) scale`. It is not an epsilon: a
+    `scale` is absolute: the mean of |noise|; the standard deviation is `sqrt(2) scale`. It is not an epsilon: a
     larger scale is more noise. One draw of `rand` per tensor, by the inverse of the distribution function. A scale of 0
     changes nothing.
 
@@ -143,6 +143,6 @@ class LaplaceNoise(Defense):
 
 def _standard_laplace(like: Tensor, generator: torch.Generator) -> Tensor:
     centered = uniform_like(like, generator) - 0.5
-    # 1 - 2 |u| is at least one unit of rounding: the logarithm stays finite
+    # 1 - 2 |u| is at least one rounding unit: the logarithm stays finite
     tail = (1 - 2 * centered.abs()).clamp_min(torch.finfo(like.dtype).eps / 2)
     return -centered.sign() * tail.log()

@@ -34,11 +34,11 @@ def sensitivities(
 ) -> Update:
     """Norms `n_j` of the rows of the Jacobian, in the shapes of the update.
 
-    `n_j^2` is estimated without bias by the mean of `(J v)_j^2` over random directions `v` from N(0, I); with 10 of
+    The mean of `(J v)_j^2` over random directions `v` from N(0, I) is an unbiased estimate of `n_j^2`; with 10 of
     them the relative standard deviation of `n_j` is about 1 / sqrt(20), 22 %. The exact value is the sum over all unit
     vectors.
 
-    `J^T u` is linear in `u`, so that its derivative along `v` is `J v`: the graph of `J^T u` is built once, and every
+    `J^T u` is linear in `u`, with derivative `J v` along `v`: the graph of `J^T u` is built once, and every
     direction costs one backward pass through it. Forward-mode derivatives (`torch.func.jvp`) took 3 to 20 times as
     long for small networks on a CPU under PyTorch 2.13. The Jacobian itself is never stored.
 
@@ -49,7 +49,7 @@ def sensitivities(
         generator: of the directions; one `randn` per direction.
 
     Raises:
-        ConfigError: less than one direction, no generator for them, or too many pixels for the exact mode.
+        ConfigError: fewer than one direction, no generator for them, or too many pixels for the exact mode.
     """
     images = batch.images.detach().requires_grad_()
     chosen = _unit_vectors(images) if directions is None else _normal_directions(images, directions, generator)
@@ -73,7 +73,7 @@ def leakage(sensitivity: Update, update: Update, floor: float = 1e-8, cap: float
     Args:
         sensitivity: `n`.
         update: `g`, of the same shapes.
-        floor: keeps the quotient finite where the gradient is zero; a paper's constant, absolute.
+        floor: keeps the quotient finite where the gradient is zero; absolute.
         cap: of the quotient.
     """
     return {name: (n / update[name].abs().clamp_min(floor)).clamp_max(cap) for name, n in sensitivity.items()}
@@ -124,15 +124,15 @@ class OptimalGradientNoise(Defense):
     - `weighted`: equal `sum_j g_j^2 v_j`, for which the variances are optimal: the Fisher trace falls to
       `cos^2(n, |g|)` of that of uniform noise (by Cauchy and Schwarz; where floor and cap do not bind);
     - `energy`: equal `sum_j v_j`, as in the published code. The Fisher trace is then usually *larger* than that of
-      uniform noise: the defense protects less by its own bound, and hurts training less;
-    - `measured`: standard deviations `scale` times those of `energy`, with the scale at which the measured utility is
-      equal; `matched_scale` finds it.
+      uniform noise: less protection by this bound, and less loss of utility;
+    - `measured`: standard deviations `scale` times those of `energy`, where `matched_scale` finds the scale of equal
+      measured utility.
 
     The first two are not comparable at equal `std`; compare at equal utility.
 
     Noise is drawn after the directions of the estimate, one `randn` per tensor. A `std` of 0 changes and draws nothing.
-    Coordinates that do not depend on the images get no noise; if none does, the noise is uniform. As the variances
-    depend on private data, there is no differential privacy.
+    Coordinates that do not depend on the images get no noise; if all are such, the noise is uniform. The variances
+    depend on private data: no differential privacy.
 
     The attacker does not know the variances and leaves candidates unchanged.
 
@@ -141,7 +141,7 @@ class OptimalGradientNoise(Defense):
         match: the budget.
         scale: factor of the standard deviations, for `measured` only.
         directions: random directions of the estimate, or None for exact sensitivities (small batches).
-        floor, cap: limits of the quotient `n_j / |g_j|`, by default those of the published code. They matter where
+        floor, cap: limits of the quotient `n_j / |g_j|`, by default those of the published code; relevant where
             gradients are nearly zero.
 
     Raises:
@@ -184,7 +184,7 @@ class OptimalGradientNoise(Defense):
         weighted = self.match == "weighted"
         uniform, allocated = 0.0, 0.0
         for name, value in update.items():
-            # squares of small gradients underflow in single precision
+            # squares of small gradients underflow in float32
             weights = value.double().square() if weighted else torch.ones_like(value, dtype=torch.float64)
             uniform += float(weights.sum())
             allocated += float((weights * scores[name]).sum())
@@ -195,7 +195,7 @@ class OptimalGradientNoise(Defense):
 
     def released_std(self, n_examples: int) -> float:
         if self.std:
-            raise ConfigError(f"no bound is known for {self}: the variances depend on the images too")
+            raise ConfigError(f"no bound is known for {self}: the variances depend on the images")
         return 0.0
 
     def released_information(
@@ -212,7 +212,7 @@ def require_quotient(owner: object, directions: int | None, floor: float, cap: f
     """Check the settings of the quotient `n_j / |g_j|`.
 
     Raises:
-        ConfigError: less than one direction, or a floor or cap that is not positive and finite.
+        ConfigError: fewer than one direction, or a floor or cap that is not positive and finite.
     """
     if directions is not None and directions < 1:
         raise ConfigError(
@@ -230,15 +230,15 @@ class OptimalGradientPruning(Defense):
     The budget is matched to `GradientPruning` of the same `fraction` (global) by
 
     - `count`: the same number of coordinates, exactly `round(fraction * p)`, as in the published code;
-    - `weighted`: as many as fit into the same gradient energy, `sum of g_j^2 over the pruned coordinates`: the greedy
-      solution of the knapsack problem that this defense is derived from.
+    - `weighted`: as many as have the same energy, `sum of g_j^2 over the pruned coordinates`: the greedy
+      solution of the underlying knapsack problem.
 
     To match a measured utility, search `fraction` with `matched_scale`. Compare at equal utility: pruning the same
     number of coordinates as magnitude pruning removes more of the gradient.
 
     The estimate draws one `randn` per direction. A fraction of 0 changes and draws nothing.
 
-    The attacker reads the mask off the observed update and applies it to the candidate.
+    The attacker applies the mask of the observed update to the candidate.
 
     Args:
         fraction: in [0, 1].

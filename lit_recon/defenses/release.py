@@ -28,10 +28,9 @@ def per_example_gradients(
 ) -> Iterator[Update]:
     """Gradients of the single examples of a batch, in order, in chunks of `(chunk, ...)` to limit memory.
 
-    A chunk of one uses plain autograd, which on a CPU is fastest and needs the least memory: the time of 3.0 plain
-    steps for a ResNet-18 and 32 images, against 4.9 for `torch.func.vmap` in chunks of 8 and 5.4 for Opacus' hooks. On
-    a GPU, where the kernels of one example are too small to fill the device, chunks run under `vmap`; their default
-    size was not tuned.
+    A chunk of one uses plain autograd, on a CPU the fastest and with the least memory: 3.0 times a plain step for a
+    ResNet-18 and 32 images, against 4.9 for `torch.func.vmap` in chunks of 8 and 5.4 for Opacus' hooks. On a GPU, where
+    one example does not fill the device, chunks run under `vmap`; their default size was not tuned.
 
     Args:
         gradient: of the mean loss over a batch.
@@ -41,7 +40,7 @@ def per_example_gradients(
         functional: differentiate by `torch.func`, all examples in one chunk, for use inside its transforms.
 
     Raises:
-        ConfigError: a chunk of less than one example.
+        ConfigError: a chunk of fewer than one example.
     """
     n = len(batch.images)
     if chunk != "auto" and chunk < 1:
@@ -69,7 +68,7 @@ def _together(gradient: BatchGradient, batch: Batch) -> Update:
 
 
 def require_separable(model: nn.Module, batch_norm: BatchNormMode, owner: object) -> None:
-    """Refuse a model in which one example's gradient depends on the others.
+    """Raise an error for a model in which one example's gradient depends on the others.
 
     Raises:
         UnsupportedModelError: a BatchNorm layer uses the statistics of the batch.
@@ -129,7 +128,7 @@ def defended_gradient(
 def update_of_batch(
     defense: Defense, gradient: BatchGradient, batch: Batch, generator: torch.Generator, chunk: Chunk = "auto"
 ) -> Update:
-    """The stages of `defended_gradient` after that of the batch, which alone needs the model; arguments as there."""
+    """The stages of `defended_gradient` after that of the batch; arguments as there."""
     if Stage.PER_EXAMPLE in defense.stages:
         pieces = per_example_gradients(gradient, batch, chunk)
         update = _mean(defense.transform_per_example(piece, generator) for piece in pieces)

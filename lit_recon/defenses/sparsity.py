@@ -22,7 +22,7 @@ class GradientDropout(Defense):
     The other coordinates are unchanged, unless `rescale` divides them by `1 - rate`, which makes the gradient unbiased.
     One draw of `rand` per tensor. A rate of 0 changes nothing.
 
-    The attacker reads the mask off the observed update and applies it, and the factor, to the candidate.
+    The attacker applies the mask of the observed update, and the factor, to the candidate.
 
     Args:
         rate: probability that a coordinate is dropped, in [0, 1].
@@ -78,15 +78,15 @@ CHOICE_LEFT_OUT = "the information in the choice of the dropped coordinates is l
 def lowest(scores: Tensor, count: int) -> Tensor:
     """Boolean mask, of the shape of `scores`, of exactly `count` coordinates with the lowest scores.
 
-    By selection instead of sorting: linear time, and no limit on the number of coordinates, where `torch.quantile`
-    refuses more than 16 million. The choice among equal scores is arbitrary but repeatable.
+    By selection: linear time, and no limit on the number of coordinates, while `torch.quantile`
+    allows 16 million. The choice among equal scores is arbitrary but deterministic.
 
     >>> lowest(torch.tensor([0.3, 0.1, 0.2]), 2)
     tensor([False,  True,  True])
     """
     flat = scores.reshape(-1)
     few = count <= flat.numel() // 2
-    # selecting the smaller side is cheaper
+    # it is cheaper to select the smaller part
     picked = flat.topk(count if few else flat.numel() - count, largest=not few, sorted=False).indices
     mask = torch.full_like(flat, not few, dtype=torch.bool)
     mask[picked] = few
@@ -94,12 +94,12 @@ def lowest(scores: Tensor, count: int) -> Tensor:
 
 
 class GradientPruning(Defense):
-    """Sets the fraction of the mean gradient's coordinates that is smallest in absolute value to zero, after averaging.
+    """Sets the smallest coordinates of the mean gradient in absolute value to zero, after averaging.
 
     Exactly `round(fraction * p)` of the `p` coordinates are pruned, of all parameters together (`global`) or of each
     tensor (`tensor`, weights and biases alike). No random numbers. A fraction of 0 changes nothing.
 
-    The attacker reads the mask off the observed update and applies it to the candidate.
+    The attacker applies the mask of the observed update to the candidate.
 
     Args:
         fraction: in [0, 1].
@@ -108,7 +108,7 @@ class GradientPruning(Defense):
     Raises:
         ConfigError: a setting outside its range.
 
-    Source: [Zhu2019], section 5.2 and [Liu2025], section 5, with 0.3 to 0.99, which do not say the scope; global in
+    Source: [Zhu2019], section 5.2 and [Liu2025], section 5, with 0.3 to 0.99 and no stated scope; global in
         the code of [Chen2024], per tensor in that of GradAttack.
     """
 

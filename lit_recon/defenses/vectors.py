@@ -51,7 +51,7 @@ def uniform_like(value: Tensor, generator: torch.Generator) -> Tensor:
 def where_observed(candidate: Update, observed: Update) -> Update:
     """The candidate's coordinates where the observed update is not zero, and zero elsewhere.
 
-    A coordinate that was zero before the defense counts as dropped: one equation is lost, and none is wrong.
+    A coordinate that was zero before the defense counts as dropped: one equation is lost, none is wrong.
     """
     return {name: torch.where(observed[name] != 0, value, 0.0) for name, value in candidate.items()}
 

@@ -1,1 +1,1 @@
-"""Files that appear whole or not at all, and tensors in safetensors files with a header."""
+"""Atomic writing of files, and safetensors files with a header."""

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whenever the process is killed."""
+"""Atomic writing of files."""
 
 from __future__ import annotations
 

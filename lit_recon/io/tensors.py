@@ -1,4 +1,4 @@
-"""Tensors in safetensors files, with a versioned JSON header: written whole or not at all, and nothing to unpickle."""
+"""Safetensors files with a versioned JSON header, written atomically."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def read_tensors(path: Path, kind: str = "weights", remedy: str = "give another 
     Args:
         path: of the file.
         kind: what is expected there, for messages.
-        remedy: what to do where there is none, for messages.
+        remedy: what to do if it is missing, for messages.
 
     Raises:
         MissingDataError: no file at `path`.
@@ -54,7 +54,7 @@ class TensorFormat:
         key: of the text entry.
         kind: what a file holds, for messages.
         remedy: how to make such a file, for messages.
-        version: that is written, and the only one that is read.
+        version: written, and the only one accepted.
     """
 
     key: str
@@ -63,7 +63,7 @@ class TensorFormat:
     version: int = 1
 
     def write(self, path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-        """Write a file, which appears whole or not at all; its folder is made if missing."""
+        """Write a file atomically; a missing folder is created."""
         state = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
         write_bytes(path, save(state, {self.key: json.dumps({"version": self.version, **header})}))
 

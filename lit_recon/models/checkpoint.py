@@ -1,4 +1,4 @@
-"""One file per backbone: tensors and everything else needed to rebuild it, with nothing to unpickle."""
+"""Checkpoint files of backbones: tensors and all that is needed to rebuild the network, without pickle."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ FORMAT = TensorFormat("lit_recon.backbone", "backbone", "train one with `python 
 
 @dataclass(frozen=True)
 class BackboneCheckpoint:
-    """A backbone and what an attacker or a reader of the results has to know about its training.
+    """A backbone and the facts about its training.
 
     Attributes:
         model: the backbone.
         class_names: one per output.
-        split_hash: of the training split, to prove that victims were not among it.
+        split_hash: of the training split, to check that victims were not in it.
         epoch: full epochs trained.
         accuracy: on the test split, in [0, 1]; None where it was not measured.
     """
@@ -44,7 +44,7 @@ class BackboneCheckpoint:
 
 
 def save_backbone(path: str | Path, checkpoint: BackboneCheckpoint) -> None:
-    """Write `checkpoint` to `path`, which appears whole or not at all; its folder is made if missing."""
+    """Write `checkpoint` to `path` atomically; a missing folder is created."""
     model = checkpoint.model
     header = {
         "trunk": trunk_path(type(model.trunk)),
@@ -61,12 +61,12 @@ def save_backbone(path: str | Path, checkpoint: BackboneCheckpoint) -> None:
 
 
 def load_backbone(path: str | Path) -> BackboneCheckpoint:
-    """Rebuild a backbone, in evaluation mode and on the CPU; the global random state is left alone.
+    """Rebuild a backbone, in evaluation mode and on the CPU; the global random state does not change.
 
     Raises:
         MissingDataError: no file at `path`.
         CorruptFileError: truncated, or no backbone of this package.
-        UnsupportedModelError: its trunk is a class that cannot be imported.
+        UnsupportedModelError: the class of its trunk cannot be imported.
     """
     path = Path(path)
     header, state = FORMAT.read(path)

@@ -1,4 +1,4 @@
-"""What backbones share: activation and norm by the names used in configurations, first weights of convolutions."""
+"""Parts shared by backbones: activations and norms by name, initial weights of convolutions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHANNELS_PER_GROUP = 16
 
 
 def activation_layer(name: str) -> nn.Module:
-    """The activation called `name`; never in place, so that it can be differentiated twice.
+    """The activation called `name`, not in place, so that it can be differentiated twice.
 
     Raises:
         ConfigError: no activation of that name.
@@ -39,7 +39,7 @@ def norm_layer(name: str, channels: int) -> nn.Module:
     """Norm of a feature map `(n, channels, h, w)`: BatchNorm, GroupNorm, or none.
 
     GroupNorm takes groups of 16 channels, or one group where 16 does not divide the channels: with smaller groups
-    a map of one pixel would keep little more than signs.
+    a map of one pixel would be reduced to little more than signs.
 
     Raises:
         ConfigError: no norm of that name.

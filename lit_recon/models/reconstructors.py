@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from lit_recon.errors import ConfigError
 from lit_recon.models.layers import Activation, activation_layer
 
-#: Channels of the map that weights are turned into, and of the one after it.
+#: Channels of the first feature map, and of the second.
 _CHANNELS = 64, 32
 #: Channels and strides of the discriminator's convolutions but for the last one.
 _PATCH_LAYERS = ((64, 2), (128, 2), (256, 2), (512, 1))
 
 
 class ReconstructorMLP(nn.Module):
-    """Weights through hidden layers to pixels in (0, 1).
+    """An MLP from weights to pixels in (0, 1).
 
     Args:
         n_inputs: weights of a released model `p`.

@@ -1,4 +1,4 @@
-"""Networks that informed adversaries attack: small enough to be trained by the thousand, fed with plain pixels.
+"""Victim models of informed adversaries: small enough to train thousands, on pixels without normalization.
 
 Source: Balle, Cherubin and Hayes 2022, Reconstructing Training Data with Informed Adversaries, table V.
 """
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lit_recon.errors import ConfigError
 from lit_recon.models.layers import activation_layer
 
-#: Standard deviation of a normal variable that is redrawn beyond two of its own.
+#: Standard deviation of a standard normal variable truncated at 2.
 _TRUNCATED_STD = 0.87962566103423978
 
 
@@ -25,14 +25,14 @@ class ReleasedNetwork(nn.Module, ABC):
     """A classifier of images `(n, c, h, w)` in [0, 1], whose weights are a function of a generator.
 
     Attributes:
-        arguments: of the constructor, fit for JSON; with the class they tell two architectures apart.
+        arguments: of the constructor, JSON-able; with the class they identify the architecture.
     """
 
     arguments: dict[str, object]
 
     @abstractmethod
     def initialize(self, generator: torch.Generator) -> None:
-        """Draw the weights anew."""
+        """Draw new weights."""
 
     @abstractmethod
     def forward(self, images: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class ReleasedNetwork(nn.Module, ABC):
 
 
 class ReleasedMLP(ReleasedNetwork):
-    """Pixels through linear layers with an activation between them.
+    """Linear layers with activations between them.
 
     Weights are drawn from normal distributions of variance 1 / inputs, truncated at two standard deviations; biases
     are 0, as in the paper's code.
@@ -123,7 +123,7 @@ class ReleasedCNN(ReleasedNetwork):
         if hidden < 1 or n_classes < 2:
             raise ConfigError(f"hidden must be at least 1 and n_classes at least 2; got {hidden} and {n_classes}")
         self.arguments = {"image_shape": list(image_shape), "n_classes": n_classes, "activation": activation}
-        if hidden != 10:  # models of ten neurons are known without it in older stores
+        if hidden != 10:  # older shadow-model stores do not state the default of 10
             self.arguments["hidden"] = hidden
         positions = (height // 2 - 4) * (width // 2 - 4)
         self.layers = nn.Sequential(

@@ -17,16 +17,10 @@ MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|tmp|root|home|Users)/")
 
 #: Modules whose docstring begins with What; this list may only become shorter.
 STILL_VAGUE = {
-    "lit_recon/attacks/base.py",
     "lit_recon/attacks/released/access.py",
     "lit_recon/attacks/released/base.py",
     "lit_recon/attacks/released/diagnostics.py",
-    "lit_recon/attacks/updates/features/equations.py",
-    "lit_recon/attacks/updates/features/recovery.py",
-    "lit_recon/attacks/updates/gradient_matching/parametrizations.py",
-    "lit_recon/attacks/updates/gradient_matching/priors.py",
     "lit_recon/data/sources/base.py",
-    "lit_recon/defenses/base.py",
     "lit_recon/experiments/defended_bound.py",
     "lit_recon/experiments/evaluate/settings.py",
     "lit_recon/experiments/factors/measures.py",
@@ -44,7 +38,6 @@ STILL_VAGUE = {
     "lit_recon/experiments/update_attack/score.py",
     "lit_recon/metrics/baselines.py",
     "lit_recon/metrics/images.py",
-    "lit_recon/models/layers.py",
     "lit_recon/reporting/__init__.py",
     "lit_recon/reporting/robustness_curves.py",
     "lit_recon/reporting/wording.py",

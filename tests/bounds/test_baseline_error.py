@@ -62,7 +62,7 @@ def test_an_empirical_prior_counts_neighbors() -> None:
     points = np.array([[0.0], [1.0], [2.0], [10.0]])
     assert empirical_prior(points, 1.0).kappa == pytest.approx(3 / 4)
     assert empirical_prior(points, 0.5).kappa == pytest.approx(1 / 4)
-    assert "certify nothing" in empirical_prior(points, 1.0).caveat
+    assert "estimates, not certificates" in empirical_prior(points, 1.0).caveat
 
 
 def test_the_true_kappa_of_samples_lies_between_its_estimate_and_its_ceiling() -> None:

@@ -102,5 +102,5 @@ def test_a_defense_from_outside_the_package_is_applied(
 
 
 def test_stages_set_by_hand_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"ByHand\.stages is no longer set by hand"):
+    with pytest.raises(ConfigError, match=r"ByHand\.stages cannot be set"):
         type("ByHand", (Defense,), {"stages": (Stage.UPDATE,)})

@@ -1,4 +1,4 @@
-"""Attacks in order of strength: each group of victims gets the first one that can work on its updates."""
+"""Attacks in order of strength: the first applicable one runs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from lit_recon.records import Observation, Reconstruction
 
 
 class FirstApplicable(Attack):
-    """Try attacks in order; each group of victims gets the first one that can work on its updates.
+    """Tries attacks in order; each group of victims is attacked by the first that is applicable to its updates.
 
-    Whether an attack is applicable is known before its first iteration and without the true images: feature maps that
-    are not in the gradient, a missing layer, knowledge that is not granted. The last attack has to work on anything.
+    Applicability is known before the first iteration and without the true images: feature maps that
+    the gradient does not determine, a missing layer, missing knowledge. The last attack must always be applicable.
 
     Args:
         attacks: two or more, the strongest first.
@@ -29,22 +29,22 @@ class FirstApplicable(Attack):
         if len(attacks) < 2 or any(isinstance(attack, FirstApplicable) for attack in attacks):
             raise ConfigError(
                 f"FirstApplicable needs two or more attacks, none of them another FirstApplicable; got {len(attacks)}: "
-                "give the attack itself where there is one"
+                "give a single attack directly"
             )
         self.attacks = attacks
 
     @property
     def last(self) -> Attack:
-        """The attack that has to work on anything."""
+        """The attack that must always be applicable."""
         return self.attacks[-1]
 
     def check(self, observations: Sequence[Observation]) -> None:
-        """Refuse what the last attack cannot work on, see `Attack.check`."""
+        """The check of the last attack, see `Attack.check`."""
         super().check(observations)
         self.last.check(observations)
 
     def begin(self, observations: Sequence[Observation], execution: Way | None = None) -> AttackRun:
-        """The first attack that can work on these observations, and why those before it cannot."""
+        """The first applicable attack, and why those before it are not applicable."""
         self.check(observations)
         reasons: list[str] = []
         for attack in self.attacks[:-1]:
@@ -55,7 +55,7 @@ class FirstApplicable(Attack):
         return replace(self.last.begin(observations, execution), reasons=tuple(reasons))
 
     def run(self, observations: Sequence[Observation]) -> list[Reconstruction]:
-        """The applicable attack, whose notes begin with why others are not."""
+        """Run the first applicable attack; its notes begin with why others are not applicable."""
         return self.begin(observations).finish()
 
     def rehearse(self, observations: Sequence[Observation]) -> None:
@@ -65,7 +65,7 @@ class FirstApplicable(Attack):
 
     @property
     def planned_steps(self) -> int:
-        """Those of the first attack."""
+        """Steps of the first attack."""
         return self.attacks[0].planned_steps
 
     @property

@@ -1,1 +1,1 @@
-"""The classifiers under attack: networks, the wide feature layer, and what a malicious server makes of them."""
+"""Classifiers under attack: networks, the wide feature layer, and modifications by a malicious server."""

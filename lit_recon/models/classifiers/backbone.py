@@ -13,17 +13,17 @@ from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
 from lit_recon.models.classifiers.feature_layer import WideFeatureLayer
 from lit_recon.records import Normalization
 
-#: A constructor argument that survives a trip through JSON.
+#: A constructor argument that can be stored as JSON.
 Argument = int | float | str | bool | list[int]
 
 
 class Trunk(nn.Module, ABC):
     """Base of feature extractors. A subclass sets `out_features` and writes `forward`.
 
-    Nothing in a trunk works in place: attacks differentiate it twice.
+    Trunks have no in-place operations: attacks differentiate them twice.
 
     Args:
-        image_shape: `(c, h, w)` of the images it takes.
+        image_shape: `(c, h, w)` of its inputs.
         arguments: the other constructor arguments; with `image_shape` they rebuild the trunk from a checkpoint.
 
     Attributes:
@@ -50,20 +50,20 @@ class Trunk(nn.Module, ABC):
         """Features `(n, out_features)` of normalized images `(n, c, h, w)`."""
 
 
-#: Where the trunks of this package are imported from.
+#: Import path of this package's trunks.
 _OWN_TRUNKS = "lit_recon.models"
 
 
 def trunk_path(trunk: type[Trunk]) -> str:
-    """Import path of a trunk's class, by which checkpoints name it."""
+    """Import path of a trunk's class, as stored in checkpoints."""
     own = getattr(importlib.import_module(_OWN_TRUNKS), trunk.__name__, None) is trunk
     return f"{_OWN_TRUNKS if own else trunk.__module__}.{trunk.__qualname__}"
 
 
 def find_trunk(path: str) -> type[Trunk]:
-    """The class at an import path.
+    """The trunk class at an import path.
 
-    Files of version 0.1 hold the bare name of a class, which stands for the trunk of that name in `lit_recon.models`.
+    A bare class name, as in files of version 0.1, means the trunk of that name in `lit_recon.models`.
 
     Raises:
         UnsupportedModelError: there is no trunk at the path.
@@ -90,12 +90,12 @@ class Backbone(nn.Module):
         feature_layer: between trunk and head.
 
     Attributes:
-        trunk, feature_layer, head: the parts, in the order in which an image passes them.
+        trunk, feature_layer, head: the parts, in the order of the forward pass.
         normalization, n_classes, image_shape: what it was built with.
 
     Raises:
         ConfigError: fewer than two classes.
-        ShapeError: parts whose sizes do not fit.
+        ShapeError: the sizes of the parts do not match.
 
     Example:
         >>> from lit_recon.models import MLP

@@ -20,19 +20,18 @@ class WideFeatureLayer(nn.Module):
     """Neurons `activation(W x + b)` on centered features of unit norm; the first rows are trained, the others frozen.
 
     A frozen row is drawn from N(0, I) and has bias 0. Its parameters do not require a gradient, so that optimizers
-    leave them alone, yet they are parameters: a client's update holds their gradient beside all others.
+    skip them, but a client's update contains their gradient.
 
-    Features `h` enter as `x = (h - center) / |h - center|`. Features behind a ReLU are positive and point into one
-    narrow cone; centered they are nearly orthogonal, which the reconstruction from the gradient lives on.
+    Features `h` enter as `x = (h - center) / |h - center|`. Features after a ReLU are positive and lie in a narrow
+    cone; centered they are nearly orthogonal, as the reconstruction from the gradient needs them.
     The center is a buffer. In training mode it first follows the mean of each batch, as BatchNorm's running mean does,
-    and is then used as a constant, so that training and evaluation compute the same function and nothing has to be
-    recomputed, and no trained head disturbed, when training ends.
+    and is then used as a constant, so that training and evaluation compute the same function.
 
     Args:
         in_features: length `d` of a feature vector.
         n_neurons: `m`, trained and random together.
         n_trained: `k`, at most `m`; 4,096 in the paper.
-        activation: after the linear map. GELU lets the exact reconstruction end in a smooth least-squares problem.
+        activation: after the linear map. With GELU the exact reconstruction ends in a smooth least-squares problem.
         seed: of the random rows.
 
     Raises:
@@ -117,14 +116,14 @@ class WideFeatureLayer(nn.Module):
     @torch.no_grad()
     def _follow(self, features: Tensor) -> None:
         self.n_batches.add_(1)
-        # a plain mean of the first batches, a moving one later: the start at zero leaves no trace
+        # mean of the first batches, later a moving mean: the initial zero has no influence
         momentum = self.n_batches.to(features.dtype).reciprocal().clamp(min=CENTER_MOMENTUM)
         self.center.lerp_(features.mean(dim=0).to(self.center.dtype), momentum)
 
 
 def _frozen_normal(in_features: int, out_features: int, seed: int) -> nn.Linear:
     generator = torch.Generator().manual_seed(seed)
-    # skip_init: the global random state is the same with and without random rows
+    # skip_init: does not change the global random state
     layer: nn.Linear = nn.utils.skip_init(nn.Linear, in_features, out_features)
     with torch.no_grad():
         layer.weight.normal_(generator=generator)

@@ -18,17 +18,17 @@ from lit_recon.io.tensors import read_tensors
 from lit_recon.models.classifiers.backbone import Backbone
 from lit_recon.records import Normalization
 
-#: Names of tensors that a message lists at most.
+#: Largest number of tensor names in a message.
 _SHOWN = 5
 
 
 class PublicModel(NamedTuple):
-    """A classifier of images in [0, 1] and what is known about it.
+    """A classifier of images in [0, 1] and its properties.
 
     Attributes:
         model: takes images `(n, c, h, w)` in [0, 1], returns logits `(n, k)`.
         image_shape: `(c, h, w)`.
-        normalization: that `model` applies to the pixels first.
+        normalization: applied by `model` to the pixels first.
         n_classes: `k`.
     """
 
@@ -51,7 +51,7 @@ def public_model(
         model: takes images `(n, c, h, w)`, returns logits `(n, k)`.
         image_shape: `(c, h, w)`; default: the module's attribute `image_shape`.
         normalization: applied to the pixels before the module. Default: the module's attribute `normalization`, which
-            states what the module does itself; without one the module is given pixels in [0, 1].
+            states what the module does itself; without one the module takes pixels in [0, 1].
 
     Raises:
         ConfigError: no image shape, or a normalization for a module that normalizes by itself.
@@ -62,7 +62,7 @@ def public_model(
     own_shape, own = getattr(model, "image_shape", None), getattr(model, "normalization", None)
     name = type(model).__name__
     if image_shape is None and not isinstance(own_shape, tuple):
-        raise ConfigError(f"{name} does not tell the shape of its images: give image_shape=(channels, height, width)")
+        raise ConfigError(f"{name} has no attribute image_shape: give image_shape=(channels, height, width)")
     shape = tuple(own_shape if image_shape is None else image_shape)  # type: ignore[arg-type]  # one of them is given
     if len(shape) != 3 or min(shape) < 1:
         raise ShapeError(f"image_shape must be (channels, height, width), all positive; got {shape}")
@@ -80,9 +80,7 @@ def public_model(
         )
     like = next((value for value in model.parameters() if value.is_floating_point()), None)
     if like is None:
-        raise UnsupportedModelError(
-            f"{name} has no parameters, so that there is no update to attack: give a classifier"
-        )
+        raise UnsupportedModelError(f"{name} has no parameters, so there is no update to attack: give a classifier")
     copied: Any = copy.deepcopy(model).eval()
     if normalization is not None:
         mean, std = normalization.tensors(like.detach())
@@ -119,10 +117,10 @@ def _count_classes(model: nn.Module, images: Tensor) -> int:
 
 
 def build_module(class_path: str, arguments: Mapping[str, Any], seed: int) -> nn.Module:
-    """What the class or function at an import path returns, its random weights drawn from `seed`.
+    """The module returned by the class or function at an import path, with random weights drawn from `seed`.
 
     Raises:
-        ConfigError: nothing can be imported from there, it does not take the arguments, or it gives no module.
+        ConfigError: the import fails, the arguments are not accepted, or the result is no module.
     """
     import lit_recon._torchvision
 
@@ -150,9 +148,9 @@ def build_module(class_path: str, arguments: Mapping[str, Any], seed: int) -> nn
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load tensors by the names of `model.state_dict()`, also from below the key `state_dict` of a `.pt` file.
+    """Load tensors named as in `model.state_dict()`, also from under the key `state_dict` of a `.pt` file.
 
-    Nothing is unpickled but tensors and plain containers.
+    Only tensors and plain containers are unpickled.
 
     Raises:
         MissingDataError: no file at `path`.

@@ -1,4 +1,4 @@
-"""How a malicious server modifies a network: which functional its imprint block measures, and where the bins lie."""
+"""Imprint attack of a malicious server: the block put before the network, its functional and its bins."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Connection = Literal["replace", "add"]
 
 
 class ImprintBlock(nn.Module):
-    """Measures a linear functional h of every image, and tells the rest of the network in which bins it lies.
+    """Measures a linear functional h of every image and passes on the bins in which it lies.
 
     Neuron i of the first layer computes `gain s_i (h(x) - e_i)`. All neurons have the same outgoing weights, so that
     the loss has the same derivative with respect to every neuron that an image activates:
@@ -33,9 +33,9 @@ class ImprintBlock(nn.Module):
         image_shape: `(c, h, w)` of normalized images.
         n_edges: `m`; the edges are set by `place`. There are `m - 1` bins, and `m` (`relu`) or `m - 1` neurons.
         activation: see above.
-        connection: the rest of the network sees a fixed pattern whose contrast is the block's output, in the image's
-            place (`replace`) or on top of it (`add`, which leaves the network most of its accuracy).
-        gain: small gains make the block's gradient large beside that of the rest, since the outgoing weights are
+        connection: the input of the rest is a fixed pattern scaled by the block's output, in the image's
+            place (`replace`) or added to it (`add`, which keeps most of the network's accuracy).
+        gain: small gains make the block's gradient large relative to that of the rest: the outgoing weights are
             proportional to `1 / gain`.
 
     Attributes:
@@ -69,7 +69,7 @@ class ImprintBlock(nn.Module):
         self.connection: Connection = connection
         self.gain = gain
         size, neurons = prod(image_shape), n_edges if activation == "relu" else n_edges - 1
-        # skip_init: the global random state is the same with and without the block
+        # skip_init: does not change the global random state
         self.measure: nn.Linear = nn.utils.skip_init(nn.Linear, size, neurons)
         self.spread: nn.Linear = nn.utils.skip_init(nn.Linear, neurons, size)
         self.register_buffer("edges", torch.arange(n_edges, dtype=torch.float32))
@@ -83,7 +83,7 @@ class ImprintBlock(nn.Module):
         Args:
             functional: `(d,)`.
             edges: `(m,)`, ascending.
-            pattern: `(d,)`: what the rest of the network sees, times the mean of the neurons' outputs.
+            pattern: `(d,)`, scaled by the mean of the neurons' outputs to give the input of the rest.
 
         Raises:
             ShapeError: another number of edges, or edges that do not ascend.
@@ -100,17 +100,17 @@ class ImprintBlock(nn.Module):
         self.spread.bias.zero_()
 
     def forward(self, images: Tensor) -> Tensor:
-        """What the rest of the network sees, `(n, c, h, w)`, of normalized images `(n, c, h, w)`."""
+        """Input `(n, c, h, w)` of the rest of the network, from normalized images `(n, c, h, w)`."""
         seen: Tensor = self.spread(self.activate(self.measure(images.flatten(1)))).view_as(images)
         return seen if self.connection == "replace" else images + seen
 
     def activate(self, neurons: Tensor) -> Tensor:
-        """What neurons put out, `(n, k)`, of what they measured."""
+        """Outputs of the neurons, `(n, k)`, from their pre-activations."""
         return neurons.relu() if self.activation == "relu" else neurons.clamp(0, self.gain)
 
 
 class ImprintedTrunk(Trunk):
-    """A trunk behind an imprint block; `lit_recon.models.Imprint` makes it from an honest one.
+    """A trunk after an imprint block; `lit_recon.models.Imprint` makes it from an honest one.
 
     Args:
         image_shape: `(c, h, w)`.
@@ -144,7 +144,7 @@ class ImprintedTrunk(Trunk):
             },
         )
         self.imprint = ImprintBlock(self.image_shape, n_edges, activation, connection, gain)
-        with torch.random.fork_rng(devices=[]):  # initial weights, which those of the honest trunk replace
+        with torch.random.fork_rng(devices=[]):  # initial weights, replaced later by those of the honest trunk
             rebuilt: Any = find_trunk(trunk)  # the arguments are those of its own constructor
             self.trunk: Trunk = rebuilt(**json.loads(trunk_arguments))
         self.out_features = self.trunk.out_features
@@ -174,13 +174,13 @@ class Imprint:
         bins: edges at quantiles of the standard normal (`gaussian`) or of the Laplace distribution of variance 1
             (`laplace`), which need no data, or of the functional on `public` images.
         one_shot: if given, a single bin around the median with mass `1 / one_shot`, for one image out of an aggregate
-            of about so many; `n_bins` is then of no account.
+            of about that many; `n_bins` is then ignored.
         activation: `relu`, or `hardtanh`, the sparse variant: every image enters one row of the gradient only.
-        connection: what the network behind the block sees, see `ImprintBlock`.
+        connection: see `ImprintBlock`.
         gain: see `ImprintBlock`.
-        seed: of the pattern by which the block talks to the network behind it.
+        seed: of the block's output pattern.
 
-    Unless it is one-shot, the outer edges are the least and largest values that the functional takes on [0, 1] pixels:
+    Unless `one_shot`, the outer edges are the least and largest values of the functional on [0, 1] pixels:
     no image lies beyond them.
 
     Raises:
@@ -233,7 +233,7 @@ class Imprint:
 
         Raises:
             UnsupportedModelError: another model than a backbone.
-            MissingDataError: no public images, where the bins are theirs.
+            MissingDataError: no public images, with `bins="public"`.
             ShapeError: public images of another shape.
         """
         if not isinstance(model, Backbone):
@@ -281,7 +281,7 @@ class Imprint:
         low, high = extremes.amin(dim=0).sum(), extremes.amax(dim=0).sum()
         margin = 1e-3 * (high - low)
         low, high = (low - margin).to(functional), (high + margin).to(functional)
-        # quantiles of an unbounded distribution may lie where no image can
+        # quantiles of an unbounded distribution may exceed the range of the functional
         inside = inner[(inner > low) & (inner < high)]
         edges: Tensor = torch.cat([low.view(1), inside, high.view(1)]).unique()
         return edges
@@ -294,7 +294,7 @@ class Imprint:
             centered = quantiles - 0.5
             return -centered.sign() * torch.log1p(-2 * centered.abs()).div(math.sqrt(2))
         if public is None:
-            raise MissingDataError("Imprint with bins='public' measures its functional on public images: give some")
+            raise MissingDataError("Imprint with bins='public' needs public images: give `public`")
         if public.dim() != 4 or tuple(public.shape[1:]) != model.image_shape or len(public) == 0:
             raise ShapeError(f"public images must be (n, {model.image_shape}); got {tuple(public.shape)}")
         normalized = (public.to(functional) - model.pixel_mean) / model.pixel_std

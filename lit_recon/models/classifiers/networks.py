@@ -16,10 +16,10 @@ from lit_recon.models.layers import activation_layer, initialize_he, norm_layer
 
 
 class ConvNet(Trunk):
-    """3x3 convolutions, each but the first followed by 2x2 average pooling; the last map is flattened, not pooled.
+    """3x3 convolutions with 2x2 average pooling after all but the first; the last map is flattened.
 
     Args:
-        image_shape: `(c, h, w)`; every side at least `2 ** (len(widths) - 1)`, so 4 and up by default.
+        image_shape: `(c, h, w)`; every side at least `2 ** (len(widths) - 1)`, 4 by default.
         widths: channels of each convolution.
         norm: BatchNorm, GroupNorm or none.
         activation: after each norm.
@@ -50,7 +50,7 @@ class ConvNet(Trunk):
                 activation_layer(activation),
             ]
             if depth > 0:
-                # ceil_mode: an odd last row or column of pixels reaches the features too
+                # ceil_mode: includes an odd last row or column of pixels
                 layers.append(nn.AvgPool2d(2, ceil_mode=True))
             channels = width
         self.layers = nn.Sequential(*layers)
@@ -61,7 +61,7 @@ class ConvNet(Trunk):
         return maps.flatten(1)
 
 
-#: The paper's; attacks on untrained LeNets depend on it.
+#: The paper's value; attacks on untrained LeNets depend on it.
 INITIAL_RANGE = 0.5
 
 
@@ -72,8 +72,8 @@ class LeNet(Trunk):
         image_shape: `(c, h, w)`.
         width: channels of each convolution; 12 in the paper, hence 768 features of a 32x32 image.
         activation: sigmoid in the paper, whose attack needs a network with second derivatives.
-        initial_range: weights and biases start uniform in plus or minus this. Wide networks whose activations are not
-            bounded diverge at the paper's 0.5.
+        initial_range: initial weights and biases are uniform in plus or minus this. Wide networks with unbounded
+            activations diverge at the paper's 0.5.
 
     Source: Zhu et al. 2019, network and initialization of the published code.
     """
@@ -106,7 +106,7 @@ class LeNet(Trunk):
 
 
 class MLP(Trunk):
-    """Flattened pixels through linear layers, each followed by an activation.
+    """Linear layers on flattened pixels, each followed by an activation.
 
     Args:
         image_shape: `(c, h, w)`.
@@ -230,14 +230,14 @@ class WideResNet(Trunk):
 
     Args:
         image_shape: `(c, h, w)`.
-        depth: convolutions along the way but for shortcuts, 6 n + 4.
+        depth: number of convolutions without shortcuts, 6 n + 4.
         widening: channels are 16, 32 and 64 times this.
         norm: BatchNorm, or GroupNorm.
         activation: ReLU is the paper's.
         dropout: probability, between the convolutions of a block.
 
     Raises:
-        ConfigError: there is no network of this depth or width.
+        ConfigError: a depth not of the form 6 n + 4, or another setting out of its range.
 
     Source: [Zagoruyko2016]. Balle et al. 2022 measure KL on CIFAR-10 by one of 94.7 % accuracy, of unknown size.
     """
@@ -255,7 +255,7 @@ class WideResNet(Trunk):
         super().__init__(image_shape, arguments)
         if depth < 10 or (depth - 4) % 6 or widening < 1 or not 0 <= dropout < 1:
             raise ConfigError(
-                "depth must be 10, 16, 22 or 6 more and so on, widening at least 1 and dropout in [0, 1); got "
+                "depth must be 6 n + 4 (10, 16, 22, ...), widening at least 1 and dropout in [0, 1); got "
                 f"{depth}, {widening} and {dropout}"
             )
         self.out_features = 64 * widening

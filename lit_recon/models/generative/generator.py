@@ -1,4 +1,4 @@
-"""Small generators of images, and the convolutional networks that teach them: critic and encoder."""
+"""Small image generators, and the critic and encoder networks that train them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lit_recon.models.classifiers.backbone import Argument
 from lit_recon.models.generative.unet import n_levels
 from lit_recon.models.layers import norm_layer
 
-#: Widths grow with every halving of the resolution, up to this many times the one at full resolution.
+#: Widths double with every halving of the resolution, up to this multiple of the width at full resolution.
 _LARGEST_MULTIPLIER = 4
 
 
@@ -35,7 +35,7 @@ def level_widths(image_shape: Sequence[int], width: int) -> list[int]:
 
 
 class ConvGenerator(nn.Module):
-    """Images in [0, 1] from latents: a linear layer draws a coarse map, which transposed convolutions double in size.
+    """Images in [0, 1] from latents: a linear layer makes a coarse map, transposed convolutions upsample it.
 
     The layout is that of a DCGAN, with GroupNorm in place of BatchNorm: an image depends on its own latent alone, so
     that a copy of the network can be fitted to one image. Maps begin with sides of 4 to 7 pixels (32x32 images with
@@ -92,16 +92,16 @@ class ConvGenerator(nn.Module):
 
 
 class ConvCritic(nn.Module):
-    """Numbers about images: the mirror image of `ConvGenerator`, without norms.
+    """Convolutional network with `n_outputs` numbers per image: `ConvGenerator` reversed, without norms.
 
-    One output under spectral norm judges whether an image is real; twice as many outputs as a latent is long, without
-    it, encode images.
+    With one output and spectral norm it is a critic; with two outputs per latent dimension, without
+    spectral norm, an encoder.
 
     Args:
         image_shape: `(c, h, w)` of the images.
         n_outputs: numbers per image.
         width: channels at full resolution.
-        lipschitz: spectral norm on every layer, which keeps a critic from growing without bounds.
+        lipschitz: spectral norm on every layer, which bounds a critic's Lipschitz constant.
 
     Raises:
         ShapeError: `image_shape` is not three positive numbers.
@@ -131,7 +131,7 @@ class ConvCritic(nn.Module):
 
 @torch.no_grad()
 def draw_samples(generator: nn.Module, latent_size: int, n: int, random: torch.Generator, chunk: int = 256) -> Tensor:
-    """`n` images `(n, c, h, w)` of standard normal latents, which `random`, on the CPU, draws."""
+    """`n` images `(n, c, h, w)` of standard normal latents drawn from `random`, on the CPU."""
     latents = torch.randn(n, latent_size, generator=random)
     device = next(generator.parameters()).device
     return torch.cat([generator(part.to(device)).cpu() for part in latents.split(chunk)])
@@ -150,13 +150,13 @@ FORMAT = TensorFormat(
     "train one with `python train.py generator --config configs/train/generator_digits.yaml`, or give the class that "
     "the file belongs to as `network`",
 )
-#: Names of tensors in the file: the generator's have this prefix, and one tensor tells what it was trained on.
+#: Prefix of the generator's tensors in the file, and the name of the tensor of training fingerprints.
 _PREFIX, _SEEN = "generator.", "seen"
 
 
 @dataclass(frozen=True)
 class GeneratorCheckpoint:
-    """A generator and what tells whether an attack with it is fair.
+    """A generator and a record of its training data, to check that victims were not in it.
 
     Attributes:
         generator: the network.
@@ -174,7 +174,7 @@ class GeneratorCheckpoint:
 
 
 def save_generator(path: Path, checkpoint: GeneratorCheckpoint) -> None:
-    """Write `checkpoint` to `path`, which appears whole or not at all; its folder is made if missing."""
+    """Write `checkpoint` to `path` atomically; a missing folder is created."""
     header = {
         "arguments": checkpoint.generator.arguments,
         "data": checkpoint.data,
@@ -186,7 +186,7 @@ def save_generator(path: Path, checkpoint: GeneratorCheckpoint) -> None:
 
 
 def load_generator(path: Path) -> GeneratorCheckpoint:
-    """Rebuild a generator, in evaluation mode and on the CPU; the global random state is left alone.
+    """Rebuild a generator, in evaluation mode and on the CPU; the global random state does not change.
 
     Raises:
         MissingDataError: no file at `path`.

@@ -1,6 +1,6 @@
-"""The untrained U-Net whose weights stand for images: a deep image prior.
+"""The untrained U-Net of the deep image prior.
 
-Nothing works in place and nothing branches on values, so that the parts can be differentiated twice and vectorised.
+Without in-place operations and branches on values, so that it can be differentiated twice and vectorized.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lit_recon.errors import ConfigError, ShapeError
 
-#: GroupNorm keeps at least this many channels together, and makes at most 32 groups [Wu2018].
+#: Smallest number of channels per group of GroupNorm, which has at most 32 groups [Wu2018].
 CHANNELS_PER_GROUP = 4
 
 
@@ -25,10 +25,10 @@ class UNetBlock(nn.Module):
     """Pre-activated residual block of two 3x3 convolutions; features are projected and added between them.
 
     Args:
-        in_channels, out_channels: where they differ, the shortcut is a 1x1 convolution.
+        in_channels, out_channels: if they differ, the shortcut is a 1x1 convolution.
         feature_size: length `f` of a conditioning vector; None builds no parameters for it.
 
-    Source: [Zagoruyko2016]; the place of the condition is that of the time embedding in [Ho2020], appendix B.
+    Source: [Zagoruyko2016]; the condition is added where [Ho2020], appendix B, adds the time embedding.
     """
 
     def __init__(self, in_channels: int, out_channels: int, feature_size: int | None = None) -> None:
@@ -101,16 +101,16 @@ class Upsample(nn.Module):
         return out
 
 
-#: No level gets smaller than this: below it a 3x3 kernel sees mostly padding.
+#: Smallest side of a level: below it a 3x3 kernel covers mostly padding.
 SMALLEST_SIDE = 4
 
 
 class UNet(nn.Module):
-    """Images in [0, 1] from noise images, drawn at several resolutions.
+    """A U-Net from noise images to images in [0, 1].
 
     A wide residual network in the shape of PixelCNN++: every level has `blocks_per_level` residual blocks on the way
-    down and as many on the way up, each of the latter also reading the map of its counterpart. Images whose sides the
-    levels do not divide are drawn on the next larger canvas and cropped.
+    down and as many on the way up, with skip connections between equal levels. Images whose sides the
+    levels do not divide are computed at the next larger size and cropped.
 
     Args:
         image_shape: `(c, h, w)` of the images.
@@ -119,10 +119,10 @@ class UNet(nn.Module):
         multipliers: width of each level over `channels`; a level has half the resolution of the one before. Levels
             with a side below 4 pixels are left out: 32x32 images use 32, 16, 8, 4; 28x28 use 28, 14, 7; 8x8 use 8, 4.
         blocks_per_level: residual blocks per level and direction.
-        attention_resolutions: longer side of the canvas at the levels where self-attention follows every residual
+        attention_resolutions: longer side of the maps at the levels where self-attention follows every residual
             block; sizes that do not occur are ignored.
         input_channels: channels `z` of the noise.
-        feature_size: length `f` of feature vectors that enter every residual block; None: there are none.
+        feature_size: length `f` of feature vectors that condition every residual block; None: no conditioning.
 
     Raises:
         ConfigError: a size below 1, or no multiplier.
@@ -228,5 +228,5 @@ class _Stage(nn.Module):
 
 
 def n_levels(side: int) -> int:
-    """How often `side` can be halved, the first level included, without a level below 4 pixels."""
+    """Number of levels from `side` pixels, each half the one before, none below 4 pixels."""
     return 1 if side < 2 * SMALLEST_SIDE else 1 + n_levels(side // 2)

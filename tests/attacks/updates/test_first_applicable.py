@@ -49,7 +49,7 @@ def test_another_is_used_and_the_reason_is_noted(photographs: Tensor) -> None:
     seen = observed(photographs[:2], backbone(), defense=GradientPruning(0.5))
     result = attack()(seen)
     assert result.notes[0].startswith(
-        "attack 1 of 2 not applicable: no convolution gives the maps of a batch of 2 away"
+        "attack 1 of 2 not applicable: no convolution determines the maps of a batch of 2"
     )
     assert torch.isfinite(result.images).all()
 

@@ -96,7 +96,7 @@ def test_a_backbone_stays_what_it_is() -> None:
 @pytest.mark.parametrize(
     ("model", "shape", "normalization", "error", "message"),
     [
-        (network(), None, None, ConfigError, "does not tell the shape of its images: give image_shape="),
+        (network(), None, None, ConfigError, "has no attribute image_shape: give image_shape="),
         (network(), (4, 4), None, ShapeError, r"\(channels, height, width\), all positive; got \(4, 4\)"),
         (network(), (1, 0, 4), None, ShapeError, "all positive"),
         (network(), (3, 4, 4), GREY, ShapeError, r"normalization has 1 channels, but images are \(3, 4, 4\)"),

@@ -1,13 +1,13 @@
-"""The convolutions of a public model whose released gradients may give their input maps away.
+"""Convolutions whose released gradients may determine their input maps.
 
 The gradient of a convolution's weights, `(channels, c k k)`, is a sum over examples i and positions p of an outer
-product: the derivative of the loss in the output at p, times the patch of the input map under the kernel at p. With
-fewer patches than output channels its row space is therefore spanned by the patches themselves, in all examples, at
-all positions. Neighbouring patches overlap, so that hardly any other map has only such patches: the maps that do form a
-linear space, and for a kernel that stops at every entry this is the span of the batch's own maps and nothing else.
+product: the derivative of the loss in the output at p, times the input patch under the kernel at p. With fewer patches
+than output channels its row space is the span of all patches. Neighbouring patches overlap, so hardly any other map has
+only patches in this span: maps with this property form a linear space, for a kernel of stride 1 the span of the batch's
+own maps.
 
-Where BatchNorm uses the statistics of the batch, the derivatives in its input add up to zero over all patches. The row
-space then holds differences of patches only, and maps are sought whose patches lie in it up to one common vector.
+Where BatchNorm uses the statistics of the batch, the derivatives in its input sum to zero over all patches. The row
+space then contains differences of patches only, and patches of the maps lie in it up to one common vector.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from lit_recon.clients.gradient import pure_copy
 from lit_recon.records import Observation
 
-#: Noise images that are sent through the public model to see what its layers are given.
+#: Number of noise images for a forward pass that records the layers' inputs.
 _PROBES = 4
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """A 2-d convolution and what enters it.
+    """A 2-d convolution and its input.
 
     Attributes:
         name: of the module.
@@ -35,7 +35,7 @@ class Convolution:
         channels: of its output.
         kernel, stride, padding: `(rows, columns)`.
         places: `P`, positions of the kernel on one map.
-        sparse: inputs are never below zero and often zero, as behind a ReLU.
+        sparse: inputs are non-negative and often zero, as after a ReLU.
     """
 
     name: str
@@ -59,22 +59,22 @@ class Convolution:
 
     @property
     def every_step(self) -> bool:
-        """Whether the kernel stops at every entry."""
+        """Whether the stride is 1."""
         return self.stride == (1, 1)
 
     def holds(self, n_examples: int) -> bool:
-        """Whether the gradient can have one independent row for every patch of so many maps."""
+        """Whether there are at least as many channels as patches in `n_examples` maps."""
         return self.places * n_examples <= min(self.channels, self.patch_size - 1)
 
 
 def find_convolutions(observation: Observation) -> list[Convolution]:
-    """Plain convolutions that every image passes once, in the order in which it does."""
+    """Plain convolutions that are called once per forward pass, in order."""
     model = pure_copy(observation.model, "eval")
     calls: dict[str, list[tuple[Tensor, Tensor]]] = {}
 
     def listen(name: str, module: nn.Module) -> None:
         def note(_: nn.Module, given: tuple[Any, ...], returned: Any) -> None:
-            # copies, since operations after the layer may work in place
+            # copies, since later operations may be in place
             calls.setdefault(name, []).append((given[0].clone(), returned.clone()))
 
         module.register_forward_hook(note)
@@ -115,7 +115,7 @@ def _described(name: str, module: nn.Module, inputs: Tensor, outputs: Tensor) ->
     )
 
 
-#: Singular values fall by more than this behind the last patch, and by less before it.
+#: Threshold on the ratio of successive singular values that marks the rank.
 GAP = 30.0
 
 
@@ -124,8 +124,8 @@ class PatchSpan(NamedTuple):
 
     Attributes:
         basis: `(patch_size, r)`, orthonormal.
-        gap: last singular value inside over first outside; infinite where there is none outside.
-        differences: it is spanned by differences of patches, one dimension less than there are patches.
+        gap: last singular value inside over first outside; infinite if there is none outside.
+        differences: the span is that of differences of patches, with one dimension less.
     """
 
     basis: Tensor
@@ -138,7 +138,7 @@ def patch_span(gradient: Tensor, n_patches: int) -> PatchSpan:
 
     Args:
         gradient: `(channels, ...)`, float64, with at least as many channels as patches. With just as many, and no gap
-            before the last, nothing is left to tell noise from signal.
+            before the last, noise cannot be distinguished from signal.
         n_patches: in the whole batch.
     """
     rows = gradient.flatten(1)
@@ -154,12 +154,12 @@ def patch_span(gradient: Tensor, n_patches: int) -> PatchSpan:
 class PatchProjection:
     """Projection of all patches of a map into a span, as a symmetric map of `(c h w,)` vectors with eigenvalues <= 1.
 
-    Vectors stand for maps scaled by the square root of how often an entry is covered. Eigenvalue 1 means that every
-    patch lies in the span; the distance from 1 is the mean squared share of the patches outside.
+    Vectors are maps scaled by the square root of the number of patches that cover an entry. Eigenvalue 1: every patch
+    lies in the span; the distance from 1 is the mean squared share of the patches outside.
 
     Args:
-        convolution: whose input the maps are; it covers every entry.
-        span: of the patches, or of their differences; then the projection leaves the patches' mean alone.
+        convolution: with these input maps; covers every entry.
+        span: of the patches, or of their differences; then the projection keeps the patches' mean.
     """
 
     def __init__(self, convolution: Convolution, span: PatchSpan) -> None:
@@ -169,18 +169,18 @@ class PatchProjection:
         self._scale = self._fold(ones)[0].rsqrt().view(1, c, h, w)
 
     def __call__(self, vectors: Tensor) -> Tensor:
-        """Images `(v, c h w)` of vectors `(v, c h w)`."""
+        """The projected vectors, `(v, c h w)`."""
         patches = nn.functional.unfold(self.maps(vectors), **self._geometry)
         mean = patches.mean(2, keepdim=True) if self.differences else patches.new_zeros(())
         inside = self.basis @ (self.basis.T @ (patches - mean)) + mean
         return (self._fold(inside) * self._scale).flatten(1)
 
     def maps(self, vectors: Tensor) -> Tensor:
-        """The maps `(v, c, h, w)` that vectors stand for."""
+        """Maps `(v, c, h, w)` of vectors `(v, c h w)`."""
         return vectors.view(-1, *self.convolution.shape) * self._scale
 
     def dense(self) -> Tensor:
-        """A factor `(P r, c h w)` of the projection on a span of patches, `F^T F`: the patches in their places."""
+        """Factor F `(P r, c h w)` of the projection `F^T F` on a span of patches."""
         places, (size, r) = self.convolution.places, self.basis.shape
         rows = []
         for place in range(places):

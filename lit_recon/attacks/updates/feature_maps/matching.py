@@ -1,4 +1,4 @@
-"""Matching of exactly recovered maps: candidate images should cause the maps that entered a convolution."""
+"""Matching of exactly recovered feature maps by candidate images."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def arranged_labels(observation: Observation, images: Tensor, labels: Tensor) ->
     """The labels `(n,)` in the order of reconstructed images `(n, c, h, w)`.
 
     The gradient of the head's weights is the mean over examples of (p_i - y_i) h_i^T. Head inputs h_i and probabilities
-    p_i follow from the images, so that the indicators y_i of the labels solve a linear system; an assignment makes the
-    most of the solution where images are inexact.
+    p_i follow from the images, so the indicators y_i of the labels solve a linear system; an assignment makes the
+    solution robust to inexact images.
 
     Args:
         observation: of the victim; one gradient.
@@ -50,7 +50,7 @@ def arranged_labels(observation: Observation, images: Tensor, labels: Tensor) ->
 
 
 class InputMap:
-    """Maps `(n, c h w)` of unit norm that enter a convolution for candidate images; layers behind it are not run.
+    """Input maps `(n, c h w)` of a convolution for candidate images, of unit norm; later layers are not run.
 
     Args:
         observation: of the public model; its parameters and buffers are read.
@@ -71,45 +71,45 @@ class InputMap:
 
 @dataclass(frozen=True)
 class FeatureMapPenalty:
-    """What pulls the candidates of one victim; its interface is that of `feature_matching.FeaturePenalty`."""
+    """The penalty of one victim's candidates, with the interface of `features.matching.FeaturePenalty`."""
 
     observation: Observation
     recovered: RecoveredMaps
     input_map: InputMap
     weight: float
 
-    #: Maps pull from the first iteration on.
+    #: The penalty starts with the first iteration.
     start: float = 0.0
-    #: Maps of an inner layer are no features, by which attacks are scored.
+    #: Maps of an inner layer are not scored as features.
     features: Tensor | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Which maps were found, and how sure that is."""
+        """The maps found, and their certificate."""
         found = self.recovered
         where = f"{len(found.maps)} maps recovered from the gradient of {found.convolution.name}"
         return (f"{where}: {found.outside:.1g} of their patches outside its row space, next {found.next_outside:.1g}",)
 
     @property
     def choice(self) -> tuple[str, ...]:
-        """Nothing was chosen among restarts."""
+        """Empty: restarts do not differ."""
         return ()
 
     def targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
-        """The recovered maps; which candidate takes which makes no difference before the first iteration."""
+        """The recovered maps, in any order."""
         return self.recovered.maps.flatten(1).to(images)
 
     def condition(self, labels: Tensor) -> Tensor:
-        """Maps are too large to condition a network on.
+        """Unsupported: maps are too large to condition a network on.
 
         Raises:
             ConfigError: always.
         """
-        raise ConfigError("a network that draws from features cannot draw from maps: set conditioned to false")
+        raise ConfigError("a network can be conditioned on features but not on maps: set conditioned to false")
 
     def penalty(self, images: Tensor, targets: Tensor) -> Tensor:
-        """Weighted mean over examples of 1 - cos of their maps, a scalar that is differentiable in the images."""
-        # half the squared distance of unit vectors is 1 - cos without its cancellation
+        """Weighted mean over examples of 1 - cos of their maps, a scalar, differentiable in the images."""
+        # half the squared distance of unit vectors equals 1 - cos without cancellation
         return self.weight * 0.5 * (self.input_map(images) - targets).square().sum(dim=1).mean()
 
     def for_restart(self, number: int) -> FeatureMapPenalty:
@@ -122,13 +122,13 @@ class FeatureMapPenalty:
 
 
 class MapMatching:
-    """Recovers the input maps of a convolution once per victim and penalizes images that cause others.
+    """Recovers the input maps of a convolution once per victim and penalizes images with other maps.
 
-    The maps are exact, see `MapRecovery`, and there are more numbers in them than pixels, so that nothing else has to
-    be matched: an iteration costs one forward and one backward pass through the layers before the convolution.
+    The maps are exact, see `MapRecovery`, and have more entries than there are pixels, so nothing else needs to
+    be matched: an iteration is one forward and one backward pass through the layers before the convolution.
 
     Args:
-        recovery: which maps.
+        recovery: of the maps.
         weight: of the mean over examples of 1 - cos.
 
     Raises:
@@ -145,7 +145,7 @@ class MapMatching:
         """Recover a victim's maps.
 
         Raises:
-            UnsupportedModelError: see `MapRecovery`; or no linear head, whose gradient assigns labels to images.
+            UnsupportedModelError: see `MapRecovery`; or no linear head, needed to assign labels to images.
             ThreatModelError: several images and another loss than the cross-entropy.
         """
         if observation.n_examples > 1:
@@ -157,7 +157,7 @@ class MapMatching:
 
 
 class _ReachedError(Exception):
-    """The layer was reached; nothing behind it is needed."""
+    """Ends the forward pass at the layer."""
 
 
 class _UpTo(nn.Module):
@@ -173,7 +173,7 @@ class _UpTo(nn.Module):
         with contextlib.suppress(_ReachedError):
             self.model(images)
         reached, self._input = self._input, None
-        assert reached is not None  # the recovery has seen the layer at work
+        assert reached is not None  # the recovery has found the layer in a forward pass
         return reached
 
     def _stop(self, _: nn.Module, given: tuple[Any, ...]) -> None:

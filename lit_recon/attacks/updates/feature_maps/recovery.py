@@ -1,4 +1,4 @@
-"""Recovery of the feature maps that entered a convolution, one per image, from the convolution's weight gradient."""
+"""Recovery of a convolution's input maps, one per image, from its weight gradient."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from lit_recon.attacks.updates.feature_maps.strided import strided_maps
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.records import Observation
 
-#: Rows shorter than this, relative to the longest, are rounding.
+#: Rows shorter than this, relative to the longest, count as zero.
 _SHORT = 1e-3
 
 
-#: Entries of a map below this many times the depth of its lowest are taken for zeros.
+#: Entries of a map below this multiple of the absolute value of its lowest entry count as zero.
 _MOVED = 2.0
 
 
-#: Rows that are compared with all others.
+#: Number of rows that are compared with all others.
 _CANDIDATES = 3000
 
 
-#: Rows that have to be parallel to count as the trace of one map.
+#: Smallest number of parallel rows that identifies a map.
 _ENOUGH = 4
 
 
 class Separated(NamedTuple):
-    """Maps `(n, N)` of unit norm, the share of their norm below zero, and how many rows showed the rarest one alone."""
+    """Maps `(n, N)` of unit norm, the share of their norm below zero, and the least `support` of a map."""
 
     maps: Tensor
     negative: float
@@ -47,7 +47,7 @@ class Separated(NamedTuple):
 
 
 def separate(basis: Tensor, tolerance: float = 1e-4, seed: int = 0) -> Separated | None:
-    """Non-negative maps, up to order and scale, from a basis `(N, n)` of their span; None if they cannot be told apart.
+    """Non-negative maps, up to order and scale, from a basis `(N, n)` of their span; None if they are not separable.
 
     Args:
         basis: orthonormal columns.
@@ -86,8 +86,8 @@ def separate(basis: Tensor, tolerance: float = 1e-4, seed: int = 0) -> Separated
 
 
 def _sharpened(basis: Tensor, one: Tensor) -> Tensor:
-    """The map in the span that vanishes best where this one nearly does: thousands of rows instead of a few rays."""
-    # nothing is below zero, so that what is tells how far rounding and noise have moved the zeros
+    """The map in the span with the least norm on the near-zero entries of `one`."""
+    # maps are non-negative: negative entries show the size of rounding and noise
     vanishing = basis[one <= _MOVED * float(-one.min())]
     if len(vanishing) < 4 * basis.shape[1]:
         return torch.nn.functional.normalize(one, dim=0)
@@ -97,7 +97,7 @@ def _sharpened(basis: Tensor, one: Tensor) -> Tensor:
 
 
 def _parallel(candidates: Tensor, rows: Tensor, tolerance: float) -> Tensor:
-    """How many rows point the same way as each candidate; all of unit norm."""
+    """Number of rows parallel to each candidate; all of unit norm."""
     # 1 - cos = sin^2 / 2 for small angles
     least = 1 - tolerance**2 / 2 - 4 * torch.finfo(rows.dtype).eps
     return (candidates @ rows.T > least).sum(dim=1)
@@ -129,7 +129,7 @@ def leading_eigenspace(
     Args:
         apply: the operator on rows `(b, d)`.
         size: `d`.
-        k: how many.
+        k: number of eigenvalues.
         depth: applications between two Rayleigh-Ritz steps; `depth * (k + 2)` rows are held.
         restarts: Rayleigh-Ritz steps at most.
         tolerance: residual norm of the eigenvectors at which to stop.
@@ -146,10 +146,10 @@ def leading_eigenspace(
         basis, images = block, apply(block)
         newest = images
         for _ in range(depth - 1):
-            newest = newest[: size - len(basis)]  # nothing is left behind the whole space
+            newest = newest[: size - len(basis)]  # at most `size` directions
             if len(newest) == 0:
                 break
-            for _ in range(2):  # once leaves what rounding puts back
+            for _ in range(2):  # twice, because of rounding
                 newest = newest - (newest @ basis.T) @ basis
             newest = _orthonormal(newest)
             basis = torch.cat([basis, newest])
@@ -170,27 +170,27 @@ def _orthonormal(rows: Tensor) -> Tensor:
     return columns.T.contiguous()
 
 
-#: Mean squared share of a map's patches outside their span, up to which it counts as inside.
+#: Largest mean squared share of a map's patches outside the span for it to count as inside.
 OUTSIDE = 1e-4
-#: Share of a separated map's norm below zero, up to which it counts as non-negative.
+#: Largest share of a separated map's norm below zero for it to count as non-negative.
 NEGATIVE = 1e-2
-#: Numbers in a map for every number in an image, from which on maps nearer to the image are not worth their cost.
+#: Ratio of map entries to pixels above which maps of earlier layers are not worth their cost.
 ENOUGH = 4
-#: Angles between rows that count as none, tried in turn: rounding, then what noise leaves.
+#: Angles between rows that count as parallel, tried in turn: for rounding, then for noise.
 TOLERANCES = (1e-4, 1e-3, 1e-2)
 
 
 @dataclass(frozen=True)
 class RecoveredMaps:
-    """Maps that entered a convolution.
+    """Recovered input maps of a convolution.
 
     Attributes:
-        convolution: which one.
-        maps: `(n, c, h, w)` of unit norm, in an order of their own; float64.
-        outside: mean squared share of their patches outside the gradient's row space; rounding where they are exact.
-        next_outside: the same of the best other map; the further above `outside`, the surer.
-        negative: greatest share of a map's norm below zero; rounding where they are exact.
-        support: entries at which the rarest map was seen alone.
+        convolution: the layer.
+        maps: `(n, c, h, w)` of unit norm, in arbitrary order; float64.
+        outside: mean squared share of their patches outside the gradient's row space; rounding if exact.
+        next_outside: the same for the best other map; a larger gap to `outside` is stronger evidence.
+        negative: greatest share of a map's norm below zero; rounding if exact.
+        support: least number, over maps, of entries at which only that map is nonzero.
     """
 
     convolution: Convolution
@@ -204,17 +204,17 @@ class RecoveredMaps:
 class MapRecovery:
     """Exact input maps of one convolution, for every example of a batch, from one released gradient.
 
-    Three steps, none of which looks at labels, at the other layers or at images: the row space of the weight gradient
-    is spanned by the batch's patches; the maps all of whose patches lie in it form the span of the batch's maps; behind
-    a ReLU these are found in it as the non-negative maps with entries of their own. It holds for any loss and for
-    BatchNorm in either mode, as long as the convolution has more output channels than the batch has patches
-    (ResNet-18 on 32x32 images: batches of 4 in the third stage, of 31 in the fourth).
+    Three steps, which do not use labels, other layers or images: the row space of the weight gradient is the span of
+    the batch's patches; the maps all of whose patches lie in it form the span of the batch's maps; after a ReLU the
+    maps are found in their span by non-negativity and by entries where a single one is nonzero. It holds for any loss
+    and BatchNorm mode, if the convolution has more output channels than the batch has patches (ResNet-18 on 32x32
+    images: batches of 4 in the third stage, of 31 in the fourth).
 
     A result is returned only with a certificate: as many maps as examples lie in the span, the next one clearly does
     not, and the separated maps are not negative.
 
     Args:
-        layers: names of convolutions to try, in this order; default: all that qualify, from the image on.
+        layers: names of convolutions to try, in this order; default: all that qualify, in forward order.
         seed: of the iterations' first block.
     """
 
@@ -227,9 +227,9 @@ class MapRecovery:
         """The maps of the first convolution whose certificate holds.
 
         Raises:
-            UnsupportedModelError: no convolution qualifies for a batch of this size, or none gave its maps away; says
+            UnsupportedModelError: no convolution qualifies for this batch size, or no certificate holds; says
                 why for each.
-            ConfigError: a layer that was asked for is not a plain convolution of the model.
+            ConfigError: a requested layer is not a plain convolution of the model.
         """
         n = observation.n_examples
         reasons: list[str] = []
@@ -244,7 +244,7 @@ class MapRecovery:
                 reason = found
             reasons.append(f"{convolution.name}: {reason}")
         raise UnsupportedModelError(
-            f"no convolution gives the maps of a batch of {n} away ({'; '.join(reasons) or 'the model has none'}): "
+            f"no convolution determines the maps of a batch of {n} ({'; '.join(reasons) or 'the model has none'}): "
             "attack smaller batches, or match gradients instead"
         )
 
@@ -259,22 +259,22 @@ class MapRecovery:
 
 
 def unfit(convolution: Convolution, n_examples: int) -> str | None:
-    """Why maps of so many examples cannot be had from this convolution; None if they can."""
+    """Why this convolution does not determine maps of `n_examples` examples; None if it may."""
     if not convolution.holds(n_examples):
         most = min(convolution.channels, convolution.patch_size - 1) // convolution.places
         return f"{convolution.places} places and {convolution.channels} channels allow batches of {most}"
     if not convolution.every_step or not convolution.overlaps:
         return "its kernel skips entries"
     if not convolution.sparse:
-        return "its input is not that of a ReLU"
+        return "its input does not come from a ReLU"
     return None if covers_everything(convolution) else "its kernel does not reach every entry"
 
 
 def recover_maps(convolution: Convolution, gradient: Tensor, n_examples: int, seed: int = 0) -> RecoveredMaps | str:
-    """The maps, or why there are none.
+    """The maps, or why they cannot be recovered.
 
     Args:
-        convolution: fit for so many examples, see `unfit`.
+        convolution: suitable for `n_examples`, see `unfit`.
         gradient: of its weights, float64.
         n_examples: batch size `n`.
         seed: of the iteration's first block.
@@ -284,7 +284,7 @@ def recover_maps(convolution: Convolution, gradient: Tensor, n_examples: int, se
     span = patch_span(gradient, convolution.places * n_examples)
     if span.gap < GAP:
         patches = convolution.places * n_examples
-        return f"its gradient has not the rank of {patches} patches (singular values fall {span.gap:.2g} fold there)"
+        return f"its gradient lacks the rank of {patches} patches (singular values fall {span.gap:.2g} fold there)"
     projection = PatchProjection(convolution, span)
     space = leading_eigenspace(projection, math.prod(convolution.shape), n_examples + 1, seed=seed)
     outside, following = (1 - space.values[-2:]).clamp_min(0).tolist()
@@ -295,11 +295,11 @@ def recover_maps(convolution: Convolution, gradient: Tensor, n_examples: int, se
         single = separate(basis, tolerance, seed)
         if single is not None and single.negative < NEGATIVE:
             return _recovered(convolution, single, outside, following)
-    return "the maps of the batch cannot be told apart"
+    return "the maps of the batch cannot be separated"
 
 
 def _closer(observation: Observation, before: Convolution, found: RecoveredMaps) -> RecoveredMaps:
-    """The maps before the previous convolution, which has to be one in steps; else those that were found."""
+    """Maps before the previous convolution if it is strided and they can be recovered; else `found`."""
     enough = math.prod(found.convolution.shape) >= ENOUGH * math.prod(observation.image_shape)
     if before.every_step or enough:
         return found

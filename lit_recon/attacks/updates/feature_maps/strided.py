@@ -1,10 +1,9 @@
-"""Maps before a convolution that skips entries, with the help of the maps behind it.
+"""Input maps of a strided convolution, with the help of the known input maps of the next convolution.
 
-A kernel that moves in steps sees a map and the same map moved by whole steps alike, where it leaves one side of the
-frame: for every map of the batch the row space of the gradient contains all moved ones, too. Which of their
-combinations is the map follows from what the convolution made of it, where that is known: behind the convolution, a
-fixed scale and shift per channel and a ReLU stand the exact maps of the next convolution, and wherever these are not
-zero the ReLU passed on what it got.
+A strided kernel has the same patches for a map and for the map shifted by whole strides, except at the border: for
+every map of the batch the row space of the gradient also contains all shifted ones. Which combination of them is the
+map follows from the known maps of the next convolution: between the two are a fixed scale and shift per channel and a
+ReLU, which is the identity wherever the next maps are not zero.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ from lit_recon.attacks.updates.feature_maps.convolutions import (
 from lit_recon.clients.gradient import pure_copy
 from lit_recon.records import Observation
 
-#: Unknowns of the eigenproblem, places squared times examples: seconds below, minutes above.
+#: Largest number of unknowns of the eigenproblem, places squared times examples: seconds below, minutes above.
 _LARGEST = 8192
-#: Relative residual up to which the next convolution's maps count as explained.
+#: Largest relative residual at which the next convolution's maps count as explained.
 _EXPLAINED = 1e-3
-#: Entries of a map above this many times the depth of its lowest are not zero for sure.
+#: Entries of a map above this multiple of the absolute value of its lowest entry are certainly not zero.
 _ACTIVE = 10.0
 
 
 class Between(NamedTuple):
-    """What stands between two convolutions: `relu(scale * output + shift)`, both `(channels,)`."""
+    """Operation between two convolutions: `relu(scale * output + shift)`, both `(channels,)`."""
 
     scale: Tensor
     shift: Tensor
 
 
 class StridedMaps(NamedTuple):
-    """Maps `(n, c, h, w)` of unit norm, share of their patches `outside`, and the relative `residual` behind them."""
+    """Maps `(n, c, h, w)` of unit norm, share of their patches `outside`, relative `residual` at the next layer."""
 
     maps: Tensor
     outside: float
@@ -48,12 +47,12 @@ class StridedMaps(NamedTuple):
 
 
 def standing_between(observation: Observation, before: Convolution, behind: Convolution) -> Between | None:
-    """Scale and shift between two convolutions in evaluation mode, read off noise images; None if more stands there.
+    """Scale and shift between two convolutions in evaluation mode, from noise images; None for other operations.
 
     Args:
         observation: of the public model.
         before: its output is scaled, shifted and rectified.
-        behind: gets the result.
+        behind: the next convolution.
     """
     if observation.operator.batch_norm == "train" or before.channels != behind.shape[0]:
         return None
@@ -80,7 +79,7 @@ def standing_between(observation: Observation, before: Convolution, behind: Conv
     means = (active * output).sum(1) / counts, (active * given).sum(1) / counts
     centered = active * (output - means[0][:, None]), active * (given - means[1][:, None])
     spread = centered[0].square().sum(1)
-    known = spread > 1e-12 * spread.max()  # a channel that noise never activates is unknown, and left out
+    known = spread > 1e-12 * spread.max()  # a channel that noise never activates is unknown and left out
     scale = torch.where(known, (centered[0] * centered[1]).sum(1) / spread.clamp_min(1e-300), torch.nan)
     shift = means[1] - scale * means[0]
     told = torch.relu(scale[:, None] * output + shift[:, None])[known]
@@ -92,11 +91,11 @@ def standing_between(observation: Observation, before: Convolution, behind: Conv
 def strided_maps(
     observation: Observation, before: Convolution, behind: Convolution, maps: Tensor
 ) -> StridedMaps | None:
-    """Input maps of a convolution in steps, in the order of the known maps behind it; None where they do not follow.
+    """Input maps of a strided convolution, in the order of the next one's known maps; None if not determined.
 
     Args:
         observation: of the victim, in evaluation mode.
-        before: the convolution in steps.
+        before: the strided convolution.
         behind: the next convolution.
         maps: of the next convolution, `(n, c, h, w)` up to scale.
     """
@@ -112,7 +111,7 @@ def strided_maps(
     projection = PatchProjection(before, span)
     factor = projection.dense()
     values, vectors = torch.linalg.eigh(factor @ factor.T)
-    inside = vectors[:, -before.places * n :]  # every map, moved by every number of steps
+    inside = vectors[:, -before.places * n :]  # every map with every shift
     outside = float((1 - values[-before.places * n]).clamp_min(0))
     basis = projection.maps(inside.T @ factor)
     weight = observation.parameters[f"{before.name}.weight"].detach().cpu().double()
@@ -131,7 +130,7 @@ def strided_maps(
 def _explaining(images: Tensor, between: Between, one: Tensor) -> tuple[Tensor, float]:
     """Coefficients `(k,)` of the convolved basis `(k, c, h, w)` that give a map `(c, h, w)`, and the residual.
 
-    The map is known up to its scale, one more unknown: scale * mixture + shift = size * map where it is active.
+    The scale of the map is one more unknown: scale * mixture + shift = size * map where it is active.
     """
     active = (one > _ACTIVE * float(-one.min().clamp_max(-1e-9))) & ~torch.isnan(between.scale)[:, None, None]
     scaled = (images * between.scale[:, None, None])[:, active]

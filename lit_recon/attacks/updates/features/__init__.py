@@ -1,4 +1,4 @@
-"""Features that entered a wide random layer, computed from the gradient of that layer and of the head behind it."""
+"""Input features of a wide random layer, from the gradients of that layer and of the head after it."""
 
 from __future__ import annotations
 

@@ -16,22 +16,22 @@ from lit_recon.errors import UnsupportedModelError
 
 Elementwise = Callable[[Tensor], Tensor]
 
-#: A standard normal beyond this has no weight in double precision, even against polynomials of low degree.
+#: Integration limit: a standard normal beyond it is negligible in double precision.
 _TAIL = 14.0
 #: Panels on either side of the kink, and Gauss-Legendre nodes in each: error below 1e-13 for all activations here.
 _PANELS, _NODES = 14, 24
-#: A Hermite coefficient below this share of the activation's standard deviation carries no usable signal.
+#: Smallest usable Hermite coefficient, relative to the activation's standard deviation.
 USABLE = 1e-3
 
 
 @dataclass(frozen=True)
 class Activation:
-    """An activation applied to every neuron by itself.
+    """An elementwise activation.
 
     Attributes:
         name: of the activation.
         value, slope, curvature: the function and its first two derivatives.
-        smooth: the slope is continuous; else a kink at zero, as a ReLU's, makes the layer's gradient jump.
+        smooth: the slope is continuous; else there is a kink at zero, as in a ReLU.
         odd: `value(-z) = -value(z)`.
     """
 
@@ -46,7 +46,7 @@ class Activation:
 def hermite_coefficients(activation: Activation, order: int = 4, shift: float = 0.0) -> list[float]:
     """E[activation(s + shift) He_p(s)] for s ~ N(0, 1) and p = 0 to `order`, by composite Gauss-Legendre quadrature.
 
-    By Stein's identity these are the mean p-th derivatives: what the p-th moment of a gradient is multiplied by.
+    By Stein's identity these are the mean p-th derivatives, the factors of a gradient's p-th moment.
 
     Args:
         activation: smooth apart from zero.
@@ -59,20 +59,20 @@ def hermite_coefficients(activation: Activation, order: int = 4, shift: float = 
     [0.3989, 0.5, 0.3989, 0.0, -0.3989]
     """
     nodes, weights = legendre.leggauss(_NODES)
-    # panels end at the kink, where a smooth rule would lose its order
+    # panels end at the kink: the rule needs smooth integrands
     edges = np.concatenate([np.linspace(-_TAIL, 0, _PANELS + 1), np.linspace(0, _TAIL, _PANELS + 1)[1:]]) - shift
     half = np.diff(edges)[:, None] / 2
     points = (edges[:-1, None] + half + half * nodes).ravel()
     density = (half * weights).ravel() * np.exp(-(points**2) / 2) / math.sqrt(2 * math.pi)
     values = activation.value(torch.from_numpy(points + shift)).numpy() * density
-    # rounding of a vanishing coefficient is not a coefficient
+    # a vanishing coefficient is exactly zero
     found = [float(values @ hermite_e.hermeval(points, np.eye(order + 1)[p])) for p in range(order + 1)]
     return [0.0 if abs(value) < 1e-12 else value for value in found]
 
 
 @cache
 def usable_orders(activation: Activation) -> tuple[int, ...]:
-    """Orders among 2, 3 and 4 whose Hermite coefficient is not zero: moments that carry the features.
+    """Orders among 2, 3 and 4 with nonzero Hermite coefficient, whose moments depend on the features.
 
     >>> usable_orders(RELU), usable_orders(TANH)
     ((2, 4), (3,))
@@ -83,10 +83,10 @@ def usable_orders(activation: Activation) -> tuple[int, ...]:
 
 
 def activation_of(layer: nn.Module) -> Activation:
-    """The activation that a layer computes.
+    """The activation of a layer.
 
     Raises:
-        UnsupportedModelError: one whose derivatives are not known here.
+        UnsupportedModelError: its derivatives are not known here.
 
     >>> activation_of(nn.Tanh()).name
     'tanh'

@@ -1,4 +1,4 @@
-"""Features as independent components: a gradient's rows mix the inputs of a layer, as microphones mix voices."""
+"""Features as independent components: the rows of a layer's gradient are mixtures of its inputs."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from lit_recon.records import ForwardOperator
 class CocktailParty(FeatureRecovery):
     """Independent component analysis over the `d` entries of the features, by descent on a published objective.
 
-    The whitened row space of the layer's gradient is rotated until its rows are as far from Gaussian as possible:
+    The whitened row space of the layer's gradient is unmixed by minimizing
 
         - negentropy * mean_i (mean_d log cosh S_i - c)^2 + decorrelation * mean_ij (exp(sharpness |cos(w_i, w_j)|) - 1)
         + non_negativity * mean_i min(|relu(-S'_i)|, |relu(S'_i)|) + sparsity * mean |S'|
 
     with unmixing rows w_i of unit norm, S = W X whitened and centered over entries, and S' with the mean added again.
-    Assumes independent, non-Gaussian features; the separation knows neither weights nor activation, and has no
-    certificate. Signs are read off the gradient of the layer's bias, the same mixture of ones; labels then follow from
+    Assumes independent, non-Gaussian features; uses neither weights nor activation, and has no
+    certificate. Signs follow from the gradient of the layer's bias, the same mixture of ones, and labels from
     the head's gradient.
 
     Args:
         decorrelation, sharpness: weight and exponent of the second term.
-        non_negativity, sparsity: weights of what is known of features behind a ReLU; 0 for centered features.
-        negentropy: weight of the first term; 0 is the published code.
-        gaussian_reference: c is the value of a Gaussian, so that the first term is a negentropy. The published code has
-            c = 0, which favours flat distributions over peaked ones.
-        steps, lr: of Adam, from the identity. The published 25,000 steps of 1e-3 go as far as 5,000 of 5e-3.
+        non_negativity, sparsity: weights of terms for features after a ReLU; 0 for centered features.
+        negentropy: weight of the first term; 0 in the published code.
+        gaussian_reference: c is the value of a Gaussian, and the first term a negentropy. The published code has
+            c = 0, which favors flat distributions over peaked ones.
+        steps, lr: of Adam, from the identity. The published 25,000 steps of 1e-3 are equivalent to 5,000 of 5e-3.
 
     Raises:
         ConfigError: a number out of its range.
@@ -72,7 +72,7 @@ class CocktailParty(FeatureRecovery):
         if not seen.has_weight:
             raise UnsupportedModelError(
                 "CocktailParty unmixes the gradient of the feature layer, which is zero everywhere: use MomentRecovery "
-                "or ExactRecovery, which can do with the head's"
+                "or ExactRecovery, which can use the head's"
             )
         mixtures = mixtures_of(seen.weight_gradient, None, seen.n_examples)
         mean = mixtures.basis.mean(dim=1, keepdim=True)
@@ -107,14 +107,14 @@ class CocktailParty(FeatureRecovery):
 
 
 def signs_told(features: Tensor, seen: LayerGradient) -> Tensor:
-    """1 or -1 for each feature `(n, d)`, such that the derivatives that they imply add up to the bias's gradient."""
+    """1 or -1 for each feature `(n, d)`, such that the implied derivatives sum to the bias's gradient."""
     parts = torch.linalg.lstsq(features.T, seen.weight_gradient.T).solution
     ones = torch.linalg.lstsq(parts.T, seen.bias_gradient[:, None]).solution[:, 0]
     return torch.where(ones < 0, -1.0, 1.0).to(features)
 
 
 def labels_told(features: Tensor, seen: LayerGradient) -> Tensor:
-    """The class `(n,)` of each feature: the loss falls with the logit of an example's own class."""
+    """The class `(n,)` of each feature: the loss decreases in the logit of an example's own class."""
     neurons = seen.activation.value(features @ seen.weight.T + seen.bias)
     deltas: Tensor = torch.linalg.lstsq(neurons.T, seen.head_gradient.T).solution
     return deltas.argmin(dim=1)

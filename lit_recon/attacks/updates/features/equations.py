@@ -1,13 +1,13 @@
-"""What features and loss derivatives have to satisfy: the gradients of head and layer, as a least-squares problem.
+"""Equations for features and loss derivatives: the gradients of head and layer as a least-squares problem.
 
-Unknown are the features' coordinates `c_i` in a known basis (`(n, r)`) and the loss derivatives `delta_i` with respect
+Unknowns are the features' coordinates `c_i` in a known basis (`(n, r)`) and the loss derivatives `delta_i` with respect
 to the logits (`(n, k)`). With `u_j` the projected weights of neuron j, `z_ij = c_i . u_j + b_j` and
 `beta_ij = delta_i . A_j`, the gradients of head, layer and its bias are
 
     G_A[:, j] = sum_i delta_i s(z_ij)    P_j = sum_i beta_ij s'(z_ij) c_i    g_j = sum_i beta_ij s'(z_ij)
 
-Their residuals, each relative to the norm of what was observed, are what the certificate adds up: many more equations
-than unknowns, so that only the true features (in any order) leave none. No truth is needed to see it.
+The certificate is the sum of their relative residuals. There are many more equations than unknowns, so only the true
+features (in any order) make it vanish; it does not use the true features.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lit_recon.attacks.updates.features.layer import GradientNoise, LayerGradien
 
 
 class Residuals(NamedTuple):
-    """Relative residual of the head's gradient and of the layer's; 0 for a gradient that was not released."""
+    """Relative residuals of the head's and the layer's gradient; 0 for a gradient that was not released."""
 
     head: float
     weight: float
@@ -39,7 +39,7 @@ class NormalSystem(NamedTuple):
 
 @dataclass(frozen=True)
 class _Neurons:
-    """Neurons `(n, m)` at a point: activation, slope, curvature and beta; residuals where something was observed."""
+    """Neurons `(n, m)` at a point: activation, slope, curvature and beta; residuals on observed entries."""
 
     value: Tensor
     slope: Tensor
@@ -62,10 +62,10 @@ class FeatureEquations:
         activation: of the neurons.
         head_mask: `(k, m)` 1 where the head's gradient was observed; None: everywhere.
         rows: `(m,)` weights of the neurons' squared residuals in the layer's gradient, in [0, 1].
-        bias_known: whether the last column of `gradient` counts.
-        combinations: `(q, k)`: the combinations of classes that stand for classes here; None: classes themselves.
-        sides: `(n, m)` 0 or 1: a ReLU is replaced by multiplication with these; None: it is not.
-        scales: what squared residuals of head and layer are measured by; None: what was observed of each.
+        bias_known: whether the last column of `gradient` is used.
+        combinations: `(q, k)`: combinations of classes that replace classes; None: classes themselves.
+        sides: `(n, m)` 0 or 1: a ReLU is replaced by multiplication with these; None: not replaced.
+        scales: divisors of the squared residuals of head and layer; None: the squared norms of the observed gradients.
     """
 
     directions: Tensor
@@ -97,8 +97,8 @@ class FeatureEquations:
             basis: of the span of the features.
             projected: `(m, r)`, the layer's gradient in the basis; default: by projection.
             head_mask: `(k, m)` bool: observed entries of the head's gradient.
-            rows: `(m,)` bool: neurons whose `projected` row is known; their bias gradients count where it is None.
-            noise: in the gradients, which then weighs their residuals.
+            rows: `(m,)` bool: neurons whose `projected` row is known; bias gradients are used if None.
+            noise: in the gradients, by which their residuals are weighted.
         """
         equations = FeatureEquations(
             directions=seen.weight @ basis,
@@ -127,7 +127,7 @@ class FeatureEquations:
         Args:
             features: coordinates `c`.
             deltas: loss derivatives.
-            weighted: the layer's gradient counts besides the head's.
+            weighted: include the layer's gradient besides the head's.
         """
         n, r = features.shape
         k = self.n_classes
@@ -156,7 +156,7 @@ class FeatureEquations:
         return NormalSystem(torch.cat([top, bottom]), torch.cat([part.reshape(-1) for part in slope]), objective)
 
     def best_deltas(self, features: Tensor) -> tuple[Tensor, float]:
-        """Deltas `(n, k)` that fit best for given features, and the objective there: a linear problem."""
+        """Best-fitting deltas `(n, k)` for given features (a linear problem), and the objective there."""
         n, r = features.shape
         system = self.normal_system(features, features.new_zeros(n, self.n_classes))
         block = system.matrix[n * r :, n * r :]
@@ -184,7 +184,7 @@ class FeatureEquations:
         return deltas if self.combinations is None else deltas @ self.combinations
 
     def with_fixed_sides(self, features: Tensor, trust: Tensor) -> FeatureEquations:
-        """The equations of a ReLU whose neurons stay on the side of the kink where they are at `features`.
+        """The equations with the active set of the ReLU fixed at `features`.
 
         They are bilinear in features and deltas. `trust` `(m,)` multiplies the weights of the neurons.
         """
@@ -199,7 +199,7 @@ class FeatureEquations:
     def _in_class_combinations(self, n_examples: int) -> FeatureEquations:
         """The same equations in at most n combinations of the classes: deltas lie in the range of the head's gradient.
 
-        It saves time where there are more classes than examples, and averages noise away.
+        This saves time if there are more classes than examples, and reduces noise.
         """
         if self.n_classes <= n_examples or not self.head_gradient.any():
             return self
@@ -207,7 +207,7 @@ class FeatureEquations:
         return replace(self, head=ranges @ self.head, head_gradient=ranges @ self.head_gradient, combinations=ranges)
 
     def _scales(self) -> tuple[float, float]:
-        """What squared residuals of head and layer are relative to."""
+        """Divisors of the squared residuals of head and layer."""
         if self.scales is not None:
             return self.scales
         head = self.head_gradient if self.head_mask is None else self.head_gradient * self.head_mask
@@ -215,7 +215,7 @@ class FeatureEquations:
         return float(head.square().sum()), float(gradient.square().sum(dim=1) @ self.rows)
 
     def _extended(self, features: Tensor) -> Tensor:
-        """Coordinates, and the constant input of the bias if its gradient counts."""
+        """Coordinates, and the constant input of the bias if its gradient is used."""
         last = features.new_full((len(features), 1), float(self.bias_known))
         return torch.cat([features, last], dim=1)
 

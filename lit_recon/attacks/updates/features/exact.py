@@ -1,4 +1,4 @@
-"""Features up to rounding: exact span, a start inside it, a polish, and a certificate that tells success."""
+"""Exact recovery of features: span, a start inside it, a polish, and a certificate of success."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from lit_recon.clients import LocalSteps
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.records import ForwardOperator
 
-#: Below this certificate, features from incomplete gradients are so good that their span is better than a completion's.
+#: Certificate below which the span of features from incomplete gradients is preferred to that of the completion.
 _TRUSTED = 0.05
-#: A fit through noise whose residual is less than this many times the noise is believed the signs of its features.
+#: Largest residual, relative to the noise, at which a fit through noise determines the signs of its features.
 _EXPLAINED = 1.1
-#: With less than this share of its entries the layer's gradient is tried after the head's.
+#: Share of observed entries below which the layer's gradient is tried after the head's.
 _SPARSE = 0.05
-#: Seeds that are tried where only the head's gradient is left to start from.
+#: Number of seeds if only the head's gradient is available for starts.
 _TRIALS = 3
-#: Where a polish may start; see `moment_start`, `neuron_ica_start`, `null_vector_start`.
+#: Starts of the polish; see `moment_start`, `neuron_ica_start`, `null_vector_start`.
 Start = Literal["moments", "neurons", "null_vectors"]
 
 
 class _Setting(NamedTuple):
-    """The problem in the span, and in all coordinates where entries are missing."""
+    """The problem in the span, and, if entries are missing, in all coordinates."""
 
     basis: Tensor
     equations: FeatureEquations
@@ -52,20 +52,20 @@ class ExactRecovery(FeatureRecovery):
 
     The span is the row space of the layer's own gradient. Starts are tried in order, each polished, until the
     certificate of one holds; else the one with the smallest certificate is returned and `exact` is false. Null vectors
-    are searched for behind a ReLU only.
+    are used only after a ReLU.
 
-    Entries that a sparsifying defense has removed are treated as missing: the span comes from low-rank completion, and
-    if the certificate on the observed entries does not hold then, a polish in all coordinates follows. Where little is
-    left of the layer's gradient, as after pruning, or where completion fails, moments of the head's gradient are where
-    a fit in all coordinates begins. Local training on whole batches is unrolled after the polish; the tolerance then
-    rises to the rounding of weight differences.
+    Entries removed by a sparsifying defense are treated as missing: the span comes from low-rank completion, and if the
+    certificate on the observed entries does not hold, a polish in all coordinates follows. If little remains of the
+    layer's gradient, as after pruning, or if completion fails, a fit in all coordinates starts from moments of the
+    head's gradient. Local training on whole batches is unrolled after the polish; the tolerance then rises to the
+    rounding of weight differences.
 
-    Noise is seen in the rank of the layer's gradient. Head and layer are then weighed by it, and features are fitted in
-    all coordinates: the best fit, never called exact; a note says how well it explains what was observed.
+    Noise is detected by the rank of the layer's gradient. Head and layer are then weighted by it, and features are
+    fitted in all coordinates, never called exact; a note states how well the fit explains the observed gradients.
 
     Args:
         starts: in the order in which they are tried.
-        tolerance: of the certificate; rounding of single-precision gradients leaves 1e-7 to 1e-6.
+        tolerance: of the certificate; rounding of float32 gradients amounts to 1e-7 to 1e-6.
         iterations: of the polish, at most, per stage.
         null_samples: of the search for null vectors, at most.
         seed: of all random choices.
@@ -123,7 +123,7 @@ class ExactRecovery(FeatureRecovery):
         head_mask: Tensor | None,
         operator: ForwardOperator | None,
     ) -> RecoveredFeatures:
-        """From the span that the layer's gradient shows, or that completing it gives."""
+        """From the span of the layer's gradient or of its completion."""
         setting, notes = self._setting(seen, weight_mask, head_mask)
         best: Polished | None = None
         method = ""
@@ -145,7 +145,7 @@ class ExactRecovery(FeatureRecovery):
         if not isinstance(operator, LocalSteps) or operator.steps == 1:
             return self._result(seen, setting, best, method, notes, self.tolerance)
         if operator.batches > 1 or setting.everywhere is not None or not seen.has_head:
-            notes += ("local steps were taken for one gradient: only whole batches can be unrolled, undefended",)
+            notes += ("local steps were treated as one gradient: only whole batches without a defense can be unrolled",)
             return self._result(seen, setting, best, method, notes, self.tolerance)
         training = UnrolledTraining(seen, setting.basis, operator)
         best = _unrolled(training, setting.basis, best)
@@ -170,7 +170,7 @@ class ExactRecovery(FeatureRecovery):
         return _Setting(completed.basis, equations, MaskedEquations(seen, weight_mask, head_mask)), notes
 
     def _start(self, name: Start, seen: LayerGradient, setting: _Setting) -> tuple[Tensor | None, tuple[str, ...]]:
-        """Directions, or None and why there are none."""
+        """Directions, or None with the reason."""
         equations = setting.equations
         projected = equations.gradient[:, :-1][equations.rows > 0]
         if name == "neurons":
@@ -187,7 +187,7 @@ class ExactRecovery(FeatureRecovery):
         return found, () if found is not None else ("the search for null vectors did not find all features",)
 
     def _polished(self, setting: _Setting, start: Tensor) -> Polished:
-        """Features `(n, d)`: from the span, or from anywhere if entries are missing and the certificate fails there."""
+        """Features `(n, d)` in the span, or in all coordinates if entries are missing and the certificate fails."""
         inside = polish(setting.equations, start, self.iterations)
         features, deltas = inside.features @ setting.basis.T, setting.equations.by_class(inside.deltas)
         if setting.everywhere is None:
@@ -200,7 +200,7 @@ class ExactRecovery(FeatureRecovery):
     def _from_head(
         self, seen: LayerGradient, weight_mask: Tensor | None, head_mask: Tensor | None
     ) -> RecoveredFeatures:
-        """From moments of the head's gradient, where the layer's shows no span; what it shows counts in the end."""
+        """From moments of the head's gradient; the layer's observed entries are used at the end."""
         everywhere = MaskedEquations(seen, weight_mask, head_mask)
         layer_left_out = replace(
             seen,
@@ -218,14 +218,14 @@ class ExactRecovery(FeatureRecovery):
                 self.iterations,
                 seed,
             )
-            # far from the truth a few entries of the layer mislead
+            # far from the solution, few entries of the layer mislead
             fits.append(masked_polish(everywhere, fit.features, fit.deltas) if seen.has_weight else fit)
             if fits[-1].certificate < self.tolerance:
                 break
         found = min(fits, key=lambda fit: fit.certificate)
         basis = torch.linalg.qr(found.features.T).Q
         setting = _Setting(basis, FeatureEquations.of(layer_left_out, basis, head_mask=head_mask), everywhere)
-        notes = ("the feature layer released next to no gradient: features come from the head's alone",)
+        notes = ("the feature layer released almost no gradient: features come from the head's alone",)
         return self._result(seen, setting, found, "moments", notes, self.tolerance)
 
     def _through_noise(self, seen: LayerGradient, noise: GradientNoise) -> RecoveredFeatures:
@@ -241,12 +241,12 @@ class ExactRecovery(FeatureRecovery):
             self.seed,
         )
         misfit = everywhere.misfit(found.features, found.deltas, noise)
-        explained = f"what is left of the gradient is {misfit:.2f} times the noise"
+        explained = f"the residual of the gradient is {misfit:.2f} times the noise"
         return RecoveredFeatures(
             features=found.features,
             span=torch.linalg.qr(found.features.T).Q,
             method=f"a fit through noise from {method}",
-            # an odd activation has the mirror image for a solution; else a fit that explains all has the right sign
+            # for an odd activation -x is a solution too; else a fit within the noise has the right sign
             signed=not seen.activation.odd and misfit < _EXPLAINED,
             labels=found.deltas.argmin(dim=1),
             notes=(f"noise of standard deviation {noise.layer:.1g} is in every entry; {explained}",),
@@ -266,10 +266,10 @@ class ExactRecovery(FeatureRecovery):
             notes = (*notes, f"no start reached the certificate's tolerance {tolerance:.1g}")
         features, deltas = found.features, found.deltas
         if seen.activation.odd and not setting.equations.bias_known and not seen.bias.any():
-            # (-x, -delta) meets the same equations; of a cross-entropy, the largest derivative is the negative one
+            # (-x, -delta) is a solution too; for cross-entropy, the largest derivative is the negative one
             mirrored = deltas.amax(dim=1, keepdim=True) > -deltas.amin(dim=1, keepdim=True)
             features, deltas = torch.where(mirrored, -features, features), torch.where(mirrored, -deltas, deltas)
-        # where entries are missing, features that explain the others know more than the completion
+        # with missing entries, features that explain the observed ones are better than the completion
         free = setting.everywhere is not None and found.certificate < _TRUSTED
         return RecoveredFeatures(
             features=features,
@@ -278,14 +278,14 @@ class ExactRecovery(FeatureRecovery):
             certificate=found.certificate,
             exact=exact,
             signed=exact or setting.equations.bias_known,
-            # the loss falls with the logit of an example's own class and rises with all others
+            # the loss decreases in the logit of an example's own class and increases in all others
             labels=deltas.argmin(dim=1),
             notes=notes,
         )
 
 
 def _unrolled(training: UnrolledTraining, basis: Tensor, found: Polished) -> Polished:
-    """Features that explain local training, started from those that explain one gradient best."""
+    """Features that explain local training, started from those of the best single-gradient fit."""
     labels = found.deltas.argmin(dim=1)
     start = torch.nn.functional.normalize(found.features, dim=1) @ basis
     moved = training.polish(start, labels)

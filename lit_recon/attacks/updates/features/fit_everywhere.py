@@ -1,8 +1,8 @@
-"""Features from gradients that do not show their span: rounds of separating within a span and improving beyond it.
+"""Features from gradients that do not determine their span: alternate fits in a span and in all coordinates.
 
-Where a defense has removed entries of the layer's gradient, or noise drowns it, the head's gradient still determines
-the features, but only by equations over all coordinates, which have to be started close by. Features that are a little
-better have a better span, in which they separate better.
+If entries of the layer's gradient are missing or noisy, the head's gradient still determines the features, but only by
+equations over all coordinates, which need a good start. Better features have a better span, which in turn separates
+them better.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from lit_recon.attacks.updates.features.moments import moment_span, moment_start
 from lit_recon.attacks.updates.features.polish import MaskedEquations, Polished, masked_polish, polish
 from lit_recon.attacks.updates.features.starts import neuron_ica_start
 
-#: Sine of the angle by which noise may turn the layer's span for it to be the better start than that of moments.
+#: Largest sine of the angle between noisy and true span at which the layer's span is preferred to that of moments.
 _TURNED = 0.1
-#: Rounds at most; the gain below which none follows; iterations in all coordinates for each within a span.
+#: Largest number of rounds; smallest gain to continue; iterations in all coordinates per iteration in a span.
 _ROUNDS, _GAIN, _ITERATIONS = 6, 1e-5, 5
 
 
@@ -36,15 +36,15 @@ def fit_everywhere(
     iterations: int = 60,
     seed: int = 0,
 ) -> Polished:
-    """Rounds from a basis on, until the certificate holds or nothing is gained any more.
+    """Rounds from a basis on, until the certificate holds or does not improve.
 
     Args:
         seen: layer and head.
-        basis: `(d, r)` to begin with.
+        basis: `(d, r)`, initial.
         within: equations in a basis.
-        everywhere: equations in all coordinates, which judge.
+        everywhere: equations in all coordinates, for the certificate.
         tolerance: of their certificate.
-        iterations: of the polish within a basis, at most.
+        iterations: largest number in the polish within a basis.
         seed: of starts.
     """
     best: Polished | None = None
@@ -66,7 +66,7 @@ def fit_everywhere(
 
 
 def has_moments(seen: LayerGradient) -> bool:
-    """Whether moments of the head's gradient show the span of the features."""
+    """Whether moments of the head's gradient determine the span of the features."""
     return seen.has_head and bool({2, 3} & set(usable_orders(seen.activation)))
 
 
@@ -81,10 +81,10 @@ def head_span(seen: LayerGradient, seed: int = 0) -> Tensor:
 
 
 def noisy_span(seen: LayerGradient, noise: GradientNoise, seed: int = 0) -> tuple[Tensor, str]:
-    """The span `(d, n)` that noise spares, of the layer's gradient or of moments, and which it is."""
+    """The span `(d, n)` less affected by noise, of the layer's gradient or of moments, and its name."""
     gradient = seen.weight_gradient
     signal = float(gradient.square().sum()) - noise.layer**2 * gradient.numel()
-    # each of the n directions has a share of the signal, and as much noise beside it as the other columns hold
+    # each of the n directions has 1 / n of the signal, and the noise of the other columns perpendicular to it
     turned = noise.layer * math.sqrt(gradient.shape[1] * seen.n_examples / max(signal, 1e-300))
     if turned < _TURNED or not has_moments(seen):
         return weight_span(gradient, seen.n_examples).basis, "the layer's span"
@@ -97,11 +97,11 @@ def _start(seen: LayerGradient, equations: FeatureEquations, basis: Tensor, seed
     return neuron_ica_start(equations.gradient[:, :-1], seed)
 
 
-#: A neuron is known when it shows this many times as many entries as there are examples.
+#: Entries per example that must be observed for a neuron to count as known.
 _MARGIN = 2
-#: Relative ridge that keeps neurons without any observed entry solvable.
+#: Relative ridge, for neurons without observed entries.
 _RIDGE = 1e-12
-#: The search ends where the residual falls by less than this share for some sweeps, or reaches rounding.
+#: The search ends if the residual decreases by less than this share for some sweeps, or reaches rounding.
 _COMPLETION_GAIN, _PATIENCE, _ROUNDING = 1e-3, 5, 1e-8
 
 
@@ -117,14 +117,14 @@ class Completion(NamedTuple):
 def complete(gradient: Tensor, observed: Tensor, rank: int, sweeps: int = 200) -> Completion:
     """Alternating least squares for `gradient = projected basis^T` on the observed entries only.
 
-    Zeros of a pruned or dropped gradient are visible and count as missing. Two sweeps cost O(m d r^2), memory is
+    Zeros of a pruned or dropped gradient count as missing. Two sweeps cost O(m d r^2), memory is
     O((m + d) r^2 + m d).
 
     Args:
         gradient: `(m, d)`; entries outside the mask are ignored.
         observed: `(m, d)` bool.
         rank: number of examples.
-        sweeps: at most so many.
+        sweeps: largest number.
     """
     mask = observed.to(gradient.dtype)
     values = gradient * mask

@@ -1,4 +1,4 @@
-"""The wide feature layer and the head behind it as an attacker sees them: public parameters and released gradient."""
+"""Public parameters and released gradients of the wide feature layer and the head after it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lit_recon.errors import ShapeError, ThreatModelError, UnsupportedModelError
 from lit_recon.models import WideFeatureLayer
 from lit_recon.records import Observation
 
-#: More scattered zeros than this share and a defense has put them there.
+#: Share of scattered zeros above which they are attributed to a defense.
 SCATTERED = 0.01
 
 
@@ -22,7 +22,7 @@ SCATTERED = 0.01
 class LayerGradient:
     """Layer `h = activation(W x + b)` of `m` neurons on `d` features, and head `A h + c` with `k` outputs.
 
-    Up to one common factor the gradients are sums over examples i with delta_i = dL_i / d logits_i:
+    Up to a common factor the gradients are sums over examples i, with delta_i = dL_i / d logits_i:
     head `sum_i delta_i h_i^T`, weight `sum_i (A^T delta_i * activation'(z_i)) x_i^T`, bias the same without `x_i`.
 
     Attributes:
@@ -30,7 +30,7 @@ class LayerGradient:
         head_weight, head_bias: `(k, m)`, `(k,)`: A and c.
         weight_gradient, bias_gradient, head_gradient: `(m, d)`, `(m,)`, `(k, m)`.
         activation: of the neurons.
-        gaussian: `(m,)` bool: neurons whose weights were drawn from N(0, I), independent of everything else.
+        gaussian: `(m,)` bool: neurons with independent weights from N(0, I).
         n_examples: batch size.
         unit: inputs x are known to have unit norm.
     """
@@ -67,18 +67,18 @@ class LayerGradient:
                 )
         if not 1 <= self.n_examples <= d:
             raise UnsupportedModelError(
-                f"features of {self.n_examples} examples cannot be told apart in {d} dimensions: "
+                f"features of {self.n_examples} examples cannot be separated in {d} dimensions: "
                 f"attack batches of at most {d}, or build the model with more features"
             )
 
     @property
     def has_head(self) -> bool:
-        """Whether anything of the head's gradient was released."""
+        """Whether the head's gradient is not zero."""
         return bool(self.head_gradient.any())
 
     @property
     def has_weight(self) -> bool:
-        """Whether anything of the layer's own gradient was released."""
+        """Whether the layer's own gradient is not zero."""
         return bool(self.weight_gradient.any())
 
     def gaussian_rows(self) -> LayerGradient:
@@ -102,7 +102,7 @@ def layer_gradient(observation: Observation) -> LayerGradient:
     """The wide layer's part of an observation, in double precision on the CPU.
 
     Raises:
-        UnsupportedModelError: no wide feature layer, no linear head behind it, an activation whose derivatives are not
+        UnsupportedModelError: no wide feature layer, no linear head after it, an activation whose derivatives are not
             known, or more examples than features.
         ThreatModelError: neither layer nor head released a gradient, or another loss than the cross-entropy.
     """
@@ -111,12 +111,12 @@ def layer_gradient(observation: Observation) -> LayerGradient:
     head = getattr(observation.model, "head", None)
     if not isinstance(layer, WideFeatureLayer):
         raise UnsupportedModelError(
-            f"feature recovery reads the gradient of a WideFeatureLayer; {type(observation.model).__name__} has none: "
+            f"feature recovery needs the gradient of a WideFeatureLayer; {type(observation.model).__name__} has none: "
             "build the backbone with feature_layer=WideFeatureLayer(...)"
         )
     if not isinstance(head, nn.Linear) or "head.weight" not in observation.update:
         raise UnsupportedModelError(
-            f"feature recovery reads the gradient of the linear head behind the feature layer; "
+            f"feature recovery needs the gradient of the linear head after the feature layer; "
             f"{type(observation.model).__name__} has no parameter 'head.weight': keep the head in the shared model"
         )
     blocks = [name for name in ("trained", "random") if getattr(layer, name) is not None]
@@ -140,25 +140,25 @@ def layer_gradient(observation: Observation) -> LayerGradient:
     )
     if not (seen.has_head or seen.has_weight):
         raise ThreatModelError(
-            "the gradients of the feature layer and of the head are zero everywhere: they say nothing about features; "
-            "a client that freezes both, or a defense that removes both, leaves nothing to recover"
+            "the gradients of the feature layer and of the head are zero everywhere: features cannot be recovered from "
+            "a client that freezes both or a defense that removes both; use an attack without `features`"
         )
     return seen
 
 
 class ObservedEntries(NamedTuple):
-    """Entries that a sparsifying defense let through, of `layer` `(m, d)` and `head` `(k, m)`; None: it took none."""
+    """Entries kept by a sparsifying defense, of `layer` `(m, d)` and `head` `(k, m)`; None: all."""
 
     layer: Tensor | None
     head: Tensor | None
 
 
 def observed_entries(seen: LayerGradient) -> ObservedEntries:
-    """Where the gradients of layer and head were released; every zero is taken for missing if some must be.
+    """Observed entries of the gradients of layer and head; if some zeros must be missing entries, all count as such.
 
-    Some zeros come about by themselves: a feature that no example has leaves a column of the layer's gradient, a class
-    without a derivative a row of the head's, and behind a kinked activation a neuron that no example activates leaves
-    its row of the one and its column of the other. Zeros scattered over the rest do not.
+    Some zeros are no missing entries: a feature that is zero in all examples leaves a column of the layer's gradient, a
+    class without a derivative a row of the head's, and a neuron that is inactive for all examples a row of the layer's
+    and a column of the head's. Zeros scattered over the rest are missing entries.
     """
     layer, head = seen.weight_gradient != 0, seen.head_gradient != 0
     silent = torch.zeros_like(seen.gaussian)
@@ -178,18 +178,18 @@ def _exact(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().double()
 
 
-#: Noise below this share of the layer's gradient (root mean squares) is rounding, which exact recovery can do with.
+#: Noise below this share of the layer's gradient (root mean squares) is treated as rounding.
 _ROUNDING = 1e-5
 
 
 class GradientNoise(NamedTuple):
-    """Standard deviation of what was added to every entry of the `layer`'s and of the `head`'s gradient."""
+    """Standard deviation of the noise on every entry of the `layer`'s and of the `head`'s gradient."""
 
     layer: float
     head: float
 
     def scales(self, seen: LayerGradient) -> tuple[float, float]:
-        """What to divide squared residuals of head and layer by, to weigh them by noise and have the sum near 1."""
+        """Divisors of the squared residuals of head and layer that give a sum near 1 under noise alone."""
         n = seen.head_gradient.numel() + seen.weight_gradient.numel()
         return (self.head**2 * n if seen.has_head else 0.0), self.layer**2 * n
 
@@ -197,11 +197,10 @@ class GradientNoise(NamedTuple):
 def gradient_noise(seen: LayerGradient) -> GradientNoise | None:
     """The noise in both gradients, or None if there is only rounding.
 
-    Without noise neither gradient has a rank above the batch's size. Whatever lies beyond is noise, of which a matrix
-    of that size has a known share there. Where a head of few classes leaves nothing over, it is taken to be as noisy as
-    the layer.
+    Without noise neither gradient has a rank above the batch size; the components beyond are noise, a known share of
+    all noise. If the head has too few classes for components beyond, its noise is assumed equal to that of the layer.
 
-    Source: the residual variance of a regression on `rank` directions; the leading ones keep their part of the noise.
+    Source: the residual variance of a regression on `rank` directions.
     """
     weight = seen.weight_gradient
     layer = _beyond(weight, seen.n_examples)
@@ -215,7 +214,7 @@ def gradient_noise(seen: LayerGradient) -> GradientNoise | None:
 
 
 def _beyond(gradient: Tensor, rank: int) -> float | None:
-    """Root mean square of noise in a matrix `(p, q)` of that rank; None where the rank leaves nothing over."""
+    """Root mean square of noise in a matrix `(p, q)` of the given rank; None for a matrix of full rank."""
     p, q = sorted(gradient.shape)
     if rank >= p:
         return None

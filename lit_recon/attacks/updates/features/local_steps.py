@@ -1,4 +1,4 @@
-"""Local training unrolled: features that explain an update of several steps, not only a gradient."""
+"""Unrolled local training: features that explain an update of several steps."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor
 from lit_recon.attacks.updates.features.layer import LayerGradient
 from lit_recon.clients import LocalSteps
 
-#: Corrections that L-BFGS remembers.
+#: History size of L-BFGS.
 _MEMORY = 40
-#: Of single precision.
+#: Rounding error of float32.
 _UNIT_ROUNDOFF = 2.0**-24
 
 
@@ -29,7 +29,7 @@ class _Tensors:
     head_bias: Tensor
 
     def plus(self, other: _Tensors, factor: _Tensors | float = 1.0) -> _Tensors:
-        """This plus a multiple of other, entry by entry."""
+        """`self + factor * other`, elementwise."""
         scale = factor if isinstance(factor, _Tensors) else _Tensors(*([torch.tensor(factor).double()] * 4))
         return _Tensors(
             self.weight + scale.weight * other.weight,
@@ -40,16 +40,15 @@ class _Tensors:
 
 
 class UnrolledTraining:
-    """What local steps on the wide layer and the head release, as a function of the features.
+    """Update of local steps on the wide layer and the head, as a function of the features.
 
-    Weights move within the span of the features only, so that training is simulated there. The trunk in front of the
-    layer is taken to stand still: its own steps change the features by about its learning rate, and the certificate
-    shows whether that matters.
+    Weights move only within the span of the features, so training is simulated there. The trunk is assumed constant:
+    its own steps change the features by about its learning rate, and the certificate shows whether that matters.
 
     Args:
-        seen: layer, head, and what was released of them.
+        seen: layer, head and their released update.
         basis: `(d, r)` of the span.
-        rule: the client's; all images in every step.
+        rule: the client's, with all images in every step.
     """
 
     def __init__(self, seen: LayerGradient, basis: Tensor, rule: LocalSteps) -> None:
@@ -65,7 +64,7 @@ class UnrolledTraining:
 
     @property
     def rounding(self) -> float:
-        """Relative error of single-precision weights before minus after: it grows as the steps shrink."""
+        """Relative rounding error of a difference of float32 weights; larger for smaller steps."""
         path = sum(self.rule.momentum**i for step in range(self.rule.steps) for i in range(step + 1))
         released = self.rule.release == "difference"
         moved = (
@@ -76,7 +75,7 @@ class UnrolledTraining:
         return sum(_UNIT_ROUNDOFF * float(w.norm() / change.norm()) for w, change in zip(before, moved, strict=True))
 
     def residuals(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Squared relative residuals of head and layer, the released scale left free; differentiable.
+        """Squared relative residuals of head and layer, up to the scale of the update; differentiable.
 
         Args:
             features: `(n, r)` in the span.
@@ -124,7 +123,7 @@ class UnrolledTraining:
         return self.start.plus(at, -1.0)
 
     def _gradient(self, at: _Tensors, features: Tensor, targets: Tensor) -> _Tensors:
-        """Of the mean cross-entropy."""
+        """Gradient of the mean cross-entropy."""
         z = features @ at.weight.T + at.bias
         value = self.seen.activation.value(z)
         deltas = (torch.softmax(value @ at.head.T + at.head_bias, dim=1) - targets) / len(features)

@@ -1,4 +1,4 @@
-"""Feature matching as a part of gradient matching: recovered features pull candidate images towards theirs."""
+"""Feature matching in gradient matching: a penalty on candidate images with other than the recovered features."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from lit_recon.records import Observation
 
 
 class FeatureTerm(ABC):
-    """A penalty on the features of candidate images, 0 where they are the recovered ones.
+    """A penalty on the features of candidate images, 0 for the recovered ones.
 
     Args:
-        weight: multiplies the penalty; chosen by attacker-visible loss only.
-        start: share of the iterations after which the penalty sets in.
+        weight: multiplies the penalty; chosen by the attack's loss only.
+        start: share of the iterations before the penalty starts.
 
     Raises:
         ConfigError: a negative weight, or a start outside [0, 1).
@@ -36,7 +36,7 @@ class FeatureTerm(ABC):
         self.weight, self.start = weight, start
 
     def check(self, recovered: RecoveredFeatures) -> None:  # noqa: B027 - most terms take any recovery
-        """Refuse a recovery that the term cannot use; nothing by default.
+        """Raise an error for a recovery that the term cannot use; nothing by default.
 
         Raises:
             ConfigError: see the class.
@@ -49,12 +49,12 @@ class FeatureTerm(ABC):
         return other
 
     def unsigned(self) -> FeatureTerm:
-        """The term to use where a recovery that usually knows the sign of its features has lost it."""
+        """The term to use if a recovery did not determine the signs of its features."""
         return self
 
     @abstractmethod
     def __call__(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Unweighted penalty, a scalar, of candidate features `(n, d)` for targets: see `targets_for`."""
+        """Unweighted penalty, a scalar, of candidate features `(n, d)`; `targets` as of `targets_for`."""
 
     def targets_for(self, recovered: RecoveredFeatures, features: Tensor, labels: Tensor | None = None) -> Tensor:
         """Recovered features `(n, d)` in the order of the candidates; see `assigned`."""
@@ -62,10 +62,10 @@ class FeatureTerm(ABC):
 
 
 class SquaredCosine(FeatureTerm):
-    """Mean over examples of 1 - cos^2: blind to the sign of a feature, which moments cannot tell.
+    """Mean over examples of 1 - cos^2: independent of the sign of a feature, which moments do not determine.
 
-    Mirrored features are a minimum too, and a candidate that starts on the wrong side stays there: where the sign is
-    known, `SignedCosine` has one minimum only.
+    Features of the opposite sign are a minimum too, which candidates that start near it do not leave: if the sign is
+    known, use `SignedCosine`.
 
     Source: [Liu2025], section 4 (feature regularizer).
     """
@@ -75,12 +75,12 @@ class SquaredCosine(FeatureTerm):
 
 
 class SignedCosine(FeatureTerm):
-    """Mean over examples of 1 - cos, for a recovery that knows the sign of its features."""
+    """Mean over examples of 1 - cos, for features of known sign."""
 
     def check(self, recovered: RecoveredFeatures) -> None:
         if not recovered.signed:
             raise ConfigError(
-                f"SignedCosine needs features of known sign; the method {recovered.method!r} leaves it open: "
+                f"SignedCosine needs features of known sign; the method {recovered.method!r} does not determine it: "
                 "recover with ExactRecovery, or match with SquaredCosine"
             )
 
@@ -94,7 +94,7 @@ class SignedCosine(FeatureTerm):
 class SubspaceDistance(FeatureTerm):
     """Mean over examples of the squared share of a feature outside the recovered span.
 
-    For batches whose features cannot be told apart, as with shared labels, but whose span is known well.
+    For batches whose features cannot be separated, as with shared labels, but whose span is known well.
     """
 
     def __call__(self, features: Tensor, targets: Tensor) -> Tensor:
@@ -102,15 +102,15 @@ class SubspaceDistance(FeatureTerm):
         return (unit - unit @ targets @ targets.T).square().sum(dim=1).mean()
 
     def targets_for(self, recovered: RecoveredFeatures, features: Tensor, labels: Tensor | None = None) -> Tensor:
-        """The orthonormal basis `(d, r)`: no candidate has a feature of its own."""
+        """The orthonormal basis `(d, r)` of the span, for all candidates."""
         return recovered.span.to(features)
 
 
 def assigned(recovered: RecoveredFeatures, features: Tensor, labels: Tensor | None = None) -> Tensor:
     """Recovered features `(n, d)` in the order of candidates with features `(n, d)`.
 
-    The greatest total of cosines, or of |cos| where signs are unknown; candidates with labels first take recovered
-    features of the same label. Candidates beyond the number of recovered features share the most similar one.
+    Maximizes the sum of cosines, or of |cos| if signs are unknown; candidates with labels are first assigned
+    features of the same label. Candidates beyond the number of recovered features take the most similar one.
 
     Args:
         recovered: at least one feature.
@@ -123,7 +123,7 @@ def assigned(recovered: RecoveredFeatures, features: Tensor, labels: Tensor | No
     cosines = nn.functional.normalize(features.detach(), dim=1) @ nn.functional.normalize(found, dim=1).T
     likeness = cosines if recovered.signed else cosines.abs()
     if labels is not None and recovered.labels is not None:
-        # beyond any difference of cosines: a label decides
+        # larger than any difference of cosines: labels take precedence
         likeness = likeness + 3.0 * (labels[:, None] == recovered.labels.to(labels.device)[None, :])
     choice = likeness.argmax(dim=1)
     rows, columns = linear_sum_assignment(-likeness.cpu().numpy())
@@ -132,9 +132,9 @@ def assigned(recovered: RecoveredFeatures, features: Tensor, labels: Tensor | No
 
 
 class FeatureMap:
-    """Features of candidate images as the wide feature layer of an observed model sees them, `(n, d)` of unit norm.
+    """Features of candidate images at the input of the wide feature layer, `(n, d)` of unit norm.
 
-    Differentiable in the images; reads parameters and buffers from the observation.
+    Differentiable in the images; uses parameters and buffers of the observation.
 
     Args:
         observation: of a model with a wide feature layer.
@@ -172,13 +172,13 @@ class _Directions(nn.Module):
 
 @dataclass(frozen=True)
 class FeaturePenalty:
-    """What pulls the candidates of one victim.
+    """The feature penalty for one victim.
 
     Attributes:
         recovered: the victim's features.
-        features_of: candidate images to their features.
+        features_of: maps candidate images to their features.
         term: the penalty.
-        weights: of the penalty, which restarts take in turn; none: that of the term.
+        weights: of the penalty, one per restart in turn; none: that of the term.
     """
 
     recovered: RecoveredFeatures
@@ -188,7 +188,7 @@ class FeaturePenalty:
 
     @property
     def start(self) -> float:
-        """Share of the iterations after which the penalty sets in."""
+        """Share of the iterations before the penalty starts."""
         return self.term.start
 
     @property
@@ -207,45 +207,44 @@ class FeaturePenalty:
 
     @property
     def choice(self) -> tuple[str, ...]:
-        """Of the restart that is returned: which weight it had, where several were tried."""
+        """A note on the weight of the returned restart, if several were tried."""
         if not self.weights:
             return ()
         tried = ", ".join(f"{weight:g}" for weight in self.weights)
-        return (f"of the feature weights {tried} the gradient was matched best with {self.term.weight:g}",)
+        return (f"of the feature weights {tried}, {self.term.weight:g} matched the gradient best",)
 
     def targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
-        """The recovered features in the order of candidate images `(n, c, h, w)`; to be fixed from then on."""
+        """The recovered features in the order of candidate images `(n, c, h, w)`; called once."""
         return self.term.targets_for(self.recovered, self.features_of(images.detach()), labels).to(images)
 
     def condition(self, labels: Tensor) -> Tensor:
-        """One recovered feature `(n, d)` for every candidate, of its label `(n,)` where the recovery knows labels."""
+        """One recovered feature `(n, d)` per candidate, of its label `(n,)` if the recovery found labels."""
         undecided = torch.zeros(len(labels), self.recovered.features.shape[1], device=labels.device)
         return assigned(self.recovered, undecided, labels)
 
     def for_restart(self, number: int) -> FeaturePenalty:
-        """What pulls the candidates of one restart, counted from 0."""
+        """The penalty of one restart, counted from 0."""
         if not self.weights:
             return self
         return replace(self, term=self.term.weighing(self.weights[number % len(self.weights)]))
 
     def labels(self, images: Tensor, labels: Tensor) -> Tensor:
-        """The labels as they are: candidates had them from the start."""
+        """The labels, unchanged: candidates are already in their order."""
         return labels
 
     def penalty(self, images: Tensor, targets: Tensor) -> Tensor:
-        """Weighted penalty of candidate images `(n, c, h, w)`, a scalar that is differentiable in them."""
+        """Weighted penalty of candidate images `(n, c, h, w)`, a differentiable scalar."""
         return self.term.weight * self.term(self.features_of(images), targets)
 
 
 class FeatureMatching:
-    """Recovers features once per victim and penalizes candidates that have others.
+    """Recovers features once per victim and penalizes candidates with other features.
 
     Args:
-        recovery: how features are computed from the gradient of the wide layer and its head.
-        term: the penalty, with its weight and the share of iterations after which it sets in.
-        weights: weights to be tried instead of the term's, one per restart in turn. Of all restarts the attack returns
-            the one that matches the gradient best, without any penalty: a search by what an attacker sees. A weight of
-            0 lets it do without features where they mislead.
+        recovery: computes features from the gradients of the wide layer and its head.
+        term: the penalty.
+        weights: weights to try instead of the term's, one per restart in turn. The attack returns the restart that
+            matches the gradient best, without any penalty. A weight of 0 runs a restart without features.
 
     Raises:
         ConfigError: a negative weight.
@@ -270,14 +269,14 @@ class FeatureMatching:
 
         Raises:
             UnsupportedModelError, ThreatModelError: see `FeatureRecovery`.
-            ConfigError: the term cannot use what the recovery finds.
+            ConfigError: the term cannot use the recovered features.
         """
         recovered = self.recovery(observation)
         term = self.term
         if self.recovery.knows_signs and not recovered.signed:
             term = self.term.unsigned()
             if term is not self.term:
-                lost = f"their signs are lost, so that {type(term).__name__} stands in for {type(self.term).__name__}"
+                lost = f"their signs are unknown, so {type(term).__name__} replaces {type(self.term).__name__}"
                 recovered = replace(recovered, notes=(*recovered.notes, lost))
         term.check(recovered)
         return FeaturePenalty(recovered, FeatureMap(observation, observation.operator.batch_norm), term, self.weights)

@@ -1,13 +1,13 @@
 """Features from Hermite moments of the head's gradient, the tensor method of Liu et al.
 
-The moments are matrices that the features diagonalise; no tensor of order three is formed.
+The moments are matrices that the features diagonalize; no tensor of order three is formed.
 
-With Gaussian weights w_j and one number g_j = sum_i r_i s(w_j . x_i) per neuron, Stein's identity makes
+With Gaussian weights w_j and g_j = sum_i r_i s(w_j . x_i) for each neuron, Stein's identity gives
 
     mean_j g_j (w_j w_j^T - I) = sum_i r_i c_2 x_i x_i^T        mean_j g_j H_p(w_j)  = sum_i r_i c_p x_i^(x p)
 
-for m to infinity, with c_p the activation's Hermite coefficients. Third and fourth moments are contracted with vectors
-as they are summed, so that memory stays at one matrix per contraction.
+for m to infinity, with the activation's Hermite coefficients c_p. Third and fourth moments are contracted with vectors
+as they are summed: memory is one matrix per contraction.
 
 Sources:
     [Liu2025] Liu, Wang, Chen, Lei; [Wang2023] Wang, Lee, Lei: Reconstructing training data from model gradient,
@@ -29,14 +29,14 @@ from lit_recon.attacks.updates.features.starts import joint_diagonalization
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.records import ForwardOperator
 
-#: Random contractions from which the span is taken when only odd moments are usable.
+#: Number of random contractions for the span if only odd moments are usable.
 _CONTRACTIONS = 4
-#: The shift of the power iteration over the norm of the matrix: both signs of eigenvalues become positive.
+#: Shift of the power iteration, relative to the norm of the matrix, that makes all eigenvalues positive.
 _SHIFT = 3.0
 
 
 def class_combinations(head_gradient: Tensor, n_examples: int) -> Tensor:
-    """At most `n_examples` numbers per neuron, `(q, m)`, that hold all of a head's gradient.
+    """At most `n_examples` numbers per neuron, `(q, m)`, equivalent to the head's gradient.
 
     The combinations of classes are the left singular vectors of the gradient `(k, m)` after centering over neurons.
     """
@@ -48,7 +48,7 @@ def class_combinations(head_gradient: Tensor, n_examples: int) -> Tensor:
 
 
 def residuals_on(values: Tensor, regressors: Tensor) -> Tensor:
-    """What least squares on a constant and the regressors `(m, p)` leaves of values `(q, m)`: control variates.
+    """Residuals of values `(q, m)` after least squares on a constant and regressors `(m, p)`: control variates.
 
     Polynomials of lower degree do not change a Hermite moment, but they carry most of its variance.
     """
@@ -123,8 +123,8 @@ def moment_span(
     orders = usable_orders(activation)
     if not {2, 3} & set(orders):
         raise UnsupportedModelError(
-            f"the second and third Hermite coefficients of {activation.name} vanish, so that moments of the head's "
-            "gradient do not show the span of the features: use ExactRecovery, which reads it off the layer's own "
+            f"the second and third Hermite coefficients of {activation.name} vanish, so moments of the head's "
+            "gradient do not determine the span of the features: use ExactRecovery, which uses the layer's own "
             "gradient"
         )
     generator = torch.Generator().manual_seed(seed)
@@ -146,7 +146,7 @@ def moment_span(
 
 
 def _power_span(values: Tensor, weight: Tensor, size: int, iterations: int, generator: torch.Generator) -> Tensor:
-    """Subspace iteration with `shift I + M` and `shift I - M`; the directions of largest |eigenvalue| of both."""
+    """Subspace iteration with `shift I + M` and `shift I - M`; directions of largest |eigenvalue|."""
     m, d = weight.shape
 
     def moved(vectors: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ def slices(
     control_variates: bool = True,
     seed: int = 0,
 ) -> Tensor:
-    """Symmetric matrices `(l, r, r)` that are `X diag(.) X^T` up to sampling error, X the projected features.
+    """Symmetric matrices `(l, r, r)`, `X diag(.) X^T` up to sampling error, with X the projected features.
 
     All usable orders together: second moments, third moments contracted with unit vectors, fourth moments contracted
     with random pairs.
@@ -196,10 +196,10 @@ def slices(
     orders = usable_orders(activation)
     if not orders:
         raise UnsupportedModelError(
-            f"Hermite coefficients 2 to 4 of {activation.name} vanish: its moments say nothing about single features"
+            f"Hermite coefficients 2 to 4 of {activation.name} vanish: its moments do not determine single features"
         )
     r = projected.shape[1]
-    # of equal size: a combination that singles out one example may be small
+    # scaled to equal size: a combination that isolates one example may be small
     values = torch.nn.functional.normalize(class_combinations(head_gradient, n_examples), dim=1)
     first, higher = values, values
     if control_variates:
@@ -219,8 +219,8 @@ def slices(
     return (stacked + stacked.transpose(1, 2)) / 2
 
 
-#: Between the last direction of the features and the first of rounding, eigenvalues of single-precision gradients fall
-#: by many orders of magnitude; by less, and it is noise.
+#: Smallest ratio of the last eigenvalue of the features to the first of rounding in float32 gradients; a smaller one
+#: indicates noise.
 GAP = 30.0
 
 
@@ -234,9 +234,9 @@ class FeatureSpan(NamedTuple):
 def weight_span(gradient: Tensor, n_examples: int) -> FeatureSpan:
     """Row space of a weight gradient `(m, d)`, whose rows are combinations of the examples' features.
 
-    Its dimension is `n_examples`, unless an eigenvalue gap before that says that features coincide or vanish.
+    Its dimension is `n_examples`, unless an earlier eigenvalue gap shows that features coincide or vanish.
     Exact up to rounding where features are linearly independent; noise of standard deviation s relative to the
-    gradient's root mean square turns it by about `s sqrt(n / m)`.
+    gradient's root mean square rotates it by about `s sqrt(n / m)`.
 
     Args:
         gradient: of the layer's weights, without missing entries.
@@ -252,7 +252,7 @@ def weight_span(gradient: Tensor, n_examples: int) -> FeatureSpan:
     falls = values / following
     size = n_examples
     if n_examples < len(values) and falls[n_examples - 1] < GAP:
-        # no gap where it should be: an earlier one, down to the rounding floor, says that the rank is smaller
+        # without the expected gap, an earlier one, down to rounding, shows a smaller rank
         earlier = int(falls[:n_examples].argmax()) + 1
         if falls[earlier - 1] > 1e4 and values[earlier] < 1e-9 * values[0]:
             size = earlier
@@ -260,23 +260,23 @@ def weight_span(gradient: Tensor, n_examples: int) -> FeatureSpan:
 
 
 class MomentRecovery(FeatureRecovery):
-    """Span from second or third moments, features from projected moments of all usable orders, diagonalised jointly.
+    """Span from second or third moments, features by joint diagonalization of projected moments of all usable orders.
 
     The tangent of a feature's angle to the span falls as sqrt(K (d - 1) / m), K = E[s(z)^2 z^2] / c_2^2: 9.42 for ReLU,
-    7.81 for GELU, 1.71 and 1.84 with control variates. No certificate; the sign of a feature stays unknown.
+    7.81 for GELU, 1.71 and 1.84 with control variates. No certificate; signs of features are not determined.
 
     Args:
         control_variates: regress the head's gradient on polynomials of lower degree before taking moments; same
-            expectation, several times less variance. Off in the paper.
+            expectation, several times smaller variance. Not in the paper.
         span: `head`: from moments, as in the paper; `layer`: from the row space of the layer's own gradient, exact.
-        rows: neurons that count. The method supposes weights from N(0, I): `random` ones have them, `trained` ones
-            near initialization come close, as in the paper.
-        power_iterations: find the span by so many iterations that never form a `(d, d)` matrix; None: by an
+        rows: neurons to use. The method assumes weights from N(0, I): `random` neurons have them, `trained` ones
+            near initialization approximately, as in the paper.
+        power_iterations: number of power iterations, without a `(d, d)` matrix, for the span; None: by an
             eigendecomposition.
         seed: of contractions, random projections and starts.
 
     Raises:
-        ConfigError: an unknown choice, or less than one power iteration.
+        ConfigError: an unknown choice, or fewer than one power iteration.
 
     Source: [Liu2025], section 4 and appendix; [Wang2023], section 4; [Zhong2017], algorithm 3; Kuleshov, Chaganty,
         Liang 2015, algorithm 1.
@@ -306,8 +306,8 @@ class MomentRecovery(FeatureRecovery):
     def run(self, seen: LayerGradient, operator: ForwardOperator | None) -> RecoveredFeatures:
         if not seen.has_head:
             raise UnsupportedModelError(
-                "MomentRecovery reads the gradient of the head, which is zero everywhere: use ExactRecovery, which "
-                "can do with the layer's own gradient"
+                "MomentRecovery needs the gradient of the head, which is zero everywhere: use ExactRecovery, which "
+                "can use the layer's own gradient"
             )
         if self.span == "layer" and not seen.has_weight:
             raise UnsupportedModelError(
@@ -339,7 +339,7 @@ class MomentRecovery(FeatureRecovery):
         return RecoveredFeatures((basis @ directions).T, basis, "moments", notes=notes)
 
     def _used(self, seen: LayerGradient) -> tuple[LayerGradient, tuple[str, ...]]:
-        """The layer reduced to the neurons that count."""
+        """The layer restricted to the neurons of `rows`."""
         if self.rows == "all":
             return seen, ()
         wanted = seen.gaussian if self.rows == "random" else ~seen.gaussian
@@ -349,7 +349,7 @@ class MomentRecovery(FeatureRecovery):
 
 
 def moment_start(seen: LayerGradient, basis: Tensor, seed: int = 0) -> Tensor:
-    """Directions `(n, r)` that diagonalise the moments of the head's gradient over the Gaussian neurons.
+    """Directions `(n, r)` that diagonalize the moments of the head's gradient over the Gaussian neurons.
 
     Raises:
         UnsupportedModelError: the activation has no usable moments.

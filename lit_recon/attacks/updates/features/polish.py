@@ -1,7 +1,6 @@
-"""From a rough start to features that meet the gradient's equations up to rounding.
+"""Polish: from a rough start to features that solve the gradient's equations up to rounding.
 
-It needs no span: for gradients so sparse that none can be completed, and for a layer that released no gradient of its
-own.
+Also without a span: for gradients too sparse for completion, and for a layer without a released gradient.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from torch import Tensor
 from lit_recon.attacks.updates.features.equations import FeatureEquations
 from lit_recon.attacks.updates.features.layer import GradientNoise, LayerGradient
 
-#: Damping of Levenberg and Marquardt: where it starts, and beyond what no step is left to take.
+#: Initial and largest damping of Levenberg-Marquardt.
 _FIRST, _LAST = 1e-3, 1e9
-#: Steps that gain less than this share of the objective in a row end the search.
+#: Smallest relative gain of a step, and the number of smaller ones in a row that end the search.
 _GAIN, _PATIENCE = 1e-3, 3
-#: Rounds of reweighted least squares behind a kink, and the certificate at which no further one is needed.
+#: Rounds of reweighted least squares for kinked activations, and the certificate at which they end.
 _REWEIGHTINGS, _SETTLED = 10, 1e-6
 
 
@@ -36,13 +35,13 @@ class Polished(NamedTuple):
 def polish(equations: FeatureEquations, start: Tensor, iterations: int = 60) -> Polished:
     """Levenberg-Marquardt from directions `(n, r)` of unknown sign and order.
 
-    Behind an activation with a kink the layer's gradient jumps where a neuron changes sides, so the search first uses
-    the head's gradient alone, which does not.
+    For an activation with a kink the layer's gradient is discontinuous in the features, so the search first uses the
+    head's gradient alone.
 
     Args:
-        equations: to be met.
+        equations: to solve.
         start: rows of unit norm.
-        iterations: at most so many steps in each of the two stages.
+        iterations: largest number of steps in each of the two stages.
     """
     features = with_signs(equations, start)
     deltas, _ = equations.best_deltas(features)
@@ -60,16 +59,16 @@ def polish(equations: FeatureEquations, start: Tensor, iterations: int = 60) -> 
 
 
 def _trust(errors: Tensor) -> Tensor:
-    """Weights `(m,)` in (0, 1] that decay with a neuron's error: one on the wrong side of its kink must not count."""
+    """Weights `(m,)` in (0, 1] that decrease with a neuron's error, as on the wrong side of its kink."""
     scale = errors.median() + 1e-9 * errors.max() + torch.finfo(errors.dtype).tiny
     return scale / (scale + errors)
 
 
 def with_signs(equations: FeatureEquations, start: Tensor) -> Tensor:
-    """Directions with the signs under which the equations are met best.
+    """Directions with the signs that fit the equations best.
 
-    The bias sees the constant 1 where the weights see the feature, so a vector q with `P q = g` satisfies `c_i . q = 1`
-    for every example: that settles signs unless the bias gradient is noisy. Then single flips follow while they help.
+    The input of the bias is 1 where that of the weights is the feature, so `P q = g` implies `c_i . q = 1`
+    for every example, which gives the signs unless the bias gradient is noisy. Single flips follow while they help.
     """
     features = start
     if equations.bias_known:
@@ -112,7 +111,7 @@ def _levenberg_marquardt(
 
 
 def _damped_step(matrix: Tensor, slope: Tensor, damping: float) -> Tensor:
-    """Solution of the system with its diagonal raised by a factor; none, i.e. zero, if that is not enough."""
+    """Solution of the damped system; zero if it is not positive definite."""
     diagonal = matrix.diagonal()
     raised = matrix + torch.diag(damping * diagonal + 1e-14 * diagonal.mean())
     factor, failed = torch.linalg.cholesky_ex(raised)
@@ -122,7 +121,7 @@ def _damped_step(matrix: Tensor, slope: Tensor, damping: float) -> Tensor:
     return solution
 
 
-#: Corrections that L-BFGS remembers, and rounds in which a kinked activation's sides are fixed anew.
+#: History size of L-BFGS, and rounds in which the active set of a kinked activation is updated.
 _MEMORY, _ROUNDS = 30, 4
 
 
@@ -133,8 +132,8 @@ class MaskedEquations:
         seen: layer and head.
         weight_mask: `(m, d)` observed entries of the layer's gradient; None: all.
         head_mask: `(k, m)` the same for the head; None: all.
-        noise: in the gradients; residuals are then measured by it, so that their squares add up to about 1. None:
-            each by what was observed of its gradient.
+        noise: in the gradients, by which residuals are divided: their squares then sum to about 1. None:
+            each is divided by its observed gradient.
     """
 
     def __init__(
@@ -156,7 +155,7 @@ class MaskedEquations:
     def value_and_gradient(
         self, features: Tensor, deltas: Tensor, sides: Tensor | None = None
     ) -> tuple[float, float, Tensor, Tensor]:
-        """Squared residuals of head and layer, relative to their scale, and half the derivatives of their sum.
+        """Squared relative residuals of head and layer, and half the derivatives of their sum.
 
         Args:
             features: `(n, d)`.
@@ -186,12 +185,12 @@ class MaskedEquations:
         return head, weight, pull @ seen.weight + direct, push
 
     def certificate(self, features: Tensor, deltas: Tensor) -> float:
-        """Sum of the relative residuals on what was observed."""
+        """Sum of the relative residuals on observed entries."""
         head, weight, _, _ = self.value_and_gradient(features, deltas)
         return float(head**0.5 + weight**0.5)
 
     def misfit(self, features: Tensor, deltas: Tensor, noise: GradientNoise) -> float:
-        """Root mean square of the head's residual over its noise; of the layer's where the head released nothing."""
+        """Root mean square of the head's residual over its noise; of the layer's if the head released nothing."""
         head, weight, _, _ = self.value_and_gradient(features, deltas)
         if self._head_square:
             return float((head * self._head_square / self.seen.head_gradient.numel()) ** 0.5) / noise.head
@@ -201,11 +200,11 @@ class MaskedEquations:
 def masked_polish(equations: MaskedEquations, features: Tensor, deltas: Tensor, iterations: int = 300) -> Polished:
     """L-BFGS from features `(n, d)` and deltas `(n, k)`; the better of start and end by the certificate.
 
-    Features stay of unit norm, as a wide layer makes them: long ones with small deltas are a trap.
+    Features are kept at unit norm: long ones with small deltas are a spurious minimum.
 
     Args:
         equations: on observed entries.
-        features, deltas: where to start.
+        features, deltas: the start.
         iterations: in total.
     """
     features = torch.nn.functional.normalize(features, dim=1)
@@ -240,7 +239,7 @@ def _masked(values: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _unpacked(flat: NDArray[np.float64], features: Tensor, deltas: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Features and deltas from L-BFGS's vector, in which both have about the same size."""
+    """Features and deltas from L-BFGS's vector, in which both are scaled to similar size."""
     vector = torch.from_numpy(flat.copy())
     split = features.numel()
     unit = torch.nn.functional.normalize(vector[:split].reshape(features.shape), dim=1)

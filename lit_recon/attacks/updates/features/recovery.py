@@ -1,4 +1,4 @@
-"""What every recovery of features takes and returns."""
+"""Interface and result of feature recovery."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from lit_recon.records import ForwardOperator, Observation
 
 @dataclass(frozen=True)
 class RecoveredFeatures:
-    """Inputs of a wide feature layer, in an order of the recovery's own.
+    """Inputs of a wide feature layer, in arbitrary order.
 
     Attributes:
         features: `(r, d)`, float64 rows of unit norm; `r` is the batch size unless features coincide.
-        span: `(d, r)` orthonormal: often known better than single features.
-        method: what found them.
-        certificate: sum of the relative residuals of the gradients that the features would have caused; None where the
-            method has none. Needs no truth.
+        span: `(d, r)` orthonormal: often more accurate than single features.
+        method: its name.
+        certificate: sum of the relative residuals of the gradients implied by the features; None if the
+            method has none. Does not use the true features.
         exact: the certificate holds.
-        signed: the sign of a feature is known; otherwise feature and mirror image are equally likely.
-        labels: `(r,)` class of each feature, where the method finds it.
+        signed: the signs of features are known.
+        labels: `(r,)` class of each feature, if the method finds it.
         notes: fall-backs and assumptions.
     """
 
@@ -40,19 +40,19 @@ class RecoveredFeatures:
 
 
 class FeatureRecovery(ABC):
-    """A way to compute the features of a batch from the gradient of a wide feature layer and its head."""
+    """Computes the features of a batch from the gradients of a wide feature layer and its head."""
 
-    #: Whether the sign of a feature is known, but for gradients on which the method has to fall back on another.
+    #: Whether signs of features are determined, except by fall-back methods.
     knows_signs: bool = False
     #: Whether features come from moments of the gradient, for which Liu et al. state the order of the error.
     by_moments: bool = False
 
     @final
     def __call__(self, observation: Observation) -> RecoveredFeatures:
-        """The features that entered `model.feature_layer` after centering, up to order.
+        """The input features of `model.feature_layer` after centering, up to order.
 
         Raises:
-            UnsupportedModelError: no wide feature layer, no head behind it, more examples than features, or an
+            UnsupportedModelError: no wide feature layer, no head after it, more examples than features, or an
                 activation that the method cannot use.
             ThreatModelError: neither feature layer nor head released a gradient.
         """

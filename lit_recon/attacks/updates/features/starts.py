@@ -1,4 +1,4 @@
-"""Joint diagonalization, and starts of the polish: directions of features within their span, up to sign and order."""
+"""Joint diagonalization, and starts of the polish: feature directions in their span, up to sign and order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fit(stack: Tensor, directions: Tensor) -> tuple[Tensor, float]:
 
 
 def jennrich(stack: Tensor, trials: int = 30, seed: int = 0) -> Decomposition:
-    """Eigenvectors of P Q^-1 for random combinations P, Q of the stack; the pair that fits best.
+    """Eigenvectors of P Q^-1 for random combinations P, Q of the stack; the best-fitting pair.
 
     Source: Harshman 1970; Leurgans, Ross, Abel 1993.
     """
@@ -40,7 +40,7 @@ def jennrich(stack: Tensor, trials: int = 30, seed: int = 0) -> Decomposition:
         if failed or not solved.isfinite().all():
             continue
         vectors = torch.linalg.eig(solved.T).eigenvectors
-        # a complex pair is two directions that noise has merged; real and imaginary part keep their plane
+        # complex pair: two directions merged by noise; real and imaginary part span the same plane
         directions = torch.where(vectors.imag.norm(dim=0) > 1e-9, vectors.real + 0.1 * vectors.imag, vectors.real)
         directions = torch.nn.functional.normalize(directions, dim=0)
         _, residual = fit(stack, directions)
@@ -68,7 +68,7 @@ def kuleshov(stack: Tensor, seed: int = 0) -> Decomposition:
 
 
 def joint_diagonalization(stack: Tensor, seed: int = 0) -> Decomposition:
-    """The better, by residual, of Kuleshov's algorithm and of Jennrich's refined by alternating least squares.
+    """The result with the smaller residual of Kuleshov's algorithm and Jennrich's with alternating least squares.
 
     Args:
         stack: `(l, r, r)`, symmetric, in double precision.
@@ -81,7 +81,7 @@ def joint_diagonalization(stack: Tensor, seed: int = 0) -> Decomposition:
 
 
 def _compact(stack: Tensor) -> Tensor:
-    """At most r matrices with the same span, leading singular vectors of the stack."""
+    """At most r matrices, leading singular vectors of the stack."""
     r = stack.shape[1]
     _, values, rows = torch.linalg.svd(stack.reshape(len(stack), -1), full_matrices=False)
     kept = min(r, len(values))
@@ -90,7 +90,7 @@ def _compact(stack: Tensor) -> Tensor:
 
 
 def _ffdiag(stack: Tensor, start: Tensor, iterations: int = 200) -> Tensor:
-    """Directions whose inverse diagonalises the stack: multiplicative updates (I + W) with zero diagonal."""
+    """Directions whose inverse diagonalizes the stack: multiplicative updates I + W, W with zero diagonal."""
     inverse = torch.nn.functional.normalize(torch.linalg.pinv(start), dim=1)
     eye = torch.eye(len(start), dtype=stack.dtype)
     for _ in range(iterations):
@@ -109,7 +109,7 @@ def _ffdiag(stack: Tensor, start: Tensor, iterations: int = 200) -> Tensor:
 
 
 def _alternating(stack: Tensor, start: Decomposition, iterations: int = 60) -> Decomposition:
-    """S_l = Y diag(.) Z^T solved for one factor at a time, both then replaced by what was found."""
+    """Alternating least squares for S_l = Y diag(.) Z^T, with Y = Z at the end of each round."""
     best, directions = start, start.directions
     length, r, _ = stack.shape
     columns = stack.permute(2, 0, 1).reshape(r * length, r)
@@ -127,9 +127,9 @@ def _alternating(stack: Tensor, start: Decomposition, iterations: int = 60) -> D
 def neuron_ica_start(projected: Tensor, seed: int = 0) -> Tensor:
     """Directions `(n, r)` by independent component analysis over the neurons, from the projected gradient `(m, r)`.
 
-    Row j is a mixture sum_i s_ij c_i with the derivative s_ij of example i's loss by neuron j, and these vary from
-    neuron to neuron nearly independently for different examples. Uses neither weights nor activation, so that it works
-    for trained neurons too.
+    Row j is a mixture sum_i s_ij c_i with the derivative s_ij of example i's loss by neuron j; these vary over neurons
+    nearly independently for different examples. Uses neither weights nor activation, so it also works for trained
+    neurons.
     """
     from sklearn.decomposition import FastICA
     from sklearn.exceptions import ConvergenceWarning
@@ -139,35 +139,35 @@ def neuron_ica_start(projected: Tensor, seed: int = 0) -> Tensor:
         return projected.new_ones(1, 1)
     unmixing = FastICA(n_components=r, whiten="unit-variance", max_iter=400, tol=1e-5, random_state=seed)
     with warnings.catch_warnings():
-        # a start need not have converged: the certificate judges what becomes of it
+        # a start need not have converged: success is decided by the certificate
         warnings.simplefilter("ignore", ConvergenceWarning)
         unmixing.fit((projected / projected.square().mean().sqrt()).numpy())
     return torch.nn.functional.normalize(torch.from_numpy(unmixing.mixing_.copy()).to(projected).T, dim=1)
 
 
-#: |entry| below this, after whitening to unit mean square, is a zero of a single-precision gradient.
+#: |entry| below this, after whitening to unit mean square, counts as zero in float32.
 ZERO = 1e-4
-#: Share of all neurons at which one example's derivative has to be zero; one half is expected.
+#: Smallest share of neurons with zero derivative of an example; one half is expected.
 SHARE = 0.42
-#: Neurons on which a candidate is tried before it is tried on all.
+#: Number of neurons for a first test of a candidate.
 _PROBES = 400
-#: Candidates closer than this are one.
+#: Candidates closer than this count as equal.
 _SAME = 1 - 1e-6
 
 
 def null_vector_start(projected: Tensor, seed: int = 0, max_samples: int = 200_000, chunk: int = 4000) -> Tensor | None:
-    """Directions `(r, r)` of all features in their span, or None if `max_samples` samples did not give all.
+    """Directions `(r, r)` of all features in their span, or None if `max_samples` samples did not yield all.
 
-    The projected gradient `(m, r)` is P = D C with derivatives D of which about half are zero. Whenever one example is
+    The projected gradient `(m, r)` is P = D C with derivatives D of which about half are zero. If one example is
     inactive in all of r - 1 sampled neurons, their null vector q is orthogonal to every other feature, and P q is as
-    sparse as that example's column of D. A hit takes 2^(r-1) / r samples on average. Zeros of neurons at which nobody
-    is active count too, as they are zeros of every column.
+    sparse as that example's column of D. This takes 2^(r-1) / r samples on average. Zeros of neurons that are inactive
+    for all examples count too, as zeros of every column.
 
     Args:
         projected: layer gradient in an orthonormal basis of its span.
         seed: of the samples.
-        max_samples: before giving up.
-        chunk: samples at once.
+        max_samples: largest number of samples.
+        chunk: samples processed together.
 
     Source: Dimitrov et al. 2024 (SPEAR), with a whitened null vector and zeros counted over all neurons.
     """

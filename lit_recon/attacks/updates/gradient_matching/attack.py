@@ -1,4 +1,4 @@
-"""Gradient matching: move candidate images until the update they would cause equals the observed one."""
+"""Gradient matching: optimize candidate images until their update equals the observed one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lit_recon.records import Observation, Reconstruction
 
 @dataclass
 class Problem:
-    """One restart on one victim: its variables, its optimizer, and the best iterate that it has met."""
+    """One restart on one victim: its variables, its optimizer and its best iterate."""
 
     observation: Observation
     labels: Tensor
@@ -83,7 +83,7 @@ class MatchingState:
 
     @property
     def loss(self) -> float:
-        """Mean, over problems that go on, of the lowest loss met so far."""
+        """Mean of the lowest losses so far of the active problems."""
         losses = [problem.best_loss for problem in self.problems if not problem.set_aside]
         return sum(losses) / len(losses)
 
@@ -96,22 +96,22 @@ class MatchingState:
 
 
 class GradientMatching(SteppableAttack[MatchingState]):
-    """Minimise objective(update of the candidate, observed update) + priors over candidate images.
+    """Minimizes objective(update of the candidate, observed update) + priors over candidate images.
 
     Args:
         objective: distance between updates.
         priors: penalties on images or on BatchNorm statistics.
-        parametrization: what is optimised.
-        solver: how it is optimised.
-        labels: how the batch's labels are found.
-        features: features to be recovered from a wide feature layer, or maps from a convolution, and to be matched;
+        parametrization: the variables of the optimization.
+        solver: of the optimization.
+        labels: recovery of the batch's labels.
+        features: recovers and matches features of a wide feature layer, or input maps of a convolution;
             default: none.
         steps: iterations.
         restarts: independent starts per victim; the one with the least matching loss is returned.
-        keep: return the `last` iterate of a restart, or the `best` one by total loss.
+        keep: return the `last` iterate of a restart, or the `best` by total loss.
         execution: problems one after the other (`loop`), together (`vmap`), or whichever is faster (`auto`). The two
-            differ by rounding, and which is faster may depend on the machine: fix one to repeat a run bit by bit.
-        compilation: `torch.compile` mode of the derivative; costs minutes before the first iteration on a CPU.
+            differ by rounding, and which is faster depends on the machine: fix one for bitwise repeatable runs.
+        compilation: `torch.compile` mode of the derivative; takes minutes before the first iteration on a CPU.
         seed: of the first restart; restart i uses `seed + i`.
         log_every: iterations between two points of the loss curve; default: 200 points a run.
 
@@ -153,15 +153,15 @@ class GradientMatching(SteppableAttack[MatchingState]):
         self.labels = labels if labels is not None else HeadCounts()
         self.features = features
         if features is None and not self.objective.matches:
-            raise ConfigError("FeaturesOnly leaves nothing to be matched: give features, or another objective")
+            raise ConfigError("FeaturesOnly needs features to match: give `features`, or another objective")
         if isinstance(features, FeatureMatching) and len(features.weights) > restarts:
             raise ConfigError(
-                f"every one of the {len(features.weights)} weights of the features needs a restart; got "
+                f"each of the {len(features.weights)} weights of the features needs a restart; got "
                 f"restarts={restarts}: raise restarts, or give fewer weights"
             )
         if self.parametrization.conditioned and features is None:
             raise ConfigError(
-                f"{type(self.parametrization).__name__} with conditioned=true draws from recovered features, but "
+                f"{type(self.parametrization).__name__} with conditioned=true needs recovered features, but "
                 "this attack recovers none: give it `features`, or set conditioned to false"
             )
         self.steps, self.restarts, self.keep, self.seed = steps, restarts, keep, seed
@@ -172,9 +172,9 @@ class GradientMatching(SteppableAttack[MatchingState]):
         if grouped and restarts < 2:
             raise ConfigError(f"GroupConsistency compares restarts and needs at least 2; got restarts={restarts}")
         if grouped and self.parametrization.narrows_at < 1:
-            raise ConfigError("GroupConsistency compares restarts, of which this parametrization keeps only the best")
+            raise ConfigError("GroupConsistency needs several restarts; this parametrization keeps only the best")
         if grouped and self.solver.line_search:
-            raise ConfigError("GroupConsistency moves restarts together, which a line search cannot: use Adam")
+            raise ConfigError("GroupConsistency couples restarts, which a line search does not support: use Adam")
 
     @property
     def recovers_features(self) -> bool:
@@ -185,7 +185,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
         return self.parametrization.training_images
 
     def execution_for(self, n_victims: int) -> Execution:
-        """A single problem leaves nothing to measure."""
+        """As configured; `loop` for a single problem."""
         return "loop" if self.execution == "auto" and n_victims * self.restarts == 1 else self.execution
 
     def measured_execution(self, observations: Sequence[Observation]) -> Way:
@@ -197,7 +197,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
         state.matching.execution = execution
 
     def check(self, observations: Sequence[Observation]) -> None:
-        """Refuse observations that lack what the priors need, see `Attack.check`."""
+        """Also check the statistics for the BatchNorm prior, see `Attack.check`."""
         super().check(observations)
         for seen in observations:
             if self.network_prior is not None:
@@ -208,7 +208,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
         problems: list[Problem] = []
         notes: list[tuple[str, ...]] = []
         for seen in observations:
-            # the features first: where they cannot be had, another attack may make its own sense of the labels
+            # features first: if they cannot be recovered, another attack may take over before labels are recovered
             penalty = None if self.features is None else self.features.prepare(seen)
             labels, remarks = self.labels(seen)
             notes.append(remarks if penalty is None else (*remarks, *penalty.notes))
@@ -222,7 +222,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
                 for value in variables.values():
                     value.requires_grad_()
                 optimizer = self.solver.optimizer(variables)
-                # an image drawn from a feature is to have that very feature
+                # an image conditioned on a feature is matched to the same feature
                 own = None if penalty is None else penalty.for_restart(restart)
                 problems.append(Problem(seen, labels, seed, variables, optimizer, own, condition, condition))
         matching = Matching(
@@ -254,7 +254,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
             self.parametrization.project(problem.variables, problem.observation)
 
     def result(self, state: MatchingState) -> list[Reconstruction]:
-        """The reconstruction of every victim: of its restarts, the one with the least matching loss."""
+        """Per victim, the reconstruction of the restart with the least matching loss."""
         self._evaluate(state, [i for i, problem in enumerate(state.problems) if not problem.set_aside], final=True)
         results: list[Reconstruction] = []
         for v, remarks in enumerate(state.notes):
@@ -278,7 +278,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
         return results
 
     def _narrow(self, state: MatchingState) -> None:
-        """Set all restarts of every victim aside but the one with the least matching loss so far."""
+        """Stop all restarts of every victim except the one with the least matching loss so far."""
         for first in range(0, len(state.problems), self.restarts):
             restarts = state.problems[first : first + self.restarts]
             going = [problem for problem in restarts if not problem.set_aside]
@@ -287,7 +287,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
                 problem.set_aside = problem is not best
 
     def _evaluate(self, state: MatchingState, which: Sequence[int], final: bool = False) -> Tensor:
-        """Total losses `(len(which),)` of the current iterates; fills the variables' gradients, notes best iterates."""
+        """Total losses `(len(which),)` of the current iterates; sets the variables' gradients, stores best iterates."""
         chosen = [state.problems[i] for i in which]
         progress = state.step / self.steps
         for problem in chosen:
@@ -332,7 +332,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
     def _note(
         self, problem: Problem, step: int, row: dict[str, float], images: Tensor, labels: Tensor, final: bool
     ) -> None:
-        """Remember the iterate where it is the one to keep, and a point of the loss curve where one is due."""
+        """Store the iterate if it is the best, and a point of the loss curve every `log_every` steps."""
         loss, finite = row["loss"], row.pop("finite")
         if not math.isfinite(loss) or not finite:
             problem.diverged_at = step if problem.diverged_at is None else problem.diverged_at
@@ -348,7 +348,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
 
 
 def _feature_term(problem: Problem, images: Tensor, progress: float) -> Tensor:
-    """The penalty of recovered features; which of them belongs to which candidate is settled when it sets in."""
+    """The penalty of recovered features, which are assigned to candidates when it starts."""
     penalty = problem.feature_penalty
     if penalty is None or progress < penalty.start:
         return images.new_zeros(())

@@ -1,7 +1,7 @@
-"""The data term: how far candidates' updates are from the observed ones, and in which direction the images should move.
+"""The data term: distances of candidates' updates to the observed ones, and their gradients in the images.
 
-Problems (restarts of victims) are independent. They run one after the other, which wins for convolutions on a CPU, or
-together under `torch.func.vmap`, which wins where kernels are small; `auto` times both once and keeps the faster.
+Problems (restarts of victims) are independent. They run one after the other, faster for convolutions on a CPU, or
+together under `torch.func.vmap`, faster for small kernels; `auto` times both once and keeps the faster.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Derivative = Callable[..., tuple[Tensor, Tensor, tuple[Tensor, ...]]]
 
 
 class MatchingTerms(NamedTuple):
-    """Of `p` problems: matching loss `(p,)`, weighted BatchNorm penalty `(p,)`, derivatives of their sum."""
+    """Matching loss `(p,)` of `p` problems, weighted BatchNorm penalty `(p,)`, derivatives of their sum."""
 
     matching: Tensor
     penalty: Tensor
@@ -41,8 +41,8 @@ class Matching:
         observations: one per problem; all from one client object, so that model and operator are shared.
         objective: distance between updates.
         prior: penalty on BatchNorm statistics, or None.
-        soft_labels: labels are logits `(p, n, k)` to be optimised, not classes `(p, n)`.
-        execution: see the module's text.
+        soft_labels: labels are logits `(p, n, k)` to be optimized, not classes `(p, n)`.
+        execution: see the module docstring.
         compilation: `torch.compile` mode of the derivative; `reduce-overhead` uses CUDA graphs on a GPU.
     """
 
@@ -86,7 +86,7 @@ class Matching:
         derivative = self._compiled("loop", self._functional_derivative) or self._eager_derivative
         parts = []
         for image, label, i in zip(images, labels, which, strict=True):
-            if self.compilation == "reduce-overhead":  # the next replay overwrites what this one returns
+            if self.compilation == "reduce-overhead":  # the next replay overwrites the output
                 torch.compiler.cudagraph_mark_step_begin()
             matching, penalty, moves = derivative(image, label, self._targets[i], self._statistics[i])
             if self.compilation == "reduce-overhead":
@@ -104,13 +104,13 @@ class Matching:
         return MatchingTerms(matching, penalty, gradients[0], gradients[1] if self.soft else None)
 
     def _compiled(self, form: str, derivative: Derivative) -> Derivative | None:
-        """The compiled derivative, made on first use; None where compilation is off."""
+        """The compiled derivative, made on first use; None without compilation."""
         if self.compilation == "none":
             return None
         if form not in self._cache:
             mode = None if self.compilation == "default" else self.compilation
-            # Channels-last weight gradients would be read against the grain by the inner products with the target:
-            # on a CPU that costs more than the compiled derivative saves.
+            # Channels-last weight gradients make the inner products with the observed update slow:
+            # on a CPU this costs more than the compiled derivative saves.
             on_cpu = next(iter(self._targets[0].update.values())).device.type == "cpu"
             options: dict[str, Any] | None = {"layout_optimization": False} if mode is None and on_cpu else None
             self._cache[form] = torch.compile(derivative, mode=mode, options=options, fullgraph=True, dynamic=False)
@@ -130,14 +130,14 @@ class Matching:
         update, statistics = seen.operator.with_statistics(
             seen.parameters, seen.buffers, images, classes, create_graph=True, functional=functional
         )
-        if seen.defense is not None:  # it may need gradients of single examples, statistics need the whole batch
+        if seen.defense is not None:  # it may need per-example gradients, statistics need the whole batch
             update = self._update(images, classes, target, functional)
         matching = self.objective(update, target)
         penalty = self.prior.weight * self.prior(statistics, known)
         return matching + penalty, (matching, penalty)
 
     def _update(self, images: Tensor, classes: Tensor, target: ObservedUpdate, functional: bool) -> Update:
-        """What the client would have released for a candidate, as far as the attacker knows."""
+        """The simulated release of a candidate, with the attacker's knowledge."""
         seen, candidate = self.observations[0], Batch(images, classes)
         if seen.defense is None:
             gradient = at_weights(seen.operator, seen.parameters, seen.buffers)
@@ -167,7 +167,7 @@ class Matching:
 
 
 def _stacked(values: list[Any]) -> tuple[Any, int | None]:
-    """Pytrees of tensors stacked along a new leading axis, or the one they all share, and the axis to map over."""
+    """Pytrees of tensors stacked along a new leading axis, or a shared one unstacked; and the axis for vmap."""
     first = values[0]
     if all(value is first for value in values) or not torch.utils._pytree.tree_leaves(first):
         return first, None

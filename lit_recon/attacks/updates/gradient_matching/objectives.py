@@ -1,8 +1,8 @@
-"""How far a candidate's update is from the observed one.
+"""Objectives: distances of a candidate's update to the observed one.
 
 Every cosine here is a function of two numbers per parameter tensor, the inner product <G, g> of the candidate's and
-the observed gradient and the squared norm |G|^2. They are computed by one custom differentiation rule: at batch 1 the
-passes over all parameters are a third of an iteration's time, and autograd would make three times as many.
+the observed gradient and the squared norm |G|^2. A custom differentiation rule computes both: at batch size 1 the
+passes over all parameters take a third of an iteration's time, and autograd would need three times as many.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ class ObservedUpdate(NamedTuple):
 
     @staticmethod
     def of(update: Update) -> ObservedUpdate:
-        """The target for an update.
+        """From an update.
 
         Raises:
-            ThreatModelError: if the update is zero everywhere, so that there is nothing to match.
+            ThreatModelError: if the update is zero everywhere.
         """
         squared = {name: value.square().sum() for name, value in update.items()}
         if all(float(value) == 0 for value in squared.values()):
-            raise ThreatModelError("the observed update is zero everywhere: it says nothing about the client's data")
+            raise ThreatModelError("the observed update is zero everywhere: there is nothing to match")
         return ObservedUpdate(update, squared)
 
 
 class Objective(ABC):
     """A distance between updates, 0 for equal ones."""
 
-    #: Whether the candidate's update is looked at; if not, it is not computed.
+    #: Whether the candidate's update is used; otherwise it is not computed.
     matches: bool = True
 
     @abstractmethod
     def __call__(self, candidate: Update, target: ObservedUpdate) -> Tensor:
-        """Distance of the candidate's update to the target's; a scalar, differentiable in the candidate."""
+        """Distance of the candidate's update to the observed one; a scalar, differentiable in the candidate."""
 
 
 class GlobalCosine(Objective):
@@ -57,7 +57,7 @@ class GlobalCosine(Objective):
 
 
 class FeaturesOnly(Objective):
-    """Leaves the update alone, so that recovered features and priors decide; restarts are compared by these.
+    """Ignores the update: only recovered features and priors are optimized, and restarts compared by them.
 
     An iteration then costs one forward and one backward pass. Source: the `direct` inversion of [Kariyappa2023].
     """
@@ -69,7 +69,7 @@ class FeaturesOnly(Objective):
 
 
 class LayerwiseCosine(Objective):
-    """Mean over parameter tensors of 1 - cos(G_l, g_l); tensors whose observed gradient is zero are left out."""
+    """Mean over parameter tensors of 1 - cos(G_l, g_l); tensors with zero observed gradient are left out."""
 
     def __call__(self, candidate: Update, target: ObservedUpdate) -> Tensor:
         inner, squared, observed = _products(candidate, target)
@@ -79,13 +79,13 @@ class LayerwiseCosine(Objective):
 
 
 class NormReweightedCosine(Objective):
-    """Global cosine after dividing every tensor of both updates by |g_l|^power.
+    """Global cosine after division of every tensor of both updates by |g_l|^power.
 
-    Large layers then no longer overshadow small ones. At power 1 every observed tensor has unit norm, at power 0 this
-    is `GlobalCosine`, except that tensors whose observed gradient is zero are left out.
+    Large layers then do not dominate small ones. At power 1 every observed tensor has unit norm, at power 0 this is
+    `GlobalCosine`, except that tensors with zero observed gradient are left out.
 
-    Source: [Liu2025], appendix F, in words ("reweighting the gradients by their norm"); its formula did not survive in
-    the text we have, so the power is a setting.
+    Source: [Liu2025], appendix F, in words ("reweighting the gradients by their norm"); the formula is missing in the
+    text we have, so the power is a setting.
     """
 
     def __init__(self, power: float = 1.0) -> None:
@@ -104,7 +104,7 @@ class SquaredError(Objective):
     """Squared Euclidean distance, summed over all parameters. Source: [Zhu2019].
 
     Args:
-        relative: divide by |g|^2, which makes weights of priors comparable between networks.
+        relative: divide by |g|^2, so that weights of priors are comparable between networks.
     """
 
     def __init__(self, relative: bool = False) -> None:
@@ -119,7 +119,7 @@ class SquaredError(Objective):
 
 
 def _positive(values: Tensor) -> Tensor:
-    """Values kept off zero, so that square roots and quotients have finite derivatives."""
+    """Values bounded away from zero, for finite derivatives of square roots and quotients."""
     return values.clamp_min(torch.finfo(values.dtype).tiny)
 
 
@@ -128,10 +128,10 @@ def _root(squared: Tensor) -> Tensor:
 
 
 def _products(candidate: Update, target: ObservedUpdate) -> tuple[Tensor, Tensor, Tensor]:
-    """Per tensor: inner product with the target, squared norm of the candidate, squared norm of the target."""
+    """Per tensor: inner product with the observed update, squared norms of candidate and observed update."""
     names = list(target.update)
     tensors = (*(candidate[name] for name in names), *target.update.values())
-    if torch.compiler.is_compiling():  # the compiler fuses the passes itself, and cannot map a custom rule
+    if torch.compiler.is_compiling():  # the compiler fuses the passes itself, and does not vmap a custom rule
         inner, squared = _inner_products(*tensors)
     else:
         inner, squared = _InnerProducts.apply(*tensors)  # type: ignore[no-untyped-call] # PyTorch does not type it
@@ -172,16 +172,16 @@ class _InnerProducts(torch.autograd.Function):
 
 
 class Observed(Objective):
-    """An objective over the coordinates alone whose observed value is not exactly zero.
+    """An objective restricted to coordinates whose observed value is not exactly zero.
 
-    A client that prunes, or drops, coordinates of its update tells by the zeros which ones. An attacker who knows the
-    defense simulates it anyway (`knowledge.defense`); this is for one who was not told. Without such a defense it costs
-    information: behind a ReLU, true gradients are zero too, and candidates should be so.
+    A client that prunes or drops coordinates of its update reveals them as zeros. Attackers who know the defense
+    simulate it anyway (`knowledge.defense`); this is for those who do not. Without such a defense information is lost:
+    after a ReLU, true gradients are zero too, and should be matched.
 
     Args:
         objective: distance between updates.
 
-    Source: the code of [Jeon2021]: the mask of a sparse gradient, read off the gradient itself.
+    Source: the code of [Jeon2021], with the mask taken from the sparse gradient.
     """
 
     def __init__(self, objective: Objective) -> None:

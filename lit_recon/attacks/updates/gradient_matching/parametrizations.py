@@ -1,4 +1,4 @@
-"""What the solver moves: pixels themselves, or the weights of an untrained network that draws them."""
+"""Parametrizations of candidate images: pixels, weights of an untrained network, or latents of a generator."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from lit_recon.models import UNet
 from lit_recon.models.generative.generator import load_generator
 from lit_recon.records import Observation
 
-#: Leaf tensors that a solver optimises, by name.
+#: Leaf tensors that a solver optimizes, by name.
 Variables = dict[str, Tensor]
 
 
 class Parametrization(ABC):
     """A map from variables to images `(n, c, h, w)` in [0, 1]."""
 
-    #: Variables whose gradient a sign-based solver replaces by its sign.
+    #: Variables whose gradient sign-based solvers replace by its sign.
     signed: tuple[str, ...] = ()
-    #: Recovered features enter the images; the attack has to recover some.
+    #: Images depend on recovered features, which the attack must provide.
     conditioned: bool = False
-    #: Share of the iterations after which, of a victim's restarts, the best one goes on alone; 1: all go on.
+    #: Share of the iterations after which only a victim's best restart continues; 1: all continue.
     narrows_at: float = 1.0
 
     @property
@@ -42,30 +42,30 @@ class Parametrization(ABC):
     def images(
         self, variables: Variables, observation: Observation, seed: int, features: Tensor | None = None
     ) -> Tensor:
-        """The images that the variables stand for; differentiable.
+        """The images of the variables; differentiable.
 
         Args:
             variables: of one restart.
             observation: of the victim.
             seed: of the restart.
-            features: `(n, d)` of unit norm, one for every image; only if `conditioned`.
+            features: `(n, d)` of unit norm, one per image; only if `conditioned`.
         """
 
     def moves(self, name: str, progress: float) -> bool:
-        """Whether the solver moves the variable `name` at the share `progress` of the iterations; by default always."""
+        """Whether the solver updates the variable `name` at the share `progress` of iterations; by default always."""
         return True
 
     def project(self, variables: Variables, observation: Observation) -> None:  # noqa: B027 - most have no constraint
-        """Move the variables back into the feasible set, in place, after a solver's step; nothing by default."""
+        """Project the variables to the feasible set, in place, after a solver's step; nothing by default."""
 
 
 class Pixels(Parametrization):
-    """Normalised pixels, started from N(0, spread^2), kept in the box of valid images by clamping after every step.
+    """Normalized pixels, initialized from N(0, spread^2), clamped to the range of valid images after every step.
 
     Args:
-        box: clamp; without it images are only clamped when the attack returns them. A quasi-Newton solver learns the
-            wrong curvature from pixels that are moved behind its back.
-        spread: of the start in normalised units; small values start from nearly uniform images.
+        box: clamp after every step; otherwise only the returned images are clamped. Clamping disturbs the curvature
+            estimates of quasi-Newton solvers.
+        spread: of the start in normalized units; small values start from nearly uniform images.
 
     Source: [Geiping2020]; without the box [Zhu2019].
     """
@@ -102,11 +102,11 @@ class DeepImagePrior(Parametrization):
 
     Args:
         channels: width of the U-Net at full resolution.
-        multipliers: width of each resolution over `channels`; resolutions halve from one to the next.
+        multipliers: width of each resolution over `channels`; each resolution is half the previous one.
         blocks_per_level: residual blocks at every resolution.
         attention_resolutions: resolutions with self-attention between the blocks.
         noise_channels: channels of the noise images.
-        conditioned: recovered features enter every residual block; needs an attack with `features`.
+        conditioned: recovered features are inputs of every residual block; needs an attack with `features`.
 
     Source: [Liu2025], section 4 and appendix F; [Ulyanov2018].
     """
@@ -145,13 +145,13 @@ class DeepImagePrior(Parametrization):
             generator = torch.Generator().manual_seed(seed)
             drawn = torch.randn(observation.n_examples, self.noise_channels, *shape[1:], generator=generator)
             self._noise[key] = drawn.to(like)
-        # entries of unit size, as the network's other inputs have
+        # entries of unit size, as the network's other inputs
         scaled = None if features is None else features.to(like) * features.shape[1] ** 0.5
         output: Tensor = torch.func.functional_call(self._networks[layout], variables, (self._noise[key], scaled))
         return output
 
     def _build(self, shape: tuple[int, int, int], seed: int, features: Tensor | None) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):  # layers draw from the global generator, which is the caller's
+        with torch.random.fork_rng(devices=[]):  # layers draw from the global generator
             torch.manual_seed(seed)
             return UNet(
                 image_shape=shape,
@@ -164,28 +164,28 @@ class DeepImagePrior(Parametrization):
             )
 
 
-#: Names of the variables: the latents, and what the names of weights begin with.
+#: Name of the latents, and prefix of the names of weights.
 _LATENTS, _WEIGHTS = "latents", "weights."
-#: By how much a user's generator may leave [0, 1] by rounding.
+#: Tolerance for pixels outside [0, 1] by rounding.
 _TOLERANCE = 1e-3
 
 
 class GenerativePrior(Parametrization):
-    """Latents of a generator, then, with the latents of the best restart held, the generator's weights.
+    """Latents of a generator, then, with the latents of the best restart fixed, the generator's weights.
 
     Args:
         checkpoint: a `generator.safetensors` of `train.py generator`, or the weights of `network`.
-        network: makes the user's own generator, a module from latents `(n, latent_size)` to images `(n, c, h, w)` in
-            [0, 1], each of its own latent alone; default: the network that `checkpoint` describes.
+        network: makes a user's generator, a module from latents `(n, latent_size)` to images `(n, c, h, w)` in
+            [0, 1], each a function of its own latent; default: the network described by `checkpoint`.
         latent_size: of a user's generator; default: its attribute of that name.
-        latent_share: share of the iterations in which latents move; the weights move in the rest. 1: never.
-        copies: one copy of the weights per image; otherwise one for the whole batch.
+        latent_share: share of the iterations that update latents; the rest update the weights.
+        copies: one copy of the weights per image instead of one for the batch.
 
     Attributes:
-        seen: fingerprints of the images that the generator was trained on; None for a user's own, which does not tell.
+        seen: fingerprints of the generator's training images; None (unknown) for a user's own.
 
     Raises:
-        MissingDataError, CorruptFileError: about the checkpoint.
+        MissingDataError, CorruptFileError: the checkpoint is missing or invalid.
         ConfigError: a share outside [0, 1], or no latent size.
 
     Source: [Jeon2021] and its code.
@@ -212,9 +212,7 @@ class GenerativePrior(Parametrization):
             self.network = _own(network, self.checkpoint)
         size = latent_size if latent_size is not None else getattr(self.network, "latent_size", None)
         if not isinstance(size, int) or size < 1:
-            raise ConfigError(
-                f"{type(self.network).__name__} does not tell the length of its latents: give it as latent_size"
-            )
+            raise ConfigError(f"{type(self.network).__name__} has no attribute latent_size: give latent_size")
         self.latent_size = size
         self.network.requires_grad_(False)
 
@@ -243,7 +241,7 @@ class GenerativePrior(Parametrization):
         if not self.copies or not weights:
             drawn: Tensor = torch.func.functional_call(self.network, weights, (latents,))
             return drawn
-        if latents.is_cuda:  # one set of kernels for all copies; on a CPU convolutions of one image each are faster
+        if latents.is_cuda:  # one set of kernels for all copies; on a CPU, single images are faster
             return torch.func.vmap(self._single)(weights, latents)
         copies = [{name: value[i] for name, value in weights.items()} for i in range(len(latents))]
         return torch.stack([self._single(own, latent) for own, latent in zip(copies, latents, strict=True)])
@@ -259,24 +257,24 @@ class GenerativePrior(Parametrization):
 
     @torch.no_grad()
     def _check(self, observation: Observation, like: Tensor) -> None:
-        """Refuse a generator of other images."""
+        """Raise an error for a generator of images of another shape or range."""
         drawn = self.network(like.new_zeros(2, self.latent_size))
         expected = (2, *observation.image_shape)
         if tuple(drawn.shape) != expected:
             raise ShapeError(
-                f"{self.checkpoint} draws images {tuple(drawn.shape[1:])}, the client's are {observation.image_shape}: "
-                "take a generator of such images"
+                f"{self.checkpoint} makes images {tuple(drawn.shape[1:])}, the client's are {observation.image_shape}: "
+                "take a generator of images of this shape"
             )
         low, high = float(drawn.min()), float(drawn.max())
         if low < -_TOLERANCE or high > 1 + _TOLERANCE:
             raise ConfigError(
-                f"a generator must draw pixels in [0, 1]; {type(self.network).__name__} drew {low:.2g} to {high:.2g}: "
+                f"a generator must make pixels in [0, 1]; {type(self.network).__name__} made {low:.2g} to {high:.2g}: "
                 "wrap it, for example (x + 1) / 2 after a tanh"
             )
 
 
 def _own(network: Callable[[], nn.Module], checkpoint: Path) -> nn.Module:
-    """The user's generator with its weights; the global random state is left alone."""
+    """The user's generator with its weights; the global random state does not change."""
     tensors = read_tensors(checkpoint, "generator", "train one with `python train.py generator`")
     with torch.random.fork_rng(devices=[]):
         made = network()

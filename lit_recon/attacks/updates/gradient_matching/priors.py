@@ -1,7 +1,7 @@
-"""What an attacker assumes about images: terms that are added to the matching objective.
+"""Priors on images: penalties added to the matching objective.
 
-Priors act on candidate images `(p, n, c, h, w)` in [0, 1] of `p` independent problems at once, `r` restarts of every
-victim following each other, and return one value per problem.
+Priors act on candidate images `(p, n, c, h, w)` in [0, 1] of `p` independent problems at once, the `r` restarts of each
+victim in sequence, and return one value per problem.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Prior(ABC):
 
 
 class TotalVariation(Prior):
-    """Mean absolute difference of neighbouring pixels, both directions added, in normalised units.
+    """Mean absolute difference of neighbouring pixels, summed over both directions, in normalized units.
 
-    Differences are divided by the channels' standard deviations, so that weights mean what they mean in the literature,
-    where the penalty acts on normalised images.
+    Differences are divided by the channels' standard deviations, so weights have the same meaning as in the literature,
+    where the penalty acts on normalized images.
 
     Source: [Geiping2020] (anisotropic total variation).
     """
@@ -46,7 +46,7 @@ class TotalVariation(Prior):
 
 
 class SquaredNorm(Prior):
-    """Mean squared normalised pixel: keeps candidates near the mean image. Source: [Yin2021]."""
+    """Mean squared normalized pixel: keeps candidates near the mean image. Source: [Yin2021]."""
 
     def __call__(self, images: Tensor, normalization: Normalization, restarts: int, progress: float) -> Tensor:
         mean, std = normalization.tensors(images)
@@ -54,11 +54,11 @@ class SquaredNorm(Prior):
 
 
 class GroupConsistency(Prior):
-    """Mean squared distance, in normalised units, of a restart's images to the mean over all restarts of its victim.
+    """Mean squared distance, in normalized units, of a restart's images to the mean over its victim's restarts.
 
     Args:
         weight: multiplies the penalty.
-        start: share of the iterations after which the penalty sets in; restarts first have to differ.
+        start: share of the iterations before the penalty starts.
 
     Source: [Yin2021], with the pixel-wise mean in place of registered images.
     """
@@ -82,7 +82,7 @@ class BatchNormPrior:
     """Distance of a candidate batch's BatchNorm statistics to known ones, summed over layers.
 
     sum_l f_l (|mu_l - mu_l*| + |var_l - var_l*|) with f = `first_layer` for the first layer and 1 for the others. The
-    targets are the statistics of the client's batch where the attacker knows them (`Knowledge.batch_norm = batch`),
+    known statistics are those of the client's batch if the attacker knows them (`Knowledge.batch_norm = batch`),
     else the server's running statistics.
 
     Args:
@@ -98,7 +98,7 @@ class BatchNormPrior:
         self.weight, self.first_layer = weight, first_layer
 
     def targets(self, observation: Observation) -> BatchStatistics:
-        """The statistics to come close to.
+        """The known statistics.
 
         Raises:
             ThreatModelError: if the attacker knows neither batch nor running statistics, or the model has no BatchNorm.
@@ -131,7 +131,7 @@ class BatchNormPrior:
 
 
 def _norm(values: Tensor) -> Tensor:
-    """Euclidean norm whose derivative at zero is zero instead of NaN."""
+    """Euclidean norm with derivative zero at zero instead of NaN."""
     return (values.square().sum() + torch.finfo(values.dtype).tiny).sqrt()
 
 

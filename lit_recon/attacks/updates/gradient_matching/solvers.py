@@ -1,4 +1,4 @@
-"""Iterations that move an attack's variables: Adam, sign-Adam and L-BFGS, with the schedules of the papers."""
+"""Solvers: Adam, sign-Adam and L-BFGS, with the learning-rate schedules of the papers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Schedule(ABC):
 
 
 class StepDecay(Schedule):
-    """Multiply by `factor` at every milestone. Default: [Geiping2020], 3/8, 5/8 and 7/8 of the iterations."""
+    """Multiplies by `factor` at every milestone. Default: [Geiping2020], 3/8, 5/8 and 7/8 of the iterations."""
 
     def __init__(self, milestones: list[float] | None = None, factor: float = 0.1) -> None:
         self.milestones = sorted(milestones if milestones is not None else [3 / 8, 5 / 8, 7 / 8])
@@ -58,10 +58,10 @@ class Constant(Schedule):
 
 
 class TwoStages(Schedule):
-    """One schedule run twice: up to a share of the iterations, and with another learning rate over the rest.
+    """One schedule run twice: up to `switch`, and with another learning rate after it.
 
     Args:
-        switch: share of the iterations at which the second stage begins; that of the parametrization's own switch.
+        switch: share of the iterations at which the second stage begins; equal to the parametrization's switch.
         factor: learning rate of the second stage over that of the first.
         schedule: of each stage; default: `StepDecay`.
     """
@@ -82,7 +82,7 @@ class TwoStages(Schedule):
 
 
 class Solver(ABC):
-    """A recipe for an optimizer of one problem's variables and for one of its iterations."""
+    """Makes an optimizer of one problem's variables and performs its iterations."""
 
     def __init__(self, lr: float, schedule: Schedule | None = None) -> None:
         if lr <= 0:
@@ -90,7 +90,7 @@ class Solver(ABC):
         self.lr = lr
         self.schedule: Schedule = schedule if schedule is not None else Constant()
 
-    #: Whether one iteration evaluates the loss several times, so that problems cannot be evaluated together.
+    #: Whether one iteration evaluates the loss several times; problems then cannot be evaluated together.
     line_search: bool = False
 
     @abstractmethod
@@ -113,8 +113,8 @@ class Adam(Solver):
     """Adam, by default on the sign of the gradient of pixels.
 
     Args:
-        lr: step size in units of the variables: normalised pixels, or network weights.
-        signed: replace the gradient of pixels by its sign before the moment estimates see it.
+        lr: step size in units of the variables: normalized pixels, or network weights.
+        signed: replace the gradient of pixels by its sign before the moment estimates.
         betas: decay of the moment estimates.
         schedule: factor of the learning rate over the run; `StepDecay` by default.
 

@@ -1,1 +1,1 @@
-"""Robbing the Fed: images read off the gradient of a layer that a malicious server inserted."""
+"""Robbing the Fed: images decoded from the gradient of a layer inserted by a malicious server."""

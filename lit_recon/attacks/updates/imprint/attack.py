@@ -1,8 +1,8 @@
-"""Robbing the Fed: images are read off the gradient of a block that a malicious server put before the network.
+"""Robbing the Fed: images decoded from the gradient of a block that a malicious server put before the network.
 
-The gradient of that layer's weight is a product, V^T A: of the derivatives V `(n, d)` of every image's loss with
-respect to what the network sees, and of the activations A `(n, m)` of the block's neurons, which the decoded images
-tell. So V is known image by image. Its direction depends on the label, and no clipping of single examples turns it.
+The weight gradient of the layer after the block's neurons is a product V^T A of the derivatives V `(n, d)` of every
+image's loss with respect to the layer's output and the activations A `(n, m)` of the neurons, which follow from the
+decoded images. This gives V image by image. Its direction depends on the label, and per-example clipping keeps it.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from lit_recon.errors import ConfigError, ThreatModelError
 from lit_recon.models.classifiers.imprint import ImprintBlock, find_imprint
 from lit_recon.records import Observation, Reconstruction
 
-#: The best label must explain so much more of a derivative than the second, to be taken for certain.
+#: Margin in explained share of a derivative by which the best label must exceed the second to count as certain.
 CLEARLY = 0.1
 
 
 def labels_told(
     decoded: Tensor, labels: Tensor, name: str, block: ImprintBlock, seen: Observation
 ) -> tuple[Tensor, Tensor]:
-    """Labels to be assigned to images, and what the directions of derivatives say of them.
+    """Candidate labels of the images, and costs of assigning them from the directions of derivatives.
 
-    Labels that were given are all there are. Counts may be wrong, where a defense has changed the gradient that they
-    were read off: labels that derivatives tell beyond them are added.
+    Known labels are complete. Recovered counts may be wrong if a defense has changed the gradient: labels found from
+    derivatives are added to them.
 
     Args:
         decoded: `(j, c, h, w)` in [0, 1]: decoded images, at most one per bin.
-        labels: `(n,)`, given or counted.
+        labels: `(n,)`, known or recovered.
         name: of the block.
-        block: itself.
+        block: the imprint block.
         seen: the observation.
 
     Returns:
-        Labels `(l,)` with `l >= n`, and costs `(n, l)`: 0 in rows of images whose label is not told for certain.
+        Labels `(l,)` with `l >= n`, and costs `(n, l)`: 0 in rows of images whose label is not certain.
     """
     known = seen.labels is not None
     classes = labels.unique() if known else torch.arange(seen.n_classes, device=labels.device)
@@ -67,7 +67,7 @@ def labels_told(
 
 
 def _explained(images: Tensor, classes: Tensor, name: str, block: ImprintBlock, seen: Observation) -> Tensor:
-    """Share `(j, q)` of each image's squared derivative that is as it would be with each of the labels."""
+    """Share `(j, q)` of each image's squared derivative that each of the labels explains."""
     if not len(images):
         return torch.zeros(0, len(classes), dtype=torch.float64)
     weight, bias = (seen.parameters[f"{name}.measure.{part}"].detach().cpu().double() for part in ("weight", "bias"))
@@ -81,25 +81,25 @@ def _explained(images: Tensor, classes: Tensor, name: str, block: ImprintBlock, 
     return cosines.clamp(min=0, max=1).square()
 
 
-#: Correlation above which two neighbouring hits are one image that moved from bin to bin.
+#: Correlation above which two neighbouring hits count as one image that moved between bins.
 SAME_IMAGE = 0.98
-#: Relative error up to which one image's derivative is taken to be a hit's whole derivative.
+#: Largest relative error at which a hit's derivative is attributed to a single image.
 EXPLAINED = 0.02
-#: Absolute values of the functional below which it says nothing of the scale.
+#: Absolute value of the functional below which it does not determine the scale.
 LEAST_FUNCTIONAL = 0.05
 
 
 class RobbingTheFed(Attack):
-    """Decodes the imprint of every image that is alone in its bin; exact without a defense.
+    """Decodes every image that is alone in its bin of the imprint block; exact without a defense.
 
-    An image adds g x to a row of the weight's gradient and g to that of the bias, hence x is their quotient. Several
-    images in one bin give a weighted mean of them. Where fewer bins are hit than there are images, the rest is
-    returned as the data's mean color; where more, the largest steps of the gradient count.
+    An image x adds g x to a row of the weight's gradient and g to that of the bias: x is their quotient. Several images
+    in one bin give a weighted mean of them. If fewer bins are hit than there are images, the rest is returned as the
+    data's mean color; if more, the largest steps of the gradient are used.
 
     Args:
-        labels: how the batch's labels are found; they are assigned to images by what each does to the gradient. Where
-            the layer behind the block's neurons tells the label of a decoded image, it goes before a count.
-        denoise: take away the noise that the gradient shows, by the spectrum of photographs.
+        labels: recovery of the batch's labels; they are assigned to images by their effect on the gradient. Labels that
+            the gradient of the layer after the block determines take precedence.
+        denoise: reduce noise in the gradient by a Wiener filter with the spectrum of photographs.
 
     Source: [Fowl2022]; differences of neighbouring rows are here least-squares steps.
     """
@@ -108,10 +108,10 @@ class RobbingTheFed(Attack):
         self.labels = labels if labels is not None else HeadCounts()
         self.denoise = denoise
         if self.labels.optimised:
-            raise ConfigError("RobbingTheFed cannot optimise labels: use HeadCounts, IDLG or KnownLabels")
+            raise ConfigError("RobbingTheFed cannot optimize labels: use HeadCounts, IDLG or KnownLabels")
 
     def check(self, observations: Sequence[Observation]) -> None:
-        """Refuse honest servers.
+        """Raise an error for an honest server.
 
         Raises:
             ThreatModelError: the server has not put an imprint block into the model.
@@ -128,7 +128,7 @@ class RobbingTheFed(Attack):
     def _decode(self, seen: Observation) -> Reconstruction:
         name, block = _block(seen)
         weight, bias = (seen.update[f"{name}.measure.{part}"].detach().cpu().double() for part in ("weight", "bias"))
-        # functional and edges are the server's own, whatever clients do to their copy of the model
+        # functional and edges are the server's own, not affected by the client's defense
         functional, edges = (value.detach().cpu().double() for value in (block.functional, block.edges))
         sparse = block.activation == "hardtanh"
         separate = separate_rows if sparse else step_rows
@@ -171,10 +171,10 @@ def _block(seen: Observation) -> tuple[str, ImprintBlock]:
 
 
 def _scales(hits: Hits, functional: Tensor, edges: Tensor) -> Tensor:
-    """How strongly each hit's image enters the gradient, `(j,)`.
+    """Factor with which each hit's image enters the gradient, `(j,)`.
 
-    The bias says so. But the functional of the image must lie in the image's bin. Where noise or pruning on that one
-    number contradicts it, the functional, a sum over all pixels, is the better witness.
+    It is the bias gradient. But the functional of the image must lie in the image's bin: if noise or pruning of the
+    bias contradicts this, the functional, a sum over all pixels, gives the factor.
     """
     known = hits.known[:, :-1]
     share = (known * functional.square()).sum(dim=1) / functional.square().sum()
@@ -183,7 +183,7 @@ def _scales(hits: Hits, functional: Tensor, edges: Tensor) -> Tensor:
     told = hits.rows[:, -1]
     value = torch.where(told == 0, (lower + upper) / 2, measured / told)
     inside = torch.minimum(torch.maximum(value, lower), upper)
-    # tolerance: rounding of an image on an edge; near zero the functional tells nothing
+    # tolerance: rounding of an image on an edge; near zero the functional does not determine the factor
     contradicted = ((value - inside).abs() > 1e-3 * (1 + inside.abs())) | (told == 0)
     usable = contradicted & (inside.abs() > LEAST_FUNCTIONAL)
     scales = torch.where(usable, measured / torch.where(usable, inside, 1.0), told)
@@ -192,7 +192,7 @@ def _scales(hits: Hits, functional: Tensor, edges: Tensor) -> Tensor:
 
 
 def _one_each(images: Tensor, bins: Tensor, n: int) -> list[int]:
-    """Which hits to return: all if there are no more than `n`, else the largest without repetitions."""
+    """Indices of the hits to return: all if at most `n`, else the largest without repetitions."""
     if len(images) <= n:
         return list(range(len(images)))
     centered = images.flatten(1) - images.flatten(1).mean(dim=1, keepdim=True)

@@ -1,9 +1,8 @@
-"""Which bins of an imprint block images fell into, and what each of them adds to the block's gradient.
+"""Rows of an imprint block's gradient: which bins contain images, and their contributions.
 
-The gradient rows of a block with ReLU are a step function of the bin: row i sums over all images above edge i, so that
-rows without an image between them are equal. The step function is fitted as a whole, by least squares: rows between
-two steps are averaged, which lowers noise, and coordinates that a defense has dropped are taken from the rows that
-still have them.
+The gradient rows of a block with ReLU are a step function of the bin: row i sums over all images above edge i, so rows
+without an image between them are equal. The step function is fitted by least squares: rows between two steps are
+averaged, which reduces noise, and coordinates that a defense has dropped are taken from the rows that still have them.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-#: Rounding of a row in single precision, relative to the longest: the derivatives at neurons that the same images move
-#: are sums over all pixels, taken in different orders.
+#: Rounding error of a float32 row, relative to the longest: the derivatives at neurons with the same active images
+#: are sums over all pixels in different orders.
 ROUNDING = 5e-6
-#: Share of zeros below which they are values: a pixel may have just the data's mean.
+#: Share of zeros below which they count as values: a pixel may equal the data's mean.
 FEW_ZEROS = 0.01
 
 
 @dataclass(frozen=True)
 class Hits:
-    """What images add to the gradient, one row per bin that images fell into, the largest first.
+    """Contributions of images to the gradient, one row per bin with images, the largest first.
 
     Attributes:
-        bins: `(j,)`, which bins.
+        bins: `(j,)`, indices of the bins.
         rows: `(j, d + 1)`: gradient of the weights and, last, of the bias; 0 where unknown.
         known: `(j, d + 1)`: whether a coordinate is known.
         noise: `(j,)`: standard deviation of the noise on one coordinate of a row.
@@ -39,11 +38,11 @@ class Hits:
 
 
 def separate_rows(rows: Tensor, n: int) -> Hits:
-    """Hits in a sparse block, each of whose rows sums over the images of one bin.
+    """Hits in a sparse block, where each row sums over the images of one bin.
 
     Args:
         rows: `(k, d + 1)`.
-        n: batch size; no more rows are kept. Where less than half of the bins can be hit, the median row is noise.
+        n: batch size, the largest number of hits. If fewer than half of the bins can be hit, the median row is noise.
     """
     known = _known(rows)
     power = rows.square().sum(dim=1) / known.sum(dim=1).clamp(min=1)
@@ -60,7 +59,7 @@ def step_rows(rows: Tensor, n: int) -> Hits:
 
     Args:
         rows: `(m, d + 1)`.
-        n: batch size. Up to `2 n` steps are looked for, because an image that moves between bins during local steps
+        n: batch size. Up to `2 n` steps are searched, because an image that moves between bins during local steps
             leaves more than one.
     """
     known = _known(rows)
@@ -76,11 +75,11 @@ class _Steps:
 
     Attributes:
         starts: first row of every segment.
-        heights: `(j, d + 1)`: mean before minus mean after each step; 0 where one is not known.
-        known: `(j, d + 1)`: whether it is.
+        heights: `(j, d + 1)`: mean before minus mean after each step; 0 where unknown.
+        known: `(j, d + 1)`: whether the height is known.
         size: `(j,)`: squared length of the heights.
         noise: `(j,)`: standard deviation of the noise on a height.
-        margin: `(j,)`: squared length over what noise and rounding could account for.
+        margin: `(j,)`: squared length over the largest one expected from noise and rounding.
     """
 
     def __init__(self, rows: Tensor, known: Tensor, starts: list[int]) -> None:
@@ -92,7 +91,7 @@ class _Steps:
             mean = (values * entries).sum(dim=0) / count.clamp(min=1)
             means.append(mean)
             counts.append(count)
-            if values.any():  # rows that no image reaches carry no noise, unless it was added
+            if values.any():  # rows without images have no noise, unless it was added
                 left[start:stop] = (values - mean) * entries
                 residual += float(left[start:stop].square().sum())
                 freedom += int((count - 1).clamp(min=0).sum())
@@ -111,7 +110,7 @@ class _Steps:
 
 
 def _known(rows: Tensor) -> Tensor:
-    """Entries that carry information: zeros are what a defense left of others, except in rows that no image reaches."""
+    """Known entries: zeros count as dropped by a defense, except in rows without images."""
     zero = rows == 0
     reached = ~zero.all(dim=1, keepdim=True)
     lost = zero & reached
@@ -123,15 +122,15 @@ def _chance(freedom: Tensor, dimensions: float = math.inf) -> Tensor:
 
     Args:
         freedom: number of coordinates.
-        dimensions: in how many the noise varies independently.
+        dimensions: number of independent components of the noise.
     """
     return freedom * (1 + 6 * (2 / freedom.double().clamp(min=1, max=dimensions)).sqrt())
 
 
 def _effective_dimensions(noise: Tensor, segment: Tensor) -> float:
-    """In how many dimensions rows of noise `(m, d)` vary: (tr S)^2 / tr S^2 of their covariance S, at least 1.
+    """Effective dimension of noise rows `(m, d)`: (tr S)^2 / tr S^2 of their covariance S, at least 1.
 
-    White noise varies in all `d`. Rounding of a derivative moves a row along an image, in one dimension, so that its
+    White noise has dimension `d`. Rounding of a derivative changes a row along an image, in one dimension, so its
     squared length exceeds the mean by far more. Rows of one segment `(m,)` share a fitted mean and are not compared.
     """
     inner = noise @ noise.T
@@ -143,9 +142,9 @@ def _effective_dimensions(noise: Tensor, segment: Tensor) -> float:
 
 
 def _costs(rows: Tensor, known: Tensor) -> Tensor:
-    """`(m, m + 1)`: squared error of the mean of rows i to j - 1, over known entries; infinite where there are none.
+    """`(m, m + 1)`: squared error of the mean of rows i to j - 1, over known entries; infinite if there are none.
 
-    All segments grow by one row at a time, with Welford's update, since differences of sums would drown small steps.
+    Segments grow by one row at a time with Welford's update, since differences of sums lose small steps to rounding.
     """
     m = len(rows)
     costs = torch.full((m, m + 1), torch.inf, dtype=rows.dtype)
@@ -156,7 +155,7 @@ def _costs(rows: Tensor, known: Tensor) -> Tensor:
         started = slice(0, j + 1)
         deviation = rows[j] - means[started]
         if everything:
-            # segment i has j - i rows so far
+            # segment i has j - i rows
             had = torch.arange(j, -1, -1, dtype=rows.dtype)
             error[started] += had / (had + 1) * deviation.square().sum(dim=1)
             means[started] += deviation / (had + 1)[:, None]
@@ -187,7 +186,7 @@ def _best_starts(costs: Tensor, n_steps: int) -> list[int]:
 
 
 def _significant(steps: _Steps) -> _Steps:
-    """The steps that stand out of noise and rounding; the least one is dropped until all do."""
+    """The steps above noise and rounding; the least one is dropped until all are."""
     while len(steps.starts) > 1:
         least = int(steps.margin.argmin())
         if steps.margin[least] > 1:
@@ -225,7 +224,7 @@ def wiener(images: Tensor, noise: Tensor) -> Tensor:
 
     Args:
         images: `(n, c, h, w)`, pixel variance about 1.
-        noise: `(n,)`, standard deviations; 0 leaves an image as it is.
+        noise: `(n,)`, standard deviations; 0 leaves an image unchanged.
 
     Source: the filter of Wiener, with the spectrum of `spectrum`.
     """
@@ -239,11 +238,11 @@ def wiener(images: Tensor, noise: Tensor) -> Tensor:
 
 
 def filled(images: Tensor, known: Tensor, iterations: int = 200) -> Tensor:
-    """Images whose unknown pixels are the mean of their four neighbours: the smoothest that fit.
+    """Images with unknown pixels set to the mean of their four neighbours, the smoothest solution.
 
     Args:
         images, known: `(n, c, h, w)`; the mask is boolean. A channel without a known pixel becomes 0.
-        iterations: of averaging; the influence of a known pixel moves one pixel in each.
+        iterations: of averaging; each extends the influence of a known pixel by one pixel.
     """
     if known.all():
         return images

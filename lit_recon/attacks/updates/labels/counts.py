@@ -1,10 +1,10 @@
-"""How often each class occurs in a batch, from the gradient of the classifier's head.
+"""Class counts of a batch, from the gradient of the classifier's head.
 
-With as many examples as classes or more the equations of `head_equations` no longer determine the inputs: other counts
-can explain the gradient, too. What still tells them apart is that inputs behind a ReLU are not negative. Inputs are
-projected in turn onto the non-negative ones, onto those that give the gradient of the weights (with the probabilities
-as they are), and onto those that give the gradient of the bias (linearised); the residual left after a fixed number of
-rounds says how hard it is to satisfy all three.
+With at least as many examples as classes the equations of `lit_recon.attacks.updates.labels.equations` no longer
+determine the inputs: other counts can explain the gradient too. They differ in whether the inputs are non-negative, as
+after a ReLU. Inputs are projected in turn onto the non-negative ones, onto those that give the gradient of the weights
+(with fixed probabilities) and onto those that give the gradient of the bias (linearized); the residual after a fixed
+number of rounds measures how hard it is to satisfy all three.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from lit_recon.attacks.updates.labels.head import HeadGradient
 
 #: Damping of the two linear systems, relative to their mean eigenvalue.
 WEIGHT_DAMPING, BIAS_DAMPING = 1e-4, 1e-2
-#: Share of a projection that is taken. Whole steps overshoot, as each equation is solved as if the other held still,
-#: and go round in circles for some starts: with them no seed of six came to a residual below 0.1 where 0.3 comes to 0.
+#: Step size of a projection. Full steps overshoot, because each equation is solved with the other fixed,
+#: and cycle for some starts: with 1, six of six seeds ended at a residual above 0.1 where 0.3 reaches 0.
 RELAXATION = 0.3
 
 
@@ -39,9 +39,9 @@ class HeadProjections:
         self.gram = head.weight @ head.weight.T
 
     def solve(self, counts: Tensor, seed: int = 0, rounds: int = 120) -> Fit:
-        """Fit for supposed class counts `(k,)`; another seed starts elsewhere.
+        """Fit for assumed class counts `(k,)`, from a random start.
 
-        Never `explained`, because other counts might be, too.
+        Never `explained`, because other counts might fit too.
         """
         head = self.head
         n = head.n_examples
@@ -73,32 +73,32 @@ class HeadProjections:
 
 
 def _damped_solve(matrix: Tensor, right: Tensor, damping: float) -> Tensor:
-    # the floor keeps the matrix regular where all probabilities are 0 or 1
+    # the floor keeps the matrix regular if all probabilities are 0 or 1
     floor = damping * matrix.diagonal().mean() + 1e-12
     solution: Tensor = torch.linalg.solve(matrix + floor * torch.eye(len(matrix), dtype=matrix.dtype), right)
     return solution
 
 
-#: Noise beyond so many standard deviations does not occur: wide enough for thousands of entries of Laplace noise.
+#: Largest noise in standard deviations: sufficient for thousands of entries of Laplace noise.
 SIGMAS = 12
-#: More examples than this make the equations' matrices, of n^2 rows, slower than the projections.
+#: Number of examples above which the equations, with matrices of n^2 rows, are slower than the projections.
 MOST_EXAMPLES = 20
-#: More classes than this, and projections, of k^3 operations, take longer than they improve on the first guess.
+#: Number of classes above which projections, of k^3 operations, are too slow for what they improve.
 MOST_CLASSES = 64
-#: How often numbers that have nothing to do with the counts may come out as near to whole numbers.
+#: Significance level for unrelated numbers being as near to whole numbers.
 CHANCE = 0.01
-#: Where the equations determine the inputs a search that finds no solution begins anew, from the best counts so far and
-#: other starting points of the solver: with a third of the trials, or as soon as there is nothing left to try.
+#: If the equations determine the inputs, a search without a solution is restarted from the best counts so far and
+#: other starting points of the solver: with a third of the trials, or when no untried counts are left.
 SHARE_OF_TRIALS, MOST_ATTEMPTS = 3, 8
 
 
 @dataclass(frozen=True)
 class LabelCounts:
-    """Class counts `(k,)` that add up to the batch size, and what supports them.
+    """Class counts `(k,)` that sum to the batch size, and their evidence.
 
-    `bounds`: without noise, no others satisfy the bounds; `explained`: they reproduce the head's gradient up to
-    rounding, with fewer examples than classes; `whole`: they come out as whole numbers under the assumption that the
-    probabilities are the same for all images, as before training; `estimated`: the best of those that were tried.
+    `bounds`: without noise, only these satisfy the bounds; `explained`: they reproduce the head's gradient up to
+    rounding, with fewer examples than classes; `whole`: they are whole numbers under the assumption that the
+    probabilities are the same for all images, as before training; `estimated`: the best of those tried.
     """
 
     counts: Tensor
@@ -108,11 +108,11 @@ class LabelCounts:
 
 
 def count_labels(head: HeadGradient, trials: int, seed: int) -> LabelCounts:
-    """Class counts of the batch: by bounds where they suffice, else by a search for counts that explain the gradient.
+    """Class counts of the batch: by bounds if they suffice, else by a search for counts that explain the gradient.
 
     Args:
         head: public parameters and released gradient.
-        trials: at most so many counts are tried.
+        trials: largest number of counts to try.
         seed: of the solvers' starting points.
     """
     lower = lower_bounds(head)
@@ -138,11 +138,11 @@ def count_labels(head: HeadGradient, trials: int, seed: int) -> LabelCounts:
 
 
 def lower_bounds(head: HeadGradient) -> Tensor:
-    """How often each class `(k,)` occurs at least.
+    """Lower bound on the count of each class, `(k,)`.
 
-    The bias entry of class c is `mean_i p_ic - a_c / n` for count a_c, so a_c > -n G_b[c]. Behind a ReLU a class that
-    does not occur has a row of weights `mean_i p_ic h_i` without negative entries, so a negative one shows it does.
-    Where noise or pruning breaks these bounds so far that they exceed the batch, all are zero.
+    The bias entry of class c is `mean_i p_ic - a_c / n` for count a_c, so a_c > -n G_b[c]. After a ReLU a class that
+    does not occur has a row of weights `mean_i p_ic h_i` without negative entries; a negative one proves it occurs.
+    If noise or pruning makes these bounds exceed the batch size, all are zero.
 
     Source: the first bound is that of [Zhao2020] and [Yin2021] made quantitative; the second extends [Zhao2020].
     """
@@ -154,7 +154,7 @@ def lower_bounds(head: HeadGradient) -> Tensor:
 
 
 def first_guess(head: HeadGradient, lower: Tensor) -> Tensor:
-    """The counts nearest to those of a model that finds all classes equally probable, within the bounds."""
+    """Counts nearest to those for equal class probabilities, within the bounds."""
     expected = head.n_examples * (1 / head.n_classes - head.bias_gradient) - lower
     free = head.n_examples - int(lower.sum())
     shares = _onto_simplex(expected, float(free))
@@ -165,10 +165,10 @@ def first_guess(head: HeadGradient, lower: Tensor) -> Tensor:
 
 
 def whole_counts(head: HeadGradient, lower: Tensor) -> Tensor | None:
-    """LabelCounts `(k,)` if one probability vector for all images makes them whole numbers within the lower bounds.
+    """Counts `(k,)` if one probability vector for all images makes them whole numbers within the lower bounds.
 
-    The vector is uniform or that of noise images. None where counts miss whole numbers by so much that chance would
-    bring k - 1 unrelated ones as near in one case of a hundred: then the probabilities differ between images.
+    The vector is uniform or that of noise images. None if the counts are so far from whole numbers that chance would
+    bring k - 1 unrelated ones as near in one case of a hundred: the probabilities then differ between images.
     """
     tolerance = min(0.4, 0.5 * CHANCE ** (1 / (head.n_classes - 1)))
     for probabilities in (torch.full_like(head.usual, 1 / head.n_classes), head.usual):
@@ -191,7 +191,7 @@ def _surely_present(head: HeadGradient) -> Tensor:
 
 
 def _onto_simplex(point: Tensor, total: float) -> Tensor:
-    """Nearest non-negative vector that adds up to `total`."""
+    """Nearest non-negative vector with sum `total`."""
     descending = point.sort(descending=True).values
     shift = (descending.cumsum(0) - total) / torch.arange(1, len(point) + 1)
     last = max(int((descending > shift).sum()) - 1, 0)
@@ -241,10 +241,10 @@ class _Search:
         return len(self.tried) >= limit or (self.tried[-1][1].explained and self.head.clean)
 
     def _neighbours(self, counts: Tensor, fit: Fit) -> Iterator[Tensor]:
-        """Neighbours within the bounds; first those towards the counts that the fitted probabilities ask for."""
+        """Neighbours within the bounds; first those towards the counts implied by the fitted probabilities."""
         wanted = fit.expected - self.head.n_examples * self.head.bias_gradient - counts
         if self.head.non_negative:
-            # a class without a sign of its presence is looked at last
+            # classes without evidence of presence come last
             wanted = torch.where(_surely_present(self.head) | (counts > 0), wanted, wanted - self.head.n_examples)
         gains = wanted[None, :] - wanted[:, None]
         for move in gains.flatten().argsort(descending=True).tolist():

@@ -1,13 +1,13 @@
-"""Which inputs of the head explain its gradient, if the class counts were these? The case of few examples.
+"""Equations for the inputs of the head, given its gradient and class counts, with fewer examples than classes.
 
 For head inputs h_i, probabilities p_i = softmax(W h_i + b) and labels y_i the gradient of the mean cross-entropy is
 
     G_b = mean_i (p_i - e_{y_i})        G_W = mean_i (p_i - e_{y_i}) h_i^T
 
-With fewer examples than classes the rows of G_W span the inputs, so that h_i = V c_i with a known basis V. Once labels
-are supposed, n^2 numbers have to satisfy (k - 1)(n + 1) equations: at least as many, and more the fewer examples there
-are. Wrong labels therefore leave a residual, and right ones none beyond rounding (found so in every measurement; not
-proven). Inputs behind a ReLU must be non-negative, besides, which keeps the solver out of wrong minima.
+With fewer examples than classes the rows of G_W span the inputs, so h_i = V c_i with a known basis V. Given labels,
+n^2 numbers have to satisfy (k - 1)(n + 1) equations, at least as many. Wrong labels therefore leave a residual, and
+right ones none beyond rounding (so in every measurement; not proven). Inputs after a ReLU must also be non-negative,
+which avoids spurious minima.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from torch import Tensor
 
 from lit_recon.attacks.updates.labels.head import HeadGradient
 
-#: Prior variances of an input: of the mean of all, of the means of classes, and within a class. Any moderate values
-#: do: the prior only starts the search and disappears against equations that are met up to rounding.
+#: Prior variances of an input: of the overall mean, of the means of classes, and within a class. Any moderate values
+#: work: the prior only starts the search and is negligible against equations solved up to rounding.
 SHARED, BETWEEN, WITHIN = 1.0, 0.3, 0.3
-#: Weight of the square of negative entries; the prior energy of an input is about 1 in the same unit.
+#: Weight of squared negative entries; the prior energy of an input is about 1 in the same unit.
 NON_NEGATIVITY = 1e4
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The best explanation found for supposed counts.
+    """The best fit for assumed counts.
 
     Attributes:
         score: lower is more plausible; comparable between counts.
@@ -45,7 +45,7 @@ class Fit:
 
 @dataclass
 class _Point:
-    """Inputs, and the objective's terms there."""
+    """Inputs, and the terms of the objective."""
 
     inputs: Tensor
     probabilities: Tensor
@@ -57,7 +57,7 @@ class _Point:
 
 
 class HeadEquations:
-    """Levenberg-Marquardt on the head's equations, from the prior's guess, under noise that is lowered step by step.
+    """Levenberg-Marquardt on the head's equations, from a guess by the prior, with decreasing noise level.
 
     Args:
         head: with fewer examples than classes.
@@ -72,7 +72,7 @@ class HeadEquations:
         self.penalty = NON_NEGATIVITY * len(self.basis) / head.input_norm**2 if head.non_negative else 0.0
 
     def solve(self, counts: Tensor, seed: int = 0, iterations: int = 150) -> Fit:
-        """Fit for supposed class counts `(k,)`; another seed starts elsewhere."""
+        """Fit for assumed class counts `(k,)`, from a random start."""
         targets = torch.eye(len(counts), dtype=torch.float64).repeat_interleave(counts, dim=0)
         precision = torch.linalg.inv(_covariance(targets)) * self.precision
         k, q = self.gradient.shape
@@ -145,14 +145,14 @@ class HeadEquations:
         return matrix.reshape(n * q, n * q), slope
 
     def _misfit(self, at: _Point, noise: Tensor) -> float:
-        """Mean square of the residual over the noise; about one or less where nothing is left to explain."""
+        """Mean square of the residual over the noise; about 1 or less for a complete fit."""
         k, q = self.gradient.shape
         square: Tensor = (at.bias_residual / noise[0]).square().sum() + (at.weight_residual / noise[1]).square().sum()
         return float(square) / int((k - 1) * (q + 1))
 
 
 def _damped_solution(matrix: Tensor, slope: Tensor, damping: float) -> Tensor:
-    """Solution of the system with a damped diagonal; nothing, i.e. no step, if it is not positive definite."""
+    """Solution of the damped system; zero if it is not positive definite."""
     factor, failed = torch.linalg.cholesky_ex(matrix + damping * matrix.diagonal().diag())
     if failed:
         return torch.zeros_like(slope)
@@ -161,9 +161,9 @@ def _damped_solution(matrix: Tensor, slope: Tensor, damping: float) -> Tensor:
 
 
 def prior_guess(targets: Tensor, gradient: Tensor, seed: int) -> Tensor:
-    """Mean of the inputs `(n, d)` given the weights' gradient `(k, d)` and random probabilities that favour the labels.
+    """Mean of the inputs `(n, d)` given the weights' gradient `(k, d)` and random probabilities that favor the labels.
 
-    Random, because examples of a class that start equal stay equal, and because other starts reach other minima.
+    Random, because examples of a class with equal starts stay equal, and different starts reach different minima.
     """
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(targets.shape, generator=generator, dtype=targets.dtype) + targets

@@ -1,4 +1,4 @@
-"""The classifier's head as an attacker sees it: public parameters, released gradient, and the sign of its inputs."""
+"""The classifier's head in an observation: public parameters, released gradient, sign of its inputs."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from lit_recon.clients.gradient import pure_copy
 from lit_recon.errors import ThreatModelError, UnsupportedModelError
 from lit_recon.records import Observation
 
-#: Relative rounding error of a single-precision gradient.
+#: Relative rounding error of a float32 gradient.
 ROUNDING = 6e-8
 
 
 def require_cross_entropy(observation: Observation, what: str, remedy: str) -> None:
-    """Refuse clients that minimize another loss than the mean cross-entropy.
+    """Raise an error if clients minimize another loss than the mean cross-entropy.
 
     Args:
         observation: of the client.
-        what: the attack or method that needs it, for the message.
+        what: the attack or method, for the message.
         remedy: what to do instead, for the message.
 
     Raises:
-        ThreatModelError: they do.
+        ThreatModelError: for another loss.
     """
     if observation.loss is not cross_entropy:
         name = getattr(observation.loss, "__name__", type(observation.loss).__name__)
@@ -37,7 +37,7 @@ def require_cross_entropy(observation: Observation, what: str, remedy: str) -> N
 def find_head(observation: Observation, what: str) -> tuple[str, str | None]:
     """Parameter names of the head's weight and bias (None without one): the linear layer that returns the logits.
 
-    It is found by a forward pass of the public model: the last linear layer that is called once and whose output is
+    Found by a forward pass of the public model: the last linear layer that is called once and whose output is
     the model's.
 
     Args:
@@ -63,9 +63,9 @@ def find_head(observation: Observation, what: str) -> tuple[str, str | None]:
     heads = [name for name, seen in outputs.items() if len(seen) == 1 and torch.equal(seen[0], logits)]
     if not heads:
         raise UnsupportedModelError(
-            f"{what} reads the gradient of a torch.nn.Linear layer that returns the {observation.n_classes} logits; "
+            f"{what} needs the gradient of a torch.nn.Linear layer that returns the {observation.n_classes} logits; "
             f"{type(observation.model).__name__} has no such layer (linear layers: {', '.join(linear) or 'none'}): "
-            "reveal the labels and use KnownLabels, or optimise them with JointLabels"
+            "reveal the labels and use KnownLabels, or optimize them with JointLabels"
         )
     name = heads[-1]
     return f"{name}.weight".lstrip("."), None if linear[name].bias is None else f"{name}.bias".lstrip(".")
@@ -73,14 +73,14 @@ def find_head(observation: Observation, what: str) -> tuple[str, str | None]:
 
 @dataclass(frozen=True)
 class HeadGradient:
-    """Public parameters and released mean gradient of a head that sees inputs h: logits are W h + b.
+    """Public parameters and released mean gradient of a head with logits W h + b.
 
     Attributes:
         weight, bias: `(k, d)`, `(k,)`: W and b.
         weight_gradient, bias_gradient: `(k, d)`, `(k,)`.
         n_examples: batch size.
-        non_negative: no input is below zero, as behind a ReLU.
-        usual: `(k,)`: mean class probabilities of noise images, before training close to those of any image.
+        non_negative: inputs are non-negative, as after a ReLU.
+        usual: `(k,)`: mean class probabilities of noise images; before training close to those of any image.
     """
 
     weight: Tensor
@@ -98,22 +98,22 @@ class HeadGradient:
 
     @property
     def input_norm(self) -> float:
-        """Rough norm of an input: the gradient of the weights is that of the bias times inputs."""
+        """Approximate norm of an input: the gradient of the weights is that of the bias times inputs."""
         return float(self.weight_gradient.norm() / self.bias_gradient.norm())
 
     @property
     def clean(self) -> bool:
-        """Whether nothing but rounding was added to the gradient."""
+        """Whether the gradient has no noise beyond rounding."""
         return _column_noise(self.weight_gradient) < 10 * ROUNDING * self.weight_gradient.abs().max().item()
 
     @property
     def weight_noise(self) -> float:
-        """Standard deviation of the noise on the weights' gradient, whose columns would otherwise add up to zero."""
+        """Standard deviation of the noise on the weights' gradient, whose columns sum to zero without noise."""
         return max(_column_noise(self.weight_gradient), ROUNDING / 3 * self.weight_gradient.abs().max().item())
 
     @property
     def bias_noise(self) -> float:
-        """The same for the bias; one sum says little, so noise on the weights counts for the bias, too."""
+        """The same for the bias; a single sum is inaccurate, so noise on the weights is included."""
         rounding = ROUNDING * self.bias_gradient.abs().max().item()
         return max(_column_noise(self.bias_gradient[:, None]), rounding, 0.0 if self.clean else self.weight_noise)
 
@@ -130,7 +130,7 @@ def head_gradient(observation: Observation) -> HeadGradient:
     if bias is None:
         raise UnsupportedModelError(
             f"HeadCounts needs the gradient of the head's bias; layer {weight.rpartition('.')[0]!r} has none: "
-            "attack one image with IDLG, reveal the labels and use KnownLabels, or optimise them with JointLabels"
+            "attack one image with IDLG, reveal the labels and use KnownLabels, or optimize them with JointLabels"
         )
     inputs = _exact(probe_inputs(observation))
     public = _exact(observation.parameters[weight]), _exact(observation.parameters[bias])
@@ -145,7 +145,7 @@ def head_gradient(observation: Observation) -> HeadGradient:
 
 
 def probe_inputs(observation: Observation, n_images: int = 16, seed: int = 0) -> Tensor:
-    """What reaches the head `(n_images, d)` when the public model sees noise images, half of them coarse."""
+    """Inputs `(n_images, d)` of the head for noise images, half of them coarse."""
     weight, _ = find_head(observation, "label recovery")
     like = observation.parameters[weight]
     generator = torch.Generator().manual_seed(seed)

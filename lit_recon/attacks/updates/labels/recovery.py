@@ -1,4 +1,4 @@
-"""The labels of a batch: known, recovered from the head's gradient, or optimised together with the images."""
+"""The labels of a batch: known, recovered from the head's gradient, or optimized together with the images."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from lit_recon.records import Observation
 
 
 class LabelRecovery(ABC):
-    """Finds the labels of a batch. Their order is unknown to any attacker, so they are returned sorted.
+    """Finds the labels of a batch. Their order is unknown to attackers, so they are returned sorted.
 
     Attributes:
-        optimised: the attack starts from `initial_logits` and optimises label probabilities with the images;
-            the labels that calling returns are placeholders.
+        optimised: the attack starts from `initial_logits` and optimizes label probabilities with the images;
+            the labels returned by a call are placeholders.
     """
 
     optimised: bool = False
 
     @abstractmethod
     def __call__(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
-        """Labels `(n,)`, ascending int64 on the device of the update, and notes for the reader of the report."""
+        """Labels `(n,)`, ascending int64 on the device of the update, and notes for the report."""
 
-    def check(self, observation: Observation) -> None:  # noqa: B027 a method that refuses nothing says nothing
-        """Refuse, before any compute, observations whose labels this method cannot find.
+    def check(self, observation: Observation) -> None:  # noqa: B027 most methods have no requirement
+        """Raise an error, before any computation, for observations whose labels this method cannot find.
 
         Raises:
             ThreatModelError: a batch, a loss or knowledge that the method cannot use.
-            UnsupportedModelError: the model lacks the head that the method reads.
+            UnsupportedModelError: the model lacks the head that the method needs.
         """
 
     def initial_logits(self, observation: Observation, generator: torch.Generator) -> Tensor:
-        """Logits `(n, k)` to start from, where labels are `optimised`.
+        """Initial logits `(n, k)`, if labels are `optimised`.
 
         Raises:
-            ConfigError: they are not.
+            ConfigError: labels are not `optimised`.
         """
-        raise ConfigError(f"{type(self).__name__} recovers classes and has no logits to optimise: use JointLabels")
+        raise ConfigError(f"{type(self).__name__} recovers classes and has no logits to optimize: use JointLabels")
 
 
 class KnownLabels(LabelRecovery):
-    """The labels that the observation reveals.
+    """The labels given in the observation.
 
     Raises:
-        ThreatModelError: when called on an observation that reveals none.
+        ThreatModelError: when called on an observation without labels.
     """
 
     def check(self, observation: Observation) -> None:
@@ -69,20 +69,20 @@ class IDLG(LabelRecovery):
     """The label of one image, exact for an undefended gradient of the cross-entropy.
 
     The head's bias gradient is p - e_y: negative at the label only. The row c of its weight gradient is (p - e_y)_c
-    times the head's input, and the entries of p - e_y add up to zero; hence with three classes or more the label's row
-    is longer than any other, whatever the sign of the inputs, and with two it is the negative one behind a ReLU.
+    times the head's input, and the entries of p - e_y sum to zero; hence with three classes or more the label's row
+    is the longest, for inputs of any sign, and with two classes after a ReLU it is the negative one.
 
     Raises:
         ThreatModelError: more than one image, or another loss than the cross-entropy.
         UnsupportedModelError: no linear head; or neither bias, third class, nor non-negative inputs.
 
-    Source: [Zhao2020], whose rule (inner products of rows, or signs) it restates by norms.
+    Source: [Zhao2020], whose rule (inner products of rows, or signs) is restated by norms.
     """
 
     def check(self, observation: Observation) -> None:
         if observation.n_examples != 1:
             raise ThreatModelError(
-                f"IDLG reads the label of one image; this client holds {observation.n_examples}: use HeadCounts"
+                f"IDLG recovers the label of one image; this client has {observation.n_examples}: use HeadCounts"
             )
         require_cross_entropy(observation, "IDLG", "reveal the labels and use KnownLabels")
         find_head(observation, "IDLG")
@@ -103,28 +103,28 @@ def _label_by_rows(observation: Observation, gradient: Tensor) -> Tensor:
     if (probe_inputs(observation) < 0).any():
         raise UnsupportedModelError(
             "IDLG for two classes needs a head with bias or non-negative inputs (a ReLU before it); this model has "
-            "neither: reveal the labels and use KnownLabels, or optimise them with JointLabels"
+            "neither: reveal the labels and use KnownLabels, or optimize them with JointLabels"
         )
     return gradient.sum(dim=1).argmin()
 
 
 class HeadCounts(LabelRecovery):
-    """How often each class occurs in the batch, from the head's gradient, the batch size and the public model.
+    """Class counts of the batch, from the head's gradient, the batch size and the public model.
 
-    1. Lower bounds on each count that hold for every batch (see `lower_bounds`); often they leave one possibility.
+    1. Lower bounds on each count (see `lower_bounds`), which often leave one possibility.
     2. Else a search for counts under which some inputs of the head reproduce its whole gradient. With fewer examples
-       than classes (up to 20) these equations are overdetermined: counts that solve them up to rounding are reported
-       as such, and were the true ones in every measurement. The method needs neither public images nor dummy data and
+      than classes (up to 20) the equations are overdetermined: counts that solve them up to rounding are reported
+      as such, and were correct in every measurement. The method needs neither public images nor dummy data and
        holds at any stage of training.
-    3. With more examples: the counts that follow from equal probabilities of all images, if these come out whole
-       (before training); else, as an estimate, those of least residual found, or beyond 64 classes a first guess.
+    3. With more examples: the counts implied by equal probabilities of all images, if these are whole numbers
+       (before training); else, as an estimate, those of least residual, or beyond 64 classes a first guess.
 
-    Exact under an undefended gradient of the mean cross-entropy (BatchNorm in either mode); the notes say which
-    case it was. Added noise is measured, by columns that would otherwise add up to zero, and widens the bounds.
-    Of several local steps the bounds and estimates need the mean gradient (`release="gradient"`), not the difference.
+    Exact for an undefended gradient of the mean cross-entropy (BatchNorm in either mode); the notes say which
+    case it was. Noise is estimated from columns that sum to zero without it, and widens the bounds.
+    For several local steps bounds and estimates need the mean gradient (`release="gradient"`), not the difference.
 
     Args:
-        trials: counts that the search may try; 0.05 to 0.5 seconds each on one core at 10 classes. 0: first guess.
+        trials: largest number of counts to try; 0.05 to 0.5 seconds each on one core at 10 classes. 0: first guess.
         seed: of the solvers' starting points.
 
     Raises:
@@ -133,7 +133,7 @@ class HeadCounts(LabelRecovery):
         ThreatModelError: when called on an update of another loss than the cross-entropy.
 
     Source: Step 1 extends [Zhao2020] and [Yin2021]. Step 2 replaces the class-wise approximations of [Wainakh2021] and
-    [Ma2023], whose equations it solves for every example instead of for class averages.
+    [Ma2023], with equations for every example instead of class averages.
     """
 
     def __init__(self, trials: int = 120, seed: int = 0) -> None:
@@ -157,9 +157,9 @@ class HeadCounts(LabelRecovery):
 
 def _note(found: LabelCounts) -> str:
     if found.support == "bounds":
-        return "labels: class counts are the only ones within bounds that the head's gradient sets"
+        return "labels: class counts are the only ones within the bounds of the head's gradient"
     if found.support == "whole":
-        return "labels: class counts come out whole if the model gives all images the same class probabilities"
+        return "labels: class counts are whole numbers if the model gives all images the same class probabilities"
     if found.residual is None:
         return "labels: class counts estimated from the head's gradient, without a search"
     if found.support == "explained":
@@ -173,7 +173,7 @@ def _note(found: LabelCounts) -> str:
 
 
 class JointLabels(LabelRecovery):
-    """Label probabilities of every image, optimised together with the pixels from logits drawn from N(0, 1).
+    """Label probabilities of every image, optimized together with the pixels from logits drawn from N(0, 1).
 
     Source: [Zhu2019].
     """
@@ -185,13 +185,13 @@ class JointLabels(LabelRecovery):
             checked_loss(observation.loss, observation.n_classes, probabilities=True)
         except ConfigError as error:
             raise ThreatModelError(
-                f"JointLabels optimises class probabilities, but {error}: reveal the labels and use KnownLabels"
+                f"JointLabels optimizes class probabilities, but {error}: reveal the labels and use KnownLabels"
             ) from error
 
     def __call__(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
         device = next(iter(observation.update.values())).device
         return torch.zeros(observation.n_examples, dtype=torch.int64, device=device), (
-            "labels: optimised together with the images",
+            "labels: optimized together with the images",
         )
 
     def initial_logits(self, observation: Observation, generator: torch.Generator) -> Tensor:

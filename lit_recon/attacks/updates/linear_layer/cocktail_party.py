@@ -1,4 +1,4 @@
-"""The Cocktail Party Attack: a first fully connected layer's gradient mixes the batch, source separation unmixes it."""
+"""The Cocktail Party Attack: source separation of the images mixed in a first fully connected layer's gradient."""
 
 from __future__ import annotations
 
@@ -17,26 +17,25 @@ from lit_recon.records import Observation, Reconstruction
 
 
 class CocktailPartyAttack(Attack):
-    """Separates the images that a fully connected first layer has mixed in its gradient.
+    """Separates the images of a batch that are mixed in the gradient of a fully connected first layer.
 
-    Every row of the weight's gradient is a linear mixture of the batch's images, and so is the entry of the bias's
-    gradient of as many ones: that settles scale, sign and brightness of a separated image. Behind a ReLU zeros of
-    derivatives then improve on the separation, and the whole is made consistent with the model, after which it is often
-    exact (see `lit_recon.attacks.updates.linear_layer.sparse_derivatives`).
+    Every row of the weight's gradient is a linear mixture of the batch's images, and the bias's gradient the same
+    mixture of ones, which determines scale, sign and brightness of a separated image. After a ReLU, zeros of
+    derivatives then improve the separation, and a fit to the whole update follows, after which it is often exact (see
+    `lit_recon.attacks.updates.linear_layer.sparse_derivatives`).
 
     Args:
-        terms: what the separated images are wanted to be.
-        steps: of the separation.
-        lr: of the separation.
-        refinements: rounds of consistency with the model; 0 leaves the separation as it is, without zeros either.
+        terms: penalties on the separated images.
+        steps, lr: of the separation.
+        refinements: rounds of the fit to the whole update; 0 returns the separation, without the use of zeros.
         restarts: independent starts; the one that explains the update best is returned.
-        labels: how the batch's labels are found; they are assigned to images by what each does to the gradient.
+        labels: recovery of the batch's labels; they are assigned to images by their effect on the gradient.
         seed: of the first start; start i uses `seed + i`.
 
     Raises:
         ConfigError: a number out of its range, or labels to be optimised.
 
-    Source: [Kariyappa2023]; volume, bounds, the use of the bias, zeros and consistency are not in it.
+    Source: [Kariyappa2023]; volume, bounds, the use of the bias and of zeros, and the fit to the update are ours.
     """
 
     def __init__(
@@ -58,28 +57,28 @@ class CocktailPartyAttack(Attack):
         self.steps, self.lr, self.refinements, self.restarts, self.seed = steps, lr, refinements, restarts, seed
         self.labels = labels if labels is not None else HeadCounts()
         if self.labels.optimised:
-            raise ConfigError("CocktailPartyAttack cannot optimise labels: use HeadCounts, IDLG or KnownLabels")
+            raise ConfigError("CocktailPartyAttack cannot optimize labels: use HeadCounts, IDLG or KnownLabels")
 
     def check(self, observations: Sequence[Observation]) -> None:
-        """Refuse models that mix something else than images, or too little of it.
+        """Raise an error for models without a suitable first layer, and for single images.
 
         Raises:
-            UnsupportedModelError: no linear layer with bias sees the pixels, or it has fewer neurons than the batch
+            UnsupportedModelError: no linear layer with bias on the pixels, or it has fewer neurons than the batch
                 has images.
-            ThreatModelError: a single image, which is not mixed with others.
+            ThreatModelError: a single image.
         """
         super().check(observations)
         for seen in observations:
             layer = first_layer(seen)
             if seen.n_examples == 1:
                 raise ThreatModelError(
-                    "CocktailPartyAttack separates the images of a batch, and this client holds one: use "
+                    "CocktailPartyAttack separates the images of a batch, and this client has one: use "
                     "AnalyticInversion, which is exact"
                 )
             if seen.n_examples > min(layer.weight.shape):
                 raise UnsupportedModelError(
                     f"CocktailPartyAttack needs at least as many neurons and pixels as images; {layer.weight_name} is "
-                    f"{tuple(layer.weight.shape)}, and the client holds {seen.n_examples} images: attack smaller "
+                    f"{tuple(layer.weight.shape)}, and the client has {seen.n_examples} images: attack smaller "
                     "batches or a wider layer"
                 )
             self.labels.check(seen)
@@ -119,15 +118,13 @@ class CocktailPartyAttack(Attack):
                     break
         if not tried:
             images = mean_color(seen.n_examples, seen)
-            lost = (
-                "separation: nothing finite came of it, as where a defense left hardly an entry; returned as mean color"
-            )
+            lost = "separation: no finite result, as when a defense removes nearly all entries; returned as mean color"
             return Reconstruction(images.to(like), labels, 1.0, notes=(*notes, lost))
         images, labels, loss, curve, proved = min(tried, key=lambda found: found[2])
         state = "solved up to rounding" if loss < SOLVED else f"left a relative residual of {loss:.0e}"
         if proved:
-            notes = (*notes, f"separation: derivatives of {proved} of {seen.n_examples} images proved by their zeros")
-        notes = (*notes, f"separation: {state} after {len(curve) - 1} rounds of consistency with the model")
+            notes = (*notes, f"separation: derivatives of {proved} of {seen.n_examples} images certified by zeros")
+        notes = (*notes, f"separation: {state} after {len(curve) - 1} rounds of the fit to the update")
         if missing:
             mixed = f"the gradient mixes only {mixtures.n_sources} of {seen.n_examples} images independently"
             notes = (*notes, f"separation: {mixed}; the others are returned as the data's mean color")

@@ -1,11 +1,10 @@
-"""The gradient of a fully connected layer is a product: the derivatives at its outputs times the inputs it saw.
+"""The gradient of a fully connected first layer, and inversion of it for single images and distinct labels.
 
-For a layer z = W x + b and the derivatives D `(n, m)` of the mean loss with respect to z,
+For a layer z = W x + b with inputs X `(n, d)` and derivatives D `(n, m)` of the mean loss with respect to z,
 
     G_W = D^T X        G_b = D^T 1
 
-so whoever knows the inputs X `(n, d)` knows D, and whoever knows D knows X. The attacks on a first layer that sees
-the pixels differ in how they come by one of the two.
+so X determines D, and D determines X. The attacks on a first layer differ in how they obtain one of the two.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from lit_recon.clients.gradient import pure_copy
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.records import Observation, Reconstruction, Update
 
-#: Relative rounding error of a single-precision gradient.
+#: Relative rounding error of a float32 gradient.
 ROUNDING = 6e-8
-#: Relative error of an image that has no part in the gradient.
+#: Relative error assigned to an image without a contribution to the gradient.
 WITHOUT_PART = 1e6
-#: Relative errors below this are all the same: rounding.
+#: Relative errors below this count as rounding.
 PERFECT = 1e-4
-#: How often labels and the gradient's scale are found from each other.
+#: Number of alternations between labels and the gradient's scale.
 FACTOR_ITERATIONS = 4
-#: Factor of evidence that decides on a label: beyond any cost of those that are left to be decided.
+#: Factor of evidence, larger than any other cost of a label.
 DECISIVE = 100.0
 TINY = torch.finfo(torch.float64).tiny
 
 
 @dataclass(frozen=True)
 class FirstLayer:
-    """A fully connected layer that sees normalized, flattened images.
+    """A fully connected layer on normalized, flattened images.
 
     Attributes:
         weight_name, bias_name: of its parameters.
@@ -53,7 +52,7 @@ class FirstLayer:
 
 
 def first_layer(observation: Observation) -> FirstLayer:
-    """The linear layer whose input is the image itself, and what the update says of it.
+    """The linear layer whose input is the image, and its gradient.
 
     Raises:
         UnsupportedModelError: no such layer, or one without bias.
@@ -62,13 +61,13 @@ def first_layer(observation: Observation) -> FirstLayer:
     name = type(observation.model).__name__
     if found is None:
         raise UnsupportedModelError(
-            f"this attack reads images off the gradient of a fully connected layer that sees the normalized pixels; "
-            f"{name} has none, its pixels pass another layer first: use a trunk that begins with one (MLP), or attack "
+            f"this attack needs the gradient of a fully connected layer whose input is the normalized pixels; "
+            f"{name} has none, another layer comes first: use a trunk that begins with one (MLP), or attack "
             "it with GradientMatching"
         )
     if f"{found}.bias" not in observation.update:
         raise UnsupportedModelError(
-            f"this attack needs the gradient of a bias, which tells the scale and the sign of an image; layer "
+            f"this attack needs the gradient of a bias, which gives the scale and the sign of an image; layer "
             f"{found!r} of {name} has none: attack it with GradientMatching"
         )
     weight, bias = (observation.update[f"{found}.{part}"].detach().cpu().double() for part in ("weight", "bias"))
@@ -96,7 +95,7 @@ def _layer_on_pixels(observation: Observation) -> str | None:
 
 
 def to_pixels(inputs: Tensor, observation: Observation) -> Tensor:
-    """Images `(n, c, h, w)`, in [0, 1] if the inputs are right, of normalized, flattened inputs `(n, d)`."""
+    """Images `(n, c, h, w)`, in [0, 1] for valid inputs, of normalized, flattened inputs `(n, d)`."""
     images = inputs.view(-1, *observation.image_shape)
     mean, std = observation.normalization.tensors(images)
     return images * std + mean
@@ -109,7 +108,7 @@ def to_inputs(images: Tensor, observation: Observation) -> Tensor:
 
 
 def mean_color(n: int, observation: Observation) -> Tensor:
-    """`n` images `(c, h, w)` of the data's mean color, returned where an attack finds none."""
+    """`n` images `(c, h, w)` of the data's mean color, returned for images that an attack does not find."""
     mean = torch.tensor(observation.normalization.mean, dtype=torch.float64)
     return mean[:, None, None].expand(n, *observation.image_shape)
 
@@ -120,9 +119,9 @@ def released(images: Tensor, observation: Observation) -> Tensor:
 
 
 def derivatives(images: Tensor, labels: Tensor, bias_name: str, observation: Observation) -> Tensor:
-    """Derivatives `(n, m)` of every image's own loss with respect to the layer's outputs: its bias gradient alone.
+    """Derivatives `(n, m)` of every image's own loss with respect to the layer's outputs: its own bias gradient.
 
-    Exact for one gradient, unless BatchNorm runs on the statistics of the batch, which one image does not give.
+    Exact for one gradient, unless BatchNorm uses the statistics of the batch.
     """
     candidates, labels = released(images, observation), labels.to(next(iter(observation.update.values())).device)
     rows = [_update(candidates[i : i + 1], labels[i : i + 1], observation)[bias_name] for i in range(len(candidates))]
@@ -137,7 +136,7 @@ def assign_labels(
     observation: Observation,
     evidence: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The labels in the order of the images, by how well they explain each image's part in the bias gradient.
+    """The labels in the order of the images, by how well they explain each image's part of the bias gradient.
 
     Args:
         images: `(n, c, h, w)`.
@@ -145,10 +144,10 @@ def assign_labels(
         observed: `(n, m)`: derivatives of the mean loss with respect to the layer's outputs, image by image.
         bias_name: of the layer.
         observation: for the forward operator.
-        evidence: `(n, l)`: costs of label for image from another source, which decide where a row is not zero.
+        evidence: `(n, l)`: costs of labels per image from another source, which take precedence in nonzero rows.
 
     Returns:
-        Labels `(n,)`, and the relative errors `(n,)` that remain; 1e6 for an image without a part.
+        Labels `(n,)`, and their relative errors `(n,)`; 1e6 for an image without a contribution.
     """
     classes = labels.unique()
     expected = torch.stack(
@@ -161,7 +160,7 @@ def assign_labels(
     for _ in range(FACTOR_ITERATIONS):
         misfit = (expected * factor - observed[:, None]).norm(dim=2) / part[:, None].clamp(min=TINY)
         misfit = misfit.nan_to_num(WITHOUT_PART).clamp(max=WITHOUT_PART)
-        # the logarithm: a bad fit, of which some are bound to be, must not outweigh a perfect one
+        # logarithm: inevitable bad fits must not outweigh a perfect one
         cost = log_misfit(misfit)
         if evidence is not None:
             cost = torch.where(decided[:, None], DECISIVE * evidence, cost)
@@ -172,12 +171,12 @@ def assign_labels(
 
 
 def log_misfit(misfit: Tensor) -> Tensor:
-    """Cost of relative errors: the logarithm, 0 where nothing is explained, floored where only rounding is left."""
+    """Cost of relative errors: the logarithm, 0 if nothing is explained, with a floor at rounding."""
     return (misfit + PERFECT).log().clamp(max=0)
 
 
 def relative_residual(images: Tensor, labels: Tensor, observation: Observation) -> float:
-    """Norm of the candidate's update minus the observed one, over the norm of the latter: what the attacker sees."""
+    """Norm of the candidate's update minus the observed one, over the norm of the latter."""
     candidate = _update(released(images, observation), labels, observation)
     squares = [
         ((candidate[name] - value).square().sum(), value.square().sum()) for name, value in observation.update.items()
@@ -193,17 +192,17 @@ def _update(images: Tensor, labels: Tensor, observation: Observation) -> Update:
 class AnalyticInversion(Attack):
     """The image of a batch of one, or one image per label, from the gradient of a first fully connected layer.
 
-    * One image: every row of the weight's gradient is the image times the entry of the bias's gradient. All rows are
-      used, weighted as least squares wants it. Exact.
-    * A batch behind a layer whose outputs are the logits (softmax regression), labels distinct: the row of a label is
+    * One image: every row of the weight's gradient is the image times the bias's entry. A least-squares fit to all
+      rows is exact.
+    * A batch with distinct labels and a layer whose outputs are the logits (softmax regression): a label's row is
       dominated by its own image. From there, derivatives at the logits and images are computed from each other in
-      turn; exact where that converges, which the relative residual (`loss`) tells.
+      turn; exact if that converges, as shown by the relative residual (`loss`).
 
     Rows of a hidden layer mix all images of a batch: `CocktailPartyAttack` separates them.
 
     Args:
-        labels: how the batch's labels are found.
-        iterations: of derivatives and images in turn, at most.
+        labels: recovery of the batch's labels.
+        iterations: largest number of alternations.
 
     Raises:
         ConfigError: negative `iterations`, or labels to be optimised.
@@ -217,14 +216,14 @@ class AnalyticInversion(Attack):
         self.labels = labels if labels is not None else HeadCounts()
         self.iterations = iterations
         if self.labels.optimised:
-            raise ConfigError("AnalyticInversion cannot optimise labels: use HeadCounts, IDLG or KnownLabels")
+            raise ConfigError("AnalyticInversion cannot optimize labels: use HeadCounts, IDLG or KnownLabels")
 
     def check(self, observations: Sequence[Observation]) -> None:
-        """Refuse models without a fully connected first layer, and batches that a hidden layer would mix.
+        """Raise an error for models without a fully connected first layer, and batches mixed by a hidden layer.
 
         Raises:
-            UnsupportedModelError: no linear layer with bias sees the pixels.
-            ThreatModelError: several images behind a hidden layer, or more than there are classes.
+            UnsupportedModelError: no linear layer with bias on the pixels.
+            ThreatModelError: several images and a hidden layer, or more images than classes.
         """
         super().check(observations)
         for seen in observations:
@@ -239,7 +238,7 @@ class AnalyticInversion(Attack):
             self.labels.check(seen)
             if seen.n_examples > seen.n_classes:
                 raise ThreatModelError(
-                    f"AnalyticInversion reads one image per label; {seen.n_examples} images have at most "
+                    f"AnalyticInversion finds one image per label; {seen.n_examples} images have at most "
                     f"{seen.n_classes} labels: attack smaller batches, or use CocktailPartyAttack"
                 )
             if seen.labels is not None:
@@ -265,7 +264,7 @@ class AnalyticInversion(Attack):
         return Reconstruction(images.to(next(iter(seen.update.values()))), labels, loss, notes=notes)
 
     def _by_labels(self, layer: FirstLayer, labels: Tensor, seen: Observation) -> tuple[Tensor, int]:
-        """Images in the order of `labels`, and the iteration that they are from: the one of least residual."""
+        """Images in the order of `labels` from the iteration of least residual, and its number."""
         rows = labels.cpu()
         inputs = layer.weight[rows] / _away_from_zero(layer.bias[rows])[:, None]
         images = to_pixels(inputs, seen)
@@ -284,7 +283,7 @@ class AnalyticInversion(Attack):
 def _require_distinct(labels: Tensor) -> None:
     if len(labels.unique()) < len(labels):
         raise ThreatModelError(
-            f"AnalyticInversion reads one image per label, and the labels {labels.tolist()} repeat: "
+            f"AnalyticInversion finds one image per label, and the labels {labels.tolist()} repeat: "
             "attack batches of distinct labels, or use CocktailPartyAttack"
         )
 

@@ -1,15 +1,14 @@
-"""Behind a ReLU an image's derivatives are zero at every neuron that it leaves inactive, and enough zeros are a proof.
+"""Use of zero derivatives after a ReLU: images that are certified by the zeros, and a robust fit of all images.
 
-The gradient of a first layer is D^T X, so that the derivatives of each of `n` images lie in the span of its columns,
-which has `n` of the `m` dimensions there are. A vector of that span can be given n - 1 zeros, but not many more unless
-it is the derivative of one image alone. Such vectors are sought near the derivatives that separated images would have
-had. Where all are found D is known, and with it X. Where only some are, a mixture can be made that their images have no
-part in, and the others are separated from that, which is the easier the fewer are left.
+The gradient of a first layer is D^T X: the derivatives of each of `n` images lie in the span of its columns, which has
+`n` of `m` dimensions. A vector of that span can be given n - 1 zeros, but not many more unless it is the derivative of
+one image alone, zero at every neuron that the image leaves inactive. Such vectors are searched near the derivatives of
+separated images. If all are found, D is known, and with it X. If some are found, mixtures without their images are
+formed, and the others are separated from these, which is easier for fewer images.
 
-The gradient of a first layer is D^T X. From images X follow, through the public model, the derivatives D, and from D by
-least squares images again. Both depend on the images through few things, class probabilities and which neurons are
-active, so that a rough guess gives most entries of D nearly right. Neurons for which it does not are outliers, and the
-least squares are robust against these.
+The robust fit alternates: images X give the derivatives D through the public model, and D gives images by least
+squares. D depends on X only through class probabilities and active neurons, so a rough guess gives most entries of D
+nearly right. Neurons with wrong entries are outliers, to which the least squares are robust.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ from lit_recon.attacks.updates.linear_layer.first_layer import (
 from lit_recon.attacks.updates.linear_layer.unmixing import Mixtures, mixtures_of, rank
 from lit_recon.records import Observation
 
-#: Zeros beyond the number of images that are taken for proof, and what counts as zero, relative to the largest entry.
+#: Zeros beyond the number of images that certify a vector; largest entry that counts as zero, relative to the largest.
 EXCESS, ZERO = 8, 1e-4
-#: So many of the zeros that a separated image would have had are needed too: a mixture of two images has about half.
+#: Share of a separated image's zeros that is needed too: a mixture of two images has about half.
 SHARE = 0.8
-#: Labels that are tried for every image.
+#: Number of labels to try per image.
 LABELS_TRIED = 2
-#: Iterations of the search for zeros; the width of what is nearly zero, relative to the mean entry, and its decrease.
+#: Iterations of the search for zeros; width of the penalty, relative to the mean entry, and its decrease.
 ITERATIONS, WIDTH, SHRINKAGE, LEAST_WIDTH = 40, 0.1, 0.6, 1e-6
-#: Numbers of a chunk of searches that run together.
+#: Largest number of entries of a chunk of searches.
 CHUNK = 2**24
-#: A separation that finds less than this share of the derivatives left is in vain; so many in vain end the search.
+#: Share of the remaining derivatives that a successful separation finds; number of failures that end the search.
 FRUITFUL, PATIENCE = 1 / 8, 2
-#: Cosine above which two directions are one.
+#: Cosine above which two directions count as equal.
 SAME = 1 - 1e-4
 
 
@@ -54,14 +53,14 @@ def completed(
     seen: Observation,
     separate: Callable[[Mixtures, int], Tensor],
 ) -> tuple[Tensor, int]:
-    """Images `(n, c, h, w)` that agree with all derivatives which could be found, and how many these are.
+    """Images `(n, c, h, w)` that agree with all derivatives found, and the number of these.
 
     Args:
         guess: `(n, c, h, w)` in [0, 1].
         labels: `(n,)`, in any order.
-        layer: first layer, of rank `n` at least.
+        layer: first layer, of rank at least `n`.
         seen: the observation.
-        separate: images out of mixtures, from a start with this number.
+        separate: separates images from mixtures, given the number of the start.
 
     Source: zeros as proof: Dimitrov et al., SPEAR: Exact Gradient Inversion of Batches in Federated Learning, NeurIPS
         2024; a search for them in place of samples: Bakarsky et al., SPEAR++: Scaling Gradient Inversion via
@@ -91,15 +90,15 @@ def _with_zeros(
     span: Tensor,
     found: Tensor,
 ) -> Tensor:
-    """`found` and, below, the coordinates in `span` of further vectors with more zeros than a vector can be given."""
+    """`found`, and appended the coordinates in `span` of further vectors certified by their zeros."""
     n = span.shape[1]
-    # a neuron that no image activates is zero in every direction, and proves nothing
+    # a neuron that no image activates is zero in every direction and is no evidence
     reached = (layer.weight != 0).any(dim=1)
     classes = labels.unique()
     expected = torch.stack([derivatives(images, c.expand(len(images)), layer.bias_name, seen) for c in classes], dim=1)
     projected = expected @ span
     explained = projected.square().sum(dim=2) / expected.square().sum(dim=2).clamp(min=torch.finfo(span.dtype).tiny)
-    # of the neurons that prove anything; the same for all labels
+    # of the informative neurons; the same for all labels
     expected_zeros = (expected == 0)[:, 0, reached].sum(dim=1)
     needed = (SHARE * expected_zeros).clamp(min=n + EXCESS)
     unproved = (expected_zeros >= n) & (projected.square().sum(dim=(1, 2)) > 0)
@@ -120,9 +119,9 @@ def _with_zeros(
 
 
 def _sparsest(starts: Tensor, span: Tensor) -> tuple[Tensor, Tensor]:
-    """Unit vectors `(j, n)` near the starts whose images in `span` `(m, n)` have many zeros, and how many.
+    """Unit vectors `(j, n)` near the starts with many zeros after mapping by `span` `(m, n)`, and numbers of zeros.
 
-    Least squares are reweighted so that they minimise the sum of log(|entry|^2 + width^2), with shrinking width.
+    Reweighted least squares minimize the sum of log(|entry|^2 + width^2), with decreasing width.
     """
     starts = torch.nn.functional.normalize(starts, dim=1)
     scale = (starts @ span.T).square().mean(dim=1, keepdim=True).sqrt()
@@ -139,19 +138,19 @@ def _sparsest(starts: Tensor, span: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _images_left(rows: Tensor, seen: Observation, separate: Callable[[Mixtures, int], Tensor], attempt: int) -> Tensor:
-    """Images separated from gradient rows that only they have a part in."""
+    """Images separated from gradient rows without a contribution of other images."""
     if rank(rows) < 2:
         return to_pixels(rows[:1, :-1] / rows[:1, -1:], seen).clamp(0, 1)
     return separate(mixtures_of(rows[:, :-1], rows[:, -1], len(rows)), attempt)
 
 
 def _inputs(found: Tensor, candidates: Tensor, guess: Tensor, rows: Tensor, seen: Observation) -> Tensor:
-    """Inputs `(n, d)` that agree with the found derivatives; where some are missing, the nearest to the guess."""
+    """Inputs `(n, d)` that agree with the found derivatives; if some are missing, the nearest to the guess."""
     if len(found) == len(guess):
         exact: Tensor = torch.linalg.solve(found.T, rows)
         return exact[:, :-1] / exact[:, -1:]
     guessed = torch.cat([to_inputs(guess, seen), guess.new_ones(len(guess), 1)], dim=1)
-    # one row of an unmixing per image; it is orthogonal to the derivatives of all other images
+    # one unmixing row per image, orthogonal to the derivatives of all other images
     unmixing = torch.linalg.lstsq(rows.T, guessed.T).solution.T
     owners, owned = linear_sum_assignment(-(unmixing @ found.T).abs().numpy())
     rest = torch.ones(len(guess), dtype=torch.bool)
@@ -170,28 +169,28 @@ def _inputs(found: Tensor, candidates: Tensor, guess: Tensor, rows: Tensor, seen
     return torch.cat([torch.stack(kept)[:, :-1], left])
 
 
-#: Relative residual of the gradient below which only rounding is left.
+#: Relative residual of the gradient below which the solution counts as exact.
 SOLVED = 1e-6
-#: Relative residual above which images of less residual need not be better ones: the guess is kept.
+#: Relative residual above which the guess is kept.
 CONVINCING = 1e-2
-#: Reweightings of the robust least squares, and the residual, relative to the median, that counts as none.
+#: Reweightings of the robust least squares, and the floor of residuals relative to the median.
 REWEIGHTINGS, SMALLEST_RESIDUAL = 15, 1e-3
 
 
 def refined(
     images: Tensor, labels: Tensor, layer: FirstLayer, seen: Observation, iterations: int
 ) -> tuple[Tensor, Tensor, float, list[float]]:
-    """Images and labels that explain the whole update after at most `iterations` rounds, or the guess.
+    """Images and labels fitted to the whole update in at most `iterations` rounds, or the guess.
 
-    A round may lower the residual and raise the error: far from the solution, wrong derivatives are explained by wrong
-    images. Only a residual below `CONVINCING` takes the place of the guess.
+    Far from the solution a round may lower the residual and raise the error. Only a fit with a residual below
+    `CONVINCING` replaces the guess.
 
     Args:
         images: `(n, c, h, w)` in [0, 1]; a guess.
         labels: `(n,)`, in any order.
         layer: first layer.
         seen: the observation.
-        iterations: at most; 0 only assigns labels.
+        iterations: largest number; 0 only assigns labels.
 
     Returns:
         Images in [0, 1], labels in their order, the relative residual of the whole update, and its curve.
@@ -221,13 +220,13 @@ def _labelled(images: Tensor, labels: Tensor, layer: FirstLayer, seen: Observati
 
 
 def _robust_separation(layer: FirstLayer, n: int) -> Callable[[Tensor], Tensor]:
-    """A function from derivatives `(n, m)` to inputs `(n, d)` whose mixtures come close to the gradient.
+    """A function from derivatives `(n, m)` to inputs `(n, d)` whose mixtures approximate the gradient.
 
-    The sum over neurons of distances, not of their squares, is minimised, by iteratively reweighted least squares.
+    Minimizes the sum over neurons of distances, not of their squares, by iteratively reweighted least squares.
     """
     left, values, right = torch.linalg.svd(torch.cat([layer.weight, layer.bias[:, None]], dim=1), full_matrices=False)
     left, right = left[:, :n] * values[:n], right[:n]
-    # first axis: along the column of the bias, whose mixtures are of ones
+    # first axis: along the column of the bias, mixtures of ones
     ones = right[:, -1]
     turn = torch.linalg.svd(ones[None], full_matrices=True).Vh
     target, axes = left @ turn.T, turn @ right

@@ -1,4 +1,4 @@
-"""Sources from mixtures: blind source separation of images by contrast functions, smoothness, bounds and volume."""
+"""Blind source separation of images by contrast functions, smoothness, bounds and volume."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from lit_recon.errors import ConfigError, ShapeError
 
 #: E[log cosh z] of a standard normal z, the reference of negentropy; Gauss-Hermite quadrature with 200 nodes.
 GAUSSIAN_LOG_COSH = 0.3745672074
-#: Singular values below this share of the largest are rounding of a single-precision gradient.
+#: Singular values below this share of the largest count as zero in a float32 gradient.
 RANK_TOLERANCE = 6e-7
-#: Radius at which sources start in white coordinates: about the contrast of a normalized photograph.
+#: Initial radius of sources in white coordinates: about the contrast of a normalized photograph.
 START_RADIUS = 0.8
-#: By this factor the weight of the bounds grows during the search, so that it can begin outside them.
+#: Factor by which the weight of the bounds grows during the search, which may start outside them.
 BOUNDS_GROWTH = 100.0
 
 
 @dataclass(frozen=True)
 class Mixtures:
-    """All that linear mixtures allow their `j` sources to be: offset + C basis, with unknown C.
+    """The possible `j` sources of linear mixtures: offset + C basis, with unknown C.
 
     Attributes:
         offset: `(d,)`.
-        basis: `(q, d)`; rows have variance 1 and are uncorrelated over the `d` coordinates, their means are any.
-        constant: a bias tells that the sources' coefficients add up to one: `q = j - 1`; else `q = j`.
+        basis: `(q, d)`; rows have variance 1 and are uncorrelated over the `d` coordinates, with any mean.
+        constant: with a bias the sources' coefficients sum to one: `q = j - 1`; else `q = j`.
     """
 
     offset: Tensor
@@ -41,7 +41,7 @@ class Mixtures:
 
 
 def rank(rows: Tensor) -> int:
-    """How many mixtures are independent beyond the rounding of a single-precision gradient."""
+    """Number of independent mixtures, up to the rounding of a float32 gradient."""
     values = torch.linalg.svdvals(rows.double())
     return int((values > RANK_TOLERANCE * values[0]).sum())
 
@@ -51,9 +51,9 @@ def mixtures_of(weight: Tensor, bias: Tensor | None, n: int) -> Mixtures:
 
     Args:
         weight: `(m, d)`: the gradient of a layer's weight, each row a mixture.
-        bias: `(m,)`: of its bias. It is the same mixture of ones, and so fixes scale, sign and offset of the sources;
-            without it sources are known up to a factor, and the whitening is that of centered rows.
-        n: number of sources; fewer are looked for where the mixtures have a lower rank.
+        bias: `(m,)`: of its bias, the same mixture of ones, which determines scale, sign and offset of the sources;
+            without it sources are known up to a factor, and centered rows are whitened.
+        n: number of sources; fewer if the mixtures have a lower rank.
 
     Raises:
         ShapeError: fewer than two independent mixtures with, or one without a bias.
@@ -85,28 +85,28 @@ def mixtures_of(weight: Tensor, bias: Tensor | None, n: int) -> Mixtures:
 
 @dataclass(frozen=True)
 class UnmixingTerms:
-    """Weights of what sources are wanted to be; 0 switches a term off.
+    """Weights of penalties on sources; 0 switches a term off.
 
-    All down to `sparsity` are published; but for `non_negativity` they act on sources of mean 0 and variance 1, as
-    published. The others need the sources' scale and act on them as they are.
+    The terms down to `sparsity` are published and act, except `non_negativity`, on sources of mean 0 and variance 1.
+    The others act on sources in their own scale.
 
     Attributes:
-        negentropy: distance of a source's distribution from a normal one, (E log cosh s - E log cosh z)^2, maximised.
+        negentropy: distance of a source's distribution from a normal one, (E log cosh s - E log cosh z)^2, maximized.
         decorrelation: mean of exp(T |correlation|) - 1 over pairs of sources.
         temperature: T.
         total_variation: mean absolute difference of neighbouring pixels.
         sparsity: mean absolute value.
-        non_negativity: mean norm of a source's negative or of its positive part, whichever is smaller: for sources that
-            a ReLU has put out, of either sign. Pixels are normalized and have both; it is for features.
-        volume: log determinant of the coefficients per source, maximised: keeps sources apart without the claim that
-            they are uncorrelated, which images are not.
-        smoothness: total variation of the sources in their own contrast.
+        non_negativity: mean norm of a source's negative or positive part, whichever is smaller: for outputs of a
+            ReLU, up to sign. Not for normalized pixels, which have both signs.
+        volume: log determinant of the coefficients per source, maximized: keeps sources different without the
+            assumption that they are uncorrelated.
+        smoothness: total variation of the sources in their own scale.
         bounds: mean square of what lies outside of [0, 1] pixels; grows a hundredfold during the search.
 
     Raises:
         ConfigError: a negative weight, or none positive.
 
-    Source: [Kariyappa2023] and its code for the published; `volume` and `bounds` together are a criterion of bounded
+    Source: [Kariyappa2023] and its code for the published terms; `volume` and `bounds` are a criterion of bounded
         component analysis: Erdogan, A class of bounded component analysis algorithms for the separation of both
         independent and dependent sources, IEEE Transactions on Signal Processing 2013.
     """
@@ -138,8 +138,8 @@ def unmix(
     """Sources `(j, d)` of least penalty, and the penalty; by Adam with a cosine schedule from random coefficients.
 
     Args:
-        mixtures: what sources can be.
-        terms: what they are wanted to be.
+        mixtures: the possible sources.
+        terms: weights of the penalties.
         shape: of a source: the last two axes are spatial.
         bounds: least and largest value of every coordinate, each `(d,)`, for the term of that name.
         steps, lr: of Adam.
@@ -169,7 +169,7 @@ def unmix(
 def negentropy(sources: Tensor, reference: float = GAUSSIAN_LOG_COSH) -> Tensor:
     """Approximate negentropy `(j,)` of sources `(j, d)` of mean 0 and variance 1, up to a factor; 0 if normal.
 
-    The published code leaves the Gaussian reference out (0), and so favours flat distributions over peaked ones.
+    The published code has no Gaussian reference (0) and favors flat distributions over peaked ones.
 
     Source: [Kariyappa2023]; the approximation by one contrast function, here log cosh, is Hyvärinen's (1998).
     """
@@ -188,7 +188,7 @@ def decorrelation(cosines: Tensor, temperature: float) -> Tensor:
 
 
 def non_negativity(sources: Tensor) -> Tensor:
-    """Mean over sources `(j, d)` of the norm of the negative part or of the positive one, whichever is smaller.
+    """Mean over sources `(j, d)` of the norm of the negative or the positive part, whichever is smaller.
 
     Source: the published code of [Kariyappa2023].
     """
@@ -196,7 +196,7 @@ def non_negativity(sources: Tensor) -> Tensor:
 
 
 def scale_free(sources: Tensor, terms: UnmixingTerms, shape: tuple[int, ...]) -> Tensor:
-    """The published penalties of sources `(j, d)`, which do not depend on their scale."""
+    """The scale-independent, published penalties of sources `(j, d)`."""
     loss = sources.new_zeros(())
     if not (terms.negentropy or terms.decorrelation or terms.total_variation or terms.sparsity):
         return loss
@@ -216,7 +216,7 @@ def scale_free(sources: Tensor, terms: UnmixingTerms, shape: tuple[int, ...]) ->
 def in_scale(
     sources: Tensor, coefficients: Tensor, constant: bool, terms: UnmixingTerms, shape: tuple[int, ...]
 ) -> Tensor:
-    """The penalties of sources `(j, d)` and their coefficients that depend on the scale, but for the bounds."""
+    """The scale-dependent penalties of sources `(j, d)` and their coefficients, except the bounds."""
     loss = sources.new_zeros(())
     if terms.non_negativity:
         loss = loss + terms.non_negativity * non_negativity(sources)

@@ -77,7 +77,7 @@ def test_labels_find_their_images(photographs: Tensor, noise: float) -> None:
 
 def test_maps_cannot_condition_a_network(photographs: Tensor) -> None:
     attack = GradientMatching(features=MapMatching(), parametrization=DeepImagePrior(conditioned=True))
-    with pytest.raises(ConfigError, match="cannot draw from maps"):
+    with pytest.raises(ConfigError, match="but not on maps"):
         attack(observed(photographs[:1]))
     with pytest.raises(ConfigError, match="weight above 0"):
         MapMatching(weight=0)

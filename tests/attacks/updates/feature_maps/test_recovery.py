@@ -94,7 +94,7 @@ def test_group_normalization_is_no_obstacle(photographs: Tensor) -> None:
 
 @pytest.mark.parametrize("defense", [GaussianNoise(0.01), GradientPruning(0.5)])
 def test_a_defended_gradient_is_refused_with_its_reasons(photographs: Tensor, defense: Defense) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"no convolution gives the maps.*rank"):
+    with pytest.raises(UnsupportedModelError, match=r"no convolution determines the maps.*rank"):
         MapRecovery()(observed(photographs[:3], defense=defense))
 
 
@@ -104,7 +104,7 @@ def test_too_large_a_batch_is_refused_before_any_compute(photographs: Tensor) ->
 
 
 def test_smooth_activations_leave_no_zeros(photographs: Tensor) -> None:
-    with pytest.raises(UnsupportedModelError, match="not that of a ReLU"):
+    with pytest.raises(UnsupportedModelError, match="not come from a ReLU"):
         MapRecovery()(observed(photographs[:2], backbone("gelu")))
 
 

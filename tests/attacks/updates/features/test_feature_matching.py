@@ -120,7 +120,7 @@ def test_signs_that_an_exact_recovery_has_lost_are_done_without(
     penalty = FeatureMatching(ExactRecovery(), SignedCosine(weight=0.5, start=0.25)).prepare(seen(images))
     assert isinstance(penalty.term, SquaredCosine)
     assert (penalty.term.weight, penalty.term.start) == (0.5, 0.25)
-    assert "SquaredCosine stands in for SignedCosine" in penalty.notes[-1]
+    assert "SquaredCosine replaces SignedCosine" in penalty.notes[-1]
 
 
 def test_a_model_without_a_wide_layer_is_refused_before_any_step(images: Tensor) -> None:
@@ -195,14 +195,12 @@ def test_the_weight_is_the_one_that_matches_the_gradient_best(images: Tensor) ->
     best = losses.index(min(losses))
     assert losses.count(losses[best]) == 1
     torch.testing.assert_close(found.images, alone[best].images)
-    assert found.notes[-1] == (
-        f"of the feature weights 0, 0.3, 100 the gradient was matched best with {weights[best]:g}"
-    )
+    assert found.notes[-1] == f"of the feature weights 0, 0.3, 100, {weights[best]:g} matched the gradient best"
 
 
 def test_every_weight_needs_a_restart() -> None:
     features = FeatureMatching(ExactRecovery(), SignedCosine(weight=1.0), [0.1, 1.0])
-    with pytest.raises(ConfigError, match="every one of the 2 weights of the features needs a restart; got restarts=1"):
+    with pytest.raises(ConfigError, match="each of the 2 weights of the features needs a restart; got restarts=1"):
         GradientMatching(features=features)
     with pytest.raises(ConfigError, match="weights of at least 0"):
         FeatureMatching(ExactRecovery(), weights=[-1.0])

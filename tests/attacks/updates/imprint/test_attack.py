@@ -212,7 +212,7 @@ def test_honest_servers_are_refused(photographs: Tensor) -> None:
 
 
 def test_labels_cannot_be_optimised() -> None:
-    with pytest.raises(ConfigError, match="cannot optimise labels"):
+    with pytest.raises(ConfigError, match="cannot optimize labels"):
         RobbingTheFed(JointLabels())
 
 

@@ -365,8 +365,8 @@ def test_result_depends_on_the_seed_alone() -> None:
 @pytest.mark.parametrize(
     ("model", "spread", "labels", "told"),
     [
-        (Perceptron(6, nn.ReLU()), 0.2, [0, 1], "only ones within bounds"),
-        (Perceptron(3, nn.Tanh()), 0.01, [0, 1, 1, 2, 2, 2], "come out whole"),
+        (Perceptron(6, nn.ReLU()), 0.2, [0, 1], "only ones within the bounds"),
+        (Perceptron(3, nn.Tanh()), 0.01, [0, 1, 1, 2, 2, 2], "are whole numbers"),
         (Perceptron(6, nn.Tanh()), 1.0, [0, 2, 2], "up to rounding"),
     ],
 )

@@ -111,7 +111,7 @@ def test_more_images_than_classes_are_refused() -> None:
 
 
 def test_convolutions_first_are_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="pixels pass another layer first"):
+    with pytest.raises(UnsupportedModelError, match="another layer comes first"):
         AnalyticInversion().check([observe(ConvNet((3, 8, 8), widths=[4]), draw(1), [3])])
 
 
@@ -123,7 +123,7 @@ def test_a_layer_without_bias_is_refused() -> None:
 def test_settings_out_of_range_are_refused() -> None:
     with pytest.raises(ConfigError, match="iterations of at least 0"):
         AnalyticInversion(iterations=-1)
-    with pytest.raises(ConfigError, match="cannot optimise labels"):
+    with pytest.raises(ConfigError, match="cannot optimize labels"):
         AnalyticInversion(JointLabels())
     with pytest.raises(ShapeError, match="at least one observation"):
         AnalyticInversion().many([])

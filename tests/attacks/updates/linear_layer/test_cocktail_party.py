@@ -113,7 +113,7 @@ def test_what_it_cannot_separate_is_refused(photographs: Tensor) -> None:
         CocktailPartyAttack().check([observe(photographs[:5], torch.arange(5), hidden=4)])
     model = Backbone(ConvNet((3, 32, 32), widths=[4]), 10, NORMALIZATION)
     seen = Client(model).observe(photographs[:2], torch.arange(2))
-    with pytest.raises(UnsupportedModelError, match="pixels pass another layer first"):
+    with pytest.raises(UnsupportedModelError, match="another layer comes first"):
         CocktailPartyAttack().check([seen])
 
 
@@ -124,7 +124,7 @@ def test_settings_out_of_range_are_refused(settings: dict[str, float]) -> None:
 
 
 def test_labels_cannot_be_optimised() -> None:
-    with pytest.raises(ConfigError, match="cannot optimise labels"):
+    with pytest.raises(ConfigError, match="cannot optimize labels"):
         CocktailPartyAttack(labels=JointLabels())
 
 

@@ -97,6 +97,6 @@ def test_a_mixture_of_two_images_is_no_proof(photographs: Tensor) -> None:
     """It has zeros where neither image activates a neuron, many more than a vector can be given."""
     images = photographs[:2]
     result = CocktailPartyAttack(steps=60, labels=KnownLabels())(observe(images))
-    assert "derivatives of 2 of 2 images proved" in result.notes[-2]
+    assert "derivatives of 2 of 2 images certified" in result.notes[-2]
     assert errors(images, result.images).max() < 1e-4
     assert result.loss < 1e-6

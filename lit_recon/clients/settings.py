@@ -1,4 +1,4 @@
-"""Clients as a configuration describes them: what they compute, how many of them, with which random numbers."""
+"""Settings of clients: local training, secure aggregation, BatchNorm mode, loss and seed."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from lit_recon.records import ForwardOperator, Loss
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """Several steps of SGD on the client's own images before it answers (FedAvg); see `LocalSteps`.
+    """Several steps of SGD on the client's own images before it releases its update (FedAvg); see `LocalSteps`.
 
     Args:
-        steps: of local training.
+        steps: number of local steps.
         lr: learning rate.
         momentum: in [0, 1).
-        layer_lrs: other rates by prefix of parameter names.
-        batches: mini-batches of equal size that the steps go through in turn; 1: every step sees all images.
-        release: weights before minus after (`difference`), or that in units of a gradient (`gradient`).
-        checkpointing: save memory in the attack's derivative by computing every step twice.
+        layer_lrs: other learning rates by prefix of parameter names.
+        batches: number of equal mini-batches that the steps cycle through; 1: every step uses all images.
+        release: weights before minus weights after (`difference`), or the same scaled to units of a gradient
+            (`gradient`).
+        checkpointing: compute every step twice to save memory in the attack's derivative.
     """
 
     steps: int = 3
@@ -43,7 +44,7 @@ class LocalTraining:
     checkpointing: bool = False
 
     def operator(self, model: nn.Module, batch_norm: BatchNormMode, loss: Loss = cross_entropy) -> LocalSteps:
-        """The rule, for a model."""
+        """The client's update rule for a model."""
         return LocalSteps(
             model,
             self.steps,
@@ -65,11 +66,11 @@ class ClientSettings:
     Args:
         batch_norm: BatchNorm layers use the running statistics (`eval`) or those of the client's batch (`train`).
         local_steps: local training; default: one gradient.
-        n_clients: clients whose updates are averaged securely before anybody sees them; each holds an equal share of
+        n_clients: number of clients whose updates are securely averaged before the release; each has an equal share of
             the batch.
-        seed: of the defense's random numbers; every client draws its own.
-        loss: that clients minimize: import path of a function, or class_path and init_args of a callable class, which
-            takes logits (n, k) and labels (n,) and returns their mean loss; default: cross-entropy.
+        seed: seed of the defense's random numbers; every client draws its own.
+        loss: training loss of clients: import path of a function, or class_path and init_args of a callable class, from
+            logits (n, k) and labels (n,) to the mean loss; default: cross-entropy.
 
     Raises:
         ConfigError: less than one client.
@@ -86,7 +87,7 @@ class ClientSettings:
             raise ConfigError(f"n_clients must be at least 1; got {self.n_clients}")
 
     def client(self, model: nn.Module, defense: Defense | None = None) -> Client:
-        """A client, or what several of them release together.
+        """A client, or several clients with secure aggregation.
 
         Args:
             model: a module that carries `image_shape` and `normalization`, see `Client`.

@@ -31,7 +31,7 @@ class WandbSettings:
     Args:
         mode: `auto` logs online where an API key is found and offline elsewhere, and never asks for one; the
             environment variable WANDB_MODE overrides it.
-        project: of the account.
+        project: W&B project.
         entity: user or team; default: the account's own.
     """
 

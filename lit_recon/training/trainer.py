@@ -52,14 +52,13 @@ _CHATTER = (
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """Where a run computes.
+    """Devices and threads of a run.
 
     Args:
-        accelerator: `auto` takes a GPU where there is one.
-        devices: processes per machine, one device each; `auto` takes all GPUs. Under torchrun its own count is used.
-        num_nodes: machines; they must share the run folder. Under torchrun its own count is used.
-        threads: CPU threads of every process; default: PyTorch's choice. One is fastest for networks so small that
-            threads wait for each other longer than they compute.
+        accelerator: `auto` uses a GPU if there is one.
+        devices: processes per machine, one device each; `auto` uses all GPUs. torchrun overrides it.
+        num_nodes: number of machines, which must share the run folder. torchrun overrides it.
+        threads: CPU threads of every process; default: PyTorch's choice. One is fastest for very small networks.
     """
 
     accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"
@@ -78,7 +77,7 @@ class TrainerSettings:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a run would compute.
+    """Device and number of processes of a run.
 
     Attributes:
         device: of the first process, e.g. `cpu` or `cuda:0`.

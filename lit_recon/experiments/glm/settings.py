@@ -61,7 +61,7 @@ class GlmSettings:
 
     Args:
         name: of the run; default: the name of its configuration file.
-        out: folder for everything that the run leaves behind; default: runs/NAME.
+        out: run folder; default: runs/NAME.
         overwrite: replace an existing run.
         data: where images come from, training and test images together.
         split: the records.
@@ -69,7 +69,7 @@ class GlmSettings:
         regression: the model under attack.
         beside: further models of the same records by name, attacked in the same way for comparison.
         wandb: Weights & Biases.
-        paper: whose setting this is.
+        paper: reference whose setting this is.
     """
 
     name: str | None = None

@@ -1,4 +1,4 @@
-"""What backbones share: activation and norm by the names used in configurations, first weights of convolutions."""
+"""Layers by the names used in configurations, activation and norm, and initial weights of convolutions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run's figures go while it is under way: CSV files always, Weights & Biases unless it is switched off."""
+"""Loggers of a running run: CSV files always, Weights & Biases unless it is disabled."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class WandbSettings:
     entity: str | None = None
 
     def resolved_mode(self) -> _Mode:
-        """What `auto` comes to here.
+        """The mode that `auto` stands for here.
 
         Raises:
             ConfigError: `online` without an API key.

@@ -1,4 +1,4 @@
-"""The folder that a run leaves behind: where its files are, which command made it, and whether it is finished."""
+"""The folder of a run: paths of its files, the command that made it, and whether it is finished."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ class StudyFolder(RunFolder):
         return self.path / "figures"
 
     def failure(self, piece: str) -> Path:
-        """Why a piece, named by its folder, has no result: reason, whether it was applicable, traceback."""
+        """Failure of a piece, by its folder: reason, whether it was applicable, traceback."""
         return self.path / "failed" / f"{Path(piece).name}.json"
 
     def log(self, piece: str) -> Path:

@@ -91,7 +91,7 @@ def with_error(key: str, value: float | None, error: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the units that people use.
+    """A duration in readable units.
 
     >>> duration(0.0123), duration(4.2), duration(42.4), duration(125), duration(7380)
     ('12.3 ms', '4.2 s', '42 s', '2 min 5 s', '2 h 3 min')
@@ -131,7 +131,7 @@ def verdict(record: RunRecord) -> str:
 
 
 def knowledge(record: RunRecord) -> list[Grant]:
-    """What the attacker knew, then what not, from `knowledge.*` and `client.batch_norm`."""
+    """The attacker's knowledge, then what was not known, from `knowledge.*` and `client.batch_norm`."""
     sizes = sorted(set(Counter(row.batch for row in record.victims).values()))
     images = f"{' or '.join(map(str, sizes))} {'image' if sizes == [1] else 'images'}"
     grants = [
@@ -150,7 +150,7 @@ def knowledge(record: RunRecord) -> list[Grant]:
 
 
 def notes(record: RunRecord) -> list[str]:
-    """What the attack wants its reader to know, each sentence once."""
+    """The attack's notes for readers, each once."""
     found = record.metrics.get("notes")
     sentences = found if isinstance(found, list) else [record.text("notes")]
     return [sentence for sentence in dict.fromkeys(map(str, sentences)) if sentence]

@@ -34,10 +34,10 @@ _NAMES = ("final_train_loss", "test_loss", "accuracy")
 
 
 def utility_figures(train_loss: float, test_loss: float, accuracy: float, diverged_at: int | None) -> Figures:
-    """Figures of an epoch.
+    """Metrics of an epoch.
 
     Args:
-        train_loss: mean cross-entropy of the epoch's batches as they came, whatever a defense made of them.
+        train_loss: mean cross-entropy of the epoch's original batches, before any defense.
         test_loss: mean cross-entropy on the test split.
         accuracy: on the test split, in [0, 1].
         diverged_at: the step after which the loss was no longer finite.
@@ -57,7 +57,7 @@ def utility_figures(train_loss: float, test_loss: float, accuracy: float, diverg
 
 
 def without_utility(reason: str) -> Figures:
-    """No figure, and why."""
+    """Utility that was not measured, with the reason."""
     figures: Figures = dict.fromkeys(_NAMES)
     return {**figures, **{f"{name}_reason": reason for name in _NAMES}}
 
@@ -68,7 +68,7 @@ def write_utility(folder: Path, figures: Mapping[str, str | float | None]) -> No
 
 
 def read_utility(folder: Path) -> Figures:
-    """The figures in a run folder; without the file, none and why.
+    """The utility in a run folder; without the file, none and the reason.
 
     Raises:
         CorruptFileError: the file is damaged.
@@ -98,7 +98,7 @@ class SGDSchedule:
     Args:
         lr: initial learning rate.
         momentum: of SGD.
-        weight_decay: L2 penalty; the paper is silent about it, this is the usual value.
+        weight_decay: L2 penalty; not given in the paper, this is the usual value.
         decay_every: epochs between two decays of the rate.
         decay: factor of each decay.
 

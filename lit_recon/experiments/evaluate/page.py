@@ -127,7 +127,7 @@ def _prices(evaluation: Evaluation) -> Panel:
 
 
 def bound_panels(evaluation: Evaluation) -> list[Panel]:
-    """Lower bounds on the error of any attack; nothing where none was asked for."""
+    """Lower bounds on the error of any attack; none where not requested."""
     asked = [cell for cell in evaluation.attacked if cell.bound]
     if not asked:
         return []

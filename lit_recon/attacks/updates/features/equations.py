@@ -1,4 +1,4 @@
-"""What features and loss derivatives have to satisfy: the gradients of head and layer, as a least-squares problem.
+"""Equations for features and loss derivatives: the gradients of head and layer, as a least-squares problem.
 
 Unknown are the features' coordinates `c_i` in a known basis (`(n, r)`) and the loss derivatives `delta_i` with respect
 to the logits (`(n, k)`). With `u_j` the projected weights of neuron j, `z_ij = c_i . u_j + b_j` and
@@ -6,8 +6,8 @@ to the logits (`(n, k)`). With `u_j` the projected weights of neuron j, `z_ij = 
 
     G_A[:, j] = sum_i delta_i s(z_ij)    P_j = sum_i beta_ij s'(z_ij) c_i    g_j = sum_i beta_ij s'(z_ij)
 
-Their residuals, each relative to the norm of what was observed, are what the certificate adds up: many more equations
-than unknowns, so that only the true features (in any order) leave none. No truth is needed to see it.
+The certificate is the sum of their residuals, each relative to the norm of the observation. There are many more
+equations than unknowns, so that only the true features (in any order) leave no residual.
 """
 
 from __future__ import annotations

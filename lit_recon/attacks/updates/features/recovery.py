@@ -1,4 +1,4 @@
-"""What every recovery of features takes and returns."""
+"""The interface of feature recoveries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the solver moves: pixels themselves, or the weights of an untrained network that draws them."""
+"""Optimization variables of gradient matching: pixels, or the weights of an untrained network that generates them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an attacker assumes about images: terms that are added to the matching objective.
+"""Image priors: terms that are added to the matching objective.
 
 Priors act on candidate images `(p, n, c, h, w)` in [0, 1] of `p` independent problems at once, `r` restarts of every
 victim following each other, and return one value per problem.

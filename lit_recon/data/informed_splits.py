@@ -1,4 +1,4 @@
-"""The three parts that an attack by an informed adversary needs: what it knows, what it trains on, what it looks for.
+"""Data split of an informed adversary: fixed set, shadow targets and test targets.
 
 The *fixed set* is all that a released model was trained on but one image. *Shadow targets* stand in for that image in
 the adversary's own models. *Test targets* are the images that the attack is judged by.
@@ -48,7 +48,7 @@ class InformedSplit:
 
     Attributes:
         fixed: all that the released models were trained on, but for the target.
-        shadow: what the adversary trains on; its first `s` images serve `s` shadow models.
+        shadow: images of the shadow models; `s` shadow models use the first `s`.
         targets: one per released model.
         rest: images of the same source in no part; None if there are none. The nearest-neighbour oracle may use them.
         pretraining: what the released models' initial weights were trained on; None where they are random.
@@ -83,7 +83,7 @@ class InformedSplit:
                 if seen.get(pixels, name) != name:
                     raise ConfigError(
                         f"{name} must share no image with {seen[pixels]}; image {index} of {part.name} is in both: "
-                        "an adversary who knows a target has nothing to reconstruct; remove it from one of them"
+                        "an adversary must not know a target image; remove it from one of them"
                     )
             seen.update(dict.fromkeys(own, name))
 
@@ -95,7 +95,7 @@ class InformedSplit:
 
     @property
     def others(self) -> list[ImageSet]:
-        """What is left of the source besides the three parts: images that only an oracle compares targets with."""
+        """The images of the source in none of the three parts, for the nearest-neighbor oracle only."""
         return [part for part in (self.rest, self.pretraining) if part is not None]
 
     def with_pretraining(self, n: int) -> InformedSplit:

@@ -185,7 +185,7 @@ class ForeignModel:
         """Remarks for the reader of a report."""
         if self.weights is None:
             return ()
-        return (f"nobody checked whether {self.weights} was trained on the attacked images, which it may remember",)
+        return (f"it was not checked whether {self.weights} was trained on the attacked images, and so memorized them",)
 
 
 @dataclass(frozen=True)
@@ -336,8 +336,7 @@ def _finite(checkpoint: BackboneCheckpoint, path: Path) -> BackboneCheckpoint:
     if all(value.isfinite().all() for value in checkpoint.model.parameters()):
         return checkpoint
     raise ConfigError(
-        f"the training of {path} diverged, its weights are no longer numbers: train it with a lower lr or a weaker "
-        "defense"
+        f"the training of {path} diverged, its weights are not finite: train it with a lower lr or a weaker defense"
     )
 
 

@@ -72,9 +72,7 @@ class GeneratorRecipe:
         if self.pixel_noise is not None and self.pixel_noise <= 0:
             raise ConfigError(f"pixel_noise must be above 0; got {self.pixel_noise:g}")
         if self.adversarial == 0 and self.pixel_noise is None:
-            raise ConfigError(
-                "a generator needs something to learn from: set adversarial above 0, or give pixel_noise, or both"
-            )
+            raise ConfigError("a generator needs a loss: set adversarial above 0, or give pixel_noise, or both")
 
 
 class GeneratorModule(LightningModule):
@@ -223,7 +221,7 @@ def check_alone(processes: int) -> None:
     """
     if processes > 1:
         raise ConfigError(
-            f"a generator is trained by one process, as its networks take turns; got {processes}: "
+            f"a generator is trained by one process, as its networks are trained alternately; got {processes}: "
             "start it without torchrun and with trainer.devices: 1"
         )
 
@@ -278,9 +276,9 @@ class Quality:
         figures: means over samples or held-out images, RMSE of pixels in [0, 1]:
             `sample_nearest_rmse`, of samples to the nearest training image, beside `held_out_nearest_rmse`, that of
             real images which the generator has not seen: much lower means memorization, much higher unrealistic
-                samples;
+            samples;
             `sample_spread_rmse`, between two samples, beside `held_out_spread_rmse`: much lower means mode collapse;
-                `search_rmse`, of held-out images to their best reconstructions by the generator, beside
+            `search_rmse`, of held-out images to their best reconstructions by the generator, beside
             `search_mean_image_rmse`: the error that a search for latents alone cannot go below.
         images: `(n, c, h, w)` by name: `samples`, `sample_nearest`, `held_out`, `held_out_nearest`, `found`.
     """

@@ -114,7 +114,7 @@ class PrivacySettings:
             )
         if self.delta * n_images >= 1:
             raise ConfigError(
-                f"dp.delta={self.delta:g} would allow to publish one of {n_images} training images: choose it below "
+                f"dp.delta={self.delta:g} would permit releasing one of {n_images} training images: choose it below "
                 f"{1 / n_images:.2g}, such as {0.1 / n_images:.1g}"
             )
         rate, per_epoch = batch_size / n_images, math.ceil(n_images / batch_size)

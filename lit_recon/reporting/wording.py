@@ -143,7 +143,7 @@ def knowledge(record: RunRecord) -> list[Grant]:
         *_batch_norm(record),
         Grant(
             False,
-            "The images. They served only after the attack, to match reconstructions with their targets and to score.",
+            "The images. They were used only after the attack, to match and score the reconstructions.",
         ),
     ]
     return sorted(grants, key=lambda grant: not grant.known)
@@ -163,9 +163,9 @@ def _count(record: RunRecord) -> str:
     n, won = len(judged), judged.count(True)
     if n == 1:
         closer = "closer" if won else "no closer"
-        return f"the attacked image came back {closer} to the truth than the nearest public image"
+        return f"the reconstruction is {closer} to the truth than the nearest public image"
     who = f"all {n}" if won == n else f"none of the {n}" if not won else f"{won} of {n}"
-    return f"{who} attacked images came back closer to the truth than the nearest public image"
+    return f"{who} reconstructions are closer to the truth than the nearest public image"
 
 
 def _error(record: RunRecord) -> str:
@@ -190,8 +190,8 @@ def _model(record: RunRecord) -> Grant:
     if record.settings.get("server"):
         return Grant(
             True,
-            "The model, which a malicious server had modified before the clients got it: results do not compare with "
-            "those of an attacker who leaves the model as it is.",
+            "The model, which a malicious server modified before clients received it: results are not comparable with "
+            "those of an attacker who does not modify the model.",
         )
     return Grant(True, "The public model: its architecture, its weights and how it normalizes pixels.")
 
@@ -211,7 +211,7 @@ def _defense(record: RunRecord) -> list[Grant]:
     if not isinstance(defense, Mapping):
         return []
     known = bool(find_setting(record.settings, "knowledge.defense"))
-    use = "the attack simulates that for its candidates" if known else "the attack takes the update for undefended"
+    use = "the attack simulates it on its candidates" if known else "the attack treats the update as undefended"
     return [Grant(known, f"That the update is defended by {_described(defense)}: {use}.")]
 
 

@@ -69,7 +69,7 @@ def _bound(cell: Cell, settings: AttackSettings, information: dict[str, list[Ten
     defense = settings.defense or Defense()
     std = defense.released_std(settings.victims.batch_size)
     if std == 0:
-        raise ConfigError("without noise an update may give its images away exactly: the only bound is 0")
+        raise ConfigError("without noise an update may determine its images exactly: the only bound is 0")
     key = _identity(cell, defense)
     victims = victim_data(settings)
     if key not in information:

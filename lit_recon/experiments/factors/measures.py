@@ -40,7 +40,7 @@ from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import Scalar
 from lit_recon.training.trainer import build_trainer
 
-#: What every cell is measured by, and what only some are.
+#: `models` is measured on every cell, the others on request.
 _Kind = Literal["models"] | Measure
 
 
@@ -50,7 +50,7 @@ class Measures:
 
     Args:
         study: settings of the measurements.
-        view: what of a released model the attacker sees.
+        access: access to a released model.
         plan: of the cell's models.
         split: of its images.
         public: images that the adversary holds besides the fixed set.

@@ -171,7 +171,7 @@ class FactorsSettings:
 
     def __post_init__(self) -> None:
         if not self.factors:
-            raise ConfigError("a study varies something: name at least one factor under `factors`")
+            raise ConfigError("a factor study needs at least one factor; got none: name one under `factors`")
         if len(set(self.seeds)) < len(self.seeds) or not self.seeded:
             raise ConfigError(
                 f"seeds must differ from each other, and seeded must name a setting; got {self.seeds} and {self.seeded}"

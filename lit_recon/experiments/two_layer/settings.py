@@ -99,7 +99,7 @@ class TwoLayerDefense:
         if self.rate and self.rate not in RATES:
             raise ConfigError(f"rate must be one of {', '.join(RATES)}; got {self.rate!r}")
         if self.defense is None and any(value != int(value) or value < 2 for value in self.values):
-            raise ConfigError(f"local steps are counted, from 2 on; got {self.values}: or name a defense")
+            raise ConfigError(f"local steps must be integers of at least 2; got {self.values}: or name a defense")
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class TwoLayerSettings:
                 f"{self.n_classes}, {self.local_rho:g}, {self.delta:g} and {self.epsilons}"
             )
         if not any(self.sweeps.of(axis) for axis in AXES):
-            raise ConfigError(f"a study varies something: give `sweeps` values of {', '.join(AXES)}")
+            raise ConfigError(f"a study needs a size to vary; got none: give `sweeps` values of {', '.join(AXES)}")
 
 
 #: Settings that decide what a cell computes, besides its sizes and its defense.

@@ -42,7 +42,7 @@ def refuse_known_victims(attack: Attack, victims: VictimDataModule) -> None:
         if len(known):
             raise ConfigError(
                 f"{checkpoint} was trained on {len(known)} of the {len(ids)} victims (image {int(known[0])} of "
-                f"{victims.test.name} for one), so it would remember instead of reconstruct: train a generator on the "
+                f"{victims.test.name} is one), so it may return memorized images: train a generator on the "
                 "public images of the same split, or choose other victims by victims.seed"
             )
 
@@ -61,7 +61,7 @@ def parser(program: str) -> ArgumentParser:
 
 
 def execute(arguments: ArgumentParser, values: Namespace) -> None:
-    """Refuse what cannot work, then train what has to be trained, attack, score and report."""
+    """Validate the settings, train the victim model where needed, attack, score and report."""
     complete, config = resolved(arguments, values, values.attack.class_path.rpartition(".")[2])
     settings = AttackSettings(**instantiated(arguments, complete))
     configure_process(settings.trainer)

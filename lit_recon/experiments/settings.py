@@ -146,7 +146,7 @@ class AttackSettings:
     """One run of `attack.py run`.
 
     Args:
-        name: of the run; default: the name of its configuration file.
+        name: name of the run; default: that of its configuration file.
         out: run folder; default: runs/NAME.
         overwrite: start over where the folder holds a run already.
         seed: seed of the backbone's weights and training; victims and attack have seeds of their own.
@@ -161,7 +161,7 @@ class AttackSettings:
         attack: attack on updates.
         clients_per_batch: clients attacked at once; `auto` measures whether several at once are faster than one by one.
         save_every_seconds: seconds between two checkpoints of the running attack.
-        trainer: where to compute.
+        trainer: devices and threads.
         metrics: metrics of reconstructions: names, or import paths of your own subclasses of
             `lit_recon.metrics.Metric`; `rmse` is always measured.
         lpips: settings of the LPIPS metric.
@@ -207,12 +207,12 @@ class TrainSettings:
     """One run of `train.py backbone`, besides the backbone's own settings.
 
     Args:
-        name: of the run; default: the name of its configuration file.
+        name: name of the run; default: that of its configuration file.
         out: run folder; default: runs/NAME.
         overwrite: start over where the folder holds a run already.
         seed: seed of the weights, the order of images and the augmentation.
         data: where images come from.
-        trainer: where to compute.
+        trainer: devices and threads.
         wandb: Weights & Biases.
     """
 

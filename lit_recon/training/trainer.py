@@ -129,7 +129,7 @@ def build_trainer(
     """A Trainer that writes checkpoints only where a callback does; the process must be configured before it runs.
 
     Args:
-        settings: where to compute.
+        settings: devices and threads.
         loggers: receive the logged values.
         callbacks: of the Trainer.
         max_epochs: of training.

@@ -95,7 +95,7 @@ class EvaluateSettings:
     """One run of `attack.py evaluate`: every defense, at every strength, against every attack, at every batch size.
 
     Args:
-        name: of the run; default: the name of its configuration file.
+        name: name of the run; default: that of its configuration file.
         out: run folder; default: runs/NAME.
         overwrite: start over where the folder holds a run already.
         seed: seed of the backbone's weights and of the trainings that measure utility.
@@ -112,7 +112,7 @@ class EvaluateSettings:
         utility: backbone settings that differ in the trainings that measure each defense's utility, such as `epochs`;
             null: utility is not measured.
         max_accuracy_drops: losses of accuracy, as fractions, at which defenses are compared.
-        trainer: where to compute.
+        trainer: devices and threads.
         lpips: settings of the LPIPS metric.
         wandb: Weights & Biases.
         paper: published tables.

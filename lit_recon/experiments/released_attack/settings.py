@@ -55,7 +55,7 @@ class ShadowSettings:
         shard_size: models per file.
         store: folder of the shadow models; default: below `cache`.
         cache: folder of stores, one for each training setting.
-        trainer: where to compute.
+        trainer: devices and threads.
     """
 
     seed: int = 0
@@ -144,7 +144,7 @@ class ReconnSettings:
     """One run of `reconn.py run`, besides the settings of its shadow models.
 
     Args:
-        name: of the run; default: the name of its configuration file.
+        name: name of the run; default: that of its configuration file.
         out: run folder; default: runs/NAME.
         overwrite: start over where the folder holds a run already.
         released: weights of the models under attack, one per test target; default: they are trained here.

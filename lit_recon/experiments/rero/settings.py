@@ -108,7 +108,7 @@ class ReroSettings:
     """One run of `reconn.py rero`, besides the settings of its shadow models.
 
     Args:
-        name: of the run; default: the name of its configuration file.
+        name: name of the run; default: that of its configuration file.
         out: run folder; default: runs/NAME.
         overwrite: start over where the folder holds a run already.
         budget: the privacy of the released models.

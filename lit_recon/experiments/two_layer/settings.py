@@ -126,7 +126,7 @@ class TwoLayerSettings:
     Weights are drawn from N(0, 1), heads from N(0, 1/m^2), inputs uniformly from the unit sphere.
 
     Args:
-        name: of the run; default: the name of its configuration file.
+        name: name of the run; default: that of its configuration file.
         out: run folder; default: runs/NAME.
         overwrite: start over where the folder holds a run already.
         seed: seed of all draws.

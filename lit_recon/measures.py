@@ -1,4 +1,4 @@
-"""How a metric is named and printed. Free of PyTorch, so that pages can be built without it."""
+"""Names and formats of metrics, without PyTorch, so that pages can be built without it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Measure:
-    """How a metric is named and printed; runs write it down beside the values, so that pages need no metric's code.
+    """Name and format of a metric; stored with a run's values, so that pages do not need the metric's code.
 
     Args:
         key: in `metrics.json` and `victims.csv`, such as `rmse`.
@@ -25,7 +25,7 @@ class Measure:
 
     @property
     def better(self) -> str:
-        """An arrow towards better values; empty where neither direction is."""
+        """An arrow towards better values; empty where there is no direction."""
         return "" if self.higher_is_better is None else "↑" if self.higher_is_better else "↓"
 
 

@@ -11,9 +11,9 @@ from lit_recon.cli.entry import CONSOLE, Command, main, named_by_content, refuse
 _ROOM = "lit_recon.experiments"
 _COMMANDS = {
     "attack": [
-        Command("run", "attack clients' updates and score what comes back", f"{_ROOM}.update_attack.run", "attack"),
+        Command("run", "attack clients' updates and score the reconstructions", f"{_ROOM}.update_attack.run", "attack"),
         Command(
-            "evaluate", "judge defenses by the strongest attack at equal utility", f"{_ROOM}.evaluate.run", "evaluate"
+            "evaluate", "compare defenses by the strongest attack at equal utility", f"{_ROOM}.evaluate.run", "evaluate"
         ),
         Command("bounds", "compare attacks on two-layer networks with bounds", f"{_ROOM}.two_layer.run", "bounds"),
         Command("report", "build a run's page again, or compare several runs", "lit_recon.cli.report"),
@@ -32,8 +32,8 @@ _COMMANDS = {
             "reconn",
         ),
         Command("glm", "reconstruct records of linear models by their closed form", f"{_ROOM}.glm.run", "reconn"),
-        Command("membership", "tell which of two candidates was trained on", f"{_ROOM}.membership.run", "reconn"),
-        Command("rero", "bound reconstruction under differential privacy, and attack", f"{_ROOM}.rero.run", "reconn"),
+        Command("membership", "infer which of two candidates was trained on", f"{_ROOM}.membership.run", "reconn"),
+        Command("rero", "compare attacks with bounds under differential privacy", f"{_ROOM}.rero.run", "reconn"),
     ],
 }
 

@@ -1,4 +1,4 @@
-"""From a command line to a command, and from any error to one line and an exit code."""
+"""Command dispatch; errors become one line and an exit code."""
 
 from __future__ import annotations
 

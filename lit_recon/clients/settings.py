@@ -25,7 +25,7 @@ class LocalTraining:
     """Several SGD steps on the client's images per round (FedAvg); see `LocalSteps`.
 
     Args:
-        steps: of local training.
+        steps: number of local steps.
         lr: learning rate.
         momentum: in [0, 1).
         layer_lrs: other rates by prefix of parameter names.
@@ -43,7 +43,7 @@ class LocalTraining:
     checkpointing: bool = False
 
     def operator(self, model: nn.Module, batch_norm: BatchNormMode, loss: Loss = cross_entropy) -> LocalSteps:
-        """The rule, for a model."""
+        """The client's update rule for a model."""
         return LocalSteps(
             model,
             self.steps,
@@ -67,9 +67,9 @@ class ClientSettings:
         local_steps: local training; default: one gradient.
         n_clients: clients whose updates are averaged by secure aggregation; each holds an equal share of
             the batch.
-        seed: of the defense's random numbers; every client draws its own.
-        loss: that clients minimize: import path of a function, or class_path and init_args of a callable class, which
-            takes logits (n, k) and labels (n,) and returns their mean loss; default: cross-entropy.
+        seed: seed of the defense's random numbers; every client draws its own.
+        loss: training loss of clients: import path of a function, or class_path and init_args of a callable class, from
+            logits (n, k) and labels (n,) to the mean loss; default: cross-entropy.
 
     Raises:
         ConfigError: fewer than one client.

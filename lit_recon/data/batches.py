@@ -46,8 +46,8 @@ def random_flip(images: Tensor, generator: torch.Generator) -> Tensor:
 class EpochShuffle:
     """The order of one process's training images, a function of seed and epoch alone.
 
-    All processes get equally many images, as gradient averaging needs; up to `world_size - 1` images, other ones every
-    epoch, sit out.
+    All processes get equally many images, as gradient averaging needs; up to `world_size - 1` images, different ones
+    every epoch, are left out.
     """
 
     def __init__(self, n: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
@@ -127,7 +127,7 @@ class TrainingBatches:
         return dict(self._reached)
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Let the next pass over that epoch start where the saved one stopped."""
+        """Resume the saved epoch where it stopped."""
         self._resume = dict(state)
 
 

@@ -1,7 +1,7 @@
-"""The three parts that an attack by an informed adversary needs: what it knows, what it trains on, what it looks for.
+"""Data split of an informed adversary: fixed set, shadow targets and test targets.
 
-The *fixed set* is all that a released model was trained on but one image. *Shadow targets* stand in for that image in
-the adversary's own models. *Test targets* are the images that the attack is judged by.
+The *fixed set* holds all training images of a released model but one. *Shadow targets* take the place of that image in
+the adversary's own models. *Test targets* are the images that the attack reconstructs.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class InformedSplitSettings:
     Parts are drawn in the order fixed set, targets, shadows: more shadow targets leave all other images as they are.
 
     Args:
-        fixed: images of the fixed set.
-        shadow: shadow targets, one model each.
-        targets: images to reconstruct.
-        seed: of the draw.
+        fixed: size of the fixed set.
+        shadow: number of shadow target images, one shadow model each.
+        targets: number of images to reconstruct, one released model each.
+        seed: seed of the draw.
     """
 
     fixed: int = 500
@@ -44,14 +44,14 @@ class InformedSplitSettings:
 
 @dataclass(frozen=True, eq=False)
 class InformedSplit:
-    """Images of the three parts and of nobody; no two parts share an image, compared pixel by pixel.
+    """Images of the three parts and the remaining ones; no two parts share an image, compared pixel by pixel.
 
     Attributes:
-        fixed: all that the released models were trained on, but for the target.
-        shadow: what the adversary trains on; its first `s` images serve `s` shadow models.
-        targets: one per released model.
+        fixed: training images of the released models, without the target image.
+        shadow: images of the shadow models; `s` shadow models use the first `s`.
+        targets: target images, one per released model.
         rest: images of the same source in no part; None if there are none. The nearest-neighbour oracle may use them.
-        pretraining: what the released models' initial weights were trained on; None where they are random.
+        pretraining: training images of the released models' initial weights; None for random ones.
 
     Raises:
         ConfigError: an image is in two parts, `rest` aside, or a shadow label is none of the fixed set's classes.
@@ -83,7 +83,7 @@ class InformedSplit:
                 if seen.get(pixels, name) != name:
                     raise ConfigError(
                         f"{name} must share no image with {seen[pixels]}; image {index} of {part.name} is in both: "
-                        "an adversary who knows a target has nothing to reconstruct; remove it from one of them"
+                        "an adversary must not know a target image; remove it from one of them"
                     )
             seen.update(dict.fromkeys(own, name))
 
@@ -95,7 +95,7 @@ class InformedSplit:
 
     @property
     def others(self) -> list[ImageSet]:
-        """What is left of the source besides the three parts: images that only an oracle compares targets with."""
+        """The images of the source in none of the three parts, for the nearest-neighbor oracle only."""
         return [part for part in (self.rest, self.pretraining) if part is not None]
 
     def with_pretraining(self, n: int) -> InformedSplit:
@@ -118,13 +118,13 @@ class InformedSplit:
 def draw_informed_split(
     source: ImageSource, settings: InformedSplitSettings, shadow_source: ImageSource | None = None
 ) -> InformedSplit:
-    """Draw the three parts; of images that a source holds twice, one counts.
+    """Draw the three parts; duplicate images count once.
 
     Args:
         source: of the fixed set, of the targets and, by default, of the shadow targets.
         settings: sizes and seed.
-        shadow_source: another source for the shadow targets. Where its classes are others, each of its images gets
-            a random class of `source`: the released models know no other.
+        shadow_source: another source for the shadow targets. If its classes differ, each of its images gets a random
+            class of `source`.
 
     Raises:
         ConfigError: there are fewer images than the sizes ask for.

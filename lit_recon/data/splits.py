@@ -1,4 +1,4 @@
-"""Disjoint parts of a set of images, and hashes that tell whether two runs used the same parts."""
+"""Disjoint parts of a set of images, and hashes that identify them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def split_hash(*indices: Tensor | NDArray[np.integer]) -> str:
 def content_hash(*sets: ImageSet) -> str:
     """16 hexadecimal digits over pixels and labels: equal only if each set holds the same images in the same order.
 
-    A backbone and an attack that agree in the hash of (train, test) cannot have mixed up the two.
+    A backbone and an attack with equal hashes of (train, test) use the same split.
     """
     digest = hashlib.sha256()
     for images in sets:

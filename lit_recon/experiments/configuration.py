@@ -1,4 +1,4 @@
-"""How a command reads its settings, and how it writes them down again."""
+"""Reading and writing of a command's settings."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ _SHIPPED = Path(__file__).parents[1] / "configs"
 
 
 def find_configuration(given: Path | str, folder: str = "") -> Path:
-    """The file that `--config`, or a study that names another configuration, means.
+    """The file of a configuration that is given by path or name.
 
     Args:
         given: a path, which wins if it exists; else the name of a shipped configuration, such as `geiping2020`,
@@ -191,7 +191,7 @@ def instantiated(parser: ArgumentParser, values: Namespace) -> dict[str, Any]:
 
 
 def readable(message: str) -> str:
-    r"""A parser's message as one line in plain words; for a name of an earlier version, with the one that it has now.
+    r"""A parser's message as one plain line, with the current name of a renamed setting.
 
     >>> readable("Parser key \"seed\":\n  Expected a <class 'int'>. Got value: x")
     'seed: expected int; got x'
@@ -205,7 +205,7 @@ def readable(message: str) -> str:
 
 
 def _renamed(line: str) -> str:
-    """What to add to a message about a name of an earlier version."""
+    """An addition to a message about a renamed or removed setting."""
     missing = re.search(r"No module named '([\w.]+)'", line)
     absent = re.search(r"module '([\w.]+)' has no attribute '(\w+)'", line)
     module = missing[1] if missing else f"{absent[1]}.{absent[2]}" if absent else ""

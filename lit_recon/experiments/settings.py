@@ -27,7 +27,7 @@ FeatureLayerOf = Callable[[int], WideFeatureLayer]
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """A victim model of another library, in the place of a backbone: any module from images to logits.
+    """A victim model of another library instead of a backbone: any module from images to logits.
 
     Args:
         class_path: import path of a class or function that returns a torch.nn.Module, such as
@@ -54,26 +54,26 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class BackboneSettings:
-    """A victim model of this package, and how it is trained where no checkpoint is given.
+    """A victim model of this package and its training, used where no checkpoint is given.
 
     Args:
-        checkpoint: a `backbone.safetensors` of `train.py backbone`; the settings of its training are then ignored.
-        cache: folder of the backbones that are trained for attacks, one for each combination of data and settings.
+        checkpoint: a `backbone.safetensors` of `train.py backbone`; the training settings are then ignored.
+        cache: folder of backbones trained for attacks, one for each combination of data and settings.
         trunk: feature extractor; default: ResNet18.
         feature_layer: wide layer between trunk and head; default: none.
-        epochs: of training; 0 leaves the model untrained.
+        epochs: number of training epochs; 0 leaves the model untrained.
         batch_size: training images per step and process.
         lr: initial learning rate of SGD.
-        momentum: of SGD.
+        momentum: momentum of SGD.
         weight_decay: L2 penalty.
-        decay_every: epochs between two decays of the rate.
+        decay_every: epochs between two decays of the learning rate.
         decay: factor of each decay.
-        augment: random crops and, with `flip`, mirroring.
+        augment: augment by random crops and, with `flip`, mirroring.
         padding: black pixels around an image before it is cropped back.
         flip: mirror half of the training images; not for digits.
         n_train: train on a stratified sample of this many images; default: all.
-        defense: train on what clients with this defense release; default: on plain gradients.
-        local_steps: local training of these clients before they release; default: one gradient.
+        defense: train on the updates of clients with this defense; default: on plain gradients.
+        local_steps: local training of these clients before each release; default: one gradient.
         dp: train with differential privacy; batch_size is then the expected number of images per step, over all
             processes.
     """
@@ -109,14 +109,14 @@ class BackboneSettings:
 
 @dataclass(frozen=True)
 class VictimSettings:
-    """Whose updates are attacked.
+    """The attacked images and their grouping into clients.
 
     Args:
-        n: images, a stratified sample of the test split.
+        n: number of target images, a stratified sample of the test split.
         batch_size: images per client.
-        distinct_labels: no two images of a client share a label; otherwise labels as drawn.
-        seed: of the sample and of its grouping into batches.
-        n_public: a stratified sample of this many public images for the baselines; default: all.
+        distinct_labels: no two images of a client share a label; false: labels as drawn.
+        seed: seed of the sample and of its grouping into batches.
+        n_public: size of a stratified sample of the public images, used by the baselines; default: all.
     """
 
     n: int = 50
@@ -128,10 +128,10 @@ class VictimSettings:
 
 @dataclass(frozen=True)
 class LpipsSettings:
-    """The learned perceptual distance, an optional score.
+    """The LPIPS metric.
 
     Args:
-        network: backbone; `none` leaves the score out.
+        network: its network; `none` omits the metric.
         weights: file of its ImageNet weights; default: the cache of torch.hub.
         download: fetch the weights if they are not in the cache.
     """
@@ -146,27 +146,27 @@ class AttackSettings:
     """One run of `attack.py run`.
 
     Args:
-        name: of the run; default: the name of its configuration file.
-        out: folder for everything that the run leaves behind; default: runs/NAME.
-        overwrite: begin anew where a run is already.
-        seed: of the backbone's weights and training; victims and attack have seeds of their own.
+        name: name of the run; default: that of its configuration file.
+        out: run folder; default: runs/NAME.
+        overwrite: start over where the folder holds a run already.
+        seed: seed of the backbone's weights and training; victims and attack have seeds of their own.
         data: where images come from.
         backbone: the victim model, if it is one of this package.
         model: the victim model, if it is a module of another library.
         client: how clients compute their updates.
-        defense: what clients do to their updates; default: nothing.
-        server: how a malicious server modifies the model before it sends it to clients; default: the server is honest.
-        knowledge: what the attacker knows besides model and update.
-        victims: whose updates are attacked.
-        attack: on updates.
+        defense: defense of the clients; default: none.
+        server: modification of the model by a malicious server; default: the server is honest.
+        knowledge: the attacker's knowledge besides model and update.
+        victims: attacked images.
+        attack: attack on updates.
         clients_per_batch: clients attacked at once; `auto` measures whether several at once are faster than one by one.
-        save_every_seconds: between two saves of the running attack.
-        trainer: where to compute.
-        metrics: that reconstructions are scored by: names, or import paths of your own subclasses of
+        save_every_seconds: seconds between two checkpoints of the running attack.
+        trainer: devices and threads.
+        metrics: metrics of reconstructions: names, or import paths of your own subclasses of
             `lit_recon.metrics.Metric`; `rmse` is always measured.
-        lpips: the metric of that name.
+        lpips: settings of the LPIPS metric.
         wandb: Weights & Biases.
-        paper: whose setting this is.
+        paper: reference whose setting this is.
     """
 
     name: str | None = None
@@ -207,12 +207,12 @@ class TrainSettings:
     """One run of `train.py backbone`, besides the backbone's own settings.
 
     Args:
-        name: of the run; default: the name of its configuration file.
-        out: folder for everything that the run leaves behind; default: runs/NAME.
-        overwrite: begin anew where a run is already.
-        seed: of the weights, of the order of images and of the augmentation.
+        name: name of the run; default: that of its configuration file.
+        out: run folder; default: runs/NAME.
+        overwrite: start over where the folder holds a run already.
+        seed: seed of the weights, the order of images and the augmentation.
         data: where images come from.
-        trainer: where to compute.
+        trainer: devices and threads.
         wandb: Weights & Biases.
     """
 

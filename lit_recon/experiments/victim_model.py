@@ -61,10 +61,10 @@ class Training:
     Attributes:
         model: untrained, its weights drawn from the seed.
         module: around the model.
-        data: what it is trained on.
-        batches: how these data are given out.
+        data: training images.
+        batches: loader of the training batches.
         epochs: over the data; 0 leaves the model as it is.
-        notes: what the user should know before it begins.
+        notes: messages for the user before it begins.
     """
 
     model: Backbone
@@ -75,7 +75,7 @@ class Training:
     notes: tuple[str, ...] = ()
 
     def run(self, folder: Path, trainer: TrainerSettings, loggers: Sequence[Logger]) -> BackboneCheckpoint:
-        """Train, or go on with a training that was killed, and leave `backbone.safetensors` in `folder`."""
+        """Train, or resume a killed training, and write `backbone.safetensors` to `folder`."""
         path = folder / BACKBONE_FILE
         names, split_hash = self.data.class_names, self.data.split_hash
         if self.epochs == 0:
@@ -93,7 +93,7 @@ class Training:
 
 
 def training_data(settings: BackboneSettings, source: ImageSource, seed: int) -> BackboneDataModule:
-    """What the backbone is trained on."""
+    """The training images of the backbone."""
     return BackboneDataModule(
         source, settings.batch_size, settings.augment, settings.padding, settings.flip, settings.n_train, seed
     )
@@ -144,7 +144,7 @@ def _private(
 
 
 def _check_batches(settings: BackboneSettings, data: BackboneDataModule) -> None:
-    """Refuse batches that clients cannot be given."""
+    """Refuse batches that cannot be divided among clients and steps."""
     n, size = len(data.train), settings.batch_size
     if size > n:
         raise ConfigError(
@@ -172,7 +172,7 @@ class ForeignModel:
 
     Attributes:
         model: with its weights.
-        description: import path and arguments of what built it.
+        description: import path and arguments of its constructor.
         weights: file of its weights; None: they are random.
     """
 
@@ -185,7 +185,7 @@ class ForeignModel:
         """Remarks for the reader of a report."""
         if self.weights is None:
             return ()
-        return (f"nobody checked whether {self.weights} was trained on the attacked images, which it may remember",)
+        return (f"it was not checked whether {self.weights} was trained on the attacked images, and so memorized them",)
 
 
 @dataclass(frozen=True)
@@ -194,9 +194,9 @@ class VictimModel:
 
     Attributes:
         path: of the file of its weights; None: they are random.
-        model: for a look at its structure; trained only if `checkpoint` is there.
+        model: trained only if `checkpoint` exists.
         checkpoint: content of the file, if it exists.
-        training: what will make the file, if it does not.
+        training: training that will write the file, if it does not exist.
     """
 
     path: Path | None
@@ -332,12 +332,11 @@ def _existing(path: Path, data: SourceDataModule) -> VictimModel:
 
 
 def _finite(checkpoint: BackboneCheckpoint, path: Path) -> BackboneCheckpoint:
-    """The checkpoint, unless its training has diverged: there is nothing to attack then."""
+    """The checkpoint; refused if its training diverged."""
     if all(value.isfinite().all() for value in checkpoint.model.parameters()):
         return checkpoint
     raise ConfigError(
-        f"the training of {path} diverged, its weights are no longer numbers: train it with a lower lr or a weaker "
-        "defense"
+        f"the training of {path} diverged, its weights are not finite: train it with a lower lr or a weaker defense"
     )
 
 

@@ -1,4 +1,4 @@
-"""How close a reconstruction came to the truth: metrics of matched pairs, baselines, and their means over a run."""
+"""Metrics of matched pairs, baselines, and their means over a run."""
 
 from __future__ import annotations
 

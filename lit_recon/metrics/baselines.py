@@ -1,7 +1,7 @@
 """Baselines that need no attack: the mean of public images, and the public image nearest to each target.
 
-Picking the nearest image takes the target, so this is no attack. A reconstruction that is not closer to the target than
-that image shows nothing that public data do not show.
+Selecting the nearest image uses the target, so this is no attack. A reconstruction that is no closer to the target than
+that image reveals no more than public data do.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _check_public(images: Tensor) -> None:
 
 
 def _white(images: Tensor) -> float:
-    """The pixel value that stands for 1."""
+    """The pixel value of white."""
     return 255.0 if images.dtype == torch.uint8 else 1.0
 
 
@@ -133,7 +133,7 @@ class NearestNeighborOracle:
     """Distances of targets to other images of their kind, in MSE.
 
     Attributes:
-        nearest: to the nearest image, `(n,)` float64: what one would reach who may choose an image knowing the target.
+        nearest: distances to the nearest image, `(n,)` float64.
         percentiles: percentiles of the distances to all images, mean over the targets, by percent.
     """
 

@@ -1,7 +1,6 @@
 """Pixel metrics of matched pairs: MSE, RMSE, PSNR and SSIM, one value per pair.
 
-All take images in [0, 1] and compute in float64, so that a nearly perfect reconstruction is still told from a
-perfect one.
+All take images in [0, 1] and compute in float64, to distinguish nearly perfect from perfect reconstructions.
 
 Sources:
     [Wang2004] Wang, Bovik, Sheikh, Simoncelli: Image Quality Assessment: From Error Visibility to Structural
@@ -107,7 +106,7 @@ def ssim(images: Tensor, targets: Tensor) -> Tensor:
 
 
 def pairwise_mse(images: Tensor, others: Tensor) -> Tensor:
-    """Mean squared error of every image with every other, by one matrix product.
+    """Mean squared error of every pair of images, by one matrix product.
 
     Args:
         images: `(n, c, h, w)`.

@@ -1,4 +1,4 @@
-"""Which labels of a batch an attack recovered."""
+"""Label accuracy: the labels of a batch that an attack recovered."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _ENDINGS = ("_std", "_low", "_high", "_reason")
 
 @dataclass(frozen=True)
 class Unavailable:
-    """Why something that a metric needs is missing; reports show the reason in place of a value."""
+    """The reason why a metric is not available; reports show it in place of a value."""
 
     reason: str
 
@@ -91,7 +91,7 @@ def register(metric: _Class) -> _Class:
 def metrics_of(
     chosen: Sequence[str | Metric | type[Metric]] = DEFAULT_METRICS, configured: Sequence[Metric] = ()
 ) -> list[Metric]:
-    """The metrics that are named, in that order; RMSE comes first where it is not named, since reports rank by it.
+    """The named metrics in order; RMSE comes first where it is not named, since reports rank by it.
 
     Args:
         chosen: names of registered metrics, import paths of `Metric` subclasses that are built without arguments, such

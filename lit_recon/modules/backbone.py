@@ -33,7 +33,7 @@ class BackboneModule(TrainingModule):
 
 
 def train_backbone(trainer: Trainer, module: TrainingModule, datamodule: LightningDataModule, out: Path) -> Path:
-    """Train, or go on with a training that was killed, until the trainer's `max_epochs`.
+    """Train, or resume a killed training, until the trainer's `max_epochs`.
 
     A resumed training ends with the weights of one that was never interrupted, provided that the batches are functions
     of seed, epoch and position, as `BackboneDataModule`'s are. Training draws no other random numbers than those of a
@@ -62,7 +62,7 @@ def train_backbone(trainer: Trainer, module: TrainingModule, datamodule: Lightni
 
 
 def switch_off_ddp_reduction(strategy: Strategy) -> None:
-    """Let DDP broadcast the first weights and nothing else: it would average gradients before they are defended."""
+    """Let DDP broadcast the initial weights only: it would average gradients before they are defended."""
     if isinstance(strategy.model, DistributedDataParallel):
         strategy.model.require_backward_grad_sync = False
 
@@ -75,20 +75,19 @@ def broadcast_buffers(model: nn.Module) -> None:
 
 
 class DefendedBackboneModule(TrainingModule):
-    """Steps along `defended_gradient`, the very function and object by which a client under attack is defended.
+    """Steps along `defended_gradient`, the function that also defends a client under attack.
 
     A step is a round of a federation with one client per process: each releases the defended gradient of its own batch,
     or the defended result of its local training, and the server's SGD steps along the mean of the releases. The
     defense's random numbers are a function of seed, step and process. Everything a client releases is defended, the
     gradient of frozen parameters included, though only the others are trained.
 
-    BatchNorm uses the statistics of the batch that the defense hands on, and its running statistics, as well as the
-    center of a wide feature layer, follow that batch as in plain training; like everything in a model's buffers they
-    leave the client undefended. The logged training loss is that of the batch as it came and of the network without
-    dropout, so that the losses of several defenses can be compared.
+    BatchNorm uses the statistics of the defended batch, which also updates running statistics and the center of a wide
+    feature layer; buffers are released undefended. The logged training loss is that of the original batch and of the
+    network without dropout, so that the losses of several defenses can be compared.
 
-    `DPSGD` as a defense computes the mechanism alone, for any batch and next to other defenses. For a training with
-    sampling that an accountant knows, and an epsilon, use `PrivateBackboneModule`.
+    `DPSGD` as a defense applies the mechanism only, for any batch and beside other defenses. For training with Poisson
+    sampling and an epsilon, use `PrivateBackboneModule`.
 
     Args:
         model: takes images `(n, c, h, w)` in [0, 1].
@@ -149,7 +148,7 @@ class DefendedBackboneModule(TrainingModule):
 
     @torch.no_grad()
     def _follow_batch(self) -> Tensor:
-        """Let running statistics follow the batch, and return the loss."""
+        """Update running statistics with the batch, and return the loss."""
         batch = self._batch
         if Stage.BATCH not in self.defense.stages:
             return nn.functional.cross_entropy(self(batch.images), batch.labels)

@@ -185,7 +185,7 @@ class VictimDataModule(SourceDataModule):
 
     @cached_property
     def public(self) -> ImageSet:
-        """Images that the attacker may have seen, of the same kind and none of them a victim."""
+        """Public images; none of them is a victim."""
         public = self.splits[0]
         if self.n_public is None:
             return public
@@ -211,7 +211,7 @@ class VictimDataModule(SourceDataModule):
 
     @property
     def n_left_over(self) -> int:
-        """Victims that no full batch could take."""
+        """Number of victims left over by full batches."""
         return self.n_victims - self.batch_size * len(self.batches)
 
     def setup(self, stage: str) -> None:
@@ -228,8 +228,8 @@ class VictimDataModule(SourceDataModule):
 class PoissonSampling:
     """One process's share of every batch, drawn by Opacus' sampler; a function of seed, epoch and step alone.
 
-    The images are shared out once and for all. Opacus' own distributed sampler skips a batch that is empty on one
-    process, so that the processes fall out of step; this one does not.
+    Each process has a fixed part of the images. Opacus' own distributed sampler skips a batch that is empty on one
+    process, after which the processes disagree about the step; this one does not.
     """
 
     def __init__(self, n: int, rate: float, seed: int, rank: int = 0, world_size: int = 1) -> None:
@@ -258,7 +258,7 @@ class PoissonSampling:
 class PoissonBatches:
     """Augmented `(images (n, c, h, w) in [0, 1], labels (n,))` of random sizes `n`, 0 included.
 
-    A run that resumes within an epoch goes on with the batch that would have come next.
+    A run that resumes within an epoch continues with the next batch.
 
     Args:
         images: the whole training set.
@@ -312,7 +312,7 @@ class PoissonBatches:
         return dict(self._reached)
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Let the next pass over that epoch start where the saved one stopped."""
+        """Resume the saved epoch where it stopped."""
         self._resume = dict(state)
 
 

@@ -43,17 +43,17 @@ _BETAS = (0.5, 0.99)
 
 @dataclass(frozen=True)
 class GeneratorRecipe:
-    """What a generator is trained for.
+    """Losses and optimizer of a generator.
 
     Args:
         adversarial: weight of the hinge loss against a critic with spectral norm; 0: no critic.
         pixel_noise: standard deviation, in pixels of [0, 1], of the Gaussian around a reconstruction, in the loss of a
             variational autoencoder whose decoder is the generator; None: no encoder.
         lr: learning rate of Adam.
-        average: decay of the running mean of the weights, which is what is kept.
+        average: decay of the running mean of the weights, which is saved.
 
     Raises:
-        ConfigError: a setting outside its range, or nothing to train for.
+        ConfigError: a setting outside its range, or no loss.
 
     Source: [Lim2017] for the hinge loss, [Kingma2014] for the autoencoder, [Larsen2016] for both together.
     """
@@ -72,9 +72,7 @@ class GeneratorRecipe:
         if self.pixel_noise is not None and self.pixel_noise <= 0:
             raise ConfigError(f"pixel_noise must be above 0; got {self.pixel_noise:g}")
         if self.adversarial == 0 and self.pixel_noise is None:
-            raise ConfigError(
-                "a generator needs something to learn from: set adversarial above 0, or give pixel_noise, or both"
-            )
+            raise ConfigError("a generator needs a loss: set adversarial above 0, or give pixel_noise, or both")
 
 
 class GeneratorModule(LightningModule):
@@ -163,7 +161,7 @@ class GeneratorModule(LightningModule):
 
 
 def critic_loss(real: Tensor, fake: Tensor) -> Tensor:
-    """Hinge loss of a critic that should say above 1 of real images and below -1 of generated ones. [Lim2017], eq. 6.
+    """Hinge loss of a critic with margins 1 for real and -1 for generated images. [Lim2017], eq. 6.
 
     >>> float(critic_loss(torch.tensor([1.0, 3.0]), torch.tensor([0.0, -2.0])))
     0.5
@@ -223,7 +221,7 @@ def check_alone(processes: int) -> None:
     """
     if processes > 1:
         raise ConfigError(
-            f"a generator is trained by one process, as its networks take turns; got {processes}: "
+            f"a generator is trained by one process, as its networks are trained alternately; got {processes}: "
             "start it without torchrun and with trainer.devices: 1"
         )
 
@@ -236,7 +234,7 @@ def train_generator(
     loggers: Sequence[Logger],
     out: Path,
 ) -> GeneratorCheckpoint:
-    """Train, or go on with a training that was killed, and leave `generator.safetensors` in `out`.
+    """Train, or resume a killed training, and write `generator.safetensors` to `out`.
 
     A resumed training ends with the weights of one that was never interrupted: batches, latents and noise are functions
     of seed and step.
@@ -272,14 +270,15 @@ _LR, _START = 0.05, 0.3
 
 @dataclass(frozen=True)
 class Quality:
-    """Figures, and the images behind them.
+    """Metrics of a generator, and their images.
 
     Attributes:
         figures: means over samples or held-out images, RMSE of pixels in [0, 1]:
             `sample_nearest_rmse`, of samples to the nearest training image, beside `held_out_nearest_rmse`, that of
-            real images which the generator has not seen: far less would be memorisation, far more no images at all;
-            `sample_spread_rmse`, between two samples, beside `held_out_spread_rmse`: far less is a collapse;
-            `search_rmse`, of held-out images to what the generator can draw of them, beside
+            real images which the generator has not seen: much lower means memorization, much higher unrealistic
+            samples;
+            `sample_spread_rmse`, between two samples, beside `held_out_spread_rmse`: much lower means mode collapse;
+            `search_rmse`, of held-out images to their best reconstructions by the generator, beside
             `search_mean_image_rmse`: the error that a search for latents alone cannot go below.
         images: `(n, c, h, w)` by name: `samples`, `sample_nearest`, `held_out`, `held_out_nearest`, `found`.
     """
@@ -326,7 +325,7 @@ def measure_quality(
 
 
 def search_latents(generator: ConvGenerator, images: Tensor, steps: int, seed: int) -> Tensor:
-    """What a generator can draw of images `(n, c, h, w)`: the least squared error over latents, by Adam."""
+    """The generator's best reconstructions of images `(n, c, h, w)`: least squared error over latents, by Adam."""
     random = seeded_generator(seed, "search")
     latents = _START * torch.randn(len(images), generator.latent_size, generator=random)
     frozen = {name: value.detach() for name, value in generator.named_parameters()}

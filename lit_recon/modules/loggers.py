@@ -1,4 +1,4 @@
-"""Where a run's figures go while it is under way: CSV files always, Weights & Biases unless it is switched off."""
+"""Loggers of a running run: CSV files always, Weights & Biases unless it is disabled."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class WandbSettings:
     Args:
         mode: `auto` logs online where an API key is found and offline elsewhere, and never asks for one; the
             environment variable WANDB_MODE overrides it.
-        project: of the account.
+        project: W&B project.
         entity: user or team; default: the account's own.
     """
 
@@ -40,7 +40,7 @@ class WandbSettings:
     entity: str | None = None
 
     def resolved_mode(self) -> _Mode:
-        """What `auto` comes to here.
+        """The mode that `auto` stands for here.
 
         Raises:
             ConfigError: `online` without an API key.

@@ -36,7 +36,7 @@ class PrivacyPlan:
 
     Attributes:
         descent: clipping, noise and guarantee; the noise is given.
-        sampling_rate: probability of an image to be in a step's batch.
+        sampling_rate: probability that an image is in a step's batch.
         batch_size: expected number of images in a batch, over all processes: the divisor of the sum.
         steps_per_epoch: the same number as in plain training.
     """
@@ -65,17 +65,17 @@ class PrivacyPlan:
 class PrivacySettings:
     """DP-SGD through Opacus: Poisson-sampled batches, clipped gradients of single images, Gaussian noise.
 
-    The guarantee covers everything that follows from the training images, but not their normalization, which is
-    measured without noise. It needs a secret seed: whoever knows the seed knows the noise.
+    The guarantee does not cover the normalization of the images, which is measured without noise. It needs a secret
+    seed, which determines the noise.
 
     Args:
         max_grad_norm: norm that the gradient of a single image is clipped to; at 0 the weights change by weight decay
             only; required with noise.
-        noise_multiplier: standard deviation of the noise on the sum of a batch's clipped gradients, over
-            max_grad_norm; default: the least noise that keeps target_epsilon.
+        noise_multiplier: standard deviation of the noise on the sum of a batch's clipped gradients, over max_grad_norm;
+            default: the smallest that keeps target_epsilon.
         target_epsilon: privacy budget of the whole training; checked against noise_multiplier where both are given.
         delta: probability with which the guarantee may fail; below 1 / number of training images.
-        neighbors: data sets that must be hard to tell apart: with and without one image, or with one image replaced.
+        neighbors: neighboring data sets: with and without one image, or with one image replaced.
 
     Raises:
         ConfigError: a number out of its range, noise without a finite norm, or neither noise nor a budget.
@@ -91,7 +91,7 @@ class PrivacySettings:
         self.descent()
 
     def descent(self) -> PrivateDescent:
-        """The same settings by the names that all private trainings share."""
+        """The same settings as a `PrivateDescent`."""
         return PrivateDescent(
             self.max_grad_norm, self.noise_multiplier, self.target_epsilon, self.delta, self.neighbors
         )
@@ -114,7 +114,7 @@ class PrivacySettings:
             )
         if self.delta * n_images >= 1:
             raise ConfigError(
-                f"dp.delta={self.delta:g} would allow to publish one of {n_images} training images: choose it below "
+                f"dp.delta={self.delta:g} would permit releasing one of {n_images} training images: choose it below "
                 f"{1 / n_images:.2g}, such as {0.1 / n_images:.1g}"
             )
         rate, per_epoch = batch_size / n_images, math.ceil(n_images / batch_size)

@@ -108,7 +108,7 @@ class RunScores(nn.Module):
     """Means and spreads over all victims of a run, whichever process attacked them.
 
     Args:
-        metrics: that were asked for. Each is asked here whether it is available, which may take a download.
+        metrics: requested metrics. Whether each is available is checked here, which may take a download.
         baselines: whether there are public images to compare with.
 
     Attributes:
@@ -133,7 +133,7 @@ class RunScores(nn.Module):
         self._all = nn.ModuleList([*self._ours.values(), *self._baselines.values()])
 
     def rehearse(self, images: Tensor) -> None:
-        """Compare images `(n, c, h, w)` with themselves, so that a metric they are not fit for is refused early.
+        """Compare images `(n, c, h, w)` with themselves, so that an inapplicable metric is refused early.
 
         Raises:
             ShapeError: a metric does not take such images, or does not return one number per image.

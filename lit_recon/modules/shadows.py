@@ -117,7 +117,8 @@ def train_store(
         label: what the models are called on the screen.
 
     Raises:
-        ConfigError: the folder holds models of another training or of other images, or linear response errs too much.
+        ConfigError: the folder holds models of another training or of other images, or the error of linear response
+            exceeds the tolerance.
         CorruptFileError: one of its files is damaged.
         ShapeError: training diverged.
     """

@@ -1,1 +1,1 @@
-"""What a run leaves behind and how it is shown: run folder, record, tables, plots and HTML pages."""
+"""Files and reports of a run: run folder, record, tables, plots and HTML pages."""

@@ -50,7 +50,7 @@ class Comparison:
         conclusion: which run comes closest to the images, a sentence for each set of images; empty without any RMSE.
         measures: columns of the table.
         runs: its rows.
-        footnotes: the papers of the runs and why values are missing, once for all runs that share them.
+        footnotes: papers of the runs and reasons of missing values, each once.
         alike: whether all runs are of one command, so that their settings can be compared.
         settings: `(key, value in each run)` for the settings that are not the same in all runs.
         shared: images that all runs attacked.

@@ -24,7 +24,7 @@ from lit_recon.reporting.writing import Scalar
 
 @dataclass(frozen=True)
 class Picture:
-    """An image that the page holds in itself.
+    """An image embedded in the page.
 
     Attributes:
         content: of a PNG or SVG file.

@@ -1,4 +1,4 @@
-"""Everything drawn: images as PNG, plots as SVG or PNG, and the loss chart that scales with its page.
+"""Drawing: images as PNG, plots as SVG or PNG, and a loss chart that scales with its page.
 
 Image pixels are never smoothed: grids and pages enlarge them by repetition.
 """

@@ -1,4 +1,4 @@
-"""The folder that a run leaves behind: where its files are, which command made it, and whether it is finished."""
+"""The folder of a run: paths of its files, the command that made it, and whether it is finished."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ class Card:
 
     Attributes:
         title: id and class of the image.
-        label_note: what the label was taken for, where the attack got it wrong.
+        label_note: the recovered label, where it is wrong.
         closer: whether the reconstruction beats the nearest public image; None where that is not known.
         target, reconstruction, nearest_public: images as data addresses; the last is empty without public images.
         rmse, nearest_rmse: of the reconstruction and of the nearest public image.

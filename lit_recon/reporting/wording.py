@@ -100,7 +100,7 @@ def with_error(key: str, value: float | None, error: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the units that people use.
+    """A duration in readable units.
 
     >>> duration(0.0123), duration(4.2), duration(42.4), duration(125), duration(7380)
     ('12.3 ms', '4.2 s', '42 s', '2 min 5 s', '2 h 3 min')
@@ -140,7 +140,7 @@ def verdict(record: RunRecord) -> str:
 
 
 def knowledge(record: RunRecord) -> list[Grant]:
-    """What the attacker knew, then what not, from `knowledge.*` and `client.batch_norm`."""
+    """The attacker's knowledge, then what was not known, from `knowledge.*` and `client.batch_norm`."""
     sizes = sorted(set(Counter(row.batch for row in record.victims).values()))
     images = f"{' or '.join(map(str, sizes))} {'image' if sizes == [1] else 'images'}"
     grants = [
@@ -152,14 +152,14 @@ def knowledge(record: RunRecord) -> list[Grant]:
         *_batch_norm(record),
         Grant(
             False,
-            "The images. They served only after the attack, to match reconstructions with their targets and to score.",
+            "The images. They were used only after the attack, to match and score the reconstructions.",
         ),
     ]
     return sorted(grants, key=lambda grant: not grant.known)
 
 
 def notes(record: RunRecord) -> list[str]:
-    """What the attack wants its reader to know, each sentence once."""
+    """The attack's notes for readers, each once."""
     found = record.metrics.get("notes")
     sentences = found if isinstance(found, list) else [record.text("notes")]
     return [sentence for sentence in dict.fromkeys(map(str, sentences)) if sentence]
@@ -172,9 +172,9 @@ def _count(record: RunRecord) -> str:
     n, won = len(judged), judged.count(True)
     if n == 1:
         closer = "closer" if won else "no closer"
-        return f"the attacked image came back {closer} to the truth than the nearest public image"
+        return f"the reconstruction is {closer} to the truth than the nearest public image"
     who = f"all {n}" if won == n else f"none of the {n}" if not won else f"{won} of {n}"
-    return f"{who} attacked images came back closer to the truth than the nearest public image"
+    return f"{who} reconstructions are closer to the truth than the nearest public image"
 
 
 def _error(record: RunRecord) -> str:
@@ -199,8 +199,8 @@ def _model(record: RunRecord) -> Grant:
     if record.settings.get("server"):
         return Grant(
             True,
-            "The model, which a malicious server had modified before the clients got it: results do not compare with "
-            "those of an attacker who leaves the model as it is.",
+            "The model, which a malicious server modified before clients received it: results are not comparable with "
+            "those of an attacker who does not modify the model.",
         )
     return Grant(True, "The public model: its architecture, its weights and how it normalizes pixels.")
 
@@ -220,7 +220,7 @@ def _defense(record: RunRecord) -> list[Grant]:
     if not isinstance(defense, Mapping):
         return []
     known = bool(find_setting(record.settings, "knowledge.defense"))
-    use = "the attack simulates that for its candidates" if known else "the attack takes the update for undefended"
+    use = "the attack simulates it on its candidates" if known else "the attack treats the update as undefended"
     return [Grant(known, f"That the update is defended by {_described(defense)}: {use}.")]
 
 

@@ -34,10 +34,10 @@ _NAMES = ("final_train_loss", "test_loss", "accuracy")
 
 
 def utility_figures(train_loss: float, test_loss: float, accuracy: float, diverged_at: int | None) -> Figures:
-    """Figures of an epoch.
+    """Metrics of an epoch.
 
     Args:
-        train_loss: mean cross-entropy of the epoch's batches as they came, whatever a defense made of them.
+        train_loss: mean cross-entropy of the epoch's original batches, before any defense.
         test_loss: mean cross-entropy on the test split.
         accuracy: on the test split, in [0, 1].
         diverged_at: the step after which the loss was no longer finite.
@@ -57,7 +57,7 @@ def utility_figures(train_loss: float, test_loss: float, accuracy: float, diverg
 
 
 def without_utility(reason: str) -> Figures:
-    """No figure, and why."""
+    """Utility that was not measured, with the reason."""
     figures: Figures = dict.fromkeys(_NAMES)
     return {**figures, **{f"{name}_reason": reason for name in _NAMES}}
 
@@ -68,7 +68,7 @@ def write_utility(folder: Path, figures: Mapping[str, str | float | None]) -> No
 
 
 def read_utility(folder: Path) -> Figures:
-    """The figures in a run folder; without the file, none and why.
+    """The utility in a run folder; without the file, none and the reason.
 
     Raises:
         CorruptFileError: the file is damaged.
@@ -98,7 +98,7 @@ class SGDSchedule:
     Args:
         lr: initial learning rate.
         momentum: of SGD.
-        weight_decay: L2 penalty; the paper is silent about it, this is the usual value.
+        weight_decay: L2 penalty; not given in the paper, this is the usual value.
         decay_every: epochs between two decays of the rate.
         decay: factor of each decay.
 
@@ -123,7 +123,7 @@ class SGDSchedule:
 
 
 class TrainingModule(LightningModule, ABC):
-    """Cross-entropy training; a leaf says how a step's gradient comes about.
+    """Cross-entropy training; subclasses define the gradient of a step.
 
     Logs `train_loss_step`, `train_loss_epoch`, `test_loss` and `test_accuracy`, and keeps the last ones as `utility`. A
     training whose loss is no longer finite stops within 50 steps, with a utility that says so.
@@ -165,7 +165,7 @@ class TrainingModule(LightningModule, ABC):
         """Mean cross-entropy of a batch, passed to `record_loss`."""
 
     def guarantee(self) -> Figures:
-        """What can be said about the training beside its utility, after every epoch; nothing by default."""
+        """Further facts about the training, such as epsilon, after every epoch; none by default."""
         return {}
 
     def record_loss(self, loss: Tensor, n: int) -> None:
@@ -182,14 +182,14 @@ class TrainingModule(LightningModule, ABC):
         self.trainer.should_stop = self._diverged_at is not None
 
     def on_train_batch_end(self, outputs: Any, batch: ImageBatch, batch_idx: int) -> None:
-        """Stop where the loss is lost; all processes have the same one."""
+        """Stop where the loss is not finite; it is the same in all processes."""
         due = self.trainer.is_last_batch or batch_idx % _DIVERGENCE_EVERY == 0
         if due and self._diverged_at is None and not math.isfinite(self._newest_loss):
             self._diverged_at = self.trainer.global_step
             self.trainer.should_stop = True
 
     def on_train_epoch_end(self) -> None:
-        """Note what the training has come to; Lightning calls this after validation."""
+        """Record the utility; Lightning calls this after validation."""
         loss = float(self.train_loss.compute() / self.n_trained.compute())
         self.train_loss.reset()
         self.n_trained.reset()
@@ -264,7 +264,7 @@ class LastCheckpoint(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save where the interval is over; the last batch leaves it to the end of the epoch."""
+        """Save if the interval has passed, except after the last batch of an epoch."""
         due = time.monotonic() - self._saved_at > 60 * self.minutes
         if not trainer.is_last_batch and trainer.strategy.broadcast(due):
             self._save(trainer)
@@ -312,7 +312,7 @@ class ExportBackbone(Callback):
 
 
 def training_callbacks(out: Path, class_names: list[str], split_hash: str, minutes: float = 5.0) -> list[Callback]:
-    """What a Trainer needs for `train_backbone`: resumable state and the exported backbone, both below `out`.
+    """Callbacks for `train_backbone`: resumable state and the exported backbone, both below `out`.
 
     Args:
         out: the run folder.

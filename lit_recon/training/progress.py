@@ -1,4 +1,4 @@
-"""How far a long computation has come: a bar on a terminal, a line every half minute in a log.
+"""Progress of long computations: a bar on a terminal, a line every half minute in a log.
 
 Lightning would end the process itself on a KeyboardInterrupt; an exception of our own passes through it, so that the
 command can say how to go on.
@@ -35,8 +35,8 @@ class Progress:
 
     Args:
         total: number of units of work.
-        label: what is going on.
-        unit: what one unit is called.
+        label: name of the computation.
+        unit: name of one unit.
         quiet: show nothing, for all processes but the first.
         stream: where to write; default: standard error.
     """
@@ -73,12 +73,12 @@ class Progress:
             print(self._line(figures), file=self.stream, flush=True)
 
     def write(self, text: str) -> None:
-        """A line of its own that leaves the bar whole."""
+        """Print a line above the bar."""
         if not self.quiet:
             tqdm.write(text, file=self.stream)
 
     def close(self) -> None:
-        """Take the bar off the last line of the screen."""
+        """Remove the bar from the screen."""
         if self._bar is not None:
             self._bar.close()
 
@@ -126,12 +126,12 @@ class TrainingProgress(Callback):
             self._progress.advance(1, loss=outputs["loss"])
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say what the pause is for."""
+        """Print that accuracy is being measured."""
         if self._progress is not None:
             self._progress.write("measuring accuracy on the test images")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the terminal clean."""
+        """Close the bar."""
         if self._progress is not None:
             self._progress.close()
 
@@ -141,7 +141,7 @@ _Handler = Callable[[int, FrameType | None], None]
 
 
 class Interrupted(BaseException):
-    """Somebody asked the program to stop. `number` is the signal's."""
+    """A signal asked the program to stop; `number` is the signal's."""
 
     def __init__(self, number: int = signal.SIGINT) -> None:
         super().__init__(f"interrupted by {signal.Signals(number).name}")
@@ -163,7 +163,7 @@ def interruptible() -> Iterator[None]:
 def deferred_interruption() -> Iterator[Callable[[], int | None]]:
     """Give a question to ask between two steps: which signal has arrived, if any? A second signal does not wait.
 
-    State that a step has half changed is never seen by whoever saves it.
+    State is never saved in the middle of a step.
     """
     arrived: list[int] = []
 

@@ -1,8 +1,8 @@
 """The Lightning Trainer of every command, in three steps: check its settings, configure the process, build it.
 
 An iteration frees about 100 MiB of gradients. If glibc returns them to the system and asks for them again, each
-iteration costs tens of thousands of page faults, and how many depends on what else is on the heap, so that timings of
-the same computation differ by more than what is measured: the process is told to keep freed memory.
+iteration costs tens of thousands of page faults, and their number depends on the rest of the heap, which disturbs
+timings: the process is configured to keep freed memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TRIM_BYTES, _MMAP_BYTES = 2**31 - 1, 2**25
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep what it frees; whether the C library can be told so (glibc can)."""
+    """Let the C library keep freed memory; returns whether it supports that (glibc does)."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
@@ -52,14 +52,13 @@ _CHATTER = (
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """Where a run computes.
+    """Devices and threads of a run.
 
     Args:
-        accelerator: `auto` takes a GPU where there is one.
-        devices: processes per machine, one device each; `auto` takes all GPUs. Under torchrun its own count is used.
-        num_nodes: machines; they must share the run folder. Under torchrun its own count is used.
-        threads: CPU threads of every process; default: PyTorch's choice. One is fastest for networks so small that
-            threads wait for each other longer than they compute.
+        accelerator: `auto` uses a GPU if there is one.
+        devices: processes per machine, one device each; `auto` uses all GPUs. torchrun overrides it.
+        num_nodes: number of machines, which must share the run folder. torchrun overrides it.
+        threads: CPU threads of every process; default: PyTorch's choice. One is fastest for very small networks.
     """
 
     accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"
@@ -78,7 +77,7 @@ class TrainerSettings:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a run would compute.
+    """Device and number of processes of a run.
 
     Attributes:
         device: of the first process, e.g. `cpu` or `cuda:0`.
@@ -90,7 +89,7 @@ class Placement:
 
 
 def check_trainer(settings: TrainerSettings) -> Placement:
-    """Refuse settings that this machine cannot meet; nothing of the process is changed.
+    """Refuse settings that this machine does not support; changes nothing.
 
     Raises:
         ConfigError: the accelerator or the devices are not there.
@@ -108,9 +107,9 @@ def check_trainer(settings: TrainerSettings) -> Placement:
 
 
 def configure_process(settings: TrainerSettings) -> None:
-    """Set what holds for the whole process: threads, precision, memory, and no chatter of Lightning's.
+    """Configure the process: threads, precision, memory, and Lightning's log level.
 
-    Every command calls this once before it computes; whoever uses the package as a library decides for themselves.
+    Every command calls this once; as a library, the package never does.
     """
     _silence([logging.getLogger(name) for name in _LIGHTNING])
     for chatter in _CHATTER:
@@ -130,7 +129,7 @@ def build_trainer(
     """A Trainer that writes checkpoints only where a callback does; the process must be configured before it runs.
 
     Args:
-        settings: where to compute.
+        settings: devices and threads.
         loggers: receive the logged values.
         callbacks: of the Trainer.
         max_epochs: of training.

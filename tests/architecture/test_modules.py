@@ -15,34 +15,6 @@ TEXT = {".py", ".md", ".toml", ".txt", ".yaml", ".yml", ".json", ".j2", ".html",
 #: An absolute path below a folder that means something on one machine only; part of a URL it may be.
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|tmp|root|home|Users)/")
 
-#: Modules whose docstring begins with What; this list may only become shorter.
-STILL_VAGUE = {
-    "lit_recon/attacks/released/access.py",
-    "lit_recon/attacks/released/base.py",
-    "lit_recon/attacks/released/diagnostics.py",
-    "lit_recon/data/sources/base.py",
-    "lit_recon/experiments/defended_bound.py",
-    "lit_recon/experiments/evaluate/settings.py",
-    "lit_recon/experiments/factors/measures.py",
-    "lit_recon/experiments/factors/settings.py",
-    "lit_recon/experiments/glm/score.py",
-    "lit_recon/experiments/glm/settings.py",
-    "lit_recon/experiments/membership/score.py",
-    "lit_recon/experiments/membership/settings.py",
-    "lit_recon/experiments/released_attack/score.py",
-    "lit_recon/experiments/released_attack/settings.py",
-    "lit_recon/experiments/rero/score.py",
-    "lit_recon/experiments/rero/settings.py",
-    "lit_recon/experiments/settings.py",
-    "lit_recon/experiments/two_layer/settings.py",
-    "lit_recon/experiments/update_attack/score.py",
-    "lit_recon/metrics/baselines.py",
-    "lit_recon/metrics/images.py",
-    "lit_recon/reporting/__init__.py",
-    "lit_recon/reporting/robustness_curves.py",
-    "lit_recon/reporting/wording.py",
-}
-
 
 def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
@@ -57,7 +29,7 @@ def test_a_module_says_its_purpose_and_stays_short() -> None:
     assert [name(path) for path, purpose in purposes.items() if not purpose] == []
     assert {name(path): line_count(path) for path in MODULES if line_count(path) > 400} == {}
     vague = {name(path) for path, purpose in purposes.items() if purpose and purpose.startswith("What")}
-    assert vague - STILL_VAGUE == set(), "begin with the noun that the module is about"
+    assert vague == set(), "begin with the noun that the module is about"
 
 
 def test_a_folder_can_be_taken_in() -> None:

@@ -141,7 +141,7 @@ def test_a_module_of_another_library(victims: VictimDataModule, tmp_path: Path) 
     torch.save(Net().state_dict(), tmp_path / "w.pt")
     given = find_foreign(victims, weights=tmp_path / "w.pt", normalization=Normalization((0.0,), (1.0,)))
     assert given.path == tmp_path / "w.pt"
-    assert "nobody checked whether" in given.notes[0]
+    assert "it was not checked whether" in given.notes[0]
     assert given.model.normalization == Normalization((0.0,), (1.0,))
 
 

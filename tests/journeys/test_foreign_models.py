@@ -58,8 +58,8 @@ def test_a_timm_network_with_weights(
     assert ended.code == 0, ended.err
     metrics = json.loads((workplace / folder / "metrics.json").read_text())
     assert metrics["weights"] == path.name
-    assert f"nobody checked whether {path.name} was trained on the attacked images" in metrics["notes"][0]
-    assert "nobody checked" in (workplace / folder / "report.html").read_text()
+    assert f"it was not checked whether {path.name} was trained on the attacked images" in metrics["notes"][0]
+    assert "it was not checked whether" in (workplace / folder / "report.html").read_text()
     assert path.name in (workplace / folder / "report.html").read_text()
 
 

@@ -109,7 +109,7 @@ def test_the_page_says_what_was_attacked_how_well_and_by_what(make_run: MakeRun)
     for words in (
         "geiping2020",
         "Geiping et al., NeurIPS 2020",
-        "3 of 4 attacked images came back closer to the truth than the nearest public image",
+        "3 of 4 reconstructions are closer to the truth than the nearest public image",
         "#103 · dog",
         "label taken for cat",
         "LPIPS is n/a: its weights are not on this machine",
@@ -156,7 +156,7 @@ def test_a_run_with_the_least_content_has_a_page_too(make_run: MakeRun) -> None:
     page = Page(build_report(folder.path))
     assert_self_contained(page)
     assert page.tags.count("svg") == 0
-    assert "The attacked image came back closer to the truth than the nearest public image." in page.text
+    assert "The reconstruction is closer to the truth than the nearest public image." in page.text
     assert page.row("Metric") == ["Metric", "This run", "Mean public image", "Nearest public image"]
     assert "RMSE is n/a: this run did not measure it" in page.text
 
@@ -208,7 +208,7 @@ def test_a_comparison_shows_runs_figures_and_shared_images(make_run: MakeRun, tm
     assert len(page.images) == 4 * 3
     assert page.row("seed")[1:] == ["–", "5"]
     assert [(path.parent / link).resolve() for link in page.links] == [one.report, two.report]
-    assert "1 of 4 attacked images came back closer" in page.text
+    assert "1 of 4 reconstructions are closer" in page.text
 
 
 def test_a_comparison_without_shared_images_says_so(make_run: MakeRun, tmp_path: Path) -> None:

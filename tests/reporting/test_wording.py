@@ -14,11 +14,11 @@ MakeRun = Callable[..., RunFolder]
 @pytest.mark.parametrize(
     ("n", "won", "start"),
     [
-        (4, 4, "All 4 attacked images came back closer to the truth than the nearest public image; the mean RMSE is"),
-        (4, 3, "3 of 4 attacked images came back closer to the truth than the nearest public image; the mean RMSE is"),
-        (4, 0, "None of the 4 attacked images came back closer to the truth than the nearest public image; the mean"),
-        (1, 1, "The attacked image came back closer to the truth than the nearest public image; the RMSE is 0.010"),
-        (1, 0, "The attacked image came back no closer to the truth than the nearest public image; the RMSE is 0.302"),
+        (4, 4, "All 4 reconstructions are closer to the truth than the nearest public image; the mean RMSE is"),
+        (4, 3, "3 of 4 reconstructions are closer to the truth than the nearest public image; the mean RMSE is"),
+        (4, 0, "None of the 4 reconstructions are closer to the truth than the nearest public image; the mean"),
+        (1, 1, "The reconstruction is closer to the truth than the nearest public image; the RMSE is 0.010"),
+        (1, 0, "The reconstruction is no closer to the truth than the nearest public image; the RMSE is 0.302"),
     ],
 )
 def test_the_verdict_counts_who_beats_public_images(make_run: MakeRun, n: int, won: int, start: str) -> None:

@@ -1,4 +1,4 @@
-"""Where images come from: bundled, downloaded, or the user's own."""
+"""Sources of images: bundled, downloaded, or the user's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every source of images has in common."""
+"""The interface of image sources."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lit_recon.errors import ShapeError
 
 
 class ImageSource(ABC):
-    """Somewhere images come from. A subclass implements `read` and, if it has to fetch its files, `prepare`."""
+    """A source of images. A subclass implements `read` and, if it has to fetch its files, `prepare`."""
 
     @property
     def name(self) -> str:

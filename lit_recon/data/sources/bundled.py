@@ -1,4 +1,4 @@
-"""Images that scikit-learn brings along, without a download: handwritten digits, and crops of two photographs."""
+"""Images bundled with scikit-learn: handwritten digits, and crops of two photographs."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", 
 class ImageFolder(ImageSource):
     """A folder with one sub-folder of image files per class; or two such folders, named `train` and `test`.
 
-    The sub-folders' names, sorted, are the classes. Transparent pixels are laid over white. The rotation that a camera
-    noted is applied. All images are held in memory.
+    The sub-folders' names, sorted, are the classes. Transparent pixels are blended with white. EXIF rotation is
+    applied. All images are held in memory.
 
     Args:
         root: the folder.

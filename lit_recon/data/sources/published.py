@@ -26,7 +26,7 @@ CONNECT_TIMEOUT, READ_TIMEOUT = 8.0, 20.0
 
 @dataclass(frozen=True)
 class PublishedSource(ImageSource):
-    """A published data set in a folder of the user's.
+    """A published data set in a local folder.
 
     The folder may hold an archive `<name>.npz` (arrays as for `Npz`), which is preferred, or the original files.
     torchvision verifies those by their checksums where it knows them, unpacks them, and downloads them if asked.
@@ -188,7 +188,7 @@ def _datasets() -> Any:
 
 
 def _probe(urls: list[str]) -> None:
-    """Ask for the head of each file until one host answers: torchvision itself would wait without limit."""
+    """Request the header of each file until one host answers: torchvision itself has no timeout."""
     for position, url in enumerate(urls, start=1):
         try:
             urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=CONNECT_TIMEOUT).close()

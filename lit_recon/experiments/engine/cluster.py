@@ -33,11 +33,11 @@ _GREETING, _SETTINGS_FRAME = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """Where the pieces of a study are run.
+    """Execution of a study: in this process or on a Ray cluster.
 
     Args:
         cluster: default: one after the other in this process. `local` starts a Ray cluster on this machine for the
-            command, `auto` takes the one that was started here with `ray start`, and `HOST:PORT` the one with this
+            command, `auto` uses the one that was started here with `ray start`, and `HOST:PORT` the one at this
             address. All nodes must see the working directory and the study's folder under the same paths. Needs the
             extra `ray`: pip install "lit_recon[ray]".
         piece_cpus: CPUs that the cluster reserves for a piece; default: trainer.threads, else 1.
@@ -86,7 +86,7 @@ class ClusterSettings:
             accelerator: that a piece uses: `cpu`, `gpu` or `auto`.
 
         Raises:
-            ConfigError: the cluster refuses the connection, or has not the CPUs and GPUs of a piece.
+            ConfigError: the cluster refuses the connection, or lacks the CPUs and GPUs of a piece.
         """
         if self.cluster is None:
             yield ThisProcess(folder)
@@ -141,7 +141,7 @@ class RayCluster:
         self._running[self._task.options(name=piece.title).remote(packed)] = piece
 
     def next(self) -> tuple[Piece, PieceOutcome]:
-        """Wait for any piece to end; where nobody can run it any more, that is its outcome."""
+        """Wait for any piece to end; a piece that the cluster lost has that as its outcome."""
         ended: list[Any] = []
         with deferred_interruption() as signalled:  # an exception raised inside Ray's own code would be lost
             while not ended:

@@ -1,4 +1,4 @@
-"""A piece of a study: one run with settings and a folder of its own, and what came of trying it."""
+"""A piece of a study: one run with its own settings and folder, and its outcome."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NOT_HASHED = ("name", "out", "overwrite", "cache", "shard_size", "trainer", "lpi
 
 
 def settings_hash(settings: Mapping[str, Any]) -> str:
-    """Eight hexadecimal digits that tell the settings of a piece from those of others.
+    """A hash of the settings of a piece, eight hexadecimal digits.
 
     >>> settings_hash({"seed": 0, "trainer": {"threads": 1}}) == settings_hash({"seed": 0}) != settings_hash({})
     True
@@ -77,8 +77,8 @@ class Piece:
         work: called with the absolute path of the folder, in any process; returns what to print about the result.
             It must be picklable.
         needs: folders of the pieces that must be finished before this one starts.
-        shares: names what several pieces would make for each other, such as a trained model in a cache: the first of
-            them runs alone, and the others start when it has ended.
+        shares: name of something that several pieces use and the first one makes, such as a model in a cache: the
+            others start when the first has ended.
         results: files in the folder; the piece is finished when all of them are there.
         not_applicable: errors which mean that the piece has no result; it is not tried again then.
     """
@@ -98,7 +98,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class PieceOutcome:
-    """What came of running a piece.
+    """The outcome of a piece.
 
     Attributes:
         summary: of the result; empty where there is none.

@@ -22,7 +22,7 @@ WHERE = ("cluster", "piece_cpus", "piece_gpus")
 
 
 class Executor(Protocol):
-    """Where pieces are run."""
+    """Runs pieces, one or several at a time."""
 
     def submit(self, piece: Piece) -> None:
         """Queue a piece; all pieces that it needs are finished."""
@@ -95,7 +95,7 @@ class StudyRunner:
         return self.is_done(piece) or self._is_not_applicable(piece)
 
     def progress(self) -> str:
-        """How many pieces there are, and what has come of them so far."""
+        """The numbers of all, finished and not applicable pieces, as text."""
         done = sum(map(self.is_done, self.pieces))
         aside = sum(map(self.is_settled, self.pieces)) - done
         return f"{len(self.pieces)} cells, {done} of them done" + (f", {aside} not applicable" if aside else "")
@@ -138,7 +138,7 @@ class StudyRunner:
         return failed
 
     def require(self, failed: Sequence[Piece]) -> None:
-        """Refuse to go on without the pieces that have no result.
+        """Raise an error if a piece has no result.
 
         Raises:
             ConfigError: there is one.
@@ -151,7 +151,7 @@ class StudyRunner:
             )
 
     def _ended(self, piece: Piece, outcome: PieceOutcome) -> bool:
-        """Print and record what came of a piece; whether it has its result."""
+        """Print and record the outcome of a piece; return whether it has a result."""
         number = self.pieces.index(piece) + 1
         title = f"[{number}/{len(self.pieces)}] {piece.title}"
         if not outcome.reason:

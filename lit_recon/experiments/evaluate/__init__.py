@@ -1,1 +1,1 @@
-"""`attack.py evaluate`: defenses judged by the strongest attack at equal utility."""
+"""`attack.py evaluate`: defenses compared by the strongest attack at equal utility."""

@@ -116,7 +116,7 @@ class GridCell:
 
 
 def build_cells(settings: EvaluateSettings, own: Mapping[str, Any]) -> list[GridCell]:
-    """All cells: generators first, which attacks wait for, then trainings, as figures without their price mean little.
+    """All cells: generators first, which attacks need, then utility trainings, then attacks.
 
     Args:
         settings: of the evaluation.
@@ -153,7 +153,7 @@ def build_cells(settings: EvaluateSettings, own: Mapping[str, Any]) -> list[Grid
 
 
 def network_in_words(backbone: Mapping[str, Any]) -> str:
-    """A network of an attack's own, for the tables.
+    """Description of an attack's own network, for the tables.
 
     >>> network_in_words({"trunk": {"class_path": "lit_recon.models.MLP", "init_args": {"hidden": [64]}}, "epochs": 3})
     'its own MLP(hidden=[64])'
@@ -172,7 +172,7 @@ def _in_words(spec: Mapping[str, Any]) -> str:
 
 
 class _Row(NamedTuple):
-    """A defense at one strength, the strength's place among the others, and the settings that it comes to."""
+    """A defense at one strength, the strength's position, and the settings."""
 
     defense: str
     strength: float | None
@@ -219,14 +219,14 @@ def _generator(path: Path, common: Mapping[str, Any]) -> GridCell:
 
 
 def _base(attack: GridAttack, common: Mapping[str, Any], knowledge: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What the attack's file says, but for what the grid says itself."""
+    """The attack's settings in its file, without those that the grid replaces."""
     own = _of_file(attack.config, "attack")
     known = knowledge if knowledge is not None else own.get("knowledge", {})
     return {**own, **common, "knowledge": known, "wandb": {"mode": "disabled"}}
 
 
 def _of_file(path: Path, folder: str) -> dict[str, Any]:
-    """The settings of another command's file that a cell may take over."""
+    """The settings of another command's file that a cell may use."""
     found = find_configuration(path, folder)
     file = parse_settings(found.read_text(encoding="utf-8"), found)
     return {key: value for key, value in file.items() if key not in ("name", "out", "overwrite", "paper", "wandb")}
@@ -262,5 +262,5 @@ def _text(settings: object) -> str:
 
 
 def _number(value: float) -> float | int:
-    """Whole numbers as such: local steps are counted."""
+    """An int for whole numbers, such as local steps."""
     return int(value) if value == int(value) else value

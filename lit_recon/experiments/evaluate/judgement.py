@@ -2,9 +2,9 @@
 
 The leakage of a defense at a strength is the mean metric (RMSE by default) of its strongest attack, the one with the
 best reconstructions. Its price is the loss of accuracy against training without a defense. The evaluator selects the
-strongest attack with the target images at hand; attacks never see them.
+strongest attack by the target images, which attacks never see.
 
-Attacks on networks of their own are not compared: prices and all other attacks are about the grid's network.
+Attacks with their own networks are not compared: prices and all other attacks are for the grid's network.
 """
 
 from __future__ import annotations

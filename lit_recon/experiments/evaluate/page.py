@@ -97,9 +97,9 @@ def _verdicts(evaluation: Evaluation) -> Panel:
     side = "below" if metric.measure.better == "↑" else "above"
     best = "recovers features best" if metric.of_features else "has the best reconstructions"
     sentences = [
-        f"A defense is judged by the strongest attack on it: the one that {best}.",
-        f"It stops that attack if the mean {metric.measure.name} is {side} that of the nearest public image, which is "
-        "available to everyone."
+        f"Defenses are compared by the strongest attack on each: the one that {best}.",
+        f"A defense stops that attack if the mean {metric.measure.name} is {side} that of the nearest public image, "
+        "which is available to everyone."
         if metric.baseline
         else "",
         "Its price is the loss of accuracy in training.",
@@ -127,7 +127,7 @@ def _prices(evaluation: Evaluation) -> Panel:
 
 
 def bound_panels(evaluation: Evaluation) -> list[Panel]:
-    """Lower bounds on the error of any attack; nothing where none was asked for."""
+    """Lower bounds on the error of any attack; none where not requested."""
     asked = [cell for cell in evaluation.attacked if cell.bound]
     if not asked:
         return []

@@ -1,4 +1,4 @@
-"""The cells of an evaluation and what became of them, read from its folder."""
+"""The cells of an evaluation and their results, read from its folder."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def _bound(cell: GridCell, settings: AttackSettings, information: dict[str, list
     defense = settings.defense or Defense()
     std = defense.released_std(settings.victims.batch_size)
     if std == 0:
-        raise ConfigError("without noise an update may give its images away exactly: the only bound is 0")
+        raise ConfigError("without noise an update may determine its images exactly: the only bound is 0")
     key = _identity(cell, defense)
     victims = victim_data(settings)
     if key not in information:
@@ -134,7 +134,7 @@ def parser(program: str) -> ArgumentParser:
 
 
 def execute(arguments: ArgumentParser, values: Namespace) -> None:
-    """Refuse what cannot work, then run the cells that have not been run, and write the page about all of them."""
+    """Validate the settings, run the cells without results, and write the page."""
     complete, config = resolved(arguments, values, "evaluate")
     built = instantiated(arguments, complete)
     settings, cluster = settings_of(EvaluateSettings, built), settings_of(ClusterSettings, built)
@@ -162,7 +162,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
 
 
 def _refuse_missing_lpips(settings: EvaluateSettings) -> None:
-    """Refuse LPIPS that cannot be loaded, where attacks are judged by it."""
+    """Refuse LPIPS as metric where it cannot be loaded."""
     if settings.metric != "lpips" or settings.lpips.network == "none":
         return
     found = load_lpips(settings.lpips.network, settings.lpips.weights, settings.lpips.download)
@@ -171,7 +171,7 @@ def _refuse_missing_lpips(settings: EvaluateSettings) -> None:
 
 
 def _description(settings: EvaluateSettings, cells: Sequence[GridCell], own: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page needs to know beyond the cells' own folders."""
+    """Information for the page beyond the cells' folders."""
     return {
         "cells": [cell.entry() for cell in cells],
         "attacks": {name: attack.title or name for name, attack in settings.attacks.items()},

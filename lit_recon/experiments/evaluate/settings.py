@@ -1,4 +1,4 @@
-"""What the configuration of an evaluation may say: which defenses and attacks meet, on whose images, at what price."""
+"""Settings of `attack.py evaluate`: the grid of defenses and attacks, the target images and the utility measurement."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ class DefenseFamily:
     """One defense at several strengths.
 
     Args:
-        settings: of a run of `attack.py run` and of `train.py backbone`: usually `defense`, else `client`.
-        strength: dotted key of the setting that is the strength, such as `defense.init_args.fraction`.
-        values: of the strength, from weak to strong.
+        settings: settings of `attack.py run` and `train.py backbone` that form the defense: `defense`, `client` or
+            both.
+        strength: dotted key of the strength, such as `defense.init_args.fraction`.
+        values: values of the strength, from weak to strong.
         title: for tables; default: the name in the grid.
 
     Raises:
@@ -51,14 +52,14 @@ class GridAttack:
     """One attack of the grid.
 
     Args:
-        config: of `attack.py run`, for example configs/attack/geiping2020.yaml; what the grid says itself (data,
-            backbone, victims, client) takes the place of what this file says.
-        settings: that override the file's. With a `backbone`, the attack gets a network of its own: it is named with
-            the attack, which then stands beside the others and does not compete with them.
+        config: configuration of `attack.py run`, for example configs/attack/geiping2020.yaml; the grid's data,
+            backbone, victims and client replace those of this file.
+        settings: settings that override the file's. With a `backbone`, the attack runs on that network: its title names
+            the network, and it is not ranked with the others.
         title: for tables; default: the name in the grid.
-        generator: of `train.py generator`, for example configs/train/generator_digits.yaml: settings of the generator
-            that the attack draws from. It is trained once, on the grid's data, before the attacks; default: the
-            checkpoint that the attack's own settings name.
+        generator: configuration of `train.py generator`, for example configs/train/generator_digits.yaml, for the
+            attack's generator. It is trained once, on the grid's data, before the attacks; default: the checkpoint in
+            the attack's own settings.
     """
 
     config: Path
@@ -75,7 +76,7 @@ class GridPaper:
         citation: authors, title, venue.
         values: printed values by attack, then by defense: one entry per value of the strength, numbers or text, or
             such a list for each batch size. `none` is no defense, with a single entry.
-        note: how its setting differs from this one.
+        note: differences between the paper's setting and this one.
     """
 
     citation: str = ""
@@ -83,7 +84,7 @@ class GridPaper:
     note: str = ""
 
     def printed(self, attack: str, defense: str, position: int, batch_size: int) -> float | str | None:
-        """The figure at one strength, counted from 0; None where the paper prints none."""
+        """The value at one strength, counted from 0; None where the paper prints none."""
         found = self.values.get(attack, {}).get(defense)
         row = found.get(batch_size) if isinstance(found, dict) else found
         return row[position] if row else None
@@ -94,30 +95,30 @@ class EvaluateSettings:
     """One run of `attack.py evaluate`: every defense, at every strength, against every attack, at every batch size.
 
     Args:
-        name: of the run; default: the name of its configuration file.
-        out: folder for everything that the run leaves behind; default: runs/NAME.
-        overwrite: begin anew where a run is already.
-        seed: of the backbone's weights and of the trainings that measure utility.
+        name: name of the run; default: that of its configuration file.
+        out: run folder; default: runs/NAME.
+        overwrite: start over where the folder holds a run already.
+        seed: seed of the backbone's weights and of the trainings that measure utility.
         data: where images come from.
-        backbone: the model under attack, the same for all defenses.
-        client: how clients compute their updates.
-        knowledge: what all attackers know; default: what each attack's own configuration says.
+        backbone: the victim model, the same for all defenses.
+        client: clients' computation of their updates.
+        knowledge: knowledge of all attackers; default: that of each attack's own configuration.
         aware: attackers know the defense: `true`, `false`, or `both`, which runs each attack twice.
-        metric: that attacks are judged by; `feature_error` is of attacks that recover features, and needs no images.
-        victims: whose updates are attacked; `batch_size` is the grid's matter.
+        metric: metric that ranks attacks; `feature_error` is for attacks that recover features, and needs no images.
+        victims: attacked images; their `batch_size` is replaced by `batch_sizes`.
         batch_sizes: images per client.
         attacks: by name.
         defenses: by name; no defense is always part of the grid.
-        utility: settings of the backbone that differ in the trainings that measure each defense's price, such as
-            `epochs`; null leaves utility out.
+        utility: backbone settings that differ in the trainings that measure each defense's utility, such as `epochs`;
+            null: utility is not measured.
         max_accuracy_drops: losses of accuracy, as fractions, at which defenses are compared.
-        trainer: where to compute.
-        lpips: an optional score.
+        trainer: devices and threads.
+        lpips: settings of the LPIPS metric.
         wandb: Weights & Biases.
-        paper: whose tables these are.
+        paper: published tables.
 
     Raises:
-        ConfigError: an empty grid, a batch size below 1, or figures of the paper that fit no cell.
+        ConfigError: an empty grid, a batch size below 1, or values of the paper that fit no cell.
     """
 
     name: str | None = None

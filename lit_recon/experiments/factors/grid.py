@@ -34,7 +34,7 @@ class FactorCell:
         title: for the screen.
         settings: of `reconn.py run`, complete.
         transfer: to another fixed set; None for none.
-        measures: that any factor wants besides the attack's metrics.
+        measures: further measurements of any factor.
     """
 
     folder: str
@@ -66,7 +66,7 @@ def build_grid(settings: FactorsSettings, own: Mapping[str, Any], canonical: Can
         canonical: completes the settings of a run, so that equal runs have equal settings.
 
     Raises:
-        ConfigError: a factor names a setting that no run has, or a value that it refuses.
+        ConfigError: a factor names an unknown setting, or an invalid value.
     """
     book = _Book(settings, own, canonical)
     base = [cell.folder for cell in book.cells_of("base", Case("", {}), settings.seeds)]
@@ -152,7 +152,7 @@ class _Book:
         return {**self._canonical(settings), "transfer": transfer}
 
     def _name(self, settings: Mapping[str, Any]) -> str:
-        """In what the cell differs from the base, as far as it fits a folder's name."""
+        """The difference of the cell from the base, shortened for a folder's name."""
         # a key below a mapping that was null before appears with None on both sides
         both = differences(self._plain, settings, NOT_HASHED)
         found = [item for item in both if item.before is not None or item.after is not None]
@@ -171,7 +171,7 @@ def _transfer(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _place(value: object) -> float | None:
-    """Where on a numeric axis a value lies: numbers, and lists of one; None for all others."""
+    """Position of a value on a numeric axis: numbers, and lists of one; None for all others."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

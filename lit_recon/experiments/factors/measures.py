@@ -40,7 +40,7 @@ from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import Scalar
 from lit_recon.training.trainer import build_trainer
 
-#: What every cell is measured by, and what only some are.
+#: `models` is measured on every cell, the others on request.
 _Kind = Literal["models"] | Measure
 
 
@@ -49,8 +49,8 @@ class Measures:
     """The measures of a finished cell.
 
     Args:
-        study: how much is measured.
-        view: what of a released model the attacker sees.
+        study: settings of the measurements.
+        access: access to a released model.
         plan: of the cell's models.
         split: of its images.
         public: images that the adversary holds besides the fixed set.
@@ -65,7 +65,7 @@ class Measures:
     folder: RunFolder
 
     def take(self, wanted: Iterable[Measure]) -> None:
-        """Measure what is wanted and not there yet."""
+        """Take the requested measures that are missing."""
         take = {"models": self._models, "gradients": self._gradients, "embedding": self._embedding}
         for kind in kinds_of(wanted):
             path = self.folder.path / file_of(kind)
@@ -73,7 +73,7 @@ class Measures:
                 write_text(path, json.dumps(take[kind]()) + "\n")
 
     def _models(self) -> dict[str, Any]:
-        """How well released models classify, and what privacy they have."""
+        """Accuracy and privacy of the released models."""
         plan, descent = self.plan, self.plan.descent
         tried = self.split.targets.subset(torch.arange(min(self.study.tried, len(self.split.targets))))
         own = plan.known.n_parameters
@@ -94,9 +94,9 @@ class Measures:
         return found
 
     def _membership(self, weights: Tensor, others: ImageSet) -> float:
-        """How well an image's loss tells members from others, as the area under the ROC, mean over the models.
+        """Membership inference by an image's loss: area under the ROC, mean over the models.
 
-        Source: the threshold attack on losses, which Balle et al. 2022 set beside theirs in table IX.
+        Source: the threshold attack on losses in Balle et al. 2022, table IX.
         """
         known = self.split.fixed
         scores = -torch.cat([losses(self.plan, weights, images) for images in (known, others)], dim=1).double()
@@ -115,7 +115,7 @@ class Measures:
         }
 
     def _embedding(self) -> dict[str, Any]:
-        """The released models in the plane."""
+        """A two-dimensional embedding of the released models."""
         targets, labels = self.split.targets, self.split.targets.labels
         points = embedded(
             self._released().read(targets, self.access.feature_map(self.plan, self.public)), self.plan.seed
@@ -152,7 +152,7 @@ class Transfer:
     """One such cell.
 
     Args:
-        how: what the adversary has of the new fixed set.
+        how: settings of the transfer.
         base: of the attack.
         shadows: of the shadow models of the old fixed set.
         old: the split that they are trained on.
@@ -194,19 +194,19 @@ class Transfer:
         )
 
     def attack(self, plan: ShadowPlan, state: Path | None = None) -> ReconnSettings:
-        """The attack; a reconstructor that is taken from one fixed set to another knows the training of neither.
+        """The attack; a transferred reconstructor is not given the training of either fixed set.
 
         Args:
             plan: of the models of the new fixed set.
             state: see `ReconnSettings.bind`.
 
         Raises:
-            LitReconError: the reconstructor needs something else.
+            LitReconError: the reconstructor does not support these models.
         """
         return self.base.bind(plan if self.how.way == "scratch" else None, state)
 
     def run(self, folder: RunFolder) -> None:
-        """Train what is missing, attack, and leave the files of a run in a folder that is open."""
+        """Train the missing models, attack, and write the files of a run into an open folder."""
         started = time.perf_counter()
         trainer, split = build_trainer(self.shadows.trainer, loggers=[]), self.split
         device = str(trainer.strategy.root_device)
@@ -243,7 +243,7 @@ class Transfer:
         feature_map: FeatureExtractor,
         folder: RunFolder | None = None,
     ) -> Tensor:
-        """What is seen of the models of these images, kept below a run's folder or, without one, in the cache."""
+        """Observations of the models of these images, stored below a run's folder or, without one, in the cache."""
         there = store_folder(self.shadows, plan) if folder is None else folder.checkpoints / "released"
         shadows = self.shadows
         return train_store(trainer, plan, images, there, shadows.execution, shadows.shard_size).read(

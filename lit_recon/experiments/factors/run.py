@@ -142,7 +142,7 @@ def parser(program: str) -> ArgumentParser:
 
 
 def execute(arguments: ArgumentParser, values: Namespace) -> None:
-    """Refuse what cannot work, then run the cells that have not been run, and write the page about all of them."""
+    """Validate the settings, run the cells without results, and write the page."""
     complete, config = resolved(arguments, values, "factors")
     built = instantiated(arguments, complete)
     factors, base = settings_of(FactorsSettings, built), settings_of(ReconnSettings, built)

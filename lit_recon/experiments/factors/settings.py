@@ -1,4 +1,4 @@
-"""What the configuration of a study of factors may say: one setting of `reconn.py run`, and what is varied about it."""
+"""Settings of a factor study: a base setting of `reconn.py run` and the factors that are varied one at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Measure = Literal["gradients", "embedding"]
 
 
 class Case(NamedTuple):
-    """One value of a factor: its name, the dotted settings that it comes to, and what the paper prints for it."""
+    """One value of a factor: its name, dotted settings and published value."""
 
     label: str
     overrides: dict[str, Any]
@@ -24,11 +24,11 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class FactorSeries:
-    """One line of a factor's curve.
+    """One curve of a factor's plot.
 
     Args:
-        settings: dotted keys and values that all its cells have.
-        values: of the factor's setting; default: the factor's own.
+        settings: dotted keys and values of all its cells.
+        values: values of the factor's setting; default: the factor's own.
         paper: printed MSE, one entry per value.
     """
 
@@ -39,27 +39,27 @@ class FactorSeries:
 
 @dataclass(frozen=True)
 class Factor:
-    """One factor: a setting and the values that it takes, or cases by name, while everything else is as in the base.
+    """One factor: the values of one setting, or cases by name, while all other settings stay at the base.
 
     Args:
         setting: dotted key, such as `descent.lr` or `network.init_args.hidden`.
-        values: of that setting, one cell each; the base's own value costs nothing more.
-        cases: instead of both, dotted keys and values by the name of the case; an empty case is the base.
+        values: values of that setting, one cell each; the base's own value is not run again.
+        cases: instead of `setting` and `values`, dotted keys and values by name of the case; an empty case is the base.
         labels: names of the values; default: the values.
-        settings: dotted keys and values that all cells of the factor have besides.
-        series: lines of the curve by name, each with settings of its own; default: one.
+        settings: further dotted keys and values of all cells of the factor.
+        series: curves of the plot by name, each with its own settings; default: one.
         paper: printed MSE, one entry per value or case.
         title: for headings; default: the factor's name.
-        axis: what the values are, for tables and curves; default: the last part of the setting.
-        source: where the paper has it, such as `table II`.
-        note: what a reader should know.
-        seeds: of this factor; default: the study's.
-        measures: besides the attack: `gradients` of the unknown image's loss along training, and an `embedding` of
-            what the attacker sees of the released models in the plane.
-        scale: of the values' axis; `auto` takes a logarithmic one where they span a decade.
+        axis: label of the values in tables and plots; default: the last part of the setting.
+        source: place in the paper, such as `table II`.
+        note: remark on the page.
+        seeds: seeds of this factor; default: the study's.
+        measures: optional measurements: `gradients` of the unknown image's loss along training, and a two-dimensional
+            `embedding` of the released models as the attacker sees them.
+        scale: scale of the values' axis; `auto` is logarithmic where they span a decade.
 
     Raises:
-        ConfigError: no values, or both values and cases, or labels or figures of the paper that fit no value.
+        ConfigError: no values, or both values and cases, or labels or published values that fit no value.
     """
 
     setting: str = ""
@@ -119,14 +119,14 @@ class Factor:
 
 @dataclass(frozen=True)
 class TransferSettings:
-    """Released models whose fixed set is another one than that of the shadow models.
+    """Released models with another fixed set than that of the shadow models.
 
     The new fixed set is as large as the old one and shares no image with it; shadow and test targets stay.
 
     Args:
-        shadows: models trained on the new fixed set: none, or two or more.
-        way: `adapted`: the reconstructor learns from the base's shadow models, then its errors from the new ones;
-            `scratch`: from the new ones alone.
+        shadows: number of shadow models trained on the new fixed set: 0, or at least 2.
+        way: `adapted`: a reconstructor is fitted to the base's shadow models, and a second one to its errors on the new
+            ones; `scratch`: fitted to the new ones only.
     """
 
     shadows: int = 0
@@ -142,18 +142,18 @@ class TransferSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class FactorsSettings:
-    """What a study of factors has besides one setting of `reconn.py run`, which is its base.
+    """Settings of a factor study, besides those of its base in `reconn.py run`.
 
     Args:
         factors: by name.
         seeds: every cell is run with each; default: the base's seed alone.
         seeded: dotted settings that take these seeds; `split.seed` besides `seed` draws all images anew.
-        transfer: of the base; factors about other fixed sets set it.
-        test_images: that released models are tried on.
-        tried: released models that are tried on them.
-        gradient_targets: targets whose gradients are measured, where a factor asks for that.
-        gradient_steps: points along training at which they are.
-        kappas: baseline errors for which the bound on reconstruction is shown, where models are private.
+        transfer: transfer to another fixed set, in the base; varied by factors on transfer.
+        test_images: number of test images for the accuracy of released models.
+        tried: number of released models whose accuracy is measured.
+        gradient_targets: number of target images whose gradients are measured, for factors with that measure.
+        gradient_steps: number of training steps at which they are measured.
+        kappas: baseline success probabilities for which the bound on reconstruction is shown, where models are private.
 
     Raises:
         ConfigError: nothing to vary, or a number out of its range.
@@ -171,7 +171,7 @@ class FactorsSettings:
 
     def __post_init__(self) -> None:
         if not self.factors:
-            raise ConfigError("a study varies something: name at least one factor under `factors`")
+            raise ConfigError("a factor study needs at least one factor; got none: name one under `factors`")
         if len(set(self.seeds)) < len(self.seeds) or not self.seeded:
             raise ConfigError(
                 f"seeds must differ from each other, and seeded must name a setting; got {self.seeds} and {self.seeded}"

@@ -39,13 +39,13 @@ def write_page(folder: Path) -> Path:
 
 
 def grants(record: RunRecord) -> list[Grant]:
-    """What the informed adversary knew, then what not."""
+    """The informed adversary's knowledge, then what was not known."""
     n = record.metrics.get("n_records")
     others = f"All records but one, {n - 1 if isinstance(n, int) else 'all others'} of them, with their labels."
     found = [
         Grant(True, others),
-        Grant(True, "The released coefficients, and which objective they minimize: its family, its penalty."),
-        Grant(True, "The solver and its tolerance, for the error estimate alone."),
+        Grant(True, "The released coefficients, and the objective that they minimize: family and penalty."),
+        Grant(True, "The solver and its tolerance, for the error estimate only."),
         Grant(False, "The missing record. It was used only after the attack, to score it."),
         Grant(False, "Initial weights and order of records: the minimum does not depend on them."),
     ]

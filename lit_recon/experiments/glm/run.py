@@ -46,7 +46,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     settings.wandb.resolved_mode()
     folder = RunFolder.open(Path(complete.out), config, settings.overwrite, SAME_RUN, more=(BESIDE,))
     print(f"records     {settings.split.records} images of {split.targets.name.rsplit(' ', 1)[0]}")
-    print(f"targets     {len(split.targets)} of them, each attacked by one who knows all others")
+    print(f"targets     {len(split.targets)} of them, each attacked by an adversary who knows all others")
     print(f"run folder  {folder.path}", flush=True)
     loggers = build_loggers(folder.logs, str(complete.name), settings.wandb, yaml.safe_load(config))
     started = time.perf_counter()

@@ -34,7 +34,7 @@ class RecordSettings:
         records: number of records that the model is trained on.
         targets: number of these that are attacked, each by an adversary who knows all others.
         held_out: number of held-out records for the model's accuracy.
-        seed: of the draw.
+        seed: seed of the draw.
     """
 
     records: int = 1_000
@@ -60,8 +60,8 @@ class GlmSettings:
     """One run of `reconn.py glm`.
 
     Args:
-        name: of the run; default: the name of its configuration file.
-        out: folder for everything that the run leaves behind; default: runs/NAME.
+        name: name of the run; default: that of its configuration file.
+        out: run folder; default: runs/NAME.
         overwrite: replace an existing run.
         data: where images come from, training and test images together.
         split: the records.
@@ -69,7 +69,7 @@ class GlmSettings:
         regression: the model under attack.
         beside: further models of the same records by name, attacked in the same way for comparison.
         wandb: Weights & Biases.
-        paper: whose setting this is.
+        paper: reference whose setting this is.
     """
 
     name: str | None = None

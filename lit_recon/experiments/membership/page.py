@@ -71,11 +71,11 @@ def verdict(record: RunRecord) -> str:
     for kind, words in _KINDS.items():
         values = (f"{record.number(f'{kind}.{name}.advantage') or 0:.2f} ({title})" for name, title in _ATTACKS.items())
         parts.append(f"with {words} {', '.join(values)}")
-    return f"Advantage over guessing, 1 for an attack that is always right: {'; '.join(parts)}."
+    return f"Advantage over guessing, 1 for an attack that is always correct: {'; '.join(parts)}."
 
 
 def grants(record: RunRecord) -> list[Grant]:
-    """What the informed adversary knew, then what not."""
+    """The informed adversary's knowledge, then what was not known."""
     return [
         Grant(True, f"All training images but one, {record.text('n_fixed')} of them, with their labels."),
         Grant(True, "Two candidates for that one, of which one was drawn with probability 1/2."),

@@ -40,7 +40,7 @@ class MembershipSettings:
     """One run of `reconn.py membership`, besides the settings of its shadow models; each game takes two test targets.
 
     Args:
-        name: of the run; default: the name of its configuration file.
+        name: name of the run; default: that of its configuration file.
         out: run folder; default: runs/NAME.
         overwrite: start over where the folder holds a run already.
         adversary_execution: how the adversary trains on both candidates; if it differs from `execution`, the

@@ -1,4 +1,4 @@
-"""The page of an attack on released models: the report of a run, in the words of this threat model."""
+"""The page of an attack on released models."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def panels(record: RunRecord) -> list[Panel]:
 
 
 def grants(record: RunRecord) -> list[Grant]:
-    """What the informed adversary knew, then what not."""
+    """The informed adversary's knowledge, then what was not known."""
     fresh = find_setting(record.settings, "initialization") == "fresh"
     earlier = find_setting(record.settings, "initialization.images")
     which = ": every model, released or shadow, has its own" if fresh else ""

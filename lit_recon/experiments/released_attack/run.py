@@ -41,7 +41,7 @@ def parser(program: str) -> ArgumentParser:
 
 
 def execute(arguments: ArgumentParser, values: Namespace) -> None:
-    """Refuse what cannot work, then train what is missing, attack, score and report."""
+    """Validate the settings, train the missing models, attack, score and report."""
     complete, config = resolved(arguments, values, "reconn")
     built = instantiated(arguments, complete)
     settings, shadows = settings_of(ReconnSettings, built), settings_of(ShadowSettings, built)
@@ -116,7 +116,7 @@ def _observed(
     folder: RunFolder,
     released: Tensor | None,
 ) -> Tensor:
-    """What each released model's weights differ by from the reference, `(m, p)`, with snapshots `(m, t * p)`."""
+    """Weight differences of the released models from the reference, `(m, p)`, with snapshots `(m, t * p)`."""
     if released is not None:
         return deltas(released, plan.reference())
     owners = dataclasses.replace(plan, purpose="released")
@@ -126,7 +126,7 @@ def _observed(
 
 
 def _summary(metrics: dict[str, Scalar]) -> str:
-    """The figures that answer the first question."""
+    """The main metrics as one line."""
     shown = [
         format_score("mse", value if isinstance(value := metrics.get(key), float) else None)
         for key in ("mse", "oracle_mse", "baseline_mean_image_mse")

@@ -37,9 +37,9 @@ from lit_recon.reporting.writing import Scalar, VictimRow, write_metrics, write_
 
 
 def classifier_of(checkpoint: Path | None, images: ImageSet) -> Backbone | Unavailable:
-    """The classifier in a file of `train.py backbone`, or why there is none.
+    """The classifier in a file of `train.py backbone`, or the reason why there is none.
 
-    It may have been trained on the targets: it scores, and no attack sees it.
+    It may have been trained on the target images: it is used for scoring only.
 
     Raises:
         MissingDataError, CorruptFileError: there is no such file, or it cannot be read.

@@ -1,4 +1,4 @@
-"""What the configuration files of attacks by informed adversaries may say."""
+"""Settings of attacks on released models and of their shadow models."""
 
 from __future__ import annotations
 
@@ -39,22 +39,23 @@ class ShadowSettings:
     """Shadow models and where they are kept.
 
     Args:
-        seed: of the initial weights.
+        seed: seed of the initial weights.
         data: where images come from, training and test images together.
-        shadow_data: another source for the shadow targets; default: the same.
+        shadow_data: another source for the shadow target images; default: the same.
         split: fixed set, shadow targets and test targets.
         network: architecture of the released model; default: ReleasedMLP, 10 hidden ELU.
-        descent: how it was trained.
-        initialization: `known` initial weights, `fresh` ones for every model, released and shadow, or those of a known
-            model that was trained before, on `images` of its own.
-        execution: how shadow models are trained; `auto` measures which way is fastest here.
-        shadows: `exact`: all are trained; `linear`: had by linear response, once a sample of exact ones shows that its
-            error is tolerable; `mixed`: the sample stays exact, and all are trained where the error is not tolerable.
-        linear: how linear response is computed, and how far it is trusted.
+        descent: training of the released and shadow models.
+        initialization: `known` initial weights, `fresh` ones for every released and shadow model, or those of a known
+            model pretrained on its own `images`.
+        execution: implementation of the training of shadow models; `auto` times them and takes the fastest.
+        shadows: `exact`: all are trained; `linear`: computed by a first-order approximation if its error on an exactly
+            trained sample is within tolerance; `mixed`: keeps the exact sample, and trains all where the error exceeds
+            the tolerance.
+        linear: rank and error tolerance of that approximation.
         shard_size: models per file.
-        store: folder of the shadow models; default: one of its own below `cache`.
-        cache: folder of stores, one for each training.
-        trainer: where to compute.
+        store: folder of the shadow models; default: below `cache`.
+        cache: folder of stores, one for each training setting.
+        trainer: devices and threads.
     """
 
     seed: int = 0
@@ -143,18 +144,18 @@ class ReconnSettings:
     """One run of `reconn.py run`, besides the settings of its shadow models.
 
     Args:
-        name: of the run; default: the name of its configuration file.
-        out: folder for everything that the run leaves behind; default: runs/NAME.
-        overwrite: begin anew where a run is already.
+        name: name of the run; default: that of its configuration file.
+        out: run folder; default: runs/NAME.
+        overwrite: start over where the folder holds a run already.
         released: weights of the models under attack, one per test target; default: they are trained here.
-        reconstructor: learns from the shadow models.
-        view: what of a released model the adversary sees.
-        curve: also attack with only so many shadow models.
-        lpips: an optional score; its network was made for photographs.
-        classifier: a `backbone.safetensors` of `train.py backbone`; reconstructions are also scored by whether it says
-            of them what it says of their targets.
+        reconstructor: attack, fitted to the shadow models.
+        access: access of the adversary to a released model.
+        curve: smaller numbers of shadow models to also attack with.
+        lpips: settings of the LPIPS metric; its network was trained on photographs.
+        classifier: a `backbone.safetensors` of `train.py backbone`; adds the KL divergence between its predictions for
+            target image and reconstruction.
         wandb: Weights & Biases.
-        paper: whose setting this is.
+        paper: reference whose setting this is.
     """
 
     name: str | None = None

@@ -1,4 +1,4 @@
-"""From a privacy budget and a baseline error to all the bounds on the chance of reconstruction that there are."""
+"""Bounds on the probability of reconstruction, from a privacy budget and a baseline error."""
 
 from __future__ import annotations
 
@@ -42,14 +42,16 @@ _MOST_EPSILON = 20.0
 
 
 class PriorSpec(NamedTuple):
-    """What an adversary believes, and what counts as success.
+    """A prior of the adversary, and its criterion of success.
 
     Attributes:
         name: in words.
         baseline: baseline error, with its caveat.
-        threshold: mean squared error up to which a reconstruction succeeds; None where success is to name the image.
+        threshold: mean squared error up to which a reconstruction succeeds; None where success is to identify the
+            image.
         candidates: size of a finite prior; None elsewhere.
-        is_drawn_from: whether the targets are drawn from this prior, so that success may be held against it.
+        is_drawn_from: whether the target images are drawn from this prior, so that success rates may be compared with
+            its bound.
         is_certified: whether kappa is exact or an upper bound for that prior, so that no attack may exceed the bound.
     """
 
@@ -68,10 +70,10 @@ class PriorSpec(NamedTuple):
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds on the chance of success; each follows from another statement about the same training.
+    """Bounds on the probability of success, each from a different analysis of the same training.
 
     Attributes:
-        tight: the best there is, by the law of the noise itself.
+        tight: the best possible, from the distribution of the noise.
         theorem_2: by its Renyi divergence, the best of many orders.
         corollary_3: by epsilon alone, as if delta were 0, which Gaussian noise does not have.
         corollary_4: by zero-concentrated privacy.
@@ -86,7 +88,7 @@ class Bounds:
 
 
 def full_batch(budget: BudgetSettings, epsilon: float, steps: int) -> FullBatchSGD:
-    """The training that just keeps a budget."""
+    """The training with the least noise that keeps a budget."""
     return FullBatchSGD(budget.descent(epsilon).noise(steps), steps, budget.neighbors)
 
 

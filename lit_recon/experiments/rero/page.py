@@ -277,7 +277,7 @@ def _chances(record: Mapping[str, Any], series: Sequence[Series], scale: str, li
 
 
 def _bounds(record: Mapping[str, Any], kappas: Sequence[float]) -> Panel:
-    """The bounds themselves, by baseline error."""
+    """The bounds, by baseline success probability."""
     curve, series = record["curve"], list[Series]()
     epsilons = [point["epsilon"] for point in curve]
     for index, kappa in enumerate(sorted(kappas, reverse=True)):

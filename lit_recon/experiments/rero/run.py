@@ -37,7 +37,7 @@ def parser(program: str) -> ArgumentParser:
 
 
 def execute(arguments: ArgumentParser, values: Namespace) -> None:
-    """Refuse what cannot work, then run the cells that have not been run, and write the page about all of them."""
+    """Validate the settings, run the cells without results, and write the page."""
     complete, config = resolved(arguments, values, "rero")
     built = instantiated(arguments, complete)
     settings, shadows = settings_of(ReroSettings, built), settings_of(ShadowSettings, built)

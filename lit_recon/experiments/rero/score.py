@@ -1,4 +1,4 @@
-"""What comes of a study of reconstruction robustness: each cell's success beside the bounds that apply to it."""
+"""Success rates of each cell of a study of reconstruction robustness, beside the bounds that apply to them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class CellEvaluator:
         self.priors = priors(settings.prior, self.samples)
 
     def measure(self, cell: ReroCell, own: ShadowSettings, done: RunFolder, trainer: Trainer) -> dict[str, Any]:
-        """The figures of one finished cell, fit for JSON.
+        """The metrics of one finished cell, as JSON content.
 
         Args:
             cell: which one.
@@ -168,7 +168,7 @@ class CellEvaluator:
 
 
 def accuracies(plan: ShadowPlan, weights: Tensor, images: ImageSet) -> Tensor:
-    """Share of images that each model classifies rightly, `(m,)`, of weights `(m, p)`."""
+    """Share of images that each model classifies correctly, `(m,)`, of weights `(m, p)`."""
     return torch.stack(
         [(logits.argmax(1) == images.labels).double().mean() for logits in _logits(plan, weights, images)]
     )
@@ -188,7 +188,7 @@ def _logits(plan: ShadowPlan, weights: Tensor, images: ImageSet) -> list[Tensor]
 
 
 def _released(plan: ShadowPlan, split: InformedSplit, done: RunFolder) -> Tensor:
-    """What the cell's released models differ by from their reference, `(m, p)`."""
+    """Weight differences of the cell's released models from their reference, `(m, p)`."""
     owners, there = dataclasses.replace(plan, purpose="released"), done.checkpoints / "released"
     store = ShadowStore.open(there, owners.description)
     if store is None:
@@ -214,7 +214,7 @@ def _comparison(prior: PriorSpec, won: Tensor | None, limits: Bounds | None) -> 
 
 
 def _grid(epsilons: Sequence[float], per_decade: int = 8) -> list[float]:
-    """Epsilons to draw a curve through, the given ones among them."""
+    """Epsilons of a curve, including the given ones."""
     low, high = math.floor(math.log10(min(epsilons))), math.ceil(math.log10(max(epsilons)))
     if low == high:  # a single budget, at a power of ten
         low, high = low - 1, high + 1
@@ -237,7 +237,7 @@ def write_record(folder: RunFolder, record: Mapping[str, Any]) -> None:
 
 
 def figures(record: Mapping[str, Any]) -> dict[str, Scalar]:
-    """The scalars of the study under flat keys."""
+    """Scalar metrics of the study under flat keys."""
     found: dict[str, Scalar] = {}
     for cell in record["cells"]:
         found |= {f"{cell['name']}.{key}": cell[key] for key in ("mse", "mse_std", "accuracy", "accuracy_std")}
@@ -253,5 +253,5 @@ def figures(record: Mapping[str, Any]) -> dict[str, Scalar]:
 
 
 def criterion(row: Mapping[str, Any]) -> str:
-    """What counts as success, fit for a key."""
+    """The criterion of success, as part of a key."""
     return f"of_{row['candidates']}" if row["threshold"] is None else f"mse_{row['threshold']:g}"

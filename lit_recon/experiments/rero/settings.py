@@ -1,4 +1,4 @@
-"""What the configuration files of studies of reconstruction robustness may say."""
+"""Settings of `reconn.py rero`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class BudgetSettings:
     """The privacy of the released models.
 
     Args:
-        epsilons: budgets of the whole training, one cell each.
-        delta: chance that the guarantee fails.
-        bound: norm that every image's gradient is clipped to.
-        neighbors: data sets that must look alike: with and without one image, or with one image replaced.
+        epsilons: privacy budgets of the whole training, one cell each.
+        delta: probability with which the guarantee may fail.
+        bound: clipping norm of every image's gradient.
+        neighbors: neighboring data sets: with and without one image, or with one image replaced.
         without: also attack models without noise: clipped ones, plain ones, and plain ones whose initial weights the
             adversary does not know.
     """
@@ -52,13 +52,14 @@ class BudgetSettings:
 
 @dataclass(frozen=True)
 class PriorSettings:
-    """What the adversary may believe before the release, and what counts as success.
+    """Prior knowledge of the adversary, and criteria of success.
 
     Args:
         thresholds: mean squared errors on [0, 1] up to which a reconstruction succeeds.
-        candidates: sizes of finite priors: the unknown image is one of so many, and success is to name it.
-        samples: images of the empirical prior, the targets among them.
-        kappas: further baseline errors to draw the bound for, whatever prior has them.
+        candidates: sizes of finite priors: the unknown image is one of that many candidates, and success is to identify
+            it.
+        samples: number of images of the empirical prior, which include the target images.
+        kappas: further baseline success probabilities for which the bound is plotted.
     """
 
     thresholds: list[float] = field(default_factory=lambda: [0.005, 0.01, 0.02])
@@ -78,13 +79,13 @@ class PriorSettings:
 
 @dataclass(frozen=True)
 class SampledSettings:
-    """Bounds for Poisson-sampled batches, in two ways, beside those for full ones.
+    """Bounds for Poisson-sampled batches, by two methods, beside those for full batches.
 
     Args:
-        rate: chance of an image to enter a batch.
-        epsilons: budgets.
-        kappas: baseline errors.
-        simulations: simulated trainings of the Monte Carlo bound.
+        rate: sampling probability of an image.
+        epsilons: privacy budgets.
+        kappas: baseline success probabilities.
+        simulations: number of simulated trainings of the Monte Carlo bound.
     """
 
     rate: float = 0.1
@@ -107,16 +108,16 @@ class ReroSettings:
     """One run of `reconn.py rero`, besides the settings of its shadow models.
 
     Args:
-        name: of the run; default: the name of its configuration file.
-        out: folder for everything that the run leaves behind; default: runs/NAME.
-        overwrite: begin anew where a run is already.
+        name: name of the run; default: that of its configuration file.
+        out: run folder; default: runs/NAME.
+        overwrite: start over where the folder holds a run already.
         budget: the privacy of the released models.
-        prior: what the adversary may believe, and what counts as success.
-        sampled: bounds for sampled batches; null for none.
-        reconstructor: learns from the shadow models.
-        test_images: that released models are judged by.
+        prior: prior knowledge of the adversary, and criteria of success.
+        sampled: bounds for Poisson-sampled batches; null for none.
+        reconstructor: attack, fitted to the shadow models.
+        test_images: number of test images for the accuracy of released models.
         wandb: Weights & Biases.
-        paper: whose setting this is.
+        paper: reference whose setting this is.
     """
 
     name: str | None = None

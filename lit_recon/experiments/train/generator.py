@@ -66,10 +66,10 @@ class GeneratorSettings:
     """One run of `train.py generator`.
 
     Args:
-        name: of the run; default: the name of its configuration file.
+        name: name of the run; default: that of its configuration file.
         out: run folder; default: runs/NAME.
         overwrite: start over where the folder holds a run already.
-        seed: of weights, of the order of images, of latents and of the samples in the report.
+        seed: seed of weights, of the order of images, of latents and of the samples in the report.
         data: where images come from; the generator is trained on the training split only, target images are drawn
             from the test split.
         n_train: train on a stratified sample of this many public images; default: all.

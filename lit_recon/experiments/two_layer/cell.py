@@ -37,7 +37,7 @@ from lit_recon.records import Update
 
 @dataclass(frozen=True)
 class Instance:
-    """A network with a batch: what one repetition of a cell is about."""
+    """A network and a batch, drawn for one repetition of a cell."""
 
     net: TwoLayerNet
     inputs: Tensor
@@ -53,7 +53,7 @@ class Instance:
         return summed
 
     def seen(self, observed: Update, released: str) -> LayerGradient:
-        """What an attacker has: the public network and the released update."""
+        """The attacker's observation: the public network and the released update."""
         net = self.net
         layer = observed["layer"] if released == "both" else torch.zeros_like(observed["layer"])
         return LayerGradient(
@@ -88,7 +88,7 @@ def drawn_instance(settings: TwoLayerSettings, cell: TwoLayerCell, generator: to
 
 
 def measured(settings: TwoLayerSettings, cell: TwoLayerCell) -> dict[str, Any]:
-    """The cell's figures; errors and bounds are roots of the squared error of one input, one number per repetition."""
+    """The cell's metrics; errors and bounds are roots of the squared error of one input, one number per repetition."""
     attacks = {name: attack for name, attack in settings.attacks.items() if _within(attack, cell)}
     bounds: dict[str, list[float]] = {"exact": [], "relaxed": [], "unit_norm": []}
     errors: dict[str, list[float | None]] = {name: [] for name in (*attacks, "likelihood")}
@@ -188,7 +188,7 @@ def local_update(instance: Instance, steps: int, rho: float) -> Callable[[Tensor
 
 
 def _likeliest_error(instance: Instance, observed: Update, released: ReleasedInformation) -> float | None:
-    """Of maximum likelihood, started at the truth; None where more than mask and noise came between."""
+    """Error of maximum likelihood started at the truth; None where the defense is more than mask and noise."""
     plain = instance.net.update(instance.inputs, instance.targets)
     mean = released.release.mean(released.update)
     masked = replace(released.release, bound=float("inf")).mean(plain)

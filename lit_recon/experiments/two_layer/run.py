@@ -77,7 +77,7 @@ class TwoLayerCellRun:
 
 
 def execute(arguments: ArgumentParser, values: Namespace) -> None:
-    """Run the cells that have not been run, and write the page about all of them."""
+    """Run the cells without results, and write the page."""
     complete, config = resolved(arguments, values, "bounds")
     built = instantiated(arguments, complete)
     settings, cluster = settings_of(TwoLayerSettings, built), settings_of(ClusterSettings, built)
@@ -106,7 +106,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
 
 
 def _description(settings: TwoLayerSettings, cells: Sequence[TwoLayerCell]) -> dict[str, object]:
-    """What the page needs to know beyond the cells."""
+    """Information for the page beyond the cells."""
     return {
         "cells": [f"{cell.name}/{_CELL}" for cell in cells],
         "base": cells[0].identity(),
@@ -122,7 +122,7 @@ def _description(settings: TwoLayerSettings, cells: Sequence[TwoLayerCell]) -> d
 
 
 def _privacy(settings: TwoLayerSettings, base: TwoLayerCell) -> list[dict[str, float]]:
-    """The noise that hides one example of the base network's batch, and what is left then; squared loss only."""
+    """Noise that makes the base network's gradient differentially private, and bounds under it; squared loss only."""
     if settings.loss != "squared":
         return []
     instance = drawn_instance(settings, base, torch.Generator().manual_seed(settings.seed))

@@ -1,4 +1,4 @@
-"""What the configuration of a two-layer study may say: sizes, noise, defenses, and attacks to hold against bounds."""
+"""Settings of `attack.py bounds`: sizes, noise, defenses, and attacks to compare with bounds."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Sizes:
         d: inputs.
         m: neurons.
         batch: examples `B`.
-        noise: standard deviation `s` of the noise on every coordinate of the gradient that is summed over the batch;
-            what theorems on lower bounds suppose even without a defense.
+        noise: standard deviation `s` of the noise on every coordinate of the gradient summed over the batch; theorems
+            on lower bounds assume it even without a defense.
 
     Raises:
         ConfigError: a size out of its range, or more examples than inputs.
@@ -51,7 +51,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Sweeps:
-    """The values that each quantity takes while the others stay; empty: it is not varied.
+    """The values of each quantity, with the others at the base; empty: not varied.
 
     Args:
         d, m, batch, noise: see `Sizes`.
@@ -73,11 +73,11 @@ class TwoLayerDefense:
     """A defense at several strengths.
 
     Args:
-        values: of its first argument, the strength.
-        defense: the defense but for its strength; null: local steps, of which `values` are the numbers.
+        values: values of its first argument, the strength.
+        defense: the defense without its strength; null: local steps, with `values` as their numbers.
         relative: values are in units of the norm of the gradient (for DPSGD: of the median norm of an example's).
-        at: the one of the values at which d, m and B are varied too; default: they are not.
-        rate: of the table of orders, the column that it belongs to.
+        at: the value at which d, m and B are varied too; default: not varied.
+        rate: its column in the table of orders.
         title: for tables; default: the name in the study.
 
     Raises:
@@ -99,7 +99,7 @@ class TwoLayerDefense:
         if self.rate and self.rate not in RATES:
             raise ConfigError(f"rate must be one of {', '.join(RATES)}; got {self.rate!r}")
         if self.defense is None and any(value != int(value) or value < 2 for value in self.values):
-            raise ConfigError(f"local steps are counted, from 2 on; got {self.values}: or name a defense")
+            raise ConfigError(f"local steps must be integers of at least 2; got {self.values}: or name a defense")
 
 
 @dataclass(frozen=True)
@@ -107,10 +107,10 @@ class TwoLayerAttack:
     """An attack on features.
 
     Args:
-        recovery: such as MomentRecovery or ExactRecovery.
-        released: what it is shown: `both` gradients, or that of the `head` alone.
+        recovery: the attack, such as MomentRecovery or ExactRecovery.
+        released: observed gradients: `both`, or that of the `head` only.
         title: for tables; default: the name in the study.
-        at_most: neurons times inputs up to which it is run; default: always.
+        at_most: largest neurons times inputs for which it is run; default: no limit.
     """
 
     recovery: FeatureRecovery
@@ -121,29 +121,29 @@ class TwoLayerAttack:
 
 @dataclass(frozen=True, kw_only=True)
 class TwoLayerSettings:
-    """One run of `attack.py bounds`: attacks on two-layer networks against the bounds that hold for them.
+    """One run of `attack.py bounds`: attacks on two-layer networks and lower bounds on their errors.
 
     Weights are drawn from N(0, 1), heads from N(0, 1/m^2), inputs uniformly from the unit sphere.
 
     Args:
-        name: of the run; default: the name of its configuration file.
-        out: folder for everything that the run leaves behind; default: runs/NAME.
-        overwrite: begin anew where a run is already.
-        seed: of all draws.
-        base: what stays while something else is varied.
-        sweeps: what is varied.
+        name: name of the run; default: that of its configuration file.
+        out: run folder; default: runs/NAME.
+        overwrite: start over where the folder holds a run already.
+        seed: seed of all draws.
+        base: sizes that stay fixed while one is varied.
+        sweeps: varied sizes.
         defenses: by name; no defense is always part of the study.
         local_rho: a first local step moves each layer by this share of its norm.
         attacks: by name.
-        activation: of the neurons.
+        activation: activation of the neurons.
         loss: `squared` with one output and targets -1 and 1, or `cross_entropy`.
         n_classes: outputs under cross-entropy.
         repeats: independent draws per cell.
-        epsilons: for which differential privacy's noise is computed; with the squared loss only.
-        delta: of that privacy.
-        threads: of PyTorch; default: its own choice.
+        epsilons: privacy budgets for which the noise is computed; with the squared loss only.
+        delta: probability with which the privacy guarantee may fail.
+        threads: CPU threads; default: PyTorch's choice.
         wandb: Weights & Biases.
-        paper: whose theory this is.
+        paper: source of the theory.
 
     Raises:
         ConfigError: nothing to vary, no attack, or a number out of its range.
@@ -187,7 +187,7 @@ class TwoLayerSettings:
                 f"{self.n_classes}, {self.local_rho:g}, {self.delta:g} and {self.epsilons}"
             )
         if not any(self.sweeps.of(axis) for axis in AXES):
-            raise ConfigError(f"a study varies something: give `sweeps` values of {', '.join(AXES)}")
+            raise ConfigError(f"a study needs a size to vary; got none: give `sweeps` values of {', '.join(AXES)}")
 
 
 #: Settings that decide what a cell computes, besides its sizes and its defense.
@@ -202,7 +202,7 @@ class TwoLayerCell:
         sizes: of the network, its batch and the noise.
         defense: name, or `none`.
         strength: None without a defense.
-        digest: hash of everything that decides its result; its draws are seeded with it.
+        digest: hash of everything that determines its result; seeds its draws.
     """
 
     sizes: Sizes
@@ -217,13 +217,13 @@ class TwoLayerCell:
         return f"{self.defense}{strength}-d{sizes.d}-m{sizes.m}-b{sizes.batch}-s{sizes.noise:g}-{self.digest}"
 
     def describe(self) -> str:
-        """The cell in words."""
+        """A one-line description."""
         sizes, strength = self.sizes, "" if self.strength is None else f" {self.strength:g}"
         defense = "no defense" if self.defense == "none" else f"{self.defense}{strength}"
         return f"{defense}, d {sizes.d}, m {sizes.m}, B {sizes.batch}, s {sizes.noise:g}"
 
     def identity(self) -> dict[str, Any]:
-        """What a cell's file says about it."""
+        """The entries that identify the cell in its file."""
         return {"defense": self.defense, "strength": self.strength, **asdict(self.sizes)}
 
 

@@ -44,7 +44,7 @@ def evaluate(
     device: torch.device | str | None = None,
     class_names: Sequence[str] = (),
 ) -> AttackResult:
-    """Attack the updates of simulated clients, each of which holds `batch_size` of the images, and score what is found.
+    """Attack the updates of simulated clients with `batch_size` images each, and score the reconstructions.
 
     Args:
         attack: on updates.
@@ -54,10 +54,10 @@ def evaluate(
         metrics: names, `Metric` subclasses or their import paths, or metrics; `rmse` is always measured.
         public: images `(N, c, h, w)` that the attacker may have seen, none of them a target, for the baselines: their
             mean, and the nearest of them to each target. Default: no baselines.
-        knowledge: what the attacker knows besides model and update; default: nothing.
+        knowledge: the attacker's knowledge besides model and update; default: none.
         batch_size: images per client; must divide n.
         seed: of the defense's random numbers.
-        device: where to attack; default: where the client's model is.
+        device: device of the attack; default: that of the client's model.
         class_names: of the classes in order, for the page.
 
     Returns:
@@ -116,11 +116,11 @@ def _generator(seed: int, index: int) -> torch.Generator:
 
 
 def described(value: object, lost: list[str]) -> object:
-    """A value as configuration files write it: objects by class path and the arguments that they keep as attributes.
+    """A value as in configuration files: objects by class path and the arguments that they keep as attributes.
 
     Args:
         value: to be described.
-        lost: is extended by the names of arguments that an object has not kept, such as `LBFGS.line_search`.
+        lost: extended by the names of arguments that an object does not keep, such as `LBFGS.line_search`.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value

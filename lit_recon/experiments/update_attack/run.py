@@ -31,7 +31,7 @@ from lit_recon.training.trainer import build_trainer, check_trainer, configure_p
 def refuse_known_victims(attack: Attack, victims: VictimDataModule) -> None:
     """Compare the target images with those that the attack's own models were trained on.
 
-    A user's own generator does not list its training images; its user has to know them.
+    A user's own generator does not list its training images and is not checked.
 
     Raises:
         ConfigError: a model of the attack was trained on a target image.
@@ -42,7 +42,7 @@ def refuse_known_victims(attack: Attack, victims: VictimDataModule) -> None:
         if len(known):
             raise ConfigError(
                 f"{checkpoint} was trained on {len(known)} of the {len(ids)} victims (image {int(known[0])} of "
-                f"{victims.test.name} for one), so it would remember instead of reconstruct: train a generator on the "
+                f"{victims.test.name} is one), so it may return memorized images: train a generator on the "
                 "public images of the same split, or choose other victims by victims.seed"
             )
 
@@ -61,7 +61,7 @@ def parser(program: str) -> ArgumentParser:
 
 
 def execute(arguments: ArgumentParser, values: Namespace) -> None:
-    """Refuse what cannot work, then train what has to be trained, attack, score and report."""
+    """Validate the settings, train the victim model where needed, attack, score and report."""
     complete, config = resolved(arguments, values, values.attack.class_path.rpartition(".")[2])
     settings = AttackSettings(**instantiated(arguments, complete))
     configure_process(settings.trainer)
@@ -106,7 +106,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
 
 
 def victim_data(settings: AttackSettings) -> VictimDataModule:
-    """The clients' images, and those that everybody has."""
+    """The clients' images, and the public images."""
     chosen = settings.victims
     return VictimDataModule(
         settings.data, chosen.n, chosen.batch_size, chosen.distinct_labels, chosen.seed, chosen.n_public
@@ -114,7 +114,7 @@ def victim_data(settings: AttackSettings) -> VictimDataModule:
 
 
 def rehearse(settings: AttackSettings, target: VictimModel, victims: VictimDataModule) -> None:
-    """Set the attack up on the first victim, so that what it cannot work on is refused before anything is trained.
+    """Set up the attack on the first victim, to refuse unsupported settings before any training.
 
     Raises:
         LitReconError: the model, the client, its defense and the attack do not go together.
@@ -136,7 +136,7 @@ def sent_out(settings: AttackSettings, model: nn.Module, victims: VictimDataModu
 
 
 def _announce(target: VictimModel, victims: VictimDataModule, folder: RunFolder) -> None:
-    """Say what is going to happen."""
+    """Print the plan of the run."""
     public, test = victims.splits
     sizes = sorted({len(ids) for ids in victims.batches})
     print(f"data        {public.name} ({len(public)} images), {test.name} ({len(test)} images)")

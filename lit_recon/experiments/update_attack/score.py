@@ -1,4 +1,4 @@
-"""A scored attack on updates: its images, scores and notes, and the files that they make up in a run folder."""
+"""A scored attack on updates: images, scores and notes, and their files in a run folder."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ _BASELINES = {"mean_image": "mean public image", "nearest_public": "nearest publ
 class Mean(NamedTuple):
     """Mean of a metric over all images, with its standard deviation over images and its 95 % confidence interval.
 
-    The interval takes batches for independent and images of a batch for dependent; it needs two batches. What cannot be
-    computed is None, and `reason` says why there is no mean.
+    The interval assumes independent batches, not independent images in a batch; it needs two batches. Values that
+    cannot be computed are None, and `reason` says why there is no mean.
     """
 
     value: float | None
@@ -112,7 +112,7 @@ class AttackResult:
 
     @property
     def baselines(self) -> dict[str, dict[str, float | None]]:
-        """Mean scores of guesses that know no update, by guess and metric; empty without public images."""
+        """Mean scores of guesses without the update, by guess and metric; empty without public images."""
         return {
             name: {
                 m.key: self._number(key) for m in self.measures if (key := f"baseline_{name}_{m.key}") in self.record
@@ -123,7 +123,7 @@ class AttackResult:
 
     @property
     def notes(self) -> list[str]:
-        """Remarks of the attack for its reader."""
+        """Notes of the attack."""
         notes = self.record.get("notes")
         return list(notes) if isinstance(notes, list) else []
 
@@ -138,7 +138,7 @@ class AttackResult:
         ]
 
     def save(self, folder: Path | str, overwrite: bool = False) -> Path:
-        """Write the run folder that `attack.py run` leaves behind; returns the path of its page.
+        """Write a run folder as `attack.py run` does; returns the path of its page.
 
         Args:
             folder: new or empty.

@@ -146,7 +146,7 @@ def test_a_factor_that_names_no_setting_is_refused(tmp_path: Path, factor: dict[
         (lambda: Factor(setting="seed", values=[1], paper=[0.1, 0.2]), "one entry per value or case, 1 of them; got 2"),
         (lambda: Factor(setting="seed", values=[1], seeds=[]), "one or more numbers"),
         (lambda: TransferSettings(way="scratch"), "the way `adapted` alone can"),
-        (lambda: FactorsSettings(factors={}), "varies something"),
+        (lambda: FactorsSettings(factors={}), "needs at least one factor"),
         (lambda: study(seeds=[1, 1]), "seeds must differ"),
         (lambda: study(tried=0), "must be at least 1"),
         (lambda: study(kappas=[0.0]), "strictly between 0 and 1"),

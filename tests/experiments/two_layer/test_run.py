@@ -146,11 +146,11 @@ def test_a_finished_study_is_not_touched_but_grows(
         (lambda: TwoLayerDefense([]), "strengths above 0"),
         (lambda: TwoLayerDefense([2.0], at=3.0), "`at` must be one of"),
         (lambda: TwoLayerDefense([2.0], rate="magic"), "rate must be one of"),
-        (lambda: TwoLayerDefense([0.5]), "local steps are counted"),
+        (lambda: TwoLayerDefense([0.5]), "local steps must be integers"),
         (lambda: TwoLayerSettings(attacks={}), "at least one attack"),
         (lambda: settings(defenses={"none": TwoLayerDefense([2.0])}), "always part"),
         (lambda: settings(delta=0.0), "delta in"),
-        (lambda: settings(sweeps=Sweeps()), "varies something"),
+        (lambda: settings(sweeps=Sweeps()), "needs a size to vary"),
     ],
 )
 def test_settings_are_checked(build: Callable[[], object], words: str) -> None:

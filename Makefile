@@ -1,4 +1,4 @@
-# make demo   attack a client's update, then released models, on bundled images; say where the page about both is
+# make demo   attack a client's update (four photographs, two attacks), then released models (digits); show one page
 # make check  the fast part: style, types, import direction, tests of the small rooms and of changed test files
 # make test   every check: style, types, import direction, tests with coverage
 # make format let ruff rewrite the sources
@@ -38,9 +38,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(INSTALLED)
-	$(BIN)/python attack.py run --config configs/attack/demo_digits.yaml --overwrite true
+	$(BIN)/python attack.py run --config configs/attack/demo_photos.yaml --overwrite true
+	$(BIN)/python attack.py run --config configs/attack/demo_photos_matching.yaml --overwrite true
 	$(BIN)/python reconn.py run --config configs/reconn/digits_demo.yaml --overwrite true
-	$(BIN)/python attack.py report runs/demo_digits runs/digits_demo --out runs/demo.html
+	$(BIN)/python attack.py report runs/demo_photos runs/demo_photos_matching runs/digits_demo --out runs/demo.html
 	@printf '\nReport: $(CURDIR)/runs/demo.html\n'
 
 define check

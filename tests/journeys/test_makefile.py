@@ -17,16 +17,24 @@ def test_the_demonstration_compares_the_runs_of_its_configurations() -> None:
     command = ["make", "--no-print-directory", "--dry-run", "demo"]
     lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     python = [shlex.split(line)[1:] for line in lines if "/python " in line and ".py " in line]
-    (attack, *first), (reconn, *second), (report, *third) = python[-3:]
-    assert (attack, reconn, report) == ("attack.py", "reconn.py", "attack.py")
-    folders = []
-    for module, (name, *arguments) in ((run, first), (reconn_run, second)):
+    *runs, (report, *compared) = python[-4:]
+    assert report == "attack.py"
+    assert [script for script, *_ in runs] == ["attack.py", "attack.py", "reconn.py"]
+    folders, updates = [], []
+    for script, name, *arguments in runs:
         assert name == "run"
+        module = run if script == "attack.py" else reconn_run
         at = arguments.index("--config") + 1
         arguments[at] = str(ROOT / arguments[at])
         parser = module.parser("program")
-        folders.append(str(resolved(parser, parser.parse_args(arguments), "")[0].out))
-    assert third == ["report", *folders, "--out", "runs/demo.html"]
+        settings, _ = resolved(parser, parser.parse_args(arguments), "")
+        folders.append(str(settings.out))
+        if script == "attack.py":
+            updates.append(settings)
+    exact, matching = updates
+    for name in ("data", "backbone", "client", "knowledge", "victims", "seed", "trainer"):
+        assert getattr(exact, name) == getattr(matching, name), name
+    assert compared == ["report", *folders, "--out", "runs/demo.html"]
     assert "runs/demo.html" in lines[-1]
 
 

@@ -123,7 +123,7 @@ def test_head_is_the_layer_that_returns_the_logits(model: nn.Module, weight: str
 
 
 def test_model_without_a_head_is_refused() -> None:
-    expected = r"HeadCounts reads .* 4 logits; Functional has no such layer \(linear layers: hidden\): .*KnownLabels"
+    expected = r"HeadCounts needs .* 4 logits; Functional has no such layer \(linear layers: hidden\): .*KnownLabels"
     with pytest.raises(UnsupportedModelError, match=expected):
         HeadCounts().check(observe(Functional(), [0, 1]))
 
@@ -185,7 +185,7 @@ def test_one_label_of_two_classes_without_bias_or_sign_is_refused() -> None:
 
 
 def test_idlg_refuses_a_batch() -> None:
-    with pytest.raises(ThreatModelError, match="holds 2: use HeadCounts"):
+    with pytest.raises(ThreatModelError, match="has 2: use HeadCounts"):
         IDLG()(observe(Perceptron(4, nn.ReLU()), [1, 2]))
 
 

@@ -173,7 +173,7 @@ def test_fifty_victims_stay_readable_and_small(make_run: MakeRun) -> None:
     assert len(page.images) == 3 * (50 + 3)
     assert "Best: #100" in page.text
     assert "All 50 images" in page.text
-    assert "19 of 50 attacked images" in page.text
+    assert "19 of 50 reconstructions" in page.text
     assert path.stat().st_size < 2_000_000
 
 

@@ -20,7 +20,6 @@ from lit_recon.defenses import Defense
 from lit_recon.defenses.base import Round
 from lit_recon.experiments.update_attack import score
 from lit_recon.metrics import Measure, Metric
-from lit_recon.models import Backbone, Trunk
 from lit_recon.records import Normalization, Observation, Reconstruction, Update
 
 
@@ -48,17 +47,15 @@ class Rounding(Defense):
         return {name: self.step * (value / self.step).round() for name, value in update.items()}
 
 
-class TwoLayers(Trunk):
-    """A fully connected layer behind a smooth activation."""
+class TwoLayers(nn.Module):
+    """A fully connected layer behind a smooth activation, and a head: nothing of this package."""
 
-    out_features = 32
-
-    def __init__(self, image_shape: Sequence[int]) -> None:
-        super().__init__(image_shape, {})
-        self.hidden = nn.Linear(torch.Size(image_shape).numel(), self.out_features)
+    def __init__(self, n_classes: int = 10) -> None:
+        super().__init__()
+        self.hidden, self.head = nn.Linear(64, 32), nn.Linear(32, n_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        return nn.functional.gelu(self.hidden(images.flatten(1)))
+        return self.head(nn.functional.gelu(self.hidden(images.flatten(1))))
 
 
 class Brightness(Metric):
@@ -89,11 +86,12 @@ def test_from_python(tmp_path: Path) -> None:
     public, test = Digits().load()
     ids = torch.arange(6)
     torch.manual_seed(0)
-    model = Backbone(TwoLayers(test.image_shape), test.n_classes, Normalization((0.5,), (0.25,)))
+    model, known = TwoLayers(test.n_classes), (test.image_shape, Normalization((0.5,), (0.25,)))
     images, labels = test.pixels(ids), test.labels[ids]
-    exact = lit_recon.evaluate(Ratio(), lit_recon.Client(model), images, labels, ["psnr", Brightness], public.images)
+    plain = lit_recon.Client(model, image_shape=known[0], normalization=known[1])
+    exact = lit_recon.evaluate(Ratio(), plain, images, labels, ["psnr", Brightness], public.images)
     assert exact.scores["rmse"].max() < 1e-5
-    client = lit_recon.Client(model, defense=Rounding())
+    client = lit_recon.Client(model, image_shape=known[0], normalization=known[1], defense=Rounding())
     result = lit_recon.evaluate(Ratio(), client, images, labels, ["rmse", Brightness()], public.images)
     assert result.scores["brightness"].mean() > exact.scores["brightness"].mean()
     assert "Brightness error ↓" in str(result)
@@ -106,7 +104,7 @@ def test_from_the_command_line(attack: Callable[..., Any], workplace: Path, monk
     monkeypatch.setattr(score, "log_table", lambda loggers, key, columns, rows: tables.append(columns))
     settings = {
         "data": "Digits",
-        "backbone": {"trunk": f"{__name__}.TwoLayers", "epochs": 0},
+        "model": {"class_path": f"{__name__}.TwoLayers", "init_args": {"n_classes": 10}},
         "attack": {"class_path": f"{__name__}.Ratio"},
         "defense": {"class_path": f"{__name__}.Rounding", "init_args": {"step": 0.04}},
         "metrics": ["rmse", f"{__name__}.Brightness"],

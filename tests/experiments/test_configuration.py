@@ -97,7 +97,7 @@ def test_values_out_of_range_are_refused(parser: ArgumentParser, name: str, valu
 def data_root(path: Path) -> list[str]:
     """What a shipped file leaves to be said: where its images are, unless they come with the package."""
     source = yaml.safe_load(path.read_text()).get("data", {"class_path": "Digits"})["class_path"]
-    return [] if source == "Digits" else ["--data.root", "data"]
+    return [] if source in ("Digits", "Photos") else ["--data.root", "data"]
 
 
 @pytest.fixture(scope="module")

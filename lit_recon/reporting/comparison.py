@@ -30,6 +30,13 @@ class SharedImage(NamedTuple):
     reconstructions: list[tuple[str, str]]
 
 
+class ImageGroup(NamedTuple):
+    """Runs that attacked the same images, by name, and these images; of a run on its own, its first images."""
+
+    runs: list[str]
+    images: list[SharedImage]
+
+
 @dataclass(frozen=True)
 class RunLine:
     """One run in the table; `cells` follow the measures of the comparison, None where a run lacks one."""
@@ -54,7 +61,7 @@ class Comparison:
         alike: whether all runs are of one command, so that their settings can be compared.
         settings: `(key, value in each run)` for the settings that are not the same in all runs.
         shared: images that all runs attacked.
-        own: the first images of each run, where they share none.
+        groups: where not all runs share images: those that do, and their images.
         pixelated: whether images are so small that a page has to enlarge them.
     """
 
@@ -65,7 +72,7 @@ class Comparison:
     alike: bool
     settings: list[tuple[str, list[str]]]
     shared: list[SharedImage]
-    own: list[list[SharedImage]]
+    groups: list[ImageGroup]
     pixelated: bool
 
 
@@ -87,7 +94,7 @@ def compare(records: Sequence[RunRecord]) -> Comparison:
         alike=alike,
         settings=_differing_settings(records) if alike else [],
         shared=shared,
-        own=[] if shared else [_first_images(record) for record in records],
+        groups=[] if shared else _groups(records, [run.name for run in runs]),
         pixelated=all(map(is_small, records)),
     )
 
@@ -193,8 +200,18 @@ def _shared_images(records: Sequence[RunRecord]) -> list[SharedImage]:
     return shared
 
 
-def _first_images(record: RunRecord) -> list[SharedImage]:
-    return [_image([(record, index)]) for index in range(min(_FIRST, len(record.victims)))]
+def _groups(records: Sequence[RunRecord], names: Sequence[str]) -> list[ImageGroup]:
+    """Every run in the first group with which it shares images."""
+    groups: list[list[int]] = []
+    for index, record in enumerate(records):
+        same = next((group for group in groups if _shared_images([*(records[i] for i in group), record])), None)
+        if same is None:
+            groups.append([index])
+        else:
+            same.append(index)
+    return [
+        ImageGroup([names[i] for i in group], _shared_images([records[i] for i in group])[:_FIRST]) for group in groups
+    ]
 
 
 def _image(found: Sequence[tuple[RunRecord, int]]) -> SharedImage:

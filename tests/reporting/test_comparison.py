@@ -85,13 +85,19 @@ def test_runs_of_different_commands_have_no_settings_in_common(make_run: MakeRun
     comparison = compare(both)
     assert not comparison.alike
     assert comparison.settings == []
-    assert [len(images) for images in comparison.own] == [8, 4]
-    assert comparison.own[1][2].title == "#102 · cat"
-    assert comparison.own[1][2].reconstructions == [(data_uri(both[1].reconstructions[2]), "0.030")]
-    assert [run.verdict.partition(" attacked")[0] for run in comparison.runs] == ["3 of 12", "3 of 4"]
+    assert [(group.runs, len(group.images)) for group in comparison.groups] == [(["one"], 8), (["two"], 4)]
+    assert comparison.groups[1].images[2].title == "#102 · cat"
+    assert comparison.groups[1].images[2].reconstructions == [(data_uri(both[1].reconstructions[2]), "0.030")]
+    assert [run.verdict.partition(" reconstructions")[0] for run in comparison.runs] == ["3 of 12", "3 of 4"]
     alike = compare(both[:1] * 2)
     assert alike.alike
-    assert alike.own == []
+    assert alike.groups == []
+
+
+def test_runs_of_the_same_images_stand_together(make_run: MakeRun) -> None:
+    found = compare(records(make_run("one"), make_run("other", seed=1), make_run("two"))).groups
+    assert [group.runs for group in found] == [["one", "two"], ["other"]]
+    assert [len(image.reconstructions) for image in found[0].images] == [2] * 4
 
 
 def test_the_conclusion_names_the_run_that_comes_closest(make_run: MakeRun) -> None:

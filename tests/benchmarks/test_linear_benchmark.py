@@ -19,7 +19,8 @@ def test_both_ways_are_timed_per_model() -> None:
 
 
 def test_memory_is_above_that_of_the_images() -> None:
-    assert _peak(20, 30, RESPONSE) > 0
+    # large enough to stand out from the kernel's own rounding of a process's memory, some pages
+    assert _peak(2_000, 300, RESPONSE) > 0
 
 
 def test_an_attack_learns_from_either(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_a_finished_study_is_kept_and_grows(again: Run, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "changes", "message"),
     [
-        ([], {"factors": {}}, "name at least one factor"),
+        ([], {"factors": {}}, "needs at least one factor"),
         ([], {"factors": {"x": {"setting": "descent.lr", "values": [-1]}}}, "x: -1: descent.steps must be at least 1"),
         ([], {"factors": {"x": {"setting": "split.fixed", "values": [1790]}}}, "x: 1,790: split asks for"),
         (["--store", "here"], {}, "store is not set for a study"),

@@ -72,7 +72,7 @@ def test_a_loss_by_import_path(attack: Callable[..., Any], photos: list[str], wo
     )
     ended = attack(photos[0], "--config", "loss.yaml", *photos[1:5], *photos[7:], "--out", "runs/loss")
     assert ended.code == 0, ended.err
-    again = attack("run", "--config", "runs/loss/config.yaml", "--out", "runs/again")
+    again = attack("run", "--config", "runs/loss/config.yaml", "--out", "runs/loss_again")
     assert again.code == 0, again.err
-    kept = [load_file(workplace / f"runs/{name}/reconstructions.safetensors") for name in ("loss", "again")]
+    kept = [load_file(workplace / f"runs/{name}/reconstructions.safetensors") for name in ("loss", "loss_again")]
     assert torch.equal(kept[0]["reconstructions"], kept[1]["reconstructions"])

@@ -129,7 +129,7 @@ def test_what_cannot_be_trained_is_refused(data: BackboneDataModule, tmp_path: P
     with pytest.raises(ConfigError, match="diverged at step"):
         trained(data, tmp_path / "huge", GeneratorRecipe(adversarial=0.0, pixel_noise=1e-30))
     for settings, expected in (
-        ({"adversarial": 0.0}, "learn from"),
+        ({"adversarial": 0.0}, "needs a loss"),
         ({"lr": 0.0}, "lr above 0"),
         ({"pixel_noise": -1.0}, "pixel_noise"),
     ):

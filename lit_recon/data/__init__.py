@@ -13,12 +13,14 @@ from lit_recon.data.sources.npz import Npz
 from lit_recon.data.sources.published import CIFAR10, CIFAR100, MNIST
 from lit_recon.data.splits import (
     Split,
+    VictimBatch,
     content_hash,
     disjoint_split,
     hold_out,
+    sample_victims,
     split_hash,
+    victim_batches,
 )
-from lit_recon.data.victims import VictimBatch, sample_victims, victim_batches
 
 if TYPE_CHECKING:
     from lit_recon.data.informed_splits import InformedSplit, InformedSplitSettings, draw_informed_split

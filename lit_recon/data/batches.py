@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.data.dataset import ImageSet, seeded_generator
-from lit_recon.data.victims import VictimBatch
+from lit_recon.data.splits import VictimBatch
 from lit_recon.errors import ConfigError
 
 

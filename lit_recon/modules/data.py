@@ -20,8 +20,7 @@ from torch import Tensor
 from lit_recon.data.batches import EvaluationBatches, TrainingBatches, VictimBatches, random_crop, random_flip
 from lit_recon.data.dataset import ImageSet, measure_normalization, seeded_generator
 from lit_recon.data.sources import ImageSource
-from lit_recon.data.splits import content_hash
-from lit_recon.data.victims import sample_victims, victim_batches
+from lit_recon.data.splits import content_hash, sample_victims, victim_batches
 from lit_recon.errors import ConfigError
 from lit_recon.records import Normalization
 

@@ -18,7 +18,7 @@ from pytorch_lightning.loggers import Logger
 from torch import Tensor, nn, optim
 
 from lit_recon.data.dataset import ImageSet, fingerprints, seeded_generator
-from lit_recon.data.victims import sample_victims
+from lit_recon.data.splits import sample_victims
 from lit_recon.errors import ConfigError, CorruptFileError
 from lit_recon.metrics.baselines import MeanImage, NearestPublic
 from lit_recon.metrics.fidelity import pairwise_mse, rmse

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_recon.data.victims import sample_victims, victim_batches
+from lit_recon.data.splits import sample_victims, victim_batches
 from lit_recon.errors import ConfigError
 
 

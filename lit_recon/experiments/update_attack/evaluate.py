@@ -17,7 +17,7 @@ from torch import Tensor
 from lit_recon.attacks.base import Attack
 from lit_recon.clients import Client, LocalTraining
 from lit_recon.data.dataset import seeded_generator
-from lit_recon.data.victims import VictimBatch
+from lit_recon.data.splits import VictimBatch
 from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.experiments.update_attack.score import AttackResult, run_facts

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import lit_recon._torchvision
-
 import numpy as np
 
 from lit_recon.attacks.glm.family import Array

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import lit_recon._torchvision
-
 from lit_recon.attacks.released.base import Reconstructor
 from lit_recon.attacks.released.kernel_ridge import KernelRidge
 from lit_recon.errors import ConfigError

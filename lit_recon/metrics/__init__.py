@@ -6,9 +6,15 @@ from lit_recon.measures import Measure
 from lit_recon.metrics.aggregate import ImageScore
 from lit_recon.metrics.baselines import MeanImage, NearestPublic
 from lit_recon.metrics.divergence import PredictionDivergence
-from lit_recon.metrics.features import FeatureCosine, FeatureError, feature_cosines, span_error
+from lit_recon.metrics.features import (
+    FeatureCosine,
+    FeatureError,
+    LabelAccuracy,
+    feature_cosines,
+    label_hits,
+    span_error,
+)
 from lit_recon.metrics.fidelity import MSE, PSNR, RMSE, SSIM, mse, psnr, rmse, ssim
-from lit_recon.metrics.labels import LabelAccuracy, label_hits
 from lit_recon.metrics.perceptual import Lpips, LpipsNetwork, PerceptualDistance, load_lpips
 from lit_recon.metrics.registry import DEFAULT_METRICS, Metric, Unavailable, metrics_of, register
 from lit_recon.metrics.scores import BatchScores, checked_values, match, score_batch, score_pairs

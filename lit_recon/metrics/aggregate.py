@@ -1,7 +1,4 @@
-"""Means and spreads over all images of a run, equal in every process however the images are divided among them.
-
-States are a few float64 sums, whatever the number of images. Devices without float64 (Apple's MPS) cannot hold them.
-"""
+"""Means and spreads over all images of a run, however they are divided among processes, from sums in float64."""
 
 from __future__ import annotations
 
@@ -16,27 +13,11 @@ from torchmetrics import Metric
 from lit_recon.errors import ShapeError
 
 
-def mean_and_std(total: Tensor, squares: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and sample standard deviation (divisor n - 1) from the sum, the sum of squares and the count.
-
-    NaN where there is none: the mean of no scores, the spread of fewer than two or of infinite scores.
-    """
-    mean = total / n
-    variance = (squares - total * mean) / (n - 1)
-    return mean, torch.where(n > 1, variance.clamp(min=0).sqrt(), torch.nan)
-
-
 def interval_of_mean(n: float, batches: float, mean: float, deviations: float) -> tuple[float, float] | None:
-    """95 % confidence interval of a mean over images of independent batches; images of one batch may depend.
+    """95 % confidence interval of the mean over `n` images of independent batches; images of one batch may depend.
 
-    Args:
-        n: number of images.
-        batches: number of batches.
-        mean: over all images.
-        deviations: sum over batches of the squared sum of their images' deviations from the mean.
-
-    Returns:
-        Lower and upper end, by Student's t with one degree of freedom less than batches; None for fewer than two.
+    By Student's t with one degree of freedom less than batches; None for fewer than two batches. `deviations` is the
+    sum over batches of the squared sum of their images' deviations from the mean.
 
     Source: Liang and Zeger 1986, the variance of a mean of clusters, with the factor B / (B - 1) of small samples.
 
@@ -55,11 +36,8 @@ def interval_of_mean(n: float, batches: float, mean: float, deviations: float) -
 class ImageScore(Metric):
     """Mean, sample standard deviation and confidence interval of the mean of one score over all images.
 
-    Every call of `update` adds one batch. The interval supposes that batches are independent of each other, and nothing
-    about images of the same batch.
-
     Args:
-        name: the score's key in the run's record, such as `rmse` or `baseline_mean_image_rmse`.
+        name: key in the run's record, such as `rmse` or `baseline_mean_image_rmse`.
     """
 
     is_differentiable = False
@@ -80,7 +58,7 @@ class ImageScore(Metric):
             self.add_state(state, default=torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, values: Tensor) -> None:
-        """Add the scores `(n,)` of one batch; an empty batch is fine.
+        """Add the scores `(n,)` of one batch, perhaps none.
 
         Raises:
             ShapeError: if the values are not one number per image, or one is NaN.
@@ -100,22 +78,20 @@ class ImageScore(Metric):
         self.batch_sizes += n**2
 
     def compute(self) -> dict[str, Tensor]:
-        """Over all processes, NaN where they do not exist: `mean`, `std`, and `low` and `high` ends of the interval.
-
-        Beside them the number of images `n`.
-        """
-        mean, std = mean_and_std(self.total, self.squares, self.n)
+        """`mean`, `std`, ends `low` and `high` of the interval, and count `n`, over all processes; NaN for none."""
+        mean = self.total / self.n
+        variance = (self.squares - self.total * mean) / (self.n - 1)
+        std = torch.where(self.n > 1, variance.clamp(min=0).sqrt(), torch.nan)
         deviations = self.batch_squares - 2 * mean * self.batch_products + mean.square() * self.batch_sizes
         interval = interval_of_mean(float(self.n), float(self.batches), float(mean), float(deviations))
         low, high = (mean.new_tensor(end) for end in interval or (math.nan, math.nan))
         return {"mean": mean, "std": std, "low": low, "high": high, "n": self.n}
 
     def record(self) -> dict[str, float | str | None]:
-        """The entries of the run's record: `<name>`, `<name>_std`, and `<name>_reason` where there is no mean.
+        """Entries of `metrics.json`: `<name>`, `<name>_std`, and with two batches or more `<name>_low`, `<name>_high`.
 
-        With two batches or more also `<name>_low` and `<name>_high`, the ends of the mean's confidence interval. JSON
-        knows no infinity: an infinite mean (PSNR of an exact reconstruction) is given as None with the reason. Every
-        process has to call this, since it synchronizes.
+        A mean that does not exist or is infinite (PSNR of an exact reconstruction) is None, with `<name>_reason`.
+        Every process has to call this, since it synchronizes.
 
         >>> score = ImageScore("rmse")
         >>> score.update(torch.tensor([0.25, 0.75]))
@@ -123,7 +99,7 @@ class ImageScore(Metric):
         {'rmse': 0.5, 'rmse_std': 0.3535...}
         """
         computed = {key: value.item() for key, value in self.compute().items()}
-        mean, std = (computed[key] if math.isfinite(computed[key]) else None for key in ("mean", "std"))
+        mean, std = (value if math.isfinite(value) else None for value in (computed["mean"], computed["std"]))
         entries: dict[str, float | str | None] = {self.name: mean, f"{self.name}_std": std}
         if math.isfinite(computed["low"]):
             entries |= {f"{self.name}_low": computed["low"], f"{self.name}_high": computed["high"]}

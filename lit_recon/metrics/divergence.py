@@ -10,8 +10,7 @@ from lit_recon.errors import MissingDataError, ShapeError
 from lit_recon.measures import MEASURES
 from lit_recon.metrics.registry import Metric, Unavailable, check_pairs, register
 
-#: Images that pass through the classifier at a time.
-_CHUNK = 256
+_CHUNK = 256  # images that pass through the classifier at a time
 _NO_CLASSIFIER = Unavailable("no classifier was given")
 
 
@@ -19,13 +18,11 @@ def prediction_divergence(images: Tensor, targets: Tensor, classifier: nn.Module
     """Kullback-Leibler divergence of a classifier's predictions on images from those on their targets.
 
     Args:
-        images: `(n, c, h, w)` in [0, 1].
-        targets: the same shape; `targets[i]` is the truth of `images[i]`.
+        images, targets: `(n, c, h, w)` in [0, 1]; `targets[i]` is the truth of `images[i]`.
         classifier: in evaluation mode, images to logits `(n, k)`.
 
     Returns:
-        `(n,)` float64, in nats: sum over classes of `p log(p / q)` with `p` of the target and `q` of the image; 0 where
-        both predictions are equal.
+        `(n,)` float64, in nats: sum over classes of `p log(p / q)` with `p` of the target and `q` of the image.
 
     Raises:
         ShapeError: if the batches differ in shape or leave [0, 1], or the classifier's logits are not finite.
@@ -43,11 +40,7 @@ def prediction_divergence(images: Tensor, targets: Tensor, classifier: nn.Module
 
 @register
 class PredictionDivergence(Metric):
-    """Divergence of a classifier's predictions; see `prediction_divergence`.
-
-    Args:
-        classifier: in evaluation mode, images to logits; or why there is none.
-    """
+    """See `prediction_divergence`; the classifier may be the reason why there is none."""
 
     measure = MEASURES["kl"]
 

@@ -1,4 +1,4 @@
-"""Metrics of recovered features: the part of true features outside the recovered span, and cosines of matched pairs."""
+"""Metrics of recovered labels and features: labels as multisets, spans of features, cosines of matched features."""
 
 from __future__ import annotations
 
@@ -10,15 +10,42 @@ from lit_recon.measures import MEASURES
 from lit_recon.metrics.registry import Metric, register
 
 
-def span_error(recovered: Tensor, features: Tensor) -> Tensor:
-    """Norm of each true feature's part outside the span of the recovered ones: its feature error, sign and order free.
+def label_hits(recovered: Tensor, true: Tensor) -> Tensor:
+    """Which true labels are among the recovered ones, as multisets: order does not count, multiplicity does.
 
     Args:
-        recovered: `(r, d)`, rows that span a subspace: recovered features, or a basis as rows.
-        features: `(n, d)` true features, of any norm above 0; they are normalised.
+        recovered, true: integer classes `(n,)`. Of a class recovered k times, its first k true labels are hits.
 
     Returns:
-        `(n,)` float64 in [0, 1]; 0 where the subspace contains the feature. The literature reports the mean.
+        `(n,)` float64, 1 or 0; the mean is the label accuracy.
+
+    Raises:
+        ShapeError: if the two are not label vectors of equal length.
+
+    >>> label_hits(torch.tensor([0, 1, 0, 5]), torch.tensor([0, 0, 1, 1])).tolist()
+    [1.0, 1.0, 1.0, 0.0]
+    """
+    for name, labels in (("recovered", recovered), ("true", true)):
+        if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+            raise ShapeError(
+                f"{name} labels must be integer classes (n,); got {labels.dtype} of shape {tuple(labels.shape)}"
+            )
+    if len(recovered) != len(true):
+        raise ShapeError(f"one label per image is needed; got {len(recovered)} recovered and {len(true)} true labels")
+    found = (recovered == true[:, None]).sum(dim=1)
+    earlier = (true == true[:, None]).tril(diagonal=-1).sum(dim=1)
+    return (earlier < found).double()
+
+
+def span_error(recovered: Tensor, features: Tensor) -> Tensor:
+    """Norm of each normalized true feature's part outside the span of the recovered ones.
+
+    Args:
+        recovered: rows `(r, d)` that span the subspace; their order, sign and norm do not count.
+        features: true features `(n, d)`, not 0.
+
+    Returns:
+        `(n,)` float64 in [0, 1]; 0 where the subspace contains the feature.
 
     Raises:
         ShapeError: not two matrices of equal width, no true feature, or entries that are not finite.
@@ -40,15 +67,10 @@ def span_error(recovered: Tensor, features: Tensor) -> Tensor:
 def feature_cosines(recovered: Tensor, features: Tensor) -> Tensor:
     """|cos| of every true feature and the recovered one assigned to it, the assignment with the greatest total.
 
-    Args:
-        recovered: `(r, d)` in any order, sign and norm.
-        features: `(n, d)` true features.
+    Arguments and errors as for `span_error`.
 
     Returns:
         `(n,)` float64 in [0, 1]; 0 for features that got none because fewer were recovered.
-
-    Raises:
-        ShapeError: as for `span_error`.
 
     Source: Kuhn 1955, The Hungarian method for the assignment problem; solved by SciPy.
 
@@ -65,30 +87,8 @@ def feature_cosines(recovered: Tensor, features: Tensor) -> Tensor:
     return matched
 
 
-@register
-class FeatureError(Metric):
-    """Part of every true feature outside the span of the recovered ones; see `span_error`."""
-
-    measure = MEASURES["feature_error"]
-    of = "features"
-
-    def __call__(self, found: Tensor, truth: Tensor) -> Tensor:
-        return span_error(found, truth)
-
-
-@register
-class FeatureCosine(Metric):
-    """|cos| of every true feature and the recovered one assigned to it; see `feature_cosines`."""
-
-    measure = MEASURES["feature_cosine"]
-    of = "features"
-
-    def __call__(self, found: Tensor, truth: Tensor) -> Tensor:
-        return feature_cosines(found, truth)
-
-
 def _checked(recovered: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in double precision on the CPU, the true ones with unit norm."""
+    """Both in float64 on the CPU, the true ones with unit norm."""
     if recovered.dim() != 2 or features.dim() != 2 or recovered.shape[1] != features.shape[1] or len(features) == 0:
         raise ShapeError(
             f"recovered and true features must be (r, d) and (n, d) with n >= 1; "
@@ -100,3 +100,36 @@ def _checked(recovered: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
     if (truth.norm(dim=1) == 0).any():
         raise ShapeError("a true feature is zero: it has no direction to be recovered")
     return found, torch.nn.functional.normalize(truth, dim=1)
+
+
+@register
+class LabelAccuracy(Metric):
+    """Share of a batch's labels that were recovered; see `label_hits`."""
+
+    measure = MEASURES["label_accuracy"]
+    of = "labels"
+
+    def __call__(self, found: Tensor, truth: Tensor) -> Tensor:
+        return label_hits(found, truth)
+
+
+@register
+class FeatureError(Metric):
+    """See `span_error`."""
+
+    measure = MEASURES["feature_error"]
+    of = "features"
+
+    def __call__(self, found: Tensor, truth: Tensor) -> Tensor:
+        return span_error(found, truth)
+
+
+@register
+class FeatureCosine(Metric):
+    """See `feature_cosines`."""
+
+    measure = MEASURES["feature_cosine"]
+    of = "features"
+
+    def __call__(self, found: Tensor, truth: Tensor) -> Tensor:
+        return feature_cosines(found, truth)

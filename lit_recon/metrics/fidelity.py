@@ -1,11 +1,4 @@
-"""Pixel metrics of matched pairs: MSE, RMSE, PSNR and SSIM, one value per pair.
-
-All take images in [0, 1] and compute in float64, to distinguish nearly perfect from perfect reconstructions.
-
-Sources:
-    [Wang2004] Wang, Bovik, Sheikh, Simoncelli: Image Quality Assessment: From Error Visibility to Structural
-    Similarity.
-"""
+"""Pixel metrics of matched pairs, in float64 to tell nearly perfect from perfect: MSE, RMSE, PSNR and SSIM."""
 
 from __future__ import annotations
 
@@ -21,19 +14,14 @@ from lit_recon.metrics.registry import Metric, check_pairs, register
 
 #: Radius in pixels and standard deviation of the Gaussian window of [Wang2004]: 11 x 11 pixels.
 _RADIUS, _SIGMA = 5, 1.5
-#: The window ends at this many standard deviations, as in torchmetrics and scikit-image.
-_TRUNCATE = 3.5
+_TRUNCATE = 3.5  # standard deviations at which the window ends, as in torchmetrics and scikit-image
 
 
 def mse(images: Tensor, targets: Tensor) -> Tensor:
-    """Mean squared error over channels and pixels.
+    """Mean squared error over channels and pixels, `(n,)` float64 in [0, 1].
 
     Args:
-        images: `(n, c, h, w)` in [0, 1].
-        targets: the same shape; `targets[i]` is the truth of `images[i]`.
-
-    Returns:
-        `(n,)` float64 in [0, 1].
+        images, targets: `(n, c, h, w)` in [0, 1]; `targets[i]` is the truth of `images[i]`.
 
     Raises:
         ShapeError: if the batches differ in shape or leave [0, 1].
@@ -73,17 +61,13 @@ def ssim(images: Tensor, targets: Tensor) -> Tensor:
     window that fits, of radius `r = (s - 1) // 2` and standard deviation `r / 3.5`: their values compare among
     themselves only.
 
-    Args:
-        images: `(n, c, h, w)` in [0, 1], with sides of at least 3 pixels.
-        targets: the same shape; `targets[i]` is the truth of `images[i]`.
+    Arguments and errors as for `mse`; also a ShapeError for sides below 3 pixels.
 
     Returns:
         `(n,)` float64 in [-1, 1]; 1 for equal images.
 
-    Raises:
-        ShapeError: if the batches differ in shape, leave [0, 1], or are too small for a window.
-
-    Source: [Wang2004], section III.
+    Source: [Wang2004] Wang, Bovik, Sheikh, Simoncelli: Image Quality Assessment: From Error Visibility to Structural
+    Similarity, section III.
 
     >>> image = torch.linspace(0, 1, 256).reshape(1, 1, 16, 16)
     >>> ssim(torch.cat([image, image]), torch.cat([image, 1 - image])).round(decimals=2).tolist()
@@ -106,14 +90,9 @@ def ssim(images: Tensor, targets: Tensor) -> Tensor:
 
 
 def pairwise_mse(images: Tensor, others: Tensor) -> Tensor:
-    """Mean squared error of every pair of images, by one matrix product.
+    """MSE of every pair of images `(n, c, h, w)` and `(m, c, h, w)`, by one matrix product: `(n, m)` float64.
 
-    Args:
-        images: `(n, c, h, w)`.
-        others: `(m, c, h, w)`, in the same units.
-
-    Returns:
-        `(n, m)` float64; exact up to the rounding of float64, so that equal images may give some 1e-16 instead of 0.
+    Rounding may give some 1e-16 instead of 0 for equal images.
     """
     a, b = images.double().flatten(1), others.double().flatten(1)
     norms = [torch.einsum("id,id->i", rows, rows) for rows in (a, b)]
@@ -123,7 +102,7 @@ def pairwise_mse(images: Tensor, others: Tensor) -> Tensor:
 
 @register
 class MSE(Metric):
-    """Mean squared error; see `mse`."""
+    """See `mse`."""
 
     measure = MEASURES["mse"]
 
@@ -133,7 +112,7 @@ class MSE(Metric):
 
 @register
 class RMSE(Metric):
-    """Root mean squared error; see `rmse`."""
+    """See `rmse`."""
 
     measure = MEASURES["rmse"]
 
@@ -143,7 +122,7 @@ class RMSE(Metric):
 
 @register
 class PSNR(Metric):
-    """Peak signal-to-noise ratio; see `psnr`."""
+    """See `psnr`."""
 
     measure = MEASURES["psnr"]
 
@@ -153,7 +132,7 @@ class PSNR(Metric):
 
 @register
 class SSIM(Metric):
-    """Structural similarity; see `ssim`."""
+    """See `ssim`."""
 
     measure = MEASURES["ssim"]
 

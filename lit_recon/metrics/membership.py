@@ -1,6 +1,8 @@
-"""How well membership was inferred: advantage, area under the ROC curve, and power at few false alarms.
+"""Scores of membership inference: advantage, area under the ROC curve, and true positives at few false ones.
 
-Each with a 95 % confidence interval that stays honest where every guess is right. Positive is who was a member.
+Each with a 95 % confidence interval that does not collapse where every guess is right. Members are the positives.
+Scores are `(m,)`, members 0 or 1 `(m,)`; a ShapeError says that lengths differ, one of the two kinds is missing, or a
+score is NaN.
 """
 
 from __future__ import annotations
@@ -16,8 +18,7 @@ from lit_recon.errors import ShapeError
 
 Array = NDArray[np.float64]
 _CONFIDENCE = 0.95
-#: Distance from 0 and 1 at which ends of an interval are looked for.
-_INSIDE = 1e-12
+_INSIDE = 1e-12  # distance from 0 and 1 at which ends of an interval are looked for
 
 
 class Estimate(NamedTuple):
@@ -31,32 +32,17 @@ class Estimate(NamedTuple):
 def advantage(scores: Array, members: Array) -> Estimate:
     """`2 P(right) - 1` of guessing "member" where the score is above 0; interval of Clopper and Pearson.
 
-    With a fair coin behind `members` this is the true positive rate less the false positive rate.
-
-    Args:
-        scores: `(m,)`.
-        members: 0 or 1, `(m,)`.
-
-    Raises:
-        ShapeError: lengths differ, one of the two kinds is missing, or a score is NaN.
+    With as many members as others this is the true positive rate less the false positive rate.
     """
     scores, members = _checked(scores, members)
     right = int(((scores > 0) == (members == 1)).sum())
-    found = _binomial(right, len(scores))
-    return Estimate(*(2 * value - 1 for value in found))
+    return Estimate(*(2 * value - 1 for value in _binomial(right, len(scores))))
 
 
 def area_under_roc(scores: Array, members: Array) -> Estimate:
     """Probability that a member's score is above that of a non-member; 0.5 is chance.
 
     The interval inverts a score test with the variance of Hanley and McNeil, which does not collapse at 0 and 1.
-
-    Args:
-        scores: `(m,)`.
-        members: 0 or 1, `(m,)`.
-
-    Raises:
-        ShapeError: see `advantage`.
 
     Source: Newcombe 2006, Confidence intervals for an effect size measure based on the Mann-Whitney statistic, part 2,
     method 5.
@@ -80,17 +66,9 @@ def area_under_roc(scores: Array, members: Array) -> Estimate:
 
 
 def true_positive_rate(scores: Array, members: Array, false_positive_rate: float) -> Estimate:
-    """Share of members found at a threshold that calls no more than a given share of the others members.
+    """Share of members found at the best threshold with at most a given false positive rate, in [0, 1].
 
     The interval of Clopper and Pearson takes the threshold for given.
-
-    Args:
-        scores: `(m,)`.
-        members: 0 or 1, `(m,)`.
-        false_positive_rate: at most this, in [0, 1].
-
-    Raises:
-        ShapeError: see `advantage`.
     """
     from sklearn.metrics import roc_curve
 

@@ -32,7 +32,7 @@ _ENDINGS = ("_std", "_low", "_high", "_reason")
 
 @dataclass(frozen=True)
 class Unavailable:
-    """The reason why a metric is not available; reports show it in place of a value."""
+    """The reason why a metric is not available, which reports show in place of a value."""
 
     reason: str
 
@@ -42,31 +42,24 @@ class Metric(ABC):
 
     Attributes:
         measure: how the metric is named and printed.
-        of: what it compares: reconstructed `images` with the targets they were matched with, recovered `labels` with
-            the true ones, or recovered `features` with those of the true images.
+        of: whether it compares matched images, labels, or features with the true ones.
     """
 
     measure: ClassVar[Measure]
     of: ClassVar[Literal["images", "labels", "features"]] = "images"
 
     def unavailable(self) -> str:
-        """Why the metric cannot be computed on this machine; empty where it can.
-
-        A run asks once, after everything else has been checked, and reports the reason in place of a value.
-        """
+        """Why the metric cannot be computed on this machine; empty where it can. A run asks once."""
         return ""
 
     @abstractmethod
     def __call__(self, found: Tensor, truth: Tensor) -> Tensor:
-        """The score of every image of a batch.
+        """The score of every image of a batch, `(n,)`, without NaN.
 
         Args:
             found: reconstructed images `(n, c, h, w)` in [0, 1], in the order of the targets; or recovered labels
                 `(n,)`, or recovered features `(r, d)`.
             truth: target images of the same shape; or true labels `(n,)`, or true features `(n, d)`.
-
-        Returns:
-            `(n,)`, without NaN.
         """
 
 
@@ -94,9 +87,8 @@ def metrics_of(
     """The named metrics in order; RMSE comes first where it is not named, since reports rank by it.
 
     Args:
-        chosen: names of registered metrics, import paths of `Metric` subclasses that are built without arguments, such
-            subclasses, or metrics.
-        configured: metrics that names stand for, instead of those built without arguments.
+        chosen: names of registered metrics, import paths of `Metric` subclasses, such subclasses, or metrics.
+        configured: metrics that names stand for; others are built without arguments.
 
     Raises:
         ConfigError: there is no such metric, or two have the same key.
@@ -105,7 +97,7 @@ def metrics_of(
     ['rmse', 'psnr', 'ssim']
     """
     own = {metric.measure.key: metric for metric in configured}
-    found = [one if isinstance(one, Metric) else _built(one, own) for one in chosen]
+    found = [_built(one, own) for one in chosen]
     keys = [metric.measure.key for metric in found]
     for key in keys:
         _check_key(key)
@@ -114,17 +106,20 @@ def metrics_of(
     return found if "rmse" in keys else [_built("rmse", own), *found]
 
 
-def _built(name: str | type[Metric], own: dict[str, Metric]) -> Metric:
-    if isinstance(name, str) and name in own:
-        return own[name]
-    metric: object = name if isinstance(name, type) else _registered.get(name) or _imported(name)
+def _built(one: str | Metric | type[Metric], own: dict[str, Metric]) -> Metric:
+    if isinstance(one, str):
+        metric: object = own.get(one) or _registered.get(one) or _imported(one)
+    else:
+        metric = one
+    if isinstance(metric, Metric):
+        return metric
     if not (isinstance(metric, type) and issubclass(metric, Metric)):
-        raise ConfigError(f"a metric must be a subclass of lit_recon.metrics.Metric; {name} is {metric!r}")
+        raise ConfigError(f"a metric must be a subclass of lit_recon.metrics.Metric; {one} is {metric!r}")
     try:
         return metric()
     except TypeError as error:
         raise ConfigError(
-            f"the metric {name} cannot be built without arguments ({error}): give them under class_path and init_args"
+            f"the metric {one} cannot be built without arguments ({error}): give them under class_path and init_args"
         ) from error
 
 
@@ -151,33 +146,23 @@ def _check_key(key: str) -> None:
 
 
 def check_images(name: str, images: Tensor) -> None:
-    """Refuse anything but finite float images `(n, c, h, w)` in [0, 1]; a batch of none is fine.
-
-    Raises:
-        ShapeError: names the argument, what it must be and what it is.
-    """
+    """Raise a ShapeError unless `images` are finite floats `(n, c, h, w)` in [0, 1]; `n` may be 0."""
     if images.dim() != 4 or not images.is_floating_point():
         raise ShapeError(
             f"{name} must be float images (n, c, h, w); got {images.dtype} of shape {tuple(images.shape)}: "
             "convert with unit_images()"
         )
-    if not images.numel():
-        return
     if not torch.isfinite(images).all():
         raise ShapeError(f"{name} holds NaN or infinite pixels: scores need finite images in [0, 1]")
-    low, high = images.min().item(), images.max().item()
-    if low < 0 or high > 1:
+    if ((images < 0) | (images > 1)).any():
         raise ShapeError(
-            f"{name} must lie in [0, 1]; got pixels from {low:.4g} to {high:.4g}: clamp or undo the normalization first"
+            f"{name} must lie in [0, 1]; got pixels from {images.min():.4g} to {images.max():.4g}: clamp or undo the "
+            "normalization first"
         )
 
 
 def check_pairs(images: Tensor, targets: Tensor) -> None:
-    """Refuse two batches that are not valid images of equal shape.
-
-    Raises:
-        ShapeError: if either is no batch of images in [0, 1], or the shapes differ.
-    """
+    """Raise a ShapeError unless both batches are images as for `check_images`, of equal shape."""
     check_images("images", images)
     check_images("targets", targets)
     if images.shape != targets.shape:
@@ -187,11 +172,7 @@ def check_pairs(images: Tensor, targets: Tensor) -> None:
 
 
 def unit_images(images: Tensor) -> Tensor:
-    """Float images in [0, 1] from bytes in 0..255; float images are checked and returned as they are.
-
-    Raises:
-        ShapeError: if the images are neither bytes nor floats in [0, 1], or not `(n, c, h, w)`.
-    """
+    """Float images in [0, 1] from bytes; others are returned as they are, or refused as by `check_images`."""
     unit = images.float() / 255 if images.dtype == torch.uint8 else images
     check_images("images", unit)
     return unit

@@ -14,11 +14,7 @@ from lit_recon.metrics.registry import Metric, check_pairs
 
 
 def match(reconstructions: Tensor, targets: Tensor) -> Tensor:
-    """The assignment of reconstructions to targets with the least total MSE.
-
-    Args:
-        reconstructions: `(n, c, h, w)` in [0, 1], in any order.
-        targets: `(n, c, h, w)` in [0, 1].
+    """The assignment of reconstructions to targets, both `(n, c, h, w)` in [0, 1], with the least total MSE.
 
     Returns:
         `(n,)` int64 permutation: `reconstructions[permutation[i]]` belongs to `targets[i]`.
@@ -41,7 +37,7 @@ def match(reconstructions: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class BatchScores:
-    """Scores of a batch in the order of its targets; everything lies on the CPU.
+    """Scores of a batch in the order of its targets, on the CPU.
 
     Attributes:
         reconstructions: `(n, c, h, w)` in [0, 1].
@@ -57,25 +53,18 @@ class BatchScores:
 
 
 def score_pairs(images: Tensor, targets: Tensor, metrics: Sequence[Metric]) -> dict[str, Tensor]:
-    """Every metric of images, of pairs that are matched already, such as a baseline and its target.
+    """Metrics of images of matched pairs, `(n,)` float64 by key; metrics of labels and features are left out.
 
     Args:
-        images: `(n, c, h, w)` in [0, 1].
-        targets: the same shape; `targets[i]` is the truth of `images[i]`.
-        metrics: those of labels and features are left out.
-
-    Returns:
-        `(n,)` float64 by key.
+        images, targets: `(n, c, h, w)` in [0, 1]; `targets[i]` is the truth of `images[i]`.
+        metrics: to compute.
 
     Raises:
         ShapeError: if the batches differ in shape or leave [0, 1], or a metric does not return one number per image.
     """
     check_pairs(images, targets)
-    return {
-        metric.measure.key: checked_values(metric, images, targets, len(targets))
-        for metric in metrics
-        if metric.of == "images"
-    }
+    chosen = (metric for metric in metrics if metric.of == "images")
+    return {metric.measure.key: checked_values(metric, images, targets, len(targets)) for metric in chosen}
 
 
 def checked_values(metric: Metric, found: Tensor, truth: Tensor, n: int) -> Tensor:
@@ -97,14 +86,13 @@ def checked_values(metric: Metric, found: Tensor, truth: Tensor, n: int) -> Tens
 def score_batch(
     reconstructions: Tensor, targets: Tensor, recovered_labels: Tensor, labels: Tensor, metrics: Sequence[Metric]
 ) -> BatchScores:
-    """Match an attack's images with the truth and score them.
+    """Match an attack's images with the truth and score them; metrics of features are left out.
 
     Args:
-        reconstructions: `(n, c, h, w)` in [0, 1], in the attack's order.
-        targets: `(n, c, h, w)` in [0, 1].
-        recovered_labels: `(n,)`, in the attack's order.
-        labels: `(n,)` true classes.
-        metrics: of images and of labels; others are left out.
+        reconstructions, targets: `(n, c, h, w)` in [0, 1].
+        recovered_labels: `(n,)`, in the order of the reconstructions.
+        labels: true classes `(n,)`.
+        metrics: to compute.
 
     Raises:
         ShapeError: if shapes disagree, pixels leave [0, 1], or the batch is empty.
@@ -118,9 +106,6 @@ def score_batch(
         )
     permutation = match(images, truth)
     matched = images[permutation]
-    hits = {
-        metric.measure.key: checked_values(metric, recovered, true, len(true))
-        for metric in metrics
-        if metric.of == "labels"
-    }
+    of_labels = (metric for metric in metrics if metric.of == "labels")
+    hits = {metric.measure.key: checked_values(metric, recovered, true, len(true)) for metric in of_labels}
     return BatchScores(matched, recovered[permutation], score_pairs(matched, truth, metrics), hits)

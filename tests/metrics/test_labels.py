@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lit_recon.errors import ShapeError
-from lit_recon.metrics.labels import LabelAccuracy, label_hits
+from lit_recon.metrics.features import LabelAccuracy, label_hits
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -1,14 +1,15 @@
 """Batches gathered straight from a set in memory, for one of several processes.
 
-A data set that fits into memory needs no worker processes and no collation: one gather makes a batch. The classes
-here are plain sized iterables, which Lightning takes as they are (it never puts a sampler of its own into them), so
-each process gets its share by `rank` and `world_size` with or without `use_distributed_sampler`.
+A data set in memory needs no worker processes and no collation. The classes here are plain sized iterables, into which
+Lightning never puts a sampler of its own: each process gets its share by `rank` and `world_size`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +20,9 @@ from lit_recon.errors import ConfigError
 
 
 def random_crop(images: Tensor, padding: int, generator: torch.Generator) -> Tensor:
-    """Pad every image with black on all sides and cut it back to its size at a random place of its own.
+    """Pad every image `(n, c, h, w)` with black on all sides and cut it back to its size at a random place of its own.
 
-    Args:
-        images: `(n, c, h, w)` of any dtype.
-        padding: pixels on each side; 0 changes nothing.
-        generator: of the `2 n` offsets.
-
-    Returns:
-        `(n, c, h, w)`, same dtype and device.
+    `padding` is in pixels; 0 changes nothing and draws nothing.
     """
     if padding == 0:
         return images
@@ -43,6 +38,59 @@ def random_flip(images: Tensor, generator: torch.Generator) -> Tensor:
     return torch.where(flipped.view(-1, 1, 1, 1), images.flip(3), images)
 
 
+class EpochSampler(Protocol):
+    """Chooses the images of one process; has a `set_epoch` too, which Lightning calls before each epoch."""
+
+    seed: int
+    rank: int
+    epoch: int
+
+
+class AugmentedBatches(ABC):
+    """Augmented `(images (n, c, h, w) in [0, 1], labels (n,))`, a function of seed, epoch, rank and position.
+
+    A run that resumes within an epoch goes on with the batch that would have come next. Subclasses set `sampler`.
+
+    Args:
+        images: the whole training set.
+        padding: of the random crop, in pixels; 0 for none.
+        flip: mirror half of the images.
+    """
+
+    sampler: EpochSampler
+
+    def __init__(self, images: ImageSet, padding: int, flip: bool) -> None:
+        self.images, self.padding, self.flip = images, padding, flip
+        self._reached = {"epoch": 0, "given": 0}
+        self._resume: dict[str, int] = {}
+
+    @abstractmethod
+    def indices(self, start: int) -> Iterable[Tensor]:
+        """Indices `(n,)` of every batch of this epoch and process from number `start` on."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        # runs at the first `next`, after Lightning has set the epoch
+        epoch = self.sampler.epoch
+        start = self._resume.get("given", 0) if self._resume.get("epoch") == epoch else 0
+        self._resume = {}
+        for position, indices in enumerate(self.indices(start), start):
+            self._reached = {"epoch": epoch, "given": position + 1}
+            pixels, labels = self.images.images.index_select(0, indices), self.images.labels[indices]
+            if len(indices):
+                generator = seeded_generator(self.sampler.seed, "augment", epoch, self.sampler.rank, position)
+                pixels = random_crop(pixels, self.padding, generator)
+                pixels = random_flip(pixels, generator) if self.flip else pixels
+            yield pixels.to(torch.float32).div_(255), labels
+
+    def state_dict(self) -> dict[str, int]:
+        """The last epoch begun and how many of its batches were given out; the same on every process."""
+        return dict(self._reached)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Resume the saved epoch where it stopped."""
+        self._resume = dict(state)
+
+
 class EpochShuffle:
     """The order of one process's training images, a function of seed and epoch alone.
 
@@ -50,21 +98,18 @@ class EpochShuffle:
     every epoch, are left out.
     """
 
-    def __init__(self, n: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(self, n: int, seed: int, rank: int, world_size: int) -> None:
         if n < world_size:
             raise ConfigError(f"each of {world_size} processes needs a training image; got {n}: start fewer processes")
         self.n, self.seed, self.rank, self.world_size = n, seed, rank, world_size
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch; Lightning calls this before each one."""
+        """Choose the epoch."""
         self.epoch = epoch
 
     def __len__(self) -> int:
         return self.n // self.world_size
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.indices().tolist())
 
     def indices(self) -> Tensor:
         """Indices `(n // world_size,)` of this epoch and process."""
@@ -72,20 +117,10 @@ class EpochShuffle:
         return order[self.rank : len(self) * self.world_size : self.world_size]
 
 
-class TrainingBatches:
-    """Shuffled, augmented `(images (n, c, h, w) in [0, 1], labels (n,))`.
+class TrainingBatches(AugmentedBatches):
+    """Shuffled batches of `batch_size` images per process; the last batch of an epoch may be smaller."""
 
-    Every batch is a function of seed, epoch, rank and position. A run that resumes within an epoch goes on with the
-    batch that would have come next.
-
-    Args:
-        images: the whole training set.
-        batch_size: images per batch and process; the last batch of an epoch may be smaller.
-        padding: of the random crop, in pixels; 0 for none.
-        flip: mirror half of the images.
-        seed: of order and augmentation.
-        rank, world_size: which share of the set.
-    """
+    sampler: EpochShuffle
 
     def __init__(
         self,
@@ -97,45 +132,22 @@ class TrainingBatches:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self.images, self.batch_size, self.padding, self.flip = images, batch_size, padding, flip
+        super().__init__(images, padding, flip)
+        self.batch_size = batch_size
         self.sampler = EpochShuffle(len(images), seed, rank, world_size)
-        self._reached = {"epoch": 0, "given": 0}
-        self._resume: dict[str, int] = {}
 
     def __len__(self) -> int:
         return math.ceil(len(self.sampler) / self.batch_size)
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        # Runs at the first `next`, after Lightning has set the epoch.
-        epoch = self.sampler.epoch
-        chunks = self.sampler.indices().split(self.batch_size)
-        start = self._resume.get("given", 0) if self._resume.get("epoch") == epoch else 0
-        self._resume = {}
-        for position in range(start, len(chunks)):
-            self._reached = {"epoch": epoch, "given": position + 1}
-            yield self._batch(chunks[position], epoch, position)
-
-    def _batch(self, indices: Tensor, epoch: int, position: int) -> tuple[Tensor, Tensor]:
-        generator = seeded_generator(self.sampler.seed, "augment", epoch, self.sampler.rank, position)
-        pixels = random_crop(self.images.images.index_select(0, indices), self.padding, generator)
-        if self.flip:
-            pixels = random_flip(pixels, generator)
-        return pixels.to(torch.float32).div_(255), self.images.labels[indices]
-
-    def state_dict(self) -> dict[str, int]:
-        """The last epoch begun and how many of its batches were given out; the same on every process."""
-        return dict(self._reached)
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Resume the saved epoch where it stopped."""
-        self._resume = dict(state)
+    def indices(self, start: int) -> Iterable[Tensor]:
+        return self.sampler.indices().split(self.batch_size)[start:]
 
 
 class EvaluationBatches:
     """Each image once, over all processes, as `(images (n, c, h, w) in [0, 1], labels (n,))`.
 
-    All processes get equally many batches, since the forward passes of a distributed model must pair up, but not
-    necessarily equally many images: nothing is repeated to fill up.
+    All processes get equally many batches, since the forward passes of a distributed model must pair up, but perhaps
+    different numbers of images: none is repeated.
     """
 
     def __init__(self, images: ImageSet, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
@@ -157,17 +169,10 @@ class EvaluationBatches:
 
 
 class VictimBatches:
-    """Every client's batch once, over all processes; the processes take turns.
+    """Every client's batch of test images once; the processes take turns.
 
     Some processes may get one batch more than others, so nothing inside a step may wait for the other processes.
-
-    Args:
-        images: the test split.
-        batches: indices `(B,)` into it, as from `victim_batches`.
-        rank, world_size: which share of the batches.
-
-    Raises:
-        ConfigError: if there are more processes than batches.
+    `batches` are indices `(B,)` into the images, as from `victim_batches`; there are at least as many as processes.
     """
 
     def __init__(self, images: ImageSet, batches: list[Tensor], rank: int = 0, world_size: int = 1) -> None:

@@ -1,9 +1,4 @@
-"""LPIPS, the learned perceptual distance; optional, because its ImageNet backbone has to be downloaded.
-
-Sources:
-    [Zhang2018] Zhang, Isola, Efros, Shechtman, Wang: The Unreasonable Effectiveness of Deep Features as a Perceptual
-    Metric. Calibrated linear weights v0.1, as shipped with the `lpips` package.
-"""
+"""LPIPS, the learned perceptual distance; optional, because its ImageNet backbone has to be downloaded."""
 
 from __future__ import annotations
 
@@ -16,7 +11,7 @@ import tempfile
 import urllib.request
 import warnings
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, cached_property
 from http.client import HTTPException
 from pathlib import Path
 from typing import Literal
@@ -40,8 +35,7 @@ _FILES: dict[LpipsNetwork, str] = {
     "vgg": "vgg16-397923af.pth",
 }
 _SERVER = "https://download.pytorch.org/models/"
-#: Seconds without a single byte after which a download is given up.
-_TIMEOUT = 10.0
+_TIMEOUT = 10.0  # seconds without a single byte after which a download is given up
 _BLOCK = 1 << 20
 #: What the restricted reader of `torch.load` raises on damaged bytes, found by damaging some.
 _DECODING_ERRORS = (
@@ -67,11 +61,7 @@ def cached_weights(network: LpipsNetwork) -> Path:
 
 @cache
 def download_weights(network: LpipsNetwork) -> Path | Unavailable:
-    """Fetch the backbone's weights into the cache of torch.hub, atomically and checked; tried once per process.
-
-    Gives up after ten seconds without a byte, so a machine without a network waits that long at most once (and as
-    long as its resolver takes to say that the name is unknown).
-    """
+    """Fetch the backbone's weights into the cache of torch.hub, atomically and checked; tried once per process."""
     path, url = cached_weights(network), _SERVER + _FILES[network]
     _log.warning("downloading the ImageNet weights of LPIPS from %s to %s", url, path)
     digest = hashlib.sha256()
@@ -97,8 +87,7 @@ def download_weights(network: LpipsNetwork) -> Path | Unavailable:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The convolutions of a torchvision classifier by their names there: `features.0.weight` and so on.
 
-    Args:
-        path: a .safetensors file, or a state dict saved by torch. Nothing is unpickled.
+    Read from a .safetensors file or a state dict saved by torch, which may hold nothing but tensors.
 
     Raises:
         MissingDataError: if there is no such file.
@@ -124,12 +113,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return {str(name): value for name, value in state.items() if str(name).startswith("features.")}
 
 
-#: Side in pixels from which images are taken as they are; AlexNet fails below 31.
-_MINIMUM_SIDE = 32
-#: Side in pixels of the patches that [Zhang2018] calibrated on; smaller images than the minimum are brought up to it.
-_PATCH_SIDE = 64
-#: Pairs that pass through the backbone at a time, so that memory does not grow with the number of victims.
-_CHUNK = 32
+_MINIMUM_SIDE = 32  # pixels; images with a smaller side are enlarged, since AlexNet fails below 31
+_PATCH_SIDE = 64  # shorter side after that, which is the side of the patches that [Zhang2018] calibrated on
+_CHUNK = 32  # pairs that pass through the backbone at a time, so that memory does not grow with the number of victims
 
 
 class Lpips:
@@ -138,13 +124,14 @@ class Lpips:
     Images with a side below 32 pixels are first resized, bilinearly, to a shorter side of 64.
 
     Args:
-        network: the backbone's name, for reports.
-        weights: the backbone's convolutions by torchvision's names, see `read_weights`.
+        network: backbone.
+        weights: its convolutions as from `read_weights`.
 
     Raises:
         CorruptFileError: if the weights are not those of this backbone.
 
-    Source: [Zhang2018], section 3.
+    Source: [Zhang2018] Zhang, Isola, Efros, Shechtman, Wang: The Unreasonable Effectiveness of Deep Features as a
+    Perceptual Metric, section 3; calibrated linear weights v0.1, as shipped with the `lpips` package.
     """
 
     def __init__(self, network: LpipsNetwork, weights: Mapping[str, Tensor]) -> None:
@@ -152,14 +139,10 @@ class Lpips:
         self._distance = _build(network, weights)
 
     def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
-        """Distance of each pair.
+        """Distance of each pair, `(n,)` float64; a grey image is repeated to three channels.
 
         Args:
-            images: `(n, c, h, w)` in [0, 1]; a grey image is repeated to three channels.
-            targets: the same shape; `targets[i]` is the truth of `images[i]`.
-
-        Returns:
-            `(n,)` float64, 0 for equal images.
+            images, targets: `(n, c, h, w)` in [0, 1]; `targets[i]` is the truth of `images[i]`.
 
         Raises:
             ShapeError: if the batches differ in shape, leave [0, 1], or have neither one channel nor three.
@@ -174,7 +157,7 @@ class Lpips:
             return torch.cat([self.loss(some, truth) for some, truth in chunks]).double()
 
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
-        """The same of a batch as a whole and unchecked, differentiable by the images: `(n,)` float32."""
+        """The same without checks and chunks, differentiable by the images: `(n,)` float32."""
         self._distance.to(images.device)
         distances: Tensor = self._distance(_color(images), _color(targets), normalize=True)
         return distances.flatten()
@@ -191,10 +174,10 @@ def load_lpips(
     Args:
         network: backbone; `alex` is the one that its authors recommend for scores.
         weights: torchvision's ImageNet weights of that backbone, .safetensors or a torch state dict.
-        download: whether to try the network (once per process, ten seconds of silence at most) when nothing is cached.
+        download: whether to fetch weights that are not cached.
 
     Returns:
-        The metric, or why its weights are missing: a run goes on without it and reports the reason.
+        The metric, or why its weights are missing.
 
     Raises:
         MissingDataError, CorruptFileError: only about a file that was asked for by `weights`.
@@ -203,7 +186,12 @@ def load_lpips(
         return Lpips(network, read_weights(weights))
     found: Path | Unavailable = cached_weights(network)
     if not cached_weights(network).is_file():
-        found = download_weights(network) if download else _not_cached(network)
+        if not download:
+            return Unavailable(
+                f"the ImageNet weights of the LPIPS backbone '{network}' are not at {found}, and downloading is off: "
+                "allow it by download=true, or give a file by weights="
+            )
+        found = download_weights(network)
     if isinstance(found, Unavailable):
         return found
     try:
@@ -214,7 +202,7 @@ def load_lpips(
 
 @register
 class PerceptualDistance(Metric):
-    """LPIPS; the weights of its backbone are looked for when the metric is first asked whether it is available.
+    """LPIPS; weights that are not given as a file are looked for when they are first needed.
 
     Args:
         network: backbone; `none` switches the metric off.
@@ -231,33 +219,22 @@ class PerceptualDistance(Metric):
         self, network: LpipsNetwork | Literal["none"] = "alex", weights: Path | None = None, download: bool = True
     ) -> None:
         self.network, self.weights, self.download = network, weights, download
-        self._loaded: Lpips | Unavailable | None = None
-        if network == "none":
-            self._loaded = Unavailable("switched off by lpips.network")
-        elif weights is not None:
-            self._loaded = load_lpips(network, weights)
+        if weights is not None:
+            self.unavailable()  # reads the file
 
     def unavailable(self) -> str:
-        loaded = self._load()
-        return loaded.reason if isinstance(loaded, Unavailable) else ""
+        return self._loaded.reason if isinstance(self._loaded, Unavailable) else ""
 
     def __call__(self, found: Tensor, truth: Tensor) -> Tensor:
-        loaded = self._load()
-        if isinstance(loaded, Unavailable):
-            raise MissingDataError(loaded.reason)
-        return loaded(found, truth)
+        if isinstance(self._loaded, Unavailable):
+            raise MissingDataError(self._loaded.reason)
+        return self._loaded(found, truth)
 
-    def _load(self) -> Lpips | Unavailable:
-        if self._loaded is None and self.network != "none":
-            self._loaded = load_lpips(self.network, None, self.download)
-        return self._loaded or Unavailable("")
-
-
-def _not_cached(network: LpipsNetwork) -> Unavailable:
-    return Unavailable(
-        f"the ImageNet weights of the LPIPS backbone '{network}' are not at {cached_weights(network)}, and downloading "
-        "is off: allow it by download=true, or give a file by weights="
-    )
+    @cached_property
+    def _loaded(self) -> Lpips | Unavailable:
+        if self.network == "none":
+            return Unavailable("switched off by lpips.network")
+        return load_lpips(self.network, self.weights, self.download)
 
 
 def _build(network: LpipsNetwork, weights: Mapping[str, Tensor]) -> nn.Module:

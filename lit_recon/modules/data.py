@@ -7,7 +7,7 @@ Their loaders share the data between processes themselves (see `lit_recon.data.b
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable
 from functools import cached_property
 
 import lit_recon._torchvision
@@ -17,7 +17,7 @@ import torch
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
-from lit_recon.data.batches import EvaluationBatches, TrainingBatches, VictimBatches, random_crop, random_flip
+from lit_recon.data.batches import AugmentedBatches, EvaluationBatches, TrainingBatches, VictimBatches
 from lit_recon.data.dataset import ImageSet, measure_normalization, seeded_generator
 from lit_recon.data.sources import ImageSource
 from lit_recon.data.splits import content_hash, sample_victims, victim_batches
@@ -254,10 +254,8 @@ class PoissonSampling:
         return self.share[torch.tensor(drawn, dtype=torch.int64)]
 
 
-class PoissonBatches:
-    """Augmented `(images (n, c, h, w) in [0, 1], labels (n,))` of random sizes `n`, 0 included.
-
-    A run that resumes within an epoch continues with the next batch.
+class PoissonBatches(AugmentedBatches):
+    """Batches of random sizes, 0 included.
 
     Args:
         images: the whole training set.
@@ -268,6 +266,8 @@ class PoissonBatches:
         seed: of sampling and augmentation.
         rank, world_size: which share of every batch.
     """
+
+    sampler: PoissonSampling
 
     def __init__(
         self,
@@ -280,39 +280,16 @@ class PoissonBatches:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self.images, self.steps, self.padding, self.flip = images, steps, padding, flip
+        super().__init__(images, padding, flip)
+        self.steps = steps
         self.sampler = PoissonSampling(len(images), rate, seed, rank, world_size)
-        self._reached = {"epoch": 0, "given": 0}
-        self._resume: dict[str, int] = {}
 
     def __len__(self) -> int:
         return self.steps
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        # runs at the first `next`, after Lightning has set the epoch
+    def indices(self, start: int) -> Iterable[Tensor]:
         epoch = self.sampler.epoch
-        start = self._resume.get("given", 0) if self._resume.get("epoch") == epoch else 0
-        self._resume = {}
-        for step in range(start, self.steps):
-            self._reached = {"epoch": epoch, "given": step + 1}
-            yield self._batch(epoch, step)
-
-    def _batch(self, epoch: int, step: int) -> tuple[Tensor, Tensor]:
-        indices = self.sampler.indices(epoch, step)
-        pixels, labels = self.images.images.index_select(0, indices), self.images.labels[indices]
-        if len(indices):
-            generator = seeded_generator(self.sampler.seed, "augment", epoch, self.sampler.rank, step)
-            pixels = random_crop(pixels, self.padding, generator)
-            pixels = random_flip(pixels, generator) if self.flip else pixels
-        return pixels.to(torch.float32).div_(255), labels
-
-    def state_dict(self) -> dict[str, int]:
-        """The last epoch begun and how many of its batches were given out; the same on every process."""
-        return dict(self._reached)
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Resume the saved epoch where it stopped."""
-        self._resume = dict(state)
+        return (self.sampler.indices(epoch, step) for step in range(start, self.steps))
 
 
 class PoissonDataModule(pl.LightningDataModule):

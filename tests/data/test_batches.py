@@ -73,7 +73,7 @@ def test_other_images_sit_out_each_epoch() -> None:
         for rank in range(4):
             loader = plain(rank=rank, world_size=4)
             loader.sampler.set_epoch(epoch)
-            used |= set(loader.sampler)
+            used |= set(loader.sampler.indices().tolist())
         idle.add(frozenset(range(N)) - used)
     assert len(idle) == 6
 

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
 from lit_recon.data.dataset import ImageSet, measure_normalization
-from lit_recon.data.sources.base import ImageSource
-from lit_recon.data.sources.bundled import Digits, Photos
-from lit_recon.data.sources.folder import ImageFolder
-from lit_recon.data.sources.npz import Npz
-from lit_recon.data.sources.published import CIFAR10, CIFAR100, MNIST
+from lit_recon.data.informed_splits import InformedSplit, InformedSplitSettings, draw_informed_split
+from lit_recon.data.sources import CIFAR10, CIFAR100, MNIST, Digits, ImageFolder, ImageSource, Npz, Photos
 from lit_recon.data.splits import (
     Split,
     VictimBatch,
@@ -21,17 +15,6 @@ from lit_recon.data.splits import (
     split_hash,
     victim_batches,
 )
-
-if TYPE_CHECKING:
-    from lit_recon.data.informed_splits import InformedSplit, InformedSplitSettings, draw_informed_split
-else:
-
-    def __getattr__(name: str) -> object:
-        """Names of attacks on released models, which other commands do not load."""
-        if name in ("InformedSplit", "InformedSplitSettings", "draw_informed_split"):
-            return getattr(import_module("lit_recon.data.informed_splits"), name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
 
 __all__ = [
     "CIFAR10",

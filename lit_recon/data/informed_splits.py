@@ -1,7 +1,7 @@
 """Data split of an informed adversary: fixed set, shadow targets and test targets.
 
-The *fixed set* holds all training images of a released model but one. *Shadow targets* take the place of that image in
-the adversary's own models. *Test targets* are the images that the attack reconstructs.
+The fixed set holds all training images of a released model but one. Shadow targets take the place of that image in
+the adversary's own models. Test targets are the images that the attack reconstructs.
 """
 
 from __future__ import annotations
@@ -122,9 +122,8 @@ def draw_informed_split(
 
     Args:
         source: of the fixed set, of the targets and, by default, of the shadow targets.
-        settings: sizes and seed.
-        shadow_source: another source for the shadow targets. If its classes differ, each of its images gets a random
-            class of `source`.
+        settings: sizes and seed of the draw.
+        shadow_source: of the shadow targets; if its classes differ, each image gets a random class of `source`.
 
     Raises:
         ConfigError: there are fewer images than the sizes ask for.

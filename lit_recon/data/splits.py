@@ -47,14 +47,7 @@ def content_hash(*sets: ImageSet) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Named parts of `range(n)` that share no index.
-
-    Attributes:
-        parts: int64 indices `(size,)` by the name of the part.
-
-    Raises:
-        ConfigError: if an index is in two parts, or twice in one.
-    """
+    """Named parts of `range(n)`, int64 indices `(size,)` each; a ConfigError where an index is there twice."""
 
     parts: Mapping[str, Tensor]
 
@@ -94,13 +87,8 @@ def disjoint_split(n: int, sizes: dict[str, int], seed: int) -> Split:
 def hold_out(labels: Tensor, fraction: float, seed: int) -> Split:
     """Parts `train` and `test`; `test` takes the fraction of every class, and at least one image where it has two.
 
-    Args:
-        labels: int64 `(N,)`.
-        fraction: share of `test`, above 0 and below 1.
-        seed: of the draw within each class.
-
     Raises:
-        ConfigError: if the fraction is out of range, or no class has two images.
+        ConfigError: if the fraction is not above 0 and below 1, or no class has two images.
     """
     if not 0 < fraction < 1:
         raise ConfigError(f"the fraction held out for testing must be above 0 and below 1; got {fraction}")
@@ -122,7 +110,7 @@ class VictimBatch(NamedTuple):
     """The private batch of one simulated client.
 
     Attributes:
-        index: position among all batches of the run, the same however many processes share the work.
+        index: position among all batches of the run.
         images: float32 `(n, c, h, w)` in [0, 1].
         labels: int64 `(n,)`.
         ids: int64 `(n,)`, positions of the images in the test split.
@@ -135,18 +123,10 @@ class VictimBatch(NamedTuple):
 
 
 def sample_victims(labels: Tensor, n: int = 50, seed: int = 0) -> Tensor:
-    """Draw `n` images with as equal a number from every class as the classes allow.
+    """Indices `(n,)` of different images, with as equal a number from every class of `labels` `(N,)` as they allow.
 
-    Classes take turns in random order, so that every prefix of the result is stratified as well: the first five
-    victims have five different labels, and fifty victims contain the same forty that a sample of forty has.
-
-    Args:
-        labels: int64 `(N,)` of the images to draw from.
-        n: number of victims.
-        seed: of the draw.
-
-    Returns:
-        Indices `(n,)`, int64, without repetition.
+    Classes take turns in random order, so that every prefix of the result is stratified as well and larger samples
+    contain smaller ones of the same seed.
 
     Raises:
         ConfigError: if `n` is below 1 or above the number of images.
@@ -158,7 +138,7 @@ def sample_victims(labels: Tensor, n: int = 50, seed: int = 0) -> Tensor:
     by_class = torch.argsort(labels[drawn], stable=True)
     _, counts = labels.unique(return_counts=True)
     turn = torch.cat([torch.arange(int(count)) for count in counts])
-    # In every turn each class that still has an image gives one; sorting random keys by turn shuffles within it.
+    # in every turn each class that still has an image gives one, in random order
     keys = turn + torch.rand(len(labels), generator=generator, dtype=torch.float64)
     return drawn[by_class[keys.argsort()[:n]]]
 
@@ -166,20 +146,18 @@ def sample_victims(labels: Tensor, n: int = 50, seed: int = 0) -> Tensor:
 def victim_batches(
     labels: Tensor, indices: Tensor, batch_size: int, distinct_labels: bool = True, seed: int = 0
 ) -> list[Tensor]:
-    """Group victims into full batches, each victim in at most one.
-
-    With distinct labels the number of batches is the largest possible; victims that fit into no batch are left over
-    (`len(indices) - batch_size * len(batches)` of them). Without, the victims are shuffled and cut, labels as drawn.
+    """Group victims into full batches, each victim in at most one; the others are left over.
 
     Args:
         labels: int64 `(N,)` of the set that `indices` point into.
         indices: victims `(n,)`, as from `sample_victims`.
         batch_size: images per batch `B`.
-        distinct_labels: every batch has `B` different labels.
+        distinct_labels: every batch has `B` different labels, and the number of batches is the largest possible.
+            Otherwise the victims are shuffled and cut.
         seed: of the grouping.
 
     Returns:
-        Index tensors `(B,)`, values from `indices`.
+        Indices `(B,)` of every batch.
 
     Raises:
         ConfigError: if not even one such batch exists.
@@ -201,7 +179,7 @@ def victim_batches(
         )
     batches = []
     while sum(map(bool, pools)) >= batch_size:
-        # Taking from the fullest classes first keeps the most classes alive, which makes the number of batches maximal.
+        # taking from the fullest classes keeps the most classes for later, which makes the number of batches maximal
         ties = torch.rand(len(pools), generator=generator).tolist()
         fullest = sorted(range(len(pools)), key=lambda k: (-len(pools[k]), ties[k]))[:batch_size]
         batches.append(torch.tensor([pools[k].pop(0) for k in fullest]))

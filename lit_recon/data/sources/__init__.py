@@ -8,13 +8,4 @@ from lit_recon.data.sources.folder import ImageFolder
 from lit_recon.data.sources.npz import Npz
 from lit_recon.data.sources.published import CIFAR10, CIFAR100, MNIST
 
-__all__ = [
-    "CIFAR10",
-    "CIFAR100",
-    "MNIST",
-    "Digits",
-    "ImageFolder",
-    "ImageSource",
-    "Npz",
-    "Photos",
-]
+__all__ = ["CIFAR10", "CIFAR100", "MNIST", "Digits", "ImageFolder", "ImageSource", "Npz", "Photos"]

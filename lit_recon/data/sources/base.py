@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from lit_recon.data.dataset import ImageSet
+from lit_recon.data.splits import hold_out
 from lit_recon.errors import ShapeError
 
 
@@ -41,19 +42,8 @@ class ImageSource(ABC):
     def read(self) -> tuple[ImageSet, ImageSet]:
         """Read training and test images from files that are there."""
 
-
-CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-
-_CIFAR100 = """
-apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
-castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
-elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster
-man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck
-pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk
-skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger
-tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
-"""
-
-CIFAR100_CLASSES = tuple(_CIFAR100.split())
-
-DIGITS = tuple(str(digit) for digit in range(10))
+    def _held_out(self, images: ImageSet, fraction: float, seed: int) -> tuple[ImageSet, ImageSet]:
+        """Training and test images, cut from one set by `hold_out`."""
+        parts = hold_out(images.labels, fraction, seed).parts
+        train, test = (images.subset(parts[part], f"{self.name} {part}") for part in ("train", "test"))
+        return train, test

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lit_recon.data.dataset import ImageSet
-from lit_recon.data.sources.base import DIGITS, ImageSource
-from lit_recon.data.splits import hold_out
+from lit_recon.data.sources.base import ImageSource
 from lit_recon.errors import ConfigError
 
 
@@ -43,15 +42,12 @@ class Digits(ImageSource):
         if self.size > 8:
             pixels = nn.functional.interpolate(pixels, size=(self.size, self.size), mode="bicubic", align_corners=False)
         images = pixels.round().clamp(0, 255).to(torch.uint8)
-        digits = ImageSet(images, torch.from_numpy(labels.astype(np.int64)), list(DIGITS), self.name)
-        split = hold_out(digits.labels, fraction=0.2, seed=self.seed)
-        return digits.subset(split["train"], f"{self.name} train"), digits.subset(split["test"], f"{self.name} test")
+        digits = ImageSet(images, torch.from_numpy(labels.astype(np.int64)), list("0123456789"), self.name)
+        return self._held_out(digits, 0.2, self.seed)
 
 
 #: Both photographs in pixels.
 _HEIGHT, _WIDTH = 427, 640
-
-
 #: Classes of each photograph: horizontal bands of equal height.
 _BANDS = 4
 
@@ -60,10 +56,9 @@ _BANDS = 4
 class Photos(ImageSource):
     """Square color crops of `china.jpg` (a pagoda above a lake) and `flower.jpg` (a dahlia), shrunk by averaging.
 
-    Test images come from the left halves of the photographs, where they lie side by side without overlap, and training
-    images from the right halves, where they overlap: no test image shares a pixel with a training image. The class is
-    the photograph and the quarter of its height in which the center of the crop lies, eight classes in all. With the
-    default settings there are 1,064 training and 24 test images.
+    Test images come from the left halves of the photographs, side by side without overlap, training images from the
+    right halves, where they overlap. The class is the photograph and the quarter of its height in which the center of
+    the crop lies, eight classes in all. The default settings give 1,064 training and 24 test images.
 
     Args:
         side: of an image in pixels.

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from lit_recon.data.dataset import ImageSet
 from lit_recon.data.sources.base import ImageSource
-from lit_recon.data.splits import hold_out
 from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError, ShapeError
 
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -20,8 +19,8 @@ _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", 
 class ImageFolder(ImageSource):
     """A folder with one sub-folder of image files per class; or two such folders, named `train` and `test`.
 
-    The sub-folders' names, sorted, are the classes. Transparent pixels are blended with white. EXIF rotation is
-    applied. All images are held in memory.
+    The sorted names of the sub-folders are the classes. Transparent pixels are blended with white; EXIF rotation is
+    applied.
 
     Args:
         root: the folder.
@@ -51,29 +50,29 @@ class ImageFolder(ImageSource):
         if not root.is_dir():
             raise MissingDataError(f"{root}: expected a folder with one sub-folder of images per class; there is none")
         if (root / "train").is_dir() and (root / "test").is_dir():
-            classes = [folder.name for folder in _class_folders(root / "train")]
-            return self._read_tree(root / "train", classes, "train"), self._read_tree(root / "test", classes, "test")
-        images = self._read_tree(root, [folder.name for folder in _class_folders(root)], "")
-        split = hold_out(images.labels, self.holdout, self.seed)
-        return images.subset(split["train"], f"{self.name} train"), images.subset(split["test"], f"{self.name} test")
+            train = self._read_tree(root / "train", f"{self.name} train")
+            return train, self._read_tree(root / "test", f"{self.name} test", train.class_names)
+        return self._held_out(self._read_tree(root, self.name), self.holdout, self.seed)
 
-    def _read_tree(self, root: Path, classes: list[str], part: str) -> ImageSet:
+    def _read_tree(self, root: Path, name: str, classes: list[str] | None = None) -> ImageSet:
+        folders = _class_folders(root)
+        classes = classes or [folder.name for folder in folders]
         arrays: list[NDArray[np.uint8]] = []
         labels: list[int] = []
-        first: Path | None = None
-        for folder in _class_folders(root):
+        files: list[Path] = []
+        for folder in folders:
             if folder.name not in classes:
                 raise ShapeError(f"{folder}: expected one of the training classes {classes}; got {folder.name!r}")
             for file in _image_files(folder):
+                files.append(file)
                 arrays.append(_read_image(file, self.size, self.grayscale))
                 labels.append(classes.index(folder.name))
-                first = first or file
                 if arrays[-1].shape != arrays[0].shape:
                     raise ShapeError(
-                        f"images must have one size; {first} is {arrays[0].shape[1]}x{arrays[0].shape[0]} and "
+                        f"images must have one size; {files[0]} is {arrays[0].shape[1]}x{arrays[0].shape[0]} and "
                         f"{file} is {arrays[-1].shape[1]}x{arrays[-1].shape[0]}: pass size= to crop and resize all"
                     )
-        return ImageSet.from_arrays(np.stack(arrays), np.array(labels), classes, f"{self.name} {part}".strip())
+        return ImageSet.from_arrays(np.stack(arrays), np.array(labels), classes, name)
 
 
 def _class_folders(root: Path) -> list[Path]:

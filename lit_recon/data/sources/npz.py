@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from lit_recon.data.dataset import ImageSet
 from lit_recon.data.sources.base import ImageSource
-from lit_recon.data.splits import hold_out
 from lit_recon.errors import CorruptFileError, MissingDataError, ShapeError
 
 
@@ -22,12 +21,12 @@ class Npz(ImageSource):
     """An `.npz` file with `train_images` and `train_labels`, and with `test_images` and `test_labels` if it has them.
 
     Images are uint8 `(N, h, w, 3)`, `(N, h, w, 1)` or `(N, h, w)`; labels are integers `(N,)` from 0. Nothing in the
-    file is unpickled. Uncompressed archives (`np.savez`) load fastest.
+    file is unpickled.
 
     Args:
         root: the file.
-        class_names: one per class, in the order of the labels; default: the array `class_names` of the file, or else
-            the numbers of the labels, which then must be 0 to k - 1 without a gap in the training split.
+        class_names: one per class; default: the array `class_names` of the file, or else the numbers of the labels,
+            which then must be 0 to k - 1 without a gap in the training split.
         holdout: share of every class that is held out when the file has no test split.
         seed: of that draw.
     """
@@ -57,11 +56,9 @@ class Npz(ImageSource):
         classes = self.class_names or _class_names(arrays, path)
         train = ImageSet.from_arrays(arrays["train_images"], arrays["train_labels"], classes, f"{self.name} train")
         if "test_images" in arrays:
-            return train, ImageSet.from_arrays(
-                arrays["test_images"], arrays["test_labels"], classes, f"{self.name} test"
-            )
-        split = hold_out(train.labels, self.holdout, self.seed)
-        return train.subset(split["train"], f"{self.name} train"), train.subset(split["test"], f"{self.name} test")
+            test = arrays["test_images"], arrays["test_labels"]
+            return train, ImageSet.from_arrays(*test, classes, f"{self.name} test")
+        return self._held_out(train, self.holdout, self.seed)
 
 
 def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:

@@ -16,24 +16,29 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lit_recon.data.dataset import ImageSet
-from lit_recon.data.sources.base import CIFAR10_CLASSES, CIFAR100_CLASSES, DIGITS, ImageSource
+from lit_recon.data.sources.base import ImageSource
 from lit_recon.data.sources.npz import Npz
 from lit_recon.errors import CorruptFileError, MissingDataError
 
 #: Seconds to wait for a first answer, per address of a host, and for the next bytes of a download.
 CONNECT_TIMEOUT, READ_TIMEOUT = 8.0, 20.0
 
+_CIFAR100 = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
+castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
+elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster
+man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck
+pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk
+skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger
+tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
+"""
+
 
 @dataclass(frozen=True)
 class PublishedSource(ImageSource):
-    """A published data set in a local folder.
+    """A published data set in a folder `root`: an archive `<name>.npz` (arrays as for `Npz`), or the original files.
 
-    The folder may hold an archive `<name>.npz` (arrays as for `Npz`), which is preferred, or the original files.
-    torchvision verifies those by their checksums where it knows them, unpacks them, and downloads them if asked.
-
-    Args:
-        root: the folder.
-        download: fetch the original files if there is nothing to read.
+    torchvision verifies the original files by their checksums, unpacks them, and downloads them if asked.
     """
 
     root: Path
@@ -45,9 +50,15 @@ class PublishedSource(ImageSource):
     #: What is downloaded and unpacked into `folder`, relative to `root`.
     packed: ClassVar[tuple[str, ...]]
 
-    @abstractmethod
+    @property
+    def _torchvision(self) -> Any:
+        """The data set class of the same name in torchvision."""
+        from lit_recon._torchvision import import_torchvision
+
+        return getattr(import_torchvision().datasets, type(self).__name__)
+
     def _dataset(self, train: bool, download: bool) -> Any:
-        """The data set object of torchvision, with `data` and `targets`."""
+        return self._torchvision(self._root, train=train, download=download)
 
     @abstractmethod
     def _urls(self) -> list[str]:
@@ -62,7 +73,7 @@ class PublishedSource(ImageSource):
         return self._root / f"{self.name}.npz"
 
     def prepare(self) -> None:
-        """Unpack or download the original files where needed; processes that share the folder wait for one of them."""
+        """Unpack or download the original files where needed; of processes that share the folder one does so."""
         if self._archive.is_file() or self._has_files():
             return
         is_packed = all((self._root / file).is_file() for file in self.packed)
@@ -79,7 +90,7 @@ class PublishedSource(ImageSource):
                 _probe(self._urls())
             self._root.mkdir(parents=True, exist_ok=True)
             with FileLock(self._root / f".{self.name}.lock"), _read_timeout():
-                if not self._has_files():
+                if not self._has_files():  # another process may have been faster
                     self._dataset(train=True, download=True)
         except (OSError, http.client.HTTPException, RuntimeError) as error:  # RuntimeError: a checksum differs
             raise self._missing(f"and the download failed ({error})") from error
@@ -94,11 +105,10 @@ class PublishedSource(ImageSource):
                 f"{self._root / self.folder}: the files of {type(self).__name__} are incomplete or damaged ({error}): "
                 "delete that folder and run again to download them, or copy them again"
             ) from error
+        arrays = [(np.asarray(part.data), np.asarray(part.targets), list(self.classes)) for part in parts]
         train, test = (
-            ImageSet.from_arrays(
-                np.asarray(part.data), np.asarray(part.targets), list(self.classes), f"{self.name} {word}"
-            )
-            for part, word in zip(parts, ("train", "test"), strict=True)
+            ImageSet.from_arrays(*part, f"{self.name} {word}")
+            for part, word in zip(arrays, ("train", "test"), strict=True)
         )
         return train, test
 
@@ -124,16 +134,13 @@ class CIFAR10(PublishedSource):
     Source: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
     """
 
-    classes = CIFAR10_CLASSES
+    classes = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
     folder = "cifar-10-batches-py"
     files = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta")
     packed = ("cifar-10-python.tar.gz",)
 
-    def _dataset(self, train: bool, download: bool) -> Any:
-        return _datasets().CIFAR10(self._root, train=train, download=download)
-
     def _urls(self) -> list[str]:
-        return [_datasets().CIFAR10.url]
+        return [self._torchvision.url]
 
 
 class CIFAR100(PublishedSource):
@@ -146,16 +153,13 @@ class CIFAR100(PublishedSource):
     Source: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
     """
 
-    classes = CIFAR100_CLASSES
+    classes = tuple(_CIFAR100.split())
     folder = "cifar-100-python"
     files = ("train", "test", "meta")
     packed = ("cifar-100-python.tar.gz",)
 
-    def _dataset(self, train: bool, download: bool) -> Any:
-        return _datasets().CIFAR100(self._root, train=train, download=download)
-
     def _urls(self) -> list[str]:
-        return [_datasets().CIFAR100.url]
+        return [self._torchvision.url]
 
 
 class MNIST(PublishedSource):
@@ -168,23 +172,13 @@ class MNIST(PublishedSource):
     Source: LeCun, Bottou, Bengio, Haffner, Gradient-Based Learning Applied to Document Recognition, 1998.
     """
 
-    classes = DIGITS
+    classes = tuple("0123456789")
     folder = "MNIST/raw"
     files = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
     packed = tuple(f"MNIST/raw/{part}.gz" for part in files)
 
-    def _dataset(self, train: bool, download: bool) -> Any:
-        return _datasets().MNIST(self._root, train=train, download=download)
-
     def _urls(self) -> list[str]:
-        dataset = _datasets().MNIST
-        return [mirror + dataset.resources[0][0] for mirror in dataset.mirrors]
-
-
-def _datasets() -> Any:
-    from lit_recon._torchvision import import_torchvision
-
-    return import_torchvision().datasets
+        return [mirror + self._torchvision.resources[0][0] for mirror in self._torchvision.mirrors]
 
 
 def _probe(urls: list[str]) -> None:
@@ -194,7 +188,7 @@ def _probe(urls: list[str]) -> None:
             urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=CONNECT_TIMEOUT).close()
             return
         except urllib.error.HTTPError:
-            return  # The host is there; whether it has the file is for the download to find out.
+            return  # the host is there; the download finds out whether it has the file
         except (OSError, http.client.HTTPException):
             if position == len(urls):
                 raise

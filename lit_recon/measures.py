@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Measure:
-    """Name and format of a metric; stored with a run's values, so that pages do not need the metric's code.
+    """Name and format of a metric, stored with a run's values.
 
     Args:
         key: in `metrics.json` and `victims.csv`, such as `rmse`.

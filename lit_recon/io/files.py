@@ -10,12 +10,7 @@ _SUFFIX = ".unfinished"
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace `path` by `content` in one step: a temporary file in the same folder is synced, then renamed.
-
-    Args:
-        path: the file to write; its folder is created when missing.
-        content: the whole content.
-    """
+    """Replace `path` by `content` in one step, by renaming a temporary file; a missing folder is created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{_SUFFIX}")
     try:

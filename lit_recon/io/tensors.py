@@ -29,12 +29,7 @@ def _opened(path: Path, kind: str, remedy: str) -> Iterator[Any]:
 
 
 def read_tensors(path: Path, kind: str = "weights", remedy: str = "give another file") -> dict[str, Tensor]:
-    """The tensors of any safetensors file by name, on the CPU.
-
-    Args:
-        path: of the file.
-        kind: what is expected there, for messages.
-        remedy: what to do if it is missing, for messages.
+    """The tensors of any safetensors file by name, on the CPU; `kind` and `remedy` are for messages.
 
     Raises:
         MissingDataError: no file at `path`.
@@ -48,13 +43,8 @@ def read_tensors(path: Path, kind: str = "weights", remedy: str = "give another 
 class TensorFormat:
     """Safetensors files of one kind: tensors, and a JSON object in the text entry `key`.
 
-    The object states the `version` of the format; without one it is 1.
-
-    Attributes:
-        key: of the text entry.
-        kind: what a file holds, for messages.
-        remedy: how to make such a file, for messages.
-        version: written, and the only one accepted.
+    The object states the `version` of the format, the only one accepted; without one it is 1. `kind` says what a file
+    holds and `remedy` how to make one, for messages.
     """
 
     key: str

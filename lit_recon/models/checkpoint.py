@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from lit_recon.errors import CorruptFileError, LitReconError, ShapeError
 from lit_recon.io.tensors import TensorFormat
-from lit_recon.models.classifiers.backbone import Backbone, Trunk, find_trunk, trunk_path
+from lit_recon.models.classifiers.backbone import Backbone, find_trunk, trunk_path
 from lit_recon.models.classifiers.feature_layer import WideFeatureLayer
 from lit_recon.records import Normalization
 
@@ -75,26 +74,17 @@ def load_backbone(path: str | Path) -> BackboneCheckpoint:
     trunk_class = find_trunk(str(header["trunk"]))
     try:
         with torch.random.fork_rng(devices=[]):
-            model = _build(trunk_class, header)
+            layer, measured = header["feature_layer_arguments"], header["normalization"]
+            model = Backbone(
+                trunk=trunk_class(**header["trunk_arguments"]),
+                n_classes=header["n_classes"],
+                normalization=Normalization(**{name: tuple(values) for name, values in measured.items()}),
+                feature_layer=None if layer is None else WideFeatureLayer(**layer),
+            )
         model.to(state["head.weight"].dtype).load_state_dict(state)
-        return BackboneCheckpoint(
-            model=model.eval(),
-            class_names=header["class_names"],
-            split_hash=header["split_hash"],
-            epoch=header["epoch"],
-            accuracy=header["accuracy"],
-        )
+        facts = {name: header[name] for name in ("class_names", "split_hash", "epoch", "accuracy")}
+        return BackboneCheckpoint(model.eval(), **facts)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, LitReconError) as error:
         raise CorruptFileError(
             f"{path} does not describe a backbone that its own tensors fit ({error}): train it again"
         ) from error
-
-
-def _build(trunk_class: type[Trunk], header: dict[str, Any]) -> Backbone:
-    layer = header["feature_layer_arguments"]
-    return Backbone(
-        trunk=trunk_class(**header["trunk_arguments"]),
-        n_classes=header["n_classes"],
-        normalization=Normalization(**{name: tuple(values) for name, values in header["normalization"].items()}),
-        feature_layer=None if layer is None else WideFeatureLayer(**layer),
-    )

@@ -1,12 +1,14 @@
-"""Parts shared by backbones: activations and norms by name, initial weights of convolutions."""
+"""Parts shared by networks: activations and norms by name, dense layers, initial weights of convolutions."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal
 
 from torch import nn
 
-from lit_recon.errors import ConfigError
+from lit_recon.errors import ConfigError, ShapeError
 
 Activation = Literal["relu", "elu", "gelu", "tanh", "sigmoid", "softplus"]
 Norm = Literal["batch", "group", "none"]
@@ -24,6 +26,14 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 CHANNELS_PER_GROUP = 16
 
 
+def checked_shape(image_shape: Sequence[int]) -> tuple[int, int, int]:
+    """An image shape `(c, h, w)`; a ShapeError unless it is three positive numbers."""
+    if len(image_shape) != 3 or min(image_shape) < 1:
+        raise ShapeError(f"image_shape must be (channels, height, width), all positive; got {tuple(image_shape)}")
+    channels, height, width = image_shape
+    return channels, height, width
+
+
 def activation_layer(name: str) -> nn.Module:
     """The activation called `name`, not in place, so that it can be differentiated twice.
 
@@ -35,11 +45,19 @@ def activation_layer(name: str) -> nn.Module:
     return _ACTIVATIONS[name]()
 
 
+def dense_layers(sizes: Sequence[int], activation: str) -> list[nn.Module]:
+    """Linear layers between consecutive sizes, each followed by an activation."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs), activation_layer(activation)]
+    return layers
+
+
 def norm_layer(name: str, channels: int) -> nn.Module:
     """Norm of a feature map `(n, channels, h, w)`: BatchNorm, GroupNorm, or none.
 
-    GroupNorm takes groups of 16 channels, or one group where 16 does not divide the channels: with smaller groups
-    a map of one pixel would be reduced to little more than signs.
+    GroupNorm takes groups of 16 channels, or one group where 16 does not divide the channels, since small groups reduce
+    a map of one pixel to little more than signs.
 
     Raises:
         ConfigError: no norm of that name.

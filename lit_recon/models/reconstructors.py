@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from math import prod
 
 from torch import Tensor, nn
 
 from lit_recon.errors import ConfigError
-from lit_recon.models.layers import Activation, activation_layer
+from lit_recon.models.layers import Activation, dense_layers
 
-#: Channels of the first feature map, and of the second.
-_CHANNELS = 64, 32
 #: Channels and strides of the discriminator's convolutions but for the last one.
 _PATCH_LAYERS = ((64, 2), (128, 2), (256, 2), (512, 1))
 
@@ -26,7 +23,7 @@ class ReconstructorMLP(nn.Module):
         hidden: neurons of each hidden layer.
         activation: after each hidden layer; ReLU in the paper.
 
-    Source: Balle, Cherubin and Hayes 2022, table V, MNIST; the sigmoid at the end is that of the authors' code.
+    Source: Balle, Cherubin and Hayes 2022, table V, MNIST; the sigmoid is that of the authors' code.
     """
 
     def __init__(
@@ -39,11 +36,8 @@ class ReconstructorMLP(nn.Module):
         super().__init__()
         if not hidden or min(hidden) < 1:
             raise ConfigError(f"hidden must be one or more positive layer sizes; got {list(hidden)}")
-        layers: list[nn.Module] = []
-        for inputs, outputs in pairwise((n_inputs, *hidden)):
-            layers += [nn.Linear(inputs, outputs), activation_layer(activation)]
-        head = nn.Linear(hidden[-1], prod(image_shape))
-        self.layers = nn.Sequential(*layers, head, nn.Sigmoid(), nn.Unflatten(1, image_shape))
+        layers = [*dense_layers((n_inputs, *hidden), activation), nn.Linear(hidden[-1], prod(image_shape))]
+        self.layers = nn.Sequential(*layers, nn.Sigmoid(), nn.Unflatten(1, image_shape))
 
     def forward(self, features: Tensor) -> Tensor:
         """Images `(m, c, h, w)` in (0, 1) of features `(m, n_inputs)`."""
@@ -59,8 +53,7 @@ class ReconstructorCNN(nn.Module):
         image_shape: `(c, h, w)`; height and width are multiples of 4.
 
     Source: Balle, Cherubin and Hayes 2022, table VII: 4,096 units, read as 64 maps of 8 x 8, then 5x5 transposed
-    convolutions of stride 2 to 32 channels and to the image; 226 million parameters for 55,208 weights. The table has
-    no word on the end: a sigmoid, as for MNIST.
+    convolutions of stride 2 to 32 channels and to the image. The sigmoid, not in the table, is as for MNIST.
     """
 
     def __init__(self, n_inputs: int, image_shape: tuple[int, int, int]) -> None:
@@ -68,15 +61,14 @@ class ReconstructorCNN(nn.Module):
         channels, height, width = image_shape
         if height % 4 or width % 4 or min(image_shape) < 1:
             raise ConfigError(f"ReconstructorCNN needs images whose sides are multiples of 4; got {height} x {width}")
-        first, second = _CHANNELS
         positions = (height // 4, width // 4)
         self.layers = nn.Sequential(
-            nn.Linear(n_inputs, first * prod(positions)),
+            nn.Linear(n_inputs, 64 * prod(positions)),
             nn.ReLU(),
-            nn.Unflatten(1, (first, *positions)),
-            nn.ConvTranspose2d(first, second, 5, stride=2, padding=2, output_padding=1),
+            nn.Unflatten(1, (64, *positions)),
+            nn.ConvTranspose2d(64, 32, 5, stride=2, padding=2, output_padding=1),
             nn.ReLU(),
-            nn.ConvTranspose2d(second, channels, 5, stride=2, padding=2, output_padding=1),
+            nn.ConvTranspose2d(32, channels, 5, stride=2, padding=2, output_padding=1),
             nn.Sigmoid(),
         )
 
@@ -93,8 +85,7 @@ class PatchDiscriminator(nn.Module):
         channels: of the images, whose sides are at least 24 pixels.
 
     Source: Balle, Cherubin and Hayes 2022, table VIII: 4x4 convolutions with 64, 128, 256, 512 and 1 filters and
-    strides 2, 2, 2, 1, 1. Padding of 1 and leaky ReLU are those of Isola et al. 2017, which the paper follows; the
-    table names no normalization, and there is none.
+    strides 2, 2, 2, 1, 1. Padding of 1 and leaky ReLU are those of Isola et al. 2017, which the paper follows.
     """
 
     def __init__(self, channels: int) -> None:

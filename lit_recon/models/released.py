@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from itertools import pairwise
 from math import prod
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from lit_recon.errors import ConfigError
-from lit_recon.models.layers import activation_layer
+from lit_recon.models.layers import Activation, activation_layer, dense_layers
 
 #: Standard deviation of a standard normal variable truncated at 2.
 _TRUNCATED_STD = 0.87962566103423978
@@ -26,17 +24,20 @@ class ReleasedNetwork(nn.Module, ABC):
 
     Attributes:
         arguments: of the constructor, JSON-able; with the class they identify the architecture.
+        layers: from images to logits.
     """
 
     arguments: dict[str, object]
+    layers: nn.Sequential
 
     @abstractmethod
     def initialize(self, generator: torch.Generator) -> None:
         """Draw new weights."""
 
-    @abstractmethod
     def forward(self, images: Tensor) -> Tensor:
         """Logits `(n, k)`."""
+        logits: Tensor = self.layers(images)
+        return logits
 
     @property
     def architecture(self) -> dict[str, object]:
@@ -45,10 +46,7 @@ class ReleasedNetwork(nn.Module, ABC):
 
 
 class ReleasedMLP(ReleasedNetwork):
-    """Linear layers with activations between them.
-
-    Weights are drawn from normal distributions of variance 1 / inputs, truncated at two standard deviations; biases
-    are 0, as in the paper's code.
+    """Linear layers with activations between them; initialized by `initialize_lecun`, as in the paper's code.
 
     Args:
         image_shape: `(c, h, w)`.
@@ -64,7 +62,7 @@ class ReleasedMLP(ReleasedNetwork):
         image_shape: tuple[int, int, int] = (1, 28, 28),
         n_classes: int = 10,
         hidden: Sequence[int] = (10,),
-        activation: Literal["relu", "elu", "gelu", "tanh", "sigmoid", "softplus"] = "elu",
+        activation: Activation = "elu",
     ) -> None:
         super().__init__()
         if min(hidden, default=1) < 1 or n_classes < 2:
@@ -78,17 +76,12 @@ class ReleasedMLP(ReleasedNetwork):
             "activation": activation,
         }
         self.activation = activation
-        layers: list[nn.Module] = [nn.Flatten()]
-        for inputs, outputs in pairwise((prod(image_shape), *hidden)):
-            layers += [nn.Linear(inputs, outputs), activation_layer(activation)]
-        self.layers = nn.Sequential(*layers, nn.Linear(hidden[-1] if hidden else prod(image_shape), n_classes))
+        sizes = (prod(image_shape), *hidden)
+        layers: list[nn.Module] = [nn.Flatten(), *dense_layers(sizes, activation)]
+        self.layers = nn.Sequential(*layers, nn.Linear(sizes[-1], n_classes))
 
     def initialize(self, generator: torch.Generator) -> None:
         initialize_lecun(self, generator)
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.layers(images)
-        return logits
 
     @property
     def linear_layers(self) -> list[nn.Linear]:
@@ -113,7 +106,7 @@ class ReleasedCNN(ReleasedNetwork):
         self,
         image_shape: tuple[int, int, int] = (3, 32, 32),
         n_classes: int = 10,
-        activation: Literal["relu", "elu", "gelu", "tanh", "sigmoid", "softplus"] = "elu",
+        activation: Activation = "elu",
         hidden: int = 10,
     ) -> None:
         super().__init__()
@@ -139,10 +132,6 @@ class ReleasedCNN(ReleasedNetwork):
 
     def initialize(self, generator: torch.Generator) -> None:
         initialize_lecun(self, generator)
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.layers(images)
-        return logits
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
 from lit_recon.models.classifiers.feature_layer import WideFeatureLayer
+from lit_recon.models.layers import checked_shape
 from lit_recon.records import Normalization
 
 #: A constructor argument that can be stored as JSON.
@@ -24,12 +25,10 @@ class Trunk(nn.Module, ABC):
 
     Args:
         image_shape: `(c, h, w)` of its inputs.
-        arguments: the other constructor arguments; with `image_shape` they rebuild the trunk from a checkpoint.
+        arguments: the other constructor arguments, JSON-able; with `image_shape` they rebuild the trunk.
 
     Attributes:
-        image_shape: `(c, h, w)`.
         out_features: length `d` of the feature vector.
-        arguments: JSON-able constructor arguments, `image_shape` included.
 
     Raises:
         ShapeError: `image_shape` is not three positive numbers.
@@ -39,10 +38,7 @@ class Trunk(nn.Module, ABC):
 
     def __init__(self, image_shape: Sequence[int], arguments: Mapping[str, Argument]) -> None:
         super().__init__()
-        if len(image_shape) != 3 or min(image_shape) < 1:
-            raise ShapeError(f"image_shape must be (channels, height, width), all positive; got {tuple(image_shape)}")
-        channels, height, width = image_shape
-        self.image_shape: tuple[int, int, int] = (channels, height, width)
+        self.image_shape = checked_shape(image_shape)
         self.arguments: dict[str, Argument] = {"image_shape": list(image_shape), **arguments}
 
     @abstractmethod
@@ -61,9 +57,7 @@ def trunk_path(trunk: type[Trunk]) -> str:
 
 
 def find_trunk(path: str) -> type[Trunk]:
-    """The trunk class at an import path.
-
-    A bare class name, as in files of version 0.1, means the trunk of that name in `lit_recon.models`.
+    """The trunk class at an import path; a bare name, as in files of version 0.1, is one of `lit_recon.models`.
 
     Raises:
         UnsupportedModelError: there is no trunk at the path.
@@ -81,17 +75,13 @@ def find_trunk(path: str) -> type[Trunk]:
 
 
 class Backbone(nn.Module):
-    """Logits of images in [0, 1].
+    """Logits of images in [0, 1], by a trunk, an optional feature layer and a linear head.
 
     Args:
         trunk: extracts features.
         n_classes: `k`, at least 2.
         normalization: channel statistics applied to the pixels; fixed, and not part of the state dict.
         feature_layer: between trunk and head.
-
-    Attributes:
-        trunk, feature_layer, head: the parts, in the order of the forward pass.
-        normalization, n_classes, image_shape: what it was built with.
 
     Raises:
         ConfigError: fewer than two classes.
@@ -131,7 +121,7 @@ class Backbone(nn.Module):
         self.trunk = trunk
         self.feature_layer = feature_layer
         self.head = nn.Linear(trunk.out_features if feature_layer is None else feature_layer.n_neurons, n_classes)
-        # buffers rather than constants made in forward: no copy to the device at every call
+        # buffers: no copy to the device at every call
         mean, std = normalization.tensors(torch.empty(0))
         self.register_buffer("pixel_mean", mean, persistent=False)
         self.register_buffer("pixel_std", std, persistent=False)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 
 from lit_recon.errors import ConfigError, ShapeError
-from lit_recon.models.layers import activation_layer
+from lit_recon.models.layers import Activation, activation_layer
 
 #: Weight of the newest batch in the running center, as in `torch.nn.BatchNorm2d`.
 CENTER_MOMENTUM = 0.1
-#: Added to the squared norm of a feature vector: keeps the direction smooth at zero, below float32 elsewhere.
+#: Added to the squared norm of a feature vector, so that its direction is smooth at zero.
 NORM_EPSILON = 1e-12
 
 
@@ -22,16 +20,15 @@ class WideFeatureLayer(nn.Module):
     A frozen row is drawn from N(0, I) and has bias 0. Its parameters do not require a gradient, so that optimizers
     skip them, but a client's update contains their gradient.
 
-    Features `h` enter as `x = (h - center) / |h - center|`. Features after a ReLU are positive and lie in a narrow
-    cone; centered they are nearly orthogonal, as the reconstruction from the gradient needs them.
-    The center is a buffer. In training mode it first follows the mean of each batch, as BatchNorm's running mean does,
-    and is then used as a constant, so that training and evaluation compute the same function.
+    Features `h` enter as `x = (h - center) / |h - center|`: after a ReLU they lie in a narrow cone, centered they are
+    nearly orthogonal, as the reconstruction from the gradient needs them. The center is a buffer; in training mode it
+    follows the means of the batches before it is used, as a constant.
 
     Args:
         in_features: length `d` of a feature vector.
         n_neurons: `m`, trained and random together.
         n_trained: `k`, at most `m`; 4,096 in the paper.
-        activation: after the linear map. With GELU the exact reconstruction ends in a smooth least-squares problem.
+        activation: after the linear map; with GELU the exact reconstruction ends in a smooth least-squares problem.
         seed: of the random rows.
 
     Raises:
@@ -55,7 +52,7 @@ class WideFeatureLayer(nn.Module):
         in_features: int,
         n_neurons: int = 8192,
         n_trained: int = 4096,
-        activation: Literal["relu", "elu", "gelu", "tanh", "sigmoid", "softplus"] = "relu",
+        activation: Activation = "relu",
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -96,7 +93,7 @@ class WideFeatureLayer(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Neurons `(n, m)`, trained before random, of features `(n, d)`."""
         if self.training:
-            self._follow(features)
+            self._move_center(features)
         directions = self.directions(features)
         neurons = [part(directions) for part in (self.trained, self.random) if part is not None]
         out: Tensor = self.activation(torch.cat(neurons, dim=1))
@@ -114,7 +111,7 @@ class WideFeatureLayer(nn.Module):
             self.center.copy_(features.mean(dim=0))
 
     @torch.no_grad()
-    def _follow(self, features: Tensor) -> None:
+    def _move_center(self, features: Tensor) -> None:
         self.n_batches.add_(1)
         # mean of the first batches, later a moving mean: the initial zero has no influence
         momentum = self.n_batches.to(features.dtype).reciprocal().clamp(min=CENTER_MOMENTUM)

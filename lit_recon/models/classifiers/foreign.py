@@ -16,21 +16,14 @@ from torch import Tensor, nn
 from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError, ShapeError, UnsupportedModelError
 from lit_recon.io.tensors import read_tensors
 from lit_recon.models.classifiers.backbone import Backbone
+from lit_recon.models.layers import checked_shape
 from lit_recon.records import Normalization
 
-#: Largest number of tensor names in a message.
-_SHOWN = 5
+_SHOWN = 5  # largest number of tensor names in a message
 
 
 class PublicModel(NamedTuple):
-    """A classifier of images in [0, 1] and its properties.
-
-    Attributes:
-        model: takes images `(n, c, h, w)` in [0, 1], returns logits `(n, k)`.
-        image_shape: `(c, h, w)`.
-        normalization: applied by `model` to the pixels first.
-        n_classes: `k`.
-    """
+    """A classifier, from images `(n, c, h, w)` in [0, 1] to logits `(n, k)`, which normalizes pixels itself."""
 
     model: nn.Module
     image_shape: tuple[int, int, int]
@@ -43,9 +36,8 @@ def public_model(
 ) -> PublicModel:
     """`model` as a classifier of images in [0, 1].
 
-    A `Backbone` is returned as it is. Of any other module a copy in evaluation mode is returned, which normalizes its
-    input in a forward hook, so that the names of parameters stay the module's own. The copy carries the attributes
-    `image_shape`, `normalization` and `n_classes`.
+    A `Backbone` is returned as it is; of any other module a copy in evaluation mode, with the attributes `image_shape`,
+    `normalization` and `n_classes`. It normalizes in a forward hook, so that the names of parameters do not change.
 
     Args:
         model: takes images `(n, c, h, w)`, returns logits `(n, k)`.
@@ -63,9 +55,7 @@ def public_model(
     name = type(model).__name__
     if image_shape is None and not isinstance(own_shape, tuple):
         raise ConfigError(f"{name} has no attribute image_shape: give image_shape=(channels, height, width)")
-    shape = tuple(own_shape if image_shape is None else image_shape)  # type: ignore[arg-type]  # one of them is given
-    if len(shape) != 3 or min(shape) < 1:
-        raise ShapeError(f"image_shape must be (channels, height, width), all positive; got {shape}")
+    shape = checked_shape(own_shape if image_shape is None else image_shape)  # type: ignore[arg-type]  # one is given
     if isinstance(own_shape, tuple) and own_shape != shape:
         raise ShapeError(f"{name} takes images {own_shape}, but image_shape is {shape}: leave image_shape out")
     if isinstance(own, Normalization) and normalization is not None:

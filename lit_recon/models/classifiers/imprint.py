@@ -23,20 +23,17 @@ class ImprintBlock(nn.Module):
     """Measures a linear functional h of every image and passes on the bins in which it lies.
 
     Neuron i of the first layer computes `gain s_i (h(x) - e_i)`. All neurons have the same outgoing weights, so that
-    the loss has the same derivative with respect to every neuron that an image activates:
-
-    * `relu`: an image activates all neurons with an edge below h(x). The gradients of two neighbouring neurons differ
-      by the images in the bin between their edges.
-    * `hardtanh`: s_i is one over the width of bin i, and an image activates the neuron of its own bin alone.
+    the loss has the same derivative with respect to every neuron that an image activates.
 
     Args:
         image_shape: `(c, h, w)` of normalized images.
         n_edges: `m`; the edges are set by `place`. There are `m - 1` bins, and `m` (`relu`) or `m - 1` neurons.
-        activation: see above.
+        activation: with `relu` an image activates all neurons with an edge below h(x), and the gradients of neighboring
+            neurons differ by the images in the bin between them. With `hardtanh`, s_i is one over the width of bin i,
+            and an image activates the neuron of its own bin alone.
         connection: the input of the rest is a fixed pattern scaled by the block's output, in the image's
             place (`replace`) or added to it (`add`, which keeps most of the network's accuracy).
-        gain: small gains make the block's gradient large relative to that of the rest: the outgoing weights are
-            proportional to `1 / gain`.
+        gain: small gains make the block's gradient large relative to that of the rest.
 
     Attributes:
         edges: `(m,)`, ascending.
@@ -78,12 +75,7 @@ class ImprintBlock(nn.Module):
 
     @torch.no_grad()
     def place(self, functional: Tensor, edges: Tensor, pattern: Tensor) -> None:
-        """Set both layers.
-
-        Args:
-            functional: `(d,)`.
-            edges: `(m,)`, ascending.
-            pattern: `(d,)`, scaled by the mean of the neurons' outputs to give the input of the rest.
+        """Set functional `(d,)`, edges `(m,)` and the pattern `(d,)` which the mean of the neurons' outputs scales.
 
         Raises:
             ShapeError: another number of edges, or edges that do not ascend.
@@ -100,7 +92,7 @@ class ImprintBlock(nn.Module):
         self.spread.bias.zero_()
 
     def forward(self, images: Tensor) -> Tensor:
-        """Input `(n, c, h, w)` of the rest of the network, from normalized images `(n, c, h, w)`."""
+        """Input `(n, c, h, w)` of the rest of the network, from normalized images of that shape."""
         seen: Tensor = self.spread(self.activate(self.measure(images.flatten(1)))).view_as(images)
         return seen if self.connection == "replace" else images + seen
 
@@ -115,8 +107,8 @@ class ImprintedTrunk(Trunk):
     Args:
         image_shape: `(c, h, w)`.
         trunk: import path of the honest trunk's class.
-        trunk_arguments: the honest trunk's constructor arguments, as JSON text.
-        n_edges, activation, connection, gain: of the block, see `ImprintBlock`.
+        trunk_arguments: its constructor arguments, as JSON text.
+        n_edges, activation, connection, gain: see `ImprintBlock`.
 
     Raises:
         UnsupportedModelError: there is no trunk at that path.
@@ -174,14 +166,11 @@ class Imprint:
         bins: edges at quantiles of the standard normal (`gaussian`) or of the Laplace distribution of variance 1
             (`laplace`), which need no data, or of the functional on `public` images.
         one_shot: if given, a single bin around the median with mass `1 / one_shot`, for one image out of an aggregate
-            of about that many; `n_bins` is then ignored.
+            of about that many, instead of `n_bins` between the extremes of the functional on [0, 1] pixels.
         activation: `relu`, or `hardtanh`, the sparse variant: every image enters one row of the gradient only.
         connection: see `ImprintBlock`.
         gain: see `ImprintBlock`.
         seed: of the block's output pattern.
-
-    Unless `one_shot`, the outer edges are the least and largest values of the functional on [0, 1] pixels:
-    no image lies beyond them.
 
     Raises:
         ConfigError: a setting out of its range.
@@ -220,15 +209,13 @@ class Imprint:
             )
         self.n_bins, self.functional, self.frequency, self.bins = n_bins, functional, frequency, bins
         self.one_shot, self.seed = one_shot, seed
-        self.activation: Activation = activation
-        self.connection: Connection = connection
-        self.gain = gain
+        self._block = (activation, connection, gain)
 
     def modify(self, model: nn.Module, public: Tensor | None = None) -> Backbone:
-        """A copy of the honest `model` with the block before its trunk.
+        """A copy of the honest backbone `model` with the block before its trunk.
 
         Args:
-            model: a backbone; left as it is.
+            model: left as it is.
             public: images `(n, c, h, w)` in [0, 1], only for `bins="public"`.
 
         Raises:
@@ -246,15 +233,8 @@ class Imprint:
         edges = self._edges(model, functional, public)
         pattern = torch.randn(len(functional), generator=torch.Generator().manual_seed(self.seed)).to(like)
         honest = model.trunk
-        trunk = ImprintedTrunk(
-            honest.image_shape,
-            trunk_path(type(honest)),
-            json.dumps(honest.arguments),
-            len(edges),
-            self.activation,
-            self.connection,
-            self.gain,
-        ).to(like)
+        origin = (honest.image_shape, trunk_path(type(honest)), json.dumps(honest.arguments))
+        trunk = ImprintedTrunk(*origin, len(edges), *self._block).to(like)
         trunk.trunk = copy.deepcopy(honest)
         trunk.imprint.place(functional, edges, pattern)
         modified = copy.deepcopy(model)

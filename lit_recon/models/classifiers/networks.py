@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from itertools import pairwise
-from math import ceil, prod
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import ceil, inf, prod
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from lit_recon.errors import ConfigError
 from lit_recon.models.classifiers.backbone import Trunk
-from lit_recon.models.layers import activation_layer, initialize_he, norm_layer
+from lit_recon.models.layers import Activation, Norm, activation_layer, dense_layers, initialize_he, norm_layer
+
+#: Norms and activations of residual networks.
+ResidualNorm = Literal["batch", "group"]
+ResidualActivation = Literal["relu", "elu", "gelu"]
 
 
 class ConvNet(Trunk):
@@ -29,8 +33,8 @@ class ConvNet(Trunk):
         self,
         image_shape: tuple[int, int, int] = (3, 32, 32),
         widths: Sequence[int] = (32, 64, 128),
-        norm: Literal["batch", "group", "none"] = "batch",
-        activation: Literal["relu", "elu", "gelu", "tanh", "sigmoid", "softplus"] = "relu",
+        norm: Norm = "batch",
+        activation: Activation = "relu",
     ) -> None:
         super().__init__(image_shape, {"widths": list(widths), "norm": norm, "activation": activation})
         if not widths or min(widths) < 1:
@@ -50,19 +54,13 @@ class ConvNet(Trunk):
                 activation_layer(activation),
             ]
             if depth > 0:
-                # ceil_mode: includes an odd last row or column of pixels
-                layers.append(nn.AvgPool2d(2, ceil_mode=True))
+                layers.append(nn.AvgPool2d(2, ceil_mode=True))  # includes an odd last row or column
             channels = width
         self.layers = nn.Sequential(*layers)
         self.out_features = channels * ceil(image_shape[1] / halvings) * ceil(image_shape[2] / halvings)
 
     def forward(self, images: Tensor) -> Tensor:
-        maps: Tensor = self.layers(images)
-        return maps.flatten(1)
-
-
-#: The paper's value; attacks on untrained LeNets depend on it.
-INITIAL_RANGE = 0.5
+        return torch.flatten(self.layers(images), 1)
 
 
 class LeNet(Trunk):
@@ -70,10 +68,10 @@ class LeNet(Trunk):
 
     Args:
         image_shape: `(c, h, w)`.
-        width: channels of each convolution; 12 in the paper, hence 768 features of a 32x32 image.
-        activation: sigmoid in the paper, whose attack needs a network with second derivatives.
+        width: channels of each convolution.
+        activation: after each convolution.
         initial_range: initial weights and biases are uniform in plus or minus this. Wide networks with unbounded
-            activations diverge at the paper's 0.5.
+            activations diverge at the default, but attacks on untrained LeNets depend on it.
 
     Source: Zhu et al. 2019, network and initialization of the published code.
     """
@@ -82,13 +80,13 @@ class LeNet(Trunk):
         self,
         image_shape: tuple[int, int, int] = (3, 32, 32),
         width: int = 12,
-        activation: Literal["relu", "elu", "gelu", "tanh", "sigmoid", "softplus"] = "sigmoid",
-        initial_range: float = INITIAL_RANGE,
+        activation: Activation = "sigmoid",
+        initial_range: float = 0.5,
     ) -> None:
         super().__init__(image_shape, {"width": width, "activation": activation, "initial_range": initial_range})
         if width < 1:
             raise ConfigError(f"width must be at least 1 channel; got {width}")
-        if not 0 < initial_range < math.inf:
+        if not 0 < initial_range < inf:
             raise ConfigError(f"initial_range must be above 0 and finite; got {initial_range}")
         layers: list[nn.Module] = []
         channels = image_shape[0]
@@ -96,13 +94,12 @@ class LeNet(Trunk):
             layers += [nn.Conv2d(channels, width, 5, stride=stride, padding=2), activation_layer(activation)]
             channels = width
         self.layers = nn.Sequential(*layers)
-        self.out_features = width * math.ceil(image_shape[1] / 4) * math.ceil(image_shape[2] / 4)
+        self.out_features = width * ceil(image_shape[1] / 4) * ceil(image_shape[2] / 4)
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -initial_range, initial_range)
 
     def forward(self, images: Tensor) -> Tensor:
-        maps: Tensor = self.layers(images)
-        return maps.flatten(1)
+        return torch.flatten(self.layers(images), 1)
 
 
 class MLP(Trunk):
@@ -118,15 +115,12 @@ class MLP(Trunk):
         self,
         image_shape: tuple[int, int, int] = (1, 28, 28),
         hidden: Sequence[int] = (256,),
-        activation: Literal["relu", "elu", "gelu", "tanh", "sigmoid", "softplus"] = "relu",
+        activation: Activation = "relu",
     ) -> None:
         super().__init__(image_shape, {"hidden": list(hidden), "activation": activation})
         if not hidden or min(hidden) < 1:
             raise ConfigError(f"hidden must be one or more positive layer sizes; got {list(hidden)}")
-        layers: list[nn.Module] = []
-        for inputs, outputs in pairwise((prod(image_shape), *hidden)):
-            layers += [nn.Linear(inputs, outputs), activation_layer(activation)]
-        self.layers = nn.Sequential(*layers)
+        self.layers = nn.Sequential(*dense_layers((prod(image_shape), *hidden), activation))
         self.out_features = hidden[-1]
 
     def forward(self, images: Tensor) -> Tensor:
@@ -156,14 +150,26 @@ class ResidualBlock(nn.Module):
         return out
 
 
+def _stages(
+    channels: int, widths: Sequence[int], n_blocks: int, block: Callable[[int, int, int], nn.Module]
+) -> list[nn.Module]:
+    """`n_blocks` blocks of each width; the first of every later width halves the resolution."""
+    blocks = []
+    for width in widths:
+        for number in range(n_blocks):
+            blocks.append(block(channels, width, 2 if number == 0 and width != widths[0] else 1))
+            channels = width
+    return blocks
+
+
 class ResNet18(Trunk):
     """ResNet-18 for small images: a 3x3 stem of stride 1, no max-pooling, average-pooled features of 8 * `width`.
 
     Args:
         image_shape: `(c, h, w)`.
         norm: BatchNorm, or GroupNorm, which has no state and does not mix the images of a batch.
-        activation: ELU and GELU are smooth; ReLU is the paper's.
-        width: channels of the first stage; later stages have 2, 4 and 8 times as many. 64 is the published network.
+        activation: ReLU in the paper; ELU and GELU are smooth.
+        width: channels of the first stage, 64 in the paper; later stages have 2, 4 and 8 times as many.
 
     Source: He et al. 2016; stem as in their CIFAR networks.
     """
@@ -171,8 +177,8 @@ class ResNet18(Trunk):
     def __init__(
         self,
         image_shape: tuple[int, int, int] = (3, 32, 32),
-        norm: Literal["batch", "group"] = "batch",
-        activation: Literal["relu", "elu", "gelu"] = "relu",
+        norm: ResidualNorm = "batch",
+        activation: ResidualActivation = "relu",
         width: int = 64,
     ) -> None:
         super().__init__(image_shape, {"norm": norm, "activation": activation, "width": width})
@@ -184,19 +190,14 @@ class ResNet18(Trunk):
             norm_layer(norm, width),
             activation_layer(activation),
         )
-        blocks: list[nn.Module] = []
-        channels = width
-        for stage in range(4):
-            for block in range(2):
-                stride = 2 if stage > 0 and block == 0 else 1
-                blocks.append(ResidualBlock(channels, width * 2**stage, stride, norm, activation))
-                channels = width * 2**stage
-        self.blocks = nn.Sequential(*blocks)
+        widths = [width * 2**stage for stage in range(4)]
+        self.blocks = nn.Sequential(
+            *_stages(width, widths, 2, partial(ResidualBlock, norm=norm, activation=activation))
+        )
         initialize_he(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        maps: Tensor = self.blocks(self.stem(images))
-        return maps.mean(dim=(2, 3))
+        return torch.mean(self.blocks(self.stem(images)), dim=(2, 3))
 
 
 class WideBlock(nn.Module):
@@ -233,7 +234,7 @@ class WideResNet(Trunk):
         depth: number of convolutions without shortcuts, 6 n + 4.
         widening: channels are 16, 32 and 64 times this.
         norm: BatchNorm, or GroupNorm.
-        activation: ReLU is the paper's.
+        activation: ReLU in the paper.
         dropout: probability, between the convolutions of a block.
 
     Raises:
@@ -247,8 +248,8 @@ class WideResNet(Trunk):
         image_shape: tuple[int, int, int] = (3, 32, 32),
         depth: int = 28,
         widening: int = 10,
-        norm: Literal["batch", "group"] = "batch",
-        activation: Literal["relu", "elu", "gelu"] = "relu",
+        norm: ResidualNorm = "batch",
+        activation: ResidualActivation = "relu",
         dropout: float = 0.0,
     ) -> None:
         arguments = {"depth": depth, "widening": widening, "norm": norm, "activation": activation, "dropout": dropout}
@@ -260,17 +261,11 @@ class WideResNet(Trunk):
             )
         self.out_features = 64 * widening
         self.stem = nn.Conv2d(image_shape[0], 16, 3, padding=1, bias=False)
-        blocks: list[nn.Module] = []
-        channels = 16
-        for stage in range(3):
-            wide = 16 * widening * 2**stage
-            for block in range((depth - 4) // 6):
-                stride = 2 if stage > 0 and block == 0 else 1
-                blocks.append(WideBlock(channels, wide, stride, norm, activation, dropout))
-                channels = wide
-        self.blocks = nn.Sequential(*blocks, norm_layer(norm, channels), activation_layer(activation))
+        widths = [16 * widening * 2**stage for stage in range(3)]
+        block = partial(WideBlock, norm=norm, activation=activation, dropout=dropout)
+        blocks = _stages(16, widths, (depth - 4) // 6, block)
+        self.blocks = nn.Sequential(*blocks, norm_layer(norm, widths[-1]), activation_layer(activation))
         initialize_he(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        maps: Tensor = self.blocks(self.stem(images))
-        return maps.mean(dim=(2, 3))
+        return torch.mean(self.blocks(self.stem(images)), dim=(2, 3))

@@ -16,7 +16,7 @@ from lit_recon.errors import ConfigError, CorruptFileError, LitReconError, Shape
 from lit_recon.io.tensors import TensorFormat
 from lit_recon.models.classifiers.backbone import Argument
 from lit_recon.models.generative.unet import n_levels
-from lit_recon.models.layers import norm_layer
+from lit_recon.models.layers import checked_shape, norm_layer
 
 #: Widths double with every halving of the resolution, up to this multiple of the width at full resolution.
 _LARGEST_MULTIPLIER = 4
@@ -25,31 +25,22 @@ _LARGEST_MULTIPLIER = 4
 def level_widths(image_shape: Sequence[int], width: int) -> list[int]:
     """Channels at every resolution, the finest first.
 
-    >>> level_widths((3, 32, 32), 16)
-    [16, 32, 64, 64]
-    >>> level_widths((1, 28, 28), 16), level_widths((1, 8, 8), 16)
-    ([16, 32, 64], [16, 32])
+    >>> level_widths((3, 32, 32), 16), level_widths((1, 8, 8), 16)
+    ([16, 32, 64, 64], [16, 32])
     """
-    levels = n_levels(min(image_shape[1:]))
-    return [width * min(2**level, _LARGEST_MULTIPLIER) for level in range(levels)]
+    return [width * min(2**level, _LARGEST_MULTIPLIER) for level in range(n_levels(min(image_shape[1:])))]
 
 
 class ConvGenerator(nn.Module):
     """Images in [0, 1] from latents: a linear layer makes a coarse map, transposed convolutions upsample it.
 
-    The layout is that of a DCGAN, with GroupNorm in place of BatchNorm: an image depends on its own latent alone, so
-    that a copy of the network can be fitted to one image. Maps begin with sides of 4 to 7 pixels (32x32 images with
-    4x4, 28x28 with 7x7, 8x8 with 4x4); images whose sides are no multiple are drawn larger and cropped.
+    The layout is that of a DCGAN, with GroupNorm in place of BatchNorm, so that an image depends on its own latent
+    alone. Maps begin with sides of 4 to 7 pixels; images whose sides are no multiple are drawn larger and cropped.
 
     Args:
         image_shape: `(c, h, w)` of the images.
         latent_size: length of a latent, standard normal in training.
         width: channels at full resolution before the last layer; up to four times as many at lower ones.
-
-    Attributes:
-        image_shape: `(c, h, w)`.
-        latent_size: as given.
-        arguments: JSON-able constructor arguments, which rebuild the network.
 
     Raises:
         ShapeError: `image_shape` is not three positive numbers.
@@ -60,12 +51,12 @@ class ConvGenerator(nn.Module):
 
     def __init__(self, image_shape: Sequence[int], latent_size: int = 128, width: int = 32) -> None:
         super().__init__()
-        channels, rows, columns = _checked(image_shape)
+        channels, rows, columns = checked_shape(image_shape)
         if latent_size < 1 or width < 1:
             raise ConfigError(f"ConvGenerator needs latent_size and width of at least 1; got {latent_size} and {width}")
         self.image_shape, self.latent_size = (channels, rows, columns), latent_size
         self.arguments: dict[str, Argument] = {
-            "image_shape": list(image_shape),
+            "image_shape": [*image_shape],
             "latent_size": latent_size,
             "width": width,
         }
@@ -80,11 +71,7 @@ class ConvGenerator(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Conv2d(widths[-1], channels, 3, padding=1), nn.Sigmoid())
 
     def forward(self, latents: Tensor) -> Tensor:
-        """Images `(n, c, h, w)` in [0, 1] of latents `(n, latent_size)`.
-
-        Raises:
-            ShapeError: latents of another shape.
-        """
+        """Images `(n, c, h, w)` in [0, 1] of latents `(n, latent_size)`; a ShapeError for another shape."""
         if latents.dim() != 2 or latents.shape[1] != self.latent_size:
             raise ShapeError(f"latents must be (n, {self.latent_size}); got {tuple(latents.shape)}")
         canvas: Tensor = self.layers(self.unflatten(self.coarse(latents)))
@@ -94,8 +81,7 @@ class ConvGenerator(nn.Module):
 class ConvCritic(nn.Module):
     """Convolutional network with `n_outputs` numbers per image: `ConvGenerator` reversed, without norms.
 
-    With one output and spectral norm it is a critic; with two outputs per latent dimension, without
-    spectral norm, an encoder.
+    A critic with one output and spectral norm; an encoder with two outputs per latent dimension, without.
 
     Args:
         image_shape: `(c, h, w)` of the images.
@@ -111,7 +97,7 @@ class ConvCritic(nn.Module):
 
     def __init__(self, image_shape: Sequence[int], n_outputs: int, width: int = 32, lipschitz: bool = True) -> None:
         super().__init__()
-        channels, rows, columns = _checked(image_shape)
+        channels, rows, columns = checked_shape(image_shape)
 
         def layer(made: nn.Module) -> nn.Module:
             return spectral_norm(made) if lipschitz else made
@@ -137,13 +123,6 @@ def draw_samples(generator: nn.Module, latent_size: int, n: int, random: torch.G
     return torch.cat([generator(part.to(device)).cpu() for part in latents.split(chunk)])
 
 
-def _checked(image_shape: Sequence[int]) -> tuple[int, int, int]:
-    if len(image_shape) != 3 or min(image_shape) < 1:
-        raise ShapeError(f"image_shape must be (channels, height, width), all positive; got {tuple(image_shape)}")
-    channels, height, width = image_shape
-    return channels, height, width
-
-
 FORMAT = TensorFormat(
     "lit_recon.generator",
     "generator",
@@ -162,7 +141,7 @@ class GeneratorCheckpoint:
         generator: the network.
         data: name of the images it was trained on.
         split_hash: of the training and test split of these images.
-        seen: fingerprints `(N,)`, int64, of the images it was trained on, see `lit_recon.data.dataset`.
+        seen: fingerprints `(N,)`, int64, of the images it was trained on.
         epoch: full epochs trained.
     """
 

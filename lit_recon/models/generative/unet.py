@@ -1,7 +1,4 @@
-"""The untrained U-Net of the deep image prior.
-
-Without in-place operations and branches on values, so that it can be differentiated twice and vectorized.
-"""
+"""The untrained U-Net of the deep image prior, which can be differentiated twice and vectorized."""
 
 from __future__ import annotations
 
@@ -10,23 +7,16 @@ from torch import Tensor, nn
 
 from lit_recon.errors import ConfigError, ShapeError
 
-#: Smallest number of channels per group of GroupNorm, which has at most 32 groups [Wu2018].
-CHANNELS_PER_GROUP = 4
-
 
 def group_norm(channels: int) -> nn.GroupNorm:
-    """GroupNorm with the largest number of equal groups that `channels` allows."""
-    largest = max(1, min(32, channels // CHANNELS_PER_GROUP))
+    """GroupNorm with the largest number of equal groups, at most 32 [Wu2018] and of at least 4 channels."""
+    largest = max(1, min(32, channels // 4))
     groups = next(g for g in range(largest, 0, -1) if channels % g == 0)
     return nn.GroupNorm(groups, channels)
 
 
 class UNetBlock(nn.Module):
-    """Pre-activated residual block of two 3x3 convolutions; features are projected and added between them.
-
-    Args:
-        in_channels, out_channels: if they differ, the shortcut is a 1x1 convolution.
-        feature_size: length `f` of a conditioning vector; None builds no parameters for it.
+    """Pre-activated residual block of two 3x3 convolutions; features `(n, f)` are projected and added between them.
 
     Source: [Zagoruyko2016]; the condition is added where [Ho2020], appendix B, adds the time embedding.
     """
@@ -41,7 +31,6 @@ class UNetBlock(nn.Module):
         self.shortcut = nn.Identity() if in_channels == out_channels else nn.Conv2d(in_channels, out_channels, 1)
 
     def forward(self, maps: Tensor, features: Tensor | None = None) -> Tensor:
-        """Maps `(n, out_channels, h, w)` from maps `(n, in_channels, h, w)` and features `(n, f)`."""
         hidden = self.conv1(nn.functional.silu(self.norm1(maps)))
         if self.condition is not None and features is not None:
             hidden = hidden + self.condition(features)[:, :, None, None]
@@ -66,7 +55,6 @@ class SelfAttention(nn.Module):
         self.out = nn.Conv2d(channels, channels, 1)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Maps `(n, channels, h, w)` of the same shape."""
         channels = maps.shape[1]
         query, key, value = self.query_key_value(self.norm(maps)).flatten(2).chunk(3, dim=1)
         weights = torch.softmax(query.transpose(1, 2) @ key * channels**-0.5, dim=2)
@@ -76,14 +64,13 @@ class SelfAttention(nn.Module):
 
 
 class Downsample(nn.Module):
-    """Half the resolution, by a convolution of stride 2."""
+    """Half the resolution of maps with even sides, by a convolution of stride 2."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.conv = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Maps `(n, channels, h / 2, w / 2)`; h and w are even."""
         out: Tensor = self.conv(maps)
         return out
 
@@ -96,31 +83,22 @@ class Upsample(nn.Module):
         self.conv = nn.Conv2d(channels, channels, 3, padding=1)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Maps `(n, channels, 2 h, 2 w)`."""
         out: Tensor = self.conv(nn.functional.interpolate(maps, scale_factor=2.0, mode="nearest"))
         return out
 
 
-#: Smallest side of a level: below it a 3x3 kernel covers mostly padding.
-SMALLEST_SIDE = 4
-
-
 class UNet(nn.Module):
-    """A U-Net from noise images to images in [0, 1].
+    """A U-Net from noise images to images in [0, 1], in the shape of PixelCNN++, with skips between equal levels.
 
-    A wide residual network in the shape of PixelCNN++: every level has `blocks_per_level` residual blocks on the way
-    down and as many on the way up, with skip connections between equal levels. Images whose sides the
-    levels do not divide are computed at the next larger size and cropped.
+    Images whose sides the levels do not divide are computed at the next larger size and cropped.
 
     Args:
         image_shape: `(c, h, w)` of the images.
-        channels: width at full resolution. The default has 1.4 million weights; the paper does not state its width,
-            and [Ho2020], whose layout it shares, uses 128.
+        channels: width at full resolution, which the paper does not state; [Ho2020], whose layout it shares, uses 128.
         multipliers: width of each level over `channels`; a level has half the resolution of the one before. Levels
-            with a side below 4 pixels are left out: 32x32 images use 32, 16, 8, 4; 28x28 use 28, 14, 7; 8x8 use 8, 4.
+            with a side below 4 pixels are left out.
         blocks_per_level: residual blocks per level and direction.
-        attention_resolutions: longer side of the maps at the levels where self-attention follows every residual
-            block; sizes that do not occur are ignored.
+        attention_resolutions: longer side of the maps at the levels where self-attention follows every residual block.
         input_channels: channels `z` of the noise.
         feature_size: length `f` of feature vectors that condition every residual block; None: no conditioning.
 
@@ -189,29 +167,27 @@ class UNet(nn.Module):
         Raises:
             ShapeError: noise or features of another shape.
         """
-        self._check(noise, features)
+        expected = (self.input_channels, *self.image_shape[1:])
+        if noise.dim() != 4 or tuple(noise.shape[1:]) != expected:
+            raise ShapeError(f"noise must be (n, {', '.join(map(str, expected))}); got {tuple(noise.shape)}")
+        got = None if features is None else tuple(features.shape)
+        if got != (None if self.feature_size is None else (len(noise), self.feature_size)):
+            wanted = "left out" if self.feature_size is None else f"(n, {self.feature_size})"
+            raise ShapeError(
+                f"features must be {wanted} for a UNet built with feature_size={self.feature_size}; got {got}"
+            )
         maps = self.stem(nn.functional.pad(noise, self._margin))
         seen: list[Tensor] = []
         for part in self.down:
-            maps = part(maps) if isinstance(part, Downsample) else part(maps, features)
-            if not isinstance(part, Downsample):
+            if isinstance(part, Downsample):
+                maps = part(maps)
+            else:
+                maps = part(maps, features)
                 seen.append(maps)
         for part in self.up:
             maps = part(maps) if isinstance(part, Upsample) else part(torch.cat([maps, seen.pop()], dim=1), features)
         canvas = torch.sigmoid(self.out(nn.functional.silu(self.norm(maps))))
         return canvas[..., : self.image_shape[1], : self.image_shape[2]]
-
-    def _check(self, noise: Tensor, features: Tensor | None) -> None:
-        expected = (self.input_channels, *self.image_shape[1:])
-        if noise.dim() != 4 or tuple(noise.shape[1:]) != expected:
-            raise ShapeError(f"noise must be (n, {', '.join(map(str, expected))}); got {tuple(noise.shape)}")
-        conditioned = self.feature_size is not None
-        got = None if features is None else tuple(features.shape)
-        if got != ((len(noise), self.feature_size) if conditioned else None):
-            raise ShapeError(
-                f"features must be {f'(n, {self.feature_size})' if conditioned else 'left out'} for a UNet built with "
-                f"feature_size={self.feature_size}; got {got}"
-            )
 
 
 class _Stage(nn.Module):
@@ -228,5 +204,5 @@ class _Stage(nn.Module):
 
 
 def n_levels(side: int) -> int:
-    """Number of levels from `side` pixels, each half the one before, none below 4 pixels."""
-    return 1 if side < 2 * SMALLEST_SIDE else 1 + n_levels(side // 2)
+    """Number of levels from `side` pixels, each half the one before, none below 4, where padding would prevail."""
+    return 1 if side < 8 else 1 + n_levels(side // 2)

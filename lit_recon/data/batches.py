@@ -140,7 +140,7 @@ class TrainingBatches(AugmentedBatches):
         return math.ceil(len(self.sampler) / self.batch_size)
 
     def indices(self, start: int) -> Iterable[Tensor]:
-        return self.sampler.indices().split(self.batch_size)[start:]
+        return torch.split(self.sampler.indices(), self.batch_size)[start:]
 
 
 class EvaluationBatches:

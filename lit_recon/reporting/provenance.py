@@ -8,6 +8,7 @@ import resource
 import shlex
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -25,22 +26,14 @@ _PACKAGES = ("torch", "torchvision", "pytorch-lightning", "torchmetrics", "lpips
 def environment(device: str = "cpu") -> dict[str, str | int | float]:
     """Versions, machine and command of this process, under flat keys for `metrics.json`.
 
-    Args:
-        device: the PyTorch device that did the work, e.g. `cuda:0`.
-
-    Returns:
-        `version_*`, `device` (its name), `cpu_count`, `platform`, `peak_memory_mib`, `command`, `created` (UTC), and
-        `peak_gpu_memory_mib` on a GPU.
+    `version_*`, `device` (the name of the PyTorch device given), `cpu_count`, `platform`, `peak_memory_mib`, `command`,
+    `created` (UTC), and `peak_gpu_memory_mib` on a GPU.
     """
-    facts: dict[str, str | int | float] = {
-        "version_lit_recon": __version__,
-        "version_python": platform.python_version(),
-    }
+    facts: dict[str, str | int | float] = {"version_lit_recon": __version__}
+    facts["version_python"] = platform.python_version()
     for package in _PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):  # an optional one
             facts[f"version_{package.replace('-', '_')}"] = version(package)
-        except PackageNotFoundError:  # an optional one
-            continue
     facts["device"] = _processor()
     if device.startswith("cuda"):
         import torch
@@ -74,11 +67,11 @@ def _processor() -> str:
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper and the values that it prints.
+    """A paper that a run follows.
 
     Attributes:
         citation: authors, title, venue; empty when the run follows no paper.
-        values: by metric: numbers, or text such as `0.16 to 0.25`.
+        values: printed values by metric: numbers, or text such as `0.16 to 0.25`.
         note: how the paper's setting differs from this run's, or where the paper has the values.
     """
 
@@ -100,6 +93,7 @@ def paper_of(settings: Mapping[str, object]) -> Paper:
     )
 
 
+_ABSENT = object()
 #: A leaf of a configuration: a YAML scalar, or a list.
 Setting = str | int | float | bool | None | list[object]
 
@@ -116,14 +110,10 @@ class Difference(NamedTuple):
 
 
 def parse_settings(text: str, source: Path | None = None) -> dict[str, object]:
-    """The mapping in YAML `text`.
-
-    Args:
-        text: a configuration as YAML.
-        source: the file that the text was read from; None for text from a caller.
+    """The mapping in YAML `text`, read from the file `source` or given by a caller.
 
     Raises:
-        CorruptFileError: a file holds no YAML mapping.
+        CorruptFileError: the text of a file is no YAML mapping.
         ConfigError: a caller's text is none.
     """
     try:
@@ -161,18 +151,12 @@ def flatten(settings: Mapping[str, object]) -> dict[str, Setting]:
 def differences(
     before: Mapping[str, object], after: Mapping[str, object], ignored: Iterable[str] = ()
 ) -> list[Difference]:
-    """Keys whose values differ, in alphabetical order.
-
-    Args:
-        before: a nested configuration.
-        after: another one.
-        ignored: dotted keys to leave out, with everything below them.
-    """
+    """Keys of two nested configurations whose values differ, in alphabetical order; none at or below `ignored` ones."""
     old, new, skipped = flatten(before), flatten(after), tuple(ignored)
     return [
         Difference(key, old.get(key), new.get(key))
         for key in sorted(old.keys() | new.keys())
-        if not is_below(key, skipped) and (key not in old or key not in new or old[key] != new[key])
+        if not is_below(key, skipped) and old.get(key, _ABSENT) != new.get(key, _ABSENT)
     ]
 
 
@@ -182,9 +166,7 @@ def is_below(key: str, sections: Iterable[str]) -> bool:
 
 
 def find_setting(settings: Mapping[str, object], key: str) -> Setting:
-    """The setting whose dotted key is `key` or ends in `.key`; None when there is none.
-
-    Sections named `init_args` are left out of the keys.
+    """The setting whose dotted key, without sections named `init_args`, is `key` or ends in `.key`; None for none.
 
     >>> find_setting({"client": {"class_path": "Client", "init_args": {"batch_norm": "eval"}}}, "client.batch_norm")
     'eval'

@@ -20,16 +20,13 @@ from lit_recon.reporting.provenance import parse_settings
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import LossCurve, Scalar, VictimRow
 
-_IDENTITY = ("batch", "id", "label", "recovered_label", "loss")
+_IDENTITY = ("batch", "id", "label", "recovered_label")
 _FORMAT = ("name", "higher_is_better", "decimals", "unit")
 _CURVE = ("batch", "restart", "step", "loss")
 
 
 class RunImages(NamedTuple):
-    """Images float32 `(n, c, h, w)` in [0, 1], and the name of every class (empty when the run did not tell).
-
-    `nearest_public` is None for a run without public images.
-    """
+    """Images float32 `(n, c, h, w)` in [0, 1], and names of the classes; fields as in `RunRecord`."""
 
     reconstructions: NDArray[np.float32]
     targets: NDArray[np.float32]
@@ -45,7 +42,7 @@ def read_metrics(path: Path) -> dict[str, Scalar]:
 
 
 def read_measures(path: Path) -> dict[str, Measure]:
-    """How the run's metrics are printed, by key, as `metrics.json` says; empty for runs of earlier releases."""
+    """How the run's metrics are printed, by key; empty for runs of earlier releases."""
     try:
         stated = _read_json(path).get("formats", {}).items()
         return {str(key): Measure(str(key), **{name: own[name] for name in _FORMAT}) for key, own in stated}
@@ -65,16 +62,13 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def read_victims(path: Path) -> list[VictimRow]:
     """The rows of `victims.csv`."""
-    rows = _read_table(path, _IDENTITY)
+    rows = _read_table(path, (*_IDENTITY, "loss"))
     try:
         return [
             VictimRow(
-                batch=int(row["batch"]),
-                id=int(row["id"]),
-                label=int(row["label"]),
-                recovered_label=int(row["recovered_label"]),
-                loss=float(row["loss"]),
-                scores={name: float(cell) if cell else None for name, cell in row.items() if name not in _IDENTITY},
+                **{name: int(row.pop(name)) for name in _IDENTITY},
+                loss=float(row.pop("loss")),
+                scores={name: float(cell) if cell else None for name, cell in row.items()},
             )
             for row in rows
         ]
@@ -111,7 +105,7 @@ def read_images(path: Path) -> RunImages:
     return RunImages(found["reconstructions"], found["targets"], nearest, [str(name) for name in class_names])
 
 
-def _read_table(path: Path, required: Sequence[str]) -> list[Mapping[str, str]]:
+def _read_table(path: Path, required: Sequence[str]) -> list[dict[str, str]]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.reader(file, strict=True))
@@ -137,12 +131,12 @@ class RunRecord:
 
     Attributes:
         folder: where it is.
-        settings: the configuration, nested.
+        settings: the nested configuration.
         metrics: flat values and facts.
         victims: one row per image, in the order of the images.
         reconstructions, targets, nearest_public: float32 `(n, c, h, w)` in [0, 1]; the last is None for a run without
             public images.
-        class_names: name of every class; empty when the run did not tell.
+        class_names: one per class; empty when the run did not tell.
         losses: one curve per batch and restart; empty when the run kept none.
         measures: how the run's metrics are printed, by key; empty for runs of earlier releases.
     """
@@ -163,7 +157,7 @@ class RunRecord:
         """Read a finished run.
 
         Raises:
-            MissingDataError: the folder holds no finished run.
+            MissingDataError: the folder holds none.
             CorruptFileError: one of its files is malformed, or two of them contradict each other.
         """
         run = folder if isinstance(folder, RunFolder) else RunFolder(Path(folder))

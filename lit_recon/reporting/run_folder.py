@@ -32,98 +32,52 @@ def marked(config_text: str, command: str = "") -> str:
 
 
 #: Files and folders that a study leaves besides those of a run.
-_OF_STUDIES = (
-    "cells",
-    "utility",
-    "generators",
-    "failed",
-    "figures",
-    "grid.json",
-    "bounds.json",
-    "evaluation.csv",
-    "study.json",
-    "bounds.csv",
-    "factors.json",
-    "factors.csv",
-    "rero.json",
-    "rero.csv",
-)
+_OF_STUDIES = ("cells", "utility", "generators", "failed", "figures", "study.json", "grid.json", "evaluation.csv")
+_OF_TABLES = ("bounds.json", "bounds.csv", "factors.json", "factors.csv", "rero.json", "rero.csv")
+
+
+class _Entry:
+    """A file or folder under a fixed name in the folder of a run."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: RunFolder, owner: type[RunFolder]) -> Path:
+        return folder.path / self.name
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The files of one run, under the names that all commands use; only `open` touches the disk.
-
-    Attributes:
-        path: of the folder.
-    """
+    """The files of one run, under the names that all commands use; only `open` touches the disk."""
 
     path: Path
 
-    @property
-    def config(self) -> Path:
-        """The resolved configuration, which repeats the run."""
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        """Every metric under flat keys; written last, so that its presence means that the run is complete."""
-        return self.path / "metrics.json"
-
-    @property
-    def victims(self) -> Path:
-        """One row of metrics per image."""
-        return self.path / "victims.csv"
-
-    @property
-    def reconstructions(self) -> Path:
-        """The images: reconstructed, true, and nearest public."""
-        return self.path / "reconstructions.safetensors"
-
-    @property
-    def report(self) -> Path:
-        """The page of the run, built from the files above."""
-        return self.path / "report.html"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the state from which an interrupted run is resumed."""
-        return self.path / "checkpoints"
-
-    @property
-    def logs(self) -> Path:
-        """Folder of loggers' files."""
-        return self.path / "logs"
-
-    @property
-    def losses(self) -> Path:
-        """The attack's loss by batch, restart and step."""
-        return self.logs / "losses.csv"
-
-    @property
-    def grid(self) -> Path:
-        """Description of the cells of an evaluation, for its page."""
-        return self.path / "grid.json"
-
-    @property
-    def factors(self) -> Path:
-        """The cells of each value of each factor, for the page of a study of factors."""
-        return self.path / "factors.json"
-
-    @property
-    def bounds(self) -> Path:
-        """Lower bounds on the error of any attack, by the cells' folders."""
-        return self.path / "bounds.json"
-
-    @property
-    def table(self) -> Path:
-        """One row per cell: metrics, utility, baselines, or why there are none."""
-        return self.path / "evaluation.csv"
-
-    @property
-    def figures(self) -> Path:
-        """Folder of the plots as image files."""
-        return self.path / "figures"
+    #: The resolved configuration, which repeats the run.
+    config = _Entry("config.yaml")
+    #: Every metric under flat keys; written last, so that its presence means that the run is complete.
+    metrics = _Entry("metrics.json")
+    #: One row of metrics per image.
+    victims = _Entry("victims.csv")
+    #: The images: reconstructed, true, and nearest public.
+    reconstructions = _Entry("reconstructions.safetensors")
+    #: The page of the run, built from the files above.
+    report = _Entry("report.html")
+    #: Folder of the state from which an interrupted run is resumed.
+    checkpoints = _Entry("checkpoints")
+    #: Folder of loggers' files.
+    logs = _Entry("logs")
+    #: The attack's loss by batch, restart and step.
+    losses = _Entry("logs/losses.csv")
+    #: Of an evaluation: description of its cells, for its page.
+    grid = _Entry("grid.json")
+    #: Of a study of factors: the cells of each value of each factor, for its page.
+    factors = _Entry("factors.json")
+    #: Lower bounds on the error of any attack, by the cells' folders.
+    bounds = _Entry("bounds.json")
+    #: One row per cell: metrics, utility, baselines, or why there are none.
+    table = _Entry("evaluation.csv")
+    #: Folder of the plots as image files.
+    figures = _Entry("figures")
 
     def failure(self, piece: str) -> Path:
         """Why a piece, named by its folder, has no result: reason, whether it was applicable, traceback."""
@@ -176,16 +130,15 @@ class RunFolder:
     ) -> Self:
         """Create the folder of a new run, or reopen that of the same run if it was interrupted.
 
-        With several processes, call it in one of them; the others use `RunFolder(path)` after a barrier.
+        Of several processes one calls it; the others use `RunFolder(path)` after a barrier.
 
         Args:
             path: the folder; created with its parents when missing.
             config_text: the resolved configuration as YAML, with the first line of `marked`.
-            overwrite: start again when a run is already there, finished or not. Only files that a run writes are
-                removed, and only from a folder in which a run of lit_recon was started.
+            overwrite: start again when a run is already there; removes only files that a run writes.
             ignored: dotted settings, with all below them, in which the two runs may differ.
             reopen: continue a finished run too, which then counts as unfinished.
-            more: names of further files and folders that a run of this kind writes, to be removed by `overwrite`.
+            more: names of further files and folders that a run of this kind writes, for `overwrite`.
 
         Raises:
             ConfigError: `config_text` is no YAML mapping, or the folder cannot be a run's.
@@ -204,7 +157,8 @@ class RunFolder:
                     folder._clear(more)
                 else:
                     folder._check_resumable(settings, ignored, reopen)
-            folder._sweep()
+            for entry in filter(is_leftover, folder.path.iterdir()):
+                entry.unlink(missing_ok=True)
             write_text(folder.config, config_text if config_text.startswith(_MARK) else marked(config_text))
             folder.checkpoints.mkdir(exist_ok=True)
             folder.logs.mkdir(exist_ok=True)
@@ -223,7 +177,7 @@ class RunFolder:
         there = parse_settings(self.config.read_text(encoding="utf-8"), self.config)
         found = differences(there, settings, ignored)
         if found:
-            shown = "; ".join(str(difference) for difference in found[:_SHOWN_DIFFERENCES])
+            shown = "; ".join(map(str, found[:_SHOWN_DIFFERENCES]))
             more = f"; and {len(found) - _SHOWN_DIFFERENCES} more" if len(found) > _SHOWN_DIFFERENCES else ""
             raise RunExistsError(
                 f"{self.path} holds a run with other settings ({shown}{more}): resume it with its own "
@@ -235,13 +189,8 @@ class RunFolder:
     def _clear(self, more: Iterable[str]) -> None:
         # The metrics are removed first: if the process is killed meanwhile, the run counts as unfinished.
         own = (self.metrics, self.report, self.victims, self.reconstructions, self.checkpoints, self.logs)
-        for path in (*own, *(self.path / name for name in (*_OF_STUDIES, *more))):
+        for path in (*own, *(self.path / name for name in (*_OF_STUDIES, *_OF_TABLES, *more))):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
-                path.unlink(missing_ok=True)
-
-    def _sweep(self) -> None:
-        for path in self.path.iterdir():
-            if is_leftover(path):
                 path.unlink(missing_ok=True)

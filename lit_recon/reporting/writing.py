@@ -27,11 +27,9 @@ if TYPE_CHECKING:
 def write_metrics(folder: RunFolder, metrics: Mapping[str, Scalar], measures: Sequence[Measure] = ()) -> None:
     """Write `metrics.json`, which marks the run as complete: call it after all other writers.
 
-    JSON has no infinities: a value that is not finite becomes null with its reason.
-
     Args:
         folder: of the run.
-        metrics: flat keys; `notes` may be a list of sentences for the reader.
+        metrics: flat keys; `notes` may be a list of sentences. A value that is not finite becomes null with its reason.
         measures: how to print the metrics among them; stored under `formats`.
     """
     content: dict[str, object] = {}
@@ -41,10 +39,8 @@ def write_metrics(folder: RunFolder, metrics: Mapping[str, Scalar], measures: Se
         else:
             content[key] = value
     if measures:
-        printed = {measure.key: dataclasses.asdict(measure) for measure in measures}
-        content["formats"] = {
-            key: {name: v for name, v in own.items() if name != "key"} for key, own in printed.items()
-        }
+        printed = [dataclasses.asdict(measure) for measure in measures]
+        content["formats"] = {own.pop("key"): own for own in printed}
     write_text(folder.metrics, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
@@ -86,9 +82,7 @@ def write_tensors(
 
     Args:
         folder: of the run.
-        reconstructions: `(n, c, h, w)` in [0, 1].
-        targets: the same shape and range.
-        nearest_public: the same shape and range; None where there are no public images.
+        reconstructions, targets, nearest_public: images `(n, c, h, w)` in [0, 1]; None without public images.
         labels: true classes `(n,)`.
         recovered_labels: classes `(n,)` that the attack recovered or was given.
         class_names: name of every class, for the report.
@@ -143,8 +137,7 @@ class VictimRow:
         id: index of the image in its data set.
         label, recovered_label: true class, and the class that the attack recovered or was given.
         loss: attacker-visible loss of the batch's reconstruction.
-        scores: `mse`, `rmse`, `psnr`, `ssim`, `lpips`, `mean_image_rmse`, `nearest_public_rmse`, ...; None where a
-            score is missing.
+        scores: `rmse`, `nearest_public_rmse`, ...; None where a score is missing.
     """
 
     batch: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,8 +18,7 @@ from lit_recon.reporting.wording import ABSENT, MISSING, closer_than_public, dur
 
 #: One setting of each command whose runs can only be compared by their scores.
 _COMMANDS = ("attack", "reconstructor", "regression")
-#: Images of each run on a page whose runs share none.
-_FIRST = 8
+_FIRST = 8  # images of each run on a page whose runs share none
 
 
 class SharedImage(NamedTuple):
@@ -55,13 +54,12 @@ class Comparison:
 
     Attributes:
         conclusion: which run comes closest to the images, a sentence for each set of images; empty without any RMSE.
-        measures: columns of the table.
-        runs: its rows.
+        measures, runs: columns and rows of the table.
         footnotes: papers of the runs and reasons of missing values, each once.
         alike: whether all runs are of one command, so that their settings can be compared.
         settings: `(key, value in each run)` for the settings that are not the same in all runs.
         shared: images that all runs attacked.
-        groups: where not all runs share images: those that do, and their images.
+        groups: where there are none, the runs that share images.
         pixelated: whether images are so small that a page has to enlarge them.
     """
 
@@ -101,37 +99,43 @@ def compare(records: Sequence[RunRecord]) -> Comparison:
 
 def _conclusion(records: Sequence[RunRecord], names: Sequence[str]) -> str:
     """One sentence for every set of images that was attacked: the run with the lowest mean RMSE, then the others."""
-    groups: list[list[tuple[float, str, RunRecord]]] = []
-    for record, name in zip(records, names, strict=True):
-        rmse = record.number("rmse")
-        if rmse is None:
-            continue
-        same = next((group for group in groups if _attacked_the_same(group[0][2], record)), None)
-        if same is None:
-            groups.append([(rmse, name, record)])
+    scored = [(rmse, *run) for run in zip(names, records, strict=True) if (rmse := run[1].number("rmse")) is not None]
+
+    def same_images(group: Sequence[RunRecord], record: RunRecord) -> bool:
+        same_ids = [row.id for row in group[0].victims] == [row.id for row in record.victims]
+        return same_ids and np.array_equal(group[0].targets, record.targets)
+
+    groups = _grouped([record for *_, record in scored], same_images)
+    return " ".join(_about_group(sorted((scored[i] for i in group), key=lambda run: run[0])) for group in groups)
+
+
+def _grouped(
+    records: Sequence[RunRecord], belongs: Callable[[Sequence[RunRecord], RunRecord], bool]
+) -> list[list[int]]:
+    """Indices of the records in groups, each in the first one that it belongs to."""
+    groups: list[list[int]] = []
+    for index, record in enumerate(records):
+        for group in groups:
+            if belongs([records[i] for i in group], record):
+                group.append(index)
+                break
         else:
-            same.append((rmse, name, record))
-    return " ".join(_about_group(sorted(group, key=lambda run: run[0])) for group in groups)
-
-
-def _attacked_the_same(one: RunRecord, other: RunRecord) -> bool:
-    same_ids = [row.id for row in one.victims] == [row.id for row in other.victims]
-    return same_ids and np.array_equal(one.targets, other.targets)
+            groups.append([index])
+    return groups
 
 
 def _about_group(runs: Sequence[tuple[float, str, RunRecord]]) -> str:
     """A sentence about runs that attacked the same images, the one with the lowest mean RMSE first."""
     (rmse, name, best), others = runs[0], runs[1:]
-    judged = [closer for closer in closer_than_public(best) if closer is not None]
     public = best.number("baseline_nearest_public_rmse")
     error = f"mean RMSE {format_score('rmse', rmse)}"
     if public is not None:
         error += f", nearest public image {format_score('rmse', public)}"
     parts = [f"{name} reaches a {error}"]
-    if judged:
-        count = f"{sum(judged)} of {len(judged)}" if any(judged) else f"none of {len(judged)}"
+    if closer := _closer(best):
+        closer = closer if closer[0] != "0" else f"none{closer[1:]}"
         parts = [
-            f"With {name}, {count} reconstructions are closer to the truth than the nearest public image ({error})"
+            f"With {name}, {closer} reconstructions are closer to the truth than the nearest public image ({error})"
         ]
     if others:
         rest = ", ".join(f"{other} reaches {format_score('rmse', value)}" for value, other, _ in others)
@@ -139,14 +143,19 @@ def _about_group(runs: Sequence[tuple[float, str, RunRecord]]) -> str:
     return "; ".join(parts) + "."
 
 
-def _line(name: str, record: RunRecord, cells: list[SummaryRow | None]) -> RunLine:
+def _closer(record: RunRecord) -> str:
+    """How many reconstructions beat the nearest public image, such as `3 of 4`; empty where none is known."""
     judged = [closer for closer in closer_than_public(record) if closer is not None]
+    return f"{sum(judged)} of {len(judged)}" if judged else ""
+
+
+def _line(name: str, record: RunRecord, cells: list[SummaryRow | None]) -> RunLine:
     seconds = record.number("seconds")
     return RunLine(
         name=name,
         verdict=verdict(record),
         n=len(record.victims),
-        closer=f"{sum(judged)} of {len(judged)}" if judged else MISSING,
+        closer=_closer(record) or MISSING,
         cells=cells,
         duration=MISSING if seconds is None else duration(seconds),
     )
@@ -192,23 +201,15 @@ def _shared_images(records: Sequence[RunRecord]) -> list[SharedImage]:
     for identity, index in places[0].items():
         target = records[0].targets[index]
         # The same number may mean another image where runs used other data.
-        if all(
-            identity in place and np.array_equal(record.targets[place[identity]], target)
-            for record, place in zip(records, places, strict=True)
-        ):
-            shared.append(_image([(record, place[identity]) for record, place in zip(records, places, strict=True)]))
+        found = [(record, place[identity]) for record, place in zip(records, places, strict=True) if identity in place]
+        if len(found) == len(records) and all(np.array_equal(record.targets[i], target) for record, i in found):
+            shared.append(_image(found))
     return shared
 
 
 def _groups(records: Sequence[RunRecord], names: Sequence[str]) -> list[ImageGroup]:
     """Every run in the first group with which it shares images."""
-    groups: list[list[int]] = []
-    for index, record in enumerate(records):
-        same = next((group for group in groups if _shared_images([*(records[i] for i in group), record])), None)
-        if same is None:
-            groups.append([index])
-        else:
-            same.append(index)
+    groups = _grouped(records, lambda group, record: bool(_shared_images([*group, record])))
     return [
         ImageGroup([names[i] for i in group], _shared_images([records[i] for i in group])[:_FIRST]) for group in groups
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from lit_recon.errors import ConfigError
 from lit_recon.io.files import write_bytes, write_text
 from lit_recon.reporting.comparison import compare
-from lit_recon.reporting.plots import HEIGHT, WIDTH, Chart, loss_chart
+from lit_recon.reporting.plots import HEIGHT, WIDTH, Chart, data_uri, loss_chart
 from lit_recon.reporting.provenance import flatten, paper_of
 from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.tables import Bar, Gallery, facts, gallery, rmse_bars, summary_table
@@ -24,13 +23,7 @@ from lit_recon.reporting.writing import Scalar
 
 @dataclass(frozen=True)
 class Picture:
-    """An image embedded in the page.
-
-    Attributes:
-        content: of a PNG or SVG file.
-        description: alternative text.
-        file: name under which it is kept in the folder `figures` too; empty for none.
-    """
+    """A PNG or SVG image embedded in the page, and kept in the folder `figures` where it has a file name."""
 
     content: bytes
     description: str
@@ -44,19 +37,14 @@ class Picture:
     @property
     def address(self) -> str:
         """The picture as a data URI."""
-        mime = {"png": "png", "svg": "svg+xml"}[self.kind]
-        return f"data:image/{mime};base64,{base64.b64encode(self.content).decode('ascii')}"
+        return data_uri(self.content, "png" if self.kind == "png" else "svg+xml")
 
 
 @dataclass(frozen=True)
 class TableCell:
-    """A table cell with more than text.
+    """A table cell: `small` lines are below the text, a `reason` is shown when pointed at.
 
-    Attributes:
-        text: shown.
-        small: lines below it in small print.
-        mark: `ours` or `rival` stand out, `missing` is muted.
-        reason: shown when pointed at.
+    Of the marks `ours` and `rival` stand out, `missing` is muted.
     """
 
     text: str
@@ -67,22 +55,14 @@ class TableCell:
 
 @dataclass(frozen=True)
 class Panel:
-    """One section of a page; empty attributes are left out. They are shown in this order.
+    """One section of a page; what is empty is left out, the rest is shown in this order.
 
     Attributes:
-        title: of the section.
-        lead: what it shows.
-        pictures: plots and image grids.
-        chart: loss curves.
-        gallery: one card per victim.
         items: of a bulleted list; a pair is a term in bold and its explanation.
-        code: of a command.
-        header: of the table.
         rows: of the table; the first cell names the row.
         note: below the table; a paragraph per line.
         folded: show the table on demand only.
-        parts: subsections.
-        columns: show the parts side by side.
+        parts: subsections, side by side if `columns`.
     """
 
     title: str = ""
@@ -108,9 +88,7 @@ class Page:
         kind: of report, above the title.
         settings: nested configuration; its `name` is the title, its `paper` is cited.
         facts: `created`, `version_lit_recon` and `command`, where known.
-        lead: the main finding.
-        bars: compared with it in a bar chart, whose caption is `bars_title`.
-        panels: sections.
+        lead: the main finding, beside a chart of the `bars`.
         files: what else the folder holds, by file name.
         costs: cost, machine and versions, by name.
     """
@@ -126,7 +104,7 @@ class Page:
     costs: Sequence[tuple[str, str]] = ()
 
     def write(self, path: Path) -> Path:
-        """Write the page, and the pictures that have file names into `figures` beside it; returns the page's path."""
+        """Write the page, and pictures that have file names into `figures` beside it; returns the page's path."""
         for picture in _pictures(self.panels):
             if picture.file:
                 write_bytes(path.parent / "figures" / picture.file, picture.content)
@@ -158,7 +136,6 @@ def _pictures(panels: Sequence[Panel]) -> Iterator[Picture]:
         yield from _pictures(panel.parts)
 
 
-#: The images of an attack on a client's update.
 _CLIENT = "Left the client's image, in the middle what the attack reconstructed from the client's update"
 
 
@@ -168,20 +145,16 @@ def build_report(
     knowledge: Callable[[RunRecord], list[Grant]] = knowledge,
     panels: Callable[[RunRecord], list[Panel]] = lambda _: [],
 ) -> Path:
-    """Write the page of a finished run into its folder, from the files in it alone.
+    """Write the page of a finished run into its folder, from the files in it alone; returns its path.
 
     Args:
         folder: of the run.
         origin: describes the left and the middle image of every card.
-        knowledge: what the attacker knew and did not know; default: that of an attack on a client's update.
-        panels: further panels, shown before the images; default: none.
-
-    Returns:
-        The page's path.
+        knowledge: what the attacker knew and did not know.
+        panels: further panels, shown before the images.
 
     Raises:
-        MissingDataError: the folder holds no finished run.
-        CorruptFileError: one of its files is malformed.
+        MissingDataError, CorruptFileError: see `RunRecord.read`.
     """
     record = RunRecord.read(Path(folder))
     n, chart = len(record.victims), loss_chart(record.losses)
@@ -234,11 +207,7 @@ _NEAREST = (
 def _images(record: RunRecord, origin: str) -> Panel:
     cards = gallery(record)
     together = " The images of a batch were attacked together, from one update." if len(cards.groups) > 1 else ""
-    return Panel(
-        "Images",
-        f"{origin}{_NEAREST if cards.public else '.'}{together}",
-        gallery=cards,
-    )
+    return Panel("Images", f"{origin}{_NEAREST if cards.public else '.'}{together}", gallery=cards)
 
 
 def _metrics(record: RunRecord) -> Panel:
@@ -284,19 +253,11 @@ def _losses(record: RunRecord, chart: Chart) -> Panel:
 
 
 def compare_report(folders: Sequence[Path | str], out: Path | str) -> Path:
-    """Write a page that compares finished runs in the given order and links to their own pages.
-
-    Args:
-        folders: of two runs or more.
-        out: the page to write, an `.html` file.
-
-    Returns:
-        The page's path.
+    """Write a page that compares finished runs in the given order and links to their own pages; returns its path.
 
     Raises:
         ConfigError: fewer than two runs, or `out` is no `.html` file.
-        MissingDataError: a folder holds no finished run.
-        CorruptFileError: one of its files is malformed.
+        MissingDataError, CorruptFileError: see `RunRecord.read`.
     """
     target = Path(out)
     if len(folders) < 2:

@@ -1,7 +1,4 @@
-"""Drawing: images as PNG, plots as SVG or PNG, and a loss chart that scales with its page.
-
-Image pixels are never smoothed: grids and pages enlarge them by repetition.
-"""
+"""Drawing: images as PNG, their pixels enlarged by repetition, plots as SVG or PNG, and a loss chart for pages."""
 
 from __future__ import annotations
 
@@ -32,17 +29,14 @@ def png(image: ArrayLike) -> bytes:
     return buffer.getvalue()
 
 
-def data_uri(image: ArrayLike) -> str:
-    """`png` as a data URI for `<img src=...>`."""
-    return f"data:image/png;base64,{base64.b64encode(png(image)).decode('ascii')}"
+def data_uri(image: ArrayLike | bytes, kind: str = "png") -> str:
+    """An image `(c, h, w)`, or the content of an image file of a kind, as a data URI for `<img src=...>`."""
+    content = image if isinstance(image, bytes) else png(image)
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"
 
 
 def image_grid(rows: Mapping[str, ArrayLike], columns: int = 10) -> bytes:
-    """A PNG with one labelled row per kind of image and one column per image, wrapped after `columns` columns.
-
-    Args:
-        rows: images `(n, c, h, w)` in [0, 1] by row label, e.g. `target` and `reconstruction`; all of one shape.
-        columns: maximum number of images side by side.
+    """A PNG with one row of images `(n, c, h, w)` in [0, 1] per label, wrapped after `columns` columns.
 
     Raises:
         ShapeError: rows differ in shape or are empty, or images have neither one nor three channels.
@@ -95,17 +89,13 @@ _AUTOMATIC = (None, None)
 
 @dataclass(frozen=True)
 class Series:
-    """Points of a plot, joined by a line unless `line` is empty.
+    """Points of a plot, with matplotlib's line style and marker; empty attributes are left out.
 
     Attributes:
-        name: in the legend; empty: not listed.
-        x, y: coordinates.
-        line: matplotlib line style; empty for points alone.
-        marker: matplotlib marker; empty for none.
-        colour: of line and markers.
+        name: in the legend.
         width: of the line, in points.
-        errors: half lengths of the error bars, or a pair (below, above) of such sequences; empty for none.
-        labels: text beside each point; empty for none.
+        errors: half lengths of the error bars, or a pair (below, above) of such sequences.
+        labels: text beside each point.
         right: use the axis on the right.
     """
 
@@ -126,14 +116,10 @@ class Plot:
     """One pair of axes: curves and points, or the histogram (or box plot) of samples.
 
     Attributes:
-        title, x_label, y_label, right_label: text.
-        series: curves and points.
-        samples: values by name, drawn as histograms of shares.
-        boxes: draw `samples` as box plots instead.
+        samples: values by name, drawn as histograms of shares, or as box plots if `boxes`.
         levels: reference values by name, drawn as grey lines: vertical in a histogram, horizontal elsewhere.
         x_scale, y_scale: `linear`, `log` or `symlog`.
-        x_range: limits; None for automatic.
-        y_range: limits, each None for automatic.
+        x_range, y_range: limits; None for automatic.
         x_ticks, y_ticks: position by label; None for automatic.
         message: shown where there is nothing to draw.
     """
@@ -162,7 +148,7 @@ def draw(
     kind: str = "svg",
     shared_y: bool = False,
 ) -> bytes:
-    """Plots side by side with one legend below; equal input gives equal bytes.
+    """Plots with one legend below; equal input gives equal bytes.
 
     Args:
         plots: one or more.
@@ -272,7 +258,6 @@ def _histograms(panel: Any, plot: Plot) -> None:
 
 #: View box of the loss chart, which the page stretches to its width.
 WIDTH, HEIGHT = 1000, 400
-
 _POINTS = 200  # per line; more cannot be seen
 _POINTS_IN_ALL = 20_000  # keeps the page small
 _POINTS_AT_LEAST = 40
@@ -302,12 +287,11 @@ class Chart:
 
 
 def loss_chart(curves: Sequence[LossCurve]) -> Chart | None:
-    """One line per curve, loss over step; logarithmic where all losses are positive and span a factor of 10.
+    """One line per curve of two or more finite points, loss over step; None without any.
 
-    None where no curve has two finite points.
+    Logarithmic where all losses are positive and span a factor of 10.
     """
-    points = [_finite_points(curve) for curve in curves]
-    points = [line for line in points if len(line) > 1]
+    points = [line for curve in curves if len(line := _finite_points(curve)) > 1]
     if not points:
         return None
     steps, losses = np.concatenate(points).T
@@ -317,7 +301,7 @@ def loss_chart(curves: Sequence[LossCurve]) -> Chart | None:
     y_values = _log_values(*y_axis) if logarithmic else _round_values(*y_axis)
     n_points = max(_POINTS_AT_LEAST, min(_POINTS, _POINTS_IN_ALL // len(points)))
     return Chart(
-        [_path(line[_spread(len(line), n_points)], x_axis, y_axis, logarithmic) for line in points],
+        [_path(_thinned(line, n_points), x_axis, y_axis, logarithmic) for line in points],
         [Tick(_place(x, *x_axis), f"{x:,.6g}") for x in _round_values(*x_axis)],
         [Tick(_place(y, *y_axis, logarithmic), f"{y:.6g}") for y in y_values],
         logarithmic,
@@ -333,9 +317,9 @@ def _path(
     return f"M{'L'.join(places)}"
 
 
-def _spread(n: int, chosen: int) -> NDArray[np.int64]:
-    """At most `chosen` indices below `n`, evenly spread, first and last among them."""
-    return np.unique(np.linspace(0, n - 1, min(n, chosen)).round().astype(np.int64))
+def _thinned(points: NDArray[np.float64], n: int) -> NDArray[np.float64]:
+    """At most `n` of the points, evenly spread, first and last among them."""
+    return points[np.unique(np.linspace(0, len(points) - 1, min(len(points), n)).round().astype(np.int64))]
 
 
 def _finite_points(curve: LossCurve) -> NDArray[np.float64]:

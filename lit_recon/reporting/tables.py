@@ -46,9 +46,9 @@ _FACTS = {
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """One metric of a run as text; `reasons` says of every missing value, ours first, why it is missing.
+    """One metric of a run as text, with standard deviation over images and 95 % confidence interval of the mean.
 
-    `spread` is the standard deviation over images, `interval` the 95 % confidence interval of the mean.
+    `reasons` says of every missing value, ours first, why it is missing.
     """
 
     measure: Measure
@@ -101,7 +101,7 @@ def rmse_bars(record: RunRecord) -> list[Bar]:
 
 
 def facts(record: RunRecord) -> list[tuple[str, str]]:
-    """Cost, machine and versions as `(name, text)`; facts that the run did not record are left out."""
+    """Cost, machine and versions as `(name, text)`, as far as the run recorded them."""
     versions = {key: key.removeprefix("version_") for key in record.metrics if key.startswith("version_")}
     texts = {key: record.text(key) for key in (*_FACTS, *versions)}
     for key, value in record.metrics.items():
@@ -147,15 +147,8 @@ def _reason(record: RunRecord, key: str) -> str:
 
 #: From this many victims on, cards are small, and the best, median and worst are shown large before them.
 _MANY = 25
-
-
-#: Up to this many, cards are wide.
-_FEW = 3
-
-
-_SMALL_SIDE = 64
-
-
+_FEW = 3  # up to this many, cards are wide
+_SMALL_SIDE = 64  # pixels
 #: Metrics that cards do not list: RMSE stands below the images, and MSE says the same.
 _NOT_LISTED = ("rmse", "mse")
 
@@ -168,9 +161,8 @@ class Card:
         title: id and class of the image.
         label_note: the recovered label, where it is wrong.
         closer: whether the reconstruction beats the nearest public image; None where that is not known.
-        target, reconstruction, nearest_public: images as data addresses; the last is empty without public images.
-        rmse, nearest_rmse: of the reconstruction and of the nearest public image.
-        scores: `(name, value)` of the reconstruction's other scores.
+        target, reconstruction, nearest_public: images as data URIs; the last is empty without public images.
+        scores: `(name, value)` of the reconstruction's scores but for the RMSE.
         rank: `Best`, `Median`, `Worst`, or nothing.
     """
 
@@ -199,10 +191,8 @@ class Gallery:
     """All cards of a run.
 
     Attributes:
-        groups: every victim once.
+        groups: every victim once; small cards if `compact`, of at least `card_width` CSS pixels.
         extremes: the best, median and worst by RMSE, where there are too many victims to take in at once.
-        compact: whether the cards of `groups` are to be small.
-        card_width: the least width of a card of `groups`, in CSS pixels.
         pixelated: whether images are so small that a page has to enlarge them.
         public: whether the cards show public images.
     """
@@ -256,10 +246,12 @@ def class_name(record: RunRecord, label: int) -> str:
 
 def _card(record: RunRecord, index: int, closer: Sequence[bool | None], rank: str = "") -> Card:
     row = record.victims[index]
-    wrong = row.recovered_label != row.label
+    label_note = "" if row.recovered_label == row.label else "label not recovered"
+    if label_note and row.recovered_label >= 0:
+        label_note = f"label taken for {class_name(record, row.recovered_label)}"
     return Card(
         title=f"#{row.id} · {class_name(record, row.label)}",
-        label_note=_label_note(record, row.recovered_label) if wrong else "",
+        label_note=label_note,
         closer=closer[index],
         target=data_uri(record.targets[index]),
         reconstruction=data_uri(record.reconstructions[index]),
@@ -274,10 +266,6 @@ def _card(record: RunRecord, index: int, closer: Sequence[bool | None], rank: st
         ],
         rank=rank,
     )
-
-
-def _label_note(record: RunRecord, recovered: int) -> str:
-    return f"label taken for {class_name(record, recovered)}" if recovered >= 0 else "label not recovered"
 
 
 def _extremes(victims: Sequence[VictimRow]) -> list[tuple[str, int]]:

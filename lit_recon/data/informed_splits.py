@@ -1,8 +1,4 @@
-"""Data split of an informed adversary: fixed set, shadow targets and test targets.
-
-The fixed set holds all training images of a released model but one. Shadow targets take the place of that image in
-the adversary's own models. Test targets are the images that the attack reconstructs.
-"""
+"""Data split of an informed adversary, who knows all training images of a released model but one, the target."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from lit_recon.errors import ConfigError, ShapeError
 class InformedSplitSettings:
     """Sizes of the three parts, drawn from the training and test images of a source together.
 
-    Parts are drawn in the order fixed set, targets, shadows: more shadow targets leave all other images as they are.
+    More shadow targets leave all other images as they are.
 
     Args:
         fixed: size of the fixed set.
@@ -44,13 +40,13 @@ class InformedSplitSettings:
 
 @dataclass(frozen=True, eq=False)
 class InformedSplit:
-    """Images of the three parts and the remaining ones; no two parts share an image, compared pixel by pixel.
+    """Images of the parts; no two of them share an image, compared pixel by pixel.
 
     Attributes:
         fixed: training images of the released models, without the target image.
-        shadow: images of the shadow models; `s` shadow models use the first `s`.
-        targets: target images, one per released model.
-        rest: images of the same source in no part; None if there are none. The nearest-neighbour oracle may use them.
+        shadow: images in the place of the target in the adversary's own models; `s` models use the first `s`.
+        targets: images to reconstruct, one per released model.
+        rest: images of the same source in no part; None if there are none.
         pretraining: training images of the released models' initial weights; None for random ones.
 
     Raises:
@@ -89,21 +85,17 @@ class InformedSplit:
 
     @property
     def hash(self) -> str:
-        """16 hexadecimal digits over the pixels, labels and order of all parts but `rest`."""
+        """`content_hash` of all parts but `rest`."""
         earlier = () if self.pretraining is None else (self.pretraining,)
         return content_hash(self.fixed, self.shadow, self.targets, *earlier)
 
     @property
     def others(self) -> list[ImageSet]:
-        """The images of the source in none of the three parts, for the nearest-neighbor oracle only."""
+        """The images in none of the three parts, for the nearest-neighbor oracle only."""
         return [part for part in (self.rest, self.pretraining) if part is not None]
 
     def with_pretraining(self, n: int) -> InformedSplit:
-        """The same with `n` images of the rest for pre-training, the last ones: more shadow targets leave them there.
-
-        Raises:
-            ConfigError: the rest holds fewer.
-        """
+        """The same with the last `n` images of the rest for pre-training; a ConfigError if the rest holds fewer."""
         left = 0 if self.rest is None else len(self.rest)
         if self.rest is None or left < n:
             raise ConfigError(
@@ -120,10 +112,7 @@ def draw_informed_split(
 ) -> InformedSplit:
     """Draw the three parts; duplicate images count once.
 
-    Args:
-        source: of the fixed set, of the targets and, by default, of the shadow targets.
-        settings: sizes and seed of the draw.
-        shadow_source: of the shadow targets; if its classes differ, each image gets a random class of `source`.
+    Shadow targets may come from another source; if its classes differ, each image gets a random class of `source`.
 
     Raises:
         ConfigError: there are fewer images than the sizes ask for.

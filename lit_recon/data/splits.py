@@ -17,13 +17,7 @@ from lit_recon.errors import ConfigError
 
 
 def split_hash(*indices: Tensor | NDArray[np.integer]) -> str:
-    """16 hexadecimal digits that identify which images are in which part; the order within a part does not count.
-
-    >>> split_hash(torch.tensor([0, 2]), torch.tensor([1])) == split_hash(torch.tensor([2, 0]), torch.tensor([1]))
-    True
-    >>> split_hash(torch.tensor([0, 2]), torch.tensor([1])) == split_hash(torch.tensor([0]), torch.tensor([2, 1]))
-    False
-    """
+    """16 hexadecimal digits that identify which images are in which part; the order within a part does not count."""
     digest = hashlib.sha256()
     for part in indices:
         members = np.sort(np.asarray(part, dtype="<i8"))
@@ -33,10 +27,7 @@ def split_hash(*indices: Tensor | NDArray[np.integer]) -> str:
 
 
 def content_hash(*sets: ImageSet) -> str:
-    """16 hexadecimal digits over pixels and labels: equal only if each set holds the same images in the same order.
-
-    A backbone and an attack with equal hashes of (train, test) use the same split.
-    """
+    """16 hexadecimal digits over pixels and labels: equal only if each set holds the same images in the same order."""
     digest = hashlib.sha256()
     for images in sets:
         digest.update(repr(tuple(images.images.shape)).encode())
@@ -68,14 +59,10 @@ class Split:
 
 
 def disjoint_split(n: int, sizes: dict[str, int], seed: int) -> Split:
-    """Cut one random permutation of `range(n)` into parts of the given sizes; what remains is in no part.
+    """Parts of the given sizes, at random; a ConfigError for a negative size or sizes that exceed `n`.
 
-    >>> split = disjoint_split(10, {"fixed": 6, "shadow": 3}, seed=0)
-    >>> len(split["fixed"]), len(split["shadow"])
-    (6, 3)
-
-    Raises:
-        ConfigError: if a size is negative or the sizes add up to more than `n`.
+    >>> len(disjoint_split(10, {"fixed": 6, "shadow": 3}, seed=0)["shadow"])
+    3
     """
     if min(sizes.values(), default=0) < 0 or sum(sizes.values()) > n:
         raise ConfigError(f"the parts of a split must be at least 0 and at most {n} in sum; got {sizes}")
@@ -125,8 +112,7 @@ class VictimBatch(NamedTuple):
 def sample_victims(labels: Tensor, n: int = 50, seed: int = 0) -> Tensor:
     """Indices `(n,)` of different images, with as equal a number from every class of `labels` `(N,)` as they allow.
 
-    Classes take turns in random order, so that every prefix of the result is stratified as well and larger samples
-    contain smaller ones of the same seed.
+    Classes take turns in random order: every prefix of the result is the sample of that size.
 
     Raises:
         ConfigError: if `n` is below 1 or above the number of images.

@@ -42,20 +42,13 @@ def _check_targets(targets: Tensor, image_shape: torch.Size) -> None:
 
 @dataclass(frozen=True)
 class MeanImage:
-    """The mean of public images: the guess with the least expected MSE without other information.
-
-    Attributes:
-        image: `(c, h, w)` float32 in [0, 1].
-    """
+    """The mean of public images, `(c, h, w)` float32 in [0, 1]: the guess with the least expected MSE."""
 
     image: Tensor
 
     @classmethod
     def from_images(cls, images: Tensor) -> MeanImage:
-        """The pixelwise mean of public images `(N, c, h, w)`, bytes or floats in [0, 1].
-
-        Raises:
-            ShapeError: if there are no images, or they have another shape, type or range.
+        """From public images `(N, c, h, w)`, bytes or floats in [0, 1]; a ShapeError for none or others.
 
         >>> MeanImage.from_images(torch.tensor([0, 255], dtype=torch.uint8).reshape(2, 1, 1, 1)).image
         tensor([[[0.5000]]])
@@ -75,24 +68,14 @@ class MeanImage:
 class NearestPublic:
     """The public image nearest to a target in MSE, found exactly.
 
-    Args:
-        images: `(N, c, h, w)` public images, bytes or floats in [0, 1]; must not contain the targets.
-
-    Raises:
-        ShapeError: if there are no images, or they have another shape, type or range.
+    Public images are `(N, c, h, w)`, bytes or floats in [0, 1], and none of the targets; a ShapeError for others.
     """
 
     def __init__(self, images: Tensor) -> None:
         self.images, self._white = images, _white(images)
 
     def query(self, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Nearest public image of each target `(n, c, h, w)` in [0, 1].
-
-        Returns:
-            Indices `(n,)` into the public images, and those images `(n, c, h, w)`, float32 in [0, 1].
-
-        Raises:
-            ShapeError: if the targets are no images of the public images' shape.
+        """Indices `(n,)` of the nearest images, and those images, float32, of targets `(n, c, h, w)` in [0, 1].
 
         >>> public = torch.tensor([0, 102, 255], dtype=torch.uint8).reshape(3, 1, 1, 1)
         >>> indices, images = NearestPublic(public).query(torch.full((1, 1, 1, 1), 0.5))
@@ -127,8 +110,7 @@ class NearestNeighborOracle:
     def measure(cls, targets: Tensor, images: Tensor, percents: Sequence[int] = (1, 10, 50)) -> NearestNeighborOracle:
         """Compare every target `(n, c, h, w)` in [0, 1] with every image `(N, c, h, w)` in bytes, none a target.
 
-        Raises:
-            ShapeError: targets and images differ in shape, or there are none.
+        A ShapeError says that targets and images differ in shape, or there are none.
 
         Source: Balle, Cherubin and Hayes 2022, section V-B and figure 4.
 

@@ -19,9 +19,6 @@ def label_hits(recovered: Tensor, true: Tensor) -> Tensor:
     Returns:
         `(n,)` float64, 1 or 0; the mean is the label accuracy.
 
-    Raises:
-        ShapeError: if the two are not label vectors of equal length.
-
     >>> label_hits(torch.tensor([0, 1, 0, 5]), torch.tensor([0, 0, 1, 1])).tolist()
     [1.0, 1.0, 1.0, 0.0]
     """

@@ -14,13 +14,9 @@ from lit_recon.metrics.registry import Metric, check_pairs
 
 
 def match(reconstructions: Tensor, targets: Tensor) -> Tensor:
-    """The assignment of reconstructions to targets, both `(n, c, h, w)` in [0, 1], with the least total MSE.
+    """The permutation `(n,)`, int64, with the least total MSE of `reconstructions[permutation]` and `targets`.
 
-    Returns:
-        `(n,)` int64 permutation: `reconstructions[permutation[i]]` belongs to `targets[i]`.
-
-    Raises:
-        ShapeError: if the batches differ in shape or leave [0, 1].
+    Both are `(n, c, h, w)` in [0, 1]; a ShapeError for others.
 
     Source: Kuhn 1955, The Hungarian method for the assignment problem; solved by SciPy.
 
@@ -39,11 +35,8 @@ def match(reconstructions: Tensor, targets: Tensor) -> Tensor:
 class BatchScores:
     """Scores of a batch in the order of its targets, on the CPU.
 
-    Attributes:
-        reconstructions: `(n, c, h, w)` in [0, 1].
-        recovered_labels: `(n,)`.
-        per_image: `(n,)` float64 by the key of every metric of images.
-        of_labels: the same for metrics of labels, which are recovered for the batch and not image by image.
+    `per_image` is `(n,)` float64 by the key of every metric of images, `of_labels` by that of every metric of labels,
+    which are recovered for the batch and not image by image.
     """
 
     reconstructions: Tensor
@@ -53,11 +46,7 @@ class BatchScores:
 
 
 def score_pairs(images: Tensor, targets: Tensor, metrics: Sequence[Metric]) -> dict[str, Tensor]:
-    """Metrics of images of matched pairs, `(n,)` float64 by key; metrics of labels and features are left out.
-
-    Args:
-        images, targets: `(n, c, h, w)` in [0, 1]; `targets[i]` is the truth of `images[i]`.
-        metrics: to compute.
+    """Metrics of images, `(n,)` float64 by key, of matched pairs `(n, c, h, w)` in [0, 1].
 
     Raises:
         ShapeError: if the batches differ in shape or leave [0, 1], or a metric does not return one number per image.
@@ -86,13 +75,9 @@ def checked_values(metric: Metric, found: Tensor, truth: Tensor, n: int) -> Tens
 def score_batch(
     reconstructions: Tensor, targets: Tensor, recovered_labels: Tensor, labels: Tensor, metrics: Sequence[Metric]
 ) -> BatchScores:
-    """Match an attack's images with the truth and score them; metrics of features are left out.
+    """Match reconstructions `(n, c, h, w)` in [0, 1], with labels `(n,)`, with the truth and score both.
 
-    Args:
-        reconstructions, targets: `(n, c, h, w)` in [0, 1].
-        recovered_labels: `(n,)`, in the order of the reconstructions.
-        labels: true classes `(n,)`.
-        metrics: to compute.
+    Metrics of features are left out.
 
     Raises:
         ShapeError: if shapes disagree, pixels leave [0, 1], or the batch is empty.

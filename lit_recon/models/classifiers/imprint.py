@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.errors import ConfigError, MissingDataError, ShapeError, UnsupportedModelError
-from lit_recon.models.classifiers.backbone import Backbone, Trunk, find_trunk, trunk_path
+from lit_recon.models.classifiers.backbone import Argument, Backbone, Trunk, find_trunk, trunk_path
 
 Activation = Literal["relu", "hardtanh"]
 Connection = Literal["replace", "add"]
@@ -35,9 +35,7 @@ class ImprintBlock(nn.Module):
             place (`replace`) or added to it (`add`, which keeps most of the network's accuracy).
         gain: small gains make the block's gradient large relative to that of the rest.
 
-    Attributes:
-        edges: `(m,)`, ascending.
-        functional: `(d,)`, the weights of h on the flattened image.
+    The buffers are the ascending edges `(m,)` and the functional `(d,)`, the weights of h on the flattened image.
 
     Raises:
         ConfigError: fewer than two edges, a gain that is not positive, or an unknown activation or connection.
@@ -124,18 +122,10 @@ class ImprintedTrunk(Trunk):
         connection: Connection = "replace",
         gain: float = 1e-3,
     ) -> None:
-        super().__init__(
-            image_shape,
-            {
-                "trunk": trunk,
-                "trunk_arguments": trunk_arguments,
-                "n_edges": n_edges,
-                "activation": activation,
-                "connection": connection,
-                "gain": gain,
-            },
-        )
-        self.imprint = ImprintBlock(self.image_shape, n_edges, activation, connection, gain)
+        origin: dict[str, Argument] = {"trunk": trunk, "trunk_arguments": trunk_arguments}
+        block: dict[str, Any] = {"n_edges": n_edges, "activation": activation, "connection": connection, "gain": gain}
+        super().__init__(image_shape, origin | block)
+        self.imprint = ImprintBlock(self.image_shape, **block)
         with torch.random.fork_rng(devices=[]):  # initial weights, replaced later by those of the honest trunk
             rebuilt: Any = find_trunk(trunk)  # the arguments are those of its own constructor
             self.trunk: Trunk = rebuilt(**json.loads(trunk_arguments))
@@ -148,11 +138,11 @@ class ImprintedTrunk(Trunk):
 
 def find_imprint(model: nn.Module) -> tuple[str, ImprintBlock] | None:
     """Name and block of the model's imprint block; None if it has none."""
-    found = [(name, module) for name, module in model.named_modules() if isinstance(module, ImprintBlock)]
-    return found[0] if found else None
+    found = ((name, module) for name, module in model.named_modules() if isinstance(module, ImprintBlock))
+    return next(found, None)
 
 
-#: The functional of the published code: this times a mean over pixels has a standard deviation near 1 on photographs.
+#: Of the published code: this times a mean over pixels has a standard deviation near 1 on photographs.
 FUNCTIONAL_SCALE, LEAST_FREQUENCY = 4.0, 0.33
 
 
@@ -212,11 +202,7 @@ class Imprint:
         self._block = (activation, connection, gain)
 
     def modify(self, model: nn.Module, public: Tensor | None = None) -> Backbone:
-        """A copy of the honest backbone `model` with the block before its trunk.
-
-        Args:
-            model: left as it is.
-            public: images `(n, c, h, w)` in [0, 1], only for `bins="public"`.
+        """A copy of a backbone with the block before its trunk; public images `(n, c, h, w)` in [0, 1] for their bins.
 
         Raises:
             UnsupportedModelError: another model than a backbone.

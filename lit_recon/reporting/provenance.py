@@ -57,9 +57,8 @@ def peak_memory_mib() -> float:
 
 
 def _processor() -> str:
-    description = Path("/proc/cpuinfo")
-    if description.is_file():
-        for line in description.read_text(encoding="utf-8", errors="replace").splitlines():
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
@@ -162,7 +161,7 @@ def differences(
 
 def is_below(key: str, sections: Iterable[str]) -> bool:
     """Whether a dotted key is one of `sections` or lies below one."""
-    return any(key == section or key.startswith(f"{section}.") for section in sections)
+    return any(f"{key}.".startswith(f"{section}.") for section in sections)
 
 
 def find_setting(settings: Mapping[str, object], key: str) -> Setting:

@@ -162,12 +162,9 @@ class RunRecord:
         """
         run = folder if isinstance(folder, RunFolder) else RunFolder(Path(folder))
         if not run.is_complete:
-            if run.is_run:
-                raise MissingDataError(
-                    f"{run.path} holds an unfinished run ({run.metrics.name} is missing): finish it with "
-                    f"`{run.how_to_finish}`"
-                )
-            raise MissingDataError(f"{run.path} holds no run ({run.metrics.name} is missing): check the path")
+            kind = "an unfinished" if run.is_run else "no"
+            remedy = f"finish it with `{run.how_to_finish}`" if run.is_run else "check the path"
+            raise MissingDataError(f"{run.path} holds {kind} run ({run.metrics.name} is missing): {remedy}")
         for path in (run.config, run.victims, run.reconstructions):
             if not path.is_file():
                 raise CorruptFileError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lit_recon.measures import MEASURES, Measure
 from lit_recon.reporting.plots import data_uri
@@ -96,8 +96,8 @@ def rmse_bars(record: RunRecord) -> list[Bar]:
     if isinstance(printed, int | float):
         bars.append(Bar("Paper", format_printed("rmse", printed), printed))
     bars += [Bar(name, format_score("rmse", value), value) for name, value in baselines.items() if value is not None]
-    longest = max(bar.length for bar in bars) or 1.0
-    return [Bar(bar.name, bar.text, bar.length / longest, bar.ours) for bar in sorted(bars, key=lambda bar: bar.length)]
+    bars.sort(key=lambda bar: bar.length)
+    return [replace(bar, length=bar.length / (bars[-1].length or 1.0)) for bar in bars]
 
 
 def facts(record: RunRecord) -> list[tuple[str, str]]:

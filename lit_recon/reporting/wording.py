@@ -52,10 +52,9 @@ def format_printed(metric: str | Measure, value: object) -> str:
     if not isinstance(value, int | float):
         return str(value)
     measure = metric if isinstance(metric, Measure) else measure_of(metric)
-    unit = measure.unit
-    if unit == "%":
+    if measure.unit == "%":
         return format_score(measure, value)
-    return f"{value:g}\N{NO-BREAK SPACE}{unit}" if unit else f"{value:g}"
+    return f"{value:g}\N{NO-BREAK SPACE}{measure.unit}".rstrip()
 
 
 def short(value: float | None, digits: int = 3) -> str:
@@ -134,26 +133,29 @@ def closer_than_public(record: RunRecord) -> list[bool | None]:
 
 def verdict(record: RunRecord) -> str:
     """One sentence: how many images beat the nearest public one, and the mean error beside the mean image's."""
-    parts = [part for part in (_count(record), _error(record)) if part]
-    sentence = "; ".join(parts) or "this run has no metrics that could be summarized"
+    sentence = "; ".join(filter(None, (_count(record), _error(record))))
+    sentence = sentence or "this run has no metrics that could be summarized"
     return f"{sentence[0].upper()}{sentence[1:]}."
 
 
 def knowledge(record: RunRecord) -> list[Grant]:
-    """The attacker's knowledge, then what was not known, from `knowledge.*` and `client.batch_norm`."""
+    """The attacker's knowledge, then what was not known."""
     sizes = sorted(set(Counter(row.batch for row in record.victims).values()))
     images = f"{' or '.join(map(str, sizes))} {'image' if sizes == [1] else 'images'}"
+    model = "The public model: its architecture, its weights and how it normalizes pixels."
+    if record.settings.get("server"):
+        model = (
+            "The model, which a malicious server modified before clients received it: results are not comparable with "
+            "those of an attacker who does not modify the model."
+        )
     grants = [
-        _model(record),
+        Grant(True, model),
         Grant(True, f"The client's update, and that it came from {images}."),
         *_client(record),
         *_defense(record),
-        *_labels(record),
+        _labels(record),
         *_batch_norm(record),
-        Grant(
-            False,
-            "The images. They were used only after the attack, to match and score the reconstructions.",
-        ),
+        Grant(False, "The images. They were used only after the attack, to match and score the reconstructions."),
     ]
     return sorted(grants, key=lambda grant: not grant.known)
 
@@ -195,16 +197,6 @@ def _error(record: RunRecord) -> str:
     return f"{text}, {f'{ratio:.1f}' if ratio < _HUGE else f'more than {_HUGE:,}'} times lower than {guess}"
 
 
-def _model(record: RunRecord) -> Grant:
-    if record.settings.get("server"):
-        return Grant(
-            True,
-            "The model, which a malicious server modified before clients received it: results are not comparable with "
-            "those of an attacker who does not modify the model.",
-        )
-    return Grant(True, "The public model: its architecture, its weights and how it normalizes pixels.")
-
-
 def _client(record: RunRecord) -> list[Grant]:
     steps, clients = (find_setting(record.settings, f"client.{key}") for key in ("local_steps.steps", "n_clients"))
     grants = []
@@ -228,36 +220,41 @@ def _described(defense: Mapping[str, object]) -> str:
     """A defense and its settings, as a configuration has them."""
     name = str(defense.get("class_path", "")).rpartition(".")[2]
     arguments = defense.get("init_args")
-    listed = arguments.items() if isinstance(arguments, Mapping) else ()
-    if name == "Chain" and isinstance(arguments, Mapping) and isinstance(arguments.get("defenses"), list):
-        return " then ".join(_described(part) for part in arguments["defenses"])
-    return f"{name}({', '.join(f'{key}={value}' for key, value in listed)})"
+    arguments = arguments if isinstance(arguments, Mapping) else {}
+    if name == "Chain" and isinstance(arguments.get("defenses"), list):
+        return " then ".join(map(_described, arguments["defenses"]))
+    return f"{name}({', '.join(f'{key}={value}' for key, value in arguments.items())})"
 
 
-def _labels(record: RunRecord) -> list[Grant]:
+def _labels(record: RunRecord) -> Grant:
     given = find_setting(record.settings, "knowledge.labels")
     if given is None:
-        return [Grant(False, "Whether the labels were given is not stated in the settings.")]
+        return Grant(False, "Whether the labels were given is not stated in the settings.")
     if given:
-        return [Grant(True, "The true label of every image.")]
+        return Grant(True, "The true label of every image.")
     accuracy = record.number("label_accuracy")
     found = "" if accuracy is None else f" and got {format_score('label_accuracy', accuracy)} of them right"
-    return [Grant(False, f"The labels. The attack recovered them from the update{found}.")]
+    return Grant(False, f"The labels. The attack recovered them from the update{found}.")
 
 
 def _batch_norm(record: RunRecord) -> list[Grant]:
-    mode = {
-        "eval": "the running statistics of the public model (evaluation mode)",
-        "train": "the statistics of its own batch (training mode)",
-    }.get(str(find_setting(record.settings, "client.batch_norm")))
+    mode = _MODES.get(str(find_setting(record.settings, "client.batch_norm")))
     client = [Grant(True, f"That the client's BatchNorm layers, if any, used {mode}.")] if mode else []
-    seen = {
-        "batch": Grant(
-            True,
-            "The statistics of the client's own batch at every BatchNorm layer: a strong assumption, "
-            "which holds only where clients send them along.",
-        ),
-        "running": Grant(True, "The running statistics of the BatchNorm layers, which are part of the public model."),
-        "none": Grant(False, "Any BatchNorm statistics: the attack used those of its own candidates."),
-    }.get(str(find_setting(record.settings, "knowledge.batch_norm")))
-    return [*client, seen] if seen else [*client, Grant(False, "What BatchNorm statistics were known is not stated.")]
+    seen = _STATISTICS.get(str(find_setting(record.settings, "knowledge.batch_norm")))
+    return [*client, seen or Grant(False, "What BatchNorm statistics were known is not stated.")]
+
+
+#: By the settings `client.batch_norm` and `knowledge.batch_norm`.
+_MODES = {
+    "eval": "the running statistics of the public model (evaluation mode)",
+    "train": "the statistics of its own batch (training mode)",
+}
+_STATISTICS = {
+    "batch": Grant(
+        True,
+        "The statistics of the client's own batch at every BatchNorm layer: a strong assumption, which holds only "
+        "where clients send them along.",
+    ),
+    "running": Grant(True, "The running statistics of the BatchNorm layers, which are part of the public model."),
+    "none": Grant(False, "Any BatchNorm statistics: the attack used those of its own candidates."),
+}

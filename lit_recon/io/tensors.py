@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import json
+import pickle
+import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from lit_recon.errors import CorruptFileError, MissingDataError
 from lit_recon.io.files import write_bytes
+
+#: Raised by `torch.load` on damaged bytes, found by damaging some.
+_DECODING_ERRORS = (
+    pickle.UnpicklingError,
+    struct.error,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 @contextmanager
@@ -37,6 +54,27 @@ def read_tensors(path: Path, kind: str = "weights", remedy: str = "give another 
     """
     with _opened(path, kind, remedy) as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 a file handle, not a dict
+
+
+def read_state(path: Path, kind: str, remedy: str) -> dict[str, Tensor]:
+    """The tensors of a .safetensors file, or of a state dict saved by torch, perhaps under the key `state_dict`.
+
+    Only tensors and plain containers are unpickled. Arguments and errors as for `read_tensors`.
+    """
+    if path.suffix == ".safetensors":
+        return read_tensors(path, kind, remedy)
+    if not path.is_file():
+        raise MissingDataError(f"there is no {kind} at {path}: {remedy}")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except _DECODING_ERRORS as error:
+        raise CorruptFileError(
+            f"{path} is truncated, or holds more than tensors ({type(error).__name__}): {remedy}"
+        ) from error
+    content = content.get("state_dict", content) if isinstance(content, Mapping) else content
+    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise CorruptFileError(f"{path} must hold a dict of tensors by name; got {type(content).__name__}: {remedy}")
+    return dict(content)
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import pickle
-import struct
 import tempfile
 import urllib.request
 import warnings
@@ -22,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.errors import CorruptFileError, MissingDataError, ShapeError
+from lit_recon.io.tensors import read_state
 from lit_recon.measures import MEASURES
 from lit_recon.metrics.registry import Metric, Unavailable, check_pairs, register
 
@@ -37,19 +36,6 @@ _FILES: dict[LpipsNetwork, str] = {
 _SERVER = "https://download.pytorch.org/models/"
 _TIMEOUT = 10.0  # seconds without a single byte after which a download is given up
 _BLOCK = 1 << 20
-#: What the restricted reader of `torch.load` raises on damaged bytes, found by damaging some.
-_DECODING_ERRORS = (
-    pickle.UnpicklingError,
-    struct.error,
-    AssertionError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 
 _log = logging.getLogger(__name__)
 
@@ -85,31 +71,8 @@ def download_weights(network: LpipsNetwork) -> Path | Unavailable:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The convolutions of a torchvision classifier by their names there: `features.0.weight` and so on.
-
-    Read from a .safetensors file or a state dict saved by torch, which may hold nothing but tensors.
-
-    Raises:
-        MissingDataError: if there is no such file.
-        CorruptFileError: if it is truncated, or not a dict of tensors.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    if not path.is_file():
-        raise MissingDataError(f"LPIPS weights: there is no file {path}: check the path, or leave weights out")
-    try:
-        if path.suffix == ".safetensors":
-            state: object = load_file(path)
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, *_DECODING_ERRORS) as error:
-        raise CorruptFileError(
-            f"LPIPS weights: {path} is truncated, unreadable or not a file of tensors ({type(error).__name__}): "
-            "fetch it again"
-        ) from error
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise CorruptFileError(f"LPIPS weights: {path} must hold a dict of tensors by name; got {type(state).__name__}")
+    """The convolutions of a torchvision classifier, `features.0.weight` and so on, from a file as for `read_state`."""
+    state = read_state(path, "file of LPIPS weights", "check the path, fetch it again or leave weights out")
     return {str(name): value for name, value in state.items() if str(name).startswith("features.")}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
-import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError, ShapeError, UnsupportedModelError
-from lit_recon.io.tensors import read_tensors
+from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
+from lit_recon.io.tensors import read_state
 from lit_recon.models.classifiers.backbone import Backbone
 from lit_recon.models.layers import checked_shape
 from lit_recon.records import Normalization
@@ -148,7 +147,10 @@ def load_weights(model: nn.Module, path: Path) -> None:
         ShapeError: names or shapes of the tensors do not fit the model.
         ConfigError: a tensor holds NaN or infinite values.
     """
-    found = read_tensors(path) if path.suffix == ".safetensors" else _read_pickled(path)
+    if path.suffix not in (".safetensors", ".pt", ".pth"):
+        raise ConfigError(f"model.weights must be a .safetensors, .pt or .pth file; got {path}: save it as one of them")
+    remedy = "save model.state_dict() with torch.save or safetensors, or give another file as model.weights"
+    found = read_state(path, "weights", remedy)
     expected = model.state_dict()
     shapes = {
         name: f"{name} {tuple(found[name].shape)} instead of {tuple(value.shape)}"
@@ -170,24 +172,6 @@ def load_weights(model: nn.Module, path: Path) -> None:
             "training has diverged: train again with a lower learning rate"
         )
     model.load_state_dict(found)
-
-
-def _read_pickled(path: Path) -> dict[str, Tensor]:
-    if path.suffix not in (".pt", ".pth"):
-        raise ConfigError(f"model.weights must be a .safetensors, .pt or .pth file; got {path}: save it as one of them")
-    if not path.is_file():
-        raise MissingDataError(f"there are no weights at {path}: give another file as model.weights")
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise CorruptFileError(
-            f"{path} is truncated, or holds more than tensors ({_reason(error)}): save model.state_dict() with "
-            "torch.save or safetensors"
-        ) from error
-    content = content.get("state_dict", content) if isinstance(content, Mapping) else content
-    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise CorruptFileError(f"{path} does not hold tensors by name: save model.state_dict()")
-    return dict(content)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -217,7 +217,7 @@ def test_files_that_hold_no_weights_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"must be a .safetensors, .pt or .pth file; got .*w.bin"):
         load_weights(network(), tmp_path / "w.bin")
     torch.save([1, 2], tmp_path / "list.pt")
-    with pytest.raises(CorruptFileError, match="does not hold tensors by name"):
+    with pytest.raises(CorruptFileError, match="must hold a dict of tensors by name"):
         load_weights(network(), tmp_path / "list.pt")
     torch.save(network().state_dict(), tmp_path / "w.pt")
     (tmp_path / "half.pt").write_bytes((tmp_path / "w.pt").read_bytes()[:300])

@@ -20,10 +20,7 @@ from lit_recon.errors import ConfigError
 
 
 def random_crop(images: Tensor, padding: int, generator: torch.Generator) -> Tensor:
-    """Pad every image `(n, c, h, w)` with black on all sides and cut it back to its size at a random place of its own.
-
-    `padding` is in pixels; 0 changes nothing and draws nothing.
-    """
+    """Pad every image `(n, c, h, w)` with black pixels and cut it back to its size at a random place of its own."""
     if padding == 0:
         return images
     n, _, height, width = images.shape
@@ -94,8 +91,7 @@ class AugmentedBatches(ABC):
 class EpochShuffle:
     """The order of one process's training images, a function of seed and epoch alone.
 
-    All processes get equally many images, as gradient averaging needs; up to `world_size - 1` images, different ones
-    every epoch, are left out.
+    All processes get equally many images; up to `world_size - 1`, different ones every epoch, are left out.
     """
 
     def __init__(self, n: int, seed: int, rank: int, world_size: int) -> None:

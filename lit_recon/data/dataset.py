@@ -15,10 +15,7 @@ from lit_recon.records import Normalization
 
 
 def seeded_generator(seed: int, *purpose: int | str) -> torch.Generator:
-    """A CPU generator for one purpose, for example `seeded_generator(seed, "shuffle", epoch)`.
-
-    Hashing keeps the streams apart where adding would not: seed 0 in epoch 1 is not seed 1 in epoch 0.
-    """
+    """A CPU generator for one purpose, such as `seeded_generator(seed, "shuffle", epoch)`, its stream chosen by a hash."""
     digest = hashlib.sha256(repr((seed, *purpose)).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
 
@@ -69,7 +66,7 @@ class ImageSet:
         """Copy images `(N, h, w, c)` or, for one channel, `(N, h, w)`, and integer labels `(N,)` into a set.
 
         Raises:
-            ShapeError: naming the remedy for float images, channels first, and labels that are not integers.
+            ShapeError: with a remedy for float images, channels first, and labels that are not integers.
         """
         if images.dtype != np.uint8:
             raise ShapeError(
@@ -104,7 +101,7 @@ class ImageSet:
 
     @property
     def n_classes(self) -> int:
-        """Number of classes, whether or not each has an image in this set."""
+        """Number of classes, with or without an image in this set."""
         return len(self.class_names)
 
     def pixels(self, indices: Tensor | None = None) -> Tensor:

@@ -18,7 +18,7 @@ def prediction_divergence(images: Tensor, targets: Tensor, classifier: nn.Module
     """Kullback-Leibler divergence of a classifier's predictions on images from those on their targets.
 
     Args:
-        images, targets: `(n, c, h, w)` in [0, 1]; `targets[i]` is the truth of `images[i]`.
+        images, targets: pairs `(n, c, h, w)` in [0, 1].
         classifier: in evaluation mode, images to logits `(n, k)`.
 
     Returns:

@@ -21,7 +21,6 @@ class BackboneCheckpoint:
     """A backbone and the facts about its training.
 
     Attributes:
-        model: the backbone.
         class_names: one per output.
         split_hash: of the training split, to check that victims were not in it.
         epoch: full epochs trained.

@@ -15,11 +15,11 @@ _PATCH_LAYERS = ((64, 2), (128, 2), (256, 2), (512, 1))
 
 
 class ReconstructorMLP(nn.Module):
-    """An MLP from weights to pixels in (0, 1).
+    """An MLP from weights `(m, n_inputs)` to images `(m, c, h, w)` in (0, 1).
 
     Args:
         n_inputs: weights of a released model `p`.
-        image_shape: `(c, h, w)` of the images.
+        image_shape: `(c, h, w)`.
         hidden: neurons of each hidden layer.
         activation: after each hidden layer; ReLU in the paper.
 
@@ -40,13 +40,12 @@ class ReconstructorMLP(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Sigmoid(), nn.Unflatten(1, image_shape))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Images `(m, c, h, w)` in (0, 1) of features `(m, n_inputs)`."""
         images: Tensor = self.layers(features)
         return images
 
 
 class ReconstructorCNN(nn.Module):
-    """Weights through one wide linear layer and two transposed convolutions to pixels in (0, 1).
+    """One wide linear layer and two transposed convolutions from weights `(m, n_inputs)` to images in (0, 1).
 
     Args:
         n_inputs: weights of a released model `p`.
@@ -73,16 +72,12 @@ class ReconstructorCNN(nn.Module):
         )
 
     def forward(self, features: Tensor) -> Tensor:
-        """Images `(m, c, h, w)` in (0, 1) of features `(m, n_inputs)`."""
         images: Tensor = self.layers(features)
         return images
 
 
 class PatchDiscriminator(nn.Module):
-    """Says of overlapping patches whether they are from a real image: 1 if so, 0 if not.
-
-    Args:
-        channels: of the images, whose sides are at least 24 pixels.
+    """Scores overlapping patches: 1 for those of a real image, 0 for others. Sides are at least 24 pixels.
 
     Source: Balle, Cherubin and Hayes 2022, table VIII: 4x4 convolutions with 64, 128, 256, 512 and 1 filters and
     strides 2, 2, 2, 1, 1. Padding of 1 and leaky ReLU are those of Isola et al. 2017, which the paper follows.

@@ -1,4 +1,4 @@
-"""Writers of a run's files, each of which appears whole or not at all: metrics, rows per image, images, losses."""
+"""Writers of a run's files: metrics, rows per image, images, losses."""
 
 from __future__ import annotations
 

@@ -16,9 +16,7 @@ from lit_recon.errors import ConfigError
 
 @dataclass(frozen=True)
 class Digits(ImageSource):
-    """1,797 gray 8x8 images of ten digits, 80 % for training and 20 % for testing.
-
-    The 17 gray levels of the original are spread evenly over 0 to 255.
+    """1,797 gray 8x8 images of ten digits in 17 gray levels, 80 % for training and 20 % for testing.
 
     Args:
         seed: of the split.

@@ -87,11 +87,10 @@ class Backbone(nn.Module):
         ConfigError: fewer than two classes.
         ShapeError: the sizes of the parts do not match.
 
-    Example:
-        >>> from lit_recon.models import MLP
-        >>> model = Backbone(MLP((1, 8, 8), hidden=[32]), n_classes=10, normalization=Normalization((0.3,), (0.4,)))
-        >>> model(torch.rand(2, 1, 8, 8)).shape
-        torch.Size([2, 10])
+    >>> from lit_recon.models import MLP
+    >>> model = Backbone(MLP((1, 8, 8), hidden=[32]), n_classes=10, normalization=Normalization((0.3,), (0.4,)))
+    >>> model(torch.rand(2, 1, 8, 8)).shape
+    torch.Size([2, 10])
     """
 
     pixel_mean: Tensor
@@ -127,11 +126,7 @@ class Backbone(nn.Module):
         self.register_buffer("pixel_std", std, persistent=False)
 
     def features(self, images: Tensor) -> Tensor:
-        """Trunk features `(n, d)` of images `(n, c, h, w)` in [0, 1].
-
-        Raises:
-            ShapeError: images of another shape than the trunk was built for.
-        """
+        """Trunk features `(n, d)` of images `(n, c, h, w)` in [0, 1]; a ShapeError for images of another shape."""
         if images.dim() != 4 or tuple(images.shape[1:]) != self.image_shape:
             raise ShapeError(f"images must be (n, {', '.join(map(str, self.image_shape))}); got {tuple(images.shape)}")
         features: Tensor = self.trunk((images - self.pixel_mean) / self.pixel_std)

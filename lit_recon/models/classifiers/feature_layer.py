@@ -36,12 +36,9 @@ class WideFeatureLayer(nn.Module):
 
     Source: Liu et al. 2025, appendix F.
 
-    Example:
-        >>> layer = WideFeatureLayer(in_features=512, n_neurons=64, n_trained=16)
-        >>> layer(torch.rand(3, 512)).shape
-        torch.Size([3, 64])
-        >>> [name for name, value in layer.named_parameters() if not value.requires_grad]
-        ['random.weight', 'random.bias']
+    >>> layer = WideFeatureLayer(in_features=512, n_neurons=64, n_trained=16)
+    >>> [name for name, value in layer.named_parameters() if not value.requires_grad]
+    ['random.weight', 'random.bias']
     """
 
     center: Tensor
@@ -100,11 +97,7 @@ class WideFeatureLayer(nn.Module):
         return out
 
     def set_center(self, features: Tensor) -> None:
-        """Center on the mean of public features `(n, d)`; a head trained with another center may lose accuracy.
-
-        Raises:
-            ShapeError: not `(n, d)` with at least one row.
-        """
+        """Center on the mean of features `(n, d)`, a ShapeError for others; a head trained before may lose accuracy."""
         if features.dim() != 2 or features.shape[1] != self.in_features or len(features) == 0:
             raise ShapeError(f"features must be (n, {self.in_features}) with n >= 1; got {tuple(features.shape)}")
         with torch.no_grad():

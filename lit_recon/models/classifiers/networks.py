@@ -23,7 +23,7 @@ class ConvNet(Trunk):
     """3x3 convolutions with 2x2 average pooling after all but the first; the last map is flattened.
 
     Args:
-        image_shape: `(c, h, w)`; every side at least `2 ** (len(widths) - 1)`, 4 by default.
+        image_shape: `(c, h, w)`, with sides of at least `2 ** (len(widths) - 1)`.
         widths: channels of each convolution.
         norm: BatchNorm, GroupNorm or none.
         activation: after each norm.

@@ -32,10 +32,9 @@ def level_widths(image_shape: Sequence[int], width: int) -> list[int]:
 
 
 class ConvGenerator(nn.Module):
-    """Images in [0, 1] from latents: a linear layer makes a coarse map, transposed convolutions upsample it.
+    """Images in [0, 1] from latents: a DCGAN with GroupNorm, so that an image depends on its own latent alone.
 
-    The layout is that of a DCGAN, with GroupNorm in place of BatchNorm, so that an image depends on its own latent
-    alone. Maps begin with sides of 4 to 7 pixels; images whose sides are no multiple are drawn larger and cropped.
+    Maps begin with sides of 4 to 7 pixels; images whose sides are no multiple are drawn larger and cropped.
 
     Args:
         image_shape: `(c, h, w)` of the images.
@@ -84,13 +83,10 @@ class ConvCritic(nn.Module):
     A critic with one output and spectral norm; an encoder with two outputs per latent dimension, without.
 
     Args:
-        image_shape: `(c, h, w)` of the images.
+        image_shape: `(c, h, w)`; a ShapeError unless it is three positive numbers.
         n_outputs: numbers per image.
         width: channels at full resolution.
         lipschitz: spectral norm on every layer, which bounds a critic's Lipschitz constant.
-
-    Raises:
-        ShapeError: `image_shape` is not three positive numbers.
 
     Source: [Radford2016]; [Miyato2018] for spectral norm.
     """
@@ -138,7 +134,6 @@ class GeneratorCheckpoint:
     """A generator and a record of its training data, to check that victims were not in it.
 
     Attributes:
-        generator: the network.
         data: name of the images it was trained on.
         split_hash: of the training and test split of these images.
         seen: fingerprints `(N,)`, int64, of the images it was trained on.

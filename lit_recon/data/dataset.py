@@ -15,7 +15,7 @@ from lit_recon.records import Normalization
 
 
 def seeded_generator(seed: int, *purpose: int | str) -> torch.Generator:
-    """A CPU generator for one purpose, such as `seeded_generator(seed, "shuffle", epoch)`, its stream chosen by a hash."""
+    """A CPU generator for one purpose, such as `seeded_generator(seed, "shuffle", epoch)`, seeded by a hash of both."""
     digest = hashlib.sha256(repr((seed, *purpose)).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
 

@@ -74,8 +74,7 @@ def disjoint_split(n: int, sizes: dict[str, int], seed: int) -> Split:
 def hold_out(labels: Tensor, fraction: float, seed: int) -> Split:
     """Parts `train` and `test`; `test` takes the fraction of every class, and at least one image where it has two.
 
-    Raises:
-        ConfigError: if the fraction is not above 0 and below 1, or no class has two images.
+    A ConfigError says that the fraction is not above 0 and below 1, or no class has two images.
     """
     if not 0 < fraction < 1:
         raise ConfigError(f"the fraction held out for testing must be above 0 and below 1; got {fraction}")
@@ -112,10 +111,8 @@ class VictimBatch(NamedTuple):
 def sample_victims(labels: Tensor, n: int = 50, seed: int = 0) -> Tensor:
     """Indices `(n,)` of different images, with as equal a number from every class of `labels` `(N,)` as they allow.
 
-    Classes take turns in random order: every prefix of the result is the sample of that size.
-
-    Raises:
-        ConfigError: if `n` is below 1 or above the number of images.
+    Classes take turns in random order: every prefix of the result is the sample of that size. A ConfigError says that
+    `n` is below 1 or above the number of images.
     """
     if not 1 <= n <= len(labels):
         raise ConfigError(f"n victims must be 1 to {len(labels)}, the number of images to draw from; got {n}")

@@ -107,9 +107,9 @@ class TensorFormat:
     def read_header(self, path: Path) -> dict[str, Any]:
         """The header alone; raises the same errors as `read`."""
         with _opened(path, self.kind, self.remedy) as file:
-            text = (file.metadata() or {}).get(self.key)
-            header = None if text is None else json.loads(text)
-        if text is None:
+            metadata = file.metadata() or {}
+            header = json.loads(metadata[self.key]) if self.key in metadata else None
+        if self.key not in metadata:
             raise CorruptFileError(
                 f"{path} is a safetensors file but not a {self.kind} written by this package: {self.remedy}"
             )

@@ -58,11 +58,7 @@ class ImageScore(Metric):
             self.add_state(state, default=torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, values: Tensor) -> None:
-        """Add the scores `(n,)` of one batch, perhaps none.
-
-        Raises:
-            ShapeError: if the values are not one number per image, or one is NaN.
-        """
+        """Add the scores `(n,)` of one batch, perhaps none; a ShapeError for another shape or NaN."""
         if values.dim() != 1 or torch.isnan(values).any():
             raise ShapeError(
                 f"score '{self.name}' needs one number per image (n,) and no NaN; got shape {tuple(values.shape)}"

@@ -13,11 +13,8 @@ from lit_recon.metrics.registry import Metric, register
 def label_hits(recovered: Tensor, true: Tensor) -> Tensor:
     """Which true labels are among the recovered ones, as multisets: order does not count, multiplicity does.
 
-    Args:
-        recovered, true: integer classes `(n,)`. Of a class recovered k times, its first k true labels are hits.
-
-    Returns:
-        `(n,)` float64, 1 or 0; the mean is the label accuracy.
+    Both are integer classes `(n,)`, a ShapeError for others. Of a class recovered k times, its first k true labels get
+    1, the others 0, `(n,)` float64; the mean is the label accuracy.
 
     >>> label_hits(torch.tensor([0, 1, 0, 5]), torch.tensor([0, 0, 1, 1])).tolist()
     [1.0, 1.0, 1.0, 0.0]

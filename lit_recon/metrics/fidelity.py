@@ -34,18 +34,12 @@ def mse(images: Tensor, targets: Tensor) -> Tensor:
 
 
 def rmse(images: Tensor, targets: Tensor) -> Tensor:
-    """Root mean squared error of each pair, `(n,)` float64 in [0, 1]; arguments and errors as for `mse`.
-
-    >>> rmse(torch.zeros(2, 3, 8, 8), torch.full((2, 3, 8, 8), 0.5)).tolist()
-    [0.5, 0.5]
-    """
+    """Root mean squared error of each pair, `(n,)` float64 in [0, 1]; arguments and errors as for `mse`."""
     return mse(images, targets).sqrt()
 
 
 def psnr(images: Tensor, targets: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio of each pair in dB with peak 1, `(n,)` float64; infinite for equal images.
-
-    Arguments and errors as for `mse`.
+    """Peak signal-to-noise ratio in dB with peak 1, infinite for equal images; arguments and errors as for `mse`.
 
     >>> psnr(torch.zeros(1, 1, 8, 8), torch.full((1, 1, 8, 8), 0.1)).round(decimals=4).tolist()
     [20.0]

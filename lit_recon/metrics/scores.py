@@ -46,22 +46,14 @@ class BatchScores:
 
 
 def score_pairs(images: Tensor, targets: Tensor, metrics: Sequence[Metric]) -> dict[str, Tensor]:
-    """Metrics of images, `(n,)` float64 by key, of matched pairs `(n, c, h, w)` in [0, 1].
-
-    Raises:
-        ShapeError: if the batches differ in shape or leave [0, 1], or a metric does not return one number per image.
-    """
+    """Metrics of images, `(n,)` float64 by key, of matched pairs `(n, c, h, w)` in [0, 1]; a ShapeError for others."""
     check_pairs(images, targets)
     chosen = (metric for metric in metrics if metric.of == "images")
     return {metric.measure.key: checked_values(metric, images, targets, len(targets)) for metric in chosen}
 
 
 def checked_values(metric: Metric, found: Tensor, truth: Tensor, n: int) -> Tensor:
-    """The metric's values of a batch of `n` images, `(n,)` float64 on the CPU.
-
-    Raises:
-        ShapeError: they are not one number per image, or one is NaN.
-    """
+    """The metric's values of a batch of `n` images, `(n,)` float64 on the CPU; a ShapeError for others or NaN."""
     with torch.no_grad():
         values = metric(found, truth)
     if tuple(values.shape) != (n,) or torch.isnan(values).any():

@@ -35,11 +35,7 @@ def checked_shape(image_shape: Sequence[int]) -> tuple[int, int, int]:
 
 
 def activation_layer(name: str) -> nn.Module:
-    """The activation called `name`, not in place, so that it can be differentiated twice.
-
-    Raises:
-        ConfigError: no activation of that name.
-    """
+    """The activation of that name, not in place, so that it can be differentiated twice; a ConfigError for none."""
     if name not in _ACTIVATIONS:
         raise ConfigError(f"activation must be one of {sorted(_ACTIVATIONS)}; got {name!r}")
     return _ACTIVATIONS[name]()
@@ -54,13 +50,10 @@ def dense_layers(sizes: Sequence[int], activation: str) -> list[nn.Module]:
 
 
 def norm_layer(name: str, channels: int) -> nn.Module:
-    """Norm of a feature map `(n, channels, h, w)`: BatchNorm, GroupNorm, or none.
+    """Norm of a feature map `(n, channels, h, w)`: BatchNorm, GroupNorm, or none; a ConfigError for another name.
 
     GroupNorm takes groups of 16 channels, or one group where 16 does not divide the channels, since small groups reduce
     a map of one pixel to little more than signs.
-
-    Raises:
-        ConfigError: no norm of that name.
     """
     if name == "batch":
         return nn.BatchNorm2d(channels)

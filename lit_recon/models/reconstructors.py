@@ -19,7 +19,6 @@ class ReconstructorMLP(nn.Module):
 
     Args:
         n_inputs: weights of a released model `p`.
-        image_shape: `(c, h, w)`.
         hidden: neurons of each hidden layer.
         activation: after each hidden layer; ReLU in the paper.
 

@@ -49,7 +49,6 @@ class ReleasedMLP(ReleasedNetwork):
     """Linear layers with activations between them; initialized by `initialize_lecun`, as in the paper's code.
 
     Args:
-        image_shape: `(c, h, w)`.
         n_classes: number of logits `k`.
         hidden: neurons of each hidden layer.
         activation: after each hidden layer.

@@ -39,7 +39,7 @@ def public_model(
     `normalization` and `n_classes`. It normalizes in a forward hook, so that the names of parameters do not change.
 
     Args:
-        model: takes images `(n, c, h, w)`, returns logits `(n, k)`.
+        model: from images `(n, c, h, w)` to logits `(n, k)`.
         image_shape: `(c, h, w)`; default: the module's attribute `image_shape`.
         normalization: applied to the pixels before the module. Default: the module's attribute `normalization`, which
             states what the module does itself; without one the module takes pixels in [0, 1].
@@ -106,11 +106,7 @@ def _count_classes(model: nn.Module, images: Tensor) -> int:
 
 
 def build_module(class_path: str, arguments: Mapping[str, Any], seed: int) -> nn.Module:
-    """The module returned by the class or function at an import path, with random weights drawn from `seed`.
-
-    Raises:
-        ConfigError: the import fails, the arguments are not accepted, or the result is no module.
-    """
+    """The module made by the class or function at an import path, with random weights from `seed`, or a ConfigError."""
     import lit_recon._torchvision
 
     path, _, name = class_path.rpartition(".")

@@ -95,7 +95,7 @@ class ImprintBlock(nn.Module):
         return seen if self.connection == "replace" else images + seen
 
     def activate(self, neurons: Tensor) -> Tensor:
-        """Outputs of the neurons, `(n, k)`, from their pre-activations."""
+        """Outputs `(n, k)` of the neurons, from their pre-activations."""
         return neurons.relu() if self.activation == "relu" else neurons.clamp(0, self.gain)
 
 

@@ -67,7 +67,6 @@ class LeNet(Trunk):
     """Three 5x5 convolutions of equal width, the first two of stride 2; the last map is flattened.
 
     Args:
-        image_shape: `(c, h, w)`.
         width: channels of each convolution.
         activation: after each convolution.
         initial_range: initial weights and biases are uniform in plus or minus this. Wide networks with unbounded
@@ -106,7 +105,6 @@ class MLP(Trunk):
     """Linear layers on flattened pixels, each followed by an activation.
 
     Args:
-        image_shape: `(c, h, w)`.
         hidden: neurons of each layer; the last is the number of features.
         activation: after each layer.
     """
@@ -166,7 +164,6 @@ class ResNet18(Trunk):
     """ResNet-18 for small images: a 3x3 stem of stride 1, no max-pooling, average-pooled features of 8 * `width`.
 
     Args:
-        image_shape: `(c, h, w)`.
         norm: BatchNorm, or GroupNorm, which has no state and does not mix the images of a batch.
         activation: ReLU in the paper; ELU and GELU are smooth.
         width: channels of the first stage, 64 in the paper; later stages have 2, 4 and 8 times as many.
@@ -230,7 +227,6 @@ class WideResNet(Trunk):
     """WRN-`depth`-`widening` of three stages, average-pooled features of 64 * `widening`.
 
     Args:
-        image_shape: `(c, h, w)`.
         depth: number of convolutions without shortcuts, 6 n + 4.
         widening: channels are 16, 32 and 64 times this.
         norm: BatchNorm, or GroupNorm.

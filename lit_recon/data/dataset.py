@@ -128,10 +128,8 @@ def fingerprints(images: ImageSet) -> Tensor:
 def measure_normalization(images: ImageSet) -> Normalization:
     """Mean and (biased) standard deviation of each channel over all pixels, in units of [0, 1].
 
-    Computed from the histogram of the 256 levels, so that the result does not depend on the order of summation.
-
-    Raises:
-        ShapeError: if a channel is constant, since nothing can be divided by its standard deviation.
+    Computed from the histogram of the 256 levels, so that the result does not depend on the order of summation. A
+    ShapeError says that a channel is constant.
     """
     levels = torch.arange(256, dtype=torch.float64) / 255
     means, stds = [], []

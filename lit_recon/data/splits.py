@@ -93,13 +93,9 @@ def hold_out(labels: Tensor, fraction: float, seed: int) -> Split:
 
 
 class VictimBatch(NamedTuple):
-    """The private batch of one simulated client.
+    """The private batch of one simulated client: images `(n, c, h, w)` in [0, 1] and labels `(n,)`.
 
-    Attributes:
-        index: position among all batches of the run.
-        images: float32 `(n, c, h, w)` in [0, 1].
-        labels: int64 `(n,)`.
-        ids: int64 `(n,)`, positions of the images in the test split.
+    `index` is the position among all batches of the run, `ids` `(n,)` those of the images in the test split.
     """
 
     index: int  # type: ignore[assignment]  # the method of the same name that tuples have is not missed
@@ -140,10 +136,7 @@ def victim_batches(
         seed: of the grouping.
 
     Returns:
-        Indices `(B,)` of every batch.
-
-    Raises:
-        ConfigError: if not even one such batch exists.
+        Indices `(B,)` of every batch; a ConfigError if there is none.
     """
     if not 1 <= batch_size <= len(indices):
         raise ConfigError(

@@ -17,15 +17,11 @@ _NO_CLASSIFIER = Unavailable("no classifier was given")
 def prediction_divergence(images: Tensor, targets: Tensor, classifier: nn.Module) -> Tensor:
     """Kullback-Leibler divergence of a classifier's predictions on images from those on their targets.
 
-    Args:
-        images, targets: pairs `(n, c, h, w)` in [0, 1].
-        classifier: in evaluation mode, images to logits `(n, k)`.
+    Images and targets are pairs `(n, c, h, w)` in [0, 1]. The classifier, in evaluation mode, gives finite logits
+    `(n, k)`. A ShapeError says that one of them does not fit.
 
     Returns:
         `(n,)` float64, in nats: sum over classes of `p log(p / q)` with `p` of the target and `q` of the image.
-
-    Raises:
-        ShapeError: if the batches differ in shape or leave [0, 1], or the classifier's logits are not finite.
 
     Source: Balle, Cherubin and Hayes 2022, section V-B; the direction, which is not printed, is that of a loss.
 

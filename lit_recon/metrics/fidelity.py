@@ -20,11 +20,7 @@ _TRUNCATE = 3.5  # standard deviations at which the window ends, as in torchmetr
 def mse(images: Tensor, targets: Tensor) -> Tensor:
     """Mean squared error over channels and pixels, `(n,)` float64 in [0, 1].
 
-    Args:
-        images, targets: `(n, c, h, w)` in [0, 1]; `targets[i]` is the truth of `images[i]`.
-
-    Raises:
-        ShapeError: if the batches differ in shape or leave [0, 1].
+    Images and targets are pairs `(n, c, h, w)` in [0, 1]; a ShapeError says that they are not.
 
     >>> mse(torch.zeros(2, 3, 8, 8), torch.full((2, 3, 8, 8), 0.5)).tolist()
     [0.25, 0.25]
@@ -55,10 +51,7 @@ def ssim(images: Tensor, targets: Tensor) -> Tensor:
     window that fits, of radius `r = (s - 1) // 2` and standard deviation `r / 3.5`: their values compare among
     themselves only.
 
-    Arguments and errors as for `mse`; also a ShapeError for sides below 3 pixels.
-
-    Returns:
-        `(n,)` float64 in [-1, 1]; 1 for equal images.
+    Arguments and errors as for `mse`; also a ShapeError for sides below 3 pixels. Returns `(n,)` float64 in [-1, 1].
 
     Source: [Wang2004] Wang, Bovik, Sheikh, Simoncelli: Image Quality Assessment: From Error Visibility to Structural
     Similarity, section III.

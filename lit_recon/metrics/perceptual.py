@@ -82,16 +82,9 @@ _CHUNK = 32  # pairs that pass through the backbone at a time, so that memory do
 
 
 class Lpips:
-    """LPIPS of matched pairs.
+    """LPIPS of matched pairs, with a backbone's convolutions as from `read_weights`; a CorruptFileError for others.
 
     Images with a side below 32 pixels are first resized, bilinearly, to a shorter side of 64.
-
-    Args:
-        network: backbone.
-        weights: its convolutions as from `read_weights`.
-
-    Raises:
-        CorruptFileError: if the weights are not those of this backbone.
 
     Source: [Zhang2018] Zhang, Isola, Efros, Shechtman, Wang: The Unreasonable Effectiveness of Deep Features as a
     Perceptual Metric, section 3; calibrated linear weights v0.1, as shipped with the `lpips` package.
@@ -102,13 +95,9 @@ class Lpips:
         self._distance = _build(network, weights)
 
     def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
-        """Distance of each pair, `(n,)` float64; a grey image is repeated to three channels.
+        """Distance of each pair `(n, c, h, w)` in [0, 1], `(n,)` float64; a grey image is repeated to three channels.
 
-        Args:
-            images, targets: `(n, c, h, w)` in [0, 1]; `targets[i]` is the truth of `images[i]`.
-
-        Raises:
-            ShapeError: if the batches differ in shape, leave [0, 1], or have neither one channel nor three.
+        A ShapeError says that the batches differ in shape, leave [0, 1], or have neither one channel nor three.
         """
         check_pairs(images, targets)
         if images.shape[1] not in (1, 3):

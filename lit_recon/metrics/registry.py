@@ -68,11 +68,7 @@ _registered: dict[str, type[Metric]] = {}
 
 
 def register(metric: _Class) -> _Class:
-    """Class decorator: let settings name the metric by its key.
-
-    Raises:
-        ConfigError: another metric has that key, or the key cannot be one.
-    """
+    """Class decorator: let settings name the metric by its key; a ConfigError if the key is taken or cannot be one."""
     key = metric.measure.key
     there = _registered.setdefault(key, metric)
     if (there.__module__, there.__qualname__) != (metric.__module__, metric.__qualname__):

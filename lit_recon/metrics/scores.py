@@ -67,12 +67,9 @@ def checked_values(metric: Metric, found: Tensor, truth: Tensor, n: int) -> Tens
 def score_batch(
     reconstructions: Tensor, targets: Tensor, recovered_labels: Tensor, labels: Tensor, metrics: Sequence[Metric]
 ) -> BatchScores:
-    """Match reconstructions `(n, c, h, w)` in [0, 1], with labels `(n,)`, with the truth and score both.
+    """Match reconstructions `(n, c, h, w)` in [0, 1] with the targets; score them and the labels `(n,)`.
 
-    Metrics of features are left out.
-
-    Raises:
-        ShapeError: if shapes disagree, pixels leave [0, 1], or the batch is empty.
+    A ShapeError says that shapes disagree, pixels leave [0, 1], or the batch is empty.
     """
     images, truth = reconstructions.detach().cpu(), targets.detach().cpu()
     recovered, true = recovered_labels.detach().cpu(), labels.detach().cpu()

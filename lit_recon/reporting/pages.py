@@ -153,8 +153,7 @@ def build_report(
         knowledge: what the attacker knew and did not know.
         panels: further panels, shown before the images.
 
-    Raises:
-        MissingDataError, CorruptFileError: see `RunRecord.read`.
+    Raises as `RunRecord.read` does.
     """
     record = RunRecord.read(Path(folder))
     n, chart = len(record.victims), loss_chart(record.losses)

@@ -38,8 +38,7 @@ def data_uri(image: ArrayLike | bytes, kind: str = "png") -> str:
 def image_grid(rows: Mapping[str, ArrayLike], columns: int = 10) -> bytes:
     """A PNG with one row of images `(n, c, h, w)` in [0, 1] per label, wrapped after `columns` columns.
 
-    Raises:
-        ShapeError: rows differ in shape or are empty, or images have neither one nor three channels.
+    A ShapeError says that rows differ in shape or are empty, or images have neither one nor three channels.
     """
     stacks = {label: np.asarray(images) for label, images in rows.items()}
     shapes = {stack.shape for stack in stacks.values()}

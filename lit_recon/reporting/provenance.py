@@ -109,12 +109,7 @@ class Difference(NamedTuple):
 
 
 def parse_settings(text: str, source: Path | None = None) -> dict[str, object]:
-    """The mapping in YAML `text`, read from the file `source` or given by a caller.
-
-    Raises:
-        CorruptFileError: the text of a file is no YAML mapping.
-        ConfigError: a caller's text is none.
-    """
+    """The mapping in YAML `text`; else a CorruptFileError about the file `source` or a ConfigError about the caller."""
     try:
         parsed = yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -24,14 +24,11 @@ class Trunk(nn.Module, ABC):
     Trunks have no in-place operations: attacks differentiate them twice.
 
     Args:
-        image_shape: `(c, h, w)` of its inputs.
+        image_shape: `(c, h, w)` of its inputs; a ShapeError unless it is three positive numbers.
         arguments: the other constructor arguments, JSON-able; with `image_shape` they rebuild the trunk.
 
     Attributes:
         out_features: length `d` of the feature vector.
-
-    Raises:
-        ShapeError: `image_shape` is not three positive numbers.
     """
 
     out_features: int
@@ -57,11 +54,7 @@ def trunk_path(trunk: type[Trunk]) -> str:
 
 
 def find_trunk(path: str) -> type[Trunk]:
-    """The trunk class at an import path; a bare name, as in files of version 0.1, is one of `lit_recon.models`.
-
-    Raises:
-        UnsupportedModelError: there is no trunk at the path.
-    """
+    """The trunk class at an import path, or an UnsupportedModelError; a bare name is one of `lit_recon.models`."""
     module, _, name = path.rpartition(".")
     try:
         found = getattr(importlib.import_module(module or _OWN_TRUNKS), name)

@@ -75,8 +75,7 @@ class ImprintBlock(nn.Module):
     def place(self, functional: Tensor, edges: Tensor, pattern: Tensor) -> None:
         """Set functional `(d,)`, edges `(m,)` and the pattern `(d,)` which the mean of the neurons' outputs scales.
 
-        Raises:
-            ShapeError: another number of edges, or edges that do not ascend.
+        A ShapeError says that the number of edges is another, or that they do not ascend.
         """
         if edges.shape != self.edges.shape or (edges.diff() <= 0).any():
             raise ShapeError(f"the block needs {len(self.edges)} ascending edges; got {edges.tolist()}")
@@ -107,9 +106,6 @@ class ImprintedTrunk(Trunk):
         trunk: import path of the honest trunk's class.
         trunk_arguments: its constructor arguments, as JSON text.
         n_edges, activation, connection, gain: see `ImprintBlock`.
-
-    Raises:
-        UnsupportedModelError: there is no trunk at that path.
     """
 
     def __init__(

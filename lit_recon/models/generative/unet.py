@@ -158,11 +158,7 @@ class UNet(nn.Module):
         self.out = nn.Conv2d(here, out_channels, 3, padding=1)
 
     def forward(self, noise: Tensor, features: Tensor | None = None) -> Tensor:
-        """Images `(n, c, h, w)` in [0, 1] of noise `(n, z, h, w)` and, with a `feature_size`, features `(n, f)`.
-
-        Raises:
-            ShapeError: noise or features of another shape.
-        """
+        """Images `(n, c, h, w)` in [0, 1] of noise `(n, z, h, w)` and, with a `feature_size`, features `(n, f)`."""
         expected = (self.input_channels, *self.image_shape[1:])
         if noise.dim() != 4 or tuple(noise.shape[1:]) != expected:
             raise ShapeError(f"noise must be (n, {', '.join(map(str, expected))}); got {tuple(noise.shape)}")

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from lit_recon.defenses.base import (
-    Batch,
-    BatchGradient,
-    Chain,
-    Defense,
-    Round,
-    Stage,
-)
+from lit_recon.defenses.base import Batch, BatchGradient, Chain, Defense, Round, Stage
 from lit_recon.defenses.batch import MixUp, NetworkDropout
 from lit_recon.defenses.clipping import DPSGD, GradientClipping, PerExampleClipping
 from lit_recon.defenses.noise import GaussianNoise, LaplaceNoise

@@ -1,6 +1,6 @@
 """Interface of defenses, and chains of them.
 
-A client's round has these stages, which a defense can change:
+A defense can change these stages of a client's round:
 
     model --prepare--> batch --transform_batch--> per-example gradients --transform_per_example--> mean
           --transform_update--> the released update, or the direction of the client's own optimizer step
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lit_recon.bounds.fisher import Jacobian, ReleasedInformation
 
 BatchNormMode = Literal["eval", "train"]
+Buffers = Mapping[str, Tensor]
 
 
 class Stage(IntEnum):
@@ -39,12 +40,9 @@ class Stage(IntEnum):
 
 
 class Batch(NamedTuple):
-    """A client's batch.
+    """A client's batch: `images` `(n, c, h, w)` in [0, 1], and `labels`: classes `(n,)` or probabilities `(n, k)`.
 
-    Attributes:
-        images: `(n, c, h, w)` in [0, 1].
-        labels: classes `(n,)` or probabilities `(n, k)`.
-        masks: buffers of the model that differ between examples, by name, each `(n, ...)`.
+    `masks` are buffers of the model that differ between examples, by name, each `(n, ...)`.
     """
 
     images: Tensor
@@ -77,7 +75,7 @@ class Defense:
     """No defense; a subclass overrides one or more of the methods `prepare` and `transform_*`.
 
     Methods return new values and do not modify their arguments. All random numbers come from the generator, in the
-    order of the update's tensors. The object holds settings only and can serve several clients and trainings.
+    order of the update's tensors. The object holds only settings: it can serve several clients and trainings.
 
     >>> class SignOnly(Defense):
     ...     def transform_update(self, update, round_, generator):
@@ -97,19 +95,15 @@ class Defense:
     @property
     def stages(self) -> tuple[Stage, ...]:
         """The stages whose `transform_*` method is overridden, in order of execution."""
+        methods = {stage: f"transform_{stage.name.lower()}" for stage in Stage}
         return tuple(
-            stage
-            for stage in Stage
-            if getattr(type(self), f"transform_{stage.name.lower()}")
-            is not getattr(Defense, f"transform_{stage.name.lower()}")
+            stage for stage, name in methods.items() if getattr(type(self), name) is not getattr(Defense, name)
         )
 
     def prepare(self, model: nn.Module, batch_norm: BatchNormMode = "eval") -> nn.Module:
-        """The client's model, with the names and shapes of its parameters unchanged.
+        """The client's version of the global model, with the names and shapes of its parameters unchanged.
 
-        Args:
-            model: the global model.
-            batch_norm: BatchNorm layers use running (`eval`) or batch statistics (`train`).
+        BatchNorm layers use running (`eval`) or batch statistics (`train`).
 
         Raises:
             UnsupportedModelError: the defense does not support this model.
@@ -128,9 +122,7 @@ class Defense:
         """The mean gradient `update`, or the result of several local steps, as the client releases it."""
         return update
 
-    def simulate_buffers(
-        self, buffers: Mapping[str, Tensor], observed: Update, n_examples: int
-    ) -> Mapping[str, Tensor]:
+    def simulate_buffers(self, buffers: Buffers, observed: Update, n_examples: int) -> Buffers:
         """Attacker's side of `prepare`: the model's buffers, estimated from the observed update."""
         return buffers
 
@@ -155,8 +147,8 @@ class Defense:
     def released_std(self, n_examples: int) -> float:
         """Standard deviation of the Gaussian noise on every coordinate of the released update; 0 for no noise.
 
-        The release is then normal, with the mean that `simulate_per_example` and `simulate` compute.
-        Lower bounds on the reconstruction error follow (see `lit_recon.bounds`).
+        The release is then normal, with the mean that `simulate_per_example` and `simulate` compute; lower bounds on
+        the reconstruction error follow (see `lit_recon.bounds`).
 
         Raises:
             ConfigError: the release is not known to have this form; the message says why.
@@ -172,9 +164,7 @@ class Defense:
     def released_information(
         self, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator
     ) -> ReleasedInformation:
-        """Fisher information about the inputs in a defended update, from the Jacobian of the undefended one.
-
-        Random masks and variances are drawn or computed once and then treated as fixed.
+        """Fisher information about the inputs in a defended update; random masks and variances count as fixed.
 
         Args:
             jacobian: of the undefended update, at the inputs of the batch.
@@ -222,9 +212,6 @@ class Chain(Defense):
     The attacker simulates the defenses in the same order, each with the released update of the whole chain: noise after
     pruning hides the mask. The log-likelihood is that of the last defense.
 
-    Args:
-        defenses: may be empty.
-
     Raises:
         ConfigError: a defense is listed after one of a later stage.
 
@@ -269,9 +256,7 @@ class Chain(Defense):
             update = defense.transform_update(update, round_, generator)
         return update
 
-    def simulate_buffers(
-        self, buffers: Mapping[str, Tensor], observed: Update, n_examples: int
-    ) -> Mapping[str, Tensor]:
+    def simulate_buffers(self, buffers: Buffers, observed: Update, n_examples: int) -> Buffers:
         for defense in self.defenses:
             buffers = defense.simulate_buffers(buffers, observed, n_examples)
         return buffers

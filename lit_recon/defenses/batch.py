@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lit_recon.defenses.base import Batch, BatchNormMode, Defense, checked
+from lit_recon.defenses.base import Batch, BatchNormMode, Buffers, Defense, checked
 from lit_recon.defenses.vectors import uniform_like
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.records import Update
@@ -21,12 +21,11 @@ class MixUp(Defense):
 
     `l x_i + (1 - l) x_p(i)`, and the same for the labels as probabilities, with one weight `l` from Beta(alpha, alpha)
     and one permutation `p` per batch: one `randint` as seed of NumPy's Beta, then one `randperm`. An `alpha` of 0
-    changes nothing (the limit of Beta has weights 0 and 1). A batch of one image is unchanged.
+    changes nothing (the limit of Beta has weights 0 and 1).
 
     Every image is part of two mixtures: with `DPSGD` after it, replacing one image changes two clipped gradients
-    instead of one, which the privacy accounting does not cover.
-
-    The attacker leaves candidates unchanged and reconstructs the mixtures, with probabilities as labels.
+    instead of one, which the privacy accounting does not cover. The attacker leaves candidates unchanged and
+    reconstructs the mixtures, with probabilities as labels.
 
     Args:
         alpha: concentration; 1 gives uniform weights, larger values give weights near one half.
@@ -122,16 +121,13 @@ class NetworkDropout(Defense):
             masks[f"{name}.{_MASK}"] = kept.to(ones.dtype) / (1 - self.rate)
         return batch._replace(masks=masks)
 
-    def simulate_buffers(
-        self, buffers: Mapping[str, Tensor], observed: Update, n_examples: int
-    ) -> Mapping[str, Tensor]:
+    def simulate_buffers(self, buffers: Buffers, observed: Update, n_examples: int) -> Buffers:
         if self.rate == 0:
             return buffers
-        expectation = 1 / (1 - self.rate**n_examples)
-        used = {name: (observed[f"{name}.weight"] != 0).any(dim=0, keepdim=True) for name in self.layers}
-        masks = {
-            f"{name}.{_MASK}": seen.to(observed[f"{name}.weight"].dtype) * expectation for name, seen in used.items()
-        }
+        expectation, masks = 1 / (1 - self.rate**n_examples), {}
+        for name in self.layers:
+            gradient = observed[f"{name}.weight"]
+            masks[f"{name}.{_MASK}"] = (gradient != 0).any(dim=0, keepdim=True).to(gradient.dtype) * expectation
         return {**buffers, **masks}
 
 

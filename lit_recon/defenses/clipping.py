@@ -1,13 +1,8 @@
 """Clipping of gradients to a largest L2 norm, alone or with the noise of DP-SGD.
 
-Formal guarantees, for finite gradients: the norm of the result is at most the bound (up to rounding); shapes and dtypes
-are unchanged; a gradient within the bound is returned bit for bit.
-
-| bound | result |
-|---|---|
-| 0 | zero |
-| infinite | the gradient itself |
-| negative | ConfigError from the defenses |
+For finite gradients the norm of the result is at most the bound (up to rounding), shapes and dtypes are unchanged, and
+a gradient within the bound is returned bit for bit. An infinite bound changes nothing; a bound of 0 gives zero, which
+freezes training.
 """
 
 from __future__ import annotations
@@ -59,13 +54,11 @@ def clip_factors(squared: Tensor, bound: float) -> Tensor:
 class GradientClipping(Defense):
     """Scales the mean gradient to an L2 norm of at most `bound`, over all parameters as one vector, after averaging.
 
-    The bound is absolute. No random numbers. An infinite bound changes nothing, a bound of 0 freezes training.
-    No differential privacy: one example can still determine the direction; see `PerExampleClipping`.
-
-    The attacker clips a candidate's gradient likewise, without effect on a cosine objective.
+    No random numbers, and no differential privacy: one example can still determine the direction; see
+    `PerExampleClipping`. The attacker clips a candidate's gradient likewise, without effect on a cosine objective.
 
     Args:
-        bound: largest norm of the released gradient.
+        bound: largest norm of the released gradient, absolute.
 
     Source: [Liu2025], section 5, bounds 2, 4 and 8.
     """
@@ -91,12 +84,10 @@ class GradientClipping(Defense):
 class PerExampleClipping(Defense):
     """Scales each example's gradient to an L2 norm of at most `bound`, over all parameters, before averaging.
 
-    The bound is absolute. No random numbers. An infinite bound changes nothing, a bound of 0 freezes training.
-
-    The attacker clips the gradients of the candidate images one by one.
+    No random numbers. The attacker clips the gradients of the candidate images one by one.
 
     Args:
-        bound: largest norm of one example's gradient.
+        bound: largest norm of one example's gradient, absolute.
 
     Source: [Abadi2016], without the noise.
     """
@@ -122,8 +113,7 @@ class DPSGD(Defense):
     """Clips every example's gradient, sums, adds N(0, (noise_multiplier * bound)^2), and divides by the batch size.
 
     Computed as the mean of the clipped gradients plus normal noise of standard deviation
-    `noise_multiplier * bound / n`. The bound is absolute, for all parameters as one vector. One `randn` per tensor.
-    An infinite bound without noise changes nothing; a bound of 0 freezes training.
+    `noise_multiplier * bound / n`; one `randn` per tensor.
 
     Formal guarantee: adding or removing one example changes the sum by at most `bound` in L2 norm, and the noise on the
     sum has `noise_multiplier` times that standard deviation. The resulting (epsilon, delta) is computed by
@@ -132,7 +122,7 @@ class DPSGD(Defense):
     The attacker clips the gradients of the candidate images one by one; the log-likelihood is Gaussian.
 
     Args:
-        bound: largest norm of one example's gradient.
+        bound: largest norm of one example's gradient, over all parameters, absolute.
         noise_multiplier: standard deviation of the noise on the sum, in units of `bound`.
 
     Raises:
@@ -158,8 +148,7 @@ class DPSGD(Defense):
         return clipped_examples(gradients, self.bound)
 
     def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
-        std = self.released_std(len(round_.batch.images))
-        return with_normal_noise(update, std, generator)
+        return with_normal_noise(update, self.released_std(len(round_.batch.images)), generator)
 
     def simulate_per_example(self, gradients: Update) -> Update:
         return clipped_examples(gradients, self.bound)

@@ -28,16 +28,15 @@ def per_example_gradients(
 ) -> Iterator[Update]:
     """Gradients of the single examples of a batch, in order, in chunks of `(chunk, ...)` to limit memory.
 
-    A chunk of one uses plain autograd, on a CPU the fastest and with the least memory: 3.0 times a plain step for a
-    ResNet-18 and 32 images, against 4.9 for `torch.func.vmap` in chunks of 8 and 5.4 for Opacus' hooks. On a GPU, where
-    one example does not fill the device, chunks run under `vmap`; their default size was not tuned.
+    A chunk of one uses plain autograd, on a CPU the fastest and with the least memory. On a GPU, which one example does
+    not fill, chunks run under `torch.func.vmap`; their default size was not tuned.
 
     Args:
         gradient: of the mean loss over a batch.
         batch: at least one example.
         chunk: examples per chunk.
-        create_graph: keep the gradients differentiable; plain autograd for every example.
-        functional: differentiate by `torch.func`, all examples in one chunk, for use inside its transforms.
+        create_graph: keep the gradients differentiable, by plain autograd for every example.
+        functional: differentiate by `torch.func`, for use inside its transforms, with all examples in one chunk.
 
     Raises:
         ConfigError: a chunk of fewer than one example.
@@ -68,11 +67,7 @@ def _together(gradient: BatchGradient, batch: Batch) -> Update:
 
 
 def require_separable(model: nn.Module, batch_norm: BatchNormMode, owner: object) -> None:
-    """Raise an error for a model in which one example's gradient depends on the others.
-
-    Raises:
-        UnsupportedModelError: a BatchNorm layer uses the statistics of the batch.
-    """
+    """Raise an `UnsupportedModelError` if a BatchNorm layer makes one example's gradient depend on the others."""
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and (batch_norm == "train" or module.running_mean is None):
             raise UnsupportedModelError(
@@ -106,7 +101,7 @@ def defended_gradient(
 ) -> Update:
     """The update that a client with this defense releases; in training, the direction of the optimizer's step.
 
-    Gradients of single examples are computed only if the defense transforms them, a few at a time.
+    Gradients of single examples are computed only if the defense transforms them, `chunk` at a time.
 
     Args:
         defense: one, or a `Chain`.
@@ -115,7 +110,7 @@ def defended_gradient(
         batch: the client's data.
         generator: of all the defense's random numbers. They do not depend on `chunk`, except where a defense adds noise
             to the gradients of single examples.
-        chunk: examples per chunk of per-example gradients.
+        chunk: see `per_example_gradients`.
 
     Raises:
         ShapeError: an empty batch.
@@ -146,15 +141,10 @@ def simulated_gradient(
     create_graph: bool = False,
     functional: bool = False,
 ) -> Update:
-    """A candidate's gradient after the simulated defense, for comparison with the observed update.
+    """A candidate's gradient after the simulated defense, for comparison with the update `observed`.
 
-    Args:
-        defense: the client's.
-        gradient: of the mean loss, at the public weights and the defense's `simulate_buffers`.
-        candidate: images and labels.
-        observed: the released update.
-        create_graph: keep the result differentiable in the candidate.
-        functional: differentiate by `torch.func`, for use inside its transforms.
+    `gradient` is that of the mean loss at the public weights and the defense's `simulate_buffers`; `create_graph` and
+    `functional` are as for a `BatchGradient`.
     """
     if Stage.PER_EXAMPLE not in defense.stages:
         update = gradient(candidate, create_graph=create_graph, functional=functional)

@@ -57,13 +57,10 @@ def where_observed(candidate: Update, observed: Update) -> Update:
 
 
 def matched_scale(utility: Callable[[float], float], target: float, low: float, high: float, steps: int = 20) -> float:
-    """The scale in [low, high] at which a monotone `utility` meets `target`, by bisection of its logarithm.
+    """The scale in [low, high], both positive, at which a monotone `utility` meets `target`.
 
-    Args:
-        utility: measured utility at a scale, for example the final training loss; falling or rising.
-        target: the utility to match, for example that of uniform noise.
-        low, high: positive, below and above the result.
-        steps: measurements besides those at `low` and `high`.
+    The utility is measured at a scale, for example the final training loss; it may fall or rise. Its logarithm is
+    bisected, by `steps` measurements besides those at `low` and `high`.
 
     Raises:
         ConfigError: `low` and `high` are not positive and in order, or do not enclose the target.
@@ -83,8 +80,5 @@ def matched_scale(utility: Callable[[float], float], target: float, low: float, 
     rising = at_high > at_low
     for _ in range(steps):
         middle = math.sqrt(low * high)
-        if (utility(middle) < target) == rising:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if (utility(middle) < target) == rising else (low, middle)
     return math.sqrt(low * high)

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from lit_recon.privacy.gaussian import (
-    gaussian_delta,
-    gaussian_epsilon,
-    gaussian_log_delta,
-    gaussian_mu,
-    renyi_curve,
-)
+from lit_recon.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_log_delta, gaussian_mu, renyi_curve
 from lit_recon.privacy.noisy_sgd import (
     FullBatchSGD,
     Neighbors,

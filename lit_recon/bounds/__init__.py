@@ -11,14 +11,7 @@ from lit_recon.bounds.baseline_error import (
     gaussian_prior_chernoff,
     uniform_ball,
 )
-from lit_recon.bounds.cramer_rao import (
-    ErrorBound,
-    GaussianPrior,
-    cramer_rao,
-    likeliest_inputs,
-    unit_norm_cramer_rao,
-    van_trees,
-)
+from lit_recon.bounds.cramer_rao import GaussianPrior, cramer_rao, likeliest_inputs, unit_norm_cramer_rao, van_trees
 from lit_recon.bounds.fisher import (
     DenseJacobian,
     GaussianRelease,
@@ -45,8 +38,6 @@ from lit_recon.bounds.robustness import (
 )
 from lit_recon.bounds.two_layer import (
     RATES,
-    Rate,
-    Slope,
     TwoLayerJacobian,
     TwoLayerNet,
     log_slope,
@@ -58,14 +49,11 @@ __all__ = [
     "RATES",
     "BaselineError",
     "DenseJacobian",
-    "ErrorBound",
     "GaussianPrior",
     "GaussianRelease",
     "Jacobian",
-    "Rate",
     "ReleasedInformation",
     "Simulated",
-    "Slope",
     "TwoLayerJacobian",
     "TwoLayerNet",
     "approximate_bound",

@@ -1,19 +1,15 @@
 """Lower bounds on the squared error of a reconstruction, from the Fisher information in a release.
 
 Cramer-Rao holds for estimators that are unbiased, at least nearly and near the true input. An attack that uses a prior
-on images, clips to [0, 1] or returns a constant is biased and may have a smaller error; only `van_trees` applies to it.
-Every `ErrorBound` states its attacks.
+on images, clips to [0, 1] or returns a constant is biased and may have a smaller error; only `van_trees` applies to it:
+if inputs are drawn from a density with information `P` about their location, every attack, even one that knows that
+density, has `E |x^ - x|^2 >= tr((E F + P)^-1)`, the mean over inputs and noise. Without noise the bound is 0, without
+information it is the prior's variance. A Gaussian prior of the mean and covariance of real images is a model, and the
+bound is only as accurate as that model.
 
 Sources:
     [Liu2025] Liu, Wang, Chen, Lei, lemma D.2 and remark D.3: the relaxed bound.
     [StoicaNg1998] Stoica and Ng, On the Cramer-Rao bound under parametric constraints.
-
-Van Trees: if inputs are drawn from a density with information `P` about their location, every attack, even one that
-knows that density, has `E |x^ - x|^2 >= tr((E F + P)^-1)`, the mean over inputs and noise. Without noise the bound is
-0, without information it is the prior's variance. For real images, a Gaussian prior of their mean and covariance is a
-model, and the bound is only as accurate as that model.
-
-Sources:
     [VanTrees1968] Van Trees, Detection, estimation and modulation theory, part I, section 2.4.
     [GillLevit1995] Gill and Levit, Applications of the van Trees inequality.
 """
@@ -69,10 +65,7 @@ class ErrorBound:
 
 
 def cramer_rao(information: Tensor) -> ErrorBound:
-    """`tr(F^-1)`, and the weaker bound `q^2 / tr(F)`.
-
-    Args:
-        information: `(q, q)`, symmetric, positive semidefinite.
+    """`tr(F^-1)`, and the weaker bound `q^2 / tr(F)`, of information `(q, q)`, symmetric and positive semidefinite.
 
     Raises:
         ShapeError: it is not a square, finite matrix.
@@ -83,8 +76,7 @@ def cramer_rao(information: Tensor) -> ErrorBound:
     >>> bound.squared, bound.relaxed
     (1.25, 0.8)
     """
-    values = _eigenvalues(information)
-    return ErrorBound(_sum_of_inverses(values), _relaxed(values), len(values), UNBIASED)
+    return ErrorBound(*_bounds(information), len(information), UNBIASED)
 
 
 def unit_norm_cramer_rao(information: Tensor, inputs: Tensor) -> ErrorBound:
@@ -102,29 +94,22 @@ def unit_norm_cramer_rao(information: Tensor, inputs: Tensor) -> ErrorBound:
     n, d = inputs.shape
     if information.shape != (n * d, n * d) or d < 2:
         raise ShapeError(f"inputs {n, d} need an information matrix {n * d, n * d}; got {tuple(information.shape)}")
-    tangents = [torch.linalg.svd(x[None]).Vh[1:].T for x in inputs]
-    basis = torch.block_diag(*tangents)
-    values = _eigenvalues(basis.T @ information @ basis)
-    return ErrorBound(_sum_of_inverses(values), _relaxed(values), n * d, UNBIASED_ON_SPHERE)
+    basis = torch.block_diag(*[torch.linalg.svd(x[None]).Vh[1:].T for x in inputs])
+    return ErrorBound(*_bounds(basis.T @ information @ basis), n * d, UNBIASED_ON_SPHERE)
 
 
-def _eigenvalues(information: Tensor) -> Tensor:
+def _bounds(information: Tensor) -> tuple[float, float]:
+    """`tr(F^-1)`, infinite for singular information, and `q^2 / tr(F)`."""
     square = information.dim() == 2 and information.shape[0] == information.shape[1] > 0
     if not square or not information.isfinite().all():
         raise ShapeError(f"the information must be a finite, square matrix; got {tuple(information.shape)}")
-    values: Tensor = torch.linalg.eigvalsh(information.double())
-    return values
-
-
-def _sum_of_inverses(values: Tensor) -> float:
-    if values[0] <= _SINGULAR * len(values) * values[-1]:
-        return math.inf
-    return float(values.reciprocal().sum())
-
-
-def _relaxed(values: Tensor) -> float:
+    values = torch.linalg.eigvalsh(information.double())
+    singular = bool(values[0] <= _SINGULAR * len(values) * values[-1])
     trace = float(values.sum())
-    return len(values) ** 2 / trace if trace > 0 else math.inf
+    return (
+        math.inf if singular else float(values.reciprocal().sum()),
+        len(values) ** 2 / trace if trace > 0 else math.inf,
+    )
 
 
 EVERY_ATTACK = "every attack, biased or not, on average over inputs drawn from the prior"
@@ -132,10 +117,7 @@ EVERY_ATTACK = "every attack, biased or not, on average over inputs drawn from t
 
 @dataclass(frozen=True)
 class GaussianPrior:
-    """Inputs drawn independently from one normal distribution.
-
-    Attributes:
-        covariance: of one input, `(d, d)`, positive definite.
+    """Inputs drawn independently from one normal distribution, of `covariance` `(d, d)`, positive definite.
 
     >>> GaussianPrior.isotropic(3, variance=0.5).precision(n=2).diagonal().tolist()
     [2.0, 2.0, 2.0, 2.0, 2.0, 2.0]
@@ -182,11 +164,9 @@ class GaussianPrior:
 
 
 def van_trees(information: Tensor, prior: GaussianPrior) -> ErrorBound:
-    """`tr((F + P)^-1)`, and the weaker bound `q^2 / tr(F + P)`.
+    """`tr((F + P)^-1)`, and the weaker bound `q^2 / tr(F + P)`, for the prior of one input.
 
-    Args:
-        information: `(q, q)`, the mean over inputs drawn from the prior, example after example.
-        prior: of one input.
+    `information` `(q, q)` is the mean over inputs drawn from the prior, example after example.
 
     Raises:
         ShapeError: the size of the information is no multiple of the prior's.

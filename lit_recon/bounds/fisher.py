@@ -29,7 +29,7 @@ class GaussianRelease:
 
     Attributes:
         std: standard deviation of the noise, above 0: one number, or one per coordinate in the update's shapes.
-        kept: coordinates that are released; None: all. They are treated as fixed and known.
+        kept: coordinates that are released, treated as fixed and known; None: all.
         bound: largest norm of the update, absolute.
     """
 
@@ -82,12 +82,7 @@ class GaussianRelease:
 
 
 class Jacobian(ABC):
-    """Jacobian of an update `(p,)` with respect to inputs `(q,)`, stored or not.
-
-    Attributes:
-        update: the update at those inputs, by name.
-        n_inputs: `q`.
-    """
+    """Jacobian of an `update` `(p,)` by name with respect to `n_inputs` inputs `(q,)`, stored or not."""
 
     update: Update
     n_inputs: int
@@ -118,11 +113,7 @@ class Jacobian(ABC):
 
 
 class DenseJacobian(Jacobian):
-    """A stored Jacobian.
-
-    Args:
-        update: the update at the inputs, by name.
-        rows: by the same names, each `(p_name, q)`.
+    """A stored Jacobian: of each entry of an update, by its name, `rows` `(p_name, q)`.
 
     Raises:
         ShapeError: rows that do not fit the update.
@@ -145,20 +136,15 @@ class DenseJacobian(Jacobian):
         self.n_inputs = next(iter(shapes.values()))[1]
 
     def gram(self, weights: Update | float = 1.0) -> Tensor:
-        total = self._empty(self.n_inputs, self.n_inputs)
+        total = torch.zeros(())
         for name, rows in self.rows.items():
             own = rows * weights if isinstance(weights, float | int) else rows * weights[name].reshape(-1, 1)
-            total += own.T @ rows
+            total = total + own.T @ rows
         return total
 
     def transposed(self, vector: Update) -> Tensor:
-        total = self._empty(self.n_inputs)
-        for name, rows in self.rows.items():
-            total += rows.T @ vector[name].reshape(-1)
-        return total
-
-    def _empty(self, *shape: int) -> Tensor:
-        return next(iter(self.rows.values())).new_zeros(shape)
+        parts = (rows.T @ vector[name].reshape(-1) for name, rows in self.rows.items())
+        return sum(parts, start=torch.zeros(()))
 
 
 def fisher_information(jacobian: Jacobian, release: GaussianRelease) -> Tensor:
@@ -167,26 +153,22 @@ def fisher_information(jacobian: Jacobian, release: GaussianRelease) -> Tensor:
     With active clipping, `c = bound / |g|` and `u = g / |g|`, the released mean has the Jacobian
     `c (I - u u^T) J`; its information needs only `J^T diag(w) J`, `J^T u` and `J^T diag(w) u`.
 
-    Dropped coordinates or variances that depend on the inputs, as for pruning by magnitude, carry
-    information that is left out here: the bound then holds for attackers who do not use it.
+    Where dropped coordinates or variances depend on the inputs, as for pruning by magnitude, the information in them is
+    left out: the bound then holds for attackers who do not use it.
 
     Source: [Liu2025], equation 27 and appendix E.
     """
     std, weights = release.std, release.precision(jacobian.update)
     # the closed form for a scalar is much cheaper
-    if isinstance(std, float | int) and release.kept is None:
-        information = jacobian.gram(std**-2)
-    else:
-        information = jacobian.gram(weights)
+    information = jacobian.gram(std**-2 if isinstance(std, float | int) and release.kept is None else weights)
     norm = _norm(jacobian.update)
     if not norm > release.bound:
         return information
     unit = {name: value / norm for name, value in jacobian.update.items()}
     weighted = {name: weights[name] * value for name, value in unit.items()}
     along, along_weighted = jacobian.transposed(unit), jacobian.transposed(weighted)
-    size = torch.stack([(weighted[name] * value).sum() for name, value in unit.items()]).sum()
     crossed = torch.outer(along, along_weighted)
-    clipped = information - crossed - crossed.T + size * torch.outer(along, along)
+    clipped = information - crossed - crossed.T + _inner(weighted, unit) * torch.outer(along, along)
     result: Tensor = (release.bound / norm) ** 2 * clipped
     return result
 
@@ -196,9 +178,9 @@ class ReleasedInformation:
     """A released update, and the Fisher information about the inputs in it.
 
     Attributes:
-        update: the update before clipping, mask and noise.
+        update: before clipping, mask and noise.
         release: clipping, mask and noise.
-        information: about the inputs, `(q, q)`.
+        information: `(q, q)`.
         notes: information that is left out.
     """
 
@@ -233,9 +215,8 @@ def example_clipped_information(
     clipped = factors < 1
     for i in range(n):
         for k in range(n):
-            cosine = torch.stack([(units[i][name] * value).sum() for name, value in units[k].items()]).sum()
             own, other = clipped[i] * along[i, i], clipped[k] * along[k, k]
-            blocks[i, :, k] += cosine * torch.outer(own, other)
+            blocks[i, :, k] += _inner(units[i], units[k]) * torch.outer(own, other)
             blocks[i, :, k] -= torch.outer(own, along[i, k]) + torch.outer(along[k, i], other)
             blocks[i, :, k] *= factors[i] * factors[k] / (n * std) ** 2
     mean = {
@@ -245,8 +226,12 @@ def example_clipped_information(
     return blocks.reshape(n * d, n * d), mean
 
 
+def _inner(left: Update, right: Update) -> Tensor:
+    return torch.stack([(left[name] * value).sum() for name, value in right.items()]).sum()
+
+
 def _norm(update: Update) -> Tensor:
-    return torch.stack([value.square().sum() for value in update.values()]).sum().sqrt()
+    return _inner(update, update).sqrt()
 
 
 #: Largest number of entries of a stored Jacobian: 400 MB in double precision.
@@ -294,11 +279,7 @@ def autograd_jacobian(
 
 
 def check_size(n_parameters: int, n_inputs: int, largest: int = LARGEST) -> None:
-    """Raise an error for a Jacobian that is too large.
-
-    Raises:
-        ConfigError: it has more than `largest` entries.
-    """
+    """Raise a `ConfigError` for a Jacobian of more than `largest` entries."""
     if n_parameters * n_inputs > largest:
         raise ConfigError(
             f"a Jacobian of {n_parameters:,} coordinates by {n_inputs:,} inputs has more than {largest:,} entries "

@@ -40,17 +40,11 @@ _CHUNK = 4_000_000
 class SmoothActivation(Protocol):
     """An activation with its first two derivatives; at a kink, one of the one-sided derivatives."""
 
-    def value(self, z: Tensor, /) -> Tensor:
-        """The activation."""
-        ...
+    def value(self, z: Tensor, /) -> Tensor: ...
 
-    def slope(self, z: Tensor, /) -> Tensor:
-        """Its derivative."""
-        ...
+    def slope(self, z: Tensor, /) -> Tensor: ...
 
-    def curvature(self, z: Tensor, /) -> Tensor:
-        """Its second derivative."""
-        ...
+    def curvature(self, z: Tensor, /) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -117,13 +111,9 @@ class _Neurons(NamedTuple):
 
 
 class TwoLayerJacobian(Jacobian):
-    """Jacobian of a two-layer network's update with respect to a batch of inputs, computed in chunks of neurons.
+    """Jacobian of a two-layer network's update with respect to a batch of inputs `(n, d)`; targets are known.
 
-    Args:
-        net: the network.
-        inputs: `(n, d)`.
-        targets: of the network's loss, known.
-        chunk: neurons at a time; default: as many as fit into about 30 MB.
+    It is computed in chunks of neurons; default: as many as fit into about 30 MB.
 
     >>> net = TwoLayerNet(torch.randn(9, 3), torch.zeros(9), torch.randn(1, 9), _Square())
     >>> TwoLayerJacobian(net, torch.randn(2, 3), torch.ones(2, 1)).gram().shape
@@ -138,22 +128,11 @@ class TwoLayerJacobian(Jacobian):
         slope = net.activation.slope(inputs @ net.weight.T + net.bias)
         outputs = torch.einsum("cj,ij,jl->icl", net.head, slope, net.weight)  # (n, k, d)
         if net.loss == "cross_entropy":
-            chances = (self.update["head"].new_zeros(()) + self._residuals).clone()
+            chances = self._residuals.clone()
             chances[torch.arange(n), targets] += 1
             outputs = chances[:, :, None] * (outputs - (chances[:, None, :] @ outputs))
         self._moved = outputs  # D, (n, k, d)
         self._chunk = chunk or max(1, _CHUNK // (self.n_inputs * max(1, len(net.head))))
-
-    def dense(self) -> Update:
-        """All rows: `head` `(k m, n d)` and `layer` `(m d, n d)`; for small networks."""
-        net, (n, d) = self.net, self.inputs.shape
-        k, m = net.head.shape
-        head, layer = self.inputs.new_zeros(k, m, n, d), self.inputs.new_zeros(m, d, n, d)
-        for part in self._neurons():
-            head[:, part.where] = self._head_rows(part)
-            layer[part.where] = torch.einsum("ijd,il->jlid", part.turned, self.inputs)
-            layer[part.where] += torch.einsum("ij,ld->jlid", part.pulled, torch.eye(d, dtype=layer.dtype))
-        return {"head": head.view(k * m, n * d), "layer": layer.view(m * d, n * d)}
 
     def gram(self, weights: Update | float = 1.0) -> Tensor:
         n, d = self.inputs.shape
@@ -161,8 +140,7 @@ class TwoLayerJacobian(Jacobian):
         for part in self._neurons():
             rows = self._head_rows(part).reshape(-1, self.n_inputs)
             if isinstance(weights, float | int):
-                total += (weights * rows.T @ rows).view(n, d, n, d)
-                total += weights * self._layer_gram(part)
+                total += (weights * rows.T @ rows).view(n, d, n, d) + weights * self._layer_gram(part)
             else:
                 own = weights["head"][:, part.where].reshape(-1, 1)
                 total += ((own * rows).T @ rows).view(n, d, n, d)
@@ -266,13 +244,8 @@ def moments_noise(sensitivity: float, epsilon: float, delta: float) -> float:
     The minimum over all orders in closed form: `mu = sensitivity / std` solves `mu^2 / 2 + mu sqrt(2 log 1/delta) =
     epsilon`. The exact noise, by `lit_recon.privacy.gaussian_mu`, is a little less.
 
-    Args:
-        sensitivity: in L2, above 0.
-        epsilon: above 0.
-        delta: strictly between 0 and 1.
-
     Raises:
-        ConfigError: a number out of its range.
+        ConfigError: sensitivity or epsilon not above 0, or delta not strictly between 0 and 1.
 
     Source: [Liu2025], proposition A.1; the lemma is theorem 2 of Abadi et al. 2016.
 
@@ -300,11 +273,8 @@ class Slope(NamedTuple):
 def log_slope(xs: Sequence[float], ys: Sequence[float], confidence: float = 0.95) -> Slope:
     """Least squares of `log y` on `log x`, with the interval of Student's t.
 
-    The interval assumes a straight line: it is wide where points scatter or lie on a curve.
-
-    Args:
-        xs, ys: positive; repeated measurements share an x.
-        confidence: of the interval.
+    The interval assumes a straight line: it is wide where points scatter or lie on a curve. Repeated measurements share
+    an x.
 
     Raises:
         ConfigError: fewer than three points, fewer than two different x, or a value without a logarithm.
@@ -331,12 +301,7 @@ def log_slope(xs: Sequence[float], ys: Sequence[float], confidence: float = 0.95
 
 
 class Rate(NamedTuple):
-    """Orders of the reconstruction error.
-
-    Attributes:
-        upper: error of the tensor attack.
-        lower: lower bound on the error of every attack.
-    """
+    """Orders of the reconstruction error: of the tensor attack, and the lower bound for every attack."""
 
     upper: str
     lower: str

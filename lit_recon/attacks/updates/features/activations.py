@@ -16,23 +16,18 @@ from lit_recon.errors import UnsupportedModelError
 
 Elementwise = Callable[[Tensor], Tensor]
 
-#: Integration limit: a standard normal beyond it is negligible in double precision.
-_TAIL = 14.0
-#: Panels on either side of the kink, and Gauss-Legendre nodes in each: error below 1e-13 for all activations here.
-_PANELS, _NODES = 14, 24
+#: Integration limit: a standard normal beyond it is negligible in double precision. Panels on either side of the kink,
+#: and Gauss-Legendre nodes in each: error below 1e-13 for all activations here.
+_TAIL, _PANELS, _NODES = 14.0, 14, 24
 #: Smallest usable Hermite coefficient, relative to the activation's standard deviation.
 USABLE = 1e-3
 
 
 @dataclass(frozen=True)
 class Activation:
-    """An elementwise activation.
+    """An elementwise activation `value` with its first two derivatives.
 
-    Attributes:
-        name: of the activation.
-        value, slope, curvature: the function and its first two derivatives.
-        smooth: the slope is continuous; else there is a kink at zero, as in a ReLU.
-        odd: `value(-z) = -value(z)`.
+    A `smooth` one has a continuous slope; else there is a kink at zero, as in a ReLU. `odd`: `value(-z) = -value(z)`.
     """
 
     name: str
@@ -46,12 +41,8 @@ class Activation:
 def hermite_coefficients(activation: Activation, order: int = 4, shift: float = 0.0) -> list[float]:
     """E[activation(s + shift) He_p(s)] for s ~ N(0, 1) and p = 0 to `order`, by composite Gauss-Legendre quadrature.
 
-    By Stein's identity these are the mean p-th derivatives, the factors of a gradient's p-th moment.
-
-    Args:
-        activation: smooth apart from zero.
-        order: of the highest coefficient.
-        shift: bias of the neurons.
+    By Stein's identity these are the mean p-th derivatives, the factors of a gradient's p-th moment. `activation` is
+    smooth apart from zero; `shift` is the bias of the neurons.
 
     Source: [Wang2023], section 4 (nu and lambda); Stein 1981.
 

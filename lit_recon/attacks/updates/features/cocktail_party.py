@@ -27,9 +27,8 @@ class CocktailParty(FeatureRecovery):
         + non_negativity * mean_i min(|relu(-S'_i)|, |relu(S'_i)|) + sparsity * mean |S'|
 
     with unmixing rows w_i of unit norm, S = W X whitened and centered over entries, and S' with the mean added again.
-    Assumes independent, non-Gaussian features; uses neither weights nor activation, and has no
-    certificate. Signs follow from the gradient of the layer's bias, the same mixture of ones, and labels from
-    the head's gradient.
+    Assumes independent, non-Gaussian features; uses neither weights nor activation, and has no certificate. Signs
+    follow from the gradient of the layer's bias, the same mixture of ones, and labels from the head's gradient.
 
     Args:
         decorrelation, sharpness: weight and exponent of the second term.
@@ -58,10 +57,9 @@ class CocktailParty(FeatureRecovery):
     ) -> None:
         if min(decorrelation, sharpness, non_negativity, sparsity, negentropy) < 0 or steps < 1 or lr <= 0:
             raise ConfigError(
-                f"CocktailParty needs weights of at least 0, steps >= 1 and lr > 0; "
-                f"got decorrelation={decorrelation:g}, "
-                f"sharpness={sharpness:g}, non_negativity={non_negativity:g}, sparsity={sparsity:g}, "
-                f"negentropy={negentropy:g}, steps={steps}, lr={lr:g}"
+                f"CocktailParty needs weights of at least 0, steps >= 1 and lr > 0; got decorrelation="
+                f"{decorrelation:g}, sharpness={sharpness:g}, non_negativity={non_negativity:g}, "
+                f"sparsity={sparsity:g}, negentropy={negentropy:g}, steps={steps}, lr={lr:g}"
             )
         self.decorrelation, self.sharpness = decorrelation, sharpness
         self.non_negativity, self.sparsity = non_negativity, sparsity

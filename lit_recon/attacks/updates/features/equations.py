@@ -90,24 +90,24 @@ class FeatureEquations:
         rows: Tensor | None = None,
         noise: GradientNoise | None = None,
     ) -> FeatureEquations:
-        """Equations in an orthonormal basis `(d, r)`.
+        """Equations in an orthonormal basis `(d, r)` of the span of the features.
 
         Args:
             seen: the observed layer.
-            basis: of the span of the features.
+            basis: orthonormal.
             projected: `(m, r)`, the layer's gradient in the basis; default: by projection.
             head_mask: `(k, m)` bool: observed entries of the head's gradient.
             rows: `(m,)` bool: neurons whose `projected` row is known; bias gradients are used if None.
             noise: in the gradients, by which their residuals are weighted.
         """
+        if projected is None:
+            projected = seen.weight_gradient @ basis
         equations = FeatureEquations(
             directions=seen.weight @ basis,
             bias=seen.bias,
             head=seen.head_weight,
             head_gradient=seen.head_gradient,
-            gradient=torch.cat(
-                [seen.weight_gradient @ basis if projected is None else projected, seen.bias_gradient[:, None]], dim=1
-            ),
+            gradient=torch.cat([projected, seen.bias_gradient[:, None]], dim=1),
             activation=seen.activation,
             head_mask=None if head_mask is None else head_mask.to(basis.dtype),
             rows=torch.ones_like(seen.bias) if rows is None else rows.to(basis.dtype),
@@ -122,12 +122,9 @@ class FeatureEquations:
         return len(self.head)
 
     def normal_system(self, features: Tensor, deltas: Tensor, weighted: bool = True) -> NormalSystem:
-        """Gauss-Newton system at features `(n, r)` and deltas `(n, k)`; the Jacobian is never formed.
+        """Gauss-Newton system at features `(n, r)` and deltas `(n, k)`, of head and, if `weighted`, layer.
 
-        Args:
-            features: coordinates `c`.
-            deltas: loss derivatives.
-            weighted: include the layer's gradient besides the head's.
+        The Jacobian is never formed.
         """
         n, r = features.shape
         k = self.n_classes
@@ -172,7 +169,7 @@ class FeatureEquations:
         return head**2 + (weight**2 if weighted or not self.head_gradient.any() else 0.0)
 
     def residuals(self, features: Tensor, deltas: Tensor) -> Residuals:
-        """Relative residuals, each at least 0; both 0 up to rounding at the truth."""
+        """Relative residuals, both 0 up to rounding at the truth."""
         at = self._at(features, deltas)
         head_square, weight_square = self._scales()
         head = float(at.head_residual.square().sum()) / head_square if head_square else 0.0
@@ -184,9 +181,9 @@ class FeatureEquations:
         return deltas if self.combinations is None else deltas @ self.combinations
 
     def with_fixed_sides(self, features: Tensor, trust: Tensor) -> FeatureEquations:
-        """The equations with the active set of the ReLU fixed at `features`.
+        """The equations with the active set of the ReLU fixed at `features`: bilinear in features and deltas.
 
-        They are bilinear in features and deltas. `trust` `(m,)` multiplies the weights of the neurons.
+        `trust` `(m,)` multiplies the weights of the neurons.
         """
         sides = self.activation.slope(features @ self.directions.T + self.bias)
         return replace(self, sides=sides, rows=self.rows * trust)

@@ -28,22 +28,20 @@ _ROUNDS, _GAIN, _ITERATIONS = 6, 1e-5, 5
 
 
 def fit_everywhere(
-    seen: LayerGradient,
+    everywhere: MaskedEquations,
     basis: Tensor,
     within: Callable[[Tensor], FeatureEquations],
-    everywhere: MaskedEquations,
     tolerance: float,
-    iterations: int = 60,
-    seed: int = 0,
+    iterations: int,
+    seed: int,
 ) -> Polished:
     """Rounds from a basis on, until the certificate holds or does not improve.
 
     Args:
-        seen: layer and head.
+        everywhere: equations in all coordinates, for the certificate.
         basis: `(d, r)`, initial.
         within: equations in a basis.
-        everywhere: equations in all coordinates, for the certificate.
-        tolerance: of their certificate.
+        tolerance: of the certificate.
         iterations: largest number in the polish within a basis.
         seed: of starts.
     """
@@ -51,7 +49,7 @@ def fit_everywhere(
     lowest = math.inf
     for _ in range(_ROUNDS):
         equations = within(basis)
-        inside = polish(equations, _start(seen, equations, basis, seed), iterations)
+        inside = polish(equations, _start(everywhere.seen, equations, basis, seed), iterations)
         outside = inside.features @ basis.T, equations.by_class(inside.deltas)
         found = masked_polish(everywhere, *outside, iterations=_ITERATIONS * iterations)
         head, weight, _, _ = everywhere.value_and_gradient(found.features, found.deltas)
@@ -71,11 +69,7 @@ def has_moments(seen: LayerGradient) -> bool:
 
 
 def head_span(seen: LayerGradient, seed: int = 0) -> Tensor:
-    """Approximate span `(d, n)` from moments of the head's gradient.
-
-    Raises:
-        UnsupportedModelError: the activation has no usable moments.
-    """
+    """Approximate span `(d, n)` from moments of the head's gradient; see `moment_span`."""
     rows = seen.gaussian_rows()
     return moment_span(rows.head_gradient, rows.weight, seen.activation, seen.n_examples, True, seed=seed)
 
@@ -97,10 +91,8 @@ def _start(seen: LayerGradient, equations: FeatureEquations, basis: Tensor, seed
     return neuron_ica_start(equations.gradient[:, :-1], seed)
 
 
-#: Entries per example that must be observed for a neuron to count as known.
-_MARGIN = 2
-#: Relative ridge, for neurons without observed entries.
-_RIDGE = 1e-12
+#: Entries per example that must be observed for a neuron to count as known; relative ridge, for neurons without any.
+_MARGIN, _RIDGE = 2, 1e-12
 #: The search ends if the residual decreases by less than this share for some sweeps, or reaches rounding.
 _COMPLETION_GAIN, _PATIENCE, _ROUNDING = 1e-3, 5, 1e-8
 
@@ -115,16 +107,9 @@ class Completion(NamedTuple):
 
 
 def complete(gradient: Tensor, observed: Tensor, rank: int, sweeps: int = 200) -> Completion:
-    """Alternating least squares for `gradient = projected basis^T` on the observed entries only.
+    """Alternating least squares for `gradient = projected basis^T` `(m, d)` on the `observed` entries only.
 
-    Zeros of a pruned or dropped gradient count as missing. Two sweeps cost O(m d r^2), memory is
-    O((m + d) r^2 + m d).
-
-    Args:
-        gradient: `(m, d)`; entries outside the mask are ignored.
-        observed: `(m, d)` bool.
-        rank: number of examples.
-        sweeps: largest number.
+    `rank` is the number of examples. Two sweeps cost O(m d r^2), memory is O((m + d) r^2 + m d).
     """
     mask = observed.to(gradient.dtype)
     values = gradient * mask
@@ -134,7 +119,7 @@ def complete(gradient: Tensor, observed: Tensor, rank: int, sweeps: int = 200) -
     if int(known.sum()) < _MARGIN * rank:
         known = mask.any(dim=1)
     rows = known.to(gradient.dtype)[:, None]
-    last, patience = float("inf"), _PATIENCE
+    last, patience = math.inf, _PATIENCE
     for _ in range(sweeps):
         projected = _masked_solve(values, mask, basis)
         basis = torch.linalg.qr(_masked_solve((values * rows).T, (mask * rows).T, projected)).Q

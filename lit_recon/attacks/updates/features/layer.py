@@ -32,7 +32,6 @@ class LayerGradient:
         activation: of the neurons.
         gaussian: `(m,)` bool: neurons with independent weights from N(0, I).
         n_examples: batch size.
-        unit: inputs x are known to have unit norm.
     """
 
     weight: Tensor
@@ -45,11 +44,9 @@ class LayerGradient:
     activation: Activation
     gaussian: Tensor
     n_examples: int
-    unit: bool = True
 
     def __post_init__(self) -> None:
-        m, d = self.weight.shape
-        k = len(self.head_weight)
+        (m, d), k = self.weight.shape, len(self.head_weight)
         expected = {
             "bias": (m,),
             "head_weight": (k, m),
@@ -60,11 +57,8 @@ class LayerGradient:
             "gaussian": (m,),
         }
         for name, shape in expected.items():
-            if tuple(getattr(self, name).shape) != shape:
-                raise ShapeError(
-                    f"a layer of weight {m, d} and a head of {k} outputs need {name} {shape}; "
-                    f"got {tuple(getattr(self, name).shape)}"
-                )
+            if (got := tuple(getattr(self, name).shape)) != shape:
+                raise ShapeError(f"a layer of weight {m, d} and a head of {k} outputs need {name} {shape}; got {got}")
         if not 1 <= self.n_examples <= d:
             raise UnsupportedModelError(
                 f"features of {self.n_examples} examples cannot be separated in {d} dimensions: "
@@ -154,19 +148,17 @@ class ObservedEntries(NamedTuple):
 
 
 def observed_entries(seen: LayerGradient) -> ObservedEntries:
-    """Observed entries of the gradients of layer and head; if some zeros must be missing entries, all count as such.
+    """Observed entries of the gradients of layer and head, where more than a few scattered zeros are missing entries.
 
-    Some zeros are no missing entries: a feature that is zero in all examples leaves a column of the layer's gradient, a
-    class without a derivative a row of the head's, and a neuron that is inactive for all examples a row of the layer's
-    and a column of the head's. Zeros scattered over the rest are missing entries.
+    Not scattered are the zeros of a feature that is zero in all examples, a column of the layer's gradient; of a class
+    without a derivative, a row of the head's; and of a neuron that is inactive for all examples, a row of the layer's
+    and a column of the head's.
     """
     layer, head = seen.weight_gradient != 0, seen.head_gradient != 0
-    silent = torch.zeros_like(seen.gaussian)
-    if not seen.activation.smooth:
-        silent = ~layer.any(dim=1) if not seen.has_head else ~(layer.any(dim=1) | head.any(dim=0))
+    active = layer.any(dim=1) | head.any(dim=0) | seen.activation.smooth
     return ObservedEntries(
-        layer if _scattered(layer[~silent][:, layer.any(dim=0)]) else None,
-        head if _scattered(head[head.any(dim=1)][:, ~silent]) else None,
+        layer if _scattered(layer[active][:, layer.any(dim=0)]) else None,
+        head if _scattered(head[head.any(dim=1)][:, active]) else None,
     )
 
 
@@ -199,18 +191,15 @@ def gradient_noise(seen: LayerGradient) -> GradientNoise | None:
 
     Without noise neither gradient has a rank above the batch size; the components beyond are noise, a known share of
     all noise. If the head has too few classes for components beyond, its noise is assumed equal to that of the layer.
-
-    Source: the residual variance of a regression on `rank` directions.
     """
     weight = seen.weight_gradient
     layer = _beyond(weight, seen.n_examples)
     if layer is None or layer <= _ROUNDING * float(weight.square().mean().sqrt()):
         return None
-    released = seen.head_gradient
-    head = _beyond(released, seen.n_examples) if seen.has_head else None
-    return GradientNoise(
-        layer, layer if head is None else max(head, _ROUNDING * float(released.square().mean().sqrt()))
-    )
+    head = _beyond(seen.head_gradient, seen.n_examples) if seen.has_head else None
+    if head is None:
+        return GradientNoise(layer, layer)
+    return GradientNoise(layer, max(head, _ROUNDING * float(seen.head_gradient.square().mean().sqrt())))
 
 
 def _beyond(gradient: Tensor, rank: int) -> float | None:

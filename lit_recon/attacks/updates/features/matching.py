@@ -42,12 +42,6 @@ class FeatureTerm(ABC):
             ConfigError: see the class.
         """
 
-    def weighing(self, weight: float) -> FeatureTerm:
-        """The same term with another weight."""
-        other = copy(self)
-        other.weight = weight
-        return other
-
     def unsigned(self) -> FeatureTerm:
         """The term to use if a recovery did not determine the signs of its features."""
         return self
@@ -107,15 +101,10 @@ class SubspaceDistance(FeatureTerm):
 
 
 def assigned(recovered: RecoveredFeatures, features: Tensor, labels: Tensor | None = None) -> Tensor:
-    """Recovered features `(n, d)` in the order of candidates with features `(n, d)`.
+    """Recovered features `(n, d)` in the order of candidates with features `(n, d)` and perhaps known labels `(n,)`.
 
-    Maximizes the sum of cosines, or of |cos| if signs are unknown; candidates with labels are first assigned
-    features of the same label. Candidates beyond the number of recovered features take the most similar one.
-
-    Args:
-        recovered: at least one feature.
-        features: of the candidates, e.g. of their starting images.
-        labels: `(n,)` of the candidates; None: unknown.
+    Maximizes the sum of cosines, or of |cos| if signs are unknown; candidates with labels are first assigned features
+    of the same label. Candidates beyond the number of recovered features take the most similar one.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -132,13 +121,9 @@ def assigned(recovered: RecoveredFeatures, features: Tensor, labels: Tensor | No
 
 
 class FeatureMap:
-    """Features of candidate images at the input of the wide feature layer, `(n, d)` of unit norm.
+    """Features of candidate images at the input of the wide feature layer, `(n, d)` of unit norm, differentiable.
 
-    Differentiable in the images; uses parameters and buffers of the observation.
-
-    Args:
-        observation: of a model with a wide feature layer.
-        batch_norm: mode of BatchNorm layers, as in the client.
+    Uses the observation's parameters and buffers; `batch_norm` is the mode of BatchNorm layers in the client.
 
     Raises:
         UnsupportedModelError: no wide feature layer.
@@ -174,11 +159,7 @@ class _Directions(nn.Module):
 class FeaturePenalty:
     """The feature penalty for one victim.
 
-    Attributes:
-        recovered: the victim's features.
-        features_of: maps candidate images to their features.
-        term: the penalty.
-        weights: of the penalty, one per restart in turn; none: that of the term.
+    `weights` are those of the penalty, one per restart in turn; none: that of the term.
     """
 
     recovered: RecoveredFeatures
@@ -226,7 +207,9 @@ class FeaturePenalty:
         """The penalty of one restart, counted from 0."""
         if not self.weights:
             return self
-        return replace(self, term=self.term.weighing(self.weights[number % len(self.weights)]))
+        term = copy(self.term)
+        term.weight = self.weights[number % len(self.weights)]
+        return replace(self, term=term)
 
     def labels(self, images: Tensor, labels: Tensor) -> Tensor:
         """The labels, unchanged: candidates are already in their order."""
@@ -273,10 +256,8 @@ class FeatureMatching:
         """
         recovered = self.recovery(observation)
         term = self.term
-        if self.recovery.knows_signs and not recovered.signed:
-            term = self.term.unsigned()
-            if term is not self.term:
-                lost = f"their signs are unknown, so {type(term).__name__} replaces {type(self.term).__name__}"
-                recovered = replace(recovered, notes=(*recovered.notes, lost))
+        if self.recovery.knows_signs and not recovered.signed and (term := self.term.unsigned()) is not self.term:
+            lost = f"their signs are unknown, so {type(term).__name__} replaces {type(self.term).__name__}"
+            recovered = replace(recovered, notes=(*recovered.notes, lost))
         term.check(recovered)
         return FeaturePenalty(recovered, FeatureMap(observation, observation.operator.batch_norm), term, self.weights)

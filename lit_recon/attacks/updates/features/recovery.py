@@ -21,8 +21,7 @@ class RecoveredFeatures:
         features: `(r, d)`, float64 rows of unit norm; `r` is the batch size unless features coincide.
         span: `(d, r)` orthonormal: often more accurate than single features.
         method: its name.
-        certificate: sum of the relative residuals of the gradients implied by the features; None if the
-            method has none. Does not use the true features.
+        certificate: sum of the relative residuals of the gradients that the features imply, if the method has one.
         exact: the certificate holds.
         signed: the signs of features are known.
         labels: `(r,)` class of each feature, if the method finds it.

@@ -237,7 +237,7 @@ def _in_span(seen: LayerGradient, entries: ObservedEntries) -> _Setting:
     """The problem in the span of the layer's gradient or of its completion."""
     notes = [] if seen.has_head else ["the head released no gradient: only the layer's own is used"]
     if entries.layer is None:
-        basis = weight_span(seen.weight_gradient, seen.n_examples).basis
+        basis = weight_span(seen.weight_gradient, seen.n_examples)
         equations = FeatureEquations.of(seen, basis, head_mask=entries.head)
     else:
         basis, projected, known, _ = complete(seen.weight_gradient, entries.layer, seen.n_examples)

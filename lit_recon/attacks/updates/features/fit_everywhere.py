@@ -70,8 +70,7 @@ def has_moments(seen: LayerGradient) -> bool:
 
 def head_span(seen: LayerGradient, seed: int = 0) -> Tensor:
     """Approximate span `(d, n)` from moments of the head's gradient; see `moment_span`."""
-    rows = seen.gaussian_rows()
-    return moment_span(rows.head_gradient, rows.weight, seen.activation, seen.n_examples, True, seed=seed)
+    return moment_span(seen.gaussian_rows(), control_variates=True, seed=seed)
 
 
 def noisy_span(seen: LayerGradient, noise: GradientNoise, seed: int = 0) -> tuple[Tensor, str]:
@@ -81,7 +80,7 @@ def noisy_span(seen: LayerGradient, noise: GradientNoise, seed: int = 0) -> tupl
     # each of the n directions has 1 / n of the signal, and the noise of the other columns perpendicular to it
     turned = noise.layer * math.sqrt(gradient.shape[1] * seen.n_examples / max(signal, 1e-300))
     if turned < _TURNED or not has_moments(seen):
-        return weight_span(gradient, seen.n_examples).basis, "the layer's span"
+        return weight_span(gradient, seen.n_examples), "the layer's span"
     return head_span(seen, seed), "moments"
 
 

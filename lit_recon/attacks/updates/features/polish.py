@@ -33,15 +33,10 @@ class Polished(NamedTuple):
 
 
 def polish(equations: FeatureEquations, start: Tensor, iterations: int = 60) -> Polished:
-    """Levenberg-Marquardt from directions `(n, r)` of unknown sign and order.
+    """Levenberg-Marquardt from directions `(n, r)`, unit rows of unknown sign and order.
 
     For an activation with a kink the layer's gradient is discontinuous in the features, so the search first uses the
-    head's gradient alone.
-
-    Args:
-        equations: to solve.
-        start: rows of unit norm.
-        iterations: largest number of steps in each of the two stages.
+    head's gradient alone. `iterations` is the largest number of steps in each of the two stages.
     """
     features = with_signs(equations, start)
     deltas, _ = equations.best_deltas(features)
@@ -76,16 +71,16 @@ def with_signs(equations: FeatureEquations, start: Tensor) -> Tensor:
         dual = torch.linalg.lstsq(gradient[:, :-1], gradient[:, -1:]).solution
         features = torch.where(start @ dual < 0, -start, start)
     _, best = equations.best_deltas(features)
-    improved = True
-    while improved:
-        improved = False
+    while True:
+        before = best
         for i in range(len(features)):
             flipped = features.clone()
             flipped[i] = -flipped[i]
             _, objective = equations.best_deltas(flipped)
             if objective < 0.999 * best:
-                features, best, improved = flipped, objective, True
-    return features
+                features, best = flipped, objective
+        if best == before:
+            return features
 
 
 def _levenberg_marquardt(
@@ -130,8 +125,7 @@ class MaskedEquations:
 
     Args:
         seen: layer and head.
-        weight_mask: `(m, d)` observed entries of the layer's gradient; None: all.
-        head_mask: `(k, m)` the same for the head; None: all.
+        weight_mask, head_mask: `(m, d)`, `(k, m)`: observed entries of the gradients of layer and head; None: all.
         noise: in the gradients, by which residuals are divided: their squares then sum to about 1. None:
             each is divided by its observed gradient.
     """
@@ -157,10 +151,8 @@ class MaskedEquations:
     ) -> tuple[float, float, Tensor, Tensor]:
         """Squared relative residuals of head and layer, and half the derivatives of their sum.
 
-        Args:
-            features: `(n, d)`.
-            deltas: `(n, k)`.
-            sides: `(n, m)` fixed slopes of a ReLU; None: its slopes at `features`.
+        At features `(n, d)` and deltas `(n, k)`. `sides` `(n, m)` are fixed slopes of a ReLU; None: those at the
+        features.
         """
         seen, of = self.seen, self.seen.activation
         z = features @ seen.weight.T + seen.bias
@@ -200,12 +192,7 @@ class MaskedEquations:
 def masked_polish(equations: MaskedEquations, features: Tensor, deltas: Tensor, iterations: int = 300) -> Polished:
     """L-BFGS from features `(n, d)` and deltas `(n, k)`; the better of start and end by the certificate.
 
-    Features are kept at unit norm: long ones with small deltas are a spurious minimum.
-
-    Args:
-        equations: on observed entries.
-        features, deltas: the start.
-        iterations: in total.
+    Features are kept at unit norm: long ones with small deltas are a spurious minimum. `iterations` are in total.
     """
     features = torch.nn.functional.normalize(features, dim=1)
     best = Polished(features, deltas, equations.certificate(features, deltas))

@@ -70,9 +70,7 @@ def kuleshov(stack: Tensor, seed: int = 0) -> Decomposition:
 def joint_diagonalization(stack: Tensor, seed: int = 0) -> Decomposition:
     """The result with the smaller residual of Kuleshov's algorithm and Jennrich's with alternating least squares.
 
-    Args:
-        stack: `(l, r, r)`, symmetric, in double precision.
-        seed: of the random combinations.
+    The `stack` is `(l, r, r)`, symmetric, in double precision.
     """
     if stack.shape[1] == 1:
         return Decomposition(torch.ones(1, 1, dtype=stack.dtype), 0.0)
@@ -149,10 +147,8 @@ def neuron_ica_start(projected: Tensor, seed: int = 0) -> Tensor:
 ZERO = 1e-4
 #: Smallest share of neurons with zero derivative of an example; one half is expected.
 SHARE = 0.42
-#: Number of neurons for a first test of a candidate.
-_PROBES = 400
-#: Candidates closer than this count as equal.
-_SAME = 1 - 1e-6
+#: Number of neurons for a first test of a candidate; absolute cosine from which candidates count as equal.
+_PROBES, _SAME = 400, 1 - 1e-6
 
 
 def null_vector_start(projected: Tensor, seed: int = 0, max_samples: int = 200_000, chunk: int = 4000) -> Tensor | None:
@@ -163,29 +159,23 @@ def null_vector_start(projected: Tensor, seed: int = 0, max_samples: int = 200_0
     sparse as that example's column of D. This takes 2^(r-1) / r samples on average. Zeros of neurons that are inactive
     for all examples count too, as zeros of every column.
 
-    Args:
-        projected: layer gradient in an orthonormal basis of its span.
-        seed: of the samples.
-        max_samples: largest number of samples.
-        chunk: samples processed together.
-
     Source: Dimitrov et al. 2024 (SPEAR), with a whitened null vector and zeros counted over all neurons.
     """
     m, r = projected.shape
     whitened, mixing = torch.linalg.qr(projected)
-    whitened = whitened * m**0.5
-    active = projected.norm(dim=1) > 1e-9 * projected.norm(dim=1).max()
-    candidates = whitened[active]
+    norms = projected.norm(dim=1)
+    active = norms > 1e-9 * norms.max()
+    candidates = (whitened * m**0.5)[active]
     if len(candidates) < r:
         return None
+    if r == 1:
+        return projected.new_ones(1, 1)
     share = (SHARE - float((~active).double().mean())) / float(active.double().mean())
     generator = torch.Generator().manual_seed(seed)
     probes = candidates[torch.randperm(len(candidates), generator=generator)[:_PROBES]]
     found: list[tuple[float, Tensor]] = []
     for _ in range(-(-max_samples // chunk)):
-        rows = candidates[torch.randint(len(candidates), (chunk, max(r - 1, 1)), generator=generator)]
-        if r == 1:
-            return projected.new_ones(1, 1)
+        rows = candidates[torch.randint(len(candidates), (chunk, r - 1), generator=generator)]
         null = torch.linalg.eigh(rows.transpose(1, 2) @ rows).eigenvectors[:, :, 0]
         promising = ((probes @ null.T).abs() < ZERO).double().mean(dim=0) > share
         for q in null[promising]:

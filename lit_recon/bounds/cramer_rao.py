@@ -117,11 +117,7 @@ EVERY_ATTACK = "every attack, biased or not, on average over inputs drawn from t
 
 @dataclass(frozen=True)
 class GaussianPrior:
-    """Inputs drawn independently from one normal distribution, of `covariance` `(d, d)`, positive definite.
-
-    >>> GaussianPrior.isotropic(3, variance=0.5).precision(n=2).diagonal().tolist()
-    [2.0, 2.0, 2.0, 2.0, 2.0, 2.0]
-    """
+    """Inputs drawn independently from one normal distribution, of `covariance` `(d, d)`, positive definite."""
 
     covariance: Tensor
 

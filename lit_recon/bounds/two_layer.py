@@ -114,10 +114,6 @@ class TwoLayerJacobian(Jacobian):
     """Jacobian of a two-layer network's update with respect to a batch of inputs `(n, d)`; targets are known.
 
     It is computed in chunks of neurons; default: as many as fit into about 30 MB.
-
-    >>> net = TwoLayerNet(torch.randn(9, 3), torch.zeros(9), torch.randn(1, 9), _Square())
-    >>> TwoLayerJacobian(net, torch.randn(2, 3), torch.ones(2, 1)).gram().shape
-    torch.Size([6, 6])
     """
 
     def __init__(self, net: TwoLayerNet, inputs: Tensor, targets: Tensor, chunk: int | None = None) -> None:

@@ -42,11 +42,7 @@ def clipped_examples(gradients: Update, bound: float) -> Update:
 
 
 def clip_factors(squared: Tensor, bound: float) -> Tensor:
-    """The factors, at most 1, that clip gradients of the given squared norms; elementwise.
-
-    >>> clip_factors(torch.tensor([0.25, 16.0]), bound=1.0)
-    tensor([1.0000, 0.2500])
-    """
+    """The factors, at most 1, that clip gradients of the given squared norms; elementwise."""
     norm = root(squared)
     return torch.where(norm > bound, bound / norm, 1.0)
 

@@ -37,9 +37,6 @@ def gaussian_log_delta(mu: float, epsilon: float) -> float:
 
     The two terms are `phi(low) R(low)` and `phi(low) R(high)` with Mills' ratio `R`, which does not overflow. `epsilon`
     is any real number.
-
-    >>> round(math.exp(gaussian_log_delta(mu=1.0, epsilon=1.0)), 10)
-    0.1269367375
     """
     if not 0 < mu < math.inf:
         raise ConfigError(f"mu must be above 0 and finite; got {mu}: it is sensitivity over standard deviation")
@@ -71,11 +68,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
-    """The largest `mu`, that is the least noise, that keeps (epsilon, delta), with an epsilon of at least 0.
-
-    >>> round(gaussian_mu(epsilon=10.0, delta=1e-5), 5)
-    2.00045
-    """
+    """The largest `mu`, that is the least noise, that keeps (epsilon, delta), with an epsilon of at least 0."""
     goal = log_of_delta(delta)
     if not 0 <= epsilon < math.inf:
         raise ConfigError(f"epsilon must be at least 0 and finite; got {epsilon}")
@@ -101,9 +94,6 @@ def renyi_curve(
         steps: number of releases.
         sampling_rate: probability of a record to be in a batch, in (0, 1].
         orders: each above 1.
-
-    >>> renyi_curve(noise_multiplier=2.0, steps=4, orders=[3.0])
-    [1.5]
     """
     if noise_multiplier <= 0 or steps < 1 or not 0 < sampling_rate <= 1 or min(orders, default=0) <= 1:
         raise ConfigError(

@@ -170,11 +170,7 @@ class PoissonSGD(NoisySGD):
 def noisy_sgd(
     noise_multiplier: float, steps: int, sampling_rate: float = 1.0, neighbors: Neighbors = "add_or_remove_one"
 ) -> NoisySGD:
-    """Exact accounting for full batches, privacy-loss distributions for sampled ones.
-
-    >>> noisy_sgd(noise_multiplier=1.0, steps=10)
-    FullBatchSGD(noise_multiplier=1.0, steps=10, neighbors='add_or_remove_one')
-    """
+    """Exact accounting for full batches, privacy-loss distributions for sampled ones."""
     if sampling_rate == 1:
         return FullBatchSGD(noise_multiplier, steps, neighbors)
     return PoissonSGD(noise_multiplier, steps, neighbors, sampling_rate)
@@ -209,9 +205,6 @@ def calibrate_noise(
     Raises:
         ConfigError: epsilon is not above 0, delta not strictly between 0 and 1, there is no step, or delta exceeds a
             record's probability of being used at all, so that no noise is needed.
-
-    >>> round(calibrate_noise(epsilon=1000.0, delta=1e-5, steps=100), 6)
-    0.245818
     """
     if not epsilon > 0 or steps < 1:
         raise ConfigError(

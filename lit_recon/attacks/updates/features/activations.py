@@ -45,9 +45,6 @@ def hermite_coefficients(activation: Activation, order: int = 4, shift: float = 
     smooth apart from zero; `shift` is the bias of the neurons.
 
     Source: [Wang2023], section 4 (nu and lambda); Stein 1981.
-
-    >>> [round(c, 4) for c in hermite_coefficients(RELU)]
-    [0.3989, 0.5, 0.3989, 0.0, -0.3989]
     """
     nodes, weights = legendre.leggauss(_NODES)
     # panels end at the kink: the rule needs smooth integrands
@@ -78,9 +75,6 @@ def activation_of(layer: nn.Module) -> Activation:
 
     Raises:
         UnsupportedModelError: its derivatives are not known here.
-
-    >>> activation_of(nn.Tanh()).name
-    'tanh'
     """
     known = _BY_LAYER.get(type(layer))
     standard = getattr(layer, "approximate", "none") == "none" and getattr(layer, "alpha", 1.0) == 1.0

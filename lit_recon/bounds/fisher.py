@@ -49,9 +49,8 @@ class GaussianRelease:
 
     def mean(self, update: Update) -> Update:
         """The release without the noise."""
-        norm = _norm(update)
+        norm, kept = _norm(update), self.kept
         factor = float(self.bound / norm) if norm > self.bound else 1.0
-        kept = self.kept
         return {name: factor * (value if kept is None else kept[name] * value) for name, value in update.items()}
 
     def drawn(self, update: Update, generator: torch.Generator) -> Update:
@@ -201,8 +200,8 @@ def example_clipped_information(
 
     Args:
         jacobian: of the gradient summed over the batch, columns example after example.
-        examples: gradients of the single examples.
-        bound: largest norm of one of them, above 0.
+        examples: gradients of the single examples, each clipped to a norm of at most `bound`, above 0.
+        bound: absolute.
         std: of the noise on every coordinate of the mean.
     """
     n = len(examples)
@@ -247,9 +246,9 @@ def autograd_jacobian(
     operation supports, for `chunk` columns at a time. There are fewer columns (pixels) than rows (parameters).
 
     Args:
-        function: from inputs to an update, made of operations that `torch.func` can transform. A client's operator
-            must be called with `functional=True`.
-        inputs: of any shape; in double precision if the information is to be inverted.
+        function: from inputs of any shape to an update, made of operations that `torch.func` can transform. A client's
+            operator must be called with `functional=True`.
+        inputs: in double precision if the information is to be inverted.
         chunk: columns at a time.
         largest: allowed number of entries.
 

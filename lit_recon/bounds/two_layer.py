@@ -13,8 +13,7 @@ and their Jacobians, by example and neuron,
 A row of the layer's Jacobian is a vector times a number, plus a multiple of a unit vector: its Gram matrix is a sum
 over neurons of products of the `Q`, in `m q^2` operations and `q^2` memory; the rows alone take `m d q`.
 
-Sources:
-    [Liu2025] Liu, Wang, Chen, Lei, appendix D; the Gram matrix's form is our own.
+Source: [Liu2025] Liu, Wang, Chen, Lei, appendix D; the Gram matrix's form is our own.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -194,29 +192,12 @@ class TwoLayerJacobian(Jacobian):
         return total
 
 
-class _Square:
-    """`z^2`, the activation of this module's examples."""
-
-    def value(self, z: Tensor, /) -> Tensor:
-        return z**2
-
-    def slope(self, z: Tensor, /) -> Tensor:
-        return 2 * z
-
-    def curvature(self, z: Tensor, /) -> Tensor:
-        return torch.full_like(z, 2.0)
-
-
 def replacement_sensitivity(net: TwoLayerNet, lipschitz: float = 1.0) -> float:
     """Upper bound on the L2 change of the summed gradient when one example is replaced by another.
 
     For the squared loss, inputs and targets of norm at most 1: with `S = sqrt(m) |s(0)| + L |W|`, by which
     `|s(W x)| <= S`, and the residual `R = |A| S + 1`, the norm of one example's gradient is at most
     `R sqrt(S^2 + (L |A|)^2)`, with operator norms throughout.
-
-    Args:
-        net: without biases.
-        lipschitz: `L` of the activation.
 
     Raises:
         UnsupportedModelError: another loss, or biases.
@@ -278,22 +259,16 @@ def log_slope(xs: Sequence[float], ys: Sequence[float], confidence: float = 0.95
     >>> log_slope([1, 2, 4], [3, 12, 48]).value
     2.0
     """
-    from scipy.stats import t
+    from scipy.stats import linregress, t
 
-    points = np.array([xs, ys], dtype=float)
-    if len(xs) != len(ys) or len(xs) < 3 or len(set(xs)) < 2 or not (np.isfinite(points) & (points > 0)).all():
+    if len(xs) != len(ys) or len(xs) < 3 or len(set(xs)) < 2 or not all(0 < v < math.inf for v in (*xs, *ys)):
         raise ConfigError(
             "a slope needs three or more points with two or more different x, positive and finite; got "
             f"{len(xs)} x and {len(ys)} y"
         )
-    x, y = np.log(points)
-    x = x - x.mean()
-    spread = float(x @ x)
-    value = float(x @ y) / spread
-    left = y - y.mean() - value * x
-    error = math.sqrt(float(left @ left) / (len(x) - 2) / spread)
-    margin = error * float(t.ppf((1 + confidence) / 2, len(x) - 2))
-    return Slope(round(value, 12), value - margin, value + margin)
+    line = linregress([math.log(x) for x in xs], [math.log(y) for y in ys])
+    margin = float(line.stderr * t.ppf((1 + confidence) / 2, len(xs) - 2))
+    return Slope(round(float(line.slope), 12), float(line.slope) - margin, float(line.slope) + margin)
 
 
 class Rate(NamedTuple):

@@ -35,15 +35,15 @@ def clip_norms_apart(neighbors: Neighbors) -> float:
 
 @dataclass(frozen=True)
 class NoisySGD(ABC):
-    """Privacy of training with a noisy sum of clipped gradients in each of `steps` steps; built by `noisy_sgd`.
+    """Privacy of training with a noisy sum of clipped gradients in each step; built by `noisy_sgd`.
 
     Args:
-        noise_multiplier: standard deviation of the noise on the sum of clipped gradients, over the clipping norm.
-        steps: number of releases.
+        noise_multiplier: standard deviation of the noise on the sum, over the clipping norm; above 0.
+        steps: number of releases, at least 1.
         neighbors: the relation between data sets for epsilon and delta.
 
     Raises:
-        ConfigError: the noise multiplier is not above 0 or there is no step.
+        ConfigError: a number out of its range.
     """
 
     noise_multiplier: float
@@ -108,14 +108,8 @@ class FullBatchSGD(NoisySGD):
 class PoissonSGD(NoisySGD):
     """Every record is in a step's batch with probability `sampling_rate`, independently; results are upper bounds.
 
-    They exceed the exact values by a relative 1e-6 to 1e-3, the latter for many steps or an epsilon of hundreds.
-
-    Args:
-        sampling_rate: probability of a record to be in a batch, in (0, 1].
-        grid_points: of the discretization of one step's privacy loss; the error falls with their square.
-
-    Raises:
-        ConfigError: the sampling rate is out of its range.
+    They exceed the exact values by a relative 1e-6 to 1e-3, the latter for many steps or an epsilon of hundreds. One
+    step's privacy loss is discretized to `grid_points`; the error falls with their square.
     """
 
     sampling_rate: float = 1.0
@@ -182,12 +176,10 @@ def _checked(epsilon: float) -> float:
     return epsilon
 
 
-#: Relative accuracy of the root for sampled batches.
-_ACCURACY = 1e-4
+#: Relative accuracy of the root for sampled batches; replacement for an epsilon of 0, which has no logarithm.
+_ACCURACY, _NOTHING = 1e-4, 1e-6
 #: A coarse grid overstates epsilon a little, which gives a little more noise and saves most of the time.
 _GRID_POINTS = 4_000
-#: Replaces an epsilon of 0, which has no logarithm.
-_NOTHING = 1e-6
 
 
 def calibrate_noise(

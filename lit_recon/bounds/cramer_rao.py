@@ -82,9 +82,7 @@ def cramer_rao(information: Tensor) -> ErrorBound:
 def unit_norm_cramer_rao(information: Tensor, inputs: Tensor) -> ErrorBound:
     """The bound for attacks that know `|x_i|`: `tr(U (U^T F U)^-1 U^T)` with `U` orthogonal to every input.
 
-    Args:
-        information: `(n d, n d)`, example after example.
-        inputs: `(n, d)`, none of them zero.
+    Inputs are `(n, d)`, none of them zero; the information is `(n d, n d)`, example after example.
 
     Raises:
         ShapeError: the information does not have the size of the inputs.
@@ -188,13 +186,8 @@ def likeliest_inputs(
 ) -> Tensor:
     """Inputs `(n, d)` that maximize the likelihood of the release, by damped Gauss-Newton steps from `start`.
 
-    Args:
-        net: the network.
-        start: `(n, d)`; the true inputs, for a check of the bound.
-        targets: known.
-        observed: update with noise; dropped coordinates are not used.
-        release: noise and mask, without clipping.
-        steps: largest number of steps; each is halved until the likelihood does not decrease.
+    Each step is halved until the likelihood does not decrease; dropped coordinates of `observed` are not used. For a
+    check of the bound, start at the true inputs.
 
     Raises:
         ConfigError: a clipped release, or fewer than one step.

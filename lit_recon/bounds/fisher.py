@@ -194,15 +194,9 @@ def example_clipped_information(
 ) -> tuple[Tensor, Update]:
     """Information in the mean of gradients clipped one by one, with noise `std` on the mean; and that mean.
 
-    An example's gradient depends on its own input only, so that the batch's Jacobian contains those of the examples:
-    block `i` of the columns becomes `c_i (I - u_i u_i^T) J_i / n`, with `c_i` the factor of its clip and the projection
-    only where that is below 1.
-
-    Args:
-        jacobian: of the gradient summed over the batch, columns example after example.
-        examples: gradients of the single examples, each clipped to a norm of at most `bound`, above 0.
-        bound: absolute.
-        std: of the noise on every coordinate of the mean.
+    An example's gradient depends on its own input only, so that the Jacobian of the summed gradient contains those of
+    the examples: block `i` of its columns becomes `c_i (I - u_i u_i^T) J_i / n`, with `c_i` the factor of its clip, by
+    which the norm is at most `bound`, and the projection only where that is below 1.
     """
     n = len(examples)
     d = jacobian.n_inputs // n
@@ -240,20 +234,15 @@ LARGEST = 50_000_000
 def autograd_jacobian(
     function: Callable[[Tensor], Update], inputs: Tensor, chunk: int = 16, largest: int = LARGEST
 ) -> DenseJacobian:
-    """The Jacobian of `function` at `inputs`, column by column.
+    """The Jacobian of `function` at `inputs` of any shape, column by column.
 
     `J^T u` is linear in `u`, so that its derivative along `v` is `J v`: both are computed in reverse mode, which every
-    operation supports, for `chunk` columns at a time. There are fewer columns (pixels) than rows (parameters).
-
-    Args:
-        function: from inputs of any shape to an update, made of operations that `torch.func` can transform. A client's
-            operator must be called with `functional=True`.
-        inputs: in double precision if the information is to be inverted.
-        chunk: columns at a time.
-        largest: allowed number of entries.
+    operation supports, for `chunk` columns at a time. There are fewer columns (pixels) than rows (parameters). The
+    function's operations must be such that `torch.func` can transform them; a client's operator must be called with
+    `functional=True`. Inputs are in double precision if the information is to be inverted.
 
     Raises:
-        ConfigError: the Jacobian would be larger, or `chunk` is below 1.
+        ConfigError: the Jacobian would have more than `largest` entries, or `chunk` is below 1.
 
     >>> jacobian = autograd_jacobian(lambda x: {"w": x**2}, torch.tensor([1.0, 3.0]))
     >>> jacobian.rows["w"]

@@ -205,14 +205,15 @@ def simulated_bound(
 ) -> Simulated:
     """The least `kappa e^c + E[(1 - e^(c - L))_+]` over `c`, with `L` the log-likelihood ratio of simulated outputs.
 
-    An estimate of the quantity that `profile_bound` bounds from above, too low by about its squared standard error.
+    An estimate of the quantity that `profile_bound` bounds from above, too low by about its squared standard error,
+    from `n_samples` trainings.
 
     Args:
         log_kappa: of the baseline error.
         noise_multiplier: standard deviation of the noise over the clipping norm, above 0.
         steps: number of releases.
         sampling_rate: probability of the record to be in a step's batch, in (0, 1].
-        n_samples, seed: number of simulated trainings, and of their random numbers.
+        n_samples, seed: number of trainings, and of their random numbers.
 
     Raises:
         ConfigError: also for a probability that is too small for so few samples.

@@ -195,9 +195,9 @@ class TwoLayerJacobian(Jacobian):
 def replacement_sensitivity(net: TwoLayerNet, lipschitz: float = 1.0) -> float:
     """Upper bound on the L2 change of the summed gradient when one example is replaced by another.
 
-    For the squared loss, inputs and targets of norm at most 1: with `S = sqrt(m) |s(0)| + L |W|`, by which
-    `|s(W x)| <= S`, and the residual `R = |A| S + 1`, the norm of one example's gradient is at most
-    `R sqrt(S^2 + (L |A|)^2)`, with operator norms throughout.
+    For the squared loss without biases, inputs and targets of norm at most 1: with `S = sqrt(m) |s(0)| + L |W|`, by
+    which `|s(W x)| <= S`, and the residual `R = |A| S + 1`, the norm of one example's gradient is at most `R sqrt(S^2 +
+    (L |A|)^2)`, with operator norms throughout and the activation's Lipschitz constant `L`.
 
     Raises:
         UnsupportedModelError: another loss, or biases.

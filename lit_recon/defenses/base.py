@@ -40,7 +40,7 @@ class Stage(IntEnum):
 
 
 class Batch(NamedTuple):
-    """A client's batch: `images` `(n, c, h, w)` in [0, 1], and `labels`: classes `(n,)` or probabilities `(n, k)`.
+    """A client's batch of images `(n, c, h, w)` in [0, 1], and labels: classes `(n,)` or probabilities `(n, k)`.
 
     `masks` are buffers of the model that differ between examples, by name, each `(n, ...)`.
     """
@@ -74,8 +74,9 @@ class Round(NamedTuple):
 class Defense:
     """No defense; a subclass overrides one or more of the methods `prepare` and `transform_*`.
 
-    Methods return new values and do not modify their arguments. All random numbers come from the generator, in the
-    order of the update's tensors. The object holds only settings: it can serve several clients and trainings.
+    Methods do not modify their arguments. All random numbers come from the generator, in the order of the update's
+    tensors. The object holds only settings, so that it can serve several clients and trainings; a constructor raises a
+    `ConfigError` for a setting out of its range.
 
     >>> class SignOnly(Defense):
     ...     def transform_update(self, update, round_, generator):
@@ -101,12 +102,10 @@ class Defense:
         )
 
     def prepare(self, model: nn.Module, batch_norm: BatchNormMode = "eval") -> nn.Module:
-        """The client's version of the global model, with the names and shapes of its parameters unchanged.
-
-        BatchNorm layers use running (`eval`) or batch statistics (`train`).
+        """The global model as the client uses it, with the names and shapes of its parameters unchanged.
 
         Raises:
-            UnsupportedModelError: the defense does not support this model.
+            UnsupportedModelError: the defense does not support this model, or its BatchNorm in this mode.
         """
         return model
 
@@ -138,17 +137,14 @@ class Defense:
         return candidate
 
     def log_likelihood(self, candidate: Update, observed: Update, n_examples: int) -> Tensor | None:
-        """Log density of `observed` given the candidate's update after `simulate`: a scalar, differentiable in it.
-
-        None for a defense without noise, or with noise of unknown density.
-        """
+        """Log density of `observed` given the candidate's simulated update, differentiable; None if there is none."""
         return None
 
     def released_std(self, n_examples: int) -> float:
         """Standard deviation of the Gaussian noise on every coordinate of the released update; 0 for no noise.
 
-        The release is then normal, with the mean that `simulate_per_example` and `simulate` compute; lower bounds on
-        the reconstruction error follow (see `lit_recon.bounds`).
+        The release is then normal, with the mean that `simulate_per_example` and `simulate` compute, as
+        `lit_recon.bounds` needs.
 
         Raises:
             ConfigError: the release is not known to have this form; the message says why.
@@ -166,11 +162,8 @@ class Defense:
     ) -> ReleasedInformation:
         """Fisher information about the inputs in a defended update; random masks and variances count as fixed.
 
-        Args:
-            jacobian: of the undefended update, at the inputs of the batch.
-            round_: the batch, and the gradient of the loss summed over a batch.
-            std: standard deviation of Gaussian noise that is added if the defense has none.
-            generator: of the defense's random numbers.
+        The `jacobian` is that of the undefended update at the inputs of the batch; the gradient of `round_` is of the
+        loss summed over a batch. Noise of `std` is added if the defense has none.
 
         Raises:
             ConfigError: no closed form is known for this defense.
@@ -206,11 +199,9 @@ def checked(
 class Chain(Defense):
     """Applies defenses in the listed order; an empty chain changes nothing.
 
-    The order must be that of the stages: defenses of the batch, of per-example gradients, of the update. Random numbers
-    are drawn in order of execution.
-
-    The attacker simulates the defenses in the same order, each with the released update of the whole chain: noise after
-    pruning hides the mask. The log-likelihood is that of the last defense.
+    The order must be that of the stages: defenses of the batch, of per-example gradients, of the update. The attacker
+    simulates each with the released update of the whole chain: noise after pruning hides the mask. The log-likelihood
+    is that of the last defense.
 
     Raises:
         ConfigError: a defense is listed after one of a later stage.

@@ -20,15 +20,12 @@ class MixUp(Defense):
     """Replaces every image and its label by a mixture with another example of the batch.
 
     `l x_i + (1 - l) x_p(i)`, and the same for the labels as probabilities, with one weight `l` from Beta(alpha, alpha)
-    and one permutation `p` per batch: one `randint` as seed of NumPy's Beta, then one `randperm`. An `alpha` of 0
-    changes nothing (the limit of Beta has weights 0 and 1).
-
-    Every image is part of two mixtures: with `DPSGD` after it, replacing one image changes two clipped gradients
-    instead of one, which the privacy accounting does not cover. The attacker leaves candidates unchanged and
-    reconstructs the mixtures, with probabilities as labels.
+    and one permutation `p` per batch: one `randint` as seed of NumPy's Beta, then one `randperm`. Every image is part
+    of two mixtures: with `DPSGD` after it, replacing one image changes two clipped gradients, which the privacy
+    accounting does not cover. The attacker reconstructs the mixtures, with probabilities as labels.
 
     Args:
-        alpha: concentration; 1 gives uniform weights, larger values give weights near one half.
+        alpha: concentration; 1 gives uniform weights, larger values weights near one half, 0 changes nothing.
 
     Source: [Zhang2018], eq. 1 and its reference code.
     """
@@ -77,10 +74,7 @@ class NetworkDropout(Defense):
 
     Args:
         rate: probability that an input is dropped, in [0, 0.999].
-        layers: names of linear layers.
-
-    Raises:
-        ConfigError: a rate outside its range, or no layer.
+        layers: names of linear layers, at least one.
 
     Source: [Srivastava2014]; as a defense, [Zhu2019] and [Huang2021].
     """

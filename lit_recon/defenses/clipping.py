@@ -50,8 +50,8 @@ def clip_factors(squared: Tensor, bound: float) -> Tensor:
 class GradientClipping(Defense):
     """Scales the mean gradient to an L2 norm of at most `bound`, over all parameters as one vector, after averaging.
 
-    No random numbers, and no differential privacy: one example can still determine the direction; see
-    `PerExampleClipping`. The attacker clips a candidate's gradient likewise, without effect on a cosine objective.
+    No differential privacy: one example can still determine the direction; see `PerExampleClipping`. The attacker clips
+    a candidate's gradient likewise, without effect on a cosine objective.
 
     Args:
         bound: largest norm of the released gradient, absolute.
@@ -80,12 +80,10 @@ class GradientClipping(Defense):
 class PerExampleClipping(Defense):
     """Scales each example's gradient to an L2 norm of at most `bound`, over all parameters, before averaging.
 
-    No random numbers. The attacker clips the gradients of the candidate images one by one.
+    The attacker clips the gradients of the candidate images one by one. Source: [Abadi2016], without the noise.
 
     Args:
         bound: largest norm of one example's gradient, absolute.
-
-    Source: [Abadi2016], without the noise.
     """
 
     def __init__(self, bound: float = math.inf) -> None:
@@ -108,8 +106,8 @@ class PerExampleClipping(Defense):
 class DPSGD(Defense):
     """Clips every example's gradient, sums, adds N(0, (noise_multiplier * bound)^2), and divides by the batch size.
 
-    Computed as the mean of the clipped gradients plus normal noise of standard deviation
-    `noise_multiplier * bound / n`; one `randn` per tensor.
+    Computed as the mean of the clipped gradients plus normal noise of standard deviation `noise_multiplier * bound /
+    n`; one `randn` per tensor.
 
     Formal guarantee: adding or removing one example changes the sum by at most `bound` in L2 norm, and the noise on the
     sum has `noise_multiplier` times that standard deviation. The resulting (epsilon, delta) is computed by
@@ -118,11 +116,8 @@ class DPSGD(Defense):
     The attacker clips the gradients of the candidate images one by one; the log-likelihood is Gaussian.
 
     Args:
-        bound: largest norm of one example's gradient, over all parameters, absolute.
+        bound: largest norm of one example's gradient, over all parameters, absolute; finite if there is noise.
         noise_multiplier: standard deviation of the noise on the sum, in units of `bound`.
-
-    Raises:
-        ConfigError: a setting out of range, or noise with an infinite bound.
 
     Source: [Abadi2016], algorithm 1.
     """

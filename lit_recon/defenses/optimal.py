@@ -32,21 +32,14 @@ EXACT_LIMIT = 4096
 def sensitivities(
     gradient: BatchGradient, batch: Batch, directions: int | None, generator: torch.Generator | None = None
 ) -> Update:
-    """Norms `n_j` of the rows of the Jacobian, in the shapes of the update.
+    """Norms `n_j` of the rows of the Jacobian of the mean loss's gradient at the images, in the shapes of the update.
 
-    The mean of `(J v)_j^2` over random directions `v` from N(0, I) is an unbiased estimate of `n_j^2`; with 10 of
-    them the relative standard deviation of `n_j` is about 1 / sqrt(20), 22 %. The exact value is the sum over all unit
-    vectors.
+    The mean of `(J v)_j^2` over random directions `v` from N(0, I) is an unbiased estimate of `n_j^2`; with 10 of them,
+    one `randn` each, the relative standard deviation of `n_j` is about 1 / sqrt(20), 22 %. The exact value, for
+    `directions` of None, is the sum over all unit vectors.
 
-    `J^T u` is linear in `u`, with derivative `J v` along `v`: the graph of `J^T u` is built once, and every
-    direction costs one backward pass through it. Forward-mode derivatives (`torch.func.jvp`) took 3 to 20 times as
-    long for small networks on a CPU under PyTorch 2.13.
-
-    Args:
-        gradient: of the mean loss.
-        batch: the images at which to differentiate.
-        directions: number of random directions, one `randn` each, or None for exact values.
-        generator: of the directions.
+    `J^T u` is linear in `u`, with derivative `J v` along `v`: the graph of `J^T u` is built once, and every direction
+    costs one backward pass through it. Forward-mode derivatives took several times as long on a CPU.
 
     Raises:
         ConfigError: fewer than one direction, no generator for them, or too many pixels for the exact mode.
@@ -121,19 +114,16 @@ class OptimalGradientNoise(Defense):
     - `measured`: standard deviations `scale` times those of `energy`, where `matched_scale` finds the scale of equal
       measured utility.
 
-    Noise is drawn after the directions of the estimate, one `randn` per tensor. A `std` of 0 changes and draws nothing.
-    Coordinates that do not depend on the images get no noise; if all are such, the noise is uniform. The variances
-    depend on private data: no differential privacy. The attacker does not know them and leaves candidates unchanged.
+    Noise is drawn after the directions of the estimate, one `randn` per tensor; none for a `std` of 0. Coordinates that
+    do not depend on the images get no noise; if all are such, the noise is uniform. The variances depend on private
+    data: no differential privacy. The attacker does not know them and leaves candidates unchanged.
 
     Args:
         std: standard deviation of the uniform noise with the same budget.
         match: the budget.
-        scale: factor of the standard deviations, for `measured` only.
+        scale: factor of the standard deviations, for `measured` and only there.
         directions: random directions of the estimate, or None for exact sensitivities (small batches).
         floor, cap: limits of the quotient `n_j / |g_j|`, by default those of the published code.
-
-    Raises:
-        ConfigError: a setting out of range, `measured` without a scale, or a scale without `measured`.
 
     Source: [Chen2024]; its code takes 10 directions and matches the energy.
     """
@@ -210,25 +200,22 @@ def require_quotient(owner: object, directions: int | None, floor: float, cap: f
 class OptimalGradientPruning(SparseUpdate):
     """Sets the coordinates of the mean gradient with the largest `n_j / |g_j|` to zero, globally, after averaging.
 
-    `n_j` is the sensitivity of coordinate j to the images (see `sensitivities`), `g_j` the update before this defense.
-    The budget is matched to `GradientPruning` of the same `fraction` (global) by
+    `n_j` and `g_j` are those of `OptimalGradientNoise`. The budget is matched to `GradientPruning` of the same
+    `fraction` (global) by
 
     - `count`: the same number of coordinates, exactly `round(fraction * p)`, as in the published code;
     - `weighted`: as many as have the same energy, `sum of g_j^2 over the pruned coordinates`: the greedy
       solution of the underlying knapsack problem.
 
     To match a measured utility, search `fraction` with `matched_scale`: pruning the same number of coordinates as
-    magnitude pruning removes more of the gradient. The estimate draws one `randn` per direction. A fraction of 0
-    changes and draws nothing.
+    magnitude pruning removes more of the gradient. The estimate draws one `randn` per direction; none for a fraction of
+    0.
 
     Args:
         fraction: in [0, 1].
         match: the budget.
         directions: random directions of the estimate, or None for exact sensitivities (small batches).
         floor, cap: limits of the quotient `n_j / |g_j|`.
-
-    Raises:
-        ConfigError: a setting out of range.
 
     Source: [Chen2024]; its code takes 10 directions and matches the count.
     """

@@ -28,15 +28,9 @@ def per_example_gradients(
 ) -> Iterator[Update]:
     """Gradients of the single examples of a batch, in order, in chunks of `(chunk, ...)` to limit memory.
 
-    A chunk of one uses plain autograd, on a CPU the fastest and with the least memory. On a GPU, which one example does
-    not fill, chunks run under `torch.func.vmap`; their default size was not tuned.
-
-    Args:
-        gradient: of the mean loss over a batch.
-        batch: at least one example.
-        chunk: examples per chunk.
-        create_graph: keep the gradients differentiable, by plain autograd for every example.
-        functional: differentiate by `torch.func`, for use inside its transforms, with all examples in one chunk.
+    A chunk of one uses plain autograd, on a CPU the fastest and with the least memory; so do all with `create_graph`.
+    On a GPU, which one example does not fill, chunks run under `torch.func.vmap`; their default size was not tuned.
+    With `functional`, for use inside transforms of `torch.func`, all examples are in one chunk.
 
     Raises:
         ConfigError: a chunk of fewer than one example.
@@ -108,9 +102,9 @@ def defended_gradient(
         model: prepared by the defense; used for its structure only.
         gradient: of the mean loss, at the weights of this round.
         batch: the client's data.
-        generator: of all the defense's random numbers. They do not depend on `chunk`, except where a defense adds noise
-            to the gradients of single examples.
-        chunk: see `per_example_gradients`.
+        generator: of the defense's random numbers, which depend on `chunk` only where a defense adds noise to
+            the gradients of single examples.
+        chunk: examples at a time.
 
     Raises:
         ShapeError: an empty batch.

@@ -44,15 +44,12 @@ class SparseUpdate(Defense, ABC):
 class GradientDropout(SparseUpdate):
     """Sets every coordinate of the mean gradient to zero with probability `rate`, independently, after averaging.
 
-    The other coordinates are unchanged, unless `rescale` divides them by `1 - rate`, which makes the gradient unbiased;
-    the attacker then scales the candidate too. One draw of `rand` per tensor.
+    One draw of `rand` per tensor.
 
     Args:
         rate: probability that a coordinate is dropped, in [0, 1].
-        rescale: divide by `1 - rate`.
-
-    Raises:
-        ConfigError: a rate outside its range, or `rescale` at a rate of 1.
+        rescale: divide the other coordinates by `1 - rate`, which makes the gradient unbiased; not at a rate of 1. The
+            attacker then scales the candidate too.
 
     Source: [Liu2025], section 5 ("randomly dropout the entries of the gradient"), with 0.3 to 0.9.
     """
@@ -106,18 +103,12 @@ def lowest(scores: Tensor, count: int) -> Tensor:
 class GradientPruning(SparseUpdate):
     """Sets the smallest coordinates of the mean gradient in absolute value to zero, after averaging.
 
-    Exactly `round(fraction * p)` of the `p` coordinates are pruned, of all parameters together (`global`) or of each
-    tensor (`tensor`, weights and biases alike). No random numbers.
-
     Args:
-        fraction: in [0, 1].
-        scope: where the fraction holds, `global` or `tensor`.
+        fraction: in [0, 1]; exactly `round(fraction * p)` of `p` coordinates are pruned.
+        scope: of all parameters together (`global`) or of each tensor (`tensor`, weights and biases alike).
 
-    Raises:
-        ConfigError: a setting outside its range.
-
-    Source: [Zhu2019], section 5.2 and [Liu2025], section 5, with 0.3 to 0.99 and no stated scope; global in
-        the code of [Chen2024], per tensor in that of GradAttack.
+    Source: [Zhu2019], section 5.2 and [Liu2025], section 5, with 0.3 to 0.99 and no stated scope; global in the code of
+    [Chen2024], per tensor in that of GradAttack.
     """
 
     def __init__(self, fraction: float = 0.0, scope: Literal["global", "tensor"] = "global") -> None:

@@ -59,8 +59,7 @@ def where_observed(candidate: Update, observed: Update) -> Update:
 def matched_scale(utility: Callable[[float], float], target: float, low: float, high: float, steps: int = 20) -> float:
     """The scale in [low, high], both positive, at which a monotone `utility` meets `target`.
 
-    The utility is measured at a scale, for example the final training loss; it may fall or rise. Its logarithm is
-    bisected, by `steps` measurements besides those at `low` and `high`.
+    By bisection of its logarithm; the utility, for example the final training loss, is measured `steps` + 2 times.
 
     Raises:
         ConfigError: `low` and `high` are not positive and in order, or do not enclose the target.

@@ -87,13 +87,10 @@ ORDERS = (*(1 + 0.02 * i for i in range(1, 50)), *(2 + 0.25 * i for i in range(3
 def renyi_curve(
     noise_multiplier: float, steps: int, sampling_rate: float = 1.0, orders: Sequence[float] = ORDERS
 ) -> list[float]:
-    """Renyi divergence at each order, between outputs with and without a record (`add_or_remove_one`).
+    """Renyi divergence at each order above 1, between outputs with and without a record (`add_or_remove_one`).
 
-    Args:
-        noise_multiplier: standard deviation of the noise over the clipping norm, above 0.
-        steps: number of releases.
-        sampling_rate: probability of a record to be in a batch, in (0, 1].
-        orders: each above 1.
+    The noise multiplier, above 0, is over the clipping norm; a record is in each of the `steps` batches with
+    probability `sampling_rate` in (0, 1].
     """
     if noise_multiplier <= 0 or steps < 1 or not 0 < sampling_rate <= 1 or min(orders, default=0) <= 1:
         raise ConfigError(

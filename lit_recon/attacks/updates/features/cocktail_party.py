@@ -38,9 +38,6 @@ class CocktailParty(FeatureRecovery):
             c = 0, which favors flat distributions over peaked ones.
         steps, lr: of Adam, from the identity. The published 25,000 steps of 1e-3 are equivalent to 5,000 of 5e-3.
 
-    Raises:
-        ConfigError: a number out of its range.
-
     Source: [Kariyappa2023] and its code, in which the first term is switched off; signs and labels are ours.
     """
 

@@ -54,10 +54,8 @@ class FeatureEquations:
     """The least-squares problem in a basis of `r` directions.
 
     Attributes:
-        directions: `(m, r)`: weights in the basis.
-        bias: `(m,)`.
-        head: `(k, m)`: A.
-        head_gradient: `(k, m)`.
+        directions, bias: `(m, r)`, `(m,)`: weights in the basis, and biases.
+        head, head_gradient: `(k, m)`: A, and its gradient.
         gradient: `(m, r + 1)`: the layer's gradient in the basis, and that of its bias.
         activation: of the neurons.
         head_mask: `(k, m)` 1 where the head's gradient was observed; None: everywhere.
@@ -93,8 +91,7 @@ class FeatureEquations:
         """Equations in an orthonormal basis `(d, r)` of the span of the features.
 
         Args:
-            seen: the observed layer.
-            basis: orthonormal.
+            seen, basis: the observed layer, and the basis.
             projected: `(m, r)`, the layer's gradient in the basis; default: by projection.
             head_mask: `(k, m)` bool: observed entries of the head's gradient.
             rows: `(m,)` bool: neurons whose `projected` row is known; bias gradients are used if None.
@@ -122,10 +119,7 @@ class FeatureEquations:
         return len(self.head)
 
     def normal_system(self, features: Tensor, deltas: Tensor, weighted: bool = True) -> NormalSystem:
-        """Gauss-Newton system at features `(n, r)` and deltas `(n, k)`, of head and, if `weighted`, layer.
-
-        The Jacobian is never formed.
-        """
+        """Gauss-Newton system at features `(n, r)` and deltas `(n, k)`, of head and, if `weighted`, layer."""
         n, r = features.shape
         k = self.n_classes
         at = self._at(features, deltas)
@@ -181,10 +175,7 @@ class FeatureEquations:
         return deltas if self.combinations is None else deltas @ self.combinations
 
     def with_fixed_sides(self, features: Tensor, trust: Tensor) -> FeatureEquations:
-        """The equations with the active set of the ReLU fixed at `features`: bilinear in features and deltas.
-
-        `trust` `(m,)` multiplies the weights of the neurons.
-        """
+        """The equations with the active set of the ReLU fixed at `features`; `trust` `(m,)` weights the neurons."""
         sides = self.activation.slope(features @ self.directions.T + self.bias)
         return replace(self, sides=sides, rows=self.rows * trust)
 

@@ -72,14 +72,11 @@ class ExactRecovery(FeatureRecovery):
     fitted in all coordinates, never called exact; a note states how well the fit explains the observed gradients.
 
     Args:
-        starts: in the order in which they are tried.
-        tolerance: of the certificate; rounding of float32 gradients amounts to 1e-7 to 1e-6.
+        starts: in the order in which they are tried, at least one.
+        tolerance: of the certificate, in (0, 1); rounding of float32 gradients amounts to 1e-7 to 1e-6.
         iterations: of the polish, at most, per stage.
         null_samples: of the search for null vectors, at most.
         seed: of all random choices.
-
-    Raises:
-        ConfigError: no start, or a number out of its range.
 
     Source: the span as in [Wang2023]; null vectors: Dimitrov et al. 2024; polish and certificate are our own.
     """

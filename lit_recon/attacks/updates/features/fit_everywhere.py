@@ -35,11 +35,11 @@ def fit_everywhere(
     iterations: int,
     seed: int,
 ) -> Polished:
-    """Rounds from a basis on, until the certificate holds or does not improve.
+    """Rounds from an initial basis `(d, r)` on, until the certificate holds or does not improve.
 
     Args:
         everywhere: equations in all coordinates, for the certificate.
-        basis: `(d, r)`, initial.
+        basis: initial.
         within: equations in a basis.
         tolerance: of the certificate.
         iterations: largest number in the polish within a basis.

@@ -19,16 +19,12 @@ _MEMORY, _UNIT_ROUNDOFF = 40, 2.0**-24
 class UnrolledTraining:
     """Update of local steps on the wide layer and the head, as a function of the features.
 
-    Weights move only within the span of the features, so training is simulated there. The trunk is assumed constant:
-    its own steps change the features by about its learning rate, and the certificate shows whether that matters.
+    Weights move only within the span of the features, with basis `(d, r)`, so training is simulated there. The trunk is
+    assumed constant: its own steps change the features by about its learning rate, and the certificate shows whether
+    that matters. All images are in every step.
 
-    The state, the velocity and the update are `weight` `(m, r)` in the span, `bias` `(m,)`, and the head's `head`
-    `(k, m)` and `head_bias` `(k,)`.
-
-    Args:
-        seen: layer, head and their released update.
-        basis: `(d, r)` of the span.
-        rule: the client's, with all images in every step.
+    State, velocity and update are `weight` `(m, r)`, `bias` `(m,)`, and the head's `head` `(k, m)` and `head_bias`
+    `(k,)`.
     """
 
     def __init__(self, seen: LayerGradient, basis: Tensor, rule: LocalSteps) -> None:
@@ -58,10 +54,7 @@ class UnrolledTraining:
         return sum(_UNIT_ROUNDOFF * float(before[name].norm() / change.norm()) for name, change in moved.items())
 
     def residuals(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Squared relative residuals of head and layer, up to the scale of the update; differentiable.
-
-        Features `(n, r)` are in the span; labels are `(n,)`.
-        """
+        """Squared relative residuals of head and layer, up to the update's scale, for features `(n, r)`."""
         update = self._moved(features, labels)
         if self.rule.release != "difference":
             update = {name: update[name] / self.rates[name] for name in self.observed}

@@ -36,11 +36,7 @@ class FeatureTerm(ABC):
         self.weight, self.start = weight, start
 
     def check(self, recovered: RecoveredFeatures) -> None:  # noqa: B027 - most terms take any recovery
-        """Raise an error for a recovery that the term cannot use; nothing by default.
-
-        Raises:
-            ConfigError: see the class.
-        """
+        """Raise a `ConfigError` for a recovery that the term cannot use; nothing by default."""
 
     def unsigned(self) -> FeatureTerm:
         """The term to use if a recovery did not determine the signs of its features."""
@@ -59,9 +55,7 @@ class SquaredCosine(FeatureTerm):
     """Mean over examples of 1 - cos^2: independent of the sign of a feature, which moments do not determine.
 
     Features of the opposite sign are a minimum too, which candidates that start near it do not leave: if the sign is
-    known, use `SignedCosine`.
-
-    Source: [Liu2025], section 4 (feature regularizer).
+    known, use `SignedCosine`. Source: [Liu2025], section 4 (feature regularizer).
     """
 
     def __call__(self, features: Tensor, targets: Tensor) -> Tensor:
@@ -226,11 +220,8 @@ class FeatureMatching:
     Args:
         recovery: computes features from the gradients of the wide layer and its head.
         term: the penalty.
-        weights: weights to try instead of the term's, one per restart in turn. The attack returns the restart that
-            matches the gradient best, without any penalty. A weight of 0 runs a restart without features.
-
-    Raises:
-        ConfigError: a negative weight.
+        weights: weights to try instead of the term's, at least 0, one per restart in turn. The attack returns the
+            restart that matches the gradient best, without any penalty. A weight of 0 runs a restart without features.
 
     Source: [Liu2025], section 4.
     """

@@ -65,10 +65,7 @@ def second_moment(values: Tensor, weight: Tensor) -> Tensor:
 
 
 def third_moment(values: Tensor, weight: Tensor, v: Tensor) -> Tensor:
-    """mean_j g_j H_3(w_j)(I, I, v), `(q, d, d)`.
-
-    H_3(w)(I, I, v) = (w.v) (w w^T - I) - w v^T - v w^T.
-    """
+    """mean_j g_j H_3(w_j)(I, I, v), `(q, d, d)`; H_3(w)(I, I, v) = (w.v) (w w^T - I) - w v^T - v w^T."""
     crossed = _symmetric(values @ weight / len(weight), v)
     return second_moment(values * (weight @ v), weight) - crossed
 
@@ -96,13 +93,13 @@ def _symmetric(vectors: Tensor, v: Tensor) -> Tensor:
 def moment_span(
     seen: LayerGradient, control_variates: bool = False, iterations: int | None = None, seed: int = 0
 ) -> Tensor:
-    """Approximate span of the features, orthonormal `(d, n)`, from the head's gradient alone.
+    """Approximate span of the features, orthonormal `(d, n)`, from the head's gradient alone; weights are from N(0, I).
 
     The dominant subspace of the squared second moment, or of third moments contracted with random vectors where the
     second vanishes. Its error is of order sqrt(d / m).
 
     Args:
-        seen: a layer whose weights are drawn from N(0, I).
+        seen: head and weights.
         control_variates: reduce the variance by regression on constant and weights; the paper does not.
         iterations: of a power method that never forms a `(d, d)` matrix; None: eigendecomposition.
         seed: of contractions and of the power method's start.
@@ -163,16 +160,10 @@ def _power_span(values: Tensor, weight: Tensor, size: int, iterations: int, gene
 
 
 def slices(seen: LayerGradient, basis: Tensor, control_variates: bool = True, seed: int = 0) -> Tensor:
-    """Symmetric matrices `(l, r, r)`, `X diag(.) X^T` up to sampling error, with X the features in the basis.
+    """Symmetric matrices `(l, r, r)`, `X diag(.) X^T` up to sampling error, with X the features in the basis `(d, r)`.
 
     All usable orders together: second moments, third moments contracted with unit vectors, fourth moments contracted
-    with random pairs.
-
-    Args:
-        seen: a layer whose weights are drawn from N(0, I).
-        basis: `(d, r)`, orthonormal, of the span.
-        control_variates: regress on polynomials in the projected weights first.
-        seed: of the random pairs.
+    with random pairs. `control_variates` regresses on polynomials in the projected weights, from N(0, I), first.
 
     Raises:
         UnsupportedModelError: no usable order.
@@ -244,15 +235,11 @@ class MomentRecovery(FeatureRecovery):
         span: `head`: from moments, as in the paper; `layer`: from the row space of the layer's own gradient, exact.
         rows: neurons to use. The method assumes weights from N(0, I): `random` neurons have them, `trained` ones
             near initialization approximately, as in the paper.
-        power_iterations: number of power iterations, without a `(d, d)` matrix, for the span; None: by an
-            eigendecomposition.
+        power_iterations: number of power iterations, without a `(d, d)` matrix, for the span; None: eigendecomposition.
         seed: of contractions, random projections and starts.
 
-    Raises:
-        ConfigError: an unknown choice, or fewer than one power iteration.
-
     Source: [Liu2025], section 4 and appendix; [Wang2023], section 4; [Zhong2017], algorithm 3; Kuleshov, Chaganty,
-        Liang 2015, algorithm 1.
+    Liang 2015, algorithm 1.
     """
 
     by_moments = True
@@ -307,9 +294,5 @@ class MomentRecovery(FeatureRecovery):
 
 
 def moment_start(seen: LayerGradient, basis: Tensor, seed: int = 0) -> Tensor:
-    """Directions `(n, r)` that diagonalize the moments of the head's gradient over the Gaussian neurons.
-
-    Raises:
-        UnsupportedModelError: the activation has no usable moments.
-    """
+    """Directions `(n, r)` that diagonalize the `slices` of the head's gradient over the Gaussian neurons."""
     return joint_diagonalization(slices(seen.gaussian_rows(), basis, seed=seed), seed).directions.T

@@ -123,11 +123,8 @@ _MEMORY, _ROUNDS = 30, 4
 class MaskedEquations:
     """The equations of `FeatureEquations` in all `d` coordinates, on observed entries only.
 
-    Args:
-        seen: layer and head.
-        weight_mask, head_mask: `(m, d)`, `(k, m)`: observed entries of the gradients of layer and head; None: all.
-        noise: in the gradients, by which residuals are divided: their squares then sum to about 1. None:
-            each is divided by its observed gradient.
+    Masks are `(m, d)` and `(k, m)`; None: all entries. Residuals are divided by `noise`, so that their squares sum to
+    about 1, or by the observed gradients.
     """
 
     def __init__(
@@ -149,10 +146,9 @@ class MaskedEquations:
     def value_and_gradient(
         self, features: Tensor, deltas: Tensor, sides: Tensor | None = None
     ) -> tuple[float, float, Tensor, Tensor]:
-        """Squared relative residuals of head and layer, and half the derivatives of their sum.
+        """Squared relative residuals of head and layer at `(n, d)` and `(n, k)`, and half the derivatives of their sum.
 
-        At features `(n, d)` and deltas `(n, k)`. `sides` `(n, m)` are fixed slopes of a ReLU; None: those at the
-        features.
+        `sides` `(n, m)` are fixed slopes of a ReLU; None: those at the features.
         """
         seen, of = self.seen, self.seen.activation
         z = features @ seen.weight.T + seen.bias

@@ -39,7 +39,10 @@ class RecoveredFeatures:
 
 
 class FeatureRecovery(ABC):
-    """Computes the features of a batch from the gradients of a wide feature layer and its head."""
+    """Computes the features of a batch from the gradients of a wide feature layer and its head.
+
+    A constructor raises a `ConfigError` for a setting out of its range.
+    """
 
     #: Whether signs of features are determined, except by fall-back methods.
     knows_signs: bool = False

@@ -50,9 +50,7 @@ def jennrich(stack: Tensor, trials: int = 30, seed: int = 0) -> Decomposition:
 
 
 def kuleshov(stack: Tensor, seed: int = 0) -> Decomposition:
-    """Joint diagonalization of random projections, then of the projections that isolate each direction.
-
-    Both rounds by FFDIAG, the first started from Jennrich's directions.
+    """Joint diagonalization, by FFDIAG from Jennrich's, of random projections and of those that isolate directions.
 
     Source: Kuleshov, Chaganty, Liang 2015, algorithm 1; Ziehe et al. 2004 for the diagonalization.
     """
@@ -68,10 +66,7 @@ def kuleshov(stack: Tensor, seed: int = 0) -> Decomposition:
 
 
 def joint_diagonalization(stack: Tensor, seed: int = 0) -> Decomposition:
-    """The result with the smaller residual of Kuleshov's algorithm and Jennrich's with alternating least squares.
-
-    The `stack` is `(l, r, r)`, symmetric, in double precision.
-    """
+    """The better of Kuleshov's algorithm and Jennrich's with alternating least squares; the stack is `(l, r, r)`."""
     if stack.shape[1] == 1:
         return Decomposition(torch.ones(1, 1, dtype=stack.dtype), 0.0)
     refined = _alternating(stack, jennrich(stack, seed=seed))

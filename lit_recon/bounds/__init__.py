@@ -12,46 +12,27 @@ from lit_recon.bounds.baseline_error import (
     uniform_ball,
 )
 from lit_recon.bounds.cramer_rao import GaussianPrior, cramer_rao, likeliest_inputs, unit_norm_cramer_rao, van_trees
-from lit_recon.bounds.fisher import (
-    DenseJacobian,
-    GaussianRelease,
-    Jacobian,
-    ReleasedInformation,
-    autograd_jacobian,
-    example_clipped_information,
-    fisher_information,
-)
+from lit_recon.bounds.fisher import GaussianRelease, ReleasedInformation, autograd_jacobian, fisher_information
 from lit_recon.bounds.robustness import (
     Simulated,
     approximate_bound,
     concentrated_bound,
     gaussian_bound,
-    laplace_bound,
     privacy_from_robustness,
     profile_bound,
     pure_bound,
     renyi_bound,
     robustness_from_privacy,
     simulated_bound,
-    tight_pure_bound,
     two_point_baseline,
 )
-from lit_recon.bounds.two_layer import (
-    RATES,
-    TwoLayerJacobian,
-    TwoLayerNet,
-    log_slope,
-    moments_noise,
-    replacement_sensitivity,
-)
+from lit_recon.bounds.two_layer import RATES, TwoLayerJacobian, TwoLayerNet, moments_noise
 
 __all__ = [
     "RATES",
     "BaselineError",
-    "DenseJacobian",
     "GaussianPrior",
     "GaussianRelease",
-    "Jacobian",
     "ReleasedInformation",
     "Simulated",
     "TwoLayerJacobian",
@@ -62,24 +43,19 @@ __all__ = [
     "cramer_rao",
     "empirical_prior",
     "empirical_prior_ceiling",
-    "example_clipped_information",
     "finite_prior",
     "fisher_information",
     "gaussian_bound",
     "gaussian_prior",
     "gaussian_prior_chernoff",
-    "laplace_bound",
     "likeliest_inputs",
-    "log_slope",
     "moments_noise",
     "privacy_from_robustness",
     "profile_bound",
     "pure_bound",
     "renyi_bound",
-    "replacement_sensitivity",
     "robustness_from_privacy",
     "simulated_bound",
-    "tight_pure_bound",
     "two_point_baseline",
     "uniform_ball",
     "unit_norm_cramer_rao",

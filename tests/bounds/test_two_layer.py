@@ -15,13 +15,11 @@ from lit_recon.bounds import (
     TwoLayerNet,
     autograd_jacobian,
     cramer_rao,
-    example_clipped_information,
     fisher_information,
-    log_slope,
     moments_noise,
-    replacement_sensitivity,
 )
-from lit_recon.bounds.two_layer import Loss
+from lit_recon.bounds.fisher import example_clipped_information
+from lit_recon.bounds.two_layer import Loss, log_slope, replacement_sensitivity
 from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
 from lit_recon.privacy import gaussian_mu
 from lit_recon.records import Update

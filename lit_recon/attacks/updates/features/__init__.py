@@ -12,7 +12,6 @@ from lit_recon.attacks.updates.features.matching import (
     SignedCosine,
     SquaredCosine,
     SubspaceDistance,
-    assigned,
 )
 from lit_recon.attacks.updates.features.moments import MomentRecovery
 from lit_recon.attacks.updates.features.recovery import FeatureRecovery, RecoveredFeatures
@@ -30,6 +29,5 @@ __all__ = [
     "SignedCosine",
     "SquaredCosine",
     "SubspaceDistance",
-    "assigned",
     "layer_gradient",
 ]

@@ -72,10 +72,7 @@ def finite_prior(probabilities: Sequence[float]) -> BaselineError:
 
 def uniform_ball(eta: float, dimension: int, radius: float = 1.0) -> BaselineError:
     """Prior uniform on a ball: `(eta / radius)^dimension`. Source: proposition 6 of the paper."""
-    if min(eta, radius) <= 0 or dimension < 1:
-        raise ConfigError(
-            f"a ball needs eta and radius above 0 and a dimension of at least 1; got {eta}, {radius} and {dimension}"
-        )
+    _check("a ball", dimension, eta=eta, radius=radius)
     return BaselineError(min(0.0, dimension * math.log(eta / radius)))
 
 
@@ -87,13 +84,13 @@ def gaussian_prior(eta: float, sigma: float, dimension: int) -> BaselineError:
     >>> round(gaussian_prior(eta=14.0, sigma=1.0, dimension=784).log_kappa, 3)
     -253.046
     """
-    _check_gaussian(eta, sigma, dimension)
+    _check("a Gaussian prior", dimension, eta=eta, sigma=sigma)
     return BaselineError(log_gamma_tail(dimension / 2, (eta / sigma) ** 2 / 2))
 
 
 def gaussian_prior_chernoff(eta: float, sigma: float, dimension: int) -> BaselineError:
     """The paper's upper bound of `gaussian_prior`: `(d/2) (1 - t + log t)` with `t = eta^2 / (sigma^2 d)`."""
-    _check_gaussian(eta, sigma, dimension)
+    _check("a Gaussian prior", dimension, eta=eta, sigma=sigma)
     t = min(1.0, (eta / sigma) ** 2 / dimension)
     return BaselineError(dimension / 2 * (1 - t + math.log(t)))
 
@@ -118,11 +115,11 @@ def empirical_prior_ceiling(samples: NDArray[np.floating], eta: float) -> Baseli
     )
 
 
-def _check_gaussian(eta: float, sigma: float, dimension: int) -> None:
-    if min(eta, sigma) <= 0 or dimension < 1:
+def _check(prior: str, dimension: int, **positive: float) -> None:
+    if min(positive.values()) <= 0 or dimension < 1:
         raise ConfigError(
-            f"a Gaussian prior needs eta and sigma above 0 and a dimension of at least 1; got {eta}, {sigma} and "
-            f"{dimension}"
+            f"{prior} needs {' and '.join(positive)} above 0 and a dimension of at least 1; got "
+            f"{', '.join(map(str, positive.values()))} and {dimension}"
         )
 
 

@@ -106,9 +106,31 @@ class Jacobian(ABC):
         return ReleasedInformation(self.update, release, fisher_information(self, release), tuple(notes))
 
     def released_by_example(self, examples: Sequence[Update], bound: float, std: float) -> ReleasedInformation:
-        """The information in the mean of single clipped gradients; arguments as for `example_clipped_information`."""
-        information, mean = example_clipped_information(self, examples, bound, std)
-        return ReleasedInformation(mean, GaussianRelease(std), information)
+        """The information in the mean of gradients clipped one by one, with noise `std` on the mean.
+
+        An example's gradient depends on its own input only, so that this Jacobian, of the summed gradient, contains
+        those of the examples: block `i` of its columns becomes `c_i (I - u_i u_i^T) J_i / n`, with `c_i` the factor of
+        its clip to a norm of at most `bound`, and the projection only where that is below 1.
+        """
+        n = len(examples)
+        d = self.n_inputs // n
+        norms = torch.stack([_norm(single) for single in examples])
+        factors = (bound / norms).clamp(max=1.0)
+        units = [{name: v / norm for name, v in single.items()} for single, norm in zip(examples, norms, strict=True)]
+        along = torch.stack([self.transposed(unit) for unit in units]).view(n, n, d)  # unit, example, input
+        blocks = self.gram().view(n, d, n, d)
+        clipped = factors < 1
+        for i in range(n):
+            for k in range(n):
+                own, other = clipped[i] * along[i, i], clipped[k] * along[k, k]
+                blocks[i, :, k] += _inner(units[i], units[k]) * torch.outer(own, other)
+                blocks[i, :, k] -= torch.outer(own, along[i, k]) + torch.outer(along[k, i], other)
+                blocks[i, :, k] *= factors[i] * factors[k] / (n * std) ** 2
+        mean = {
+            name: torch.stack([f * single[name] for f, single in zip(factors, examples, strict=True)]).mean(dim=0)
+            for name in examples[0]
+        }
+        return ReleasedInformation(mean, GaussianRelease(std), blocks.reshape(n * d, n * d))
 
 
 class DenseJacobian(Jacobian):
@@ -187,36 +209,6 @@ class ReleasedInformation:
     release: GaussianRelease
     information: Tensor
     notes: tuple[str, ...] = ()
-
-
-def example_clipped_information(
-    jacobian: Jacobian, examples: Sequence[Update], bound: float, std: float
-) -> tuple[Tensor, Update]:
-    """Information in the mean of gradients clipped one by one, with noise `std` on the mean; and that mean.
-
-    An example's gradient depends on its own input only, so that the Jacobian of the summed gradient contains those of
-    the examples: block `i` of its columns becomes `c_i (I - u_i u_i^T) J_i / n`, with `c_i` the factor of its clip, by
-    which the norm is at most `bound`, and the projection only where that is below 1.
-    """
-    n = len(examples)
-    d = jacobian.n_inputs // n
-    norms = torch.stack([_norm(single) for single in examples])
-    factors = (bound / norms).clamp(max=1.0)
-    units = [{name: v / norm for name, v in single.items()} for single, norm in zip(examples, norms, strict=True)]
-    along = torch.stack([jacobian.transposed(unit) for unit in units]).view(n, n, d)  # unit, example, input
-    blocks = jacobian.gram().view(n, d, n, d)
-    clipped = factors < 1
-    for i in range(n):
-        for k in range(n):
-            own, other = clipped[i] * along[i, i], clipped[k] * along[k, k]
-            blocks[i, :, k] += _inner(units[i], units[k]) * torch.outer(own, other)
-            blocks[i, :, k] -= torch.outer(own, along[i, k]) + torch.outer(along[k, i], other)
-            blocks[i, :, k] *= factors[i] * factors[k] / (n * std) ** 2
-    mean = {
-        name: torch.stack([f * single[name] for f, single in zip(factors, examples, strict=True)]).mean(dim=0)
-        for name in examples[0]
-    }
-    return blocks.reshape(n * d, n * d), mean
 
 
 def _inner(left: Update, right: Update) -> Tensor:

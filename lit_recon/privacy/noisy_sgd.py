@@ -89,11 +89,6 @@ class FullBatchSGD(NoisySGD):
         """Distance between the two distributions of all releases, in standard deviations."""
         return clip_norms_apart(self.neighbors) * math.sqrt(self.steps) / self.noise_multiplier
 
-    @property
-    def rho(self) -> float:
-        """The constant of zero-concentrated privacy: Renyi divergence of every order alpha is `alpha rho`."""
-        return self.mu**2 / 2
-
     def delta(self, epsilon: float) -> float:
         return gaussian_delta(self.mu, _checked(epsilon))
 
@@ -241,8 +236,7 @@ class PrivateDescent:
     Raises:
         ConfigError: a number is out of its range, noise without a finite bound, or neither noise nor a budget.
 
-    Source: Abadi et al. 2016, algorithm 1; Balle, Cherubin and Hayes 2022, section VI-D, with a bound of 1 and a delta
-    of 1e-5.
+    Source: Abadi et al. 2016, algorithm 1; Balle, Cherubin and Hayes 2022, section VI-D, for the default values.
 
     >>> PrivateDescent(target_epsilon=10.0).noise(steps=100)  # doctest: +ELLIPSIS
     4.9988...

@@ -18,7 +18,6 @@ from lit_recon.bounds import (
     fisher_information,
     moments_noise,
 )
-from lit_recon.bounds.fisher import example_clipped_information
 from lit_recon.bounds.two_layer import Loss, log_slope, replacement_sensitivity
 from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
 from lit_recon.privacy import gaussian_mu
@@ -147,9 +146,9 @@ def test_clipping_of_examples_is_differentiated_exactly(loss: Loss) -> None:
         return total
 
     expected = autograd_jacobian(mean_of_clipped, inputs)
-    found, mean = example_clipped_information(TwoLayerJacobian(net, inputs, targets), singles, bound, std)
-    assert torch.allclose(found, expected.gram(std**-2), rtol=1e-9, atol=1e-9)
-    assert all(torch.allclose(value, expected.update[name]) for name, value in mean.items())
+    found = TwoLayerJacobian(net, inputs, targets).released_by_example(singles, bound, std)
+    assert torch.allclose(found.information, expected.gram(std**-2), rtol=1e-9, atol=1e-9)
+    assert all(torch.allclose(value, expected.update[name]) for name, value in found.update.items())
 
 
 @pytest.mark.parametrize(

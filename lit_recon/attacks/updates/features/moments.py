@@ -274,7 +274,13 @@ class MomentRecovery(FeatureRecovery):
                 "MomentRecovery cannot take the span from the layer's gradient, which is zero everywhere: "
                 "set span to 'head'"
             )
-        used, notes = self._used(seen)
+        used, notes = seen, tuple[str, ...]()
+        if self.rows != "all":
+            wanted = seen.gaussian if self.rows == "random" else ~seen.gaussian
+            if wanted.any():
+                used = replace(seen, gaussian=wanted).gaussian_rows()
+            else:
+                notes = (f"the feature layer has no {self.rows} neurons: all neurons were used",)
         if self.span == "layer":
             basis = weight_span(seen.weight_gradient, seen.n_examples)
         else:
@@ -282,15 +288,6 @@ class MomentRecovery(FeatureRecovery):
         stack = slices(used, basis, self.control_variates, self.seed)
         directions = joint_diagonalization(stack, self.seed).directions
         return RecoveredFeatures((basis @ directions).T, basis, "moments", notes=notes)
-
-    def _used(self, seen: LayerGradient) -> tuple[LayerGradient, tuple[str, ...]]:
-        """The layer restricted to the neurons of `rows`."""
-        if self.rows == "all":
-            return seen, ()
-        wanted = seen.gaussian if self.rows == "random" else ~seen.gaussian
-        if not wanted.any():
-            return seen, (f"the feature layer has no {self.rows} neurons: all neurons were used",)
-        return replace(seen, gaussian=wanted).gaussian_rows(), ()
 
 
 def moment_start(seen: LayerGradient, basis: Tensor, seed: int = 0) -> Tensor:

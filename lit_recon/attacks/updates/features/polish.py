@@ -174,7 +174,7 @@ class MaskedEquations:
 
     def certificate(self, features: Tensor, deltas: Tensor) -> float:
         """Sum of the relative residuals on observed entries."""
-        head, weight, _, _ = self.value_and_gradient(features, deltas)
+        head, weight, *_ = self.value_and_gradient(features, deltas)
         return float(head**0.5 + weight**0.5)
 
     def misfit(self, features: Tensor, deltas: Tensor, noise: GradientNoise) -> float:

@@ -5,13 +5,8 @@ on images, clips to [0, 1] or returns a constant is biased and may have a smalle
 if inputs are drawn from a density with information `P` about their location, every attack, even one that knows that
 density, has `E |x^ - x|^2 >= tr((E F + P)^-1)`, the mean over inputs and noise. Without noise the bound is 0, without
 information it is the prior's variance. A Gaussian prior of the mean and covariance of real images is a model, and the
-bound is only as accurate as that model.
-
-Sources:
-    [Liu2025] Liu, Wang, Chen, Lei, lemma D.2 and remark D.3: the relaxed bound.
-    [StoicaNg1998] Stoica and Ng, On the Cramer-Rao bound under parametric constraints.
-    [VanTrees1968] Van Trees, Detection, estimation and modulation theory, part I, section 2.4.
-    [GillLevit1995] Gill and Levit, Applications of the van Trees inequality.
+bound is only as accurate as that model. Matrices and samples of the wrong size raise a `ShapeError`, settings out of
+their range a `ConfigError`.
 """
 
 from __future__ import annotations
@@ -67,10 +62,7 @@ class ErrorBound:
 def cramer_rao(information: Tensor) -> ErrorBound:
     """`tr(F^-1)`, and the weaker bound `q^2 / tr(F)`, of information `(q, q)`, symmetric and positive semidefinite.
 
-    Raises:
-        ShapeError: it is not a square, finite matrix.
-
-    Source: [Liu2025], equation 27, lemma D.2.
+    Source: [Liu2025], equation 27, lemma D.2 and remark D.3.
 
     >>> bound = cramer_rao(torch.diag(torch.tensor([1.0, 4.0], dtype=torch.float64)))
     >>> bound.squared, bound.relaxed
@@ -83,9 +75,6 @@ def unit_norm_cramer_rao(information: Tensor, inputs: Tensor) -> ErrorBound:
     """The bound for attacks that know `|x_i|`: `tr(U (U^T F U)^-1 U^T)` with `U` orthogonal to every input.
 
     Inputs are `(n, d)`, none of them zero; the information is `(n d, n d)`, example after example.
-
-    Raises:
-        ShapeError: the information does not have the size of the inputs.
 
     Source: [StoicaNg1998], theorem 1.
     """
@@ -138,10 +127,6 @@ class GaussianPrior:
 
         The floor gives constant pixels, and directions beyond the number of samples, a positive variance; the bound
         becomes a little larger than that of the samples' own covariance.
-
-        Raises:
-            ShapeError: fewer than two samples.
-            ConfigError: a floor that is not above 0.
         """
         if len(samples) < 2 or not floor > 0:
             raise (ShapeError if len(samples) < 2 else ConfigError)(
@@ -162,14 +147,7 @@ def van_trees(information: Tensor, prior: GaussianPrior) -> ErrorBound:
 
     `information` `(q, q)` is the mean over inputs drawn from the prior, example after example.
 
-    Raises:
-        ShapeError: the size of the information is no multiple of the prior's.
-
     Source: [VanTrees1968]; [GillLevit1995], equation 1.
-
-    >>> bound = van_trees(torch.zeros(4, 4), GaussianPrior.isotropic(2, variance=0.25))
-    >>> bound.squared, bound.mse
-    (1.0, 0.25)
     """
     size, d = len(information), len(prior.covariance)
     if information.shape != (size, size) or size % d or not information.isfinite().all():
@@ -188,9 +166,6 @@ def likeliest_inputs(
 
     Each step is halved until the likelihood does not decrease; dropped coordinates of `observed` are not used. For a
     check of the bound, start at the true inputs.
-
-    Raises:
-        ConfigError: a clipped release, or fewer than one step.
     """
     if steps < 1 or release.bound != float("inf"):
         raise ConfigError(f"Gauss-Newton needs 1 step or more and no clipping; got {steps} and {release.bound:g}")

@@ -3,10 +3,9 @@
 With `J` the Jacobian of an update `g` (p coordinates) with respect to all inputs of a batch (q coordinates), the
 release `g + N(0, diag(v))` has the information `J^T diag(1/v) J`. A defense changes the Jacobian as it changes the
 update before the noise: dropped coordinates become rows of zeros, clipping scales it and projects out one direction.
+Rows, noise and masks that do not fit an update raise a `ShapeError`, settings out of their range a `ConfigError`.
 
-Sources:
-    [Cramer1946] Cramer, Mathematical methods of statistics; [Rao1945] Rao, Information and the accuracy attainable.
-    [Liu2025] Liu, Wang, Chen, Lei: Data reconstruction attacks and defenses, appendices D and E.
+Source: [Cramer1946]; [Rao1945]; [Liu2025], appendices D and E.
 """
 
 from __future__ import annotations
@@ -63,11 +62,7 @@ class GaussianRelease:
         return released
 
     def precision(self, update: Update) -> Update:
-        """The inverse variance of the noise on every coordinate of an update, 0 where it is dropped.
-
-        Raises:
-            ShapeError: noise or mask with names or shapes other than the update's.
-        """
+        """The inverse variance of the noise on every coordinate of an update, 0 where it is dropped."""
         weights = {}
         for name, value in update.items():
             std = self.std if isinstance(self.std, float | int) else self.std.get(name)
@@ -136,9 +131,6 @@ class Jacobian(ABC):
 class DenseJacobian(Jacobian):
     """A stored Jacobian: of each entry of an update, by its name, `rows` `(p_name, q)`.
 
-    Raises:
-        ShapeError: rows that do not fit the update.
-
     >>> update = {"w": torch.zeros(2)}
     >>> jacobian = DenseJacobian(update, {"w": torch.tensor([[1.0, 0.0], [0.0, 2.0]])})
     >>> fisher_information(jacobian, GaussianRelease(std=0.5)).diagonal()
@@ -171,11 +163,9 @@ class DenseJacobian(Jacobian):
 def fisher_information(jacobian: Jacobian, release: GaussianRelease) -> Tensor:
     """`(q, q)` information about the inputs in an update that is released with Gaussian noise.
 
-    With active clipping, `c = bound / |g|` and `u = g / |g|`, the released mean has the Jacobian
-    `c (I - u u^T) J`; its information needs only `J^T diag(w) J`, `J^T u` and `J^T diag(w) u`.
-
-    Where dropped coordinates or variances depend on the inputs, as for pruning by magnitude, the information in them is
-    left out: the bound then holds for attackers who do not use it.
+    With active clipping, `c = bound / |g|` and `u = g / |g|`, the released mean has the Jacobian `c (I - u u^T) J`; its
+    information needs only `J^T diag(w) J`, `J^T u` and `J^T diag(w) u`. Information in the choice of dropped
+    coordinates or in variances is left out: the bound holds for attackers who do not use it.
 
     Source: [Liu2025], equation 27 and appendix E.
     """
@@ -196,13 +186,9 @@ def fisher_information(jacobian: Jacobian, release: GaussianRelease) -> Tensor:
 
 @dataclass(frozen=True)
 class ReleasedInformation:
-    """A released update, and the Fisher information about the inputs in it.
+    """A released update before clipping, mask and noise, and the Fisher information `(q, q)` about the inputs in it.
 
-    Attributes:
-        update: before clipping, mask and noise.
-        release: clipping, mask and noise.
-        information: `(q, q)`.
-        notes: information that is left out.
+    `notes` state information that is left out.
     """
 
     update: Update
@@ -232,9 +218,6 @@ def autograd_jacobian(
     operation supports, for `chunk` columns at a time. There are fewer columns (pixels) than rows (parameters). The
     function's operations must be such that `torch.func` can transform them; a client's operator must be called with
     `functional=True`. Inputs are in double precision if the information is to be inverted.
-
-    Raises:
-        ConfigError: the Jacobian would have more than `largest` entries, or `chunk` is below 1.
 
     >>> jacobian = autograd_jacobian(lambda x: {"w": x**2}, torch.tensor([1.0, 3.0]))
     >>> jacobian.rows["w"]

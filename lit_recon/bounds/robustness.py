@@ -2,13 +2,8 @@
 
 A mechanism is (eta, gamma)-robust if no attack, even one that knows all other records, reconstructs the unknown record
 to within `eta` with probability above `gamma`. Bounds take `log_kappa`, the logarithm of the baseline error at `eta`,
-and return `gamma` in [0, 1]; the privacy parameters may be those for one record added or removed. All functions raise
-a `ConfigError` for an argument out of its range.
-
-Sources:
-    [Balle2022] Balle, Cherubin and Hayes, Reconstructing training data with informed adversaries.
-    [Hayes2023] Hayes, Mahloujifar and Balle, Bounding training data reconstruction in DP-SGD.
-    [Dong2022] Dong, Roth and Su, Gaussian differential privacy.
+and return `gamma` in [0, 1]; the privacy parameters may be those for one record added or removed. All functions raise a
+`ConfigError` for an argument out of its range.
 
 The success probability is at most `kappa e^epsilon + delta(epsilon)` for every epsilon, also below 0 ([Hayes2023],
 theorem 2; [Dong2022], proposition 2.12); by the Neyman-Pearson lemma some attack reaches the minimum over epsilon, if
@@ -206,14 +201,8 @@ def simulated_bound(
     """The least `kappa e^c + E[(1 - e^(c - L))_+]` over `c`, with `L` the log-likelihood ratio of simulated outputs.
 
     An estimate of the quantity that `profile_bound` bounds from above, too low by about its squared standard error,
-    from `n_samples` trainings.
-
-    Args:
-        log_kappa: of the baseline error.
-        noise_multiplier: standard deviation of the noise over the clipping norm, above 0.
-        steps: number of releases.
-        sampling_rate: probability of the record to be in a step's batch, in (0, 1].
-        n_samples, seed: number of trainings, and of their random numbers.
+    from `n_samples` trainings. `noise_multiplier` is over the clipping norm, `sampling_rate` the probability of the
+    record to be in a step's batch.
 
     Raises:
         ConfigError: also for a probability that is too small for so few samples.

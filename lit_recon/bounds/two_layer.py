@@ -11,7 +11,8 @@ and their Jacobians, by example and neuron,
     d G_W[j, l] / d x_i = x_il Q_ij + t_ij e_l,    Q_ij = beta_ij s''_ij w_j + s'_ij A_j . D_i,    t_ij = beta_ij s'_ij.
 
 A row of the layer's Jacobian is a vector times a number, plus a multiple of a unit vector: its Gram matrix is a sum
-over neurons of products of the `Q`, in `m q^2` operations and `q^2` memory; the rows alone take `m d q`.
+over neurons of products of the `Q`, in `m q^2` operations and `q^2` memory; the rows alone take `m d q`. Tensors of
+the wrong shape raise a `ShapeError`, numbers out of their range a `ConfigError`.
 
 Source: [Liu2025] Liu, Wang, Chen, Lei, appendix D; the Gram matrix's form is our own.
 """
@@ -73,11 +74,7 @@ class TwoLayerNet:
             raise ConfigError(f"loss must be 'squared' or 'cross_entropy'; got {self.loss!r}")
 
     def residuals(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """`delta`, `(n, k)`, for inputs `(n, d)`.
-
-        Raises:
-            ShapeError: inputs or targets of another shape.
-        """
+        """`delta`, `(n, k)`, for inputs `(n, d)`."""
         expected = (len(inputs),) if self.loss == "cross_entropy" else (len(inputs), len(self.head))
         if inputs.dim() != 2 or inputs.shape[1] != self.weight.shape[1] or targets.shape != expected:
             raise ShapeError(
@@ -199,9 +196,6 @@ def replacement_sensitivity(net: TwoLayerNet, lipschitz: float = 1.0) -> float:
     which `|s(W x)| <= S`, and the residual `R = |A| S + 1`, the norm of one example's gradient is at most `R sqrt(S^2 +
     (L |A|)^2)`, with operator norms throughout and the activation's Lipschitz constant `L`.
 
-    Raises:
-        UnsupportedModelError: another loss, or biases.
-
     Source: [Liu2025], proof of proposition A.1, with constants in place of orders.
     """
     if net.loss != "squared" or bool(net.bias.any()):
@@ -221,13 +215,7 @@ def moments_noise(sensitivity: float, epsilon: float, delta: float) -> float:
     The minimum over all orders in closed form: `mu = sensitivity / std` solves `mu^2 / 2 + mu sqrt(2 log 1/delta) =
     epsilon`. The exact noise, by `lit_recon.privacy.gaussian_mu`, is a little less.
 
-    Raises:
-        ConfigError: sensitivity or epsilon not above 0, or delta not strictly between 0 and 1.
-
     Source: [Liu2025], proposition A.1; the lemma is theorem 2 of Abadi et al. 2016.
-
-    >>> round(moments_noise(sensitivity=1.0, epsilon=1.0, delta=1e-5), 3)
-    4.901
     """
     if not (sensitivity > 0 and epsilon > 0 and 0 < delta < 1):
         raise ConfigError(
@@ -248,13 +236,9 @@ class Slope(NamedTuple):
 
 
 def log_slope(xs: Sequence[float], ys: Sequence[float], confidence: float = 0.95) -> Slope:
-    """Least squares of `log y` on `log x`, with the interval of Student's t.
+    """Least squares of `log y` on `log x`, with the interval of Student's t; repeated measurements share an x.
 
-    The interval assumes a straight line: it is wide where points scatter or lie on a curve. Repeated measurements share
-    an x.
-
-    Raises:
-        ConfigError: fewer than three points, fewer than two different x, or a value without a logarithm.
+    The interval assumes a straight line: it is wide where points scatter or lie on a curve.
 
     >>> log_slope([1, 2, 4], [3, 12, 48]).value
     2.0

@@ -46,16 +46,12 @@ class MixUp(Defense):
 
         labels = batch.labels
         if labels.dim() == 1:
-            labels = nn.functional.one_hot(labels, _n_classes(model)).to(batch.images.dtype)
+            n_classes = model.n_classes
+            if not isinstance(n_classes, int):
+                name = type(model).__name__
+                raise UnsupportedModelError(f"MixUp needs the number of classes of {name}: wrap it in a Client")
+            labels = nn.functional.one_hot(labels, n_classes).to(batch.images.dtype)
         return batch._replace(images=mixed(batch.images), labels=mixed(labels))
-
-
-def _n_classes(model: nn.Module) -> int:
-    """Number of outputs, an attribute of every victim model; see `lit_recon.models.public_model`."""
-    n_classes = model.n_classes
-    if not isinstance(n_classes, int):
-        raise UnsupportedModelError(f"MixUp needs the number of classes of {type(model).__name__}: wrap it in a Client")
-    return n_classes
 
 
 _MASK = "dropout_mask"

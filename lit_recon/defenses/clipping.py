@@ -1,8 +1,7 @@
 """Clipping of gradients to a largest L2 norm, alone or with the noise of DP-SGD.
 
-For finite gradients the norm of the result is at most the bound (up to rounding), shapes and dtypes are unchanged, and
-a gradient within the bound is returned bit for bit. An infinite bound changes nothing; a bound of 0 gives zero, which
-freezes training.
+For finite gradients the norm of the result is at most the bound (up to rounding), and a gradient within the bound is
+returned bit for bit. An infinite bound changes nothing; a bound of 0 gives zero, which freezes training.
 """
 
 from __future__ import annotations
@@ -107,13 +106,11 @@ class DPSGD(Defense):
     """Clips every example's gradient, sums, adds N(0, (noise_multiplier * bound)^2), and divides by the batch size.
 
     Computed as the mean of the clipped gradients plus normal noise of standard deviation `noise_multiplier * bound /
-    n`; one `randn` per tensor.
+    n`; one `randn` per tensor. The log-likelihood is Gaussian.
 
     Formal guarantee: adding or removing one example changes the sum by at most `bound` in L2 norm, and the noise on the
     sum has `noise_multiplier` times that standard deviation. The resulting (epsilon, delta) is computed by
     `lit_recon.privacy`; it depends on how batches are sampled, and on `n` being public.
-
-    The attacker clips the gradients of the candidate images one by one; the log-likelihood is Gaussian.
 
     Args:
         bound: largest norm of one example's gradient, over all parameters, absolute; finite if there is noise.

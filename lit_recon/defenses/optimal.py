@@ -4,8 +4,6 @@ With `J` the Jacobian of the mean gradient `g` (p coordinates) with respect to a
 sensitivity of coordinate j is the norm of row j, `n_j = |d g_j / d x|`. Noise of variances `v` leaves the Fisher
 information `J^T diag(v)^-1 J`, whose trace is `sum_j n_j^2 / v_j`, and the van Trees inequality bounds the squared
 error of any reconstruction from below by (number of pixels)^2 / (trace + prior information).
-
-Source: [Chen2024] for scores and estimator.
 """
 
 from __future__ import annotations

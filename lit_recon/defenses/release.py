@@ -95,16 +95,9 @@ def defended_gradient(
 ) -> Update:
     """The update that a client with this defense releases; in training, the direction of the optimizer's step.
 
-    Gradients of single examples are computed only if the defense transforms them, `chunk` at a time.
-
-    Args:
-        defense: one, or a `Chain`.
-        model: prepared by the defense; used for its structure only.
-        gradient: of the mean loss, at the weights of this round.
-        batch: the client's data.
-        generator: of the defense's random numbers, which depend on `chunk` only where a defense adds noise to
-            the gradients of single examples.
-        chunk: examples at a time.
+    Gradients of single examples are computed only if the defense transforms them, `chunk` at a time; random numbers
+    depend on `chunk` only where a defense adds noise to those. The prepared `model` is used for its structure only, the
+    `gradient` is that of the mean loss.
 
     Raises:
         ShapeError: an empty batch.

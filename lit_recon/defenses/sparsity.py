@@ -83,10 +83,7 @@ class GradientDropout(SparseUpdate):
 
 
 def lowest(scores: Tensor, count: int) -> Tensor:
-    """Boolean mask, of the shape of `scores`, of exactly `count` coordinates with the lowest scores.
-
-    Linear time, and no limit on the number of coordinates, while `torch.quantile` allows 16 million. The choice among
-    equal scores is arbitrary but deterministic.
+    """Mask, of the shape of `scores`, of exactly `count` lowest ones in linear time; ties are broken deterministically.
 
     >>> lowest(torch.tensor([0.3, 0.1, 0.2]), 2)
     tensor([False,  True,  True])

@@ -4,9 +4,9 @@ Neighbors `add_or_remove_one`: one data set has a record that the other lacks; s
 differ by at most `C`. `replace_one`, the relation of Balle et al. 2022: both have `n` records, one of them different;
 the sums differ by at most `2 C`, so that twice the noise is needed for the same epsilon.
 
-Opacus' PRV accountant is not used: below a noise multiplier of about 0.3 it does not terminate.
-
-Source: Doroshenko et al. 2022, Connect the dots: tighter discrete approximations of privacy loss distributions.
+Source: Doroshenko et al. 2022, Connect the dots: tighter discrete approximations of privacy loss distributions; Opacus'
+PRV accountant does not terminate below a noise multiplier of about 0.3. Arguments out of their range raise a
+`ConfigError`.
 """
 
 from __future__ import annotations
@@ -35,15 +35,9 @@ def clip_norms_apart(neighbors: Neighbors) -> float:
 
 @dataclass(frozen=True)
 class NoisySGD(ABC):
-    """Privacy of training with a noisy sum of clipped gradients in each step; built by `noisy_sgd`.
+    """Privacy of training with a noisy sum of clipped gradients in each of `steps` steps; built by `noisy_sgd`.
 
-    Args:
-        noise_multiplier: standard deviation of the noise on the sum, over the clipping norm; above 0.
-        steps: number of releases, at least 1.
-        neighbors: the relation between data sets for epsilon and delta.
-
-    Raises:
-        ConfigError: a number out of its range.
+    The noise multiplier, above 0, is the standard deviation of the noise on the sum, over the clipping norm.
     """
 
     noise_multiplier: float
@@ -178,11 +172,7 @@ _GRID_POINTS = 4_000
 
 
 def calibrate_noise(
-    epsilon: float,
-    delta: float,
-    steps: int,
-    sampling_rate: float = 1.0,
-    neighbors: Neighbors = "add_or_remove_one",
+    epsilon: float, delta: float, steps: int, sampling_rate: float = 1.0, neighbors: Neighbors = "add_or_remove_one"
 ) -> float:
     """The least noise multiplier that keeps (epsilon, delta), exact for full batches.
 

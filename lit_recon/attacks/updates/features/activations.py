@@ -90,15 +90,11 @@ def _density(z: Tensor) -> Tensor:
     return torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
 
 
-def _step(z: Tensor) -> Tensor:
-    return (z > 0).to(z.dtype)
-
-
 def _exponential_below(z: Tensor) -> Tensor:
     return z.clamp(max=0).exp()
 
 
-RELU = Activation("relu", torch.relu, _step, torch.zeros_like, smooth=False)
+RELU = Activation("relu", torch.relu, lambda z: (z > 0).to(z.dtype), torch.zeros_like, smooth=False)
 ELU = Activation("elu", nn.functional.elu, _exponential_below, lambda z: torch.where(z > 0, 0.0, _exponential_below(z)))
 GELU = Activation(
     "gelu",

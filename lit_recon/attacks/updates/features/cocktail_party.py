@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.updates.features.layer import LayerGradient
-from lit_recon.attacks.updates.features.recovery import FeatureRecovery, RecoveredFeatures
+from lit_recon.attacks.updates.features.layer import FeatureRecovery, LayerGradient, RecoveredFeatures
 from lit_recon.attacks.updates.linear_layer.unmixing import (
     GAUSSIAN_LOG_COSH,
     decorrelation,

@@ -18,16 +18,17 @@ from lit_recon.attacks.updates.features.fit_everywhere import (
     noisy_span,
 )
 from lit_recon.attacks.updates.features.layer import (
+    FeatureRecovery,
     GradientNoise,
     LayerGradient,
     ObservedEntries,
+    RecoveredFeatures,
     gradient_noise,
     observed_entries,
 )
 from lit_recon.attacks.updates.features.local_steps import UnrolledTraining
 from lit_recon.attacks.updates.features.moments import moment_start, weight_span
 from lit_recon.attacks.updates.features.polish import MaskedEquations, Polished, masked_polish, polish
-from lit_recon.attacks.updates.features.recovery import FeatureRecovery, RecoveredFeatures
 from lit_recon.attacks.updates.features.starts import neuron_ica_start, null_vector_start
 from lit_recon.clients import LocalSteps
 from lit_recon.errors import ConfigError, UnsupportedModelError
@@ -63,10 +64,9 @@ class ExactRecovery(FeatureRecovery):
     are used only after a ReLU.
 
     Entries removed by a sparsifying defense are treated as missing: the span comes from low-rank completion, and if the
-    certificate on the observed entries does not hold, a polish in all coordinates follows. If little remains of the
-    layer's gradient, as after pruning, or if completion fails, a fit in all coordinates starts from moments of the
-    head's gradient. Local training on whole batches is unrolled after the polish; the tolerance then rises to the
-    rounding of weight differences.
+    certificate on the observed entries does not hold, a polish in all coordinates follows. If completion fails, or
+    little remains of the layer's gradient, a fit in all coordinates starts from moments of the head's. Local training
+    on whole batches is unrolled after the polish; the tolerance then rises to the rounding of weight differences.
 
     Noise is detected by the rank of the layer's gradient. Head and layer are then weighted by it, and features are
     fitted in all coordinates, never called exact; a note states how well the fit explains the observed gradients.

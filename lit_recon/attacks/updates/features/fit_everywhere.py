@@ -1,8 +1,7 @@
 """Features from gradients that do not determine their span: alternate fits in a span and in all coordinates.
 
 If entries of the layer's gradient are missing or noisy, the head's gradient still determines the features, but only by
-equations over all coordinates, which need a good start. Better features have a better span, which in turn separates
-them better.
+equations over all coordinates, which need a good start. A better span separates features better, and the reverse.
 """
 
 from __future__ import annotations
@@ -35,21 +34,19 @@ def fit_everywhere(
     iterations: int,
     seed: int,
 ) -> Polished:
-    """Rounds from an initial basis `(d, r)` on, until the certificate holds or does not improve.
+    """Rounds from an initial basis `(d, r)` on, until the certificate of `everywhere` is below the tolerance or stays.
 
-    Args:
-        everywhere: equations in all coordinates, for the certificate.
-        basis: initial.
-        within: equations in a basis.
-        tolerance: of the certificate.
-        iterations: largest number in the polish within a basis.
-        seed: of starts.
+    `within` gives the equations in a basis; `iterations` is the largest number in the polish there.
     """
+    seen, lowest = everywhere.seen, math.inf
     best: Polished | None = None
-    lowest = math.inf
     for _ in range(_ROUNDS):
         equations = within(basis)
-        inside = polish(equations, _start(everywhere.seen, equations, basis, seed), iterations)
+        if seen.has_head and usable_orders(seen.activation):
+            start = moment_start(seen, basis, seed)
+        else:
+            start = neuron_ica_start(equations.gradient[:, :-1], seed)
+        inside = polish(equations, start, iterations)
         outside = inside.features @ basis.T, equations.by_class(inside.deltas)
         found = masked_polish(everywhere, *outside, iterations=_ITERATIONS * iterations)
         head, weight, _, _ = everywhere.value_and_gradient(found.features, found.deltas)
@@ -82,12 +79,6 @@ def noisy_span(seen: LayerGradient, noise: GradientNoise, seed: int = 0) -> tupl
     if turned < _TURNED or not has_moments(seen):
         return weight_span(gradient, seen.n_examples), "the layer's span"
     return head_span(seen, seed), "moments"
-
-
-def _start(seen: LayerGradient, equations: FeatureEquations, basis: Tensor, seed: int) -> Tensor:
-    if seen.has_head and usable_orders(seen.activation):
-        return moment_start(seen, basis, seed)
-    return neuron_ica_start(equations.gradient[:, :-1], seed)
 
 
 #: Entries per example that must be observed for a neuron to count as known; relative ridge, for neurons without any.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.attacks.updates.features.exact import ExactRecovery
-from lit_recon.attacks.updates.features.recovery import FeatureRecovery, RecoveredFeatures
+from lit_recon.attacks.updates.features.layer import FeatureRecovery, RecoveredFeatures
 from lit_recon.clients.gradient import BatchNormMode, pure_copy
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone
@@ -80,10 +80,7 @@ class SignedCosine(FeatureTerm):
 
 
 class SubspaceDistance(FeatureTerm):
-    """Mean over examples of the squared share of a feature outside the recovered span.
-
-    For batches whose features cannot be separated, as with shared labels, but whose span is known well.
-    """
+    """Mean over examples of the squared share of a feature outside the span, for features that cannot be separated."""
 
     def __call__(self, features: Tensor, targets: Tensor) -> Tensor:
         unit = nn.functional.normalize(features, dim=1)

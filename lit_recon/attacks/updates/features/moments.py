@@ -1,4 +1,4 @@
-"""Features from Hermite moments of the head's gradient, the tensor method of Liu et al.
+"""Features from Hermite moments of the head's gradient, the tensor method of [Liu2025].
 
 With Gaussian weights w_j and g_j = sum_i r_i s(w_j . x_i) for each neuron, Stein's identity gives
 
@@ -6,10 +6,6 @@ With Gaussian weights w_j and g_j = sum_i r_i s(w_j . x_i) for each neuron, Stei
 
 for m to infinity, with the activation's Hermite coefficients c_p: matrices that the features diagonalize. Third and
 fourth moments are contracted with vectors as they are summed: memory is one matrix per contraction.
-
-Sources:
-    [Liu2025] Liu, Wang, Chen, Lei; [Wang2023] Wang, Lee, Lei: Reconstructing training data from model gradient,
-    provably; [Zhong2017] Zhong et al.: Recovery guarantees for one-hidden-layer neural networks, algorithm 3.
 """
 
 from __future__ import annotations
@@ -21,8 +17,7 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.updates.features.activations import usable_orders
-from lit_recon.attacks.updates.features.layer import LayerGradient
-from lit_recon.attacks.updates.features.recovery import FeatureRecovery, RecoveredFeatures
+from lit_recon.attacks.updates.features.layer import FeatureRecovery, LayerGradient, RecoveredFeatures
 from lit_recon.attacks.updates.features.starts import joint_diagonalization
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.records import ForwardOperator
@@ -206,10 +201,6 @@ def weight_span(gradient: Tensor, n_examples: int) -> Tensor:
     Its rows are combinations of the examples' features, so that its dimension is `n_examples`, unless an earlier
     eigenvalue gap shows that features coincide or vanish. Exact up to rounding where features are linearly independent;
     noise of standard deviation s relative to the gradient's root mean square rotates it by about `s sqrt(n / m)`.
-
-    >>> features = torch.eye(8, dtype=torch.float64)[:3]
-    >>> weight_span(torch.rand(20, 3, dtype=torch.float64) @ features, n_examples=3).shape
-    torch.Size([8, 3])
     """
     values, vectors = torch.linalg.eigh(gradient.T @ gradient)
     values = values.flip(0).clamp_min(torch.finfo(values.dtype).eps * values[-1].clamp_min(1e-300))
@@ -220,7 +211,8 @@ def weight_span(gradient: Tensor, n_examples: int) -> Tensor:
         earlier = int(falls[:n_examples].argmax()) + 1
         if falls[earlier - 1] > 1e4 and values[earlier] < 1e-9 * values[0]:
             size = earlier
-    return vectors.flip(1)[:, :size].contiguous()
+    basis: Tensor = vectors.flip(1)[:, :size].contiguous()
+    return basis
 
 
 class MomentRecovery(FeatureRecovery):

@@ -45,7 +45,10 @@ def polish(equations: FeatureEquations, start: Tensor, iterations: int = 60) -> 
         return Polished(features, deltas, sum(equations.residuals(features, deltas)))
     features, deltas = _levenberg_marquardt(equations, features, deltas, False, iterations)
     for _ in range(_REWEIGHTINGS):
-        trusted = equations.with_fixed_sides(features, _trust(equations.weight_errors(features, deltas)))
+        # neurons are trusted the less the larger their error, as on the wrong side of their kink
+        errors = equations.weight_errors(features, deltas)
+        scale = errors.median() + 1e-9 * errors.max() + torch.finfo(errors.dtype).tiny
+        trusted = equations.with_fixed_sides(features, scale / (scale + errors))
         features, deltas = _levenberg_marquardt(trusted, features, deltas, True, iterations)
         certificate = sum(equations.residuals(features, deltas))
         if certificate < _SETTLED:
@@ -53,17 +56,11 @@ def polish(equations: FeatureEquations, start: Tensor, iterations: int = 60) -> 
     return Polished(features, deltas, certificate)
 
 
-def _trust(errors: Tensor) -> Tensor:
-    """Weights `(m,)` in (0, 1] that decrease with a neuron's error, as on the wrong side of its kink."""
-    scale = errors.median() + 1e-9 * errors.max() + torch.finfo(errors.dtype).tiny
-    return scale / (scale + errors)
-
-
 def with_signs(equations: FeatureEquations, start: Tensor) -> Tensor:
     """Directions with the signs that fit the equations best.
 
-    The input of the bias is 1 where that of the weights is the feature, so `P q = g` implies `c_i . q = 1`
-    for every example, which gives the signs unless the bias gradient is noisy. Single flips follow while they help.
+    The input of the bias is 1 where that of the weights is the feature, so `P q = g` implies `c_i . q = 1` for every
+    example, which gives the signs unless the bias gradient is noisy. Single flips follow while they help.
     """
     features = start
     if equations.bias_known:
@@ -89,7 +86,11 @@ def _levenberg_marquardt(
     damping, patience = _FIRST, _PATIENCE
     system = equations.normal_system(features, deltas, weighted)
     for _ in range(iterations):
-        step = _damped_step(system.matrix, system.slope, damping)
+        diagonal = system.matrix.diagonal()
+        raised = system.matrix + torch.diag(damping * diagonal + 1e-14 * diagonal.mean())
+        factor, failed = torch.linalg.cholesky_ex(raised)
+        # no step if the matrix is not positive definite: more damping follows
+        step = torch.zeros_like(system.slope) if failed else torch.cholesky_solve(system.slope[:, None], factor)[:, 0]
         new_features = features - step[: features.numel()].reshape(features.shape)
         new_deltas = deltas - step[features.numel() :].reshape(deltas.shape)
         objective = equations.objective(new_features, new_deltas, weighted)
@@ -103,17 +104,6 @@ def _levenberg_marquardt(
         if gain > 0:
             system = equations.normal_system(features, deltas, weighted)
     return features, deltas
-
-
-def _damped_step(matrix: Tensor, slope: Tensor, damping: float) -> Tensor:
-    """Solution of the damped system; zero if it is not positive definite."""
-    diagonal = matrix.diagonal()
-    raised = matrix + torch.diag(damping * diagonal + 1e-14 * diagonal.mean())
-    factor, failed = torch.linalg.cholesky_ex(raised)
-    if failed:
-        return torch.zeros_like(slope)
-    solution: Tensor = torch.cholesky_solve(slope[:, None], factor)[:, 0]
-    return solution
 
 
 #: History size of L-BFGS, and rounds in which the active set of a kinked activation is updated.

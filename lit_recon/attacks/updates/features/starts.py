@@ -120,9 +120,8 @@ def _alternating(stack: Tensor, start: Decomposition, iterations: int = 60) -> D
 def neuron_ica_start(projected: Tensor, seed: int = 0) -> Tensor:
     """Directions `(n, r)` by independent component analysis over the neurons, from the projected gradient `(m, r)`.
 
-    Row j is a mixture sum_i s_ij c_i with the derivative s_ij of example i's loss by neuron j; these vary over neurons
-    nearly independently for different examples. Uses neither weights nor activation, so it also works for trained
-    neurons.
+    Row j is a mixture sum_i s_ij c_i with the derivative s_ij of example i's loss by neuron j, nearly independent for
+    different examples. Uses neither weights nor activation, so it also works for trained neurons.
     """
     from sklearn.decomposition import FastICA
     from sklearn.exceptions import ConvergenceWarning
@@ -151,8 +150,8 @@ def null_vector_start(projected: Tensor, seed: int = 0, max_samples: int = 200_0
 
     The projected gradient `(m, r)` is P = D C with derivatives D of which about half are zero. If one example is
     inactive in all of r - 1 sampled neurons, their null vector q is orthogonal to every other feature, and P q is as
-    sparse as that example's column of D. This takes 2^(r-1) / r samples on average. Zeros of neurons that are inactive
-    for all examples count too, as zeros of every column.
+    sparse as that example's column of D. This takes 2^(r-1) / r samples on average. Neurons that are inactive for all
+    examples count too.
 
     Source: Dimitrov et al. 2024 (SPEAR), with a whitened null vector and zeros counted over all neurons.
     """

@@ -129,13 +129,7 @@ class Jacobian(ABC):
 
 
 class DenseJacobian(Jacobian):
-    """A stored Jacobian: of each entry of an update, by its name, `rows` `(p_name, q)`.
-
-    >>> update = {"w": torch.zeros(2)}
-    >>> jacobian = DenseJacobian(update, {"w": torch.tensor([[1.0, 0.0], [0.0, 2.0]])})
-    >>> fisher_information(jacobian, GaussianRelease(std=0.5)).diagonal()
-    tensor([ 4., 16.])
-    """
+    """A stored Jacobian: of each entry of an update, by its name, `rows` `(p_name, q)`."""
 
     def __init__(self, update: Update, rows: Mapping[str, Tensor]) -> None:
         shapes = {name: (value.numel(), rows[name].shape[1]) for name, value in update.items() if name in rows}

@@ -131,7 +131,8 @@ class TwoLayerJacobian(Jacobian):
         for part in self._neurons():
             rows = self._head_rows(part).reshape(-1, self.n_inputs)
             if isinstance(weights, float | int):
-                total += (weights * rows.T @ rows).view(n, d, n, d) + weights * self._layer_gram(part)
+                total += (weights * rows.T @ rows).view(n, d, n, d)
+                total += weights * self._layer_gram(part)
             else:
                 own = weights["head"][:, part.where].reshape(-1, 1)
                 total += ((own * rows).T @ rows).view(n, d, n, d)
@@ -192,9 +193,10 @@ class TwoLayerJacobian(Jacobian):
 def replacement_sensitivity(net: TwoLayerNet, lipschitz: float = 1.0) -> float:
     """Upper bound on the L2 change of the summed gradient when one example is replaced by another.
 
-    For the squared loss without biases, inputs and targets of norm at most 1: with `S = sqrt(m) |s(0)| + L |W|`, by
-    which `|s(W x)| <= S`, and the residual `R = |A| S + 1`, the norm of one example's gradient is at most `R sqrt(S^2 +
-    (L |A|)^2)`, with operator norms throughout and the activation's Lipschitz constant `L`.
+    For the squared loss, inputs and targets of norm at most 1: with `S = sqrt(m) |s(0)| + L |W|`, by which
+    `|s(W x)| <= S`, and the residual `R = |A| S + 1`, the norm of one example's gradient is at most
+    `R sqrt(S^2 + (L |A|)^2)`, with operator norms throughout and the activation's Lipschitz constant `L`. Another loss,
+    or biases, raise an `UnsupportedModelError`.
 
     Source: [Liu2025], proof of proposition A.1, with constants in place of orders.
     """
@@ -239,9 +241,6 @@ def log_slope(xs: Sequence[float], ys: Sequence[float], confidence: float = 0.95
     """Least squares of `log y` on `log x`, with the interval of Student's t; repeated measurements share an x.
 
     The interval assumes a straight line: it is wide where points scatter or lie on a curve.
-
-    >>> log_slope([1, 2, 4], [3, 12, 48]).value
-    2.0
     """
     from scipy.stats import linregress, t
 

@@ -199,12 +199,9 @@ def checked(
 class Chain(Defense):
     """Applies defenses in the listed order; an empty chain changes nothing.
 
-    The order must be that of the stages: defenses of the batch, of per-example gradients, of the update. The attacker
+    The order must be that of the stages: batch, per-example gradients, update; else it is a `ConfigError`. The attacker
     simulates each with the released update of the whole chain: noise after pruning hides the mask. The log-likelihood
     is that of the last defense.
-
-    Raises:
-        ConfigError: a defense is listed after one of a later stage.
 
     >>> from lit_recon.defenses import GaussianNoise, PerExampleClipping
     >>> Chain([PerExampleClipping(bound=1.0), GaussianNoise(std=0.1)]).stages

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lit_recon.defenses.base import BatchNormMode, Defense, Round, checked
 from lit_recon.defenses.noise import gaussian_log_likelihood, with_normal_noise
 from lit_recon.defenses.release import require_separable
-from lit_recon.defenses.vectors import root, squared_norm
+from lit_recon.defenses.vectors import squared_norm
 from lit_recon.errors import ConfigError
 from lit_recon.records import Update
 
@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 
 def clipped(update: Update, bound: float) -> Update:
-    """The update, scaled as a whole to an L2 norm of at most `bound`.
-
-    >>> clipped({"weight": torch.tensor([3.0, 4.0])}, bound=1.0)
-    {'weight': tensor([0.6000, 0.8000])}
-    """
+    """The update, scaled as a whole to an L2 norm of at most `bound`."""
     factor = clip_factors(squared_norm(update), bound)
     return {name: value * factor for name, value in update.items()}
 
@@ -42,7 +38,8 @@ def clipped_examples(gradients: Update, bound: float) -> Update:
 
 def clip_factors(squared: Tensor, bound: float) -> Tensor:
     """The factors, at most 1, that clip gradients of the given squared norms; elementwise."""
-    norm = root(squared)
+    # finite derivative at a norm of zero
+    norm = squared.clamp_min(torch.finfo(squared.dtype).tiny).sqrt()
     return torch.where(norm > bound, bound / norm, 1.0)
 
 

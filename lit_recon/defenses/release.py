@@ -26,14 +26,11 @@ def per_example_gradients(
     create_graph: bool = False,
     functional: bool = False,
 ) -> Iterator[Update]:
-    """Gradients of the single examples of a batch, in order, in chunks of `(chunk, ...)` to limit memory.
+    """Gradients of the single examples of a batch, in order, in chunks of `(chunk, ...)`, at least 1, to limit memory.
 
     A chunk of one uses plain autograd, on a CPU the fastest and with the least memory; so do all with `create_graph`.
     On a GPU, which one example does not fill, chunks run under `torch.func.vmap`; their default size was not tuned.
     With `functional`, for use inside transforms of `torch.func`, all examples are in one chunk.
-
-    Raises:
-        ConfigError: a chunk of fewer than one example.
     """
     n = len(batch.images)
     if chunk != "auto" and chunk < 1:
@@ -97,10 +94,7 @@ def defended_gradient(
 
     Gradients of single examples are computed only if the defense transforms them, `chunk` at a time; random numbers
     depend on `chunk` only where a defense adds noise to those. The prepared `model` is used for its structure only, the
-    `gradient` is that of the mean loss.
-
-    Raises:
-        ShapeError: an empty batch.
+    `gradient` is that of the mean loss. An empty batch raises a `ShapeError`.
     """
     if len(batch.images) == 0:
         raise ShapeError("a client's update needs at least one example; got an empty batch: skip the round")

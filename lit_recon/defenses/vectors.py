@@ -33,11 +33,6 @@ def squared_norm(update: Update) -> Tensor:
     return torch.stack([value.square().sum() for value in update.values()]).sum()
 
 
-def root(squared: Tensor) -> Tensor:
-    """Square root with a finite derivative at zero."""
-    return squared.clamp_min(torch.finfo(squared.dtype).tiny).sqrt()
-
-
 def normal_like(value: Tensor, generator: torch.Generator) -> Tensor:
     """Standard normal numbers of the shape, dtype and device of `value`, drawn on the generator's device."""
     return torch.randn(value.shape, generator=generator, device=generator.device, dtype=value.dtype).to(value.device)

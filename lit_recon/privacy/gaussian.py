@@ -3,10 +3,8 @@
 `mu` is sensitivity over standard deviation of the noise; `T` adaptive releases with `mu` each compose to `sqrt(T) mu`.
 All functions raise a `ConfigError` for an argument out of its range: `mu` above 0, `delta` strictly between 0 and 1.
 
-Sources:
-    Balle and Wang 2018, Improving the Gaussian mechanism for differential privacy, theorem 8.
-    Dong, Roth and Su 2022, Gaussian differential privacy, corollary 2.13.
-    Mironov, Talwar and Zhang 2019, Renyi differential privacy of the sampled Gaussian mechanism.
+Source: [Dong2022], corollary 2.13; Balle and Wang 2018, Improving the Gaussian mechanism for differential privacy,
+theorem 8; Mironov, Talwar and Zhang 2019, Renyi differential privacy of the sampled Gaussian mechanism.
 """
 
 from __future__ import annotations

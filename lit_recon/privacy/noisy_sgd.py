@@ -26,11 +26,8 @@ if TYPE_CHECKING:
     from dp_accounting.pld.pld_pmf import PLDPmf
 
 Neighbors = Literal["add_or_remove_one", "replace_one"]
-
-
-def clip_norms_apart(neighbors: Neighbors) -> float:
-    """Largest distance between neighbors' sums of clipped vectors, in clipping norms."""
-    return 1.0 if neighbors == "add_or_remove_one" else 2.0
+#: Largest distance between neighbors' sums of clipped vectors, in clipping norms.
+_CLIP_NORMS_APART: dict[Neighbors, float] = {"add_or_remove_one": 1.0, "replace_one": 2.0}
 
 
 @dataclass(frozen=True)
@@ -65,8 +62,7 @@ class NoisySGD(ABC):
     def profile(self, epsilon: float) -> float:
         """`sup_E P(E) - e^epsilon Q(E)`, with `P` the distribution of all releases with a record and `Q` without it.
 
-        Defined at any real epsilon, and in this direction for all `neighbors`: reconstruction is limited by how much
-        likelier the record makes an output.
+        For any real epsilon and all `neighbors`: reconstruction is limited by how much likelier a record makes outputs.
         """
 
 
@@ -81,7 +77,7 @@ class FullBatchSGD(NoisySGD):
     @property
     def mu(self) -> float:
         """Distance between the two distributions of all releases, in standard deviations."""
-        return clip_norms_apart(self.neighbors) * math.sqrt(self.steps) / self.noise_multiplier
+        return _CLIP_NORMS_APART[self.neighbors] * math.sqrt(self.steps) / self.noise_multiplier
 
     def delta(self, epsilon: float) -> float:
         return gaussian_delta(self.mu, _checked(epsilon))
@@ -180,14 +176,13 @@ def calibrate_noise(
     distributions. Full batches, with a `sampling_rate` of 1, take milliseconds at any epsilon.
 
     Raises:
-        ConfigError: epsilon is not above 0, delta not strictly between 0 and 1, there is no step, or delta exceeds a
-            record's probability of being used at all, so that no noise is needed.
+        ConfigError: also if delta exceeds a record's probability of being used, so that no noise is needed.
     """
     if not epsilon > 0 or steps < 1:
         raise ConfigError(
             f"calibration needs epsilon above 0 and at least 1 step; got epsilon={epsilon}, steps={steps}"
         )
-    full_batch = clip_norms_apart(neighbors) * math.sqrt(steps) / gaussian_mu(epsilon, delta)
+    full_batch = _CLIP_NORMS_APART[neighbors] * math.sqrt(steps) / gaussian_mu(epsilon, delta)
     if sampling_rate == 1:
         return full_batch
     used = -math.expm1(steps * math.log1p(-sampling_rate)) if 0 < sampling_rate < 1 else 1.0

@@ -60,22 +60,14 @@ def hermite_coefficients(activation: Activation, order: int = 4, shift: float = 
 
 @cache
 def usable_orders(activation: Activation) -> tuple[int, ...]:
-    """Orders among 2, 3 and 4 with nonzero Hermite coefficient, whose moments depend on the features.
-
-    >>> usable_orders(RELU), usable_orders(TANH)
-    ((2, 4), (3,))
-    """
+    """Orders among 2, 3 and 4 with nonzero Hermite coefficient, whose moments depend on the features."""
     coefficients = hermite_coefficients(activation)
     spread = math.sqrt(sum(c**2 / math.factorial(p) for p, c in enumerate(coefficients) if p))
     return tuple(p for p in (2, 3, 4) if abs(coefficients[p]) > USABLE * spread)
 
 
 def activation_of(layer: nn.Module) -> Activation:
-    """The activation of a layer.
-
-    Raises:
-        UnsupportedModelError: its derivatives are not known here.
-    """
+    """The activation of a layer; one without known derivatives raises an `UnsupportedModelError`."""
     known = _BY_LAYER.get(type(layer))
     standard = getattr(layer, "approximate", "none") == "none" and getattr(layer, "alpha", 1.0) == 1.0
     if known is None or not standard or getattr(layer, "beta", 1.0) != 1.0:

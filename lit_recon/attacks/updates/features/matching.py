@@ -21,11 +21,8 @@ class FeatureTerm(ABC):
     """A penalty on the features of candidate images, 0 for the recovered ones.
 
     Args:
-        weight: multiplies the penalty; chosen by the attack's loss only.
-        start: share of the iterations before the penalty starts.
-
-    Raises:
-        ConfigError: a negative weight, or a start outside [0, 1).
+        weight: multiplies the penalty, at least 0; chosen by the attack's loss only.
+        start: share of the iterations before the penalty starts, in [0, 1).
     """
 
     def __init__(self, weight: float, start: float = 0.0) -> None:
@@ -114,10 +111,8 @@ def assigned(recovered: RecoveredFeatures, features: Tensor, labels: Tensor | No
 class FeatureMap:
     """Features of candidate images at the input of the wide feature layer, `(n, d)` of unit norm, differentiable.
 
-    Uses the observation's parameters and buffers; `batch_norm` is the mode of BatchNorm layers in the client.
-
-    Raises:
-        UnsupportedModelError: no wide feature layer.
+    Uses the observation's parameters and buffers; `batch_norm` is the mode of BatchNorm layers in the client. A model
+    without a wide feature layer raises an `UnsupportedModelError`.
     """
 
     def __init__(self, observation: Observation, batch_norm: BatchNormMode = "eval") -> None:

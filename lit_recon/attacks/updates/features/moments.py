@@ -158,10 +158,8 @@ def slices(seen: LayerGradient, basis: Tensor, control_variates: bool = True, se
     """Symmetric matrices `(l, r, r)`, `X diag(.) X^T` up to sampling error, with X the features in the basis `(d, r)`.
 
     All usable orders together: second moments, third moments contracted with unit vectors, fourth moments contracted
-    with random pairs. `control_variates` regresses on polynomials in the projected weights, from N(0, I), first.
-
-    Raises:
-        UnsupportedModelError: no usable order.
+    with random pairs; an `UnsupportedModelError` without any. `control_variates` regresses on polynomials in the
+    projected weights, from N(0, I), first.
     """
     orders = usable_orders(seen.activation)
     if not orders:

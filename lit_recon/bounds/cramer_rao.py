@@ -180,14 +180,12 @@ def likeliest_inputs(
     for _ in range(steps):
         jacobian = TwoLayerJacobian(net, inputs, targets)
         step = torch.linalg.lstsq(jacobian.gram(weights), jacobian.transposed(weighted)[:, None]).solution
-        length = 1.0
-        while length > 1e-3:
-            moved = inputs + length * step.view_as(inputs)
+        for halvings in range(10):
+            moved = inputs + 0.5**halvings * step.view_as(inputs)
             found, less = misfit(moved)
             if less <= value:
                 inputs, weighted, value = moved, found, less
                 break
-            length /= 2
         else:
             break
     return inputs

@@ -102,8 +102,8 @@ class PerExampleClipping(Defense):
 class DPSGD(Defense):
     """Clips every example's gradient, sums, adds N(0, (noise_multiplier * bound)^2), and divides by the batch size.
 
-    Computed as the mean of the clipped gradients plus normal noise of standard deviation `noise_multiplier * bound /
-    n`; one `randn` per tensor. The log-likelihood is Gaussian.
+    Computed as the mean of the clipped gradients plus normal noise, one `randn` per tensor, of standard deviation
+    `noise_multiplier * bound / n`. The log-likelihood is Gaussian.
 
     Formal guarantee: adding or removing one example changes the sum by at most `bound` in L2 norm, and the noise on the
     sum has `noise_multiplier` times that standard deviation. The resulting (epsilon, delta) is computed by

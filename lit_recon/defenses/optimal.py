@@ -3,7 +3,8 @@
 With `J` the Jacobian of the mean gradient `g` (p coordinates) with respect to all pixels of the batch together, the
 sensitivity of coordinate j is the norm of row j, `n_j = |d g_j / d x|`. Noise of variances `v` leaves the Fisher
 information `J^T diag(v)^-1 J`, whose trace is `sum_j n_j^2 / v_j`, and the van Trees inequality bounds the squared
-error of any reconstruction from below by (number of pixels)^2 / (trace + prior information).
+error of any reconstruction from below by (number of pixels)^2 / (trace + prior information). Scores and estimator are
+those of [Chen2024].
 """
 
 from __future__ import annotations
@@ -206,8 +207,7 @@ class OptimalGradientPruning(SparseUpdate):
       solution of the underlying knapsack problem.
 
     To match a measured utility, search `fraction` with `matched_scale`: pruning the same number of coordinates as
-    magnitude pruning removes more of the gradient. The estimate draws one `randn` per direction; none for a fraction of
-    0.
+    magnitude pruning removes more of the gradient. The estimate draws one `randn` per direction.
 
     Args:
         fraction: in [0, 1].

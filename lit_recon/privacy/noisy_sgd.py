@@ -272,9 +272,7 @@ class PrivateDescent:
                     f"{limit:g}: the smallest possible epsilon is {_rounded_up(smallest)}; raise the target, "
                     f"or {remedy}"
                 )
-        if noise is not None:
-            return noise
-        return calibrate_noise(target, self.delta, steps, sampling_rate, self.neighbors)
+        return calibrate_noise(target, self.delta, steps, sampling_rate, self.neighbors) if noise is None else noise
 
     def with_noise(self, noise_multiplier: float) -> PrivateDescent:
         """The same with a given noise in place of a budget."""

@@ -50,7 +50,6 @@ class FeatureEquations:
         directions, bias: `(m, r)`, `(m,)`: weights in the basis, and biases.
         head, head_gradient: `(k, m)`: A, and its gradient.
         gradient: `(m, r + 1)`: the layer's gradient in the basis, and that of its bias.
-        activation: of the neurons.
         head_mask: `(k, m)` 1 where the head's gradient was observed; None: everywhere.
         rows: `(m,)` weights of the neurons' squared residuals in the layer's gradient, in [0, 1].
         bias_known: whether the last column of `gradient` is used.
@@ -84,7 +83,6 @@ class FeatureEquations:
         """Equations in an orthonormal basis `(d, r)` of the span of the features.
 
         Args:
-            seen, basis: the observed layer, and the basis.
             projected: `(m, r)`, the layer's gradient in the basis; default: by projection.
             head_mask: `(k, m)` bool: observed entries of the head's gradient.
             rows: `(m,)` bool: neurons whose `projected` row is known; bias gradients are used if None.

@@ -1,7 +1,7 @@
 """Features from gradients that do not determine their span: alternate fits in a span and in all coordinates.
 
 If entries of the layer's gradient are missing or noisy, the head's gradient still determines the features, but only by
-equations over all coordinates, which need a good start. A better span separates features better, and the reverse.
+equations over all coordinates, which need a good start. Better features give a better span, which gives better ones.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def fit_everywhere(
     iterations: int,
     seed: int,
 ) -> Polished:
-    """Rounds from an initial basis `(d, r)` on, until the certificate of `everywhere` is below the tolerance or stays.
+    """Rounds from an initial basis `(d, r)` on, until the certificate of `everywhere` holds or does not improve.
 
     `within` gives the equations in a basis; `iterations` is the largest number in the polish there.
     """

@@ -30,9 +30,7 @@ class LayerGradient:
         weight, bias: `(m, d)`, `(m,)`: W and b.
         head_weight, head_bias: `(k, m)`, `(k,)`: A and c.
         weight_gradient, bias_gradient, head_gradient: `(m, d)`, `(m,)`, `(k, m)`.
-        activation: of the neurons.
         gaussian: `(m,)` bool: neurons with independent weights from N(0, I).
-        n_examples: batch size.
     """
 
     weight: Tensor
@@ -219,10 +217,8 @@ class RecoveredFeatures:
     Attributes:
         features: `(r, d)`, float64 rows of unit norm; `r` is the batch size unless features coincide.
         span: `(d, r)` orthonormal: often more accurate than single features.
-        method: its name.
         certificate: sum of the relative residuals of the gradients that the features imply, if the method has one.
-        exact: the certificate holds.
-        signed: the signs of features are known.
+        exact, signed: the certificate holds; the signs of features are known.
         labels: `(r,)` class of each feature, if the method finds it.
         notes: fall-backs and assumptions.
     """

@@ -50,7 +50,7 @@ def jennrich(stack: Tensor, trials: int = 30, seed: int = 0) -> Decomposition:
 
 
 def kuleshov(stack: Tensor, seed: int = 0) -> Decomposition:
-    """Joint diagonalization (FFDIAG from Jennrich's start) of random projections, then of those that isolate directions.
+    """Joint diagonalization (FFDIAG from Jennrich's start) of random projections, then of isolating ones.
 
     Source: Kuleshov, Chaganty, Liang 2015, algorithm 1; Ziehe et al. 2004 for the diagonalization.
     """

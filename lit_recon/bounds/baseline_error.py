@@ -1,7 +1,9 @@
 """Baseline error `kappa`: probability that the best guess from the prior alone is within the threshold `eta`.
 
-`kappa = sup_z0 P[loss(Z, z0) <= eta]` over the prior of `Z`. For images it is often below the smallest float, and a
-bound computed from a kappa of 0 would be wrong at large epsilon; so all functions use its logarithm.
+`kappa = sup_z0 P[loss(Z, z0) <= eta]` over the prior of `Z`, here for Euclidean distances. For images it is often below
+the smallest float, and a bound computed from a kappa of 0 would be wrong at large epsilon; so all functions use its
+logarithm. They raise a `ConfigError` unless thresholds, radii and standard deviations are above 0, dimensions at least
+1 and probabilities valid, and a `ShapeError` where there are no samples.
 
 Source: Balle, Cherubin and Hayes 2022, Reconstructing training data with informed adversaries, section VII.
 """
@@ -23,15 +25,7 @@ _REPRESENTABLE = 1e-200
 
 
 def log_gamma_tail(shape: float, x: float) -> float:
-    """`log P(shape, x)`, relative error about 1e-13; `P(d/2, t/2)` is the probability of chi-square with d below t.
-
-    Args:
-        shape: above 0.
-        x: above 0.
-
-    >>> log_gamma_tail(1.0, 1e-3) == math.log(-math.expm1(-1e-3))
-    True
-    """
+    """`log P(shape, x)`, relative error about 1e-13; `P(d/2, t/2)` is the probability of chi-square with d below t."""
     direct = float(gammainc(shape, x))
     if direct > 0.5:
         return math.log1p(-float(gammaincc(shape, x)))
@@ -47,19 +41,15 @@ def log_gamma_tail(shape: float, x: float) -> float:
     return shape * math.log(x) - x - math.lgamma(shape + 1) + math.log(total)
 
 
-#: Distances computed at a time.
-_CHUNK = 250_000
-#: Rounding error of a squared distance, relative to the largest squared norm.
-_ROUNDING = 1e-12
+#: Distances computed at a time; rounding error of a squared distance, relative to the largest squared norm.
+_CHUNK, _ROUNDING = 250_000, 1e-12
 
 
 @dataclass(frozen=True)
 class BaselineError:
-    """A baseline error with its caveat.
+    """The natural logarithm of kappa, at most 0, and why bounds from it may not hold.
 
-    Attributes:
-        log_kappa: natural logarithm of kappa, at most 0.
-        caveat: why bounds from this kappa may not hold; empty where kappa is exact or an upper bound.
+    The caveat is empty where kappa is exact or an upper bound.
     """
 
     log_kappa: float
@@ -72,17 +62,7 @@ class BaselineError:
 
 
 def finite_prior(probabilities: Sequence[float]) -> BaselineError:
-    """Exact recovery of one of finitely many candidates: the largest probability.
-
-    Args:
-        probabilities: of the candidates, at least 0, with sum 1.
-
-    Raises:
-        ConfigError: the probabilities are invalid.
-
-    >>> finite_prior([0.5, 0.25, 0.25]).kappa
-    0.5
-    """
+    """Exact recovery of one of finitely many candidates: the largest of their probabilities, which sum to 1."""
     if not probabilities or min(probabilities) < 0 or abs(math.fsum(probabilities) - 1) > 1e-9:
         raise ConfigError(
             "a finite prior needs probabilities of at least 0 that sum to 1; check their number and scale"
@@ -91,72 +71,32 @@ def finite_prior(probabilities: Sequence[float]) -> BaselineError:
 
 
 def uniform_ball(eta: float, dimension: int, radius: float = 1.0) -> BaselineError:
-    """Prior uniform on a ball, error in Euclidean distance: `(eta / radius)^dimension`.
-
-    Args:
-        eta: threshold, above 0.
-        dimension: number of coordinates, at least 1.
-        radius: of the ball, above 0.
-
-    Raises:
-        ConfigError: if an argument is out of its range.
-
-    Source: proposition 6 of the paper.
-
-    >>> round(uniform_ball(0.9, 784).kappa * 1e36, 3)
-    1.337
-    """
-    if min(eta, radius) <= 0 or dimension < 1:
-        raise ConfigError(
-            f"a ball needs eta and radius above 0 and a dimension of at least 1; got {eta}, {radius} and {dimension}"
-        )
+    """Prior uniform on a ball: `(eta / radius)^dimension`. Source: proposition 6 of the paper."""
+    _check("a ball", dimension, eta=eta, radius=radius)
     return BaselineError(min(0.0, dimension * math.log(eta / radius)))
 
 
 def gaussian_prior(eta: float, sigma: float, dimension: int) -> BaselineError:
-    """Prior `N(w, sigma^2 I)`, error in Euclidean distance: exact, by the lower tail of chi-square.
-
-    Args:
-        eta: threshold, above 0.
-        sigma: standard deviation of each coordinate, above 0.
-        dimension: number of coordinates, at least 1.
-
-    Raises:
-        ConfigError: if an argument is out of its range.
+    """Prior `N(w, sigma^2 I)`: exact, by the lower tail of chi-square.
 
     Source: proposition 7 of the paper, whose proof shows that the mean is the best guess.
 
     >>> round(gaussian_prior(eta=14.0, sigma=1.0, dimension=784).log_kappa, 3)
     -253.046
     """
-    _check_gaussian(eta, sigma, dimension)
+    _check("a Gaussian prior", dimension, eta=eta, sigma=sigma)
     return BaselineError(log_gamma_tail(dimension / 2, (eta / sigma) ** 2 / 2))
 
 
 def gaussian_prior_chernoff(eta: float, sigma: float, dimension: int) -> BaselineError:
-    """The paper's upper bound of `gaussian_prior`: `(d/2) (1 - t + log t)` with `t = eta^2 / (sigma^2 d)`.
-
-    Args, Raises: as `gaussian_prior`.
-
-    >>> round(gaussian_prior_chernoff(eta=14.0, sigma=1.0, dimension=784).log_kappa, 3)
-    -249.427
-    """
-    _check_gaussian(eta, sigma, dimension)
+    """The paper's upper bound of `gaussian_prior`: `(d/2) (1 - t + log t)` with `t = eta^2 / (sigma^2 d)`."""
+    _check("a Gaussian prior", dimension, eta=eta, sigma=sigma)
     t = min(1.0, (eta / sigma) ** 2 / dimension)
     return BaselineError(dimension / 2 * (1 - t + math.log(t)))
 
 
 def empirical_prior(samples: NDArray[np.floating], eta: float) -> BaselineError:
-    """The largest share of samples within `eta` of one of them: an underestimate of kappa.
-
-    Args:
-        samples: `(m, d)`, or any shape with the samples first; distances are Euclidean.
-        eta: threshold, above 0.
-
-    Raises:
-        ShapeError: there are no samples.
-        ConfigError: `eta` is not above 0.
-    """
+    """The largest share of samples `(m, ...)` within `eta` of one of them: an underestimate of kappa."""
     return BaselineError(
         math.log(_largest_share(samples, eta)),
         "kappa was estimated from a sample, with sample points as guesses: the true kappa may be larger, and bounds "
@@ -165,12 +105,9 @@ def empirical_prior(samples: NDArray[np.floating], eta: float) -> BaselineError:
 
 
 def empirical_prior_ceiling(samples: NDArray[np.floating], eta: float) -> BaselineError:
-    """An upper bound of kappa for the prior that draws one of the samples.
+    """An upper bound of kappa for the prior that draws one of the samples `(m, ...)`: the largest share within `2 eta`.
 
-    Samples within `eta` of any point lie within `2 eta` of each other, so that the largest share within `2 eta` of a
-    sample is an upper bound.
-
-    Args, Raises: as `empirical_prior`.
+    Samples within `eta` of any point lie within `2 eta` of each other.
     """
     return BaselineError(
         math.log(_largest_share(samples, 2 * eta)),
@@ -178,11 +115,11 @@ def empirical_prior_ceiling(samples: NDArray[np.floating], eta: float) -> Baseli
     )
 
 
-def _check_gaussian(eta: float, sigma: float, dimension: int) -> None:
-    if min(eta, sigma) <= 0 or dimension < 1:
+def _check(prior: str, dimension: int, **positive: float) -> None:
+    if min(positive.values()) <= 0 or dimension < 1:
         raise ConfigError(
-            f"a Gaussian prior needs eta and sigma above 0 and a dimension of at least 1; got {eta}, {sigma} and "
-            f"{dimension}"
+            f"{prior} needs {' and '.join(positive)} above 0 and a dimension of at least 1; got "
+            f"{', '.join(map(str, positive.values()))} and {dimension}"
         )
 
 

@@ -1,21 +1,12 @@
 """Lower bounds on the squared error of a reconstruction, from the Fisher information in a release.
 
 Cramer-Rao holds for estimators that are unbiased, at least nearly and near the true input. An attack that uses a prior
-on images, clips to [0, 1] or returns a constant is biased and may have a smaller error; only `van_trees` applies to it.
-Every `ErrorBound` states its attacks.
-
-Sources:
-    [Liu2025] Liu, Wang, Chen, Lei, lemma D.2 and remark D.3: the relaxed bound.
-    [StoicaNg1998] Stoica and Ng, On the Cramer-Rao bound under parametric constraints.
-
-Van Trees: if inputs are drawn from a density with information `P` about their location, every attack, even one that
-knows that density, has `E |x^ - x|^2 >= tr((E F + P)^-1)`, the mean over inputs and noise. Without noise the bound is
-0, without information it is the prior's variance. For real images, a Gaussian prior of their mean and covariance is a
-model, and the bound is only as accurate as that model.
-
-Sources:
-    [VanTrees1968] Van Trees, Detection, estimation and modulation theory, part I, section 2.4.
-    [GillLevit1995] Gill and Levit, Applications of the van Trees inequality.
+on images, clips to [0, 1] or returns a constant is biased and may have a smaller error; only `van_trees` applies to it:
+if inputs are drawn from a density with information `P` about their location, every attack, even one that knows that
+density, has `E |x^ - x|^2 >= tr((E F + P)^-1)`, the mean over inputs and noise. Without noise the bound is 0, without
+information it is the prior's variance. A Gaussian prior of the mean and covariance of real images is a model, and the
+bound is only as accurate as that model. Matrices and samples of the wrong size raise a `ShapeError`, settings out of
+their range a `ConfigError`.
 """
 
 from __future__ import annotations
@@ -69,62 +60,43 @@ class ErrorBound:
 
 
 def cramer_rao(information: Tensor) -> ErrorBound:
-    """`tr(F^-1)`, and the weaker bound `q^2 / tr(F)`.
+    """`tr(F^-1)`, and the weaker bound `q^2 / tr(F)`, of information `(q, q)`, symmetric and positive semidefinite.
 
-    Args:
-        information: `(q, q)`, symmetric, positive semidefinite.
-
-    Raises:
-        ShapeError: it is not a square, finite matrix.
-
-    Source: [Liu2025], equation 27, lemma D.2.
+    Source: [Liu2025], equation 27, lemma D.2 and remark D.3.
 
     >>> bound = cramer_rao(torch.diag(torch.tensor([1.0, 4.0], dtype=torch.float64)))
     >>> bound.squared, bound.relaxed
     (1.25, 0.8)
     """
-    values = _eigenvalues(information)
-    return ErrorBound(_sum_of_inverses(values), _relaxed(values), len(values), UNBIASED)
+    return ErrorBound(*_bounds(information), len(information), UNBIASED)
 
 
 def unit_norm_cramer_rao(information: Tensor, inputs: Tensor) -> ErrorBound:
     """The bound for attacks that know `|x_i|`: `tr(U (U^T F U)^-1 U^T)` with `U` orthogonal to every input.
 
-    Args:
-        information: `(n d, n d)`, example after example.
-        inputs: `(n, d)`, none of them zero.
-
-    Raises:
-        ShapeError: the information does not have the size of the inputs.
+    Inputs are `(n, d)`, none of them zero; the information is `(n d, n d)`, example after example.
 
     Source: [StoicaNg1998], theorem 1.
     """
     n, d = inputs.shape
     if information.shape != (n * d, n * d) or d < 2:
         raise ShapeError(f"inputs {n, d} need an information matrix {n * d, n * d}; got {tuple(information.shape)}")
-    tangents = [torch.linalg.svd(x[None]).Vh[1:].T for x in inputs]
-    basis = torch.block_diag(*tangents)
-    values = _eigenvalues(basis.T @ information @ basis)
-    return ErrorBound(_sum_of_inverses(values), _relaxed(values), n * d, UNBIASED_ON_SPHERE)
+    basis = torch.block_diag(*[torch.linalg.svd(x[None]).Vh[1:].T for x in inputs])
+    return ErrorBound(*_bounds(basis.T @ information @ basis), n * d, UNBIASED_ON_SPHERE)
 
 
-def _eigenvalues(information: Tensor) -> Tensor:
+def _bounds(information: Tensor) -> tuple[float, float]:
+    """`tr(F^-1)`, infinite for singular information, and `q^2 / tr(F)`."""
     square = information.dim() == 2 and information.shape[0] == information.shape[1] > 0
     if not square or not information.isfinite().all():
         raise ShapeError(f"the information must be a finite, square matrix; got {tuple(information.shape)}")
-    values: Tensor = torch.linalg.eigvalsh(information.double())
-    return values
-
-
-def _sum_of_inverses(values: Tensor) -> float:
-    if values[0] <= _SINGULAR * len(values) * values[-1]:
-        return math.inf
-    return float(values.reciprocal().sum())
-
-
-def _relaxed(values: Tensor) -> float:
+    values = torch.linalg.eigvalsh(information.double())
+    singular = bool(values[0] <= _SINGULAR * len(values) * values[-1])
     trace = float(values.sum())
-    return len(values) ** 2 / trace if trace > 0 else math.inf
+    return (
+        math.inf if singular else float(values.reciprocal().sum()),
+        len(values) ** 2 / trace if trace > 0 else math.inf,
+    )
 
 
 EVERY_ATTACK = "every attack, biased or not, on average over inputs drawn from the prior"
@@ -132,14 +104,7 @@ EVERY_ATTACK = "every attack, biased or not, on average over inputs drawn from t
 
 @dataclass(frozen=True)
 class GaussianPrior:
-    """Inputs drawn independently from one normal distribution.
-
-    Attributes:
-        covariance: of one input, `(d, d)`, positive definite.
-
-    >>> GaussianPrior.isotropic(3, variance=0.5).precision(n=2).diagonal().tolist()
-    [2.0, 2.0, 2.0, 2.0, 2.0, 2.0]
-    """
+    """Inputs drawn independently from one normal distribution, of `covariance` `(d, d)`, positive definite."""
 
     covariance: Tensor
 
@@ -162,10 +127,6 @@ class GaussianPrior:
 
         The floor gives constant pixels, and directions beyond the number of samples, a positive variance; the bound
         becomes a little larger than that of the samples' own covariance.
-
-        Raises:
-            ShapeError: fewer than two samples.
-            ConfigError: a floor that is not above 0.
         """
         if len(samples) < 2 or not floor > 0:
             raise (ShapeError if len(samples) < 2 else ConfigError)(
@@ -182,20 +143,11 @@ class GaussianPrior:
 
 
 def van_trees(information: Tensor, prior: GaussianPrior) -> ErrorBound:
-    """`tr((F + P)^-1)`, and the weaker bound `q^2 / tr(F + P)`.
+    """`tr((F + P)^-1)`, and the weaker bound `q^2 / tr(F + P)`, for the prior of one input.
 
-    Args:
-        information: `(q, q)`, the mean over inputs drawn from the prior, example after example.
-        prior: of one input.
-
-    Raises:
-        ShapeError: the size of the information is no multiple of the prior's.
+    `information` `(q, q)` is the mean over inputs drawn from the prior, example after example.
 
     Source: [VanTrees1968]; [GillLevit1995], equation 1.
-
-    >>> bound = van_trees(torch.zeros(4, 4), GaussianPrior.isotropic(2, variance=0.25))
-    >>> bound.squared, bound.mse
-    (1.0, 0.25)
     """
     size, d = len(information), len(prior.covariance)
     if information.shape != (size, size) or size % d or not information.isfinite().all():
@@ -212,16 +164,8 @@ def likeliest_inputs(
 ) -> Tensor:
     """Inputs `(n, d)` that maximize the likelihood of the release, by damped Gauss-Newton steps from `start`.
 
-    Args:
-        net: the network.
-        start: `(n, d)`; the true inputs, for a check of the bound.
-        targets: known.
-        observed: update with noise; dropped coordinates are not used.
-        release: noise and mask, without clipping.
-        steps: largest number of steps; each is halved until the likelihood does not decrease.
-
-    Raises:
-        ConfigError: a clipped release, or fewer than one step.
+    Each step is halved until the likelihood does not decrease; dropped coordinates of `observed` are not used. For a
+    check of the bound, start at the true inputs.
     """
     if steps < 1 or release.bound != float("inf"):
         raise ConfigError(f"Gauss-Newton needs 1 step or more and no clipping; got {steps} and {release.bound:g}")
@@ -236,14 +180,12 @@ def likeliest_inputs(
     for _ in range(steps):
         jacobian = TwoLayerJacobian(net, inputs, targets)
         step = torch.linalg.lstsq(jacobian.gram(weights), jacobian.transposed(weighted)[:, None]).solution
-        length = 1.0
-        while length > 1e-3:
-            moved = inputs + length * step.view_as(inputs)
+        for halvings in range(10):
+            moved = inputs + 0.5**halvings * step.view_as(inputs)
             found, less = misfit(moved)
             if less <= value:
                 inputs, weighted, value = moved, found, less
                 break
-            length /= 2
         else:
             break
     return inputs

@@ -3,10 +3,9 @@
 With `J` the Jacobian of an update `g` (p coordinates) with respect to all inputs of a batch (q coordinates), the
 release `g + N(0, diag(v))` has the information `J^T diag(1/v) J`. A defense changes the Jacobian as it changes the
 update before the noise: dropped coordinates become rows of zeros, clipping scales it and projects out one direction.
+Rows, noise and masks that do not fit an update raise a `ShapeError`, settings out of their range a `ConfigError`.
 
-Sources:
-    [Cramer1946] Cramer, Mathematical methods of statistics; [Rao1945] Rao, Information and the accuracy attainable.
-    [Liu2025] Liu, Wang, Chen, Lei: Data reconstruction attacks and defenses, appendices D and E.
+Source: [Cramer1946]; [Rao1945]; [Liu2025], appendices D and E.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class GaussianRelease:
 
     Attributes:
         std: standard deviation of the noise, above 0: one number, or one per coordinate in the update's shapes.
-        kept: coordinates that are released; None: all. They are treated as fixed and known.
+        kept: coordinates that are released, treated as fixed and known; None: all.
         bound: largest norm of the update, absolute.
     """
 
@@ -49,9 +48,8 @@ class GaussianRelease:
 
     def mean(self, update: Update) -> Update:
         """The release without the noise."""
-        norm = _norm(update)
+        norm, kept = _norm(update), self.kept
         factor = float(self.bound / norm) if norm > self.bound else 1.0
-        kept = self.kept
         return {name: factor * (value if kept is None else kept[name] * value) for name, value in update.items()}
 
     def drawn(self, update: Update, generator: torch.Generator) -> Update:
@@ -64,11 +62,7 @@ class GaussianRelease:
         return released
 
     def precision(self, update: Update) -> Update:
-        """The inverse variance of the noise on every coordinate of an update, 0 where it is dropped.
-
-        Raises:
-            ShapeError: noise or mask with names or shapes other than the update's.
-        """
+        """The inverse variance of the noise on every coordinate of an update, 0 where it is dropped."""
         weights = {}
         for name, value in update.items():
             std = self.std if isinstance(self.std, float | int) else self.std.get(name)
@@ -82,12 +76,7 @@ class GaussianRelease:
 
 
 class Jacobian(ABC):
-    """Jacobian of an update `(p,)` with respect to inputs `(q,)`, stored or not.
-
-    Attributes:
-        update: the update at those inputs, by name.
-        n_inputs: `q`.
-    """
+    """Jacobian of an `update` `(p,)` by name with respect to `n_inputs` inputs `(q,)`, stored or not."""
 
     update: Update
     n_inputs: int
@@ -112,26 +101,35 @@ class Jacobian(ABC):
         return ReleasedInformation(self.update, release, fisher_information(self, release), tuple(notes))
 
     def released_by_example(self, examples: Sequence[Update], bound: float, std: float) -> ReleasedInformation:
-        """The information in the mean of single clipped gradients; arguments as for `example_clipped_information`."""
-        information, mean = example_clipped_information(self, examples, bound, std)
-        return ReleasedInformation(mean, GaussianRelease(std), information)
+        """The information in the mean of gradients clipped one by one, with noise `std` on the mean.
+
+        An example's gradient depends on its own input only, so that this Jacobian, of the summed gradient, contains
+        those of the examples: block `i` of its columns becomes `c_i (I - u_i u_i^T) J_i / n`, with `c_i` the factor of
+        its clip to a norm of at most `bound`, and the projection only where that is below 1.
+        """
+        n = len(examples)
+        d = self.n_inputs // n
+        norms = torch.stack([_norm(single) for single in examples])
+        factors = (bound / norms).clamp(max=1.0)
+        units = [{name: v / norm for name, v in single.items()} for single, norm in zip(examples, norms, strict=True)]
+        along = torch.stack([self.transposed(unit) for unit in units]).view(n, n, d)  # unit, example, input
+        blocks = self.gram().view(n, d, n, d)
+        clipped = factors < 1
+        for i in range(n):
+            for k in range(n):
+                own, other = clipped[i] * along[i, i], clipped[k] * along[k, k]
+                blocks[i, :, k] += _inner(units[i], units[k]) * torch.outer(own, other)
+                blocks[i, :, k] -= torch.outer(own, along[i, k]) + torch.outer(along[k, i], other)
+                blocks[i, :, k] *= factors[i] * factors[k] / (n * std) ** 2
+        mean = {
+            name: torch.stack([f * single[name] for f, single in zip(factors, examples, strict=True)]).mean(dim=0)
+            for name in examples[0]
+        }
+        return ReleasedInformation(mean, GaussianRelease(std), blocks.reshape(n * d, n * d))
 
 
 class DenseJacobian(Jacobian):
-    """A stored Jacobian.
-
-    Args:
-        update: the update at the inputs, by name.
-        rows: by the same names, each `(p_name, q)`.
-
-    Raises:
-        ShapeError: rows that do not fit the update.
-
-    >>> update = {"w": torch.zeros(2)}
-    >>> jacobian = DenseJacobian(update, {"w": torch.tensor([[1.0, 0.0], [0.0, 2.0]])})
-    >>> fisher_information(jacobian, GaussianRelease(std=0.5)).diagonal()
-    tensor([ 4., 16.])
-    """
+    """A stored Jacobian: of each entry of an update, by its name, `rows` `(p_name, q)`."""
 
     def __init__(self, update: Update, rows: Mapping[str, Tensor]) -> None:
         shapes = {name: (value.numel(), rows[name].shape[1]) for name, value in update.items() if name in rows}
@@ -145,61 +143,46 @@ class DenseJacobian(Jacobian):
         self.n_inputs = next(iter(shapes.values()))[1]
 
     def gram(self, weights: Update | float = 1.0) -> Tensor:
-        total = self._empty(self.n_inputs, self.n_inputs)
+        total = torch.zeros(())
         for name, rows in self.rows.items():
             own = rows * weights if isinstance(weights, float | int) else rows * weights[name].reshape(-1, 1)
-            total += own.T @ rows
+            total = total + own.T @ rows
         return total
 
     def transposed(self, vector: Update) -> Tensor:
-        total = self._empty(self.n_inputs)
-        for name, rows in self.rows.items():
-            total += rows.T @ vector[name].reshape(-1)
-        return total
-
-    def _empty(self, *shape: int) -> Tensor:
-        return next(iter(self.rows.values())).new_zeros(shape)
+        parts = (rows.T @ vector[name].reshape(-1) for name, rows in self.rows.items())
+        return sum(parts, start=torch.zeros(()))
 
 
 def fisher_information(jacobian: Jacobian, release: GaussianRelease) -> Tensor:
     """`(q, q)` information about the inputs in an update that is released with Gaussian noise.
 
-    With active clipping, `c = bound / |g|` and `u = g / |g|`, the released mean has the Jacobian
-    `c (I - u u^T) J`; its information needs only `J^T diag(w) J`, `J^T u` and `J^T diag(w) u`.
-
-    Dropped coordinates or variances that depend on the inputs, as for pruning by magnitude, carry
-    information that is left out here: the bound then holds for attackers who do not use it.
+    With active clipping, `c = bound / |g|` and `u = g / |g|`, the released mean has the Jacobian `c (I - u u^T) J`; its
+    information needs only `J^T diag(w) J`, `J^T u` and `J^T diag(w) u`. Information in the choice of dropped
+    coordinates or in variances is left out: the bound holds for attackers who do not use it.
 
     Source: [Liu2025], equation 27 and appendix E.
     """
     std, weights = release.std, release.precision(jacobian.update)
     # the closed form for a scalar is much cheaper
-    if isinstance(std, float | int) and release.kept is None:
-        information = jacobian.gram(std**-2)
-    else:
-        information = jacobian.gram(weights)
+    information = jacobian.gram(std**-2 if isinstance(std, float | int) and release.kept is None else weights)
     norm = _norm(jacobian.update)
     if not norm > release.bound:
         return information
     unit = {name: value / norm for name, value in jacobian.update.items()}
     weighted = {name: weights[name] * value for name, value in unit.items()}
     along, along_weighted = jacobian.transposed(unit), jacobian.transposed(weighted)
-    size = torch.stack([(weighted[name] * value).sum() for name, value in unit.items()]).sum()
     crossed = torch.outer(along, along_weighted)
-    clipped = information - crossed - crossed.T + size * torch.outer(along, along)
+    clipped = information - crossed - crossed.T + _inner(weighted, unit) * torch.outer(along, along)
     result: Tensor = (release.bound / norm) ** 2 * clipped
     return result
 
 
 @dataclass(frozen=True)
 class ReleasedInformation:
-    """A released update, and the Fisher information about the inputs in it.
+    """A released update before clipping, mask and noise, and the Fisher information `(q, q)` about the inputs in it.
 
-    Attributes:
-        update: the update before clipping, mask and noise.
-        release: clipping, mask and noise.
-        information: about the inputs, `(q, q)`.
-        notes: information that is left out.
+    `notes` state information that is left out.
     """
 
     update: Update
@@ -208,45 +191,12 @@ class ReleasedInformation:
     notes: tuple[str, ...] = ()
 
 
-def example_clipped_information(
-    jacobian: Jacobian, examples: Sequence[Update], bound: float, std: float
-) -> tuple[Tensor, Update]:
-    """Information in the mean of gradients clipped one by one, with noise `std` on the mean; and that mean.
-
-    An example's gradient depends on its own input only, so that the batch's Jacobian contains those of the examples:
-    block `i` of the columns becomes `c_i (I - u_i u_i^T) J_i / n`, with `c_i` the factor of its clip and the projection
-    only where that is below 1.
-
-    Args:
-        jacobian: of the gradient summed over the batch, columns example after example.
-        examples: gradients of the single examples.
-        bound: largest norm of one of them, above 0.
-        std: of the noise on every coordinate of the mean.
-    """
-    n = len(examples)
-    d = jacobian.n_inputs // n
-    norms = torch.stack([_norm(single) for single in examples])
-    factors = (bound / norms).clamp(max=1.0)
-    units = [{name: v / norm for name, v in single.items()} for single, norm in zip(examples, norms, strict=True)]
-    along = torch.stack([jacobian.transposed(unit) for unit in units]).view(n, n, d)  # unit, example, input
-    blocks = jacobian.gram().view(n, d, n, d)
-    clipped = factors < 1
-    for i in range(n):
-        for k in range(n):
-            cosine = torch.stack([(units[i][name] * value).sum() for name, value in units[k].items()]).sum()
-            own, other = clipped[i] * along[i, i], clipped[k] * along[k, k]
-            blocks[i, :, k] += cosine * torch.outer(own, other)
-            blocks[i, :, k] -= torch.outer(own, along[i, k]) + torch.outer(along[k, i], other)
-            blocks[i, :, k] *= factors[i] * factors[k] / (n * std) ** 2
-    mean = {
-        name: torch.stack([f * single[name] for f, single in zip(factors, examples, strict=True)]).mean(dim=0)
-        for name in examples[0]
-    }
-    return blocks.reshape(n * d, n * d), mean
+def _inner(left: Update, right: Update) -> Tensor:
+    return torch.stack([(left[name] * value).sum() for name, value in right.items()]).sum()
 
 
 def _norm(update: Update) -> Tensor:
-    return torch.stack([value.square().sum() for value in update.values()]).sum().sqrt()
+    return _inner(update, update).sqrt()
 
 
 #: Largest number of entries of a stored Jacobian: 400 MB in double precision.
@@ -256,20 +206,12 @@ LARGEST = 50_000_000
 def autograd_jacobian(
     function: Callable[[Tensor], Update], inputs: Tensor, chunk: int = 16, largest: int = LARGEST
 ) -> DenseJacobian:
-    """The Jacobian of `function` at `inputs`, column by column.
+    """The Jacobian of `function` at `inputs` of any shape, column by column.
 
     `J^T u` is linear in `u`, so that its derivative along `v` is `J v`: both are computed in reverse mode, which every
-    operation supports, for `chunk` columns at a time. There are fewer columns (pixels) than rows (parameters).
-
-    Args:
-        function: from inputs to an update, made of operations that `torch.func` can transform. A client's operator
-            must be called with `functional=True`.
-        inputs: of any shape; in double precision if the information is to be inverted.
-        chunk: columns at a time.
-        largest: allowed number of entries.
-
-    Raises:
-        ConfigError: the Jacobian would be larger, or `chunk` is below 1.
+    operation supports, for `chunk` columns at a time. There are fewer columns (pixels) than rows (parameters). The
+    function's operations must be such that `torch.func` can transform them; a client's operator must be called with
+    `functional=True`. Inputs are in double precision if the information is to be inverted.
 
     >>> jacobian = autograd_jacobian(lambda x: {"w": x**2}, torch.tensor([1.0, 3.0]))
     >>> jacobian.rows["w"]
@@ -294,11 +236,7 @@ def autograd_jacobian(
 
 
 def check_size(n_parameters: int, n_inputs: int, largest: int = LARGEST) -> None:
-    """Raise an error for a Jacobian that is too large.
-
-    Raises:
-        ConfigError: it has more than `largest` entries.
-    """
+    """Raise a `ConfigError` for a Jacobian of more than `largest` entries."""
     if n_parameters * n_inputs > largest:
         raise ConfigError(
             f"a Jacobian of {n_parameters:,} coordinates by {n_inputs:,} inputs has more than {largest:,} entries "

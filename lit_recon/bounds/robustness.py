@@ -1,14 +1,9 @@
 """Reconstruction robustness: largest success probability of any attack, given privacy and baseline error.
 
 A mechanism is (eta, gamma)-robust if no attack, even one that knows all other records, reconstructs the unknown record
-to within `eta` with probability above `gamma`. All functions take `log_kappa`, the logarithm of the baseline error at
-`eta`, and return `gamma` in [0, 1]. The privacy parameters may be those for one record added or removed: distributions
-of the output with the record are compared with the distribution without it.
-
-Sources:
-    [Balle2022] Balle, Cherubin and Hayes, Reconstructing training data with informed adversaries.
-    [Hayes2023] Hayes, Mahloujifar and Balle, Bounding training data reconstruction in DP-SGD.
-    [Dong2022] Dong, Roth and Su, Gaussian differential privacy.
+to within `eta` with probability above `gamma`. Bounds take `log_kappa`, the logarithm of the baseline error at `eta`,
+and return `gamma` in [0, 1]; the privacy parameters may be those for one record added or removed. All functions raise a
+`ConfigError` for an argument out of its range.
 
 The success probability is at most `kappa e^epsilon + delta(epsilon)` for every epsilon, also below 0 ([Hayes2023],
 theorem 2; [Dong2022], proposition 2.12); by the Neyman-Pearson lemma some attack reaches the minimum over epsilon, if
@@ -30,11 +25,7 @@ from lit_recon.errors import ConfigError
 
 
 def pure_bound(log_kappa: float, epsilon: float) -> float:
-    """`kappa e^epsilon` for epsilon-DP. Source: [Balle2022], corollary 3.
-
-    >>> round(pure_bound(math.log(0.1), 1.0), 12)
-    0.271828182846
-    """
+    """`kappa e^epsilon` for epsilon-DP. Source: [Balle2022], corollary 3."""
     _check(log_kappa, epsilon=epsilon)
     return _chance(log_kappa + epsilon)
 
@@ -53,27 +44,15 @@ def approximate_bound(log_kappa: float, epsilon: float, delta: float) -> float:
     Source: [Hayes2023] with the trade-off function of [Dong2022].
     """
     _check(log_kappa, epsilon=epsilon)
-    if not 0 <= delta <= 1:
-        raise ConfigError(f"delta must lie in [0, 1]; got {delta}")
+    _check_delta(delta)
     kappa = math.exp(log_kappa)
     return min(_chance(log_kappa + epsilon) + delta, 1 - math.exp(-epsilon) * (1 - delta - kappa), 1.0)
 
 
 def renyi_bound(log_kappa: float, orders: Sequence[float], epsilons: Sequence[float]) -> float:
-    """`(kappa e^epsilon)^((alpha - 1) / alpha)`, minimized over all orders alpha at which epsilon is known.
-
-    Args:
-        log_kappa: of the baseline error.
-        orders: alphas, each above 1.
-        epsilons: Renyi divergence at each order.
-
-    Raises:
-        ConfigError: if an argument is out of its range.
+    """`(kappa e^epsilon)^((alpha - 1) / alpha)`, minimized over all orders alpha, each above 1 and with its epsilon.
 
     Source: [Balle2022], theorem 2.
-
-    >>> round(renyi_bound(math.log(0.01), [2.0], [1.0]), 11)
-    0.16487212707
     """
     if not orders or len(orders) != len(epsilons) or min(orders) <= 1:
         raise ConfigError(
@@ -90,9 +69,6 @@ def concentrated_bound(log_kappa: float, rho: float) -> float:
     """`exp(-(sqrt(log 1/kappa) - sqrt(rho))^2)` for rho-zCDP, and 1 for `rho >= log 1/kappa`.
 
     Source: [Balle2022], corollary 4; `gaussian_bound` is smaller where the noise is Gaussian.
-
-    >>> round(concentrated_bound(math.log(0.1), 0.5), 10)
-    0.5186017317
     """
     _check(log_kappa, rho=rho)
     if rho >= -log_kappa:
@@ -103,17 +79,9 @@ def concentrated_bound(log_kappa: float, rho: float) -> float:
 def gaussian_bound(log_kappa: float, mu: float) -> float:
     """`Phi(Phi^-1(kappa) + mu)`: the best bound for Gaussian noise; some attack attains it.
 
-    Args:
-        log_kappa: of the baseline error.
-        mu: sensitivity over standard deviation of the noise; `sqrt(steps) / noise_multiplier` for full batches.
-
-    Raises:
-        ConfigError: if an argument is out of its range.
+    `mu` is sensitivity over standard deviation of the noise; `sqrt(steps) / noise_multiplier` for full batches.
 
     Source: [Hayes2023]; [Dong2022], equation 6.
-
-    >>> round(gaussian_bound(math.log(0.1), 1.0), 10)
-    0.3891436916
     """
     _check(log_kappa, mu=mu)
     if log_kappa == 0:
@@ -143,16 +111,23 @@ def _check(log_kappa: float, **strengths: float) -> None:
             raise ConfigError(f"{name} must be at least 0; got {value}")
 
 
+def _check_equivalence(epsilon: float, delta: float = 0.0) -> None:
+    if not 0 <= epsilon < math.inf:
+        raise ConfigError(f"epsilon must be at least 0 and finite; got {epsilon}")
+    _check_delta(delta)
+
+
+def _check_delta(delta: float) -> None:
+    if not 0 <= delta <= 1:
+        raise ConfigError(f"delta must lie in [0, 1]; got {delta}")
+
+
 def _chance(logarithm: float) -> float:
     return math.exp(min(0.0, logarithm))
 
 
 def two_point_baseline(epsilon: float) -> float:
-    """Baseline error of the priors of theorem 5: two candidates with odds `e^epsilon` to 1.
-
-    >>> two_point_baseline(0.0)
-    0.5
-    """
+    """Baseline error of the priors of theorem 5: two candidates with odds `e^epsilon` to 1."""
     _check_equivalence(epsilon)
     return 1 / (1 + math.exp(-epsilon))
 
@@ -160,18 +135,8 @@ def two_point_baseline(epsilon: float) -> float:
 def privacy_from_robustness(epsilon: float, gamma: float) -> float:
     """The delta at `epsilon` of a mechanism for which every two candidates are identified with probability <= `gamma`.
 
-    Args:
-        epsilon: at least 0; the two candidates have odds `e^epsilon` to 1.
-        gamma: bound on the probability of a correct answer, at least that of the best constant guess.
-
-    Returns:
-        `(1 + e^epsilon) gamma - e^epsilon`, in [0, 1]; exact if `gamma` is the probability of the best attack.
-
-    Raises:
-        ConfigError: no mechanism has such a gamma.
-
-    >>> round(privacy_from_robustness(1.0, 0.75), 10)
-    0.0704295429
+    The candidates have odds `e^epsilon` to 1; `gamma` is at least the probability of the best constant guess. The
+    result `(1 + e^epsilon) gamma - e^epsilon`, in [0, 1], is exact if `gamma` is the probability of the best attack.
     """
     least = two_point_baseline(epsilon)
     if not least - 1e-12 <= gamma <= 1:
@@ -184,20 +149,9 @@ def privacy_from_robustness(epsilon: float, gamma: float) -> float:
 
 
 def robustness_from_privacy(epsilon: float, delta: float) -> float:
-    """Inverse of `privacy_from_robustness`: success probability of the best attack, given the exact delta.
-
-    >>> round(robustness_from_privacy(1.0, 0.1269367375), 10)
-    0.7651971252
-    """
-    _check_equivalence(epsilon)
-    if not 0 <= delta <= 1:
-        raise ConfigError(f"delta must lie in [0, 1]; got {delta}")
+    """Inverse of `privacy_from_robustness`: success probability of the best attack, given the exact delta."""
+    _check_equivalence(epsilon, delta)
     return (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon))
-
-
-def _check_equivalence(epsilon: float) -> None:
-    if not 0 <= epsilon < math.inf:
-        raise ConfigError(f"epsilon must be at least 0 and finite; got {epsilon}")
 
 
 #: Lower end of the search for the best epsilon.
@@ -209,21 +163,10 @@ _GRID_POINTS = 65
 def profile_bound(log_kappa: float, profile: Callable[[float], float]) -> float:
     """The minimum of `kappa e^epsilon + delta(epsilon)` over all real epsilon.
 
-    Args:
-        log_kappa: of the baseline error.
-        profile: `sup_E P(E) - e^epsilon Q(E)` at any real epsilon, with `P` the distribution of the outputs with the
-            record and `Q` that without; any upper bound of it gives a valid gamma.
-
-    Raises:
-        ConfigError: if `log_kappa` is above 0 or not finite.
-
-    >>> from scipy.special import ndtr
-    >>> noise = lambda epsilon: float(ndtr(0.5 - epsilon) - math.exp(epsilon) * ndtr(-0.5 - epsilon))
-    >>> round(profile_bound(math.log(0.1), noise), 9)
-    0.389143692
+    `profile` is `sup_E P(E) - e^epsilon Q(E)` at any real epsilon, with `P` the distribution of the outputs with the
+    record and `Q` that without; any upper bound of it gives a valid gamma.
     """
-    if not -math.inf < log_kappa <= 0:
-        raise ConfigError(f"log_kappa must be finite and at most 0; got {log_kappa}: kappa is a probability above 0")
+    _check(log_kappa)
 
     def chance(epsilon: float) -> float:
         return math.exp(log_kappa + epsilon) + profile(epsilon)
@@ -236,12 +179,8 @@ def profile_bound(log_kappa: float, profile: Callable[[float], float]) -> float:
     return min(1.0, float(found.fun), chance(grid[lowest]))
 
 
-#: Normal numbers drawn at a time.
-_CHUNK = 1_000_000
-
-
-#: Smallest number of tail samples for which a standard error is computed.
-_LEAST_TAKEN = 20
+#: Normal numbers drawn at a time; smallest number of tail samples for which a standard error is computed.
+_CHUNK, _LEAST_TAKEN = 1_000_000, 20
 
 
 class Simulated(NamedTuple):
@@ -261,21 +200,14 @@ def simulated_bound(
 ) -> Simulated:
     """The least `kappa e^c + E[(1 - e^(c - L))_+]` over `c`, with `L` the log-likelihood ratio of simulated outputs.
 
-    An estimate of the quantity that `profile_bound` bounds from above, too low by about its squared standard error.
-
-    Args:
-        log_kappa: of the baseline error.
-        noise_multiplier: standard deviation of the noise over the clipping norm, above 0.
-        steps: number of releases.
-        sampling_rate: probability of the record to be in a step's batch, in (0, 1].
-        n_samples: simulated trainings.
-        seed: of the simulation.
+    An estimate of the quantity that `profile_bound` bounds from above, too low by about its squared standard error,
+    from `n_samples` trainings. `noise_multiplier` is over the clipping norm, `sampling_rate` the probability of the
+    record to be in a step's batch.
 
     Raises:
-        ConfigError: an argument is out of its range, or the probability is too small for so few samples.
+        ConfigError: also for a probability that is too small for so few samples.
     """
-    if not -math.inf < log_kappa <= 0:
-        raise ConfigError(f"log_kappa must be finite and at most 0; got {log_kappa}: kappa is a probability above 0")
+    _check(log_kappa)
     if noise_multiplier <= 0 or not 0 < sampling_rate <= 1 or min(steps, n_samples - 1) < 1:
         raise ConfigError(
             "a simulation needs noise_multiplier above 0, sampling_rate in (0, 1], steps of at least 1 and n_samples "

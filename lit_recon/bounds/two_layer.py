@@ -11,10 +11,10 @@ and their Jacobians, by example and neuron,
     d G_W[j, l] / d x_i = x_il Q_ij + t_ij e_l,    Q_ij = beta_ij s''_ij w_j + s'_ij A_j . D_i,    t_ij = beta_ij s'_ij.
 
 A row of the layer's Jacobian is a vector times a number, plus a multiple of a unit vector: its Gram matrix is a sum
-over neurons of products of the `Q`, in `m q^2` operations and `q^2` memory; the rows alone take `m d q`.
+over neurons of products of the `Q`, in `m q^2` operations and `q^2` memory; the rows alone take `m d q`. Tensors of
+the wrong shape raise a `ShapeError`, numbers out of their range a `ConfigError`.
 
-Sources:
-    [Liu2025] Liu, Wang, Chen, Lei, appendix D; the Gram matrix's form is our own.
+Source: [Liu2025] Liu, Wang, Chen, Lei, appendix D; the Gram matrix's form is our own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,17 +39,11 @@ _CHUNK = 4_000_000
 class SmoothActivation(Protocol):
     """An activation with its first two derivatives; at a kink, one of the one-sided derivatives."""
 
-    def value(self, z: Tensor, /) -> Tensor:
-        """The activation."""
-        ...
+    def value(self, z: Tensor, /) -> Tensor: ...
 
-    def slope(self, z: Tensor, /) -> Tensor:
-        """Its derivative."""
-        ...
+    def slope(self, z: Tensor, /) -> Tensor: ...
 
-    def curvature(self, z: Tensor, /) -> Tensor:
-        """Its second derivative."""
-        ...
+    def curvature(self, z: Tensor, /) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -81,11 +74,7 @@ class TwoLayerNet:
             raise ConfigError(f"loss must be 'squared' or 'cross_entropy'; got {self.loss!r}")
 
     def residuals(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """`delta`, `(n, k)`, for inputs `(n, d)`.
-
-        Raises:
-            ShapeError: inputs or targets of another shape.
-        """
+        """`delta`, `(n, k)`, for inputs `(n, d)`."""
         expected = (len(inputs),) if self.loss == "cross_entropy" else (len(inputs), len(self.head))
         if inputs.dim() != 2 or inputs.shape[1] != self.weight.shape[1] or targets.shape != expected:
             raise ShapeError(
@@ -117,17 +106,9 @@ class _Neurons(NamedTuple):
 
 
 class TwoLayerJacobian(Jacobian):
-    """Jacobian of a two-layer network's update with respect to a batch of inputs, computed in chunks of neurons.
+    """Jacobian of a two-layer network's update with respect to a batch of inputs `(n, d)`; targets are known.
 
-    Args:
-        net: the network.
-        inputs: `(n, d)`.
-        targets: of the network's loss, known.
-        chunk: neurons at a time; default: as many as fit into about 30 MB.
-
-    >>> net = TwoLayerNet(torch.randn(9, 3), torch.zeros(9), torch.randn(1, 9), _Square())
-    >>> TwoLayerJacobian(net, torch.randn(2, 3), torch.ones(2, 1)).gram().shape
-    torch.Size([6, 6])
+    It is computed in chunks of neurons; default: as many as fit into about 30 MB.
     """
 
     def __init__(self, net: TwoLayerNet, inputs: Tensor, targets: Tensor, chunk: int | None = None) -> None:
@@ -138,22 +119,11 @@ class TwoLayerJacobian(Jacobian):
         slope = net.activation.slope(inputs @ net.weight.T + net.bias)
         outputs = torch.einsum("cj,ij,jl->icl", net.head, slope, net.weight)  # (n, k, d)
         if net.loss == "cross_entropy":
-            chances = (self.update["head"].new_zeros(()) + self._residuals).clone()
+            chances = self._residuals.clone()
             chances[torch.arange(n), targets] += 1
             outputs = chances[:, :, None] * (outputs - (chances[:, None, :] @ outputs))
         self._moved = outputs  # D, (n, k, d)
         self._chunk = chunk or max(1, _CHUNK // (self.n_inputs * max(1, len(net.head))))
-
-    def dense(self) -> Update:
-        """All rows: `head` `(k m, n d)` and `layer` `(m d, n d)`; for small networks."""
-        net, (n, d) = self.net, self.inputs.shape
-        k, m = net.head.shape
-        head, layer = self.inputs.new_zeros(k, m, n, d), self.inputs.new_zeros(m, d, n, d)
-        for part in self._neurons():
-            head[:, part.where] = self._head_rows(part)
-            layer[part.where] = torch.einsum("ijd,il->jlid", part.turned, self.inputs)
-            layer[part.where] += torch.einsum("ij,ld->jlid", part.pulled, torch.eye(d, dtype=layer.dtype))
-        return {"head": head.view(k * m, n * d), "layer": layer.view(m * d, n * d)}
 
     def gram(self, weights: Update | float = 1.0) -> Tensor:
         n, d = self.inputs.shape
@@ -220,32 +190,13 @@ class TwoLayerJacobian(Jacobian):
         return total
 
 
-class _Square:
-    """`z^2`, the activation of this module's examples."""
-
-    def value(self, z: Tensor, /) -> Tensor:
-        return z**2
-
-    def slope(self, z: Tensor, /) -> Tensor:
-        return 2 * z
-
-    def curvature(self, z: Tensor, /) -> Tensor:
-        return torch.full_like(z, 2.0)
-
-
 def replacement_sensitivity(net: TwoLayerNet, lipschitz: float = 1.0) -> float:
     """Upper bound on the L2 change of the summed gradient when one example is replaced by another.
 
     For the squared loss, inputs and targets of norm at most 1: with `S = sqrt(m) |s(0)| + L |W|`, by which
     `|s(W x)| <= S`, and the residual `R = |A| S + 1`, the norm of one example's gradient is at most
-    `R sqrt(S^2 + (L |A|)^2)`, with operator norms throughout.
-
-    Args:
-        net: without biases.
-        lipschitz: `L` of the activation.
-
-    Raises:
-        UnsupportedModelError: another loss, or biases.
+    `R sqrt(S^2 + (L |A|)^2)`, with operator norms throughout and the activation's Lipschitz constant `L`. Another loss,
+    or biases, raise an `UnsupportedModelError`.
 
     Source: [Liu2025], proof of proposition A.1, with constants in place of orders.
     """
@@ -266,18 +217,7 @@ def moments_noise(sensitivity: float, epsilon: float, delta: float) -> float:
     The minimum over all orders in closed form: `mu = sensitivity / std` solves `mu^2 / 2 + mu sqrt(2 log 1/delta) =
     epsilon`. The exact noise, by `lit_recon.privacy.gaussian_mu`, is a little less.
 
-    Args:
-        sensitivity: in L2, above 0.
-        epsilon: above 0.
-        delta: strictly between 0 and 1.
-
-    Raises:
-        ConfigError: a number out of its range.
-
     Source: [Liu2025], proposition A.1; the lemma is theorem 2 of Abadi et al. 2016.
-
-    >>> round(moments_noise(sensitivity=1.0, epsilon=1.0, delta=1e-5), 3)
-    4.901
     """
     if not (sensitivity > 0 and epsilon > 0 and 0 < delta < 1):
         raise ConfigError(
@@ -298,45 +238,24 @@ class Slope(NamedTuple):
 
 
 def log_slope(xs: Sequence[float], ys: Sequence[float], confidence: float = 0.95) -> Slope:
-    """Least squares of `log y` on `log x`, with the interval of Student's t.
+    """Least squares of `log y` on `log x`, with the interval of Student's t; repeated measurements share an x.
 
     The interval assumes a straight line: it is wide where points scatter or lie on a curve.
-
-    Args:
-        xs, ys: positive; repeated measurements share an x.
-        confidence: of the interval.
-
-    Raises:
-        ConfigError: fewer than three points, fewer than two different x, or a value without a logarithm.
-
-    >>> log_slope([1, 2, 4], [3, 12, 48]).value
-    2.0
     """
-    from scipy.stats import t
+    from scipy.stats import linregress, t
 
-    points = np.array([xs, ys], dtype=float)
-    if len(xs) != len(ys) or len(xs) < 3 or len(set(xs)) < 2 or not (np.isfinite(points) & (points > 0)).all():
+    if len(xs) != len(ys) or len(xs) < 3 or len(set(xs)) < 2 or not all(0 < v < math.inf for v in (*xs, *ys)):
         raise ConfigError(
             "a slope needs three or more points with two or more different x, positive and finite; got "
             f"{len(xs)} x and {len(ys)} y"
         )
-    x, y = np.log(points)
-    x = x - x.mean()
-    spread = float(x @ x)
-    value = float(x @ y) / spread
-    left = y - y.mean() - value * x
-    error = math.sqrt(float(left @ left) / (len(x) - 2) / spread)
-    margin = error * float(t.ppf((1 + confidence) / 2, len(x) - 2))
-    return Slope(round(value, 12), value - margin, value + margin)
+    line = linregress([math.log(x) for x in xs], [math.log(y) for y in ys])
+    margin = float(line.stderr * t.ppf((1 + confidence) / 2, len(xs) - 2))
+    return Slope(round(float(line.slope), 12), float(line.slope) - margin, float(line.slope) + margin)
 
 
 class Rate(NamedTuple):
-    """Orders of the reconstruction error.
-
-    Attributes:
-        upper: error of the tensor attack.
-        lower: lower bound on the error of every attack.
-    """
+    """Orders of the reconstruction error: of the tensor attack, and the lower bound for every attack."""
 
     upper: str
     lower: str

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from lit_recon.defenses.base import (
-    Batch,
-    BatchGradient,
-    Chain,
-    Defense,
-    Round,
-    Stage,
-)
+from lit_recon.defenses.base import Batch, BatchGradient, Chain, Defense, Round, Stage
 from lit_recon.defenses.batch import MixUp, NetworkDropout
 from lit_recon.defenses.clipping import DPSGD, GradientClipping, PerExampleClipping
 from lit_recon.defenses.noise import GaussianNoise, LaplaceNoise
-from lit_recon.defenses.optimal import (
-    OptimalGradientNoise,
-    OptimalGradientPruning,
-    fisher_trace,
-    leakage,
-    sensitivities,
-)
+from lit_recon.defenses.optimal import OptimalGradientNoise, OptimalGradientPruning
 from lit_recon.defenses.release import at_weights, defended_gradient, per_example_gradients, simulated_gradient
 from lit_recon.defenses.sparsity import GradientDropout, GradientPruning
 from lit_recon.defenses.vectors import matched_scale
@@ -44,10 +31,7 @@ __all__ = [
     "Stage",
     "at_weights",
     "defended_gradient",
-    "fisher_trace",
-    "leakage",
     "matched_scale",
     "per_example_gradients",
-    "sensitivities",
     "simulated_gradient",
 ]

@@ -1,6 +1,6 @@
 """Interface of defenses, and chains of them.
 
-A client's round has these stages, which a defense can change:
+A defense can change these stages of a client's round:
 
     model --prepare--> batch --transform_batch--> per-example gradients --transform_per_example--> mean
           --transform_update--> the released update, or the direction of the client's own optimizer step
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lit_recon.bounds.fisher import Jacobian, ReleasedInformation
 
 BatchNormMode = Literal["eval", "train"]
+Buffers = Mapping[str, Tensor]
 
 
 class Stage(IntEnum):
@@ -39,12 +40,9 @@ class Stage(IntEnum):
 
 
 class Batch(NamedTuple):
-    """A client's batch.
+    """A client's batch of images `(n, c, h, w)` in [0, 1], and labels: classes `(n,)` or probabilities `(n, k)`.
 
-    Attributes:
-        images: `(n, c, h, w)` in [0, 1].
-        labels: classes `(n,)` or probabilities `(n, k)`.
-        masks: buffers of the model that differ between examples, by name, each `(n, ...)`.
+    `masks` are buffers of the model that differ between examples, by name, each `(n, ...)`.
     """
 
     images: Tensor
@@ -76,8 +74,9 @@ class Round(NamedTuple):
 class Defense:
     """No defense; a subclass overrides one or more of the methods `prepare` and `transform_*`.
 
-    Methods return new values and do not modify their arguments. All random numbers come from the generator, in the
-    order of the update's tensors. The object holds settings only and can serve several clients and trainings.
+    Methods do not modify their arguments. All random numbers come from the generator, in the order of the update's
+    tensors. The object holds only settings, so that it can serve several clients and trainings; a constructor raises a
+    `ConfigError` for a setting out of its range.
 
     >>> class SignOnly(Defense):
     ...     def transform_update(self, update, round_, generator):
@@ -97,22 +96,16 @@ class Defense:
     @property
     def stages(self) -> tuple[Stage, ...]:
         """The stages whose `transform_*` method is overridden, in order of execution."""
+        methods = {stage: f"transform_{stage.name.lower()}" for stage in Stage}
         return tuple(
-            stage
-            for stage in Stage
-            if getattr(type(self), f"transform_{stage.name.lower()}")
-            is not getattr(Defense, f"transform_{stage.name.lower()}")
+            stage for stage, name in methods.items() if getattr(type(self), name) is not getattr(Defense, name)
         )
 
     def prepare(self, model: nn.Module, batch_norm: BatchNormMode = "eval") -> nn.Module:
-        """The client's model, with the names and shapes of its parameters unchanged.
-
-        Args:
-            model: the global model.
-            batch_norm: BatchNorm layers use running (`eval`) or batch statistics (`train`).
+        """The global model as the client uses it, with the names and shapes of its parameters unchanged.
 
         Raises:
-            UnsupportedModelError: the defense does not support this model.
+            UnsupportedModelError: the defense does not support this model, or its BatchNorm in this mode.
         """
         return model
 
@@ -128,9 +121,7 @@ class Defense:
         """The mean gradient `update`, or the result of several local steps, as the client releases it."""
         return update
 
-    def simulate_buffers(
-        self, buffers: Mapping[str, Tensor], observed: Update, n_examples: int
-    ) -> Mapping[str, Tensor]:
+    def simulate_buffers(self, buffers: Buffers, observed: Update, n_examples: int) -> Buffers:
         """Attacker's side of `prepare`: the model's buffers, estimated from the observed update."""
         return buffers
 
@@ -146,17 +137,14 @@ class Defense:
         return candidate
 
     def log_likelihood(self, candidate: Update, observed: Update, n_examples: int) -> Tensor | None:
-        """Log density of `observed` given the candidate's update after `simulate`: a scalar, differentiable in it.
-
-        None for a defense without noise, or with noise of unknown density.
-        """
+        """Log density of `observed` given the candidate's simulated update, differentiable; None if there is none."""
         return None
 
     def released_std(self, n_examples: int) -> float:
         """Standard deviation of the Gaussian noise on every coordinate of the released update; 0 for no noise.
 
-        The release is then normal, with the mean that `simulate_per_example` and `simulate` compute.
-        Lower bounds on the reconstruction error follow (see `lit_recon.bounds`).
+        The release is then normal, with the mean that `simulate_per_example` and `simulate` compute, as
+        `lit_recon.bounds` needs.
 
         Raises:
             ConfigError: the release is not known to have this form; the message says why.
@@ -172,15 +160,10 @@ class Defense:
     def released_information(
         self, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator
     ) -> ReleasedInformation:
-        """Fisher information about the inputs in a defended update, from the Jacobian of the undefended one.
+        """Fisher information about the inputs in a defended update; random masks and variances count as fixed.
 
-        Random masks and variances are drawn or computed once and then treated as fixed.
-
-        Args:
-            jacobian: of the undefended update, at the inputs of the batch.
-            round_: the batch, and the gradient of the loss summed over a batch.
-            std: standard deviation of Gaussian noise that is added if the defense has none.
-            generator: of the defense's random numbers.
+        The `jacobian` is that of the undefended update at the inputs of the batch; the gradient of `round_` is of the
+        loss summed over a batch. Noise of `std` is added if the defense has none.
 
         Raises:
             ConfigError: no closed form is known for this defense.
@@ -216,17 +199,9 @@ def checked(
 class Chain(Defense):
     """Applies defenses in the listed order; an empty chain changes nothing.
 
-    The order must be that of the stages: defenses of the batch, of per-example gradients, of the update. Random numbers
-    are drawn in order of execution.
-
-    The attacker simulates the defenses in the same order, each with the released update of the whole chain: noise after
-    pruning hides the mask. The log-likelihood is that of the last defense.
-
-    Args:
-        defenses: may be empty.
-
-    Raises:
-        ConfigError: a defense is listed after one of a later stage.
+    The order must be that of the stages: batch, per-example gradients, update; else it is a `ConfigError`. The attacker
+    simulates each with the released update of the whole chain: noise after pruning hides the mask. The log-likelihood
+    is that of the last defense.
 
     >>> from lit_recon.defenses import GaussianNoise, PerExampleClipping
     >>> Chain([PerExampleClipping(bound=1.0), GaussianNoise(std=0.1)]).stages
@@ -269,9 +244,7 @@ class Chain(Defense):
             update = defense.transform_update(update, round_, generator)
         return update
 
-    def simulate_buffers(
-        self, buffers: Mapping[str, Tensor], observed: Update, n_examples: int
-    ) -> Mapping[str, Tensor]:
+    def simulate_buffers(self, buffers: Buffers, observed: Update, n_examples: int) -> Buffers:
         for defense in self.defenses:
             buffers = defense.simulate_buffers(buffers, observed, n_examples)
         return buffers

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lit_recon.defenses.base import Batch, BatchNormMode, Defense, checked
+from lit_recon.defenses.base import Batch, BatchNormMode, Buffers, Defense, checked
 from lit_recon.defenses.vectors import uniform_like
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.records import Update
@@ -20,16 +20,12 @@ class MixUp(Defense):
     """Replaces every image and its label by a mixture with another example of the batch.
 
     `l x_i + (1 - l) x_p(i)`, and the same for the labels as probabilities, with one weight `l` from Beta(alpha, alpha)
-    and one permutation `p` per batch: one `randint` as seed of NumPy's Beta, then one `randperm`. An `alpha` of 0
-    changes nothing (the limit of Beta has weights 0 and 1). A batch of one image is unchanged.
-
-    Every image is part of two mixtures: with `DPSGD` after it, replacing one image changes two clipped gradients
-    instead of one, which the privacy accounting does not cover.
-
-    The attacker leaves candidates unchanged and reconstructs the mixtures, with probabilities as labels.
+    and one permutation `p` per batch: one `randint` as seed of NumPy's Beta, then one `randperm`. Every image is part
+    of two mixtures: with `DPSGD` after it, replacing one image changes two clipped gradients, which the privacy
+    accounting does not cover. The attacker reconstructs the mixtures, with probabilities as labels.
 
     Args:
-        alpha: concentration; 1 gives uniform weights, larger values give weights near one half.
+        alpha: concentration; 1 gives uniform weights, larger values weights near one half, 0 changes nothing.
 
     Source: [Zhang2018], eq. 1 and its reference code.
     """
@@ -50,16 +46,12 @@ class MixUp(Defense):
 
         labels = batch.labels
         if labels.dim() == 1:
-            labels = nn.functional.one_hot(labels, _n_classes(model)).to(batch.images.dtype)
+            n_classes = model.n_classes
+            if not isinstance(n_classes, int):
+                name = type(model).__name__
+                raise UnsupportedModelError(f"MixUp needs the number of classes of {name}: wrap it in a Client")
+            labels = nn.functional.one_hot(labels, n_classes).to(batch.images.dtype)
         return batch._replace(images=mixed(batch.images), labels=mixed(labels))
-
-
-def _n_classes(model: nn.Module) -> int:
-    """Number of outputs, an attribute of every victim model; see `lit_recon.models.public_model`."""
-    n_classes = model.n_classes
-    if not isinstance(n_classes, int):
-        raise UnsupportedModelError(f"MixUp needs the number of classes of {type(model).__name__}: wrap it in a Client")
-    return n_classes
 
 
 _MASK = "dropout_mask"
@@ -78,10 +70,7 @@ class NetworkDropout(Defense):
 
     Args:
         rate: probability that an input is dropped, in [0, 0.999].
-        layers: names of linear layers.
-
-    Raises:
-        ConfigError: a rate outside its range, or no layer.
+        layers: names of linear layers, at least one.
 
     Source: [Srivastava2014]; as a defense, [Zhu2019] and [Huang2021].
     """
@@ -122,16 +111,13 @@ class NetworkDropout(Defense):
             masks[f"{name}.{_MASK}"] = kept.to(ones.dtype) / (1 - self.rate)
         return batch._replace(masks=masks)
 
-    def simulate_buffers(
-        self, buffers: Mapping[str, Tensor], observed: Update, n_examples: int
-    ) -> Mapping[str, Tensor]:
+    def simulate_buffers(self, buffers: Buffers, observed: Update, n_examples: int) -> Buffers:
         if self.rate == 0:
             return buffers
-        expectation = 1 / (1 - self.rate**n_examples)
-        used = {name: (observed[f"{name}.weight"] != 0).any(dim=0, keepdim=True) for name in self.layers}
-        masks = {
-            f"{name}.{_MASK}": seen.to(observed[f"{name}.weight"].dtype) * expectation for name, seen in used.items()
-        }
+        expectation, masks = 1 / (1 - self.rate**n_examples), {}
+        for name in self.layers:
+            gradient = observed[f"{name}.weight"]
+            masks[f"{name}.{_MASK}"] = (gradient != 0).any(dim=0, keepdim=True).to(gradient.dtype) * expectation
         return {**buffers, **masks}
 
 

@@ -1,13 +1,7 @@
 """Clipping of gradients to a largest L2 norm, alone or with the noise of DP-SGD.
 
-Formal guarantees, for finite gradients: the norm of the result is at most the bound (up to rounding); shapes and dtypes
-are unchanged; a gradient within the bound is returned bit for bit.
-
-| bound | result |
-|---|---|
-| 0 | zero |
-| infinite | the gradient itself |
-| negative | ConfigError from the defenses |
+For finite gradients the norm of the result is at most the bound (up to rounding), and a gradient within the bound is
+returned bit for bit. An infinite bound changes nothing; a bound of 0 gives zero, which freezes training.
 """
 
 from __future__ import annotations
@@ -21,7 +15,7 @@ from torch import Tensor, nn
 from lit_recon.defenses.base import BatchNormMode, Defense, Round, checked
 from lit_recon.defenses.noise import gaussian_log_likelihood, with_normal_noise
 from lit_recon.defenses.release import require_separable
-from lit_recon.defenses.vectors import root, squared_norm
+from lit_recon.defenses.vectors import squared_norm
 from lit_recon.errors import ConfigError
 from lit_recon.records import Update
 
@@ -30,11 +24,7 @@ if TYPE_CHECKING:
 
 
 def clipped(update: Update, bound: float) -> Update:
-    """The update, scaled as a whole to an L2 norm of at most `bound`.
-
-    >>> clipped({"weight": torch.tensor([3.0, 4.0])}, bound=1.0)
-    {'weight': tensor([0.6000, 0.8000])}
-    """
+    """The update, scaled as a whole to an L2 norm of at most `bound`."""
     factor = clip_factors(squared_norm(update), bound)
     return {name: value * factor for name, value in update.items()}
 
@@ -47,25 +37,20 @@ def clipped_examples(gradients: Update, bound: float) -> Update:
 
 
 def clip_factors(squared: Tensor, bound: float) -> Tensor:
-    """The factors, at most 1, that clip gradients of the given squared norms; elementwise.
-
-    >>> clip_factors(torch.tensor([0.25, 16.0]), bound=1.0)
-    tensor([1.0000, 0.2500])
-    """
-    norm = root(squared)
+    """The factors, at most 1, that clip gradients of the given squared norms; elementwise."""
+    # finite derivative at a norm of zero
+    norm = squared.clamp_min(torch.finfo(squared.dtype).tiny).sqrt()
     return torch.where(norm > bound, bound / norm, 1.0)
 
 
 class GradientClipping(Defense):
     """Scales the mean gradient to an L2 norm of at most `bound`, over all parameters as one vector, after averaging.
 
-    The bound is absolute. No random numbers. An infinite bound changes nothing, a bound of 0 freezes training.
-    No differential privacy: one example can still determine the direction; see `PerExampleClipping`.
-
-    The attacker clips a candidate's gradient likewise, without effect on a cosine objective.
+    No differential privacy: one example can still determine the direction; see `PerExampleClipping`. The attacker clips
+    a candidate's gradient likewise, without effect on a cosine objective.
 
     Args:
-        bound: largest norm of the released gradient.
+        bound: largest norm of the released gradient, absolute.
 
     Source: [Liu2025], section 5, bounds 2, 4 and 8.
     """
@@ -91,14 +76,10 @@ class GradientClipping(Defense):
 class PerExampleClipping(Defense):
     """Scales each example's gradient to an L2 norm of at most `bound`, over all parameters, before averaging.
 
-    The bound is absolute. No random numbers. An infinite bound changes nothing, a bound of 0 freezes training.
-
-    The attacker clips the gradients of the candidate images one by one.
+    The attacker clips the gradients of the candidate images one by one. Source: [Abadi2016], without the noise.
 
     Args:
-        bound: largest norm of one example's gradient.
-
-    Source: [Abadi2016], without the noise.
+        bound: largest norm of one example's gradient, absolute.
     """
 
     def __init__(self, bound: float = math.inf) -> None:
@@ -121,22 +102,16 @@ class PerExampleClipping(Defense):
 class DPSGD(Defense):
     """Clips every example's gradient, sums, adds N(0, (noise_multiplier * bound)^2), and divides by the batch size.
 
-    Computed as the mean of the clipped gradients plus normal noise of standard deviation
-    `noise_multiplier * bound / n`. The bound is absolute, for all parameters as one vector. One `randn` per tensor.
-    An infinite bound without noise changes nothing; a bound of 0 freezes training.
+    Computed as the mean of the clipped gradients plus normal noise, one `randn` per tensor, of standard deviation
+    `noise_multiplier * bound / n`. The log-likelihood is Gaussian.
 
     Formal guarantee: adding or removing one example changes the sum by at most `bound` in L2 norm, and the noise on the
     sum has `noise_multiplier` times that standard deviation. The resulting (epsilon, delta) is computed by
     `lit_recon.privacy`; it depends on how batches are sampled, and on `n` being public.
 
-    The attacker clips the gradients of the candidate images one by one; the log-likelihood is Gaussian.
-
     Args:
-        bound: largest norm of one example's gradient.
+        bound: largest norm of one example's gradient, over all parameters, absolute; finite if there is noise.
         noise_multiplier: standard deviation of the noise on the sum, in units of `bound`.
-
-    Raises:
-        ConfigError: a setting out of range, or noise with an infinite bound.
 
     Source: [Abadi2016], algorithm 1.
     """
@@ -158,8 +133,7 @@ class DPSGD(Defense):
         return clipped_examples(gradients, self.bound)
 
     def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
-        std = self.released_std(len(round_.batch.images))
-        return with_normal_noise(update, std, generator)
+        return with_normal_noise(update, self.released_std(len(round_.batch.images)), generator)
 
     def simulate_per_example(self, gradients: Update) -> Update:
         return clipped_examples(gradients, self.bound)

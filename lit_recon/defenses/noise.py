@@ -35,21 +35,13 @@ def gaussian_log_likelihood(candidate: Update, observed: Update, std: float | Te
 class GaussianNoise(Defense):
     """Adds independent normal noise of mean 0 to every coordinate, by default of the mean gradient, after averaging.
 
-    `std` is absolute by default: independent of the batch size and of the size of the gradient. Without a
-    clipping bound there is no differential privacy. One draw of `randn` per tensor. A standard deviation of 0 changes
-    nothing.
-
-    The attacker leaves candidates unchanged; the log-likelihood is Gaussian. With `relative` the attacker estimates the
-    size of the gradient from the noisy one.
+    Without a clipping bound there is no differential privacy. One draw of `randn` per tensor; none for a `std` of 0.
+    The log-likelihood is Gaussian, with the size of the gradient estimated from the noisy one if `relative`.
 
     Args:
-        std: standard deviation of one coordinate's noise.
-        relative: `std` is in units of the root mean square of the gradient's coordinates.
-        before_averaging: add independent noise to each example's gradient, so that the noise of the mean has
-            `std / sqrt(n)`.
-
-    Raises:
-        ConfigError: `std` negative or infinite, or `relative` together with `before_averaging`.
+        std: standard deviation of one coordinate's noise, absolute: independent of batch size and gradient.
+        relative: `std` is in units of the root mean square of the mean gradient's coordinates.
+        before_averaging: add the noise to each example's gradient: `std / sqrt(n)` on the mean; not `relative`.
 
     Source: [Zhu2019], section 5.1; [Liu2025], section 5, with 0.001, 0.01 and 0.1.
     """
@@ -87,8 +79,8 @@ class GaussianNoise(Defense):
             return None
         if not self.relative:
             return gaussian_log_likelihood(candidate, observed, self.released_std(n_examples))
-        mean_square = squared_norm(observed) / size(observed)
-        return gaussian_log_likelihood(candidate, observed, self.std * (mean_square / (1 + self.std**2)).sqrt())
+        signal = squared_norm(observed) / size(observed) / (1 + self.std**2)
+        return gaussian_log_likelihood(candidate, observed, self.std * signal.sqrt())
 
     def released_std(self, n_examples: int) -> float:
         if self.relative and self.std:
@@ -109,16 +101,12 @@ class GaussianNoise(Defense):
 class LaplaceNoise(Defense):
     """Adds independent Laplace noise of mean 0 to every coordinate of the mean gradient, after averaging.
 
-    `scale` is absolute: the mean of |noise|; the standard deviation is `sqrt(2) scale`. It is not an epsilon: a
-    larger scale is more noise. One draw of `rand` per tensor, by the inverse of the distribution function. A scale of 0
-    changes nothing.
-
-    The attacker leaves candidates unchanged; the log-likelihood is that of Laplace noise, an L1 distance.
+    One draw of `rand` per tensor, by the inverse of the distribution function; none for a scale of 0. The
+    log-likelihood is that of Laplace noise, an L1 distance. Source: [Zhu2019], section 5.1.
 
     Args:
-        scale: mean absolute value of the noise on a coordinate.
-
-    Source: [Zhu2019], section 5.1.
+        scale: mean absolute value of the noise on a coordinate, whose standard deviation is `sqrt(2) scale`. It is not
+            an epsilon: a larger scale is more noise.
     """
 
     def __init__(self, scale: float = 0.0) -> None:

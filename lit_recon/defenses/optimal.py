@@ -3,9 +3,8 @@
 With `J` the Jacobian of the mean gradient `g` (p coordinates) with respect to all pixels of the batch together, the
 sensitivity of coordinate j is the norm of row j, `n_j = |d g_j / d x|`. Noise of variances `v` leaves the Fisher
 information `J^T diag(v)^-1 J`, whose trace is `sum_j n_j^2 / v_j`, and the van Trees inequality bounds the squared
-error of any reconstruction from below by (number of pixels)^2 / (trace + prior information).
-
-Source: [Chen2024] for scores and estimator.
+error of any reconstruction from below by (number of pixels)^2 / (trace + prior information). Scores and estimator are
+those of [Chen2024].
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ import torch
 from torch import Tensor
 
 from lit_recon.defenses.base import Batch, BatchGradient, Defense, Round, checked
-from lit_recon.defenses.sparsity import CHOICE_LEFT_OUT, lowest, masked_information
-from lit_recon.defenses.vectors import flatten, normal_like, unflatten, where_observed
+from lit_recon.defenses.sparsity import SparseUpdate, lowest
+from lit_recon.defenses.vectors import flatten, normal_like, unflatten
 from lit_recon.errors import ConfigError
 from lit_recon.records import Update
 
@@ -32,33 +31,25 @@ EXACT_LIMIT = 4096
 def sensitivities(
     gradient: BatchGradient, batch: Batch, directions: int | None, generator: torch.Generator | None = None
 ) -> Update:
-    """Norms `n_j` of the rows of the Jacobian, in the shapes of the update.
+    """Norms `n_j` of the rows of the Jacobian of the mean loss's gradient at the images, in the shapes of the update.
 
-    The mean of `(J v)_j^2` over random directions `v` from N(0, I) is an unbiased estimate of `n_j^2`; with 10 of
-    them the relative standard deviation of `n_j` is about 1 / sqrt(20), 22 %. The exact value is the sum over all unit
-    vectors.
+    The mean of `(J v)_j^2` over random directions `v` from N(0, I) is an unbiased estimate of `n_j^2`; with 10 of them,
+    one `randn` each, the relative standard deviation of `n_j` is about 1 / sqrt(20), 22 %. The exact value, for
+    `directions` of None, is the sum over all unit vectors.
 
-    `J^T u` is linear in `u`, with derivative `J v` along `v`: the graph of `J^T u` is built once, and every
-    direction costs one backward pass through it. Forward-mode derivatives (`torch.func.jvp`) took 3 to 20 times as
-    long for small networks on a CPU under PyTorch 2.13. The Jacobian itself is never stored.
-
-    Args:
-        gradient: of the mean loss.
-        batch: the images at which to differentiate.
-        directions: number of random directions, or None for exact values.
-        generator: of the directions; one `randn` per direction.
+    `J^T u` is linear in `u`, with derivative `J v` along `v`: the graph of `J^T u` is built once, and every direction
+    costs one backward pass through it. Forward-mode derivatives took several times as long on a CPU.
 
     Raises:
         ConfigError: fewer than one direction, no generator for them, or too many pixels for the exact mode.
     """
     images = batch.images.detach().requires_grad_()
-    chosen = _unit_vectors(images) if directions is None else _normal_directions(images, directions, generator)
     with torch.enable_grad():
         update = gradient(batch._replace(images=images), create_graph=True)
         cotangents = [torch.zeros_like(value, requires_grad=True) for value in update.values()]
         (transposed,) = torch.autograd.grad(list(update.values()), images, cotangents, create_graph=True)
     total = {name: torch.zeros_like(value) for name, value in update.items()}
-    for direction in chosen:
+    for direction in _directions(images, directions, generator):
         product = torch.autograd.grad(transposed, cotangents, direction, retain_graph=True, materialize_grads=True)
         for squared, part in zip(total.values(), product, strict=True):
             squared.addcmul_(part, part)
@@ -66,15 +57,9 @@ def sensitivities(
 
 
 def leakage(sensitivity: Update, update: Update, floor: float = 1e-8, cap: float = 1e6) -> Update:
-    """Scores `min(n_j / max(|g_j|, floor), cap)`: sensitivity to the images relative to the size of the coordinate.
+    """Scores `min(n_j / max(|g_j|, floor), cap)` of sensitivities `n` and an update `g`; `floor` is absolute.
 
     Coordinates with neither sensitivity nor gradient, as behind a dead ReLU, score 0.
-
-    Args:
-        sensitivity: `n`.
-        update: `g`, of the same shapes.
-        floor: keeps the quotient finite where the gradient is zero; absolute.
-        cap: of the quotient.
     """
     return {name: (n / update[name].abs().clamp_min(floor)).clamp_max(cap) for name, n in sensitivity.items()}
 
@@ -88,25 +73,25 @@ def fisher_trace(sensitivity: Update, variance: Update) -> Tensor:
     return torch.stack(parts).sum()
 
 
-def _normal_directions(images: Tensor, count: int, generator: torch.Generator | None) -> Iterator[Tensor]:
-    if count < 1 or generator is None:
+def _directions(images: Tensor, count: int | None, generator: torch.Generator | None) -> Iterator[Tensor]:
+    """Normal random directions, or all unit vectors where `count` is None."""
+    pixels = images.numel()
+    if count is None:
+        if pixels > EXACT_LIMIT:
+            raise ConfigError(
+                f"exact sensitivities take one derivative per pixel, at most {EXACT_LIMIT}; the batch has {pixels}: "
+                "estimate them from 10 directions"
+            )
+        for pixel in range(pixels):
+            yield torch.nn.functional.one_hot(torch.tensor(pixel), pixels).view(images.shape).to(images)
+    elif count < 1 or generator is None:
         raise ConfigError(
             f"sensitivities are estimated from at least 1 direction and a generator; got {count} and {generator}: "
             "take 10 directions, or None for exact values"
         )
-    return (normal_like(images, generator) for _ in range(count))
-
-
-def _unit_vectors(images: Tensor) -> Iterator[Tensor]:
-    if images.numel() > EXACT_LIMIT:
-        raise ConfigError(
-            f"exact sensitivities take one derivative per pixel, at most {EXACT_LIMIT}; the batch has "
-            f"{images.numel()}: estimate them from 10 directions"
-        )
-    for pixel in range(images.numel()):
-        direction = torch.zeros(images.numel(), dtype=images.dtype, device=images.device)
-        direction[pixel] = 1
-        yield direction.view(images.shape)
+    else:
+        for _ in range(count):
+            yield normal_like(images, generator)
 
 
 #: The quantity that is equal to that of uniform noise of the same `std`.
@@ -124,28 +109,20 @@ class OptimalGradientNoise(Defense):
     - `weighted`: equal `sum_j g_j^2 v_j`, for which the variances are optimal: the Fisher trace falls to
       `cos^2(n, |g|)` of that of uniform noise (by Cauchy and Schwarz; where floor and cap do not bind);
     - `energy`: equal `sum_j v_j`, as in the published code. The Fisher trace is then usually *larger* than that of
-      uniform noise: less protection by this bound, and less loss of utility;
+      uniform noise: less protection by this bound, and less loss of utility, so compare at equal utility;
     - `measured`: standard deviations `scale` times those of `energy`, where `matched_scale` finds the scale of equal
       measured utility.
 
-    The first two are not comparable at equal `std`; compare at equal utility.
-
-    Noise is drawn after the directions of the estimate, one `randn` per tensor. A `std` of 0 changes and draws nothing.
-    Coordinates that do not depend on the images get no noise; if all are such, the noise is uniform. The variances
-    depend on private data: no differential privacy.
-
-    The attacker does not know the variances and leaves candidates unchanged.
+    Noise is drawn after the directions of the estimate, one `randn` per tensor; none for a `std` of 0. Coordinates that
+    do not depend on the images get no noise; if all are such, the noise is uniform. The variances depend on private
+    data: no differential privacy. The attacker does not know them and leaves candidates unchanged.
 
     Args:
         std: standard deviation of the uniform noise with the same budget.
         match: the budget.
-        scale: factor of the standard deviations, for `measured` only.
+        scale: factor of the standard deviations, for `measured` and only there.
         directions: random directions of the estimate, or None for exact sensitivities (small batches).
-        floor, cap: limits of the quotient `n_j / |g_j|`, by default those of the published code; relevant where
-            gradients are nearly zero.
-
-    Raises:
-        ConfigError: a setting out of range, `measured` without a scale, or a scale without `measured`.
+        floor, cap: limits of the quotient `n_j / |g_j|`, by default those of the published code.
 
     Source: [Chen2024]; its code takes 10 directions and matches the energy.
     """
@@ -209,11 +186,7 @@ class OptimalGradientNoise(Defense):
 
 
 def require_quotient(owner: object, directions: int | None, floor: float, cap: float) -> None:
-    """Check the settings of the quotient `n_j / |g_j|`.
-
-    Raises:
-        ConfigError: fewer than one direction, or a floor or cap that is not positive and finite.
-    """
+    """Raise a `ConfigError` for fewer than one direction, or a floor or cap that is not positive and finite."""
     if directions is not None and directions < 1:
         raise ConfigError(
             f"{type(owner).__name__} needs at least 1 direction; got {directions}: the usual number is 10"
@@ -223,31 +196,24 @@ def require_quotient(owner: object, directions: int | None, floor: float, cap: f
             raise ConfigError(f"{type(owner).__name__} needs a positive, finite {name}; got {value:g}")
 
 
-class OptimalGradientPruning(Defense):
+class OptimalGradientPruning(SparseUpdate):
     """Sets the coordinates of the mean gradient with the largest `n_j / |g_j|` to zero, globally, after averaging.
 
-    `n_j` is the sensitivity of coordinate j to the images (see `sensitivities`), `g_j` the update before this defense.
-    The budget is matched to `GradientPruning` of the same `fraction` (global) by
+    `n_j` and `g_j` are those of `OptimalGradientNoise`. The budget is matched to `GradientPruning` of the same
+    `fraction` (global) by
 
     - `count`: the same number of coordinates, exactly `round(fraction * p)`, as in the published code;
     - `weighted`: as many as have the same energy, `sum of g_j^2 over the pruned coordinates`: the greedy
       solution of the underlying knapsack problem.
 
-    To match a measured utility, search `fraction` with `matched_scale`. Compare at equal utility: pruning the same
-    number of coordinates as magnitude pruning removes more of the gradient.
-
-    The estimate draws one `randn` per direction. A fraction of 0 changes and draws nothing.
-
-    The attacker applies the mask of the observed update to the candidate.
+    To match a measured utility, search `fraction` with `matched_scale`: pruning the same number of coordinates as
+    magnitude pruning removes more of the gradient. The estimate draws one `randn` per direction.
 
     Args:
         fraction: in [0, 1].
         match: the budget.
         directions: random directions of the estimate, or None for exact sensitivities (small batches).
         floor, cap: limits of the quotient `n_j / |g_j|`.
-
-    Raises:
-        ConfigError: a setting out of range.
 
     Source: [Chen2024]; its code takes 10 directions and matches the count.
     """
@@ -263,7 +229,7 @@ class OptimalGradientPruning(Defense):
         if match not in ("count", "weighted"):
             raise ConfigError(f"OptimalGradientPruning needs match 'count' or 'weighted'; got {match!r}")
         require_quotient(self, directions, floor, cap)
-        self.fraction = checked(self, "fraction", fraction, high=1.0)
+        self.fraction = self.dropped = checked(self, "fraction", fraction, high=1.0)
         self.match: Literal["count", "weighted"] = match
         self.directions, self.floor, self.cap = directions, floor, cap
 
@@ -273,22 +239,11 @@ class OptimalGradientPruning(Defense):
         return self.pruned(update, sensitivities(round_.gradient, round_.batch, self.directions, generator))
 
     def pruned(self, update: Update, sensitivity: Update) -> Update:
-        """The pruned update, given its sensitivities."""
+        """The pruned update, given the sensitivities of its coordinates."""
         values, scores = flatten(update), flatten(leakage(sensitivity, update, self.floor, self.cap))
         count = round(self.fraction * len(values))
         mask = lowest(-scores, count) if self.match == "count" else self._within_energy(values, scores, count)
         return unflatten(values.masked_fill(mask, 0.0), update)
-
-    def simulate(self, candidate: Update, observed: Update) -> Update:
-        return candidate if self.fraction == 0 else where_observed(candidate, observed)
-
-    def released_std(self, n_examples: int) -> float:
-        return 0.0
-
-    def released_information(
-        self, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator
-    ) -> ReleasedInformation:
-        return masked_information(self, jacobian, round_, std, generator, CHOICE_LEFT_OUT)
 
     def _within_energy(self, values: Tensor, scores: Tensor, count: int) -> Tensor:
         energy = values.double().square()

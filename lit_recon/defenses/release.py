@@ -26,21 +26,11 @@ def per_example_gradients(
     create_graph: bool = False,
     functional: bool = False,
 ) -> Iterator[Update]:
-    """Gradients of the single examples of a batch, in order, in chunks of `(chunk, ...)` to limit memory.
+    """Gradients of the single examples of a batch, in order, in chunks of `(chunk, ...)`, at least 1, to limit memory.
 
-    A chunk of one uses plain autograd, on a CPU the fastest and with the least memory: 3.0 times a plain step for a
-    ResNet-18 and 32 images, against 4.9 for `torch.func.vmap` in chunks of 8 and 5.4 for Opacus' hooks. On a GPU, where
-    one example does not fill the device, chunks run under `vmap`; their default size was not tuned.
-
-    Args:
-        gradient: of the mean loss over a batch.
-        batch: at least one example.
-        chunk: examples per chunk.
-        create_graph: keep the gradients differentiable; plain autograd for every example.
-        functional: differentiate by `torch.func`, all examples in one chunk, for use inside its transforms.
-
-    Raises:
-        ConfigError: a chunk of fewer than one example.
+    A chunk of one uses plain autograd, on a CPU the fastest and with the least memory; so do all with `create_graph`.
+    On a GPU, which one example does not fill, chunks run under `torch.func.vmap`; their default size was not tuned.
+    With `functional`, for use inside transforms of `torch.func`, all examples are in one chunk.
     """
     n = len(batch.images)
     if chunk != "auto" and chunk < 1:
@@ -68,11 +58,7 @@ def _together(gradient: BatchGradient, batch: Batch) -> Update:
 
 
 def require_separable(model: nn.Module, batch_norm: BatchNormMode, owner: object) -> None:
-    """Raise an error for a model in which one example's gradient depends on the others.
-
-    Raises:
-        UnsupportedModelError: a BatchNorm layer uses the statistics of the batch.
-    """
+    """Raise an `UnsupportedModelError` if a BatchNorm layer makes one example's gradient depend on the others."""
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and (batch_norm == "train" or module.running_mean is None):
             raise UnsupportedModelError(
@@ -106,19 +92,9 @@ def defended_gradient(
 ) -> Update:
     """The update that a client with this defense releases; in training, the direction of the optimizer's step.
 
-    Gradients of single examples are computed only if the defense transforms them, a few at a time.
-
-    Args:
-        defense: one, or a `Chain`.
-        model: prepared by the defense; used for its structure only.
-        gradient: of the mean loss, at the weights of this round.
-        batch: the client's data.
-        generator: of all the defense's random numbers. They do not depend on `chunk`, except where a defense adds noise
-            to the gradients of single examples.
-        chunk: examples per chunk of per-example gradients.
-
-    Raises:
-        ShapeError: an empty batch.
+    Gradients of single examples are computed only if the defense transforms them, `chunk` at a time; random numbers
+    depend on `chunk` only where a defense adds noise to those. The prepared `model` is used for its structure only, the
+    `gradient` is that of the mean loss. An empty batch raises a `ShapeError`.
     """
     if len(batch.images) == 0:
         raise ShapeError("a client's update needs at least one example; got an empty batch: skip the round")
@@ -146,15 +122,10 @@ def simulated_gradient(
     create_graph: bool = False,
     functional: bool = False,
 ) -> Update:
-    """A candidate's gradient after the simulated defense, for comparison with the observed update.
+    """A candidate's gradient after the simulated defense, for comparison with the update `observed`.
 
-    Args:
-        defense: the client's.
-        gradient: of the mean loss, at the public weights and the defense's `simulate_buffers`.
-        candidate: images and labels.
-        observed: the released update.
-        create_graph: keep the result differentiable in the candidate.
-        functional: differentiate by `torch.func`, for use inside its transforms.
+    `gradient` is that of the mean loss at the public weights and the defense's `simulate_buffers`; `create_graph` and
+    `functional` are as for a `BatchGradient`.
     """
     if Stage.PER_EXAMPLE not in defense.stages:
         update = gradient(candidate, create_graph=create_graph, functional=functional)

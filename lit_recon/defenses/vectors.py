@@ -33,11 +33,6 @@ def squared_norm(update: Update) -> Tensor:
     return torch.stack([value.square().sum() for value in update.values()]).sum()
 
 
-def root(squared: Tensor) -> Tensor:
-    """Square root with a finite derivative at zero."""
-    return squared.clamp_min(torch.finfo(squared.dtype).tiny).sqrt()
-
-
 def normal_like(value: Tensor, generator: torch.Generator) -> Tensor:
     """Standard normal numbers of the shape, dtype and device of `value`, drawn on the generator's device."""
     return torch.randn(value.shape, generator=generator, device=generator.device, dtype=value.dtype).to(value.device)
@@ -57,13 +52,9 @@ def where_observed(candidate: Update, observed: Update) -> Update:
 
 
 def matched_scale(utility: Callable[[float], float], target: float, low: float, high: float, steps: int = 20) -> float:
-    """The scale in [low, high] at which a monotone `utility` meets `target`, by bisection of its logarithm.
+    """The scale in [low, high], both positive, at which a monotone `utility` meets `target`.
 
-    Args:
-        utility: measured utility at a scale, for example the final training loss; falling or rising.
-        target: the utility to match, for example that of uniform noise.
-        low, high: positive, below and above the result.
-        steps: measurements besides those at `low` and `high`.
+    By bisection of its logarithm; the utility, for example the final training loss, is measured `steps` + 2 times.
 
     Raises:
         ConfigError: `low` and `high` are not positive and in order, or do not enclose the target.
@@ -83,8 +74,5 @@ def matched_scale(utility: Callable[[float], float], target: float, low: float, 
     rising = at_high > at_low
     for _ in range(steps):
         middle = math.sqrt(low * high)
-        if (utility(middle) < target) == rising:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if (utility(middle) < target) == rising else (low, middle)
     return math.sqrt(low * high)

@@ -1,12 +1,10 @@
 """Epsilon, delta and `mu` of the Gaussian mechanism, exact, and in log space to allow any epsilon.
 
 `mu` is sensitivity over standard deviation of the noise; `T` adaptive releases with `mu` each compose to `sqrt(T) mu`.
+All functions raise a `ConfigError` for an argument out of its range: `mu` above 0, `delta` strictly between 0 and 1.
 
-Sources:
-    Balle and Wang 2018, Improving the Gaussian mechanism for differential privacy, theorem 8.
-    Dong, Roth and Su 2022, Gaussian differential privacy, corollary 2.13.
-
-Source: Mironov, Talwar and Zhang 2019, Renyi differential privacy of the sampled Gaussian mechanism.
+Source: [Dong2022], corollary 2.13; Balle and Wang 2018, Improving the Gaussian mechanism for differential privacy,
+theorem 8; Mironov, Talwar and Zhang 2019, Renyi differential privacy of the sampled Gaussian mechanism.
 """
 
 from __future__ import annotations
@@ -25,25 +23,18 @@ _ACCURACY = 1e-13
 _OVERFLOW = -30.0
 
 
-def _check_delta(delta: float) -> None:
+def log_of_delta(delta: float) -> float:
+    """The logarithm of a delta strictly between 0 and 1."""
     if not 0 < delta < 1:
         raise ConfigError(f"delta must lie strictly between 0 and 1; got {delta}")
+    return math.log(delta)
 
 
 def gaussian_log_delta(mu: float, epsilon: float) -> float:
     """Logarithm of the smallest delta at an epsilon: `log(Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu))`.
 
-    The two terms are `phi(low) R(low)` and `phi(low) R(high)` with Mills' ratio `R`, which does not overflow.
-
-    Args:
-        mu: sensitivity over standard deviation of the noise, above 0.
-        epsilon: any real number.
-
-    Raises:
-        ConfigError: if `mu` is not above 0.
-
-    >>> round(math.exp(gaussian_log_delta(mu=1.0, epsilon=1.0)), 10)
-    0.1269367375
+    The two terms are `phi(low) R(low)` and `phi(low) R(high)` with Mills' ratio `R`, which does not overflow. `epsilon`
+    is any real number.
     """
     if not 0 < mu < math.inf:
         raise ConfigError(f"mu must be above 0 and finite; got {mu}: it is sensitivity over standard deviation")
@@ -63,18 +54,10 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """The least epsilon, at least 0, at a delta.
 
-    Args:
-        mu: sensitivity over noise, above 0.
-        delta: strictly between 0 and 1.
-
-    Raises:
-        ConfigError: if an argument is out of its range.
-
     >>> round(gaussian_epsilon(mu=2.00045, delta=1e-5), 3)
     10.0
     """
-    _check_delta(delta)
-    goal = math.log(delta)
+    goal = log_of_delta(delta)
     if gaussian_log_delta(mu, 0.0) <= goal:
         return 0.0
     rho = mu**2 / 2
@@ -83,22 +66,10 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
-    """The largest `mu`, that is the least noise, that keeps (epsilon, delta).
-
-    Args:
-        epsilon: at least 0.
-        delta: strictly between 0 and 1.
-
-    Raises:
-        ConfigError: if an argument is out of its range.
-
-    >>> round(gaussian_mu(epsilon=10.0, delta=1e-5), 5)
-    2.00045
-    """
-    _check_delta(delta)
+    """The largest `mu`, that is the least noise, that keeps (epsilon, delta), with an epsilon of at least 0."""
+    goal = log_of_delta(delta)
     if not 0 <= epsilon < math.inf:
         raise ConfigError(f"epsilon must be at least 0 and finite; got {epsilon}")
-    goal = math.log(delta)
     # The mu allowed by zero-concentrated privacy is a lower bound.
     floor = max(math.sqrt(2) * (math.sqrt(epsilon - goal) - math.sqrt(-goal)), delta)
     ceiling = floor
@@ -114,19 +85,10 @@ ORDERS = (*(1 + 0.02 * i for i in range(1, 50)), *(2 + 0.25 * i for i in range(3
 def renyi_curve(
     noise_multiplier: float, steps: int, sampling_rate: float = 1.0, orders: Sequence[float] = ORDERS
 ) -> list[float]:
-    """Renyi divergence at each order, between outputs with and without a record (`add_or_remove_one`).
+    """Renyi divergence at each order above 1, between outputs with and without a record (`add_or_remove_one`).
 
-    Args:
-        noise_multiplier: standard deviation of the noise over the clipping norm, above 0.
-        steps: number of releases.
-        sampling_rate: probability of a record to be in a batch, in (0, 1].
-        orders: each above 1.
-
-    Raises:
-        ConfigError: if an argument is out of its range.
-
-    >>> renyi_curve(noise_multiplier=2.0, steps=4, orders=[3.0])
-    [1.5]
+    The noise multiplier, above 0, is over the clipping norm; a record is in each of the `steps` batches with
+    probability `sampling_rate` in (0, 1].
     """
     if noise_multiplier <= 0 or steps < 1 or not 0 < sampling_rate <= 1 or min(orders, default=0) <= 1:
         raise ConfigError(

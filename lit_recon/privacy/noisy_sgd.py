@@ -1,12 +1,12 @@
 """Differential privacy of DP-SGD: epsilon and delta of given noise, and the noise for a given epsilon.
 
 Neighbors `add_or_remove_one`: one data set has a record that the other lacks; sums of vectors clipped to norm `C`
-differ by at most `C`. `replace_one`: both have `n` records, one of them different; the sums differ by at most
-`2 C`, so that twice the noise is needed for the same epsilon. This is the relation of Balle et al. 2022.
+differ by at most `C`. `replace_one`, the relation of Balle et al. 2022: both have `n` records, one of them different;
+the sums differ by at most `2 C`, so that twice the noise is needed for the same epsilon.
 
-Opacus' PRV accountant is not used: below a noise multiplier of about 0.3 it does not terminate.
-
-Source: Doroshenko et al. 2022, Connect the dots: tighter discrete approximations of privacy loss distributions.
+Source: Doroshenko et al. 2022, Connect the dots: tighter discrete approximations of privacy loss distributions; Opacus'
+PRV accountant does not terminate below a noise multiplier of about 0.3. Arguments out of their range raise a
+`ConfigError`.
 """
 
 from __future__ import annotations
@@ -20,66 +20,21 @@ from typing import TYPE_CHECKING, Literal
 from scipy.optimize import brentq
 
 from lit_recon.errors import ConfigError
-from lit_recon.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
+from lit_recon.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu, log_of_delta
 
 if TYPE_CHECKING:
     from dp_accounting.pld.pld_pmf import PLDPmf
 
 Neighbors = Literal["add_or_remove_one", "replace_one"]
-
-
-def clip_norms_apart(neighbors: Neighbors) -> float:
-    """Largest distance between neighbors' sums of clipped vectors, in clipping norms.
-
-    >>> clip_norms_apart("add_or_remove_one"), clip_norms_apart("replace_one")
-    (1.0, 2.0)
-    """
-    return 1.0 if neighbors == "add_or_remove_one" else 2.0
-
-
-#: Outputs with a record against those without, the reverse, and with one record against another.
-Direction = Literal["remove", "add", "replace"]
-
-
-def loss_distribution(
-    noise_multiplier: float, sampling_rate: float, steps: int, direction: Direction, grid_points: int
-) -> PLDPmf:
-    """A discrete distribution that dominates the privacy loss after all steps.
-
-    The width of the grid follows from the noise, so that the time does not depend on epsilon.
-
-    Args:
-        noise_multiplier: standard deviation of the noise over the clipping norm, above 0.
-        sampling_rate: probability of a record to be in a step's batch, in (0, 1].
-        steps: number of noisy sums, at least 1.
-        direction: which of two neighbors the outputs are drawn from.
-        grid_points: values of one step's loss; the error falls with their square.
-    """
-    from dp_accounting.pld import pld_pmf
-    from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
-
-    step = GaussianPrivacyLoss(
-        noise_multiplier, sampling_prob=sampling_rate, adjacency_type=AdjacencyType[direction.upper()]
-    )
-    bounds = step.connect_dots_bounds()
-    interval = (bounds.epsilon_upper - bounds.epsilon_lower) / grid_points
-    lowest, highest = math.floor(bounds.epsilon_lower / interval), math.ceil(bounds.epsilon_upper / interval)
-    deltas = step.get_delta_for_epsilon([interval * index for index in range(lowest, highest + 1)])
-    distribution = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, lowest, highest, deltas)
-    return distribution.self_compose(steps)
+#: Largest distance between neighbors' sums of clipped vectors, in clipping norms.
+_CLIP_NORMS_APART: dict[Neighbors, float] = {"add_or_remove_one": 1.0, "replace_one": 2.0}
 
 
 @dataclass(frozen=True)
 class NoisySGD(ABC):
-    """Privacy of training with a noisy sum of clipped gradients in each step; built by `noisy_sgd`.
+    """Privacy of training with a noisy sum of clipped gradients in each of `steps` steps; built by `noisy_sgd`.
 
-    Args:
-        noise_multiplier: standard deviation of the noise on the sum of clipped gradients, over the clipping norm.
-        steps: number of releases.
-        neighbors: the relation between data sets for epsilon and delta.
-
-    Raises:
-        ConfigError: the noise multiplier is not above 0 or there is no step.
+    The noise multiplier, above 0, is the standard deviation of the noise on the sum, over the clipping norm.
     """
 
     noise_multiplier: float
@@ -107,8 +62,7 @@ class NoisySGD(ABC):
     def profile(self, epsilon: float) -> float:
         """`sup_E P(E) - e^epsilon Q(E)`, with `P` the distribution of all releases with a record and `Q` without it.
 
-        At any real epsilon, and in this direction of `add_or_remove_one` for all `neighbors`: reconstruction is limited
-        by how much likelier the record makes an output.
+        For any real epsilon and all `neighbors`: reconstruction is limited by how much likelier a record makes outputs.
         """
 
 
@@ -123,12 +77,7 @@ class FullBatchSGD(NoisySGD):
     @property
     def mu(self) -> float:
         """Distance between the two distributions of all releases, in standard deviations."""
-        return clip_norms_apart(self.neighbors) * math.sqrt(self.steps) / self.noise_multiplier
-
-    @property
-    def rho(self) -> float:
-        """The constant of zero-concentrated privacy: Renyi divergence of every order alpha is `alpha rho`."""
-        return self.mu**2 / 2
+        return _CLIP_NORMS_APART[self.neighbors] * math.sqrt(self.steps) / self.noise_multiplier
 
     def delta(self, epsilon: float) -> float:
         return gaussian_delta(self.mu, _checked(epsilon))
@@ -144,14 +93,8 @@ class FullBatchSGD(NoisySGD):
 class PoissonSGD(NoisySGD):
     """Every record is in a step's batch with probability `sampling_rate`, independently; results are upper bounds.
 
-    They exceed the exact values by a relative 1e-6 to 1e-3, the latter for many steps or an epsilon of hundreds.
-
-    Args:
-        sampling_rate: probability of a record to be in a batch, in (0, 1].
-        grid_points: of the discretization of one step's privacy loss; the error falls with their square.
-
-    Raises:
-        ConfigError: the sampling rate is out of its range.
+    They exceed the exact values by a relative 1e-6 to 1e-3, the latter for many steps or an epsilon of hundreds. One
+    step's privacy loss is discretized to `grid_points`; the error falls with their square.
     """
 
     sampling_rate: float = 1.0
@@ -166,22 +109,37 @@ class PoissonSGD(NoisySGD):
     def _losses(self) -> list[PLDPmf]:
         """The privacy loss in all directions of the relation."""
         if self.neighbors == "replace_one":
-            return [self._distribution("replace")]
-        return [self._presence, self._distribution("add")]
+            return [self._loss("REPLACE")]
+        return [self._presence, self._loss("ADD")]
 
     @cached_property
     def _presence(self) -> PLDPmf:
-        return self._distribution("remove")
+        """The privacy loss of outputs with a record against those without."""
+        return self._loss("REMOVE")
 
-    def _distribution(self, direction: Direction) -> PLDPmf:
-        return loss_distribution(self.noise_multiplier, self.sampling_rate, self.steps, direction, self.grid_points)
+    def _loss(self, direction: str) -> PLDPmf:
+        """A discrete distribution that dominates the privacy loss after all steps, between neighbors of a direction.
+
+        The width of the grid follows from the noise, so that the time does not depend on epsilon.
+        """
+        from dp_accounting.pld import pld_pmf
+        from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
+
+        step = GaussianPrivacyLoss(
+            self.noise_multiplier, sampling_prob=self.sampling_rate, adjacency_type=AdjacencyType[direction]
+        )
+        bounds = step.connect_dots_bounds()
+        interval = (bounds.epsilon_upper - bounds.epsilon_lower) / self.grid_points
+        lowest, highest = math.floor(bounds.epsilon_lower / interval), math.ceil(bounds.epsilon_upper / interval)
+        deltas = step.get_delta_for_epsilon([interval * index for index in range(lowest, highest + 1)])
+        distribution = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, lowest, highest, deltas)
+        return distribution.self_compose(self.steps)
 
     def delta(self, epsilon: float) -> float:
         return max(float(losses.get_delta_for_epsilon(_checked(epsilon))) for losses in self._losses)
 
     def epsilon(self, delta: float) -> float:
-        if not 0 < delta < 1:
-            raise ConfigError(f"delta must lie strictly between 0 and 1; got {delta}")
+        log_of_delta(delta)
         return max(float(losses.get_epsilon_for_delta(delta)) for losses in self._losses)
 
     def profile(self, epsilon: float) -> float:
@@ -191,11 +149,7 @@ class PoissonSGD(NoisySGD):
 def noisy_sgd(
     noise_multiplier: float, steps: int, sampling_rate: float = 1.0, neighbors: Neighbors = "add_or_remove_one"
 ) -> NoisySGD:
-    """Exact accounting for full batches, privacy-loss distributions for sampled ones.
-
-    >>> noisy_sgd(noise_multiplier=1.0, steps=10)
-    FullBatchSGD(noise_multiplier=1.0, steps=10, neighbors='add_or_remove_one')
-    """
+    """Exact accounting for full batches, privacy-loss distributions for sampled ones."""
     if sampling_rate == 1:
         return FullBatchSGD(noise_multiplier, steps, neighbors)
     return PoissonSGD(noise_multiplier, steps, neighbors, sampling_rate)
@@ -207,45 +161,28 @@ def _checked(epsilon: float) -> float:
     return epsilon
 
 
-#: Relative accuracy of the root for sampled batches.
-_ACCURACY = 1e-4
+#: Relative accuracy of the root for sampled batches; replacement for an epsilon of 0, which has no logarithm.
+_ACCURACY, _NOTHING = 1e-4, 1e-6
 #: A coarse grid overstates epsilon a little, which gives a little more noise and saves most of the time.
 _GRID_POINTS = 4_000
-#: Replaces an epsilon of 0, which has no logarithm.
-_NOTHING = 1e-6
 
 
 def calibrate_noise(
-    epsilon: float,
-    delta: float,
-    steps: int,
-    sampling_rate: float = 1.0,
-    neighbors: Neighbors = "add_or_remove_one",
+    epsilon: float, delta: float, steps: int, sampling_rate: float = 1.0, neighbors: Neighbors = "add_or_remove_one"
 ) -> float:
     """The least noise multiplier that keeps (epsilon, delta), exact for full batches.
 
-    For sampled batches it is an upper bound within a relative 1e-3. Full batches take milliseconds at any epsilon;
-    sampled ones take seconds, as every trial composes distributions.
-
-    Args:
-        epsilon: above 0.
-        delta: strictly between 0 and 1.
-        steps: number of releases.
-        sampling_rate: probability of a record to be in a step's batch; 1 for full batches.
-        neighbors: the relation of the guarantee.
+    For sampled batches it is an upper bound within a relative 1e-3, and takes seconds: every trial composes
+    distributions. Full batches, with a `sampling_rate` of 1, take milliseconds at any epsilon.
 
     Raises:
-        ConfigError: an argument is out of its range, or delta exceeds a record's probability of being used at all,
-            so that no noise is needed.
-
-    >>> round(calibrate_noise(epsilon=1000.0, delta=1e-5, steps=100), 6)
-    0.245818
+        ConfigError: also if delta exceeds a record's probability of being used, so that no noise is needed.
     """
     if not epsilon > 0 or steps < 1:
         raise ConfigError(
             f"calibration needs epsilon above 0 and at least 1 step; got epsilon={epsilon}, steps={steps}"
         )
-    full_batch = clip_norms_apart(neighbors) * math.sqrt(steps) / gaussian_mu(epsilon, delta)
+    full_batch = _CLIP_NORMS_APART[neighbors] * math.sqrt(steps) / gaussian_mu(epsilon, delta)
     if sampling_rate == 1:
         return full_batch
     used = -math.expm1(steps * math.log1p(-sampling_rate)) if 0 < sampling_rate < 1 else 1.0
@@ -284,8 +221,7 @@ class PrivateDescent:
     Raises:
         ConfigError: a number is out of its range, noise without a finite bound, or neither noise nor a budget.
 
-    Source: Abadi et al. 2016, algorithm 1; Balle, Cherubin and Hayes 2022, section VI-D, with a bound of 1 and a delta
-    of 1e-5.
+    Source: Abadi et al. 2016, algorithm 1; Balle, Cherubin and Hayes 2022, section VI-D, for the default values.
 
     >>> PrivateDescent(target_epsilon=10.0).noise(steps=100)  # doctest: +ELLIPSIS
     4.9988...
@@ -316,12 +252,9 @@ class PrivateDescent:
             )
 
     def noise(self, steps: int, sampling_rate: float = 1.0, most: float = math.inf) -> float:
-        """The noise multiplier of a training.
+        """The noise multiplier, at most `most` where it is chosen, of a training of so many releases.
 
-        Args:
-            steps: number of releases.
-            sampling_rate: probability of a record to be in a step's batch; 1 for full batches.
-            most: largest noise multiplier to choose.
+        Every record is in a step's batch with probability `sampling_rate`; 1 for full batches.
 
         Raises:
             ConfigError: the given noise, or `most`, does not keep the budget.
@@ -339,9 +272,7 @@ class PrivateDescent:
                     f"{limit:g}: the smallest possible epsilon is {_rounded_up(smallest)}; raise the target, "
                     f"or {remedy}"
                 )
-        if noise is not None:
-            return noise
-        return calibrate_noise(target, self.delta, steps, sampling_rate, self.neighbors)
+        return calibrate_noise(target, self.delta, steps, sampling_rate, self.neighbors) if noise is None else noise
 
     def with_noise(self, noise_multiplier: float) -> PrivateDescent:
         """The same with a given noise in place of a budget."""
@@ -356,11 +287,7 @@ class PrivateDescent:
 
 
 def _rounded_up(value: float) -> str:
-    """At least the value, to three digits.
-
-    >>> _rounded_up(1.23401)
-    '1.24'
-    """
+    """At least the value, to three digits."""
     if not 0 < value < math.inf:
         return f"{value:g}"
     unit = 10 ** (math.floor(math.log10(value)) - 2)

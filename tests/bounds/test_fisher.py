@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from lit_recon.attacks.updates.features.activations import GELU
 from lit_recon.bounds import (
-    DenseJacobian,
     GaussianPrior,
     GaussianRelease,
     TwoLayerJacobian,
@@ -23,6 +22,7 @@ from lit_recon.bounds import (
     van_trees,
 )
 from lit_recon.bounds.cramer_rao import EVERY_ATTACK, UNBIASED, UNBIASED_ON_SPHERE
+from lit_recon.bounds.fisher import DenseJacobian
 from lit_recon.clients.gradient import GradientOperator
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.records import Update

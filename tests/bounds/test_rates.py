@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import linregress, t
 
-from lit_recon.bounds import RATES, log_slope
+from lit_recon.bounds import RATES
+from lit_recon.bounds.two_layer import log_slope
 from lit_recon.errors import ConfigError
 
 

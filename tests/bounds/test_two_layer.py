@@ -15,13 +15,10 @@ from lit_recon.bounds import (
     TwoLayerNet,
     autograd_jacobian,
     cramer_rao,
-    example_clipped_information,
     fisher_information,
-    log_slope,
     moments_noise,
-    replacement_sensitivity,
 )
-from lit_recon.bounds.two_layer import Loss
+from lit_recon.bounds.two_layer import Loss, log_slope, replacement_sensitivity
 from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
 from lit_recon.privacy import gaussian_mu
 from lit_recon.records import Update
@@ -65,10 +62,13 @@ def flat(update: Update) -> Tensor:
 @pytest.mark.parametrize("activation", [TANH, SOFTPLUS, RELU, GELU, SIGMOID], ids=lambda a: a.name)
 def test_jacobian_is_that_of_automatic_differentiation(activation: Activation, loss: Loss) -> None:
     net, inputs, targets = small(activation, loss)
-    ours = TwoLayerJacobian(net, inputs, targets, chunk=4).dense()
+    ours = TwoLayerJacobian(net, inputs, targets, chunk=4)
     theirs = torch.func.jacrev(lambda x: net.update(x, targets))(inputs)
-    for name, rows in ours.items():
-        assert (rows - theirs[name].reshape(rows.shape)).abs().max() < 1e-10
+    for name, value in ours.update.items():
+        for index, row in enumerate(theirs[name].reshape(value.numel(), -1)):
+            unit = {key: torch.zeros_like(other) for key, other in ours.update.items()}
+            unit[name].view(-1)[index] = 1
+            assert (ours.transposed(unit) - row).abs().max() < 1e-10
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -146,9 +146,9 @@ def test_clipping_of_examples_is_differentiated_exactly(loss: Loss) -> None:
         return total
 
     expected = autograd_jacobian(mean_of_clipped, inputs)
-    found, mean = example_clipped_information(TwoLayerJacobian(net, inputs, targets), singles, bound, std)
-    assert torch.allclose(found, expected.gram(std**-2), rtol=1e-9, atol=1e-9)
-    assert all(torch.allclose(value, expected.update[name]) for name, value in mean.items())
+    found = TwoLayerJacobian(net, inputs, targets).released_by_example(singles, bound, std)
+    assert torch.allclose(found.information, expected.gram(std**-2), rtol=1e-9, atol=1e-9)
+    assert all(torch.allclose(value, expected.update[name]) for name, value in found.update.items())
 
 
 @pytest.mark.parametrize(

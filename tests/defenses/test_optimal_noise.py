@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from lit_recon.defenses import Batch, BatchGradient, OptimalGradientNoise, Round, fisher_trace, sensitivities
+from lit_recon.defenses import Batch, BatchGradient, OptimalGradientNoise, Round
+from lit_recon.defenses.optimal import fisher_trace, sensitivities
 from lit_recon.defenses.vectors import flatten
 from lit_recon.models import Backbone, ConvNet
 from lit_recon.records import Normalization, Update

@@ -12,10 +12,8 @@ from lit_recon.defenses import (
     OptimalGradientNoise,
     OptimalGradientPruning,
     Round,
-    fisher_trace,
-    leakage,
-    sensitivities,
 )
+from lit_recon.defenses.optimal import fisher_trace, leakage, sensitivities
 from lit_recon.defenses.vectors import flatten
 from lit_recon.records import Update
 

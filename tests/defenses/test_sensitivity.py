@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from lit_recon.defenses import Batch, BatchGradient, fisher_trace, leakage, sensitivities
+from lit_recon.defenses import Batch, BatchGradient
+from lit_recon.defenses.optimal import fisher_trace, leakage, sensitivities
 from lit_recon.defenses.vectors import flatten
 from lit_recon.errors import ConfigError
 

@@ -17,7 +17,7 @@ def test_full_batches(noise_multiplier: float, epsilon: float) -> None:
     training = FullBatchSGD(noise_multiplier, steps=100)
     assert training.epsilon(1e-5) == pytest.approx(epsilon, rel=1e-5)
     assert training.delta(epsilon) == pytest.approx(1e-5, rel=1e-2)
-    assert training.rho == pytest.approx(50 / noise_multiplier**2)
+    assert training.mu**2 / 2 == pytest.approx(50 / noise_multiplier**2)
 
 
 def test_replacing_costs_as_much_as_half_the_noise() -> None:

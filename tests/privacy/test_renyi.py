@@ -13,7 +13,7 @@ from lit_recon.privacy.noisy_sgd import FullBatchSGD, PoissonSGD
 
 
 def test_full_batches_are_alpha_rho() -> None:
-    rho = FullBatchSGD(3.0, steps=20).rho
+    rho = FullBatchSGD(3.0, steps=20).mu ** 2 / 2
     assert renyi_curve(3.0, steps=20) == pytest.approx([order * rho for order in ORDERS])
 
 

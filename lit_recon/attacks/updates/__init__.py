@@ -7,6 +7,7 @@ from lit_recon.attacks.updates.feature_maps.matching import MapMatching
 from lit_recon.attacks.updates.feature_maps.recovery import MapRecovery, RecoveredMaps
 from lit_recon.attacks.updates.features.cocktail_party import CocktailParty
 from lit_recon.attacks.updates.features.exact import ExactRecovery
+from lit_recon.attacks.updates.features.layer import FeatureRecovery, RecoveredFeatures
 from lit_recon.attacks.updates.features.matching import (
     FeatureMap,
     FeatureMatching,
@@ -16,7 +17,6 @@ from lit_recon.attacks.updates.features.matching import (
     SubspaceDistance,
 )
 from lit_recon.attacks.updates.features.moments import MomentRecovery
-from lit_recon.attacks.updates.features.recovery import FeatureRecovery, RecoveredFeatures
 from lit_recon.attacks.updates.first_applicable import FirstApplicable
 from lit_recon.attacks.updates.gradient_matching.attack import GradientMatching, MatchingState
 from lit_recon.attacks.updates.gradient_matching.objectives import (

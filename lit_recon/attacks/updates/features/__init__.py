@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lit_recon.attacks.updates.features.cocktail_party import CocktailParty
 from lit_recon.attacks.updates.features.exact import ExactRecovery
-from lit_recon.attacks.updates.features.layer import LayerGradient, layer_gradient
+from lit_recon.attacks.updates.features.layer import FeatureRecovery, LayerGradient, RecoveredFeatures, layer_gradient
 from lit_recon.attacks.updates.features.matching import (
     FeatureMap,
     FeatureMatching,
@@ -12,10 +12,8 @@ from lit_recon.attacks.updates.features.matching import (
     SignedCosine,
     SquaredCosine,
     SubspaceDistance,
-    assigned,
 )
 from lit_recon.attacks.updates.features.moments import MomentRecovery
-from lit_recon.attacks.updates.features.recovery import FeatureRecovery, RecoveredFeatures
 
 __all__ = [
     "CocktailParty",
@@ -30,6 +28,5 @@ __all__ = [
     "SignedCosine",
     "SquaredCosine",
     "SubspaceDistance",
-    "assigned",
     "layer_gradient",
 ]

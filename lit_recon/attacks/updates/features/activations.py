@@ -16,23 +16,18 @@ from lit_recon.errors import UnsupportedModelError
 
 Elementwise = Callable[[Tensor], Tensor]
 
-#: Integration limit: a standard normal beyond it is negligible in double precision.
-_TAIL = 14.0
-#: Panels on either side of the kink, and Gauss-Legendre nodes in each: error below 1e-13 for all activations here.
-_PANELS, _NODES = 14, 24
+#: Integration limit: a standard normal beyond it is negligible in double precision. Panels on either side of the kink,
+#: and Gauss-Legendre nodes in each: error below 1e-13 for all activations here.
+_TAIL, _PANELS, _NODES = 14.0, 14, 24
 #: Smallest usable Hermite coefficient, relative to the activation's standard deviation.
 USABLE = 1e-3
 
 
 @dataclass(frozen=True)
 class Activation:
-    """An elementwise activation.
+    """An elementwise activation `value` with its first two derivatives.
 
-    Attributes:
-        name: of the activation.
-        value, slope, curvature: the function and its first two derivatives.
-        smooth: the slope is continuous; else there is a kink at zero, as in a ReLU.
-        odd: `value(-z) = -value(z)`.
+    A `smooth` one has a continuous slope; else there is a kink at zero, as in a ReLU. `odd`: `value(-z) = -value(z)`.
     """
 
     name: str
@@ -46,17 +41,10 @@ class Activation:
 def hermite_coefficients(activation: Activation, order: int = 4, shift: float = 0.0) -> list[float]:
     """E[activation(s + shift) He_p(s)] for s ~ N(0, 1) and p = 0 to `order`, by composite Gauss-Legendre quadrature.
 
-    By Stein's identity these are the mean p-th derivatives, the factors of a gradient's p-th moment.
-
-    Args:
-        activation: smooth apart from zero.
-        order: of the highest coefficient.
-        shift: bias of the neurons.
+    By Stein's identity these are the mean p-th derivatives, the factors of a gradient's p-th moment. `activation` is
+    smooth apart from zero; `shift` is the bias of the neurons.
 
     Source: [Wang2023], section 4 (nu and lambda); Stein 1981.
-
-    >>> [round(c, 4) for c in hermite_coefficients(RELU)]
-    [0.3989, 0.5, 0.3989, 0.0, -0.3989]
     """
     nodes, weights = legendre.leggauss(_NODES)
     # panels end at the kink: the rule needs smooth integrands
@@ -72,25 +60,14 @@ def hermite_coefficients(activation: Activation, order: int = 4, shift: float = 
 
 @cache
 def usable_orders(activation: Activation) -> tuple[int, ...]:
-    """Orders among 2, 3 and 4 with nonzero Hermite coefficient, whose moments depend on the features.
-
-    >>> usable_orders(RELU), usable_orders(TANH)
-    ((2, 4), (3,))
-    """
+    """Orders among 2, 3 and 4 with nonzero Hermite coefficient, whose moments depend on the features."""
     coefficients = hermite_coefficients(activation)
     spread = math.sqrt(sum(c**2 / math.factorial(p) for p, c in enumerate(coefficients) if p))
     return tuple(p for p in (2, 3, 4) if abs(coefficients[p]) > USABLE * spread)
 
 
 def activation_of(layer: nn.Module) -> Activation:
-    """The activation of a layer.
-
-    Raises:
-        UnsupportedModelError: its derivatives are not known here.
-
-    >>> activation_of(nn.Tanh()).name
-    'tanh'
-    """
+    """The activation of a layer; one without known derivatives raises an `UnsupportedModelError`."""
     known = _BY_LAYER.get(type(layer))
     standard = getattr(layer, "approximate", "none") == "none" and getattr(layer, "alpha", 1.0) == 1.0
     if known is None or not standard or getattr(layer, "beta", 1.0) != 1.0:
@@ -105,15 +82,11 @@ def _density(z: Tensor) -> Tensor:
     return torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
 
 
-def _step(z: Tensor) -> Tensor:
-    return (z > 0).to(z.dtype)
-
-
 def _exponential_below(z: Tensor) -> Tensor:
     return z.clamp(max=0).exp()
 
 
-RELU = Activation("relu", torch.relu, _step, torch.zeros_like, smooth=False)
+RELU = Activation("relu", torch.relu, lambda z: (z > 0).to(z.dtype), torch.zeros_like, smooth=False)
 ELU = Activation("elu", nn.functional.elu, _exponential_below, lambda z: torch.where(z > 0, 0.0, _exponential_below(z)))
 GELU = Activation(
     "gelu",

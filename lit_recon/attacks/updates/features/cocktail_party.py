@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.updates.features.layer import LayerGradient
-from lit_recon.attacks.updates.features.recovery import FeatureRecovery, RecoveredFeatures
+from lit_recon.attacks.updates.features.layer import FeatureRecovery, LayerGradient, RecoveredFeatures
 from lit_recon.attacks.updates.linear_layer.unmixing import (
     GAUSSIAN_LOG_COSH,
     decorrelation,
@@ -27,9 +26,8 @@ class CocktailParty(FeatureRecovery):
         + non_negativity * mean_i min(|relu(-S'_i)|, |relu(S'_i)|) + sparsity * mean |S'|
 
     with unmixing rows w_i of unit norm, S = W X whitened and centered over entries, and S' with the mean added again.
-    Assumes independent, non-Gaussian features; uses neither weights nor activation, and has no
-    certificate. Signs follow from the gradient of the layer's bias, the same mixture of ones, and labels from
-    the head's gradient.
+    Assumes independent, non-Gaussian features; uses neither weights nor activation, and has no certificate. Signs
+    follow from the gradient of the layer's bias, the same mixture of ones, and labels from the head's gradient.
 
     Args:
         decorrelation, sharpness: weight and exponent of the second term.
@@ -38,9 +36,6 @@ class CocktailParty(FeatureRecovery):
         gaussian_reference: c is the value of a Gaussian, and the first term a negentropy. The published code has
             c = 0, which favors flat distributions over peaked ones.
         steps, lr: of Adam, from the identity. The published 25,000 steps of 1e-3 are equivalent to 5,000 of 5e-3.
-
-    Raises:
-        ConfigError: a number out of its range.
 
     Source: [Kariyappa2023] and its code, in which the first term is switched off; signs and labels are ours.
     """
@@ -58,10 +53,9 @@ class CocktailParty(FeatureRecovery):
     ) -> None:
         if min(decorrelation, sharpness, non_negativity, sparsity, negentropy) < 0 or steps < 1 or lr <= 0:
             raise ConfigError(
-                f"CocktailParty needs weights of at least 0, steps >= 1 and lr > 0; "
-                f"got decorrelation={decorrelation:g}, "
-                f"sharpness={sharpness:g}, non_negativity={non_negativity:g}, sparsity={sparsity:g}, "
-                f"negentropy={negentropy:g}, steps={steps}, lr={lr:g}"
+                f"CocktailParty needs weights of at least 0, steps >= 1 and lr > 0; got decorrelation="
+                f"{decorrelation:g}, sharpness={sharpness:g}, non_negativity={non_negativity:g}, "
+                f"sparsity={sparsity:g}, negentropy={negentropy:g}, steps={steps}, lr={lr:g}"
             )
         self.decorrelation, self.sharpness = decorrelation, sharpness
         self.non_negativity, self.sparsity = non_negativity, sparsity

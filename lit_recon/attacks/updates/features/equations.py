@@ -22,13 +22,6 @@ from lit_recon.attacks.updates.features.activations import Activation
 from lit_recon.attacks.updates.features.layer import GradientNoise, LayerGradient
 
 
-class Residuals(NamedTuple):
-    """Relative residuals of the head's and the layer's gradient; 0 for a gradient that was not released."""
-
-    head: float
-    weight: float
-
-
 class NormalSystem(NamedTuple):
     """Gauss-Newton `matrix` and half gradient `slope` of an `objective`, unknowns ordered `(c, delta)` by example."""
 
@@ -54,12 +47,9 @@ class FeatureEquations:
     """The least-squares problem in a basis of `r` directions.
 
     Attributes:
-        directions: `(m, r)`: weights in the basis.
-        bias: `(m,)`.
-        head: `(k, m)`: A.
-        head_gradient: `(k, m)`.
+        directions, bias: `(m, r)`, `(m,)`: weights in the basis, and biases.
+        head, head_gradient: `(k, m)`: A, and its gradient.
         gradient: `(m, r + 1)`: the layer's gradient in the basis, and that of its bias.
-        activation: of the neurons.
         head_mask: `(k, m)` 1 where the head's gradient was observed; None: everywhere.
         rows: `(m,)` weights of the neurons' squared residuals in the layer's gradient, in [0, 1].
         bias_known: whether the last column of `gradient` is used.
@@ -90,31 +80,34 @@ class FeatureEquations:
         rows: Tensor | None = None,
         noise: GradientNoise | None = None,
     ) -> FeatureEquations:
-        """Equations in an orthonormal basis `(d, r)`.
+        """Equations in an orthonormal basis `(d, r)` of the span of the features.
 
         Args:
-            seen: the observed layer.
-            basis: of the span of the features.
             projected: `(m, r)`, the layer's gradient in the basis; default: by projection.
             head_mask: `(k, m)` bool: observed entries of the head's gradient.
             rows: `(m,)` bool: neurons whose `projected` row is known; bias gradients are used if None.
             noise: in the gradients, by which their residuals are weighted.
         """
+        if projected is None:
+            projected = seen.weight_gradient @ basis
         equations = FeatureEquations(
             directions=seen.weight @ basis,
             bias=seen.bias,
             head=seen.head_weight,
             head_gradient=seen.head_gradient,
-            gradient=torch.cat(
-                [seen.weight_gradient @ basis if projected is None else projected, seen.bias_gradient[:, None]], dim=1
-            ),
+            gradient=torch.cat([projected, seen.bias_gradient[:, None]], dim=1),
             activation=seen.activation,
             head_mask=None if head_mask is None else head_mask.to(basis.dtype),
             rows=torch.ones_like(seen.bias) if rows is None else rows.to(basis.dtype),
             bias_known=rows is None and bool(seen.bias_gradient.any()),
             scales=None if noise is None else noise.scales(seen),
         )
-        return equations if head_mask is not None else equations._in_class_combinations(seen.n_examples)
+        if head_mask is not None or equations.n_classes <= seen.n_examples or not seen.has_head:
+            return equations
+        # deltas lie in the range of the head's gradient: fewer combinations than classes save time and reduce noise
+        ranges = torch.linalg.svd(seen.head_gradient, full_matrices=False).U[:, : seen.n_examples].T
+        head, head_gradient = ranges @ seen.head_weight, ranges @ seen.head_gradient
+        return replace(equations, head=head, head_gradient=head_gradient, combinations=ranges)
 
     @property
     def n_classes(self) -> int:
@@ -122,13 +115,7 @@ class FeatureEquations:
         return len(self.head)
 
     def normal_system(self, features: Tensor, deltas: Tensor, weighted: bool = True) -> NormalSystem:
-        """Gauss-Newton system at features `(n, r)` and deltas `(n, k)`; the Jacobian is never formed.
-
-        Args:
-            features: coordinates `c`.
-            deltas: loss derivatives.
-            weighted: include the layer's gradient besides the head's.
-        """
+        """Gauss-Newton system at features `(n, r)` and deltas `(n, k)`, of head and, if `weighted`, layer."""
         n, r = features.shape
         k = self.n_classes
         at = self._at(features, deltas)
@@ -150,9 +137,8 @@ class FeatureEquations:
             slope[0] += (pulled * at.beta * at.curvature) @ self.directions + (at.beta * at.slope) @ residual[:, :r]
             slope[1] += (pulled * at.slope) @ self.head.T
             objective += float((residual * at.weight_residual).sum())
-        cross = cd.reshape(n * r, n * k)
-        top = torch.cat([cc.reshape(n * r, n * r), cross], dim=1)
-        bottom = torch.cat([cross.T, dd.reshape(n * k, n * k)], dim=1)
+        top = torch.cat([cc.reshape(n * r, n * r), cd.reshape(n * r, n * k)], dim=1)
+        bottom = torch.cat([cd.reshape(n * r, n * k).T, dd.reshape(n * k, n * k)], dim=1)
         return NormalSystem(torch.cat([top, bottom]), torch.cat([part.reshape(-1) for part in slope]), objective)
 
     def best_deltas(self, features: Tensor) -> tuple[Tensor, float]:
@@ -163,31 +149,27 @@ class FeatureEquations:
         ridge = 1e-14 * block.diagonal().mean() * torch.eye(len(block), dtype=block.dtype)
         wanted = -system.slope[n * r :]
         solution = torch.linalg.lstsq(block + ridge, wanted[:, None]).solution[:, 0]
-        gained = float(wanted @ solution)
-        return solution.reshape(n, self.n_classes), system.objective - gained
+        return solution.reshape(n, self.n_classes), system.objective - float(wanted @ solution)
 
     def objective(self, features: Tensor, deltas: Tensor, weighted: bool = True) -> float:
         """The objective of `normal_system`: squared relative residuals of head and, if `weighted`, layer."""
         head, weight = self.residuals(features, deltas)
         return head**2 + (weight**2 if weighted or not self.head_gradient.any() else 0.0)
 
-    def residuals(self, features: Tensor, deltas: Tensor) -> Residuals:
-        """Relative residuals, each at least 0; both 0 up to rounding at the truth."""
+    def residuals(self, features: Tensor, deltas: Tensor) -> tuple[float, float]:
+        """Relative residuals of head and layer, 0 up to rounding at the truth and where no gradient was released."""
         at = self._at(features, deltas)
         head_square, weight_square = self._scales()
         head = float(at.head_residual.square().sum()) / head_square if head_square else 0.0
         weight = float(at.weight_residual.square().sum(dim=1) @ self.rows) / weight_square if weight_square else 0.0
-        return Residuals(head**0.5, weight**0.5)
+        return head**0.5, weight**0.5
 
     def by_class(self, deltas: Tensor) -> Tensor:
         """Deltas with respect to the logits `(n, classes)` from those in this problem's combinations."""
         return deltas if self.combinations is None else deltas @ self.combinations
 
     def with_fixed_sides(self, features: Tensor, trust: Tensor) -> FeatureEquations:
-        """The equations with the active set of the ReLU fixed at `features`.
-
-        They are bilinear in features and deltas. `trust` `(m,)` multiplies the weights of the neurons.
-        """
+        """The equations with the active set of the ReLU fixed at `features`; `trust` `(m,)` weights the neurons."""
         sides = self.activation.slope(features @ self.directions.T + self.bias)
         return replace(self, sides=sides, rows=self.rows * trust)
 
@@ -195,16 +177,6 @@ class FeatureEquations:
         """Norm of every neuron's residual in the layer's gradient, `(m,)`."""
         errors: Tensor = self._at(features, deltas).weight_residual.norm(dim=1)
         return errors
-
-    def _in_class_combinations(self, n_examples: int) -> FeatureEquations:
-        """The same equations in at most n combinations of the classes: deltas lie in the range of the head's gradient.
-
-        This saves time if there are more classes than examples, and reduces noise.
-        """
-        if self.n_classes <= n_examples or not self.head_gradient.any():
-            return self
-        ranges = torch.linalg.svd(self.head_gradient, full_matrices=False).U[:, :n_examples].T
-        return replace(self, head=ranges @ self.head, head_gradient=ranges @ self.head_gradient, combinations=ranges)
 
     def _scales(self) -> tuple[float, float]:
         """Divisors of the squared residuals of head and layer."""

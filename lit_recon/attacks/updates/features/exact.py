@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -17,11 +17,18 @@ from lit_recon.attacks.updates.features.fit_everywhere import (
     head_span,
     noisy_span,
 )
-from lit_recon.attacks.updates.features.layer import GradientNoise, LayerGradient, gradient_noise, observed_entries
+from lit_recon.attacks.updates.features.layer import (
+    FeatureRecovery,
+    GradientNoise,
+    LayerGradient,
+    ObservedEntries,
+    RecoveredFeatures,
+    gradient_noise,
+    observed_entries,
+)
 from lit_recon.attacks.updates.features.local_steps import UnrolledTraining
 from lit_recon.attacks.updates.features.moments import moment_start, weight_span
 from lit_recon.attacks.updates.features.polish import MaskedEquations, Polished, masked_polish, polish
-from lit_recon.attacks.updates.features.recovery import FeatureRecovery, RecoveredFeatures
 from lit_recon.attacks.updates.features.starts import neuron_ica_start, null_vector_start
 from lit_recon.clients import LocalSteps
 from lit_recon.errors import ConfigError, UnsupportedModelError
@@ -40,11 +47,13 @@ Start = Literal["moments", "neurons", "null_vectors"]
 
 
 class _Setting(NamedTuple):
-    """The problem in the span, and, if entries are missing, in all coordinates."""
+    """The problem in the span, and, if entries are missing, in all coordinates; notes for the result."""
 
+    seen: LayerGradient
     basis: Tensor
     equations: FeatureEquations
     everywhere: MaskedEquations | None
+    notes: list[str]
 
 
 class ExactRecovery(FeatureRecovery):
@@ -55,23 +64,19 @@ class ExactRecovery(FeatureRecovery):
     are used only after a ReLU.
 
     Entries removed by a sparsifying defense are treated as missing: the span comes from low-rank completion, and if the
-    certificate on the observed entries does not hold, a polish in all coordinates follows. If little remains of the
-    layer's gradient, as after pruning, or if completion fails, a fit in all coordinates starts from moments of the
-    head's gradient. Local training on whole batches is unrolled after the polish; the tolerance then rises to the
-    rounding of weight differences.
+    certificate on the observed entries does not hold, a polish in all coordinates follows. If completion fails, or
+    little remains of the layer's gradient, a fit in all coordinates starts from moments of the head's. Local training
+    on whole batches is unrolled after the polish; the tolerance then rises to the rounding of weight differences.
 
     Noise is detected by the rank of the layer's gradient. Head and layer are then weighted by it, and features are
     fitted in all coordinates, never called exact; a note states how well the fit explains the observed gradients.
 
     Args:
-        starts: in the order in which they are tried.
-        tolerance: of the certificate; rounding of float32 gradients amounts to 1e-7 to 1e-6.
+        starts: in the order in which they are tried, at least one.
+        tolerance: of the certificate, in (0, 1); rounding of float32 gradients amounts to 1e-7 to 1e-6.
         iterations: of the polish, at most, per stage.
         null_samples: of the search for null vectors, at most.
         seed: of all random choices.
-
-    Raises:
-        ConfigError: no start, or a number out of its range.
 
     Source: the span as in [Wang2023]; null vectors: Dimitrov et al. 2024; polish and certificate are our own.
     """
@@ -86,9 +91,8 @@ class ExactRecovery(FeatureRecovery):
         null_samples: int = 100_000,
         seed: int = 0,
     ) -> None:
-        known = ("moments", "neurons", "null_vectors")
-        if not starts or any(start not in known for start in starts):
-            raise ConfigError(f"ExactRecovery needs one or more starts out of {known}; got {starts}")
+        if not starts or any(start not in get_args(Start) for start in starts):
+            raise ConfigError(f"ExactRecovery needs one or more starts out of {get_args(Start)}; got {starts}")
         if not 0 < tolerance < 1 or iterations < 1 or null_samples < 1:
             raise ConfigError(
                 f"ExactRecovery needs tolerance in (0, 1), iterations >= 1 and null_samples >= 1; "
@@ -98,18 +102,18 @@ class ExactRecovery(FeatureRecovery):
         self.null_samples, self.seed = null_samples, seed
 
     def run(self, seen: LayerGradient, operator: ForwardOperator | None) -> RecoveredFeatures:
-        weight_mask, head_mask = observed_entries(seen)
+        entries = observed_entries(seen)
         if not seen.has_weight:
-            return self._from_head(seen, None, head_mask)
-        if weight_mask is None and head_mask is None:
+            return self._from_head(seen, entries)
+        if entries.layer is None and entries.head is None:
             noise = gradient_noise(seen)
             if noise is not None and not (isinstance(operator, LocalSteps) and operator.steps > 1):
                 return self._through_noise(seen, noise)
-            return self._from_layer(seen, None, None, operator)
-        ways = [lambda: self._from_layer(seen, weight_mask, head_mask, operator)]
+            return self._from_layer(seen, entries, operator)
+        ways = [lambda: self._from_layer(seen, entries, operator)]
         if has_moments(seen):
-            ways.append(lambda: self._from_head(seen, weight_mask, head_mask))
-        if weight_mask is not None and float(weight_mask.double().mean()) < _SPARSE:
+            ways.append(lambda: self._from_head(seen, entries))
+        if entries.layer is not None and float(entries.layer.double().mean()) < _SPARSE:
             ways.reverse()
         found = ways[0]()
         if found.exact or len(ways) == 1:
@@ -117,19 +121,14 @@ class ExactRecovery(FeatureRecovery):
         return min(found, ways[1](), key=lambda result: result.certificate or 0.0)
 
     def _from_layer(
-        self,
-        seen: LayerGradient,
-        weight_mask: Tensor | None,
-        head_mask: Tensor | None,
-        operator: ForwardOperator | None,
+        self, seen: LayerGradient, entries: ObservedEntries, operator: ForwardOperator | None
     ) -> RecoveredFeatures:
         """From the span of the layer's gradient or of its completion."""
-        setting, notes = self._setting(seen, weight_mask, head_mask)
+        setting = _in_span(seen, entries)
         best: Polished | None = None
         method = ""
         for name in self.starts:
-            start, note = self._start(name, seen, setting)
-            notes += note
+            start = self._start(name, setting)
             if start is None:
                 continue
             found = self._polished(setting, start)
@@ -140,51 +139,37 @@ class ExactRecovery(FeatureRecovery):
         if best is None:
             raise UnsupportedModelError(
                 f"none of the starts {self.starts} works for {seen.activation.name} here "
-                f"({'; '.join(notes)}): add 'neurons' to the starts"
+                f"({'; '.join(setting.notes)}): add 'neurons' to the starts"
             )
-        if not isinstance(operator, LocalSteps) or operator.steps == 1:
-            return self._result(seen, setting, best, method, notes, self.tolerance)
-        if operator.batches > 1 or setting.everywhere is not None or not seen.has_head:
-            notes += ("local steps were treated as one gradient: only whole batches without a defense can be unrolled",)
-            return self._result(seen, setting, best, method, notes, self.tolerance)
-        training = UnrolledTraining(seen, setting.basis, operator)
-        best = _unrolled(training, setting.basis, best)
-        notes += (f"{operator.steps} local steps were unrolled",)
-        return self._result(seen, setting, best, method, notes, max(self.tolerance, 2 * training.rounding))
+        tolerance = self.tolerance
+        if isinstance(operator, LocalSteps) and operator.steps > 1:
+            if operator.batches > 1 or setting.everywhere is not None or not seen.has_head:
+                setting.notes.append(
+                    "local steps were treated as one gradient: only whole batches without a defense can be unrolled"
+                )
+            else:
+                training = UnrolledTraining(seen, setting.basis, operator)
+                best = _unrolled(training, setting.basis, best)
+                setting.notes.append(f"{operator.steps} local steps were unrolled")
+                tolerance = max(tolerance, 2 * training.rounding)
+        return _result(setting, best, method, tolerance)
 
-    def _setting(
-        self, seen: LayerGradient, weight_mask: Tensor | None, head_mask: Tensor | None
-    ) -> tuple[_Setting, tuple[str, ...]]:
-        notes: tuple[str, ...] = ()
-        if not seen.has_head:
-            notes = ("the head released no gradient: only the layer's own is used",)
-        if weight_mask is None:
-            basis = weight_span(seen.weight_gradient, seen.n_examples).basis
-            equations = FeatureEquations.of(seen, basis, head_mask=head_mask)
-            everywhere = None if head_mask is None else MaskedEquations(seen, None, head_mask)
-            return _Setting(basis, equations, everywhere), notes
-        completed = complete(seen.weight_gradient, weight_mask, seen.n_examples)
-        share = float((~weight_mask).double().mean())
-        notes = (*notes, f"{share:.0%} of the layer's gradient is zero and was treated as missing")
-        equations = FeatureEquations.of(seen, completed.basis, completed.projected, head_mask, completed.known)
-        return _Setting(completed.basis, equations, MaskedEquations(seen, weight_mask, head_mask)), notes
-
-    def _start(self, name: Start, seen: LayerGradient, setting: _Setting) -> tuple[Tensor | None, tuple[str, ...]]:
-        """Directions, or None with the reason."""
-        equations = setting.equations
+    def _start(self, name: Start, setting: _Setting) -> Tensor | None:
+        """Directions, or None with a note."""
+        seen, equations = setting.seen, setting.equations
         projected = equations.gradient[:, :-1][equations.rows > 0]
         if name == "neurons":
-            return neuron_ica_start(projected, self.seed), ()
-        if name == "moments":
-            if not seen.has_head:
-                return None, ()
-            if not usable_orders(seen.activation):
-                return None, (f"{seen.activation.name} has no usable moments of order 2 to 4",)
-            return moment_start(seen, setting.basis, self.seed), ()
-        if seen.activation.smooth:
-            return None, ()
-        found = null_vector_start(projected, self.seed, self.null_samples)
-        return found, () if found is not None else ("the search for null vectors did not find all features",)
+            return neuron_ica_start(projected, self.seed)
+        if name == "moments" and seen.has_head:
+            if usable_orders(seen.activation):
+                return moment_start(seen, setting.basis, self.seed)
+            setting.notes.append(f"{seen.activation.name} has no usable moments of order 2 to 4")
+        if name == "null_vectors" and not seen.activation.smooth:
+            found = null_vector_start(projected, self.seed, self.null_samples)
+            if found is None:
+                setting.notes.append("the search for null vectors did not find all features")
+            return found
+        return None
 
     def _polished(self, setting: _Setting, start: Tensor) -> Polished:
         """Features `(n, d)` in the span, or in all coordinates if entries are missing and the certificate fails."""
@@ -197,45 +182,37 @@ class ExactRecovery(FeatureRecovery):
             return Polished(features, deltas, certificate)
         return masked_polish(setting.everywhere, features, deltas)
 
-    def _from_head(
-        self, seen: LayerGradient, weight_mask: Tensor | None, head_mask: Tensor | None
-    ) -> RecoveredFeatures:
+    def _from_head(self, seen: LayerGradient, entries: ObservedEntries) -> RecoveredFeatures:
         """From moments of the head's gradient; the layer's observed entries are used at the end."""
-        everywhere = MaskedEquations(seen, weight_mask, head_mask)
+        everywhere = MaskedEquations(seen, *entries)
         layer_left_out = replace(
             seen,
             weight_gradient=torch.zeros_like(seen.weight_gradient),
             bias_gradient=torch.zeros_like(seen.bias_gradient),
         )
-        fits = []
+
+        def within(basis: Tensor) -> FeatureEquations:
+            return FeatureEquations.of(layer_left_out, basis, head_mask=entries.head)
+
+        head_alone, fits = MaskedEquations(layer_left_out, None, entries.head), []
         for seed in range(self.seed, self.seed + _TRIALS):
-            fit = fit_everywhere(
-                seen,
-                head_span(seen, seed),
-                lambda basis: FeatureEquations.of(layer_left_out, basis, head_mask=head_mask),
-                MaskedEquations(layer_left_out, None, head_mask),
-                self.tolerance,
-                self.iterations,
-                seed,
-            )
+            fit = fit_everywhere(head_alone, head_span(seen, seed), within, self.tolerance, self.iterations, seed)
             # far from the solution, few entries of the layer mislead
             fits.append(masked_polish(everywhere, fit.features, fit.deltas) if seen.has_weight else fit)
             if fits[-1].certificate < self.tolerance:
                 break
         found = min(fits, key=lambda fit: fit.certificate)
         basis = torch.linalg.qr(found.features.T).Q
-        setting = _Setting(basis, FeatureEquations.of(layer_left_out, basis, head_mask=head_mask), everywhere)
-        notes = ("the feature layer released almost no gradient: features come from the head's alone",)
-        return self._result(seen, setting, found, "moments", notes, self.tolerance)
+        notes = ["the feature layer released almost no gradient: features come from the head's alone"]
+        return _result(_Setting(seen, basis, within(basis), everywhere, notes), found, "moments", self.tolerance)
 
     def _through_noise(self, seen: LayerGradient, noise: GradientNoise) -> RecoveredFeatures:
         basis, method = noisy_span(seen, noise, self.seed)
         everywhere = MaskedEquations(seen, noise=noise)
         found = fit_everywhere(
-            seen,
+            everywhere,
             basis,
             lambda basis: FeatureEquations.of(seen, basis, noise=noise),
-            everywhere,
             self.tolerance,
             self.iterations,
             self.seed,
@@ -252,36 +229,45 @@ class ExactRecovery(FeatureRecovery):
             notes=(f"noise of standard deviation {noise.layer:.1g} is in every entry; {explained}",),
         )
 
-    @staticmethod
-    def _result(
-        seen: LayerGradient,
-        setting: _Setting,
-        found: Polished,
-        method: str,
-        notes: tuple[str, ...],
-        tolerance: float,
-    ) -> RecoveredFeatures:
-        exact = found.certificate < tolerance
-        if not exact:
-            notes = (*notes, f"no start reached the certificate's tolerance {tolerance:.1g}")
-        features, deltas = found.features, found.deltas
-        if seen.activation.odd and not setting.equations.bias_known and not seen.bias.any():
-            # (-x, -delta) is a solution too; for cross-entropy, the largest derivative is the negative one
-            mirrored = deltas.amax(dim=1, keepdim=True) > -deltas.amin(dim=1, keepdim=True)
-            features, deltas = torch.where(mirrored, -features, features), torch.where(mirrored, -deltas, deltas)
-        # with missing entries, features that explain the observed ones are better than the completion
-        free = setting.everywhere is not None and found.certificate < _TRUSTED
-        return RecoveredFeatures(
-            features=features,
-            span=torch.linalg.qr(features.T).Q if exact or free else setting.basis,
-            method=method,
-            certificate=found.certificate,
-            exact=exact,
-            signed=exact or setting.equations.bias_known,
-            # the loss decreases in the logit of an example's own class and increases in all others
-            labels=deltas.argmin(dim=1),
-            notes=notes,
-        )
+
+def _in_span(seen: LayerGradient, entries: ObservedEntries) -> _Setting:
+    """The problem in the span of the layer's gradient or of its completion."""
+    notes = [] if seen.has_head else ["the head released no gradient: only the layer's own is used"]
+    if entries.layer is None:
+        basis = weight_span(seen.weight_gradient, seen.n_examples)
+        equations = FeatureEquations.of(seen, basis, head_mask=entries.head)
+    else:
+        basis, projected, known, _ = complete(seen.weight_gradient, entries.layer, seen.n_examples)
+        share = float((~entries.layer).double().mean())
+        notes.append(f"{share:.0%} of the layer's gradient is zero and was treated as missing")
+        equations = FeatureEquations.of(seen, basis, projected, entries.head, known)
+    everything = entries.layer is None and entries.head is None
+    return _Setting(seen, basis, equations, None if everything else MaskedEquations(seen, *entries), notes)
+
+
+def _result(setting: _Setting, found: Polished, method: str, tolerance: float) -> RecoveredFeatures:
+    seen, notes = setting.seen, setting.notes
+    exact = found.certificate < tolerance
+    if not exact:
+        notes.append(f"no start reached the certificate's tolerance {tolerance:.1g}")
+    features, deltas = found.features, found.deltas
+    if seen.activation.odd and not setting.equations.bias_known and not seen.bias.any():
+        # (-x, -delta) is a solution too; for cross-entropy, the largest derivative is the negative one
+        mirrored = deltas.amax(dim=1, keepdim=True) > -deltas.amin(dim=1, keepdim=True)
+        features, deltas = torch.where(mirrored, -features, features), torch.where(mirrored, -deltas, deltas)
+    # with missing entries, features that explain the observed ones are better than the completion
+    free = setting.everywhere is not None and found.certificate < _TRUSTED
+    return RecoveredFeatures(
+        features=features,
+        span=torch.linalg.qr(features.T).Q if exact or free else setting.basis,
+        method=method,
+        certificate=found.certificate,
+        exact=exact,
+        signed=exact or setting.equations.bias_known,
+        # the loss decreases in the logit of an example's own class and increases in all others
+        labels=deltas.argmin(dim=1),
+        notes=tuple(notes),
+    )
 
 
 def _unrolled(training: UnrolledTraining, basis: Tensor, found: Polished) -> Polished:

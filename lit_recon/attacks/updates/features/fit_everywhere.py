@@ -1,8 +1,7 @@
 """Features from gradients that do not determine their span: alternate fits in a span and in all coordinates.
 
 If entries of the layer's gradient are missing or noisy, the head's gradient still determines the features, but only by
-equations over all coordinates, which need a good start. Better features have a better span, which in turn separates
-them better.
+equations over all coordinates, which need a good start. Better features give a better span, which gives better ones.
 """
 
 from __future__ import annotations
@@ -28,30 +27,26 @@ _ROUNDS, _GAIN, _ITERATIONS = 6, 1e-5, 5
 
 
 def fit_everywhere(
-    seen: LayerGradient,
+    everywhere: MaskedEquations,
     basis: Tensor,
     within: Callable[[Tensor], FeatureEquations],
-    everywhere: MaskedEquations,
     tolerance: float,
-    iterations: int = 60,
-    seed: int = 0,
+    iterations: int,
+    seed: int,
 ) -> Polished:
-    """Rounds from a basis on, until the certificate holds or does not improve.
+    """Rounds from an initial basis `(d, r)` on, until the certificate of `everywhere` holds or does not improve.
 
-    Args:
-        seen: layer and head.
-        basis: `(d, r)`, initial.
-        within: equations in a basis.
-        everywhere: equations in all coordinates, for the certificate.
-        tolerance: of their certificate.
-        iterations: largest number in the polish within a basis.
-        seed: of starts.
+    `within` gives the equations in a basis; `iterations` is the largest number in the polish there.
     """
+    seen, lowest = everywhere.seen, math.inf
     best: Polished | None = None
-    lowest = math.inf
     for _ in range(_ROUNDS):
         equations = within(basis)
-        inside = polish(equations, _start(seen, equations, basis, seed), iterations)
+        if seen.has_head and usable_orders(seen.activation):
+            start = moment_start(seen, basis, seed)
+        else:
+            start = neuron_ica_start(equations.gradient[:, :-1], seed)
+        inside = polish(equations, start, iterations)
         outside = inside.features @ basis.T, equations.by_class(inside.deltas)
         found = masked_polish(everywhere, *outside, iterations=_ITERATIONS * iterations)
         head, weight, _, _ = everywhere.value_and_gradient(found.features, found.deltas)
@@ -71,13 +66,8 @@ def has_moments(seen: LayerGradient) -> bool:
 
 
 def head_span(seen: LayerGradient, seed: int = 0) -> Tensor:
-    """Approximate span `(d, n)` from moments of the head's gradient.
-
-    Raises:
-        UnsupportedModelError: the activation has no usable moments.
-    """
-    rows = seen.gaussian_rows()
-    return moment_span(rows.head_gradient, rows.weight, seen.activation, seen.n_examples, True, seed=seed)
+    """Approximate span `(d, n)` from moments of the head's gradient; see `moment_span`."""
+    return moment_span(seen.gaussian_rows(), control_variates=True, seed=seed)
 
 
 def noisy_span(seen: LayerGradient, noise: GradientNoise, seed: int = 0) -> tuple[Tensor, str]:
@@ -87,20 +77,12 @@ def noisy_span(seen: LayerGradient, noise: GradientNoise, seed: int = 0) -> tupl
     # each of the n directions has 1 / n of the signal, and the noise of the other columns perpendicular to it
     turned = noise.layer * math.sqrt(gradient.shape[1] * seen.n_examples / max(signal, 1e-300))
     if turned < _TURNED or not has_moments(seen):
-        return weight_span(gradient, seen.n_examples).basis, "the layer's span"
+        return weight_span(gradient, seen.n_examples), "the layer's span"
     return head_span(seen, seed), "moments"
 
 
-def _start(seen: LayerGradient, equations: FeatureEquations, basis: Tensor, seed: int) -> Tensor:
-    if seen.has_head and usable_orders(seen.activation):
-        return moment_start(seen, basis, seed)
-    return neuron_ica_start(equations.gradient[:, :-1], seed)
-
-
-#: Entries per example that must be observed for a neuron to count as known.
-_MARGIN = 2
-#: Relative ridge, for neurons without observed entries.
-_RIDGE = 1e-12
+#: Entries per example that must be observed for a neuron to count as known; relative ridge, for neurons without any.
+_MARGIN, _RIDGE = 2, 1e-12
 #: The search ends if the residual decreases by less than this share for some sweeps, or reaches rounding.
 _COMPLETION_GAIN, _PATIENCE, _ROUNDING = 1e-3, 5, 1e-8
 
@@ -115,16 +97,9 @@ class Completion(NamedTuple):
 
 
 def complete(gradient: Tensor, observed: Tensor, rank: int, sweeps: int = 200) -> Completion:
-    """Alternating least squares for `gradient = projected basis^T` on the observed entries only.
+    """Alternating least squares for `gradient = projected basis^T` `(m, d)` on the `observed` entries only.
 
-    Zeros of a pruned or dropped gradient count as missing. Two sweeps cost O(m d r^2), memory is
-    O((m + d) r^2 + m d).
-
-    Args:
-        gradient: `(m, d)`; entries outside the mask are ignored.
-        observed: `(m, d)` bool.
-        rank: number of examples.
-        sweeps: largest number.
+    `rank` is the number of examples. Two sweeps cost O(m d r^2), memory is O((m + d) r^2 + m d).
     """
     mask = observed.to(gradient.dtype)
     values = gradient * mask
@@ -134,7 +109,7 @@ def complete(gradient: Tensor, observed: Tensor, rank: int, sweeps: int = 200) -
     if int(known.sum()) < _MARGIN * rank:
         known = mask.any(dim=1)
     rows = known.to(gradient.dtype)[:, None]
-    last, patience = float("inf"), _PATIENCE
+    last, patience = math.inf, _PATIENCE
     for _ in range(sweeps):
         projected = _masked_solve(values, mask, basis)
         basis = torch.linalg.qr(_masked_solve((values * rows).T, (mask * rows).T, projected)).Q

@@ -1,9 +1,10 @@
-"""Public parameters and released gradients of the wide feature layer and the head after it."""
+"""Gradients of the wide feature layer and of the head after it, and the interface of recoveries from them."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from lit_recon.attacks.updates.features.activations import Activation, activatio
 from lit_recon.attacks.updates.labels.head import require_cross_entropy
 from lit_recon.errors import ShapeError, ThreatModelError, UnsupportedModelError
 from lit_recon.models import WideFeatureLayer
-from lit_recon.records import Observation
+from lit_recon.records import ForwardOperator, Observation
 
 #: Share of scattered zeros above which they are attributed to a defense.
 SCATTERED = 0.01
@@ -29,10 +30,7 @@ class LayerGradient:
         weight, bias: `(m, d)`, `(m,)`: W and b.
         head_weight, head_bias: `(k, m)`, `(k,)`: A and c.
         weight_gradient, bias_gradient, head_gradient: `(m, d)`, `(m,)`, `(k, m)`.
-        activation: of the neurons.
         gaussian: `(m,)` bool: neurons with independent weights from N(0, I).
-        n_examples: batch size.
-        unit: inputs x are known to have unit norm.
     """
 
     weight: Tensor
@@ -45,11 +43,9 @@ class LayerGradient:
     activation: Activation
     gaussian: Tensor
     n_examples: int
-    unit: bool = True
 
     def __post_init__(self) -> None:
-        m, d = self.weight.shape
-        k = len(self.head_weight)
+        (m, d), k = self.weight.shape, len(self.head_weight)
         expected = {
             "bias": (m,),
             "head_weight": (k, m),
@@ -60,11 +56,8 @@ class LayerGradient:
             "gaussian": (m,),
         }
         for name, shape in expected.items():
-            if tuple(getattr(self, name).shape) != shape:
-                raise ShapeError(
-                    f"a layer of weight {m, d} and a head of {k} outputs need {name} {shape}; "
-                    f"got {tuple(getattr(self, name).shape)}"
-                )
+            if (got := tuple(getattr(self, name).shape)) != shape:
+                raise ShapeError(f"a layer of weight {m, d} and a head of {k} outputs need {name} {shape}; got {got}")
         if not 1 <= self.n_examples <= d:
             raise UnsupportedModelError(
                 f"features of {self.n_examples} examples cannot be separated in {d} dimensions: "
@@ -154,19 +147,17 @@ class ObservedEntries(NamedTuple):
 
 
 def observed_entries(seen: LayerGradient) -> ObservedEntries:
-    """Observed entries of the gradients of layer and head; if some zeros must be missing entries, all count as such.
+    """Observed entries of the gradients of layer and head, where more than a few scattered zeros are missing entries.
 
-    Some zeros are no missing entries: a feature that is zero in all examples leaves a column of the layer's gradient, a
-    class without a derivative a row of the head's, and a neuron that is inactive for all examples a row of the layer's
-    and a column of the head's. Zeros scattered over the rest are missing entries.
+    Not scattered are the zeros of a feature that is zero in all examples, a column of the layer's gradient; of a class
+    without a derivative, a row of the head's; and of a neuron that is inactive for all examples, a row of the layer's
+    and a column of the head's.
     """
     layer, head = seen.weight_gradient != 0, seen.head_gradient != 0
-    silent = torch.zeros_like(seen.gaussian)
-    if not seen.activation.smooth:
-        silent = ~layer.any(dim=1) if not seen.has_head else ~(layer.any(dim=1) | head.any(dim=0))
+    active = layer.any(dim=1) | head.any(dim=0) | seen.activation.smooth
     return ObservedEntries(
-        layer if _scattered(layer[~silent][:, layer.any(dim=0)]) else None,
-        head if _scattered(head[head.any(dim=1)][:, ~silent]) else None,
+        layer if _scattered(layer[active][:, layer.any(dim=0)]) else None,
+        head if _scattered(head[head.any(dim=1)][:, active]) else None,
     )
 
 
@@ -199,18 +190,15 @@ def gradient_noise(seen: LayerGradient) -> GradientNoise | None:
 
     Without noise neither gradient has a rank above the batch size; the components beyond are noise, a known share of
     all noise. If the head has too few classes for components beyond, its noise is assumed equal to that of the layer.
-
-    Source: the residual variance of a regression on `rank` directions.
     """
     weight = seen.weight_gradient
     layer = _beyond(weight, seen.n_examples)
     if layer is None or layer <= _ROUNDING * float(weight.square().mean().sqrt()):
         return None
-    released = seen.head_gradient
-    head = _beyond(released, seen.n_examples) if seen.has_head else None
-    return GradientNoise(
-        layer, layer if head is None else max(head, _ROUNDING * float(released.square().mean().sqrt()))
-    )
+    head = _beyond(seen.head_gradient, seen.n_examples) if seen.has_head else None
+    if head is None:
+        return GradientNoise(layer, layer)
+    return GradientNoise(layer, max(head, _ROUNDING * float(seen.head_gradient.square().mean().sqrt())))
 
 
 def _beyond(gradient: Tensor, rank: int) -> float | None:
@@ -220,3 +208,60 @@ def _beyond(gradient: Tensor, rank: int) -> float | None:
         return None
     values = torch.linalg.svdvals(gradient)[rank:]
     return float((values.square().sum() / ((p - rank) * (q - rank))).sqrt())
+
+
+@dataclass(frozen=True)
+class RecoveredFeatures:
+    """Inputs of a wide feature layer, in arbitrary order.
+
+    Attributes:
+        features: `(r, d)`, float64 rows of unit norm; `r` is the batch size unless features coincide.
+        span: `(d, r)` orthonormal: often more accurate than single features.
+        certificate: sum of the relative residuals of the gradients that the features imply, if the method has one.
+        exact, signed: the certificate holds; the signs of features are known.
+        labels: `(r,)` class of each feature, if the method finds it.
+        notes: fall-backs and assumptions.
+    """
+
+    features: Tensor
+    span: Tensor
+    method: str
+    certificate: float | None = None
+    exact: bool = False
+    signed: bool = False
+    labels: Tensor | None = None
+    notes: tuple[str, ...] = ()
+
+
+class FeatureRecovery(ABC):
+    """Recovers the features of a batch; a constructor raises a `ConfigError` for a setting out of its range."""
+
+    #: Whether signs of features are determined, except by fall-back methods.
+    knows_signs: bool = False
+    #: Whether features come from moments of the gradient, for which Liu et al. state the order of the error.
+    by_moments: bool = False
+
+    @final
+    def __call__(self, observation: Observation) -> RecoveredFeatures:
+        """The input features of `model.feature_layer` after centering, up to order.
+
+        Raises:
+            UnsupportedModelError: see `layer_gradient`, or an activation that the method cannot use.
+            ThreatModelError: neither feature layer nor head released a gradient.
+        """
+        return self.recover(layer_gradient(observation), observation.operator)
+
+    @final
+    def recover(self, seen: LayerGradient, operator: ForwardOperator | None = None) -> RecoveredFeatures:
+        """The same from a layer's gradient; `operator` is the client's rule, None for one gradient."""
+        found = self.run(seen, operator)
+        notes = found.notes
+        if found.features.shape[0] < seen.n_examples:
+            rank = f"the gradient has rank {found.features.shape[0]} for {seen.n_examples} examples"
+            notes = (*notes, f"{rank}: some features coincide or have no gradient")
+        features = torch.nn.functional.normalize(found.features.detach(), dim=1)
+        return replace(found, features=features, span=found.span.detach(), notes=notes)
+
+    @abstractmethod
+    def run(self, seen: LayerGradient, operator: ForwardOperator | None) -> RecoveredFeatures:
+        """The recovery itself."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.attacks.updates.features.exact import ExactRecovery
-from lit_recon.attacks.updates.features.recovery import FeatureRecovery, RecoveredFeatures
+from lit_recon.attacks.updates.features.layer import FeatureRecovery, RecoveredFeatures
 from lit_recon.clients.gradient import BatchNormMode, pure_copy
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone
@@ -21,11 +21,8 @@ class FeatureTerm(ABC):
     """A penalty on the features of candidate images, 0 for the recovered ones.
 
     Args:
-        weight: multiplies the penalty; chosen by the attack's loss only.
-        start: share of the iterations before the penalty starts.
-
-    Raises:
-        ConfigError: a negative weight, or a start outside [0, 1).
+        weight: multiplies the penalty, at least 0; chosen by the attack's loss only.
+        start: share of the iterations before the penalty starts, in [0, 1).
     """
 
     def __init__(self, weight: float, start: float = 0.0) -> None:
@@ -36,17 +33,7 @@ class FeatureTerm(ABC):
         self.weight, self.start = weight, start
 
     def check(self, recovered: RecoveredFeatures) -> None:  # noqa: B027 - most terms take any recovery
-        """Raise an error for a recovery that the term cannot use; nothing by default.
-
-        Raises:
-            ConfigError: see the class.
-        """
-
-    def weighing(self, weight: float) -> FeatureTerm:
-        """The same term with another weight."""
-        other = copy(self)
-        other.weight = weight
-        return other
+        """Raise a `ConfigError` for a recovery that the term cannot use; nothing by default."""
 
     def unsigned(self) -> FeatureTerm:
         """The term to use if a recovery did not determine the signs of its features."""
@@ -65,9 +52,7 @@ class SquaredCosine(FeatureTerm):
     """Mean over examples of 1 - cos^2: independent of the sign of a feature, which moments do not determine.
 
     Features of the opposite sign are a minimum too, which candidates that start near it do not leave: if the sign is
-    known, use `SignedCosine`.
-
-    Source: [Liu2025], section 4 (feature regularizer).
+    known, use `SignedCosine`. Source: [Liu2025], section 4 (feature regularizer).
     """
 
     def __call__(self, features: Tensor, targets: Tensor) -> Tensor:
@@ -92,10 +77,7 @@ class SignedCosine(FeatureTerm):
 
 
 class SubspaceDistance(FeatureTerm):
-    """Mean over examples of the squared share of a feature outside the recovered span.
-
-    For batches whose features cannot be separated, as with shared labels, but whose span is known well.
-    """
+    """Mean over examples of the squared share of a feature outside the span, for features that cannot be separated."""
 
     def __call__(self, features: Tensor, targets: Tensor) -> Tensor:
         unit = nn.functional.normalize(features, dim=1)
@@ -107,15 +89,10 @@ class SubspaceDistance(FeatureTerm):
 
 
 def assigned(recovered: RecoveredFeatures, features: Tensor, labels: Tensor | None = None) -> Tensor:
-    """Recovered features `(n, d)` in the order of candidates with features `(n, d)`.
+    """Recovered features `(n, d)` in the order of candidates with features `(n, d)` and perhaps known labels `(n,)`.
 
-    Maximizes the sum of cosines, or of |cos| if signs are unknown; candidates with labels are first assigned
-    features of the same label. Candidates beyond the number of recovered features take the most similar one.
-
-    Args:
-        recovered: at least one feature.
-        features: of the candidates, e.g. of their starting images.
-        labels: `(n,)` of the candidates; None: unknown.
+    Maximizes the sum of cosines, or of |cos| if signs are unknown; candidates with labels are first assigned features
+    of the same label. Candidates beyond the number of recovered features take the most similar one.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -132,16 +109,10 @@ def assigned(recovered: RecoveredFeatures, features: Tensor, labels: Tensor | No
 
 
 class FeatureMap:
-    """Features of candidate images at the input of the wide feature layer, `(n, d)` of unit norm.
+    """Features of candidate images at the input of the wide feature layer, `(n, d)` of unit norm, differentiable.
 
-    Differentiable in the images; uses parameters and buffers of the observation.
-
-    Args:
-        observation: of a model with a wide feature layer.
-        batch_norm: mode of BatchNorm layers, as in the client.
-
-    Raises:
-        UnsupportedModelError: no wide feature layer.
+    Uses the observation's parameters and buffers; `batch_norm` is the mode of BatchNorm layers in the client. A model
+    without a wide feature layer raises an `UnsupportedModelError`.
     """
 
     def __init__(self, observation: Observation, batch_norm: BatchNormMode = "eval") -> None:
@@ -174,11 +145,7 @@ class _Directions(nn.Module):
 class FeaturePenalty:
     """The feature penalty for one victim.
 
-    Attributes:
-        recovered: the victim's features.
-        features_of: maps candidate images to their features.
-        term: the penalty.
-        weights: of the penalty, one per restart in turn; none: that of the term.
+    `weights` are those of the penalty, one per restart in turn; none: that of the term.
     """
 
     recovered: RecoveredFeatures
@@ -226,7 +193,9 @@ class FeaturePenalty:
         """The penalty of one restart, counted from 0."""
         if not self.weights:
             return self
-        return replace(self, term=self.term.weighing(self.weights[number % len(self.weights)]))
+        term = copy(self.term)
+        term.weight = self.weights[number % len(self.weights)]
+        return replace(self, term=term)
 
     def labels(self, images: Tensor, labels: Tensor) -> Tensor:
         """The labels, unchanged: candidates are already in their order."""
@@ -243,11 +212,8 @@ class FeatureMatching:
     Args:
         recovery: computes features from the gradients of the wide layer and its head.
         term: the penalty.
-        weights: weights to try instead of the term's, one per restart in turn. The attack returns the restart that
-            matches the gradient best, without any penalty. A weight of 0 runs a restart without features.
-
-    Raises:
-        ConfigError: a negative weight.
+        weights: weights to try instead of the term's, at least 0, one per restart in turn. The attack returns the
+            restart that matches the gradient best, without any penalty. A weight of 0 runs a restart without features.
 
     Source: [Liu2025], section 4.
     """
@@ -273,10 +239,8 @@ class FeatureMatching:
         """
         recovered = self.recovery(observation)
         term = self.term
-        if self.recovery.knows_signs and not recovered.signed:
-            term = self.term.unsigned()
-            if term is not self.term:
-                lost = f"their signs are unknown, so {type(term).__name__} replaces {type(self.term).__name__}"
-                recovered = replace(recovered, notes=(*recovered.notes, lost))
+        if self.recovery.knows_signs and not recovered.signed and (term := self.term.unsigned()) is not self.term:
+            lost = f"their signs are unknown, so {type(term).__name__} replaces {type(self.term).__name__}"
+            recovered = replace(recovered, notes=(*recovered.notes, lost))
         term.check(recovered)
         return FeaturePenalty(recovered, FeatureMap(observation, observation.operator.batch_norm), term, self.weights)

@@ -1,30 +1,23 @@
-"""Features from Hermite moments of the head's gradient, the tensor method of Liu et al.
-
-The moments are matrices that the features diagonalize; no tensor of order three is formed.
+"""Features from Hermite moments of the head's gradient, the tensor method of [Liu2025].
 
 With Gaussian weights w_j and g_j = sum_i r_i s(w_j . x_i) for each neuron, Stein's identity gives
 
     mean_j g_j (w_j w_j^T - I) = sum_i r_i c_2 x_i x_i^T        mean_j g_j H_p(w_j)  = sum_i r_i c_p x_i^(x p)
 
-for m to infinity, with the activation's Hermite coefficients c_p. Third and fourth moments are contracted with vectors
-as they are summed: memory is one matrix per contraction.
-
-Sources:
-    [Liu2025] Liu, Wang, Chen, Lei; [Wang2023] Wang, Lee, Lei: Reconstructing training data from model gradient,
-    provably; [Zhong2017] Zhong et al.: Recovery guarantees for one-hidden-layer neural networks, algorithm 3.
+for m to infinity, with the activation's Hermite coefficients c_p: matrices that the features diagonalize. Third and
+fourth moments are contracted with vectors as they are summed: memory is one matrix per contraction.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.updates.features.activations import Activation, usable_orders
-from lit_recon.attacks.updates.features.layer import LayerGradient
-from lit_recon.attacks.updates.features.recovery import FeatureRecovery, RecoveredFeatures
+from lit_recon.attacks.updates.features.activations import usable_orders
+from lit_recon.attacks.updates.features.layer import FeatureRecovery, LayerGradient, RecoveredFeatures
 from lit_recon.attacks.updates.features.starts import joint_diagonalization
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.records import ForwardOperator
@@ -67,12 +60,8 @@ def second_moment(values: Tensor, weight: Tensor) -> Tensor:
 
 
 def third_moment(values: Tensor, weight: Tensor, v: Tensor) -> Tensor:
-    """mean_j g_j H_3(w_j)(I, I, v), `(q, d, d)`.
-
-    H_3(w)(I, I, v) = (w.v) (w w^T - I) - w v^T - v w^T.
-    """
-    mean = values @ weight / len(weight)
-    crossed = mean[:, :, None] * v + v[:, None] * mean[:, None, :]
+    """mean_j g_j H_3(w_j)(I, I, v), `(q, d, d)`; H_3(w)(I, I, v) = (w.v) (w w^T - I) - w v^T - v w^T."""
+    crossed = _symmetric(values @ weight / len(weight), v)
     return second_moment(values * (weight @ v), weight) - crossed
 
 
@@ -86,31 +75,26 @@ def fourth_moment(values: Tensor, weight: Tensor, v: Tensor, w: Tensor) -> Tenso
     along_v, along_w, inner = weight @ v, weight @ w, v @ w
     weighted = second_moment(values * (along_v * along_w - inner), weight)
     mean_v, mean_w = (values * along_w) @ weight / m, (values * along_v) @ weight / m
-    crossed = mean_v[:, :, None] * v + v[:, None] * mean_v[:, None, :]
-    crossed = crossed + mean_w[:, :, None] * w + w[:, None] * mean_w[:, None, :]
+    crossed = _symmetric(mean_v, v) + _symmetric(mean_w, w)
     pair = torch.outer(v, w)
     return weighted - crossed + values.mean(dim=1)[:, None, None] * (pair + pair.T)
 
 
+def _symmetric(vectors: Tensor, v: Tensor) -> Tensor:
+    """`x v^T + v x^T`, `(q, d, d)`, for the rows x of `vectors` `(q, d)`."""
+    return vectors[:, :, None] * v + v[:, None] * vectors[:, None, :]
+
+
 def moment_span(
-    head_gradient: Tensor,
-    weight: Tensor,
-    activation: Activation,
-    n_examples: int,
-    control_variates: bool = False,
-    iterations: int | None = None,
-    seed: int = 0,
+    seen: LayerGradient, control_variates: bool = False, iterations: int | None = None, seed: int = 0
 ) -> Tensor:
-    """Approximate span of the features, orthonormal `(d, n)`, from the head's gradient alone.
+    """Approximate span of the features, orthonormal `(d, n)`, from the head's gradient alone; weights are from N(0, I).
 
     The dominant subspace of the squared second moment, or of third moments contracted with random vectors where the
     second vanishes. Its error is of order sqrt(d / m).
 
     Args:
-        head_gradient: `(k, m)`.
-        weight: `(m, d)`, rows from N(0, I).
-        activation: of the neurons.
-        n_examples: batch size.
+        seen: head and weights.
         control_variates: reduce the variance by regression on constant and weights; the paper does not.
         iterations: of a power method that never forms a `(d, d)` matrix; None: eigendecomposition.
         seed: of contractions and of the power method's start.
@@ -120,15 +104,16 @@ def moment_span(
 
     Source: [Liu2025]; [Wang2023], section 4 and remark 3; the power method is [Zhong2017], algorithm 3.
     """
-    orders = usable_orders(activation)
+    weight, n_examples = seen.weight, seen.n_examples
+    orders = usable_orders(seen.activation)
     if not {2, 3} & set(orders):
         raise UnsupportedModelError(
-            f"the second and third Hermite coefficients of {activation.name} vanish, so moments of the head's "
+            f"the second and third Hermite coefficients of {seen.activation.name} vanish, so moments of the head's "
             "gradient do not determine the span of the features: use ExactRecovery, which uses the layer's own "
             "gradient"
         )
     generator = torch.Generator().manual_seed(seed)
-    values = class_combinations(head_gradient, n_examples)
+    values = class_combinations(seen.head_gradient, n_examples)
     if control_variates:
         values = residuals_on(values, weight)
     if 2 not in orders:
@@ -169,38 +154,22 @@ def _power_span(values: Tensor, weight: Tensor, size: int, iterations: int, gene
     return combined
 
 
-def slices(
-    head_gradient: Tensor,
-    projected: Tensor,
-    activation: Activation,
-    n_examples: int,
-    control_variates: bool = True,
-    seed: int = 0,
-) -> Tensor:
-    """Symmetric matrices `(l, r, r)`, `X diag(.) X^T` up to sampling error, with X the projected features.
+def slices(seen: LayerGradient, basis: Tensor, control_variates: bool = True, seed: int = 0) -> Tensor:
+    """Symmetric matrices `(l, r, r)`, `X diag(.) X^T` up to sampling error, with X the features in the basis `(d, r)`.
 
     All usable orders together: second moments, third moments contracted with unit vectors, fourth moments contracted
-    with random pairs.
-
-    Args:
-        head_gradient: `(k, m)`.
-        projected: `(m, r)`: Gaussian weights in an orthonormal basis of the span.
-        activation: of the neurons.
-        n_examples: batch size.
-        control_variates: regress on polynomials in the projected weights first.
-        seed: of the random pairs.
-
-    Raises:
-        UnsupportedModelError: no usable order.
+    with random pairs; an `UnsupportedModelError` without any. `control_variates` regresses on polynomials in the
+    projected weights, from N(0, I), first.
     """
-    orders = usable_orders(activation)
+    orders = usable_orders(seen.activation)
     if not orders:
         raise UnsupportedModelError(
-            f"Hermite coefficients 2 to 4 of {activation.name} vanish: its moments do not determine single features"
+            f"Hermite coefficients 2 to 4 of {seen.activation.name} vanish: its moments do not determine single "
+            "features"
         )
-    r = projected.shape[1]
+    projected, r = seen.weight @ basis, basis.shape[1]
     # scaled to equal size: a combination that isolates one example may be small
-    values = torch.nn.functional.normalize(class_combinations(head_gradient, n_examples), dim=1)
+    values = torch.nn.functional.normalize(class_combinations(seen.head_gradient, r), dim=1)
     first, higher = values, values
     if control_variates:
         i, j = torch.triu_indices(r, r)
@@ -224,39 +193,24 @@ def slices(
 GAP = 30.0
 
 
-class FeatureSpan(NamedTuple):
-    """Orthonormal `basis` `(d, r)`, and `gap`: last eigenvalue inside over first outside."""
+def weight_span(gradient: Tensor, n_examples: int) -> Tensor:
+    """Orthonormal basis `(d, r)` of the row space of a weight gradient `(m, d)` without missing entries.
 
-    basis: Tensor
-    gap: float
-
-
-def weight_span(gradient: Tensor, n_examples: int) -> FeatureSpan:
-    """Row space of a weight gradient `(m, d)`, whose rows are combinations of the examples' features.
-
-    Its dimension is `n_examples`, unless an earlier eigenvalue gap shows that features coincide or vanish.
-    Exact up to rounding where features are linearly independent; noise of standard deviation s relative to the
-    gradient's root mean square rotates it by about `s sqrt(n / m)`.
-
-    Args:
-        gradient: of the layer's weights, without missing entries.
-        n_examples: at most `d`.
-
-    >>> features = torch.eye(8, dtype=torch.float64)[:3]
-    >>> weight_span(torch.rand(20, 3, dtype=torch.float64) @ features, n_examples=3).basis.shape
-    torch.Size([8, 3])
+    Its rows are combinations of the examples' features, so that its dimension is `n_examples`, unless an earlier
+    eigenvalue gap shows that features coincide or vanish. Exact up to rounding where features are linearly independent;
+    noise of standard deviation s relative to the gradient's root mean square rotates it by about `s sqrt(n / m)`.
     """
     values, vectors = torch.linalg.eigh(gradient.T @ gradient)
     values = values.flip(0).clamp_min(torch.finfo(values.dtype).eps * values[-1].clamp_min(1e-300))
-    following = torch.cat([values[1:], values[-1:]])
-    falls = values / following
+    falls = values / torch.cat([values[1:], values[-1:]])
     size = n_examples
     if n_examples < len(values) and falls[n_examples - 1] < GAP:
         # without the expected gap, an earlier one, down to rounding, shows a smaller rank
         earlier = int(falls[:n_examples].argmax()) + 1
         if falls[earlier - 1] > 1e4 and values[earlier] < 1e-9 * values[0]:
             size = earlier
-    return FeatureSpan(vectors.flip(1)[:, :size].contiguous(), float(falls[size - 1]))
+    basis: Tensor = vectors.flip(1)[:, :size].contiguous()
+    return basis
 
 
 class MomentRecovery(FeatureRecovery):
@@ -271,15 +225,11 @@ class MomentRecovery(FeatureRecovery):
         span: `head`: from moments, as in the paper; `layer`: from the row space of the layer's own gradient, exact.
         rows: neurons to use. The method assumes weights from N(0, I): `random` neurons have them, `trained` ones
             near initialization approximately, as in the paper.
-        power_iterations: number of power iterations, without a `(d, d)` matrix, for the span; None: by an
-            eigendecomposition.
+        power_iterations: number of power iterations, without a `(d, d)` matrix, for the span; None: eigendecomposition.
         seed: of contractions, random projections and starts.
 
-    Raises:
-        ConfigError: an unknown choice, or fewer than one power iteration.
-
     Source: [Liu2025], section 4 and appendix; [Wang2023], section 4; [Zhong2017], algorithm 3; Kuleshov, Chaganty,
-        Liang 2015, algorithm 1.
+    Liang 2015, algorithm 1.
     """
 
     by_moments = True
@@ -314,46 +264,22 @@ class MomentRecovery(FeatureRecovery):
                 "MomentRecovery cannot take the span from the layer's gradient, which is zero everywhere: "
                 "set span to 'head'"
             )
-        used, notes = self._used(seen)
+        used, notes = seen, tuple[str, ...]()
+        if self.rows != "all":
+            wanted = seen.gaussian if self.rows == "random" else ~seen.gaussian
+            if wanted.any():
+                used = replace(seen, gaussian=wanted).gaussian_rows()
+            else:
+                notes = (f"the feature layer has no {self.rows} neurons: all neurons were used",)
         if self.span == "layer":
-            basis = weight_span(seen.weight_gradient, seen.n_examples).basis
+            basis = weight_span(seen.weight_gradient, seen.n_examples)
         else:
-            basis = moment_span(
-                used.head_gradient,
-                used.weight,
-                seen.activation,
-                seen.n_examples,
-                self.control_variates,
-                self.power_iterations,
-                self.seed,
-            )
-        stack = slices(
-            used.head_gradient,
-            used.weight @ basis,
-            seen.activation,
-            basis.shape[1],
-            self.control_variates,
-            self.seed,
-        )
+            basis = moment_span(used, self.control_variates, self.power_iterations, self.seed)
+        stack = slices(used, basis, self.control_variates, self.seed)
         directions = joint_diagonalization(stack, self.seed).directions
         return RecoveredFeatures((basis @ directions).T, basis, "moments", notes=notes)
 
-    def _used(self, seen: LayerGradient) -> tuple[LayerGradient, tuple[str, ...]]:
-        """The layer restricted to the neurons of `rows`."""
-        if self.rows == "all":
-            return seen, ()
-        wanted = seen.gaussian if self.rows == "random" else ~seen.gaussian
-        if not wanted.any():
-            return seen, (f"the feature layer has no {self.rows} neurons: all neurons were used",)
-        return replace(seen, gaussian=wanted).gaussian_rows(), ()
-
 
 def moment_start(seen: LayerGradient, basis: Tensor, seed: int = 0) -> Tensor:
-    """Directions `(n, r)` that diagonalize the moments of the head's gradient over the Gaussian neurons.
-
-    Raises:
-        UnsupportedModelError: the activation has no usable moments.
-    """
-    rows = seen.gaussian_rows()
-    stack = slices(rows.head_gradient, rows.weight @ basis, seen.activation, basis.shape[1], seed=seed)
-    return joint_diagonalization(stack, seed).directions.T
+    """Directions `(n, r)` that diagonalize the `slices` of the head's gradient over the Gaussian neurons."""
+    return joint_diagonalization(slices(seen.gaussian_rows(), basis, seed=seed), seed).directions.T

@@ -33,15 +33,10 @@ class Polished(NamedTuple):
 
 
 def polish(equations: FeatureEquations, start: Tensor, iterations: int = 60) -> Polished:
-    """Levenberg-Marquardt from directions `(n, r)` of unknown sign and order.
+    """Levenberg-Marquardt from directions `(n, r)`, unit rows of unknown sign and order.
 
     For an activation with a kink the layer's gradient is discontinuous in the features, so the search first uses the
-    head's gradient alone.
-
-    Args:
-        equations: to solve.
-        start: rows of unit norm.
-        iterations: largest number of steps in each of the two stages.
+    head's gradient alone. `iterations` is the largest number of steps in each of the two stages.
     """
     features = with_signs(equations, start)
     deltas, _ = equations.best_deltas(features)
@@ -50,7 +45,10 @@ def polish(equations: FeatureEquations, start: Tensor, iterations: int = 60) -> 
         return Polished(features, deltas, sum(equations.residuals(features, deltas)))
     features, deltas = _levenberg_marquardt(equations, features, deltas, False, iterations)
     for _ in range(_REWEIGHTINGS):
-        trusted = equations.with_fixed_sides(features, _trust(equations.weight_errors(features, deltas)))
+        # neurons are trusted the less the larger their error, as on the wrong side of their kink
+        errors = equations.weight_errors(features, deltas)
+        scale = errors.median() + 1e-9 * errors.max() + torch.finfo(errors.dtype).tiny
+        trusted = equations.with_fixed_sides(features, scale / (scale + errors))
         features, deltas = _levenberg_marquardt(trusted, features, deltas, True, iterations)
         certificate = sum(equations.residuals(features, deltas))
         if certificate < _SETTLED:
@@ -58,17 +56,11 @@ def polish(equations: FeatureEquations, start: Tensor, iterations: int = 60) -> 
     return Polished(features, deltas, certificate)
 
 
-def _trust(errors: Tensor) -> Tensor:
-    """Weights `(m,)` in (0, 1] that decrease with a neuron's error, as on the wrong side of its kink."""
-    scale = errors.median() + 1e-9 * errors.max() + torch.finfo(errors.dtype).tiny
-    return scale / (scale + errors)
-
-
 def with_signs(equations: FeatureEquations, start: Tensor) -> Tensor:
     """Directions with the signs that fit the equations best.
 
-    The input of the bias is 1 where that of the weights is the feature, so `P q = g` implies `c_i . q = 1`
-    for every example, which gives the signs unless the bias gradient is noisy. Single flips follow while they help.
+    The input of the bias is 1 where that of the weights is the feature, so `P q = g` implies `c_i . q = 1` for every
+    example, which gives the signs unless the bias gradient is noisy. Single flips follow while they help.
     """
     features = start
     if equations.bias_known:
@@ -76,16 +68,16 @@ def with_signs(equations: FeatureEquations, start: Tensor) -> Tensor:
         dual = torch.linalg.lstsq(gradient[:, :-1], gradient[:, -1:]).solution
         features = torch.where(start @ dual < 0, -start, start)
     _, best = equations.best_deltas(features)
-    improved = True
-    while improved:
-        improved = False
+    while True:
+        before = best
         for i in range(len(features)):
             flipped = features.clone()
             flipped[i] = -flipped[i]
             _, objective = equations.best_deltas(flipped)
             if objective < 0.999 * best:
-                features, best, improved = flipped, objective, True
-    return features
+                features, best = flipped, objective
+        if best == before:
+            return features
 
 
 def _levenberg_marquardt(
@@ -94,7 +86,11 @@ def _levenberg_marquardt(
     damping, patience = _FIRST, _PATIENCE
     system = equations.normal_system(features, deltas, weighted)
     for _ in range(iterations):
-        step = _damped_step(system.matrix, system.slope, damping)
+        diagonal = system.matrix.diagonal()
+        raised = system.matrix + torch.diag(damping * diagonal + 1e-14 * diagonal.mean())
+        factor, failed = torch.linalg.cholesky_ex(raised)
+        # no step if the matrix is not positive definite: more damping follows
+        step = torch.zeros_like(system.slope) if failed else torch.cholesky_solve(system.slope[:, None], factor)[:, 0]
         new_features = features - step[: features.numel()].reshape(features.shape)
         new_deltas = deltas - step[features.numel() :].reshape(deltas.shape)
         objective = equations.objective(new_features, new_deltas, weighted)
@@ -110,17 +106,6 @@ def _levenberg_marquardt(
     return features, deltas
 
 
-def _damped_step(matrix: Tensor, slope: Tensor, damping: float) -> Tensor:
-    """Solution of the damped system; zero if it is not positive definite."""
-    diagonal = matrix.diagonal()
-    raised = matrix + torch.diag(damping * diagonal + 1e-14 * diagonal.mean())
-    factor, failed = torch.linalg.cholesky_ex(raised)
-    if failed:
-        return torch.zeros_like(slope)
-    solution: Tensor = torch.cholesky_solve(slope[:, None], factor)[:, 0]
-    return solution
-
-
 #: History size of L-BFGS, and rounds in which the active set of a kinked activation is updated.
 _MEMORY, _ROUNDS = 30, 4
 
@@ -128,12 +113,8 @@ _MEMORY, _ROUNDS = 30, 4
 class MaskedEquations:
     """The equations of `FeatureEquations` in all `d` coordinates, on observed entries only.
 
-    Args:
-        seen: layer and head.
-        weight_mask: `(m, d)` observed entries of the layer's gradient; None: all.
-        head_mask: `(k, m)` the same for the head; None: all.
-        noise: in the gradients, by which residuals are divided: their squares then sum to about 1. None:
-            each is divided by its observed gradient.
+    Masks are `(m, d)` and `(k, m)`; None: all entries. Residuals are divided by `noise`, so that their squares sum to
+    about 1, or by the observed gradients.
     """
 
     def __init__(
@@ -155,12 +136,9 @@ class MaskedEquations:
     def value_and_gradient(
         self, features: Tensor, deltas: Tensor, sides: Tensor | None = None
     ) -> tuple[float, float, Tensor, Tensor]:
-        """Squared relative residuals of head and layer, and half the derivatives of their sum.
+        """Squared relative residuals of head and layer at `(n, d)` and `(n, k)`, and half the derivatives of their sum.
 
-        Args:
-            features: `(n, d)`.
-            deltas: `(n, k)`.
-            sides: `(n, m)` fixed slopes of a ReLU; None: its slopes at `features`.
+        `sides` `(n, m)` are fixed slopes of a ReLU; None: those at the features.
         """
         seen, of = self.seen, self.seen.activation
         z = features @ seen.weight.T + seen.bias
@@ -186,7 +164,7 @@ class MaskedEquations:
 
     def certificate(self, features: Tensor, deltas: Tensor) -> float:
         """Sum of the relative residuals on observed entries."""
-        head, weight, _, _ = self.value_and_gradient(features, deltas)
+        head, weight, *_ = self.value_and_gradient(features, deltas)
         return float(head**0.5 + weight**0.5)
 
     def misfit(self, features: Tensor, deltas: Tensor, noise: GradientNoise) -> float:
@@ -200,12 +178,7 @@ class MaskedEquations:
 def masked_polish(equations: MaskedEquations, features: Tensor, deltas: Tensor, iterations: int = 300) -> Polished:
     """L-BFGS from features `(n, d)` and deltas `(n, k)`; the better of start and end by the certificate.
 
-    Features are kept at unit norm: long ones with small deltas are a spurious minimum.
-
-    Args:
-        equations: on observed entries.
-        features, deltas: the start.
-        iterations: in total.
+    Features are kept at unit norm: long ones with small deltas are a spurious minimum. `iterations` are in total.
     """
     features = torch.nn.functional.normalize(features, dim=1)
     best = Polished(features, deltas, equations.certificate(features, deltas))

@@ -50,9 +50,7 @@ def jennrich(stack: Tensor, trials: int = 30, seed: int = 0) -> Decomposition:
 
 
 def kuleshov(stack: Tensor, seed: int = 0) -> Decomposition:
-    """Joint diagonalization of random projections, then of the projections that isolate each direction.
-
-    Both rounds by FFDIAG, the first started from Jennrich's directions.
+    """Joint diagonalization (FFDIAG from Jennrich's start) of random projections, then of isolating ones.
 
     Source: Kuleshov, Chaganty, Liang 2015, algorithm 1; Ziehe et al. 2004 for the diagonalization.
     """
@@ -68,12 +66,7 @@ def kuleshov(stack: Tensor, seed: int = 0) -> Decomposition:
 
 
 def joint_diagonalization(stack: Tensor, seed: int = 0) -> Decomposition:
-    """The result with the smaller residual of Kuleshov's algorithm and Jennrich's with alternating least squares.
-
-    Args:
-        stack: `(l, r, r)`, symmetric, in double precision.
-        seed: of the random combinations.
-    """
+    """The better of Kuleshov's algorithm and Jennrich's with alternating least squares; the stack is `(l, r, r)`."""
     if stack.shape[1] == 1:
         return Decomposition(torch.ones(1, 1, dtype=stack.dtype), 0.0)
     refined = _alternating(stack, jennrich(stack, seed=seed))
@@ -127,9 +120,8 @@ def _alternating(stack: Tensor, start: Decomposition, iterations: int = 60) -> D
 def neuron_ica_start(projected: Tensor, seed: int = 0) -> Tensor:
     """Directions `(n, r)` by independent component analysis over the neurons, from the projected gradient `(m, r)`.
 
-    Row j is a mixture sum_i s_ij c_i with the derivative s_ij of example i's loss by neuron j; these vary over neurons
-    nearly independently for different examples. Uses neither weights nor activation, so it also works for trained
-    neurons.
+    Row j is a mixture sum_i s_ij c_i with the derivative s_ij of example i's loss by neuron j, nearly independent for
+    different examples. Uses neither weights nor activation, so it also works for trained neurons.
     """
     from sklearn.decomposition import FastICA
     from sklearn.exceptions import ConvergenceWarning
@@ -149,10 +141,8 @@ def neuron_ica_start(projected: Tensor, seed: int = 0) -> Tensor:
 ZERO = 1e-4
 #: Smallest share of neurons with zero derivative of an example; one half is expected.
 SHARE = 0.42
-#: Number of neurons for a first test of a candidate.
-_PROBES = 400
-#: Candidates closer than this count as equal.
-_SAME = 1 - 1e-6
+#: Number of neurons for a first test of a candidate; absolute cosine from which candidates count as equal.
+_PROBES, _SAME = 400, 1 - 1e-6
 
 
 def null_vector_start(projected: Tensor, seed: int = 0, max_samples: int = 200_000, chunk: int = 4000) -> Tensor | None:
@@ -160,32 +150,26 @@ def null_vector_start(projected: Tensor, seed: int = 0, max_samples: int = 200_0
 
     The projected gradient `(m, r)` is P = D C with derivatives D of which about half are zero. If one example is
     inactive in all of r - 1 sampled neurons, their null vector q is orthogonal to every other feature, and P q is as
-    sparse as that example's column of D. This takes 2^(r-1) / r samples on average. Zeros of neurons that are inactive
-    for all examples count too, as zeros of every column.
-
-    Args:
-        projected: layer gradient in an orthonormal basis of its span.
-        seed: of the samples.
-        max_samples: largest number of samples.
-        chunk: samples processed together.
+    sparse as that example's column of D. This takes 2^(r-1) / r samples on average. Neurons that are inactive for all
+    examples count too.
 
     Source: Dimitrov et al. 2024 (SPEAR), with a whitened null vector and zeros counted over all neurons.
     """
     m, r = projected.shape
     whitened, mixing = torch.linalg.qr(projected)
-    whitened = whitened * m**0.5
-    active = projected.norm(dim=1) > 1e-9 * projected.norm(dim=1).max()
-    candidates = whitened[active]
+    norms = projected.norm(dim=1)
+    active = norms > 1e-9 * norms.max()
+    candidates = (whitened * m**0.5)[active]
     if len(candidates) < r:
         return None
+    if r == 1:
+        return projected.new_ones(1, 1)
     share = (SHARE - float((~active).double().mean())) / float(active.double().mean())
     generator = torch.Generator().manual_seed(seed)
     probes = candidates[torch.randperm(len(candidates), generator=generator)[:_PROBES]]
     found: list[tuple[float, Tensor]] = []
     for _ in range(-(-max_samples // chunk)):
-        rows = candidates[torch.randint(len(candidates), (chunk, max(r - 1, 1)), generator=generator)]
-        if r == 1:
-            return projected.new_ones(1, 1)
+        rows = candidates[torch.randint(len(candidates), (chunk, r - 1), generator=generator)]
         null = torch.linalg.eigh(rows.transpose(1, 2) @ rows).eigenvectors[:, :, 0]
         promising = ((probes @ null.T).abs() < ZERO).double().mean(dim=0) > share
         for q in null[promising]:

@@ -31,7 +31,7 @@ def masks(seen: LayerGradient) -> tuple[Tensor, Tensor]:
 def test_normal_system_against_autograd(build: Build, activation: Activation, masked: bool) -> None:
     seen, _, _ = build(activation, n=3, d=6, m=40, k=4, dtype=torch.float64, bias=0.3)
     head_mask, rows = masks(seen) if masked else (None, None)
-    basis = weight_span(seen.weight_gradient, 3).basis
+    basis = weight_span(seen.weight_gradient, 3)
     equations = FeatureEquations.of(seen, basis, head_mask=head_mask, rows=rows)
     generator = torch.Generator().manual_seed(9)
     features = torch.randn(3, 3, generator=generator, dtype=torch.float64)
@@ -90,7 +90,7 @@ def test_masked_equations_have_the_right_derivative(build: Build) -> None:
 @pytest.mark.parametrize("activation", [RELU, GELU], ids=lambda a: a.name)
 def test_the_truth_leaves_no_residual(build: Build, activation: Activation) -> None:
     seen, truth, _ = build(activation, dtype=torch.float64)
-    basis = weight_span(seen.weight_gradient, 4).basis
+    basis = weight_span(seen.weight_gradient, 4)
     equations = FeatureEquations.of(seen, basis)
     deltas, objective = equations.best_deltas(truth @ basis)
     assert objective < 1e-12
@@ -103,7 +103,7 @@ def test_the_truth_leaves_no_residual(build: Build, activation: Activation) -> N
 
 def test_signs_come_from_the_bias_and_from_the_fit(build: Build) -> None:
     seen, truth, _ = build(GELU)
-    basis = weight_span(seen.weight_gradient, 4).basis
+    basis = weight_span(seen.weight_gradient, 4)
     start = truth @ basis * torch.tensor([[1.0], [-1.0], [-1.0], [1.0]], dtype=torch.float64)
     for equations in (
         FeatureEquations.of(seen, basis),
@@ -114,7 +114,7 @@ def test_signs_come_from_the_bias_and_from_the_fit(build: Build) -> None:
 
 def test_double_precision_gradients_are_met_to_double_precision(build: Build) -> None:
     seen, truth, _ = build(GELU, dtype=torch.float64)
-    basis = weight_span(seen.weight_gradient, 4).basis
+    basis = weight_span(seen.weight_gradient, 4)
     generator = torch.Generator().manual_seed(1)
     start = truth @ basis + 0.1 * torch.randn(4, 4, generator=generator, dtype=torch.float64)
     found = polish(FeatureEquations.of(seen, basis), torch.nn.functional.normalize(start, dim=1))
@@ -124,7 +124,7 @@ def test_double_precision_gradients_are_met_to_double_precision(build: Build) ->
 
 def test_masked_polish_never_ends_worse_than_it_began(build: Build) -> None:
     seen, truth, _ = build(GELU, dtype=torch.float64)
-    basis = weight_span(seen.weight_gradient, 4).basis
+    basis = weight_span(seen.weight_gradient, 4)
     equations = FeatureEquations.of(seen, basis)
     deltas = equations.by_class(equations.best_deltas(truth @ basis)[0])
     everywhere = MaskedEquations(seen)

@@ -104,7 +104,7 @@ def test_error_of_the_span_follows_theory(build: Build, activation: Activation, 
     found = []
     for seed in range(6):
         seen, truth, _ = build(activation, n=1, d=d, m=m, kind="random", seed=seed)
-        basis = moment_span(seen.head_gradient, seen.weight, activation, 1, control_variates)
+        basis = moment_span(seen, control_variates)
         cosine = float((truth @ basis).square())
         found.append((1 - cosine) / cosine)
     assert sum(found) / 6 == pytest.approx(expected, rel=0.2)  # measured within 0.1
@@ -112,21 +112,21 @@ def test_error_of_the_span_follows_theory(build: Build, activation: Activation, 
 
 def test_power_iteration_agrees_with_eigendecomposition(build: Build) -> None:
     seen, _, _ = build(GELU, n=1, m=8192, kind="random")
-    direct = moment_span(seen.head_gradient, seen.weight, GELU, 1)
-    iterated = moment_span(seen.head_gradient, seen.weight, GELU, 1, iterations=80)
+    direct = moment_span(seen)
+    iterated = moment_span(seen, iterations=80)
     assert float((direct.T @ iterated).abs()) > 1 - 1e-6
 
 
 def test_odd_activations_use_third_moments(build: Build) -> None:
     # with d = 6 and many neurons the contracted third moment shows the span of tanh, whose second vanishes
     seen, truth, _ = build(TANH, n=2, d=6, m=65_536, kind="random")
-    basis = moment_span(seen.head_gradient, seen.weight, TANH, 2, control_variates=True)
+    basis = moment_span(seen, control_variates=True)
     assert float((truth - truth @ basis @ basis.T).norm(dim=1).mean()) < 0.3
 
 
-def test_no_usable_moments() -> None:
-    gradient, weight = torch.ones(2, 30, dtype=torch.float64), torch.ones(30, 3, dtype=torch.float64)
+def test_no_usable_moments(build: Build) -> None:
+    seen, _, _ = build(LINEAR, n=1, d=3, m=30)
     with pytest.raises(UnsupportedModelError, match="ExactRecovery"):
-        moment_span(gradient, weight, LINEAR, 1)
+        moment_span(seen)
     with pytest.raises(UnsupportedModelError, match="Hermite"):
-        slices(gradient, weight, LINEAR, 1)
+        slices(seen, torch.eye(3, 1, dtype=torch.float64))

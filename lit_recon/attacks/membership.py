@@ -29,8 +29,8 @@ class MembershipGames:
     """Games of algorithm 2: two candidates each, and the secret membership bit.
 
     Attributes:
-        first, second: candidates, `m` of each.
-        bits: int64 `(m,)`: whether the model is trained on the first (0) or the second candidate (1). Secret.
+        first, second: `m` candidates each.
+        bits: int64 `(m,)`, secret: whether the model is trained on the first (0) or the second candidate (1).
     """
 
     first: ImageSet
@@ -56,22 +56,20 @@ class MembershipGames:
     @property
     def chosen(self) -> ImageSet:
         """The candidates that the released models are trained on."""
-        m = len(self.bits)
-        images = torch.stack([self.first.images, self.second.images])[self.bits, torch.arange(m)]
-        labels = torch.stack([self.first.labels, self.second.labels])[self.bits, torch.arange(m)]
+        places = self.bits, torch.arange(len(self.bits))
+        images = torch.stack([self.first.images, self.second.images])[places]
+        labels = torch.stack([self.first.labels, self.second.labels])[places]
         return ImageSet(images, labels, self.first.class_names, self.first.name)
 
 
 def compare_trained(released: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Compare the released model with models that the adversary trained on both candidates.
+    """Scores `(m,)`: distance of the released model to the adversary's model of the first candidate, minus the second.
+
+    If training is deterministic and everything else is known, one of the two is 0 up to rounding.
 
     Args:
         released: weights, or their differences from a common reference, `(m, p)`.
-        first, second: the same of the adversary's models, trained on the first and the second candidates, `(m, p)`.
-
-    Returns:
-        Scores `(m,)`: the distance to the first minus that to the second. If training is deterministic and everything
-        else is known, one of the two is 0 up to rounding.
+        first, second: the same of models that the adversary trained on the first and on the second candidates.
 
     Raises:
         ShapeError: shapes differ.
@@ -84,17 +82,12 @@ def compare_trained(released: Tensor, first: Tensor, second: Tensor) -> Tensor:
 def compare_losses(
     first: Tensor, second: Tensor, usual_first: Tensor | None = None, usual_second: Tensor | None = None
 ) -> Tensor:
-    """Compare the model's losses on both candidates: the loss is lower on training data.
-
-    For a single candidate the loss would need a threshold; the difference for two candidates needs none.
+    """Scores `(m,)`: the model's loss on the first candidate minus that on the second, as training data has lower loss.
 
     Args:
         first, second: losses of the released models on their candidates, `(m,)`.
         usual_first, usual_second: losses of models that were not trained on these candidates, `(s, m)`; their means are
             subtracted, since some images have larger losses under any model. Default: no calibration.
-
-    Returns:
-        Scores `(m,)`.
 
     Raises:
         ShapeError: shapes differ.
@@ -109,14 +102,7 @@ def compare_losses(
 
 
 def compare_reconstructions(images: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Compare the reconstruction with both candidates: any reconstruction attack infers membership.
-
-    Args:
-        images: reconstructions from the models, `(m, c, h, w)`.
-        first, second: candidates, `(m, c, h, w)`.
-
-    Returns:
-        Scores `(m,)`: the RMSE to the first candidate minus that to the second.
+    """Scores `(m,)`: RMSE of reconstructions `(m, c, h, w)` to the first candidates minus that to the second.
 
     Raises:
         ShapeError: shapes differ.
@@ -128,12 +114,11 @@ def compare_reconstructions(images: Tensor, first: Tensor, second: Tensor) -> Te
 def implies_membership(errors: Tensor, apart: Tensor) -> Tensor:
     """Whether a reconstruction is so good that `compare_reconstructions` must be right, bool `(m,)`.
 
-    By the triangle inequality this holds if the error is below half the distance of the candidates, both measured by a
-    metric such as `distances`, not by its square.
+    By the triangle inequality this holds if the error is below half the distance of the candidates.
 
     Args:
-        errors: distance of the reconstruction to the true candidate, `(m,)`.
-        apart: distance of the two candidates, `(m,)`.
+        errors: distance of the reconstruction to the true candidate, `(m,)`, by a metric such as `distances`.
+        apart: distance of the two candidates, `(m,)`, by the same metric.
     """
     _check(errors, apart)
     return errors < apart / 2
@@ -145,16 +130,13 @@ def distances(a: Tensor, b: Tensor) -> Tensor:
 
 
 def own_losses(network: nn.Module, weights: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of every model on its own image.
+    """Cross-entropy of every model on its own image, `(m,)`.
 
     Args:
         network: the architecture, in the dtype of weights and images.
         weights: flat, `(m, p)`.
         images: `(m, c, h, w)` in [0, 1].
         labels: int64 `(m,)`.
-
-    Returns:
-        `(m,)`.
 
     Raises:
         ShapeError: the weights are of another network, or there is not one image and label per model.
@@ -166,8 +148,7 @@ def own_losses(network: nn.Module, weights: Tensor, images: Tensor, labels: Tens
         )
 
     def loss(one: Tensor, image: Tensor, label: Tensor) -> Tensor:
-        logits = functional_call(network, unflatten(network, one), image[None])
-        return F.cross_entropy(logits, label[None])
+        return F.cross_entropy(functional_call(network, unflatten(network, one), image[None]), label[None])
 
     with torch.no_grad():
         parts = zip(weights.split(_CHUNK), images.split(_CHUNK), labels.split(_CHUNK), strict=True)
@@ -175,14 +156,7 @@ def own_losses(network: nn.Module, weights: Tensor, images: Tensor, labels: Tens
 
 
 def all_losses(network: nn.Module, weights: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of every model on every image.
-
-    Args:
-        network, weights, images, labels: as for `own_losses`, of `s` models and `m` images.
-
-    Returns:
-        `(s, m)`.
-    """
+    """Cross-entropy `(s, m)` of every model on every image; arguments as for `own_losses`."""
 
     def loss(one: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(network, unflatten(network, one), images), labels, reduction="none")

@@ -34,14 +34,14 @@ class Family(ABC):
 
     @abstractmethod
     def slope(self, t: Array) -> Array:
-        """Derivative of the expected target by its own predictor."""
+        """Derivative of the mean by its own predictor."""
 
     @abstractmethod
     def nearest(self, y: Array) -> Array:
         """The admissible targets nearest to `y`."""
 
     def steepness(self, t: Array) -> float:
-        """Bound on the change of the mean at `t` per unit of the largest change of a predictor, to first order."""
+        """First-order bound on the change of the mean at `t` per unit of the largest change of a predictor."""
         return float(self.slope(t).max())
 
     def encoded(self, targets: Array, k: int) -> Array:
@@ -117,8 +117,7 @@ class Multinomial(Family):
         return np.asarray(np.eye(y.shape[-1])[y.argmax(-1)])
 
     def steepness(self, t: Array) -> float:
-        # A probability changes by at most half of the largest change of a predictor.
-        return 0.5
+        return 0.5  # a probability changes by at most half of the largest change of a predictor
 
     def encoded(self, targets: Array, k: int) -> Array:
         if not np.isin(targets, np.arange(k)).all():
@@ -138,12 +137,12 @@ class GLMReconstruction:
 
     Attributes:
         inputs: `(d,)`, without the constant.
-        target: of the record; classes as numbers 0 to k-1.
-        residual: size of the released model's residual at the record: `|target - prediction|`.
+        target: of the record; classes are numbers 0 to k-1.
+        residual: `|target - prediction|` of the released model at the record.
         condition: largest error of the inputs per unit of the released model's gradient.
-        error: upper estimate of the largest error of an input: `condition` times the gradient that the solver may have
-            left, or the gradient's rounding error if that is larger; where the target gap shows a larger error,
-            `condition` times the gap; None where nothing is known of the solver.
+        error: upper estimate of the largest error of an input: `condition` times the largest of the gradient that the
+            solver may have left, the gradient's rounding error, and a target gap that contradicts both; None where
+            nothing is known of the solver.
         target_gap: distance from the computed target to the nearest admissible one (for k classes: to the nearest
             one-hot vector), 0 for an exact reconstruction; None where all numbers are admissible.
         notes: warnings for the reader.
@@ -175,24 +174,8 @@ def check_known(inputs: Array, targets: Array, n_inputs: int) -> tuple[Array, Ar
     return inputs, targets
 
 
-def contradiction(target_gap: float, allowed: float) -> tuple[str, ...]:
-    """A note on a computed target that is not admissible by more than the error estimate allows."""
-    if target_gap <= allowed:
-        return ()
-    note = (
-        f"the computed target is {target_gap:.2g} away from any admissible one, where the error estimate allows "
-        f"{allowed:.2g}: the solver stopped earlier than its tolerance says, or records or penalties are not the "
-        "model's"
-    )
-    return (note,)
-
-
 def check_residual(residual: float, rounding: float) -> None:
-    """Refuse a residual within its rounding error: such a model fits the record exactly, so that no trace is left.
-
-    Raises:
-        UnsupportedModelError: the residual is too small.
-    """
+    """Raise UnsupportedModelError for a residual within its rounding error: the record has left no trace."""
     if not residual > _MARGIN * rounding:
         raise UnsupportedModelError(
             f"the attack needs a residual at the missing record; got {residual:.2g} where rounding leaves "

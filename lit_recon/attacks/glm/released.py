@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lit_recon.attacks.glm.family import Array, Family, GLMReconstruction, check_known, check_residual, contradiction
+from lit_recon.attacks.glm.family import Array, Family, GLMReconstruction, check_known, check_residual
 from lit_recon.errors import ShapeError
 
 
@@ -65,8 +65,6 @@ class ReleasedGLM:
             ShapeError: the records do not fit the model.
             UnsupportedModelError: the model interpolates the missing record.
 
-        Source: theorem 1 of the paper, corrected.
-
         >>> from lit_recon.attacks.glm.family import Gaussian
         >>> line = ReleasedGLM(Gaussian(), np.array([1 / 3, 1.5]), np.zeros(2))
         >>> found = line.reconstruct(np.array([[0.0], [1.0]]), np.array([0.0, 2.5]))
@@ -74,8 +72,8 @@ class ReleasedGLM:
         (array([2.]), 3.0)
         """
         theta = np.atleast_2d(self.coefficients)
-        inputs, known = check_known(known_inputs, known_targets, theta.shape[1] - 1)
-        targets = self.family.encoded(known, len(theta))
+        inputs, targets = check_known(known_inputs, known_targets, theta.shape[1] - 1)
+        targets = self.family.encoded(targets, len(theta))
         constant = np.column_stack([np.ones(len(inputs)), inputs])
         predictors = constant @ theta.T
         gradient = (self.family.mean(predictors) - targets).T @ constant + self.penalties * theta
@@ -95,9 +93,15 @@ class ReleasedGLM:
         if self.gradient_error is not None:
             left = max(self.gradient_error, float(rounding.max()))
             error = condition * left
-            moved = self.family.steepness(at_record) * float(np.abs(theta[:, 1:]).sum(1).max()) * error
-            found_out = contradiction(gap, left + moved)
-            error, notes = condition * gap if found_out else error, notes + found_out
+            allowed = left + self.family.steepness(at_record) * float(np.abs(theta[:, 1:]).sum(1).max()) * error
+            if gap > allowed:
+                error = condition * gap
+                note = (
+                    f"the computed target is {gap:.2g} away from any admissible one, where the error estimate allows "
+                    f"{allowed:.2g}: the solver stopped earlier than its tolerance says, or records or penalties are "
+                    "not the model's"
+                )
+                notes = (*notes, note)
         return GLMReconstruction(
             inputs=found,
             target=float(nearest.argmax() if self.family.is_multinomial else target[0]),
@@ -117,11 +121,11 @@ class ReleasedGLM:
 
 @dataclass(frozen=True)
 class TwoCandidates:
-    """Both solutions.
+    """Both records that fit a model without intercept.
 
     Attributes:
         candidates: the one with the smaller residual, which is more often right, first.
-        right: position of the only one within the range of the inputs; None if there is no such one.
+        right: position of the only one within the range of the inputs, if there is one.
     """
 
     candidates: tuple[GLMReconstruction, GLMReconstruction]
@@ -132,6 +136,11 @@ class TwoCandidates:
         """The right candidate if it is known, else the one with the smaller residual."""
         return self.candidates[self.right or 0]
 
+    @property
+    def other(self) -> GLMReconstruction:
+        """The candidate that is not `best`."""
+        return self.candidates[1 - (self.right or 0)]
+
 
 @dataclass(frozen=True)
 class ReleasedWithoutIntercept:
@@ -140,12 +149,10 @@ class ReleasedWithoutIntercept:
     Args:
         coefficients: `(d,)`.
         penalty: at least 0.
-        gradient_error: upper bound on the entries of the sum's gradient at the coefficients, 0 for a direct solver and
-            None if not known.
-        notes: copied to every reconstruction.
+        gradient_error, notes: as for `ReleasedGLM`.
 
     Raises:
-        ShapeError: the coefficients are no vector.
+        ShapeError: the coefficients are not a vector.
     """
 
     coefficients: Array
@@ -158,11 +165,7 @@ class ReleasedWithoutIntercept:
             raise ShapeError(f"coefficients must be (d,); got {self.coefficients.shape}")
 
     def reconstruct(
-        self,
-        known_inputs: Array,
-        known_targets: Array,
-        target: float,
-        bounds: tuple[float, float] | None = None,
+        self, known_inputs: Array, known_targets: Array, target: float, bounds: tuple[float, float] | None = None
     ) -> TwoCandidates:
         """Both records that could have been used together with the known ones.
 
@@ -170,29 +173,29 @@ class ReleasedWithoutIntercept:
             known_inputs: `(n, d)`, all records but one.
             known_targets: `(n,)`.
             target: of the missing record.
-            bounds: smallest and largest possible value of an input, for example 0 and 1 for pixels; a candidate that
-                exceeds them by more than its error is wrong.
+            bounds: smallest and largest possible value of an input; a candidate that exceeds them by more than its
+                error is wrong.
 
         Raises:
             ShapeError: the records do not fit the model.
             UnsupportedModelError: the model interpolates the missing record.
         """
         inputs, targets = check_known(known_inputs, known_targets, len(self.coefficients))
-        direction = inputs.T @ (inputs @ self.coefficients - targets) + self.penalty * self.coefficients
-        sizes = np.abs(inputs)
-        rounding = np.finfo(np.float64).eps * (
-            sizes.T @ (sizes @ np.abs(self.coefficients) + np.abs(targets)) + self.penalty * np.abs(self.coefficients)
-        )
+        theta, magnitudes, sizes = self.coefficients, np.abs(self.coefficients), np.abs(inputs)
+        direction = inputs.T @ (inputs @ theta - targets) + self.penalty * theta
+        magnitude = sizes.T @ (sizes @ magnitudes + np.abs(targets)) + self.penalty * magnitudes
+        rounding = float(np.finfo(np.float64).eps * magnitude.max())
         # The direction is inputs times residual: it vanishes with either.
-        check_residual(float(np.abs(direction).max()), float(rounding.max()))
-        error = None if self.gradient_error is None else max(self.gradient_error, float(rounding.max()))
-        product = float(direction @ self.coefficients)
+        check_residual(float(np.abs(direction).max()), rounding)
+        error = None if self.gradient_error is None else max(self.gradient_error, rounding)
+        product = float(direction @ theta)
         # Rounding can make the discriminant, the square of y - 2p, slightly negative.
         root = math.sqrt(max(0.0, target**2 - 4 * product))
         larger = (target + math.copysign(root, target)) / 2
         residuals = sorted((larger, product / larger if larger else 0.0), key=abs)
         first, second = (self._candidate(direction, residual, root, target, error) for residual in residuals)
-        return TwoCandidates((first, second), None if bounds is None else _only_one_within(bounds, first, second))
+        within = [bounds is not None and _is_within(found, *bounds) for found in (first, second)]
+        return TwoCandidates((first, second), within.index(True) if sum(within) == 1 else None)
 
     def _candidate(
         self, direction: Array, residual: float, root: float, target: float, error: float | None
@@ -214,12 +217,6 @@ class ReleasedWithoutIntercept:
         )
 
 
-def _only_one_within(bounds: tuple[float, float], first: GLMReconstruction, second: GLMReconstruction) -> int | None:
-    """Position of the candidate whose inputs stay within the bounds, if the other's do not."""
-    low, high = bounds
-    within = [
-        bool(np.all((found.inputs >= low - slack) & (found.inputs <= high + slack)))
-        for found in (first, second)
-        for slack in [max(found.error or 0.0, 1e-6 * (high - low))]
-    ]
-    return within.index(True) if sum(within) == 1 else None
+def _is_within(found: GLMReconstruction, low: float, high: float) -> bool:
+    slack = max(found.error or 0.0, 1e-6 * (high - low))
+    return bool(np.all((found.inputs >= low - slack) & (found.inputs <= high + slack)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -45,26 +45,19 @@ class FittedRegression:
 class Regression(ABC):
     """A way to train a generalized linear model; its objective is that of scikit-learn's estimator."""
 
-    @property
-    @abstractmethod
-    def classifies(self) -> bool:
-        """Whether targets are classes 0 to k-1."""
+    #: Whether targets are classes 0 to k-1.
+    classifies: ClassVar[bool] = False
 
     @abstractmethod
     def estimator(self) -> Any:
-        """The estimator of scikit-learn, not yet fitted."""
+        """scikit-learn's estimator, not yet fitted."""
 
     @abstractmethod
     def release(self, estimator: Any, n_examples: int) -> Released:
         """The fitted estimator as a released model."""
 
     def fit(self, inputs: Array, targets: Array) -> FittedRegression:
-        """Train on records.
-
-        Args:
-            inputs: `(n, d)`, without the constant.
-            targets: `(n,)`.
-        """
+        """Train on records with inputs `(n, d)`, without the constant, and targets `(n,)`."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             estimator = self.estimator().fit(inputs, targets)
@@ -90,10 +83,6 @@ class LeastSquares(Regression):
         if not self.penalty >= 0:
             raise ConfigError(f"LeastSquares: penalty must be at least 0; got {self.penalty}")
 
-    @property
-    def classifies(self) -> bool:
-        return False
-
     def estimator(self) -> Any:
         from sklearn.linear_model import LinearRegression, Ridge
 
@@ -111,11 +100,13 @@ class Logistic(Regression):
 
     Args:
         C: inverse of the penalty, as in scikit-learn: cross-entropy summed over records plus `|theta|^2 / (2 C)`.
-        solver: of scikit-learn's LogisticRegression. `newton-cholesky` is exact where a matrix of all coefficients
-            fits into memory; `newton-cg` is for many classes; `lbfgs` is scikit-learn's default.
+        solver: of scikit-learn. `newton-cholesky` is exact where a matrix of all coefficients fits into memory;
+            `newton-cg` is for many classes; `lbfgs` is scikit-learn's default.
         tol: tolerance at which the solver stops.
         max_iter: largest number of iterations.
     """
+
+    classifies: ClassVar[bool] = True
 
     C: float = 1.0
     solver: Literal["lbfgs", "newton-cg", "newton-cholesky"] = "newton-cholesky"
@@ -128,10 +119,6 @@ class Logistic(Regression):
                 "Logistic: C and tol must be above 0 and max_iter at least 1; "
                 f"got {self.C}, {self.tol} and {self.max_iter}"
             )
-
-    @property
-    def classifies(self) -> bool:
-        return True
 
     def estimator(self) -> Any:
         from sklearn.linear_model import LogisticRegression
@@ -148,9 +135,7 @@ class Counts(Regression):
 
     Args:
         alpha: half the mean deviance plus `alpha |theta|^2 / 2` is minimized, as in scikit-learn.
-        solver: of scikit-learn's PoissonRegressor.
-        tol: tolerance at which the solver stops.
-        max_iter: largest number of iterations.
+        solver, tol, max_iter: as for `Logistic`.
     """
 
     alpha: float = 1.0
@@ -164,10 +149,6 @@ class Counts(Regression):
                 "Counts: alpha must be at least 0, tol above 0 and max_iter at least 1; "
                 f"got {self.alpha}, {self.tol} and {self.max_iter}"
             )
-
-    @property
-    def classifies(self) -> bool:
-        return False
 
     def estimator(self) -> Any:
         from sklearn.linear_model import PoissonRegressor
@@ -209,7 +190,6 @@ def attack_record(
     """Reconstruct the record that a model was trained on together with the known ones.
 
     Args:
-        released: the model.
         known_inputs: `(n, d)`, all records but one, without the constant.
         known_targets: `(n,)`.
         target: of the missing record; required, and used, only for a model without intercept.
@@ -228,5 +208,4 @@ def attack_record(
         both = released.reconstruct(known_inputs, known_targets, target, bounds)
     except UnsupportedModelError as error:
         return Attempt(None, refusal=str(error))
-    chosen = both.right or 0
-    return Attempt(both.candidates[chosen], both.candidates[1 - chosen], both.right is not None)
+    return Attempt(both.best, both.other, both.right is not None)

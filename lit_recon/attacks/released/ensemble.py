@@ -1,8 +1,4 @@
-"""Combinations of reconstructors: the mean of several, and one that corrects another.
-
-Source: Balle, Cherubin and Hayes 2022, appendix B (fine-tuning a reconstructor network). Here the correction is a
-second reconstructor that is fitted to the errors of the first, so that any two can be combined.
-"""
+"""Combinations of reconstructors: the mean of several, and one that corrects another."""
 
 from __future__ import annotations
 
@@ -20,8 +16,7 @@ from lit_recon.errors import ConfigError
 class Ensemble(Reconstructor):
     """The mean image of several reconstructors, their majority label, and their mean uncertainty.
 
-    Their errors are partly independent, which makes the error of the mean smaller. Ties between labels go to the
-    earlier member.
+    Ties between labels go to the earlier member.
 
     Args:
         members: two or more.
@@ -43,10 +38,11 @@ class Ensemble(Reconstructor):
     @property
     def facts(self) -> dict[str, float]:
         """Those of all members, each with its member's number."""
-        found: dict[str, float] = {}
-        for number, member in enumerate(self.members):
-            found |= {f"member_{number}_{name}": value for name, value in member.facts.items()}
-        return found
+        return {
+            f"member_{number}_{name}": value
+            for number, member in enumerate(self.members)
+            for name, value in member.facts.items()
+        }
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -73,6 +69,8 @@ class Adapted(Reconstructor):
     Args:
         known: the fitted reconstructor, of any fixed set.
         learner: of its errors; None to use it as it is, without shadow models.
+
+    Source: after Balle, Cherubin and Hayes 2022, appendix B, where a reconstructor network is fine-tuned instead.
     """
 
     known: Reconstructor

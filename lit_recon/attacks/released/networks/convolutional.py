@@ -10,7 +10,6 @@ from typing import Any, Literal
 import lit_recon._torchvision
 
 from torch import Tensor, nn, optim
-from torch.nn import functional as F
 
 from lit_recon.attacks.released.networks.training import PairTraining, Standardization, TrainedReconstructor
 from lit_recon.errors import ConfigError
@@ -59,10 +58,7 @@ class AdversarialReconstructorModule(PairTraining):
         network: features `(m, p)` to images `(m, c, h, w)`.
         discriminator: scores of patches; None leaves its loss out.
         lpips: and its weight; None leaves it out.
-        adversarial: weight of the adversarial loss.
-        lr: of the reconstructor's Adam.
-        weight_decay: L2 penalty of the reconstructor.
-        discriminator_lr: of the discriminator's Adam.
+        adversarial, lr, weight_decay, discriminator_lr: see `ConvolutionalReconstructor`.
 
     Source: Balle, Cherubin and Hayes 2022, section IV-B and table V; Mao et al. 2017 for the squared distances.
     """
@@ -77,19 +73,18 @@ class AdversarialReconstructorModule(PairTraining):
         weight_decay: float = 1e-4,
         discriminator_lr: float = 1e-5,
     ) -> None:
-        super().__init__(network)
-        self.automatic_optimization = False
+        super().__init__(network, lr)
+        self.automatic_optimization = False  # the losses of the two networks differ
         self.discriminator, self.lpips, self.adversarial = discriminator, lpips, adversarial
-        self.lr, self.weight_decay, self.discriminator_lr = lr, weight_decay, discriminator_lr
+        self.weight_decay, self.discriminator_lr = weight_decay, discriminator_lr
         self.n_optimizers = 1 if discriminator is None else 2
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
-        """One step of each network; manual, as their losses differ."""
         features, images = batch
         optimizers = self.optimizers()
         first, *others = optimizers if isinstance(optimizers, list) else [optimizers]
         found = self.network(features)
-        loss = F.l1_loss(found, images) + F.mse_loss(found, images)
+        loss = self.loss(found, images)
         self.record(loss, len(images))
         if self.discriminator is not None:
             judged = discriminator_loss(self.discriminator(images), self.discriminator(found.detach()))
@@ -104,13 +99,10 @@ class AdversarialReconstructorModule(PairTraining):
         return {"loss": loss.detach()}
 
     def configure_optimizers(self) -> list[optim.Optimizer]:
-        """Adam for both, the reconstructor's with an L2 penalty."""
-        own: list[optim.Optimizer] = [
-            optim.Adam(self.network.parameters(), self.lr, weight_decay=self.weight_decay),
-        ]
+        both: list[optim.Optimizer] = [optim.Adam(self.network.parameters(), self.lr, weight_decay=self.weight_decay)]
         if self.discriminator is not None:
-            own.append(optim.Adam(self.discriminator.parameters(), self.discriminator_lr))
-        return own
+            both.append(optim.Adam(self.discriminator.parameters(), self.discriminator_lr))
+        return both
 
     def _descend(self, optimizer: Any, loss: Tensor) -> None:
         optimizer.zero_grad()
@@ -151,14 +143,11 @@ class ConvolutionalReconstructor(TrainedReconstructor):
     epochs: int = field(default=1000, kw_only=True)
 
     def __post_init__(self) -> None:
-        if min(self.batch_size, self.epochs) < 1 or min(self.lr, self.discriminator_lr) <= 0:
+        super().__post_init__()
+        if min(self.lr, self.discriminator_lr) <= 0 or min(self.adversarial, self.weight_decay) < 0:
             raise ConfigError(
-                "batch_size and epochs must be at least 1, lr and discriminator_lr above 0; "
-                f"got {self.batch_size}, {self.epochs}, {self.lr} and {self.discriminator_lr}"
-            )
-        if min(self.adversarial, self.weight_decay) < 0:
-            raise ConfigError(
-                f"adversarial and weight_decay must be at least 0; got {self.adversarial} and {self.weight_decay}"
+                "adversarial and weight_decay must be at least 0, lr and discriminator_lr above 0; "
+                f"got {self.adversarial}, {self.weight_decay}, {self.lr} and {self.discriminator_lr}"
             )
 
     def encoder(self, differences: Tensor) -> Callable[[Tensor], Tensor]:
@@ -171,12 +160,10 @@ class ConvolutionalReconstructor(TrainedReconstructor):
                 f"the discriminator needs images of at least {_SMALLEST} x {_SMALLEST} pixels; got {height} x {width}: "
                 "set adversarial to 0"
             )
-        network = ReconstructorCNN(n_features, image_shape)
-        discriminator = PatchDiscriminator(channels) if self.adversarial else None
         self.lpips = self.perceptual.loaded()
         return AdversarialReconstructorModule(
-            network,
-            discriminator,
+            ReconstructorCNN(n_features, image_shape),
+            PatchDiscriminator(channels) if self.adversarial else None,
             None if isinstance(self.lpips, Unavailable) else (self.lpips, self.perceptual.weight),
             self.adversarial,
             self.lr,

@@ -2,7 +2,6 @@
 
 # Annotations are not postponed: the command line would evaluate those of a base class in the modules of its subclasses.
 
-import hashlib
 import pickle
 import zipfile
 from abc import ABC, abstractmethod
@@ -17,18 +16,16 @@ import torch
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from lit_recon.attacks.released.base import ReconstructedTargets, Reconstructor
+from lit_recon.attacks.released.base import ReconstructedTargets, Reconstructor, digest
 from lit_recon.attacks.released.kernel_ridge import unit_length
 from lit_recon.data.dataset import seeded_generator
-from lit_recon.errors import CorruptFileError, ShapeError
+from lit_recon.errors import ConfigError, CorruptFileError, ShapeError
 from lit_recon.training.module import LastCheckpoint
 from lit_recon.training.progress import TrainingProgress
 
 Accelerator = Literal["auto", "cpu", "gpu", "mps"]
-
-#: Seconds between two saves within an epoch: a resumed training always begins at an epoch.
-_NEVER = float("inf")
 
 
 class PairBatches:
@@ -49,51 +46,59 @@ class PairBatches:
 
 
 class PairTraining(LightningModule, ABC):
-    """Training on pairs of features and images: the network, and its mean loss by epoch.
+    """Training on pairs of features and images, which keeps the mean loss of every epoch.
 
     Args:
         network: features `(m, p)` to images `(m, c, h, w)`.
+        lr: of the optimizer.
     """
 
     #: How often Lightning's step counter advances in a batch.
     n_optimizers = 1
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, lr: float) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.lr = network, lr
         self.losses: list[float] = []
         self._sum, self._count = 0.0, 0
 
     @abstractmethod
+    def configure_optimizers(self) -> Any:
+        """See `LightningModule`."""
+
+    def loss(self, found: Tensor, images: Tensor) -> Tensor:
+        """Mean absolute plus mean squared error, the paper's."""
+        return F.l1_loss(found, images) + F.mse_loss(found, images)
+
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor | dict[str, Tensor]:
-        """Return the loss, or values to log with manual optimization; call `record` with the loss."""
+        """The loss of one batch, or values to log with manual optimization."""
+        features, images = batch
+        loss = self.loss(self.network(features), images)
+        self.record(loss, len(images))
+        return loss
 
     def record(self, loss: Tensor, n: int) -> None:
         """Count the mean loss of `n` pairs."""
         self._sum, self._count = self._sum + float(loss.detach()) * n, self._count + n
 
     def on_train_epoch_end(self) -> None:
-        """Keep the epoch's mean loss."""
         self.losses.append(self._sum / max(1, self._count))
         self._sum, self._count = 0.0, 0
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """The losses so far."""
         checkpoint["losses"] = list(self.losses)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Inverse of `on_save_checkpoint`."""
         self.losses = list(checkpoint["losses"])
 
 
 class _Epoch(Callback):
-    """Tells the pairs which epoch a resumed training is in."""
+    """Tells the pairs which epoch a resumed training is in; Lightning makes their iterator afterwards."""
 
     def __init__(self, pairs: PairBatches) -> None:
         self.pairs = pairs
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Lightning makes the iterator after this."""
         self.pairs.epoch = trainer.current_epoch
 
 
@@ -119,9 +124,10 @@ def train_pairs(
     """
     last, callbacks = None, [_Epoch(pairs), TrainingProgress(module.n_optimizers)]
     if state is not None:
-        last = state / f"{_digest(pairs, identity)}.ckpt"
-        last.parent.mkdir(parents=True, exist_ok=True)
-        callbacks.append(LastCheckpoint(last, _NEVER))
+        settings = f"{identity} {pairs.batch_size} {pairs.seed} {tuple(pairs.features.shape)}"
+        last = state / f"{digest(settings, pairs.features, pairs.images)}.ckpt"
+        state.mkdir(parents=True, exist_ok=True)
+        callbacks.append(LastCheckpoint(last, minutes=float("inf")))  # a resumed training begins at an epoch
         if last.exists() and not zipfile.is_zipfile(last):
             raise CorruptFileError(f"{last} is truncated or not a training state: delete it to start over")
     trainer = Trainer(
@@ -145,15 +151,6 @@ def train_pairs(
     module.cpu().eval()
 
 
-def _digest(pairs: PairBatches, identity: str) -> str:
-    """16 hexadecimal digits of a hash of everything that determines the trained network."""
-    text = f"{identity} {pairs.batch_size} {pairs.seed} {tuple(pairs.features.shape)}"
-    content = hashlib.sha256(text.encode())
-    for tensor in (pairs.features, pairs.images):
-        content.update(tensor.contiguous().numpy().tobytes())
-    return content.hexdigest()[:16]
-
-
 @dataclass(kw_only=True)
 class TrainedReconstructor(Reconstructor):
     """A network on features of differences, trained by the Trainer; subclasses define features and training.
@@ -172,6 +169,10 @@ class TrainedReconstructor(Reconstructor):
     epochs: int = 100
     seed: int = 0
     accelerator: Accelerator = "auto"
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.epochs < 1:
+            raise ConfigError(f"batch_size and epochs must be at least 1; got {self.batch_size} and {self.epochs}")
 
     @abstractmethod
     def encoder(self, differences: Tensor) -> Callable[[Tensor], Tensor]:
@@ -193,14 +194,14 @@ class TrainedReconstructor(Reconstructor):
             torch.manual_seed(self.seed)
             module = self.training(features.shape[1], (channels, height, width))
         pairs = PairBatches(features, images, self.batch_size, self.seed)
-        state = None if self.background is None else self.background.state
+        state = self.background.state if self.background else None
         train_pairs(module, pairs, self.epochs, self.accelerator, state, self.identity)
         self.network, self.loss, self.n_features = module.network, module.losses[-1], features.shape[1]
         self.directions, self.labels = unit_length(differences), labels
 
     @property
     def facts(self) -> dict[str, float]:
-        """The loss of the last epoch."""
+        """The `training_loss` of the last epoch."""
         return {"training_loss": self.loss}
 
     @torch.no_grad()
@@ -231,10 +232,7 @@ class Standardization:
 
     @classmethod
     def fitted(cls, differences: Tensor) -> Self:
-        """Of shadow models `(s, p)`.
-
-        Raises:
-            ShapeError: there are fewer than two, or they do not differ.
+        """Of shadow models `(s, p)`; ShapeError if there are fewer than two, or they do not differ.
 
         >>> rows = torch.tensor([[1.0, 5.0], [3.0, 5.0], [5.0, 5.0]])
         >>> Standardization.fitted(rows)(rows).tolist()
@@ -248,11 +246,7 @@ class Standardization:
         return cls(exact.mean(dim=0), torch.where(alive, 1 / deviation, 0.0))
 
     def __call__(self, differences: Tensor) -> Tensor:
-        """Features `(m, p)`, float32.
-
-        Raises:
-            ShapeError: the models have another number of weights, or a weight is NaN or infinite.
-        """
+        """Features `(m, p)`, float32; ShapeError for models of another number of weights, or not finite."""
         if differences.dim() != 2 or differences.shape[1:] != self.mean.shape or not torch.isfinite(differences).all():
             raise ShapeError(
                 f"differences must be finite, (m, {len(self.mean)}); got {tuple(differences.shape)}: "

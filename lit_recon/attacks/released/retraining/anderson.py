@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -13,8 +12,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from lit_recon.attacks.released.base import Background, ReconstructedTargets, Reconstructor
-from lit_recon.attacks.released.first_layer import FirstLayerRidge, WhitenedFirstLayer
+from lit_recon.attacks.released.base import (
+    Advance,
+    Background,
+    Improvement,
+    ReconstructedTargets,
+    Reconstructor,
+    digest,
+)
+from lit_recon.attacks.released.first_layer import TINY, FirstLayerRidge, WhitenedFirstLayer
 from lit_recon.attacks.released.retraining.descent import repeatable
 from lit_recon.attacks.shadow.engine import Execution, deltas, train_models
 from lit_recon.attacks.shadow.engines.batched_mlp import fits_batched_mlp
@@ -37,11 +43,7 @@ class RepeatedTraining:
     Attributes:
         plan: of a deterministic training.
         layer: the first layer of its models.
-        steps: most trainings per search.
-        memory: number of earlier steps that Anderson acceleration combines.
-        tolerance: relative distance of weights at which a search ends.
-
-    Source: ours, with [Anderson1965] for the acceleration.
+        steps, memory, tolerance: see `AndersonRetraining`.
     """
 
     plan: ShadowPlan
@@ -50,9 +52,7 @@ class RepeatedTraining:
     memory: int
     tolerance: float
 
-    def search(
-        self, released: Tensor, starts: Tensor, labels: Tensor, trained: Callable[[int], None] = lambda n: None
-    ) -> tuple[Tensor, Tensor]:
+    def search(self, released: Tensor, starts: Tensor, labels: Tensor, trained: Advance) -> tuple[Tensor, Tensor]:
         """The best images `(m, c, h, w)` and the distances `(m,)` of their weights, relative to the difference.
 
         Args:
@@ -115,9 +115,7 @@ class RepeatedTraining:
         rows = self.layer.rows(found)
         weights = self.layer.weights(rows, guesses)
         missing = torch.einsum("mj,mjd->md", weights, self.layer.rows(released) - rows)
-        corrections: Tensor = missing / weights.square().sum(dim=1, keepdim=True).clamp(
-            min=torch.finfo(torch.float64).tiny
-        )
+        corrections: Tensor = missing / weights.square().sum(dim=1, keepdim=True).clamp(min=TINY)
         return corrections
 
 
@@ -129,10 +127,10 @@ def _distances(found: Tensor, released: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class SearchState:
-    """Results so far; tensors are changed in place.
+    """Best results so far, in tensors that are changed in place.
 
     Attributes:
-        images: best ones, `(m, c, h, w)`.
+        images: `(m, c, h, w)`.
         labels: of these, `(m,)`.
         distances: of their weights, `(m,)`; infinite before the first search.
         searches: number of searches for each, int64 `(m,)`.
@@ -145,56 +143,30 @@ class SearchState:
 
     @classmethod
     def of(cls, images: Tensor, labels: Tensor) -> SearchState:
-        """The state before the first search, from first guesses."""
+        """Before the first search, from first guesses."""
         never = torch.full((len(images),), torch.inf, dtype=torch.float64)
         return cls(images.clone(), labels.clone(), never, torch.zeros_like(labels))
 
     def update(self, which: Tensor, labels: Tensor, images: Tensor, distances: Tensor) -> None:
-        """Count one search for some targets, and keep results that are better.
-
-        Args:
-            which: positions `(s,)`.
-            labels: used in the searches, `(s,)`.
-            images: found, `(s, c, h, w)`.
-            distances: of these, `(s,)`.
-        """
+        """Count one search for the targets at positions `which`, `(s,)`, and keep results that are better."""
         closer = distances < self.distances[which]
         for kept, values in ((self.images, images), (self.labels, labels), (self.distances, distances)):
             kept[which[closer]] = values[closer]
         self.searches[which] += 1
 
     def write(self, path: Path) -> None:
-        """Write the file, atomically."""
-        tensors = {field.name: getattr(self, field.name).contiguous() for field in fields(self)}
-        write_bytes(path, save(tensors))
+        """Write a file, atomically."""
+        write_bytes(path, save({field.name: getattr(self, field.name).contiguous() for field in fields(self)}))
 
     @classmethod
     def read(cls, path: Path) -> SearchState:
-        """Read a file of `write`.
-
-        Raises:
-            CorruptFileError: the file is damaged.
-        """
+        """Read a file of `write`; CorruptFileError if it is damaged."""
         try:
             return cls(**load_file(path))
         except (SafetensorError, OSError, ValueError, TypeError) as error:
             raise CorruptFileError(
                 f"{path} is truncated or not the state of a search ({error}): delete it to start over"
             ) from error
-
-
-def state_path(folder: Path, identity: str, *tensors: Tensor) -> Path:
-    """File of the state of a search, named by a hash of settings and inputs.
-
-    Args:
-        folder: of the file.
-        identity: settings as text.
-        tensors: inputs of the search.
-    """
-    content = hashlib.sha256(identity.encode())
-    for tensor in tensors:
-        content.update(tensor.contiguous().numpy().tobytes())
-    return folder / f"search_{content.hexdigest()[:16]}.safetensors"
 
 
 class Anderson:
@@ -252,7 +224,7 @@ class Anderson:
 
 
 @dataclass
-class AndersonRetraining(Reconstructor):
+class AndersonRetraining(Improvement):
     """Improve the guess of another reconstructor by repeating the training until the weights agree.
 
     Every step costs one training. The guess whose weights come nearest to the released ones is returned. If they do not
@@ -280,8 +252,6 @@ class AndersonRetraining(Reconstructor):
     certain: float = 1e-2
     together: int = 100
 
-    needs_background = True
-
     def __post_init__(self) -> None:
         counts = (self.steps, self.memory, self.together, self.restarts + 1)
         if min(counts) < 1 or not 0 < self.tolerance <= self.certain < 1:
@@ -297,17 +267,12 @@ class AndersonRetraining(Reconstructor):
         self.folder, self.announce = background.state, background.announce
         self.guess = (self.inner or FirstLayerRidge()).bind(background)
 
-    @property
-    def first(self) -> Reconstructor:
-        return self.guess
-
     def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
-        self.guess = self.guess.fitted(differences, images, labels, n_classes)
+        super().fit(differences, images, labels, n_classes)
         self.shadow_images, self.shadow_labels, self.n_classes = images, labels, n_classes
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Those of the first guess, and how it was improved."""
         how = (
             f"Every first guess was corrected by up to {self.steps} trainings on it; an image is certified if the "
             f"retrained weights differ from the released ones by at most {self.certain:g} of the image's effect on the "
@@ -319,7 +284,7 @@ class AndersonRetraining(Reconstructor):
         first = self.guess.reconstruct(differences)
         path, state = None, SearchState.of(first.images, first.labels)
         if self.folder is not None:
-            path = state_path(self.folder, f"{self}", differences, first.images, first.labels)
+            path = self.folder / f"search_{digest(f'{self}', differences, first.images, first.labels)}.safetensors"
             state = SearchState.read(path) if path.is_file() else state
         for attempt in range(self.restarts + 1):
             left = ((state.distances > self.certain) & (state.searches == attempt)).nonzero().squeeze(1)

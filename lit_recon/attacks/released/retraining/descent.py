@@ -1,8 +1,7 @@
 """Reconstruction by gradient descent through the training.
 
-An informed adversary can repeat the training with any image in the place of the unknown one, and differentiate the
-trained weights with respect to its pixels. He descends on the distance of these weights from the released ones,
-starting from the guess of another reconstructor.
+An informed adversary can repeat the training with any image in the place of the unknown one, and descend on the
+distance of the trained from the released weights, differentiated with respect to the image's pixels.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.released.base import Background, ReconstructedTargets, Reconstructor
+from lit_recon.attacks.released.base import Background, Improvement, ReconstructedTargets, Reconstructor
 from lit_recon.attacks.released.kernel_ridge import KernelRidge
 from lit_recon.attacks.shadow.engines.general import mean_loss_gradient
 from lit_recon.attacks.shadow.plan import ShadowPlan
@@ -25,7 +24,7 @@ _MEAN, _SQUARE = 0.9, 0.99
 
 
 @dataclass
-class Retraining(Reconstructor):
+class Retraining(Improvement):
     """Improve the guess of another reconstructor by descent on the distance of retrained from released weights.
 
     The optimizer is Adam with one mean square per image, so that pixels without a gradient do not move; the rate falls
@@ -47,8 +46,6 @@ class Retraining(Reconstructor):
     lr: float = 0.02
     together: int = 4
 
-    needs_background = True
-
     def __post_init__(self) -> None:
         if min(self.steps, self.together) < 1 or not self.lr > 0:
             raise ConfigError(
@@ -60,28 +57,20 @@ class Retraining(Reconstructor):
         self.guess = (self.inner or KernelRidge()).bind(background)
 
     @property
-    def first(self) -> Reconstructor:
-        return self.guess
-
-    def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
-        self.guess = self.guess.fitted(differences, images, labels, n_classes)
-
-    @property
     def notes(self) -> tuple[str, ...]:
-        """Those of the first guess, and how it was improved."""
         how = (
             f"Every first guess was improved by {self.steps} steps on the distance of retrained from released weights."
         )
         return (*super().notes, how)
 
     def reconstruct(self, differences: Tensor) -> ReconstructedTargets:
-        first = self.guess.reconstruct(differences)
-        known, initial = self.plan.known, self.plan.initial_weights().to(self.plan.device)
+        first, device = self.guess.reconstruct(differences), self.plan.device
+        known, initial = self.plan.known, self.plan.initial_weights().to(device)
         reference, found, distances = self.plan.reference(), [], []
         for chunk in torch.arange(len(differences)).split(self.together):
-            start, labels = (value[chunk].to(self.plan.device) for value in (first.images, first.labels))
-            wanted = (differences[chunk].double() + reference).float().to(self.plan.device)
-            scale = differences[chunk].norm(dim=1).to(self.plan.device)
+            start, labels = first.images[chunk].to(device), first.labels[chunk].to(device)
+            wanted = (differences[chunk].double() + reference).float().to(device)
+            scale = differences[chunk].norm(dim=1).to(device)
             images, distance = self._descend(known, initial, start, labels, wanted, scale)
             found.append(images.cpu())
             distances.append(distance.cpu())
@@ -135,7 +124,7 @@ def trained_weights(known: KnownTraining, initial: Tensor, images: Tensor, label
     """Weights `(m, p)` of models each trained on the fixed set and one image, differentiable in the images.
 
     Args:
-        known: the training: full batches, gradient descent with momentum.
+        known: the training, by gradient descent with momentum on full batches.
         initial: weights `(p,)` of all models.
         images: own image of each model, `(m, c, h, w)`.
         labels: of those, `(m,)`.

@@ -9,13 +9,13 @@ algorithm 2.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
-from torch.nn import functional as F
+from torch.func import vmap
 
-from lit_recon.attacks.shadow.training import unflatten
+from lit_recon.attacks.shadow.training import cross_entropy
 from lit_recon.data import ImageSet
 from lit_recon.data.dataset import seeded_generator
 from lit_recon.errors import ConfigError, ShapeError
@@ -146,23 +146,17 @@ def own_losses(network: nn.Module, weights: Tensor, images: Tensor, labels: Tens
             f"one image and one label per model are needed; got {len(weights)} models, {len(images)} images and "
             f"{len(labels)} labels"
         )
-
-    def loss(one: Tensor, image: Tensor, label: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(network, unflatten(network, one), image[None]), label[None])
-
+    loss, own, own_labels = partial(cross_entropy, network), images[:, None], labels[:, None]
     with torch.no_grad():
-        parts = zip(weights.split(_CHUNK), images.split(_CHUNK), labels.split(_CHUNK), strict=True)
+        parts = zip(weights.split(_CHUNK), own.split(_CHUNK), own_labels.split(_CHUNK), strict=True)
         return torch.cat([vmap(loss)(*part) for part in parts])
 
 
 def all_losses(network: nn.Module, weights: Tensor, images: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy `(s, m)` of every model on every image; arguments as for `own_losses`."""
-
-    def loss(one: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(network, unflatten(network, one), images), labels, reduction="none")
-
+    losses = partial(cross_entropy, network, images=images, labels=labels, reduction="none")
     with torch.no_grad():
-        return torch.cat([vmap(loss)(part) for part in weights.split(_CHUNK_OF_ALL)])
+        return torch.cat([vmap(losses)(part) for part in weights.split(_CHUNK_OF_ALL)])
 
 
 def _check(*tensors: Tensor) -> None:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
-from torch.nn import functional as F
+from torch.func import grad, vmap
 
 from lit_recon.attacks.shadow.engine import Execution
 from lit_recon.attacks.shadow.plan import ShadowPlan
-from lit_recon.attacks.shadow.training import unflatten
+from lit_recon.attacks.shadow.training import cross_entropy, unflatten
 from lit_recon.data import ImageSet
 from lit_recon.errors import ConfigError, ShapeError
 
@@ -78,12 +78,9 @@ def own_gradients(network: nn.Module, weights: Tensor, images: Tensor, labels: T
         raise ShapeError(
             f"every model needs one image and one label; got {len(weights)}, {len(images)} and {len(labels)}"
         )
-
-    def loss(own: Tensor, image: Tensor, label: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(network, unflatten(network, own), image[None]), label[None])
-
-    parts = zip(weights.split(_CHUNK), images.split(_CHUNK), labels.split(_CHUNK), strict=True)
-    return torch.cat([vmap(grad(loss))(*part) for part in parts])
+    gradient, own, own_labels = grad(partial(cross_entropy, network)), images[:, None], labels[:, None]
+    parts = zip(weights.split(_CHUNK), own.split(_CHUNK), own_labels.split(_CHUNK), strict=True)
+    return torch.cat([vmap(gradient)(*part) for part in parts])
 
 
 #: Perplexity of t-SNE, if there are enough models.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -38,17 +39,14 @@ class ApproximationError:
 
     @property
     def median(self) -> float:
-        """Median of the errors."""
         return float(torch.tensor(self.errors, dtype=torch.float64).quantile(0.5))
 
     @property
     def is_tolerable(self) -> bool:
-        """Whether the median is within the tolerance."""
         return self.median <= self.tolerance
 
     @property
     def sentence(self) -> str:
-        """In words, without a full stop."""
         return (
             f"on {len(self.errors)} models trained exactly, linear response has a median relative error of "
             f"{self.median:.3f} and at most {max(self.errors):.3f}, where a median of {self.tolerance:g} is tolerated"
@@ -65,7 +63,7 @@ class ApproximationError:
 
     @classmethod
     def read(cls, folder: Path, n: int, tolerance: float) -> ApproximationError:
-        """The errors of `n` models, from the file in a store.
+        """The errors of `n` models that were written into a store.
 
         Raises:
             MissingDataError: there is no such file.
@@ -78,14 +76,12 @@ class ApproximationError:
             )
         try:
             errors = [float(error) for error in json.loads(path.read_text(encoding="utf-8"))["errors"]]
+            if len(errors) != n:
+                raise ValueError(f"{len(errors)} errors instead of {n}")
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptFileError(
                 f"{path} is damaged ({error}): delete it, and the errors are measured again"
             ) from error
-        if len(errors) != n:
-            raise CorruptFileError(
-                f"{path} must hold the errors of {n} models; got {len(errors)}: delete it, and they are measured again"
-            )
         return cls(errors, tolerance)
 
 
@@ -93,6 +89,8 @@ class ApproximationError:
 _TOGETHER_BYTES = 192 * 2**20
 #: Settings of `GradientDescent` that linear response supports.
 _KNOWN_SETTINGS = {"steps", "lr", "momentum"}
+#: Folder in a store of the exact models of the sample.
+_SAMPLE = "exact_sample"
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +101,7 @@ class LinearPlan:
         exact: the plan of the exact models.
         response: rank and error tolerance.
         kind: `linear`: all models are approximated, and an error beyond the tolerance is refused; `mixed`: the sample
-            is exact, and beyond the tolerance all models are trained exactly.
+            is exact, and beyond the tolerance all models are.
 
     Raises:
         ConfigError: linear response does not support such models.
@@ -131,17 +129,14 @@ class LinearPlan:
 
     @property
     def fixed(self) -> ImageSet:
-        """The fixed set."""
         return self.exact.fixed
 
     @property
     def description(self) -> dict[str, object]:
-        """Cache key: that of the exact models, and the settings of linear response."""
         response = {f"shadows.{key}": value for key, value in asdict(self.response).items()}
         return {**self.exact.description, "shadows": self.kind, **response}
 
     def execution(self) -> Execution:
-        """The fastest way to train the exact ones."""
         return self.exact.execution()
 
     def sample(self, images: ImageSet) -> ImageSet:
@@ -156,30 +151,15 @@ class LinearPlan:
             )
         return images.subset(torch.arange(self.response.sample))
 
-    @staticmethod
-    def sample_folder(folder: Path) -> Path:
-        """Folder of the exact models of the sample in a store."""
-        return folder / "exact_sample"
-
     def exact_sample(self, folder: Path, images: ImageSet) -> ExactSample | None:
         """The sample that the error of linear response is measured on, once for every store."""
-
-        def measure() -> None:
-            if not self.is_measured(folder):
-                self.measure(folder, images)
-
-        def check() -> bool:
-            return self.trusted(folder)
-
-        return ExactSample(self.exact, self.sample(images), self.sample_folder(folder), measure, check)
+        measure, check = partial(self.measure, folder, images), partial(self.trusted, folder)
+        return ExactSample(self.exact, self.sample(images), folder / _SAMPLE, measure, check)
 
     def measure(self, folder: Path, images: ImageSet) -> None:
-        """Compare the stored exact models of the sample with linear response, and write the errors into the store.
-
-        Args:
-            folder: of the store.
-            images: one per model of the whole plan.
-        """
+        """Write the errors of linear response into a store, unless they are there, for the images of the whole plan."""
+        if ApproximationError.path(folder).is_file():
+            return
         sample = self.sample(images)
         exact = self._exact_sample(folder, sample)
         linear = torch.cat(list(self._respond([sample])))
@@ -187,17 +167,8 @@ class LinearPlan:
         ApproximationError(errors.tolist(), self.response.tolerance).write(folder)
 
     def measured(self, folder: Path) -> ApproximationError:
-        """The errors that `measure` wrote into the store in a folder.
-
-        Raises:
-            MissingDataError: it has not been measured.
-            CorruptFileError: its file is damaged.
-        """
+        """The errors that `measure` wrote into a store; raises the errors of `ApproximationError.read`."""
         return ApproximationError.read(folder, self.response.sample, self.response.tolerance)
-
-    def is_measured(self, folder: Path) -> bool:
-        """Whether the store in a folder holds measured errors."""
-        return ApproximationError.path(folder).is_file()
 
     def trusted(self, folder: Path) -> bool:
         """Whether linear response is used; if not, all models are trained exactly.
@@ -213,7 +184,6 @@ class LinearPlan:
         return measured.is_tolerable
 
     def facts(self, folder: Path, n: int) -> dict[str, float | int | str]:
-        """How many of `n` models are not exact, and the errors of the sample."""
         measured = self.measured(folder)
         exact = 0 if self.kind == "linear" else self.response.sample if measured.is_tolerable else n
         return {
@@ -226,10 +196,9 @@ class LinearPlan:
         }
 
     def notes(self, folder: Path, n: int) -> tuple[str, ...]:
-        """How `n` of these models were made, in a sentence."""
-        linear = self.facts(folder, n)["n_linear"]
-        made = f"{linear} of the {n} shadow models were made by linear response"
-        how = made if linear else f"All {n} shadow models were trained exactly"
+        linear, how = self.facts(folder, n)["n_linear"], f"All {n} shadow models were trained exactly"
+        if linear:
+            how = f"{linear} of the {n} shadow models were made by linear response"
         return (f"{how}: {self.measured(folder).sentence}.",)
 
     def train_shards(self, store: ShadowStore, shards: Sequence[int], images: ImageSet) -> Iterator[int]:
@@ -249,7 +218,7 @@ class LinearPlan:
                 yield shard
 
     def _exact_sample(self, folder: Path, sample: ImageSet) -> Tensor:
-        there = self.sample_folder(folder)
+        there = folder / _SAMPLE
         store = ShadowStore.open(there, self.exact.description)
         if store is None:
             raise MissingDataError(
@@ -261,5 +230,4 @@ class LinearPlan:
         device = self.exact.device
         tensors = [(own.pixels().to(device), own.labels.to(device)) for own in groups]
         initial = self.exact.initial_weights().to(device)
-        for found in respond(self.exact.known, initial, tensors, self.response):
-            yield found.cpu()
+        return (found.cpu() for found in respond(self.exact.known, initial, tensors, self.response))

@@ -11,23 +11,21 @@ from torch import Tensor
 from lit_recon.attacks.shadow.training import ADAM_DECAY, ADAM_EPSILON, GradientDescent, KnownTraining
 from lit_recon.defenses.clipping import DPSGD
 from lit_recon.defenses.vectors import normal_like
-from lit_recon.privacy.noisy_sgd import PrivateDescent
 
 
-def mechanism_of(dp: PrivateDescent | None, steps: int) -> DPSGD | None:
-    """The clipping and noise of each of so many steps; None for plain training."""
-    return None if dp is None else DPSGD(dp.bound, dp.noise(steps))
+def mechanism_of(known: KnownTraining) -> DPSGD | None:
+    """Clipping and noise of every step; None for plain training."""
+    dp = known.descent.dp
+    return None if dp is None else DPSGD(dp.bound, dp.noise(known.n_steps))
 
 
 def add_noise(sums: Sequence[Tensor], mechanism: DPSGD, generators: Sequence[torch.Generator]) -> None:
     """Add the noise of DP-SGD to sums of clipped gradients, in place.
 
-    Every model has its own noise, and the adversary does not know that of a released model.
-
     Args:
-        sums: of all models, each `(s, ...)`, in the order of the network's parameters.
+        sums: of `s` models, each `(s, ...)`, in the order of the network's parameters.
         mechanism: clipping and noise.
-        generators: one per model, `s` of them, each with one draw per tensor, as in `DPSGD`.
+        generators: one per model, with one draw per tensor, as in `DPSGD`.
     """
     std = mechanism.released_std(1)
     if std:
@@ -37,12 +35,7 @@ def add_noise(sums: Sequence[Tensor], mechanism: DPSGD, generators: Sequence[tor
 
 
 class Descent:
-    """The optimizer of all models with its state; updates the weights in place.
-
-    Args:
-        settings: of the optimizer.
-        weights: tensors of any shape, which the caller owns.
-    """
+    """The optimizer of all models with its state; updates weights of any shape in place."""
 
     def __init__(self, settings: GradientDescent, weights: Sequence[Tensor]) -> None:
         self.settings, self.weights = settings, weights
@@ -101,7 +94,7 @@ class Batches:
 
 
 def gathered(fixed: Tensor, own: Tensor, numbers: Tensor) -> Tensor:
-    """Images or labels of the models' own batches, `(s, b, ...)`.
+    """Images or labels `(s, b, ...)` of every model's own batch.
 
     Args:
         fixed: of the fixed set, `(n, ...)`.

@@ -10,6 +10,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
 
 from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
 from lit_recon.privacy.noisy_sgd import PrivateDescent
@@ -86,10 +88,10 @@ class GradientDescent:
         """Number of generators that `n_models` models need: one each, one for a common order, or none."""
         if self.is_noisy or self.has_own_order:
             return n_models
-        return 0 if self.batch_size is None else 1
+        return int(self.batch_size is not None)
 
     def n_steps(self, n_images: int) -> int:
-        """Number of steps of a training on `n_images` images."""
+        """Steps of a training on `n_images` images."""
         return self.steps if self.epochs is None else self.epochs * self._steps_per_count(n_images)
 
     def kept_steps(self, n_images: int) -> list[int]:
@@ -101,7 +103,7 @@ class GradientDescent:
         return 1 if self.epochs is None else -(-n_images // (self.batch_size or n_images))
 
     def torch_optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """PyTorch's own optimizer over all parameters of a network."""
+        """PyTorch's optimizer of a network."""
         if self.optimizer == "adam":
             betas = (self.momentum, ADAM_DECAY)
             return torch.optim.Adam(network.parameters(), lr=self.lr, betas=betas, eps=ADAM_EPSILON)
@@ -140,7 +142,7 @@ class KnownTraining:
     """Everything about a released model's training but one image.
 
     Attributes:
-        network: the architecture; its own weights are not used.
+        network: its weights are not used.
         images: fixed set `(n, c, h, w)`, float in [0, 1].
         labels: int64 `(n,)`.
         descent: the optimizer.
@@ -169,13 +171,13 @@ class KnownTraining:
                 f"descent.batch_size must be at most {len(self.images) + 1}, the fixed set and one image; "
                 f"got {self.descent.batch_size}"
             )
-        buffers = [name for name, _ in self.network.named_buffers()]
-        random = [
+        wrong = [name for name, _ in self.network.named_buffers()]
+        wrong += [
             name for name, module in self.network.named_modules() if isinstance(module, nn.modules.dropout._DropoutNd)
         ]
-        if buffers or random:
+        if wrong:
             raise UnsupportedModelError(
-                f"shadow models need networks without buffers and dropout; got {(buffers + random)[:3]}: "
+                f"shadow models need networks without buffers and dropout; got {wrong[:3]}: "
                 "use GroupNorm instead of BatchNorm and leave dropout out"
             )
 
@@ -202,11 +204,7 @@ class KnownTraining:
     def check(
         self, initial: Tensor, images: Tensor, labels: Tensor, generators: Sequence[torch.Generator] | None = None
     ) -> None:
-        """Refuse arguments that do not fit: initial weights `(p,)` or `(s, p)`, images `(s, c, h, w)`, generators.
-
-        Raises:
-            ShapeError: they do not fit each other, the network or the fixed set.
-        """
+        """Raise ShapeError for arguments of `train_models` that do not fit each other, the network or the fixed set."""
         if images.shape[1:] != self.images.shape[1:] or labels.shape != images.shape[:1]:
             raise ShapeError(
                 f"one image of shape {tuple(self.images.shape[1:])} and one label per model are needed; "
@@ -222,10 +220,10 @@ class KnownTraining:
         given, n = len(generators or ()), self.descent.n_generators(len(images))
         if n and given != n:
             what = "training by batches in a known order needs one generator for all models"
-            if self.descent.is_noisy or self.descent.has_own_order:
-                what = (
-                    f"{'noisy training' if self.descent.is_noisy else 'an unknown order'} needs one generator per model"
-                )
+            if self.descent.is_noisy:
+                what = "noisy training needs one generator per model"
+            elif self.descent.has_own_order:
+                what = "an unknown order needs one generator per model"
             raise ShapeError(f"{what}; got {given} for {len(images)} models")
 
 
@@ -243,11 +241,15 @@ def unflatten(network: nn.Module, weights: Tensor) -> dict[str, Tensor]:
     sizes = [parameter.numel() for parameter in network.parameters()]
     if weights.shape[-1:] != (sum(sizes),):
         raise ShapeError(f"the network has {sum(sizes)} parameters; got weights {tuple(weights.shape)}")
-    parts = weights.split(sizes, dim=-1)
-    return {
-        name: part.unflatten(-1, parameter.shape)
-        for (name, parameter), part in zip(network.named_parameters(), parts, strict=True)
-    }
+    parts = zip(network.named_parameters(), weights.split(sizes, dim=-1), strict=True)
+    return {name: part.unflatten(-1, parameter.shape) for (name, parameter), part in parts}
+
+
+def cross_entropy(
+    network: nn.Module, weights: Tensor, images: Tensor, labels: Tensor, reduction: str = "mean"
+) -> Tensor:
+    """Of a network with weights `(p,)` on images `(n, ...)` with labels `(n,)`; differentiable in the first two."""
+    return F.cross_entropy(functional_call(network, unflatten(network, weights), images), labels, reduction=reduction)
 
 
 @contextmanager

@@ -27,10 +27,7 @@ from lit_recon.models.released import ReleasedMLP
 
 
 def suits(descent: GradientDescent, fixed: SharedImages) -> bool:
-    """Whether this training can be done in dual coordinates, with less arithmetic.
-
-    It cannot if steps are not linear in gradients, or if noise leaves the span of the images.
-    """
+    """Whether dual coordinates need less arithmetic; they need linear steps, without noise outside the images' span."""
     linear = descent.optimizer == "sgd" and descent.batch_size is None and not descent.is_noisy
     return linear and len(fixed.images) < 2 * fixed.pixels.n_often(fixed.images)
 
@@ -69,15 +66,13 @@ class FirstLayers:
     """The first layers of many models, as coefficients of images.
 
     Args:
-        weights: of the start, `(s, h, d)`.
-        bias: of the start, `(s, h)`.
-        fixed: the fixed images, `(n, d)`.
-        span: of those.
+        weights, bias: of the start, `(s, h, d)` and `(s, h)`.
+        fixed, span: the fixed images, `(n, d)`, and their span.
         own: one further image of each model, `(s, d)`.
 
     Attributes:
         sides: coefficients of the remainders, `(s, h, n)`.
-        rest: of its mean and of the own image, and the bias, `(s, h, 3)`.
+        rest: coefficients of the mean and of the own image, and the bias, `(s, h, 3)`.
     """
 
     def __init__(self, weights: Tensor, bias: Tensor, fixed: Tensor, span: ImageSpan, own: Tensor) -> None:
@@ -126,18 +121,14 @@ def _wide(left: Tensor, right: Tensor) -> Tensor:
 def train_dual(
     known: KnownTraining, activation: str, fixed: SharedImages, span: ImageSpan, weights: list[Tensor], own: OwnImages
 ) -> Tensor:
-    """Train one model per own image, all at once.
+    """Train one model per own image, all at once, in dual coordinates; results as of `train_models`.
 
     Args:
         known: the training, for which `suits` is true.
         activation: between layers.
-        fixed: the fixed set.
-        span: of the fixed images.
+        fixed, span: the fixed set, and the span of its images.
         weights: of the start, `(s, o, i)` and `(s, o)` for every layer; those of later layers are overwritten.
         own: one further image of each model.
-
-    Returns:
-        Flat weights `(s, p)`; with snapshots `(s, t * p)`.
     """
     descent, n, released = known.descent, len(fixed.images), []
     layers, later = FirstLayers(weights[0], weights[1], fixed.images, span, own.images), weights[2:]
@@ -189,13 +180,7 @@ def train_batched_mlp(
     generators: Sequence[torch.Generator] | None = None,
     chunk: int | None = None,
 ) -> Tensor:
-    """Train one model per image on the fixed set and that image, `chunk` models at a time; default: `chunk_size`.
-
-    Arguments, result and errors as for `train_loop`; besides:
-
-    Raises:
-        UnsupportedModelError: the network is not an MLP with a hidden layer and a supported activation.
-    """
+    """Train `chunk` models at a time; default: `chunk_size`. Arguments, result and errors as for `train_models`."""
     known.check(initial, images, labels, generators)
     size, batches = chunk or chunk_size(known), Batches(known, generators)
     fixed, trained = prepared(known), []
@@ -213,18 +198,7 @@ def train_batched_mlp(
 
 @torch.no_grad()
 def train_without(known: KnownTraining, initial: Tensor) -> Tensor:
-    """Training by full batches without own images and without noise, for the reference.
-
-    Args:
-        known: the training.
-        initial: weights `(p,)`.
-
-    Returns:
-        Flat weights `(p,)`; with snapshots `(t * p,)`.
-
-    Raises:
-        UnsupportedModelError: as for `train_batched_mlp`.
-    """
+    """Weights `(p,)` of the reference, with snapshots `(t * p,)`: without own images and noise, by full batches."""
     return _train_chunk(known, prepared(known), initial[None], Batches(known, None).of(slice(1)))[0]
 
 
@@ -258,11 +232,9 @@ def _train_chunk(
     own: OwnImages | None = None,
     noise: Sequence[torch.Generator] = (),
 ) -> Tensor:
-    network, descent, n = _mlp(known.network), known.descent, len(known.images)
-    activation, n_classes = network.activation, network.linear_layers[-1].out_features
-    weights = _apart(known, initial)
-    optimizer, kept, released = Descent(descent, weights), known.kept_steps, []
-    mechanism = mechanism_of(descent.dp, known.n_steps)
+    activation, n, weights = _mlp(known.network).activation, len(known.images), _apart(known, initial)
+    optimizer, kept, released = Descent(known.descent, weights), known.kept_steps, []
+    mechanism = mechanism_of(known)
     bound = None if mechanism is None else mechanism.bound
     for step, numbers in enumerate(batches, start=1):
         if numbers is None:
@@ -271,7 +243,7 @@ def _train_chunk(
                 add_noise(gradients, mechanism, noise)
         elif own is None or numbers.dim() == 1:
             fixed = numbers[numbers < n]
-            part = SharedImages(whole.images[fixed], whole.labels[fixed], n_classes)
+            part = SharedImages(whole.images[fixed], whole.labels[fixed], len(whole.classes))
             gradients = shared_gradients(weights, part, own if len(fixed) < len(numbers) else None, activation)
         else:
             gradients = separate_gradients(weights, whole, own, numbers, activation)

@@ -1,9 +1,9 @@
 """Gradients of many MLPs at once, by matrix products instead of automatic differentiation.
 
 All models see the same images, so that their first layers, stacked, form one wide matrix. Its product with the images
-and the product of the backpropagated gradients with the images are nearly all of the arithmetic. Everything else is
-elementwise on `(s, neurons, n)`, or small products, block by block of the images; the models' own images are computed
-by the same functions with `n` = 1. If every model has batches of its own, there is one product per model instead.
+and that of the backpropagated gradients with the images are nearly all of the arithmetic. All else is elementwise on
+`(s, neurons, n)`, or small products, block by block of the images; the models' own images are computed by the same
+functions with `n` = 1. If every model has batches of its own, there is one product per model instead.
 
 Clipping needs the norm of every image's gradient, not the gradient: in a linear layer it is the norm of the input, with
 a 1 appended for the bias, times that of the gradient with respect to the output.
@@ -34,14 +34,7 @@ class OwnImages(NamedTuple):
 
 
 class SharedImages:
-    """Images that all models share, prepared for products.
-
-    Args:
-        images: `(n, d)`.
-        labels: int64 `(n,)`.
-        n_classes: number of logits `k`.
-        pixels: which pixels are multiplied densely and which sparsely; default: all densely.
-    """
+    """Images `(n, d)` with labels `(n,)` that all models share, prepared for products; default: all pixels densely."""
 
     def __init__(self, images: Tensor, labels: Tensor, n_classes: int, pixels: UsedPixels | None = None) -> None:
         self.images, self.labels = images, labels
@@ -56,24 +49,14 @@ class SharedImages:
 
 
 class Clip(NamedTuple):
-    """Clipping of the gradients of single images.
-
-    Attributes:
-        squares: squared norms of the inputs, `(n,)` or `(s, 1)`.
-        bound: largest norm of a gradient.
-    """
+    """Clipping of single images' gradients: squared norms of the inputs, `(n,)` or `(s, 1)`, and largest norm."""
 
     squares: Tensor
     bound: float
 
 
 class Flow(NamedTuple):
-    """Gradients of the loss summed over one batch of inputs.
-
-    Attributes:
-        first: with respect to the first layer's outputs, `(s, h, n)`.
-        later: of weights `(s, o, i)` and biases `(s, o)` of all later layers.
-    """
+    """Gradients in the first layer's outputs, `(s, h, n)`, and summed ones of all later weights and biases."""
 
     first: Tensor
     later: list[Tensor]
@@ -85,14 +68,11 @@ def shared_gradients(
     """Gradients of the loss summed over images that all models share, and over the own ones where there are any.
 
     Args:
-        weights: of `s` models, `(s, o, i)` and `(s, o)` for every layer.
+        weights: of `s` models, `(s, o, i)` and `(s, o)` for every layer, as are the gradients.
         inputs: the images that all share.
         own: one further image of each.
         activation: between layers.
         bound: largest norm of an image's gradient; None: no clipping.
-
-    Returns:
-        One tensor for each of `weights`.
     """
     s, neurons, d = weights[0].shape
     parts = inputs.pixels.split(weights[0].view(s * neurons, d))
@@ -115,18 +95,7 @@ def shared_gradients(
 def separate_gradients(
     weights: list[Tensor], whole: SharedImages, own: OwnImages, numbers: Tensor, activation: str
 ) -> list[Tensor]:
-    """Gradients of the loss summed over batches, one for every model.
-
-    Args:
-        weights: of `s` models, `(s, o, i)` and `(s, o)` for every layer.
-        whole: the fixed set.
-        own: one further image of each model.
-        numbers: indices of the images of each model's batch, `(s, b)`, as in `Batches`.
-        activation: between layers.
-
-    Returns:
-        One tensor for each of `weights`.
-    """
+    """Gradients of the loss summed over the images of every model's batch, `numbers` `(s, b)` as in `Batches`."""
     images, labels = gathered(whole.images, own.images, numbers), gathered(whole.labels, own.labels, numbers)
     classes = one_hot(labels, weights[-1].shape[1], images.dtype).transpose(1, 2)
     outputs = torch.baddbmm(weights[1][:, :, None], weights[0], images.transpose(1, 2))
@@ -148,10 +117,10 @@ def _add_own(
 
 
 def flow(outputs: Tensor, later: list[Tensor], classes: Tensor, activation: str, clip: Clip | None) -> Flow:
-    """Forward and backward pass from the first layer's outputs `(s, h, n)`, which are overwritten.
+    """Forward and backward pass from the first layer's outputs.
 
     Args:
-        outputs: of the first layer.
+        outputs: of the first layer, `(s, h, n)`; overwritten.
         later: weights and biases of all later layers.
         classes: one-hot, `(k, n)`, or of every model's own images `(s, k, n)`.
         activation: between layers.
@@ -193,9 +162,7 @@ def one_hot(labels: Tensor, n_classes: int, dtype: torch.dtype) -> Tensor:
 
 
 def _activate(inputs: Tensor, activation: str) -> Tensor:
-    if activation == "elu":
-        return F.elu_(inputs)
-    return inputs.tanh_() if activation == "tanh" else inputs.relu_() if activation == "relu" else inputs.sigmoid_()
+    return {"elu": F.elu_, "relu": torch.relu_, "tanh": torch.tanh_, "sigmoid": torch.sigmoid_}[activation](inputs)
 
 
 def _derive(gradient: Tensor, value: Tensor, activation: str) -> Tensor:

@@ -7,7 +7,6 @@ import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, Self
 
 import lit_recon._torchvision
@@ -81,6 +80,10 @@ class PairTraining(LightningModule, ABC):
         """Count the mean loss of `n` pairs."""
         self._sum, self._count = self._sum + float(loss.detach()) * n, self._count + n
 
+    def on_train_epoch_start(self) -> None:
+        """Tell the `PairBatches` which epoch a resumed training is in; Lightning makes their iterator afterwards."""
+        self.trainer.train_dataloader.epoch = self.current_epoch  # type: ignore[union-attr]
+
     def on_train_epoch_end(self) -> None:
         self.losses.append(self._sum / max(1, self._count))
         self._sum, self._count = 0.0, 0
@@ -92,71 +95,11 @@ class PairTraining(LightningModule, ABC):
         self.losses = list(checkpoint["losses"])
 
 
-class _Epoch(Callback):
-    """Tells the pairs which epoch a resumed training is in; Lightning makes their iterator afterwards."""
-
-    def __init__(self, pairs: PairBatches) -> None:
-        self.pairs = pairs
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.pairs.epoch = trainer.current_epoch
-
-
-def train_pairs(
-    module: PairTraining, pairs: PairBatches, epochs: int, accelerator: Accelerator, state: Path | None, identity: str
-) -> None:
-    """Train in this process alone, or resume a training that was killed.
-
-    Other processes that torchrun may have started take no part. A resumed training ends as one that was never
-    interrupted, on devices with deterministic arithmetic.
-
-    Args:
-        module: ends up on the CPU, in evaluation mode.
-        pairs: to learn from.
-        epochs: over all pairs.
-        accelerator: that trains.
-        state: folder of the state after the last epoch, which stays there, so that a finished training is not repeated;
-            None keeps nothing.
-        identity: of the settings; with the pairs it names the file of the state.
-
-    Raises:
-        CorruptFileError: the state of a killed training cannot be read.
-    """
-    last, callbacks = None, [_Epoch(pairs), TrainingProgress(module.n_optimizers)]
-    if state is not None:
-        settings = f"{identity} {pairs.batch_size} {pairs.seed} {tuple(pairs.features.shape)}"
-        last = state / f"{digest(settings, pairs.features, pairs.images)}.ckpt"
-        state.mkdir(parents=True, exist_ok=True)
-        callbacks.append(LastCheckpoint(last, minutes=float("inf")))  # a resumed training begins at an epoch
-        if last.exists() and not zipfile.is_zipfile(last):
-            raise CorruptFileError(f"{last} is truncated or not a training state: delete it to start over")
-    trainer = Trainer(
-        accelerator=accelerator,
-        devices=1,
-        plugins=[LightningEnvironment()],  # this process alone, also where torchrun started several
-        logger=False,
-        callbacks=callbacks,
-        max_epochs=epochs,
-        enable_checkpointing=state is not None,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        use_distributed_sampler=False,
-    )
-    resumed = last if last is not None and last.exists() else None
-    try:
-        with torch.enable_grad():
-            trainer.fit(module, pairs, ckpt_path=resumed, weights_only=True if resumed else None)
-    except (pickle.UnpicklingError, KeyError, EOFError) as error:
-        raise CorruptFileError(f"{resumed} is damaged ({error}): delete it to start over") from error
-    module.cpu().eval()
-
-
 @dataclass(kw_only=True)
 class TrainedReconstructor(Reconstructor):
-    """A network on features of differences, trained by the Trainer; subclasses define features and training.
+    """A network on features of differences, trained by Lightning; subclasses define features and training.
 
-    It returns no labels of its own: the label is that of the shadow model whose difference has the most similar
-    direction.
+    The label is that of the shadow model whose difference has the most similar direction.
 
     Args:
         batch_size: shadow models per step.
@@ -193,11 +136,46 @@ class TrainedReconstructor(Reconstructor):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             module = self.training(features.shape[1], (channels, height, width))
-        pairs = PairBatches(features, images, self.batch_size, self.seed)
-        state = self.background.state if self.background else None
-        train_pairs(module, pairs, self.epochs, self.accelerator, state, self.identity)
+        self._train(module, PairBatches(features, images, self.batch_size, self.seed))
         self.network, self.loss, self.n_features = module.network, module.losses[-1], features.shape[1]
         self.directions, self.labels = unit_length(differences), labels
+
+    def _train(self, module: PairTraining, pairs: PairBatches) -> None:
+        """Train in this process alone, or resume a training that was killed, and return to the CPU.
+
+        The state after the last epoch is kept, so that a finished training is not repeated.
+
+        Raises:
+            CorruptFileError: the state of a killed training cannot be read.
+        """
+        state, last = self.background.state if self.background else None, None
+        callbacks: list[Callback] = [TrainingProgress(module.n_optimizers)]
+        if state is not None:
+            settings = f"{self.identity} {pairs.batch_size} {pairs.seed} {tuple(pairs.features.shape)}"
+            last = state / f"{digest(settings, pairs.features, pairs.images)}.ckpt"
+            state.mkdir(parents=True, exist_ok=True)
+            callbacks.append(LastCheckpoint(last, minutes=float("inf")))  # a resumed training begins at an epoch
+            if last.exists() and not zipfile.is_zipfile(last):
+                raise CorruptFileError(f"{last} is truncated or not a training state: delete it to start over")
+        trainer = Trainer(
+            accelerator=self.accelerator,
+            devices=1,
+            plugins=[LightningEnvironment()],  # this process alone, also where torchrun started several
+            logger=False,
+            callbacks=callbacks,
+            max_epochs=self.epochs,
+            enable_checkpointing=state is not None,
+            enable_model_summary=False,
+            enable_progress_bar=False,
+            use_distributed_sampler=False,
+        )
+        resumed = last if last is not None and last.exists() else None
+        try:
+            with torch.enable_grad():
+                trainer.fit(module, pairs, ckpt_path=resumed, weights_only=True if resumed else None)
+        except (pickle.UnpicklingError, KeyError, EOFError) as error:
+            raise CorruptFileError(f"{resumed} is damaged ({error}): delete it to start over") from error
+        module.cpu().eval()
 
     @property
     def facts(self) -> dict[str, float]:

@@ -24,9 +24,11 @@ from lit_recon.attacks.released.first_layer import TINY, FirstLayerRidge, Whiten
 from lit_recon.attacks.released.retraining.descent import repeatable
 from lit_recon.attacks.shadow.engine import Execution, deltas, train_models
 from lit_recon.attacks.shadow.engines.batched_mlp import fits_batched_mlp
-from lit_recon.attacks.shadow.plan import ShadowPlan
 from lit_recon.errors import ConfigError, CorruptFileError
 from lit_recon.io.files import write_bytes
+
+#: Maps images `(m, d)` and labels `(m,)` to differences `(m, p)` of models trained on them.
+Training = Callable[[Tensor, Tensor], Tensor]
 
 #: Ridge of the least-squares problem, relative to its mean diagonal: rounding errors of corrections are of this order.
 _RIDGE = 1e-6
@@ -34,89 +36,6 @@ _RIDGE = 1e-6
 _LOST = 2.0
 #: Factor on the damping of corrections after such a restart.
 _CAREFUL = 0.5
-
-
-@dataclass(frozen=True, eq=False)
-class RepeatedTraining:
-    """Repeats a training on guesses, and corrects them by the remaining difference of the first layer.
-
-    Attributes:
-        plan: of a deterministic training.
-        layer: the first layer of its models.
-        steps, memory, tolerance: see `AndersonRetraining`.
-    """
-
-    plan: ShadowPlan
-    layer: WhitenedFirstLayer
-    steps: int
-    memory: int
-    tolerance: float
-
-    def search(self, released: Tensor, starts: Tensor, labels: Tensor, trained: Advance) -> tuple[Tensor, Tensor]:
-        """The best images `(m, c, h, w)` and the distances `(m,)` of their weights, relative to the difference.
-
-        Args:
-            released: differences of the released models, `(m, p)`.
-            starts: first guesses, `(m, c, h, w)`.
-            labels: of the images, `(m,)`.
-            trained: called with the number of trainings done or no longer needed.
-        """
-        guesses = starts.flatten(1).double()
-        best, best_correction = guesses.clone(), torch.zeros_like(guesses)
-        least = torch.full((len(guesses),), math.inf, dtype=torch.float64)
-        damping, active = torch.ones_like(least), torch.arange(len(guesses))
-        memory, train = Anderson(len(guesses), guesses.shape[1], self.memory), self._training(starts.shape[1:])
-        for step in range(self.steps):
-            found, wanted = train(guesses, labels[active]), released[active]
-            trained(len(active))
-            distance = _distances(found, wanted)
-            corrections = self._corrections(found, wanted, guesses)
-            closer, lost = distance < least[active], distance > _LOST * least[active]
-            for kept, values in ((best, guesses), (best_correction, corrections), (least, distance)):
-                kept[active[closer]] = values[closer]
-            going = least[active] > self.tolerance
-            trained(int((~going).sum()) * (self.steps - step - 1))
-            if step == self.steps - 1 or not going.any():
-                break
-            memory.forget(lost)
-            damping[active[lost]] *= _CAREFUL
-            guesses[lost], corrections[lost] = best[active[lost]], best_correction[active[lost]]
-            guesses = memory.next(guesses, corrections, damping[active]).clamp(0, 1)[going]
-            memory.keep(going)
-            active = active[going]
-        return best.float().unflatten(1, starts.shape[1:]), least
-
-    def likeliest(self, released: Tensor, images: Tensor) -> Tensor:
-        """The labels `(m,)` for which training on the images comes nearest to the released models.
-
-        Args:
-            released: differences of the released models, `(m, p)`.
-            images: one for every label, `(k, m, c, h, w)`.
-        """
-        train = self._training(images.shape[2:])
-        labels = torch.arange(len(images))[:, None].expand(len(images), len(released))
-        found = [train(each.flatten(1).double(), label) for each, label in zip(images, labels, strict=True)]
-        return torch.stack([_distances(each, released) for each in found]).argmin(dim=0)
-
-    def _training(self, shape: torch.Size) -> Callable[[Tensor, Tensor], Tensor]:
-        """A function from images `(m, d)` and labels `(m,)` to differences `(m, p)` of models trained on them."""
-        plan = self.plan
-        known, initial, reference = plan.known, plan.initial_weights().to(plan.device), plan.reference()
-        execution: Execution = "batched_mlp" if fits_batched_mlp(plan.network) else "vmap"
-
-        def train(images: Tensor, labels: Tensor) -> Tensor:
-            own = images.float().unflatten(1, shape).to(plan.device)
-            return deltas(train_models(known, initial, own, labels.to(plan.device), execution).cpu(), reference)
-
-        return train
-
-    def _corrections(self, found: Tensor, released: Tensor, guesses: Tensor) -> Tensor:
-        """Corrections of guesses `(m, d)`, neglecting that the fixed set's contributions change, too."""
-        rows = self.layer.rows(found)
-        weights = self.layer.weights(rows, guesses)
-        missing = torch.einsum("mj,mjd->md", weights, self.layer.rows(released) - rows)
-        corrections: Tensor = missing / weights.square().sum(dim=1, keepdim=True).clamp(min=TINY)
-        return corrections
 
 
 def _distances(found: Tensor, released: Tensor) -> Tensor:
@@ -261,9 +180,8 @@ class AndersonRetraining(Improvement):
             )
 
     def prepare(self, background: Background) -> None:
-        plan = repeatable(background.plan, "AndersonRetraining")
-        layer = WhitenedFirstLayer.of(plan, "AndersonRetraining")
-        self.training = RepeatedTraining(plan, layer, self.steps, self.memory, self.tolerance)
+        self.plan = repeatable(background.plan, "AndersonRetraining")
+        self.layer = WhitenedFirstLayer.of(self.plan, "AndersonRetraining")
         self.folder, self.announce = background.state, background.announce
         self.guess = (self.inner or FirstLayerRidge()).bind(background)
 
@@ -286,6 +204,7 @@ class AndersonRetraining(Improvement):
         if self.folder is not None:
             path = self.folder / f"search_{digest(f'{self}', differences, first.images, first.labels)}.safetensors"
             state = SearchState.read(path) if path.is_file() else state
+        train = self._training(first.images.shape[1:])
         for attempt in range(self.restarts + 1):
             left = ((state.distances > self.certain) & (state.searches == attempt)).nonzero().squeeze(1)
             if not len(left):
@@ -295,20 +214,72 @@ class AndersonRetraining(Improvement):
             for chunk in left.split(self.together):
                 starts, labels = first.images[chunk], first.labels[chunk]
                 if attempt:
-                    starts, labels = self._again(differences[chunk], starts, attempt)
-                state.update(chunk, labels, *self.training.search(differences[chunk], starts, labels, advance))
+                    starts, labels = self._again(train, differences[chunk], starts, attempt)
+                state.update(chunk, labels, *self._search(train, differences[chunk], starts, labels, advance))
                 if path is not None:
                     state.write(path)
         return ReconstructedTargets(state.images, state.labels, state.distances, state.distances <= self.certain)
 
-    def _again(self, differences: Tensor, images: Tensor, attempt: int) -> tuple[Tensor, Tensor]:
-        """Starts `(m, c, h, w)` and labels `(m,)` of a further search."""
-        starts = []
+    def _training(self, shape: torch.Size) -> Training:
+        plan = self.plan
+        known, initial, reference = plan.known, plan.initial_weights().to(plan.device), plan.reference()
+        execution: Execution = "batched_mlp" if fits_batched_mlp(plan.network) else "vmap"
+
+        def train(images: Tensor, labels: Tensor) -> Tensor:
+            own = images.float().unflatten(1, shape).to(plan.device)
+            return deltas(train_models(known, initial, own, labels.to(plan.device), execution).cpu(), reference)
+
+        return train
+
+    def _search(
+        self, train: Training, released: Tensor, starts: Tensor, labels: Tensor, advance: Advance
+    ) -> tuple[Tensor, Tensor]:
+        """The best images `(m, c, h, w)` and the relative distances `(m,)` of their weights from `released`, `(m, p)`.
+
+        `advance` is called with the number of trainings done or no longer needed.
+        """
+        guesses = starts.flatten(1).double()
+        best, best_correction = guesses.clone(), torch.zeros_like(guesses)
+        least = torch.full((len(guesses),), math.inf, dtype=torch.float64)
+        damping, active = torch.ones_like(least), torch.arange(len(guesses))
+        memory = Anderson(len(guesses), guesses.shape[1], self.memory)
+        for step in range(self.steps):
+            found, wanted = train(guesses, labels[active]), released[active]
+            advance(len(active))
+            distance = _distances(found, wanted)
+            corrections = self._corrections(found, wanted, guesses)
+            closer, lost = distance < least[active], distance > _LOST * least[active]
+            for kept, values in ((best, guesses), (best_correction, corrections), (least, distance)):
+                kept[active[closer]] = values[closer]
+            going = least[active] > self.tolerance
+            advance(int((~going).sum()) * (self.steps - step - 1))
+            if step == self.steps - 1 or not going.any():
+                break
+            memory.forget(lost)
+            damping[active[lost]] *= _CAREFUL
+            guesses[lost], corrections[lost] = best[active[lost]], best_correction[active[lost]]
+            guesses = memory.next(guesses, corrections, damping[active]).clamp(0, 1)[going]
+            memory.keep(going)
+            active = active[going]
+        return best.float().unflatten(1, starts.shape[1:]), least
+
+    def _corrections(self, found: Tensor, released: Tensor, guesses: Tensor) -> Tensor:
+        """Corrections of guesses `(m, d)`, neglecting that the fixed set's contributions change, too."""
+        rows = self.layer.rows(found)
+        weights = self.layer.weights(rows, guesses)
+        missing = torch.einsum("mj,mjd->md", weights, self.layer.rows(released) - rows)
+        corrections: Tensor = missing / weights.square().sum(dim=1, keepdim=True).clamp(min=TINY)
+        return corrections
+
+    def _again(self, train: Training, released: Tensor, images: Tensor, attempt: int) -> tuple[Tensor, Tensor]:
+        """Starts `(m, c, h, w)` and labels `(m,)` of a further search, given the first guesses."""
+        starts, distances = [], []
         for label in range(self.n_classes):
             of_class = self.shadow_images[self.shadow_labels == label]
             of_class = of_class if len(of_class) else self.shadow_images
             other = of_class.mean(dim=0) if attempt <= 2 else of_class[(attempt - 3) % len(of_class)]
             starts.append((images + other) / 2 if attempt == 1 else other.expand_as(images))
-        candidates = torch.stack(starts)
-        labels = self.training.likeliest(differences, candidates)
-        return candidates[labels, torch.arange(len(images))], labels
+            found = train(starts[-1].flatten(1).double(), torch.full((len(images),), label))
+            distances.append(_distances(found, released))
+        labels = torch.stack(distances).argmin(dim=0)
+        return torch.stack(starts)[labels, torch.arange(len(images))], labels

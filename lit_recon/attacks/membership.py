@@ -1,6 +1,7 @@
 """Informed membership inference: was a model trained on the known records and the first, or the second candidate?
 
-Every attack gives one score per model; it guesses the second candidate if the score is above 0.
+Every attack gives one score per model, and guesses the second candidate if it is above 0. All raise ShapeError for
+arguments of different shapes.
 
 Source: Balle, Cherubin and Hayes 2022, Reconstructing training data with informed adversaries, section II-D and
 algorithm 2.
@@ -39,11 +40,7 @@ class MembershipGames:
 
     @classmethod
     def draw(cls, images: ImageSet, seed: int) -> MembershipGames:
-        """Pair the first half of the images with the second half, and draw a fair membership bit for each pair.
-
-        Raises:
-            ConfigError: the number of images is odd or 0.
-        """
+        """Pair the first half of an even number of images with the second half, and draw fair membership bits."""
         m, odd = divmod(len(images), 2)
         if odd or not m:
             raise ConfigError(
@@ -70,9 +67,6 @@ def compare_trained(released: Tensor, first: Tensor, second: Tensor) -> Tensor:
     Args:
         released: weights, or their differences from a common reference, `(m, p)`.
         first, second: the same of models that the adversary trained on the first and on the second candidates.
-
-    Raises:
-        ShapeError: shapes differ.
     """
     _check(released, first, second)
     nearer: Tensor = (released - first).double().norm(dim=1) - (released - second).double().norm(dim=1)
@@ -88,9 +82,6 @@ def compare_losses(
         first, second: losses of the released models on their candidates, `(m,)`.
         usual_first, usual_second: losses of models that were not trained on these candidates, `(s, m)`; their means are
             subtracted, since some images have larger losses under any model. Default: no calibration.
-
-    Raises:
-        ShapeError: shapes differ.
     """
     _check(first, second)
     losses = [first.double(), second.double()]
@@ -102,11 +93,7 @@ def compare_losses(
 
 
 def compare_reconstructions(images: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Scores `(m,)`: RMSE of reconstructions `(m, c, h, w)` to the first candidates minus that to the second.
-
-    Raises:
-        ShapeError: shapes differ.
-    """
+    """Scores `(m,)`: RMSE of reconstructions `(m, c, h, w)` to the first candidates minus that to the second."""
     _check(images, first, second)
     return distances(images, first) - distances(images, second)
 
@@ -114,11 +101,8 @@ def compare_reconstructions(images: Tensor, first: Tensor, second: Tensor) -> Te
 def implies_membership(errors: Tensor, apart: Tensor) -> Tensor:
     """Whether a reconstruction is so good that `compare_reconstructions` must be right, bool `(m,)`.
 
-    By the triangle inequality this holds if the error is below half the distance of the candidates.
-
-    Args:
-        errors: distance of the reconstruction to the true candidate, `(m,)`, by a metric such as `distances`.
-        apart: distance of the two candidates, `(m,)`, by the same metric.
+    By the triangle inequality this holds if its distance `(m,)` to the true candidate is below half the distance `(m,)`
+    of the candidates, both by a metric such as `distances`.
     """
     _check(errors, apart)
     return errors < apart / 2
@@ -135,8 +119,7 @@ def own_losses(network: nn.Module, weights: Tensor, images: Tensor, labels: Tens
     Args:
         network: the architecture, in the dtype of weights and images.
         weights: flat, `(m, p)`.
-        images: `(m, c, h, w)` in [0, 1].
-        labels: int64 `(m,)`.
+        images, labels: `(m, c, h, w)` in [0, 1] and int64 `(m,)`.
 
     Raises:
         ShapeError: the weights are of another network, or there is not one image and label per model.

@@ -30,21 +30,13 @@ _Accuracy = tuple[float | None, tuple[str, ...]]
 
 
 def from_linear_regression(estimator: LinearRegression) -> ReleasedGLM | ReleasedWithoutIntercept:
-    """A fitted `LinearRegression` of one target as a released model.
-
-    Raises:
-        UnsupportedModelError: if it is no such estimator, or coefficients were constrained.
-    """
+    """A fitted `LinearRegression` of one target; UnsupportedModelError for others and constrained coefficients."""
     _check_one_target(estimator, "LinearRegression")
     return _least_squares(estimator, 0.0, (0.0, ()))
 
 
 def from_ridge(estimator: Ridge) -> ReleasedGLM | ReleasedWithoutIntercept:
-    """A fitted `Ridge` of one target as a released model.
-
-    Raises:
-        UnsupportedModelError: if it is no such estimator, coefficients were constrained, or alpha differs by target.
-    """
+    """A fitted `Ridge` of one target and alpha; UnsupportedModelError for others and constrained coefficients."""
     _check_one_target(estimator, "Ridge")
     if np.ndim(estimator.alpha):
         raise UnsupportedModelError("Ridge: one alpha is expected; got an array: fit one estimator per target")
@@ -53,14 +45,10 @@ def from_ridge(estimator: Ridge) -> ReleasedGLM | ReleasedWithoutIntercept:
 
 
 def from_poisson_regressor(estimator: PoissonRegressor, n_examples: int) -> ReleasedGLM:
-    """A fitted `PoissonRegressor` as a released model.
-
-    Args:
-        estimator: with intercept.
-        n_examples: number of records it was fitted on, the missing one included.
+    """A `PoissonRegressor` fitted with intercept on `n_examples` records, the missing one included.
 
     Raises:
-        UnsupportedModelError: if it is no such estimator, or has no intercept.
+        UnsupportedModelError: if it is no such estimator.
     """
     _check_one_target(estimator, "PoissonRegressor")
     _require(estimator, "fit_intercept", [True])
@@ -69,14 +57,12 @@ def from_poisson_regressor(estimator: PoissonRegressor, n_examples: int) -> Rele
 
 
 def from_logistic_regression(estimator: LogisticRegression, n_examples: int) -> ReleasedGLM:
-    """A fitted `LogisticRegression` of two or more classes as a released model; targets are positions in `classes_`.
+    """A `LogisticRegression` fitted on `n_examples` records, the missing one included.
 
-    Args:
-        estimator: with intercept and an L2 penalty or none.
-        n_examples: number of records it was fitted on, the missing one included.
+    Targets are positions in `classes_`.
 
     Raises:
-        UnsupportedModelError: if it is no such estimator, has no intercept, another penalty or class weights.
+        UnsupportedModelError: if it is no such estimator, has no intercept, class weights or a penalty other than L2.
     """
     _check_fitted(estimator, "LogisticRegression")
     _require(estimator, "fit_intercept", [True])

@@ -45,11 +45,7 @@ class Family(ABC):
         return float(self.slope(t).max())
 
     def encoded(self, targets: Array, k: int) -> Array:
-        """Targets `(n,)` as the model predicts them, `(n, k)`.
-
-        Raises:
-            ShapeError: a target is not admissible.
-        """
+        """Targets `(n,)` as the model predicts them, `(n, k)`; ShapeError if one is not admissible."""
         if not np.array_equal(self.nearest(targets), targets):
             raise ShapeError(
                 f"known targets must be admissible for {self}; got {np.unique(targets)[:5]}: number the classes"
@@ -158,11 +154,7 @@ class GLMReconstruction:
 
 
 def check_known(inputs: Array, targets: Array, n_inputs: int) -> tuple[Array, Array]:
-    """The known records in double precision, `(n, d)` and `(n,)`.
-
-    Raises:
-        ShapeError: they do not fit each other or the model, or are not finite.
-    """
+    """The known records in double precision; ShapeError if they are not finite, `(n, d)` and `(n,)`."""
     inputs, targets = np.asarray(inputs, dtype=np.float64), np.asarray(targets, dtype=np.float64)
     if inputs.ndim != 2 or inputs.shape[1] != n_inputs or targets.shape != inputs.shape[:1]:
         raise ShapeError(

@@ -167,18 +167,13 @@ class ReleasedWithoutIntercept:
     def reconstruct(
         self, known_inputs: Array, known_targets: Array, target: float, bounds: tuple[float, float] | None = None
     ) -> TwoCandidates:
-        """Both records that could have been used together with the known ones.
+        """Both records that could have been used together with the known ones; see `ReleasedGLM.reconstruct`.
 
         Args:
-            known_inputs: `(n, d)`, all records but one.
-            known_targets: `(n,)`.
+            known_inputs, known_targets: `(n, d)` and `(n,)`, all records but one.
             target: of the missing record.
             bounds: smallest and largest possible value of an input; a candidate that exceeds them by more than its
                 error is wrong.
-
-        Raises:
-            ShapeError: the records do not fit the model.
-            UnsupportedModelError: the model interpolates the missing record.
         """
         inputs, targets = check_known(known_inputs, known_targets, len(self.coefficients))
         theta, magnitudes, sizes = self.coefficients, np.abs(self.coefficients), np.abs(inputs)

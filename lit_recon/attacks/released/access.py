@@ -20,7 +20,7 @@ from lit_recon.attacks.shadow.training import unflatten
 from lit_recon.data import ImageSet
 from lit_recon.errors import ConfigError, ShapeError
 
-#: Maps differences of weights `(s, p)`, with snapshots `(s, t * p)`, to the features that are seen, `(s, f)`.
+#: From differences of weights `(s, p)`, with snapshots `(s, t * p)`, to the features that are seen, `(s, f)`.
 FeatureExtractor = Callable[[Tensor], Tensor]
 
 
@@ -39,19 +39,11 @@ class ModelAccess(ABC):
 
     @abstractmethod
     def describe(self, network: nn.Module, public: ImageSet) -> AccessDescription:
-        """This access to a network, for an adversary who holds the `public` images.
-
-        Raises:
-            ConfigError: the network or the images do not allow this access.
-        """
+        """In words, for an adversary who holds the `public` images; ConfigError if these or the network do not fit."""
 
     @abstractmethod
     def feature_map(self, plan: ShadowPlan, public: ImageSet) -> FeatureExtractor:
-        """The map from models of a plan to features; features of several snapshots of one training are concatenated.
-
-        Raises:
-            ConfigError: the network or the images do not allow this access.
-        """
+        """The map from models of a plan to features, of all snapshots concatenated; raises as `describe`."""
 
 
 @dataclass(frozen=True)
@@ -80,19 +72,14 @@ class LayersOnly(ModelAccess):
     layers: Sequence[str] = ("last",)
 
     def describe(self, network: nn.Module, public: ImageSet) -> AccessDescription:
-        mask = self._chosen(network)
-        chosen, total = int(mask.sum()), len(mask)
-        shown = f"the weights of {' and '.join(self._names(network))}, {chosen} of {total}"
-        return AccessDescription(shown, "" if chosen == total else "The weights of its other layers.")
+        seen = self._chosen(network)
+        shown = f"the weights of {' and '.join(self._names(network))}, {int(seen.sum())} of {len(seen)}"
+        return AccessDescription(shown, "" if seen.all() else "The weights of its other layers.")
 
     def feature_map(self, plan: ShadowPlan, public: ImageSet) -> FeatureExtractor:
         chosen = self._chosen(plan.network)
 
-        def extract(differences: Tensor) -> Tensor:
-            of_each: Tensor = differences.unflatten(1, (-1, len(chosen)))
-            return of_each[:, :, chosen].flatten(1)
-
-        return extract
+        return lambda differences: differences.unflatten(1, (-1, len(chosen)))[:, :, chosen].flatten(1)
 
     def _names(self, network: nn.Module) -> list[str]:
         """The layers without repetitions, `first` and `last` by their names."""

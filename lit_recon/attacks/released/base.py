@@ -112,9 +112,8 @@ class Reconstructor(ABC):
 
         Args:
             differences: of their weights from the reference, `(s, p)`.
-            images: own image of each, `(s, c, h, w)` in [0, 1].
-            labels: of those images, int64 `(s,)`.
-            n_classes: among which the labels are.
+            images, labels: own image of each, `(s, c, h, w)` in [0, 1], and its label, int64 `(s,)`.
+            n_classes: number of labels there are.
 
         Raises:
             ThreatModelError: `bind` has to be called before.

@@ -46,7 +46,7 @@ def along_training(plan: ShadowPlan, targets: ImageSet, n_steps: int, execution:
     Args:
         plan: of the models; those that were released are trained for the purpose `released`.
         targets: own image of each model, `m` of them.
-        n_steps: number of evenly spaced points of training; the first is the initial model, the last the trained one.
+        n_steps: number of evenly spaced points of training, from the initial to the trained model.
         execution: way to train the models.
 
     Raises:
@@ -69,11 +69,7 @@ def along_training(plan: ShadowPlan, targets: ImageSet, n_steps: int, execution:
 
 
 def own_gradients(network: nn.Module, weights: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-    """Gradients `(m, p)` of the cross-entropy of models `(m, p)` on one image `(m, c, h, w)` and label `(m,)` each.
-
-    Raises:
-        ShapeError: the number of images is not that of models.
-    """
+    """Gradients `(m, p)` of the cross-entropy of models `(m, p)` on one image `(m, c, h, w)` and label `(m,)` each."""
     if not len(weights) == len(images) == len(labels) or not len(weights):
         raise ShapeError(
             f"every model needs one image and one label; got {len(weights)}, {len(images)} and {len(labels)}"
@@ -90,11 +86,7 @@ FEWEST = 6
 
 
 def embedded(features: Tensor, seed: int = 0) -> Tensor:
-    """Embedding `(m, 2)` in the plane of models with features `(m, p)`, by t-SNE.
-
-    Raises:
-        ShapeError: fewer than six models, or features that are not finite.
-    """
+    """Embedding `(m, 2)` by t-SNE of models with features `(m, p)`; ShapeError if not finite, or fewer than six."""
     if features.dim() != 2 or len(features) < FEWEST or not torch.isfinite(features).all():
         raise ShapeError(
             f"an embedding needs finite features (m, p) of at least {FEWEST} models; got {tuple(features.shape)}"
@@ -110,9 +102,6 @@ def embedded(features: Tensor, seed: int = 0) -> Tensor:
 
 def neighbor_agreement(points: Tensor, labels: Tensor, n_neighbors: int = 5) -> float:
     """Share of the nearest neighbors of points `(m, d)` that have the point's own label, `(m,)`.
-
-    Raises:
-        ShapeError: too few points, or another number of labels.
 
     >>> points = torch.tensor([[0.0], [0.1], [0.2], [9.0], [9.1], [9.2]])
     >>> neighbor_agreement(points, torch.tensor([0, 0, 0, 1, 1, 1]), 2)
@@ -139,12 +128,8 @@ def identified(observed: Tensor, expected: Tensor, n_candidates: int, generator:
     Args:
         observed: differences of the released models' weights from the reference, `(m, p)`.
         expected: of the noise-free models of the same images, `(m, p)`.
-        n_candidates: from 2 to `m`.
+        n_candidates: from 2 to `m`; ConfigError for others.
         generator: of the draw.
-
-    Raises:
-        ConfigError: `n_candidates` is out of its range.
-        ShapeError: the two sets of models have different shapes.
 
     >>> identified(torch.eye(3) + 0.1, torch.eye(3), 3, torch.Generator())
     tensor([True, True, True])

@@ -14,12 +14,10 @@ from lit_recon.errors import ConfigError
 
 @dataclass
 class Ensemble(Reconstructor):
-    """The mean image of several reconstructors, their majority label, and their mean uncertainty.
-
-    Ties between labels go to the earlier member.
+    """The mean image of two or more reconstructors, their majority label, and their mean uncertainty.
 
     Args:
-        members: two or more.
+        members: two or more; ties between labels go to the earlier one.
     """
 
     members: Sequence[Reconstructor]
@@ -53,8 +51,7 @@ class Ensemble(Reconstructor):
         found = [member.reconstruct(differences) for member in self.members]
         votes = torch.zeros(len(differences), self.n_classes, dtype=torch.float64)
         for rank, one in enumerate(found):
-            # The small deduction breaks ties.
-            votes[torch.arange(len(differences)), one.labels] += 1 - 1e-3 * rank / len(found)
+            votes[torch.arange(len(differences)), one.labels] += 1 - 1e-3 * rank / len(found)  # breaks ties
         return ReconstructedTargets(
             images=torch.stack([one.images for one in found]).mean(dim=0),
             labels=votes.argmax(dim=1),

@@ -34,7 +34,7 @@ class Trace(NamedTuple):
     Attributes:
         image: `(m, d)`, a multiple of the unknown image, plus an error from the fixed images.
         neurons: `(m, j)` of unit length: the unknown image's coefficient in every neuron, up to a factor.
-        whitened: `(m, d)`, the right factor of the whitened layer: a multiple of the whitened image.
+        whitened: `(m, d)`, a multiple of the whitened image.
         remainder: `(m, j * d)`, the layer minus the outer product of `neurons` and `image`.
         others: `(m, p - j * d)`, differences of all other weights.
         share: `(m,)`, the share of the whitened layer's squared norm that the rank-one part explains.
@@ -56,8 +56,6 @@ class WhitenedFirstLayer:
         directions: orthonormal `(d, r)` float64, in which the fixed set varies.
         excess: `(r,)`, the inverse root of the fixed set's mean squares there, minus that of all other directions.
         neurons: number of neurons `j`.
-
-    Source: ours.
     """
 
     directions: Tensor

@@ -30,8 +30,7 @@ class KernelRidge(Reconstructor):
             the mean squared distance.
         ridges: candidates for the ridge that is added to the kernel's diagonal of 1.
         n_validation: number of shadow models, from the first on, that the choice is made on.
-        max_models: most shadow models; time grows with the third power of their number, memory with the second: 16,000
-            take about 9 GiB.
+        max_models: most shadow models; time grows with the cube, memory with the square: 16,000 take about 9 GiB.
 
     Source: Hastie, Tibshirani and Friedman 2009, The Elements of Statistical Learning, sections 5.8 and 7.10 (eq. 7.64
     for leave-one-out errors of linear smoothers).
@@ -131,10 +130,10 @@ def leave_one_out_error(kernel: Tensor, values: Tensor, ridge: float, n_pixels: 
     With `A = (K + ridge I)^-1` the leave-one-out residual of row `i` is `(A Y)_i / A_ii`.
 
     Args:
-        kernel: `(s, s)`.
-        values: `(s, d)`, less their means; the first `n_pixels` columns enter the error.
+        kernel: `K`, `(s, s)`.
+        values: `Y`, `(s, d)`, less their means.
         ridge: added to the diagonal.
-        n_pixels: at most `d`.
+        n_pixels: number of leading columns of `Y` that enter the error.
     """
     factor = _factor(kernel.clone(), ridge)
     if factor is None:

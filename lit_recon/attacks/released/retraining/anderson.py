@@ -121,12 +121,9 @@ class Anderson:
             self._last = self._last[0][which], self._last[1][which]
 
     def next(self, guesses: Tensor, corrections: Tensor, damping: Tensor) -> Tensor:
-        """The next guesses.
+        """The guesses after some guesses and corrections `(n, size)` float64.
 
-        Args:
-            guesses: `(n, size)` float64.
-            corrections: of these, `(n, size)`.
-            damping: `(n,)`, factor on corrections outside the span of the memory.
+        Corrections outside the span of the memory are multiplied by `damping`, `(n,)`.
         """
         if self._last is not None:
             known = ~self._fresh[:, None]

@@ -101,7 +101,7 @@ class Retraining(Improvement):
 
 
 def repeatable(plan: ShadowPlan | None, who: str) -> ShadowPlan:
-    """The plan, if its training can be repeated with any image in the place of the unknown one; `who` asks.
+    """The plan, if its training can be repeated with any image in the place of the unknown one; errors name `who`.
 
     Raises:
         ThreatModelError: the adversary does not see the whole model.
@@ -126,8 +126,7 @@ def trained_weights(known: KnownTraining, initial: Tensor, images: Tensor, label
     Args:
         known: the training, by gradient descent with momentum on full batches.
         initial: weights `(p,)` of all models.
-        images: own image of each model, `(m, c, h, w)`.
-        labels: of those, `(m,)`.
+        images, labels: of each model, `(m, c, h, w)` and `(m,)`.
     """
     descent, gradient = known.descent, mean_loss_gradient(known)
     weights = initial.expand(len(images), -1)

@@ -68,11 +68,7 @@ def write_utility(folder: Path, figures: Mapping[str, str | float | None]) -> No
 
 
 def read_utility(folder: Path) -> Figures:
-    """The utility in a run folder; without the file, none and the reason.
-
-    Raises:
-        CorruptFileError: the file is damaged.
-    """
+    """The utility in a run folder; without the file, none and the reason. CorruptFileError for a damaged file."""
     path = folder / UTILITY_FILE
     if not path.is_file():
         return without_utility(f"{path} is missing: an earlier release trained this backbone")
@@ -100,9 +96,6 @@ class SGDSchedule:
         weight_decay: L2 penalty; not given in the paper, this is the usual value.
         decay_every: epochs between two decays of the rate.
         decay: factor of each decay.
-
-    Raises:
-        ConfigError: a rate or an interval that is not positive.
 
     Source: Liu et al. 2025, appendix F: 0.1, 0.9, a tenth every 50 of 200 epochs, batch 64.
     """
@@ -291,12 +284,8 @@ class ExportBackbone(Callback):
 
 
 def training_callbacks(out: Path, class_names: list[str], split_hash: str, minutes: float = 5.0) -> list[Callback]:
-    """Callbacks for `train_backbone`: resumable state and the exported backbone, both below `out`.
+    """Callbacks for `train_backbone`, which keep a resumable state and the backbone in the run folder `out`.
 
-    Args:
-        out: the run folder.
-        class_names: one per output, stored with the backbone.
-        split_hash: of the training data, stored with the backbone.
-        minutes: between two saves within an epoch.
+    Names of the classes and the hash of the training data are stored with the backbone.
     """
     return [ExportBackbone(out, class_names, split_hash), LastCheckpoint(out / LAST_CHECKPOINT, minutes)]

@@ -82,11 +82,7 @@ class Placement(NamedTuple):
 
 
 def check_trainer(settings: TrainerSettings) -> Placement:
-    """Refuse settings that this machine does not support; changes nothing.
-
-    Raises:
-        ConfigError: the accelerator or the devices are not there.
-    """
+    """Raise ConfigError for an accelerator or devices that this machine does not have; changes nothing."""
     levels = [logger.level for logger in _LOGGERS]
     _silence_lightning()
     try:
@@ -115,10 +111,9 @@ def build_trainer(
     callbacks: Sequence[Callback] = (),
     max_epochs: int | None = None,
 ) -> Trainer:
-    """A Trainer that writes checkpoints only where a callback does; the process must be configured before it runs.
+    """A Trainer that writes checkpoints only where a callback does; raises as `check_trainer`.
 
-    Raises:
-        ConfigError: the accelerator or the devices are not there.
+    The process must be configured before it runs.
     """
     devices, nodes = _processes(settings)
     try:

@@ -53,8 +53,7 @@ def train_models(
     Args:
         known: the training.
         initial: weights `(p,)` of all models, or `(s, p)` of each.
-        images: own image of each model, `(s, c, h, w)` in [0, 1].
-        labels: of those, `(s,)`.
+        images, labels: own image of each model, `(s, c, h, w)` in [0, 1], and its label, `(s,)`.
         execution: implementation; all agree up to rounding.
         generators: for noise or an unknown order of mini-batches one per model, for a known order one in all, else
             None.
@@ -84,8 +83,7 @@ def train_reference(
     reference has no noise, and is the mean over several orders if the order is unknown.
 
     Args:
-        known: the training.
-        initial: weights `(p,)`.
+        known, initial: the training and its start, `(p,)`.
         generators: of the order of mini-batches: one of a known order, several of an unknown one.
 
     Returns:

@@ -66,8 +66,7 @@ class ApproximationError:
         """The errors of `n` models that were written into a store.
 
         Raises:
-            MissingDataError: there is no such file.
-            CorruptFileError: the file is damaged.
+            MissingDataError, CorruptFileError: there is no such file, or it is damaged.
         """
         path = cls.path(folder)
         if not path.is_file():
@@ -140,11 +139,7 @@ class LinearPlan:
         return self.exact.execution()
 
     def sample(self, images: ImageSet) -> ImageSet:
-        """The first images, whose models are also trained exactly.
-
-        Raises:
-            ConfigError: there are fewer images.
-        """
+        """The first images, whose models are also trained exactly; ConfigError if there are fewer."""
         if len(images) < self.response.sample:
             raise ConfigError(
                 f"linear.sample must be at most the number of shadow models, {len(images)}; got {self.response.sample}"
@@ -171,11 +166,7 @@ class LinearPlan:
         return ApproximationError.read(folder, self.response.sample, self.response.tolerance)
 
     def trusted(self, folder: Path) -> bool:
-        """Whether linear response is used; if not, all models are trained exactly.
-
-        Raises:
-            ConfigError: the error is not tolerable, and `kind` is `linear`.
-        """
+        """Whether linear response is used, else exact training; ConfigError where `kind` does not allow this."""
         measured = self.measured(folder)
         if not measured.is_tolerable and self.kind == "linear":
             raise ConfigError(

@@ -54,11 +54,7 @@ class Coordinates:
 
     @classmethod
     def of(cls, known: KnownTraining, rank: int) -> Coordinates:
-        """Along the `rank` leading directions of the fixed images, or all if there are fewer.
-
-        Raises:
-            ConfigError: see `n_coordinates`.
-        """
+        """Along the `rank` leading directions of the fixed images, or all if there are fewer."""
         n_coordinates(known.network, known.images[0].numel(), rank)
         network = _mlp(known.network)
         images = with_one(known.images).double()
@@ -99,12 +95,9 @@ class Coordinates:
         return torch.cat([first[..., :-1].flatten(1), first[..., -1], later], dim=1)
 
     def flow(self, later: Tensor, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients `(s, h)` and `(s, p')` of every image's loss in the first layer's outputs and the later weights.
+        """Gradients of every image's loss in the first layer's outputs `(s, h)` and in the later weights `(s, p')`.
 
-        Args:
-            later: weights `(s, p')` of every image's own model, or `(p',)` of one.
-            outputs: of the first layer, `(s, h)`.
-            labels: int64 `(s,)`.
+        The latter may be those `(p',)` of one model for all.
         """
         shared = None if later.dim() == 1 else 0
         found: tuple[Tensor, Tensor] = vmap(self._gradient, in_dims=(0, shared, 0))(outputs, later, labels)
@@ -227,8 +220,7 @@ def respond(
         Differences `(s, p)` from `train_reference`, group by group.
 
     Raises:
-        ConfigError: the network is not an MLP, or its Hessians would be too large.
-        ShapeError: arguments do not fit, or training diverged.
+        ConfigError, ShapeError: see `n_coordinates`; arguments do not fit, or training diverged.
     """
     for images, labels in groups:
         known.check(initial, images, labels)

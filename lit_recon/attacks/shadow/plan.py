@@ -67,9 +67,7 @@ class ExactSample:
     """Models to be trained exactly, by which the error of an approximation is measured.
 
     Attributes:
-        plan: of the models.
-        images: one per model.
-        folder: of their store.
+        plan, images, folder: of the models: plan, own images and store.
         measure: measures the error on the stored models, and keeps it; does nothing if it is known.
         check: refuses an error that is too large.
     """
@@ -165,11 +163,8 @@ class ShadowPlan:
         Args:
             images: one per model of the whole plan.
             members: positions of the models to train now.
-            execution: how they are trained.
+            execution: see `train_models`, whose errors are raised.
             reference: result of `reference()`.
-
-        Raises:
-            ShapeError: the images do not fit the network, or training diverged.
         """
         own = images.subset(torch.tensor(list(members)))
         trained = train_models(
@@ -242,12 +237,8 @@ def pretrained_weights(network: nn.Module, images: Tensor, labels: Tensor, how: 
 
     Args:
         network: with its initial weights, which are not changed.
-        images: `(n, c, h, w)` in [0, 1].
-        labels: of those, `(n,)`.
-        how: steps, learning rate and momentum.
-
-    Raises:
-        ConfigError: the training diverged.
+        images, labels: `(n, c, h, w)` in [0, 1] and `(n,)`.
+        how: steps, learning rate and momentum; ConfigError if the training diverges.
     """
     trained, exact = copy.deepcopy(network).to(images.device, torch.float64), images.double()
     optimizer = GradientDescent(how.steps, how.lr, how.momentum).torch_optimizer(trained)
@@ -276,8 +267,7 @@ def load_released(path: Path, network: nn.Module, n: int, n_snapshots: int = 1) 
         Flat weights `(n, n_snapshots * p)` in the order of the network's parameters, in their own precision.
 
     Raises:
-        MissingDataError: there is no such file.
-        CorruptFileError: it is not a safetensors file.
+        MissingDataError, CorruptFileError: there is no such file, or it is not a safetensors file.
         UnsupportedModelError: its models have another architecture.
         ShapeError: it holds another number of models, or a weight is NaN or infinite.
     """

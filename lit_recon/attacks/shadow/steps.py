@@ -20,12 +20,9 @@ def mechanism_of(known: KnownTraining) -> DPSGD | None:
 
 
 def add_noise(sums: Sequence[Tensor], mechanism: DPSGD, generators: Sequence[torch.Generator]) -> None:
-    """Add the noise of DP-SGD to sums of clipped gradients, in place.
+    """Add the noise of DP-SGD to sums `(s, ...)` of clipped gradients, in the order of the parameters, in place.
 
-    Args:
-        sums: of `s` models, each `(s, ...)`, in the order of the network's parameters.
-        mechanism: clipping and noise.
-        generators: one per model, with one draw per tensor, as in `DPSGD`.
+    There is one generator per model, with one draw per tensor, as in `DPSGD`.
     """
     std = mechanism.released_std(1)
     if std:
@@ -75,11 +72,7 @@ class Batches:
         self.known, self.generators = known, list(generators or ())
 
     def of(self, members: slice) -> Iterator[Tensor | None]:
-        """Indices of the images of every step, for some of the models.
-
-        Yields:
-            None for all images; `(b,)` for a batch that all models share; `(s, b)` if each has its own.
-        """
+        """Of every step: None for all images, `(b,)` for a batch of all these models, `(s, b)` if each has its own."""
         descent, left = self.known.descent, self.known.n_steps
         if descent.batch_size is None:
             yield from [None] * left

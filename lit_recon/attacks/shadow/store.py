@@ -84,20 +84,11 @@ class ShadowStore:
         return range(shard * self.shard_size, min((shard + 1) * self.shard_size, n))
 
     def missing(self, n: int) -> list[int]:
-        """Shards that do not exist yet, or hold fewer models than a store of `n` needs.
-
-        Raises:
-            CorruptFileError: a shard is damaged.
-        """
+        """Shards that hold fewer models than a store of `n` needs; CorruptFileError if one is damaged."""
         return [shard for shard in self.shards(n) if self._count(shard) < len(self.members(shard, n))]
 
     def check(self, images: ImageSet) -> None:
-        """Compare the stored models with their images, one per model.
-
-        Raises:
-            ConfigError: a model belongs to another image.
-            CorruptFileError: a shard is damaged.
-        """
+        """Raise ConfigError for a stored model of another image, and CorruptFileError for a damaged shard."""
         keys = image_keys(images)
         for shard in self.shards(len(images)):
             members = self.members(shard, len(images))
@@ -106,11 +97,7 @@ class ShadowStore:
                 self._compare(shard, keys[members.start :][:there], images.name)
 
     def write(self, shard: int, differences: Tensor, images: ImageSet) -> None:
-        """Write the differences `(s, p)` float32 of one shard's models and the hashes of their images, atomically.
-
-        Raises:
-            ShapeError: there is not one image per model, or a difference is not finite.
-        """
+        """Write the differences `(s, p)` float32 of one shard's models and the hashes of their images, atomically."""
         if len(differences) != len(images) or not torch.isfinite(differences).all():
             raise ShapeError(
                 f"shard {shard} needs one finite difference per image; got {tuple(differences.shape)} "

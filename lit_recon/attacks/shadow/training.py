@@ -143,8 +143,7 @@ class KnownTraining:
 
     Attributes:
         network: its weights are not used.
-        images: fixed set `(n, c, h, w)`, float in [0, 1].
-        labels: int64 `(n,)`.
+        images, labels: fixed set, float `(n, c, h, w)` in [0, 1] and int64 `(n,)`.
         descent: the optimizer.
 
     Raises:
@@ -233,11 +232,7 @@ def flat_weights(network: nn.Module) -> Tensor:
 
 
 def unflatten(network: nn.Module, weights: Tensor) -> dict[str, Tensor]:
-    """Parameters by name, with the leading axes of `weights` `(..., p)`; views of it.
-
-    Raises:
-        ShapeError: the network has another number of weights.
-    """
+    """Views of `weights` `(..., p)` by parameter; ShapeError if the network has another number of weights."""
     sizes = [parameter.numel() for parameter in network.parameters()]
     if weights.shape[-1:] != (sum(sizes),):
         raise ShapeError(f"the network has {sum(sizes)} parameters; got weights {tuple(weights.shape)}")

@@ -51,11 +51,10 @@ class AdversarialReconstructorModule(PairTraining):
     """One step of the discriminator on real and reconstructed images, then one of the reconstructor.
 
     The reconstructor's loss is mean absolute plus mean squared error, LPIPS, and the squared distance of the
-    discriminator's scores from 1; that of the discriminator is the squared distance from 1 for real images and from 0
-    for others.
+    discriminator's scores from 1; that of the discriminator is `discriminator_loss`.
 
     Args:
-        network: features `(m, p)` to images `(m, c, h, w)`.
+        network: see `PairTraining`.
         discriminator: scores of patches; None leaves its loss out.
         lpips: and its weight; None leaves it out.
         adversarial, lr, weight_decay, discriminator_lr: see `ConvolutionalReconstructor`.

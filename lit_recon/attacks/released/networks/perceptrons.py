@@ -23,23 +23,14 @@ _NULL = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class PrincipalComponents:
-    """Principal components of differences of unit length, each divided by its standard deviation.
-
-    Attributes:
-        mean: `(p,)`.
-        projection: `(p, q)`, onto components divided by their standard deviations.
-    """
+    """Projection `(p, q)` of differences of unit length, less their mean `(p,)`, onto scaled principal components."""
 
     mean: Tensor
     projection: Tensor
 
     @classmethod
     def fitted(cls, differences: Tensor, n: int, seed: int = 0) -> PrincipalComponents:
-        """At most `n` components of shadow models `(s, p)`; large problems take a randomized decomposition.
-
-        Raises:
-            ShapeError: a difference is zero or not finite, or all are the same.
-        """
+        """At most `n` components of shadow models `(s, p)`, each of variance 1; ShapeError if all are the same."""
         from sklearn.decomposition import PCA
 
         directions = unit_length(differences)

@@ -45,12 +45,7 @@ class PairBatches:
 
 
 class PairTraining(LightningModule, ABC):
-    """Training on pairs of features and images, which keeps the mean loss of every epoch.
-
-    Args:
-        network: features `(m, p)` to images `(m, c, h, w)`.
-        lr: of the optimizer.
-    """
+    """Training of a network from features `(m, p)` to images `(m, c, h, w)`, which keeps every epoch's mean loss."""
 
     #: How often Lightning's step counter advances in a batch.
     n_optimizers = 1
@@ -141,9 +136,7 @@ class TrainedReconstructor(Reconstructor):
         self.directions, self.labels = unit_length(differences), labels
 
     def _train(self, module: PairTraining, pairs: PairBatches) -> None:
-        """Train in this process alone, or resume a training that was killed, and return to the CPU.
-
-        The state after the last epoch is kept, so that a finished training is not repeated.
+        """Train in this process alone, or resume a training; the last state stays, so that none is repeated.
 
         Raises:
             CorruptFileError: the state of a killed training cannot be read.

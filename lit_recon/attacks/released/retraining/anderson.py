@@ -49,8 +49,7 @@ class SearchState:
     """Best results so far, in tensors that are changed in place.
 
     Attributes:
-        images: `(m, c, h, w)`.
-        labels: of these, `(m,)`.
+        images, labels: `(m, c, h, w)` and `(m,)`.
         distances: of their weights, `(m,)`; infinite before the first search.
         searches: number of searches for each, int64 `(m,)`.
     """
@@ -96,8 +95,7 @@ class Anderson:
     diverges.
 
     Args:
-        n: number of iterations.
-        size: length of a guess.
+        n, size: number of iterations, and length of a guess.
         memory: number of earlier guesses that are combined.
 
     Source: [Anderson1965]; [WalkerNi2011] for the least-squares problem in differences of consecutive corrections.

@@ -55,8 +55,7 @@ class ImageSpan(NamedTuple):
         exact = images.double()
         mean = exact.mean(0)
         mean_products = exact @ mean
-        # 0 / 0 if all images are black.
-        shares = (mean_products / mean.square().sum()).nan_to_num()
+        shares = (mean_products / mean.square().sum()).nan_to_num()  # 0 / 0 if all images are black
         sides = exact - shares[:, None] * mean
         found = mean, sides, sides @ sides.T, shares, mean_products
         return cls(*(part.to(images.dtype) for part in found))
@@ -124,9 +123,8 @@ def train_dual(
     """Train one model per own image, all at once, in dual coordinates; results as of `train_models`.
 
     Args:
-        known: the training, for which `suits` is true.
+        known, fixed, span: the training, for which `suits` is true, its fixed set, and the span of this.
         activation: between layers.
-        fixed, span: the fixed set, and the span of its images.
         weights: of the start, `(s, o, i)` and `(s, o)` for every layer; those of later layers are overwritten.
         own: one further image of each model.
     """

@@ -58,11 +58,10 @@ def train_vmap(
 
 
 def mean_loss_gradient(known: KnownTraining) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Gradients `(s, p)` of the mean cross-entropy over the fixed set and one image.
+    """Gradients `(s, p)` of the mean cross-entropy over the fixed set and one image, differentiable.
 
     Returns:
-        A function of weights `(s, p)`, own images `(s, c, h, w)` and their labels `(s,)`, differentiable in all but the
-        labels.
+        A function of weights `(s, p)`, own images `(s, c, h, w)` and their labels `(s,)`.
     """
     network, n = known.network, len(known.images)
 

@@ -124,7 +124,7 @@ def flow(outputs: Tensor, later: list[Tensor], classes: Tensor, activation: str,
         later: weights and biases of all later layers.
         classes: one-hot, `(k, n)`, or of every model's own images `(s, k, n)`.
         activation: between layers.
-        clip: of the gradient of every input; None: no clipping.
+        clip: None: no clipping.
     """
     values = []
     for layer in range(0, len(later), 2):

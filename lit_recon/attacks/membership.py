@@ -27,16 +27,11 @@ _CHUNK, _CHUNK_OF_ALL = 256, 16
 
 @dataclass(frozen=True, eq=False)
 class MembershipGames:
-    """Games of algorithm 2: two candidates each, and the secret membership bit.
-
-    Attributes:
-        first, second: `m` candidates each.
-        bits: int64 `(m,)`, secret: whether the model is trained on the first (0) or the second candidate (1).
-    """
+    """Games of algorithm 2: two candidates each, and the secret membership bit."""
 
     first: ImageSet
     second: ImageSet
-    bits: Tensor
+    bits: Tensor  # int64 `(m,)`: whether the model is trained on the first (0) or the second candidate (1)
 
     @classmethod
     def draw(cls, images: ImageSet, seed: int) -> MembershipGames:

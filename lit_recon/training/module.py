@@ -88,7 +88,7 @@ ImageBatch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class SGDSchedule:
-    """SGD with a stepwise decaying rate.
+    """SGD with a stepwise decaying rate; ConfigError if a rate or an interval is not positive.
 
     Args:
         lr: initial learning rate.

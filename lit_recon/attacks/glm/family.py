@@ -18,15 +18,11 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Family(ABC):
-    """A model that minimizes `sum_i [b(t_i) - y_i t_i]` over linear predictors `t`, for a convex `b`.
+    """A model that minimizes `sum_i [b(t_i) - y_i t_i]` over linear predictors `t`, for a convex `b`."""
 
-    Attributes:
-        is_multinomial: one linear predictor for each of k classes, on the last axis; targets are one-hot vectors.
-        admits_all: whether every number is an admissible target.
-    """
-
+    #: One linear predictor for each of k classes, on the last axis; targets are one-hot vectors.
     is_multinomial: ClassVar[bool] = False
-    admits_all: ClassVar[bool] = False
+    admits_all: ClassVar[bool] = False  # whether every number is an admissible target
 
     @abstractmethod
     def mean(self, t: Array) -> Array:
@@ -132,25 +128,20 @@ class GLMReconstruction:
     """The missing record.
 
     Attributes:
-        inputs: `(d,)`, without the constant.
-        target: of the record; classes are numbers 0 to k-1.
-        residual: `|target - prediction|` of the released model at the record.
-        condition: largest error of the inputs per unit of the released model's gradient.
         error: upper estimate of the largest error of an input: `condition` times the largest of the gradient that the
             solver may have left, the gradient's rounding error, and a target gap that contradicts both; None where
             nothing is known of the solver.
         target_gap: distance from the computed target to the nearest admissible one (for k classes: to the nearest
             one-hot vector), 0 for an exact reconstruction; None where all numbers are admissible.
-        notes: warnings for the reader.
     """
 
-    inputs: Array
-    target: float
-    residual: float
-    condition: float
+    inputs: Array  # `(d,)`, without the constant
+    target: float  # classes are numbers 0 to k-1
+    residual: float  # `|target - prediction|` of the released model at the record
+    condition: float  # largest error of the inputs per unit of the released model's gradient
     error: float | None
     target_gap: float | None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # warnings for the reader
 
 
 def check_known(inputs: Array, targets: Array, n_inputs: int) -> tuple[Array, Array]:

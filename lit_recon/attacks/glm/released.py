@@ -121,15 +121,10 @@ class ReleasedGLM:
 
 @dataclass(frozen=True)
 class TwoCandidates:
-    """Both records that fit a model without intercept.
+    """Both records that fit a model without intercept; that with the smaller residual is more often right."""
 
-    Attributes:
-        candidates: the one with the smaller residual, which is more often right, first.
-        right: position of the only one within the range of the inputs, if there is one.
-    """
-
-    candidates: tuple[GLMReconstruction, GLMReconstruction]
-    right: int | None
+    candidates: tuple[GLMReconstruction, GLMReconstruction]  # the one with the smaller residual first
+    right: int | None  # position of the only one within the range of the inputs, if there is one
 
     @property
     def best(self) -> GLMReconstruction:

@@ -25,17 +25,11 @@ Released = ReleasedGLM | ReleasedWithoutIntercept
 
 @dataclass(frozen=True)
 class FittedRegression:
-    """A trained model.
+    """A trained model."""
 
-    Attributes:
-        released: the published model.
-        estimator: scikit-learn's, which is not published.
-        notes: scikit-learn's warnings, each once.
-    """
-
-    released: Released
-    estimator: Any
-    notes: tuple[str, ...]
+    released: Released  # the published model
+    estimator: Any  # scikit-learn's, which is not published
+    notes: tuple[str, ...]  # scikit-learn's warnings, each once
 
     def score(self, inputs: Array, targets: Array) -> float:
         """Accuracy of a classifier, otherwise the share of variance or deviance explained."""
@@ -161,19 +155,12 @@ class Counts(Regression):
 
 @dataclass(frozen=True)
 class Attempt:
-    """The result of an attack on one record.
+    """The result of an attack on one record."""
 
-    Attributes:
-        found: the record, or the likelier of two candidates; None if the attack is impossible.
-        other: the second candidate for a model without intercept.
-        told: whether the range of the inputs excludes the other candidate.
-        refusal: why the attack is impossible.
-    """
-
-    found: GLMReconstruction | None
-    other: GLMReconstruction | None = None
-    told: bool = False
-    refusal: str = ""
+    found: GLMReconstruction | None  # the record, or the likelier of two candidates; None if the attack is impossible
+    other: GLMReconstruction | None = None  # the second candidate for a model without intercept
+    told: bool = False  # whether the range of the inputs excludes the other candidate
+    refusal: str = ""  # why the attack is impossible
 
     def image(self, fallback: Array, bounds: tuple[float, float]) -> Array:
         """The reconstructed image `(d,)`, clipped to the bounds; the fallback if the attack is impossible."""

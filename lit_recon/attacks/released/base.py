@@ -37,33 +37,20 @@ def digest(identity: str, *tensors: Tensor) -> str:
 
 @dataclass(frozen=True)
 class ReconstructedTargets:
-    """One image for every released model.
+    """One image for every released model."""
 
-    Attributes:
-        images: `(m, c, h, w)` in [0, 1].
-        labels: int64 `(m,)`, recovered by the attack.
-        uncertainty: `(m,)`, known to the attacker: 0 for a certain reconstruction, about 1 for a guess.
-        certified: bool `(m,)`: whether the attacker knows that the image is the true one; None if that is impossible.
-    """
-
-    images: Tensor
-    labels: Tensor
-    uncertainty: Tensor
-    certified: Tensor | None = None
+    images: Tensor  # `(m, c, h, w)` in [0, 1]
+    labels: Tensor  # int64 `(m,)`, recovered by the attack
+    uncertainty: Tensor  # `(m,)`, known to the attacker: 0 for a certain reconstruction, about 1 for a guess
+    certified: Tensor | None = None  # bool `(m,)`: whether the image is known to be the true one; None: never known
 
 
 @dataclass(frozen=True, eq=False)
 class Background:
-    """What the adversary has besides shadow models.
+    """What the adversary has besides shadow models."""
 
-    Attributes:
-        plan: the training procedure of the released models; None where whole models are not seen.
-        state: folder for the state of long computations, which resume from it after a kill; None: they start over.
-        announce: progress display of long computations.
-    """
-
-    plan: ShadowPlan | None = None
-    state: Path | None = None
+    plan: ShadowPlan | None = None  # the training of the released models; None where whole models are not seen
+    state: Path | None = None  # folder from which killed computations resume; None: they start over
     announce: Announce = silently
 
 

@@ -27,17 +27,11 @@ _CHUNK = 64
 
 @dataclass(frozen=True, eq=False)
 class TargetGradients:
-    """Gradients of each model's loss on its own image with respect to all weights, at some steps of training.
+    """Gradients of each model's loss on its own image with respect to all weights, at some steps of training."""
 
-    Attributes:
-        steps: number of steps before each gradient; 0 is the initial model.
-        norms: `(t, m)`.
-        zeros: mean share over the models of coordinates that are exactly 0, `(t,)` for every parameter.
-    """
-
-    steps: list[int]
-    norms: Tensor
-    zeros: Mapping[str, Tensor]
+    steps: list[int]  # number of steps before each gradient; 0 is the initial model
+    norms: Tensor  # `(t, m)`
+    zeros: Mapping[str, Tensor]  # per parameter, the models' mean share of coordinates that are exactly 0, `(t,)`
 
 
 def along_training(plan: ShadowPlan, targets: ImageSet, n_steps: int, execution: Execution) -> TargetGradients:

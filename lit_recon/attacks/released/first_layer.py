@@ -29,38 +29,23 @@ TINY = torch.finfo(torch.float64).tiny
 
 
 class Trace(NamedTuple):
-    """Rank-one decomposition of differences of a first layer; both factors share an arbitrary sign.
+    """Rank-one decomposition of differences of a first layer; both factors share an arbitrary sign."""
 
-    Attributes:
-        image: `(m, d)`, a multiple of the unknown image, plus an error from the fixed images.
-        neurons: `(m, j)` of unit length: the unknown image's coefficient in every neuron, up to a factor.
-        whitened: `(m, d)`, a multiple of the whitened image.
-        remainder: `(m, j * d)`, the layer minus the outer product of `neurons` and `image`.
-        others: `(m, p - j * d)`, differences of all other weights.
-        share: `(m,)`, the share of the whitened layer's squared norm that the rank-one part explains.
-    """
-
-    image: Tensor
-    neurons: Tensor
-    whitened: Tensor
-    remainder: Tensor
-    others: Tensor
-    share: Tensor
+    image: Tensor  # `(m, d)`, a multiple of the unknown image, plus an error from the fixed images
+    neurons: Tensor  # `(m, j)` of unit length: the unknown image's coefficient in every neuron, up to a factor
+    whitened: Tensor  # `(m, d)`, a multiple of the whitened image
+    remainder: Tensor  # `(m, j * d)`, the layer minus the outer product of `neurons` and `image`
+    others: Tensor  # `(m, p - j * d)`, differences of all other weights
+    share: Tensor  # `(m,)`, the share of the whitened layer's squared norm that the rank-one part explains
 
 
 @dataclass(frozen=True, eq=False)
 class WhitenedFirstLayer:
-    """The first layer of models that were trained on a fixed set and one more image.
+    """The first layer of models that were trained on a fixed set and one more image."""
 
-    Attributes:
-        directions: orthonormal `(d, r)` float64, in which the fixed set varies.
-        excess: `(r,)`, the inverse root of the fixed set's mean squares there, minus that of all other directions.
-        neurons: number of neurons `j`.
-    """
-
-    directions: Tensor
-    excess: Tensor
-    neurons: int
+    directions: Tensor  # orthonormal `(d, r)` float64, in which the fixed set varies
+    excess: Tensor  # `(r,)`, the inverse root of the fixed set's mean squares there, minus that of all other directions
+    neurons: int  # number of neurons `j`
 
     @classmethod
     def of(cls, plan: ShadowPlan | None, who: str = "the attack") -> WhitenedFirstLayer:

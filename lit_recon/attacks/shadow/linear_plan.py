@@ -26,16 +26,12 @@ from lit_recon.io.files import write_text
 class ApproximationError:
     """Errors of linear response on a sample of models.
 
-    Attributes:
-        errors: `|linear - exact| / |exact|` of every model's difference from the reference.
-        tolerance: largest median error at which linear response is used.
-
     >>> ApproximationError([0.1, 0.2, 0.9], tolerance=0.4).is_tolerable
     True
     """
 
-    errors: Sequence[float]
-    tolerance: float
+    errors: Sequence[float]  # `|linear - exact| / |exact|` of every model's difference from the reference
+    tolerance: float  # largest median error at which linear response is used
 
     @property
     def median(self) -> float:

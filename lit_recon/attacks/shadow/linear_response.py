@@ -42,15 +42,10 @@ _IMAGES = 2_048
 
 @dataclass(frozen=True, eq=False)
 class Coordinates:
-    """Coordinates of an MLP's weights along the leading directions of its training images.
+    """Coordinates of an MLP's weights along the leading directions of its training images."""
 
-    Attributes:
-        network: the MLP.
-        basis: orthonormal directions of images with a 1 appended, `(d + 1, r)`.
-    """
-
-    network: ReleasedMLP
-    basis: Tensor
+    network: ReleasedMLP  # the MLP
+    basis: Tensor  # orthonormal directions of images with a 1 appended, `(d + 1, r)`
 
     @classmethod
     def of(cls, known: KnownTraining, rank: int) -> Coordinates:

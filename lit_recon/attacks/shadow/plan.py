@@ -64,45 +64,27 @@ class Plan(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ExactSample:
-    """Models to be trained exactly, by which the error of an approximation is measured.
-
-    Attributes:
-        plan, images, folder: of the models: plan, own images and store.
-        measure: measures the error on the stored models, and keeps it; does nothing if it is known.
-        check: refuses an error that is too large.
-    """
+    """Models to be trained exactly, by which the error of an approximation is measured."""
 
     plan: ShadowPlan
-    images: ImageSet
-    folder: Path
-    measure: Callable[[], None]
-    check: Callable[[], object]
+    images: ImageSet  # one per model
+    folder: Path  # of their store
+    measure: Callable[[], None]  # measures the error on the stored models, and keeps it, unless it is known
+    check: Callable[[], object]  # refuses an error that is too large
 
 
 @dataclass(frozen=True, eq=False)
 class ShadowPlan:
-    """Models that are trained exactly and alike, each on the fixed set and one image of its own.
-
-    Attributes:
-        network: the architecture.
-        fixed: the fixed set.
-        descent: the optimizer.
-        seed: of the initial weights, of noise and of the order of mini-batches.
-        initialization: whether all models start from the same weights, known to the adversary.
-        purpose: seeds all randomness of its own, so that released and shadow models differ: fresh initial weights,
-            noise and unknown orders.
-        device: that trains.
-        start: known initial weights `(p,)` instead of random ones, such as pre-trained ones.
-    """
+    """Models that are trained exactly and alike, each on the fixed set and one image of its own."""
 
     network: ReleasedNetwork
     fixed: ImageSet
     descent: GradientDescent
-    seed: int = 0
+    seed: int = 0  # of the initial weights, of noise and of the order of mini-batches
     initialization: Initialization = "known"
-    purpose: str = "shadow"
+    purpose: str = "shadow"  # of fresh weights, noise and unknown orders: released and shadow models draw their own
     device: str = "cpu"
-    start: Tensor | None = None
+    start: Tensor | None = None  # known initial weights `(p,)` instead of random ones, such as pre-trained ones
 
     @property
     def known(self) -> KnownTraining:

@@ -26,18 +26,12 @@ class ShadowStore:
 
     Model `i` belongs to image `i` of the shadow targets. Shard `j` holds the models from `j * shard_size` on. A hash
     identifies every model's image, so that a store can be extended by further shadow targets.
-
-    Attributes:
-        folder: of the files.
-        description: see `Plan.description`.
-        execution: how all models of the store are trained.
-        shard_size: models per file.
     """
 
-    folder: Path
-    description: Mapping[str, object]
-    execution: str
-    shard_size: int
+    folder: Path  # of the files
+    description: Mapping[str, object]  # see `Plan.description`
+    execution: str  # how all models of the store are trained
+    shard_size: int  # models per file
 
     @classmethod
     def create(cls, folder: Path, description: Mapping[str, object], execution: str, shard_size: int) -> ShadowStore:
@@ -97,7 +91,7 @@ class ShadowStore:
                 self._compare(shard, keys[members.start :][:there], images.name)
 
     def write(self, shard: int, differences: Tensor, images: ImageSet) -> None:
-        """Write the differences `(s, p)` float32 of one shard's models and the hashes of their images, atomically."""
+        """Write finite differences `(s, p)` float32 of one shard's models and hashes of their images, atomically."""
         if len(differences) != len(images) or not torch.isfinite(differences).all():
             raise ShapeError(
                 f"shard {shard} needs one finite difference per image; got {tuple(differences.shape)} "

@@ -141,20 +141,15 @@ class GradientDescent:
 class KnownTraining:
     """Everything about a released model's training but one image.
 
-    Attributes:
-        network: its weights are not used.
-        images, labels: fixed set, float `(n, c, h, w)` in [0, 1] and int64 `(n,)`.
-        descent: the optimizer.
-
     Raises:
         ShapeError: images and labels do not fit, or their dtype is not that of the network.
         UnsupportedModelError: the network has buffers or random layers, so that training is not determined by its data.
         ConfigError: a mini-batch is larger than the training set.
     """
 
-    network: nn.Module
-    images: Tensor
-    labels: Tensor
+    network: nn.Module  # its weights are not used
+    images: Tensor  # fixed set, float `(n, c, h, w)` in [0, 1]
+    labels: Tensor  # int64 `(n,)`
     descent: GradientDescent
 
     def __post_init__(self) -> None:

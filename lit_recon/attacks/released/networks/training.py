@@ -191,15 +191,11 @@ _DEAD = 1e-4
 class Standardization:
     """Each coordinate minus its mean, divided by its standard deviation; constant coordinates become 0.
 
-    Attributes:
-        mean: `(p,)` float64.
-        scale: `(p,)` float64, 0 for constant coordinates.
-
     Source: Balle, Cherubin and Hayes 2022, section V-A; there a constant coordinate is divided by its rounding error.
     """
 
-    mean: Tensor
-    scale: Tensor
+    mean: Tensor  # `(p,)` float64
+    scale: Tensor  # `(p,)` float64, 0 for constant coordinates
 
     @classmethod
     def fitted(cls, differences: Tensor) -> Self:

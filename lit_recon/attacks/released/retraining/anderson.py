@@ -46,18 +46,12 @@ def _distances(found: Tensor, released: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class SearchState:
-    """Best results so far, in tensors that are changed in place.
+    """Best results so far, in tensors that are changed in place."""
 
-    Attributes:
-        images, labels: `(m, c, h, w)` and `(m,)`.
-        distances: of their weights, `(m,)`; infinite before the first search.
-        searches: number of searches for each, int64 `(m,)`.
-    """
-
-    images: Tensor
-    labels: Tensor
-    distances: Tensor
-    searches: Tensor
+    images: Tensor  # `(m, c, h, w)`
+    labels: Tensor  # `(m,)`
+    distances: Tensor  # of their weights, `(m,)`; infinite before the first search
+    searches: Tensor  # number of searches for each, int64 `(m,)`
 
     @classmethod
     def of(cls, images: Tensor, labels: Tensor) -> SearchState:

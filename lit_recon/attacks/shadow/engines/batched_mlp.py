@@ -33,21 +33,13 @@ def suits(descent: GradientDescent, fixed: SharedImages) -> bool:
 
 
 class ImageSpan(NamedTuple):
-    """The fixed images, split into multiples of their mean and remainders.
+    """The fixed images, split into multiples of their mean and remainders."""
 
-    Attributes:
-        mean: `(d,)`.
-        sides: remainders, `(n, d)`: the images minus `shares` times the mean.
-        products: inner products of remainders, `(n, n)`.
-        shares: projection coefficients of the images on the mean, `(n,)`.
-        mean_products: inner products of the images with the mean, `(n,)`.
-    """
-
-    mean: Tensor
-    sides: Tensor
-    products: Tensor
-    shares: Tensor
-    mean_products: Tensor
+    mean: Tensor  # `(d,)`
+    sides: Tensor  # remainders, `(n, d)`: the images minus `shares` times the mean
+    products: Tensor  # inner products of remainders, `(n, n)`
+    shares: Tensor  # projection coefficients of the images on the mean, `(n,)`
+    mean_products: Tensor  # inner products of the images with the mean, `(n,)`
 
     @classmethod
     def of(cls, images: Tensor) -> ImageSpan:

@@ -59,15 +59,10 @@ _BLOCK = 1_000
 
 
 class Parts(NamedTuple):
-    """A matrix of `m` rows and one column per pixel, without pixels that are 0 in all images.
+    """A matrix of `m` rows and one column per pixel, without pixels that are 0 in all images."""
 
-    Attributes:
-        often: columns of pixels that are multiplied densely, `(m, a)`.
-        seldom: transposed columns of pixels that are multiplied sparsely, `(b, m)`; None if there are none.
-    """
-
-    often: Tensor
-    seldom: Tensor | None
+    often: Tensor  # columns of pixels that are multiplied densely, `(m, a)`
+    seldom: Tensor | None  # transposed columns of pixels that are multiplied sparsely, `(b, m)`; None if there are none
 
 
 class UsedPixels(NamedTuple):
@@ -112,19 +107,12 @@ class UsedPixels(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Some images, prepared for products.
+    """Some images, prepared for products."""
 
-    Attributes:
-        numbers: indices of the images.
-        often: pixels that are multiplied densely, `(n, a)`.
-        seldom: the others in compressed rows, `(n, b)`; None if there are none.
-        seldom_transposed: the same, `(b, n)`.
-    """
-
-    numbers: slice
-    often: Tensor
-    seldom: Tensor | None
-    seldom_transposed: Tensor | None
+    numbers: slice  # indices of the images
+    often: Tensor  # pixels that are multiplied densely, `(n, a)`
+    seldom: Tensor | None  # the others in compressed rows, `(n, b)`; None if there are none
+    seldom_transposed: Tensor | None  # the same, `(b, n)`
 
     def outputs(self, weights: Parts) -> Tensor:
         """The images' products with every row of `weights`, `(m, n)`."""

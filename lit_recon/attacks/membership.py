@@ -57,11 +57,8 @@ class MembershipGames:
 def compare_trained(released: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """Scores `(m,)`: distance of the released model to the adversary's model of the first candidate, minus the second.
 
-    If training is deterministic and everything else is known, one of the two is 0 up to rounding.
-
-    Args:
-        released: weights, or their differences from a common reference, `(m, p)`.
-        first, second: the same of models that the adversary trained on the first and on the second candidates.
+    Models are weights, or their differences from a common reference, `(m, p)`. If training is deterministic and
+    everything else is known, one of the two distances is 0 up to rounding.
     """
     _check(released, first, second)
     nearer: Tensor = (released - first).double().norm(dim=1) - (released - second).double().norm(dim=1)
@@ -109,15 +106,9 @@ def distances(a: Tensor, b: Tensor) -> Tensor:
 
 
 def own_losses(network: nn.Module, weights: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of every model on its own image, `(m,)`.
+    """Cross-entropy `(m,)` of models with flat weights `(m, p)` on one image `(m, c, h, w)` and label `(m,)` each.
 
-    Args:
-        network: the architecture, in the dtype of weights and images.
-        weights: flat, `(m, p)`.
-        images, labels: `(m, c, h, w)` in [0, 1] and int64 `(m,)`.
-
-    Raises:
-        ShapeError: the weights are of another network, or there is not one image and label per model.
+    The network has the dtype of weights and images.
     """
     if not len(weights) == len(images) == len(labels):
         raise ShapeError(

@@ -125,10 +125,6 @@ class TrainingModule(LightningModule, ABC):
     `lr * 64 / m`: one step changes a logit in proportion to m times the rate, and at the full rate thousands of random
     neurons let the loss grow instead of fall.
 
-    Args:
-        model: takes images `(n, c, h, w)` in [0, 1].
-        schedule: of the optimizer.
-
     Attributes:
         utility: `utility_figures` and `guarantee` after the last epoch.
     """
@@ -229,13 +225,10 @@ class TrainingModule(LightningModule, ABC):
 
 
 class LastCheckpoint(Checkpoint):
-    """Keeps the newest state of training in one file, replaced in one step, after every epoch and every few minutes.
+    """Keeps the newest state of training in one file, replaced atomically, after every epoch and every few minutes.
 
-    Lightning's own ModelCheckpoint copies the file from the system's temporary folder: a kill could leave half of it.
-
-    Args:
-        path: of the file.
-        minutes: between two saves within an epoch; going on from there needs a data loader with a state.
+    Going on within an epoch needs a data loader with a state. Lightning's own ModelCheckpoint copies the file from the
+    system's temporary folder: a kill could leave half of it.
     """
 
     def __init__(self, path: Path, minutes: float = 5.0) -> None:

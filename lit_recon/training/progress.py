@@ -27,15 +27,7 @@ Figure = float | Tensor
 
 
 class Progress:
-    """Progress of one computation of known length, on standard error.
-
-    Args:
-        total: number of units of work.
-        label: name of the computation.
-        unit: name of one unit.
-        quiet: show nothing, for all processes but the first.
-        stream: where to write; default: standard error.
-    """
+    """Progress of a computation of `total` units, on standard error; `quiet` for all processes but the first."""
 
     def __init__(self, total: int, label: str, unit: str, quiet: bool = False, stream: TextIO | None = None) -> None:
         self.total, self.label, self.unit, self.quiet = total, label, unit, quiet
@@ -98,11 +90,7 @@ def announced(total: int, label: str, unit: str) -> Callable[[int], None]:
 
 
 class TrainingProgress(Callback):
-    """Shows the progress of training, batch by batch, with the loss.
-
-    Args:
-        optimizers: that take a step in every batch; Lightning counts each of them.
-    """
+    """Shows the progress of training, batch by batch; Lightning counts a step for each of the `optimizers`."""
 
     def __init__(self, optimizers: int = 1) -> None:
         self.optimizers = optimizers

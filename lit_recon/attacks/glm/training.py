@@ -48,7 +48,7 @@ class Regression(ABC):
 
     @abstractmethod
     def release(self, estimator: Any, n_examples: int) -> Released:
-        """The fitted estimator as a released model."""
+        """A released model of the fitted estimator."""
 
     def fit(self, inputs: Array, targets: Array) -> FittedRegression:
         """Train on records with inputs `(n, d)`, without the constant, and targets `(n,)`."""

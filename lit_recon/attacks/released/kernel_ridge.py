@@ -127,13 +127,8 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
 def leave_one_out_error(kernel: Tensor, values: Tensor, ridge: float, n_pixels: int) -> float:
     """Mean squared error of the pixels of every row, predicted from all other rows; infinite for a singular kernel.
 
-    With `A = (K + ridge I)^-1` the leave-one-out residual of row `i` is `(A Y)_i / A_ii`.
-
-    Args:
-        kernel: `K`, `(s, s)`.
-        values: `Y`, `(s, d)`, less their means.
-        ridge: added to the diagonal.
-        n_pixels: number of leading columns of `Y` that enter the error.
+    With the kernel `K` `(s, s)` and `A = (K + ridge I)^-1`, the leave-one-out residual of row `i` of the values `Y`
+    `(s, d)`, less their means, is `(A Y)_i / A_ii`. The first `n_pixels` columns enter the error.
     """
     factor = _factor(kernel.clone(), ridge)
     if factor is None:

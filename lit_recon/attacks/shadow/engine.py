@@ -82,9 +82,7 @@ def train_reference(
     a released model from it is due to the model's own image, to noise and to an unknown order of mini-batches only. The
     reference has no noise, and is the mean over several orders if the order is unknown.
 
-    Args:
-        known, initial: the training and its start, `(p,)`.
-        generators: of the order of mini-batches: one of a known order, several of an unknown one.
+    A known order of mini-batches has one generator, an unknown one has several.
 
     Returns:
         Float64 weights `(p,)`, with snapshots `(t * p,)`: in float32 their error would be up to a hundredth of the

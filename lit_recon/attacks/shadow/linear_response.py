@@ -44,17 +44,16 @@ _IMAGES = 2_048
 class Coordinates:
     """Coordinates of an MLP's weights along the leading directions of its training images."""
 
-    network: ReleasedMLP  # the MLP
+    network: ReleasedMLP
     basis: Tensor  # orthonormal directions of images with a 1 appended, `(d + 1, r)`
 
     @classmethod
     def of(cls, known: KnownTraining, rank: int) -> Coordinates:
         """Along the `rank` leading directions of the fixed images, or all if there are fewer."""
         n_coordinates(known.network, known.images[0].numel(), rank)
-        network = _mlp(known.network)
         images = with_one(known.images).double()
         directions = torch.linalg.eigh(images.T @ images).eigenvectors.flip(1)
-        return cls(network, directions[:, :rank].to(known.images.dtype).contiguous())
+        return cls(_mlp(known.network), directions[:, :rank].to(known.images.dtype).contiguous())
 
     @property
     def rank(self) -> int:
@@ -201,7 +200,7 @@ class LinearResponse:
 def respond(
     known: KnownTraining, initial: Tensor, groups: Sequence[tuple[Tensor, Tensor]], response: LinearResponse
 ) -> Iterator[Tensor]:
-    """Differences of shadow models from the reference, to first order in the fixed set's response.
+    """Differences `(s, p)` of shadow models from `train_reference`, to first order, group by group.
 
     All models advance together along the reference's path. The result of a group depends on its own images only.
 
@@ -210,9 +209,6 @@ def respond(
         initial: weights `(p,)` that all models start from.
         groups: images `(s, c, h, w)` and labels `(s,)`; one group should fit into the processor's cache.
         response: rank and number of images of the Hessian.
-
-    Yields:
-        Differences `(s, p)` from `train_reference`, group by group.
 
     Raises:
         ConfigError, ShapeError: see `n_coordinates`; arguments do not fit, or training diverged.

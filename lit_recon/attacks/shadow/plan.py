@@ -192,9 +192,6 @@ class Pretraining:
         steps: of descent on them.
         lr, momentum: see `GradientDescent`.
 
-    Raises:
-        ConfigError: a number is out of its range.
-
     Source: Balle, Cherubin and Hayes 2022, appendix C and figure 13.
     """
 
@@ -212,15 +209,10 @@ class Pretraining:
 
 
 def pretrained_weights(network: nn.Module, images: Tensor, labels: Tensor, how: Pretraining) -> Tensor:
-    """Flat weights `(p,)`, float32 on the CPU, after a training from the network's own weights.
+    """Flat weights `(p,)`, float32 on the CPU, after a training from the network's own weights, which are not changed.
 
     Computed in float64, so that machines and numbers of threads hardly ever give different results: stored shadow
-    models can be reused only if these weights are equal bit by bit.
-
-    Args:
-        network: with its initial weights, which are not changed.
-        images, labels: `(n, c, h, w)` in [0, 1] and `(n,)`.
-        how: steps, learning rate and momentum; ConfigError if the training diverges.
+    models can be reused only if these weights are equal bit by bit. ConfigError if the training diverges.
     """
     trained, exact = copy.deepcopy(network).to(images.device, torch.float64), images.double()
     optimizer = GradientDescent(how.steps, how.lr, how.momentum).torch_optimizer(trained)

@@ -63,9 +63,7 @@ class Descent:
 class Batches:
     """The mini-batches of many models, as indices: 0 to n - 1 for the fixed set, n for the model's own image.
 
-    Args:
-        known: the training.
-        generators: of the order: one if it is known, one per model if it is not, none for full batches.
+    Their order has one generator if it is known, one per model if it is not; full batches have none.
     """
 
     def __init__(self, known: KnownTraining, generators: Sequence[torch.Generator] | None) -> None:
@@ -87,12 +85,7 @@ class Batches:
 
 
 def gathered(fixed: Tensor, own: Tensor, numbers: Tensor) -> Tensor:
-    """Images or labels `(s, b, ...)` of every model's own batch.
-
-    Args:
-        fixed: of the fixed set, `(n, ...)`.
-        own: of the models' own images, `(s, ...)`.
-        numbers: indices `(s, b)`; `n` is the own image.
+    """Images or labels `(s, b, ...)` at indices `(s, b)`: 0 to n - 1 of the fixed `(n, ...)`, n of the own `(s, ...)`.
 
     >>> gathered(torch.tensor([10, 11, 12]), torch.tensor([7, 8]), torch.tensor([[0, 3], [2, 1]])).tolist()
     [[10, 7], [12, 11]]

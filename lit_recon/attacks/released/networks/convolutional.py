@@ -50,14 +50,9 @@ class PerceptualLoss:
 class AdversarialReconstructorModule(PairTraining):
     """One step of the discriminator on real and reconstructed images, then one of the reconstructor.
 
-    The reconstructor's loss is mean absolute plus mean squared error, LPIPS, and the squared distance of the
-    discriminator's scores from 1; that of the discriminator is `discriminator_loss`.
-
-    Args:
-        network: see `PairTraining`.
-        discriminator: scores of patches; None leaves its loss out.
-        lpips: and its weight; None leaves it out.
-        adversarial, lr, weight_decay, discriminator_lr: see `ConvolutionalReconstructor`.
+    The reconstructor's loss is mean absolute plus mean squared error, LPIPS times a weight, and the squared distance of
+    the discriminator's scores from 1; that of the discriminator is `discriminator_loss`. LPIPS and the discriminator
+    may be left out; for the other arguments see `ConvolutionalReconstructor`.
 
     Source: Balle, Cherubin and Hayes 2022, section IV-B and table V; Mao et al. 2017 for the squared distances.
     """

@@ -82,15 +82,11 @@ class SearchState:
 
 
 class Anderson:
-    """Anderson acceleration of many independent fixed-point iterations.
+    """Anderson acceleration of `n` independent fixed-point iterations, which combines up to `memory` earlier guesses.
 
     A correction is what the plain iteration would add to a guess. If corrections are affine in the guess, the fixed
     point is reached in as many steps as their linear part has distinct eigenvalues, even if the plain iteration
     diverges.
-
-    Args:
-        n, size: number of iterations, and length of a guess.
-        memory: number of earlier guesses that are combined.
 
     Source: [Anderson1965]; [WalkerNi2011] for the least-squares problem in differences of consecutive corrections.
     """

@@ -123,10 +123,7 @@ def repeatable(plan: ShadowPlan | None, who: str) -> ShadowPlan:
 def trained_weights(known: KnownTraining, initial: Tensor, images: Tensor, labels: Tensor) -> Tensor:
     """Weights `(m, p)` of models each trained on the fixed set and one image, differentiable in the images.
 
-    Args:
-        known: the training, by gradient descent with momentum on full batches.
-        initial: weights `(p,)` of all models.
-        images, labels: of each model, `(m, c, h, w)` and `(m,)`.
+    The training is gradient descent with momentum on full batches, which starts from weights `(p,)`.
     """
     descent, gradient = known.descent, mean_loss_gradient(known)
     weights = initial.expand(len(images), -1)

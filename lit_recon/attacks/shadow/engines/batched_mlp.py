@@ -54,12 +54,9 @@ class ImageSpan(NamedTuple):
 
 
 class FirstLayers:
-    """The first layers of many models, as coefficients of images.
+    """The first layers of many models, as coefficients of the fixed images `(n, d)` and of own images `(s, d)`.
 
-    Args:
-        weights, bias: of the start, `(s, h, d)` and `(s, h)`.
-        fixed, span: the fixed images, `(n, d)`, and their span.
-        own: one further image of each model, `(s, d)`.
+    They start from weights `(s, h, d)` and biases `(s, h)`.
 
     Attributes:
         sides: coefficients of the remainders, `(s, h, n)`.
@@ -112,13 +109,9 @@ def _wide(left: Tensor, right: Tensor) -> Tensor:
 def train_dual(
     known: KnownTraining, activation: str, fixed: SharedImages, span: ImageSpan, weights: list[Tensor], own: OwnImages
 ) -> Tensor:
-    """Train one model per own image, all at once, in dual coordinates; results as of `train_models`.
+    """Train one model per own image, all at once, in dual coordinates, for a training that `suits` them.
 
-    Args:
-        known, fixed, span: the training, for which `suits` is true, its fixed set, and the span of this.
-        activation: between layers.
-        weights: of the start, `(s, o, i)` and `(s, o)` for every layer; those of later layers are overwritten.
-        own: one further image of each model.
+    The weights of the start, `(s, o, i)` and `(s, o)` for every layer, are overwritten. Results as of `train_models`.
     """
     descent, n, released = known.descent, len(fixed.images), []
     layers, later = FirstLayers(weights[0], weights[1], fixed.images, span, own.images), weights[2:]

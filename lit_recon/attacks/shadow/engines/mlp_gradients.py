@@ -65,14 +65,10 @@ class Flow(NamedTuple):
 def shared_gradients(
     weights: list[Tensor], inputs: SharedImages, own: OwnImages | None, activation: str, bound: float | None = None
 ) -> list[Tensor]:
-    """Gradients of the loss summed over images that all models share, and over the own ones where there are any.
+    """Gradients of the loss summed over the images that all models share, and over their own ones, if any.
 
-    Args:
-        weights: of `s` models, `(s, o, i)` and `(s, o)` for every layer, as are the gradients.
-        inputs: the images that all share.
-        own: one further image of each.
-        activation: between layers.
-        bound: largest norm of an image's gradient; None: no clipping.
+    Weights and gradients are `(s, o, i)` and `(s, o)` for every layer. `bound` is the largest norm of an image's
+    gradient; None: no clipping.
     """
     s, neurons, d = weights[0].shape
     parts = inputs.pixels.split(weights[0].view(s * neurons, d))
@@ -117,14 +113,9 @@ def _add_own(
 
 
 def flow(outputs: Tensor, later: list[Tensor], classes: Tensor, activation: str, clip: Clip | None) -> Flow:
-    """Forward and backward pass from the first layer's outputs.
+    """Forward and backward pass from the first layer's outputs `(s, h, n)`, which are overwritten.
 
-    Args:
-        outputs: of the first layer, `(s, h, n)`; overwritten.
-        later: weights and biases of all later layers.
-        classes: one-hot, `(k, n)`, or of every model's own images `(s, k, n)`.
-        activation: between layers.
-        clip: None: no clipping.
+    `later` are weights and biases of all later layers, `classes` are one-hot, `(k, n)` or for own images `(s, k, n)`.
     """
     values = []
     for layer in range(0, len(later), 2):

@@ -3,8 +3,7 @@
 Every attack gives one score per model, and guesses the second candidate if it is above 0. All raise ShapeError for
 arguments of different shapes.
 
-Source: Balle, Cherubin and Hayes 2022, Reconstructing training data with informed adversaries, section II-D and
-algorithm 2.
+Source: [Balle2022], section II-D and algorithm 2.
 """
 
 from __future__ import annotations
@@ -70,10 +69,8 @@ def compare_losses(
 ) -> Tensor:
     """Scores `(m,)`: the model's loss on the first candidate minus that on the second, as training data has lower loss.
 
-    Args:
-        first, second: losses of the released models on their candidates, `(m,)`.
-        usual_first, usual_second: losses of models that were not trained on these candidates, `(s, m)`; their means are
-            subtracted, since some images have larger losses under any model. Default: no calibration.
+    The usual losses `(s, m)` are those of models that were not trained on these candidates; their means are subtracted,
+    since some images have larger losses under any model. Default: no calibration.
     """
     _check(first, second)
     losses = [first.double(), second.double()]

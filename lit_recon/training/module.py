@@ -36,12 +36,9 @@ _NAMES = ("final_train_loss", "test_loss", "accuracy")
 
 
 def utility_figures(train_loss: float, test_loss: float, accuracy: float, diverged_at: int | None) -> Figures:
-    """Metrics of an epoch.
+    """Metrics of an epoch, unless the loss was no longer finite after step `diverged_at`.
 
-    Args:
-        train_loss: mean cross-entropy of the epoch's original batches, before any defense.
-        test_loss, accuracy: mean cross-entropy and accuracy, in [0, 1], on the test split.
-        diverged_at: the step after which the loss was no longer finite.
+    The training loss is that of the original batches, before any defense; the others are those of the test split.
 
     >>> utility_figures(0.5, 0.6, 0.9, None)
     {'final_train_loss': 0.5, 'test_loss': 0.6, 'accuracy': 0.9}
@@ -108,10 +105,7 @@ class SGDSchedule:
 
     def __post_init__(self) -> None:
         if self.lr <= 0 or self.decay <= 0 or self.decay_every < 1:
-            raise ConfigError(
-                f"lr and decay must be above 0 and decay_every at least 1 epoch; "
-                f"got lr={self.lr}, decay={self.decay}, decay_every={self.decay_every}"
-            )
+            raise ConfigError(f"lr and decay must be above 0 and decay_every at least 1 epoch; got {self}")
 
 
 class TrainingModule(LightningModule, ABC):
@@ -199,7 +193,6 @@ class TrainingModule(LightningModule, ABC):
         self.utility, self._diverged_at = dict(checkpoint["utility"]), checkpoint["diverged_at"]
 
     def validation_step(self, batch: ImageBatch, batch_idx: int) -> None:
-        """Loss and accuracy on the test split, after every epoch."""
         images, labels = batch
         logits = self(images)
         self.test_loss.update(nn.functional.cross_entropy(logits, labels, reduction="none"))
@@ -207,11 +200,9 @@ class TrainingModule(LightningModule, ABC):
         self.log_dict({"test_loss": self.test_loss, "test_accuracy": self.test_accuracy}, prog_bar=True)
 
     def test_step(self, batch: ImageBatch, batch_idx: int) -> None:
-        """Loss and accuracy on the test split."""
         self.validation_step(batch, batch_idx)
 
     def configure_optimizers(self) -> tuple[list[optim.Optimizer], list[optim.lr_scheduler.LRScheduler]]:
-        """SGD on everything trainable, and the decay of its rates."""
         schedule, layer, head = self.schedule, self.model.feature_layer, list(self.model.head.parameters())
         others = [
             parameter
@@ -227,8 +218,8 @@ class TrainingModule(LightningModule, ABC):
 class LastCheckpoint(Checkpoint):
     """Keeps the newest state of training in one file, replaced atomically, after every epoch and every few minutes.
 
-    Going on within an epoch needs a data loader with a state. Lightning's own ModelCheckpoint copies the file from the
-    system's temporary folder: a kill could leave half of it.
+    Going on within an epoch needs a data loader with a state. A kill could leave half the file of Lightning's own
+    ModelCheckpoint, which copies it from the temporary folder.
     """
 
     def __init__(self, path: Path, minutes: float = 5.0) -> None:

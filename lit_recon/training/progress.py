@@ -61,12 +61,10 @@ class Progress:
             print(self._line(figures), file=self.stream, flush=True)
 
     def write(self, text: str) -> None:
-        """Print a line above the bar."""
         if not self.quiet:
             tqdm.write(text, file=self.stream)
 
     def close(self) -> None:
-        """Remove the bar from the screen."""
         if self._bar is not None:
             self._bar.close()
 

@@ -25,18 +25,14 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from lit_recon.errors import ConfigError
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-#: The largest values that glibc takes: an `int`, and half of an arena's heap.
-_TRIM_BYTES, _MMAP_BYTES = 2**31 - 1, 2**25
+#: glibc's `M_MMAP_THRESHOLD` and `M_TRIM_THRESHOLD`, and the largest values that they take, in bytes.
+_THRESHOLDS = {-3: 2**25, -1: 2**31 - 1}
 
 
 def keep_freed_memory() -> bool:
     """Let the C library keep freed memory; returns whether it supports that (glibc does)."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    settings = ((_M_MMAP_THRESHOLD, _MMAP_BYTES), (_M_TRIM_THRESHOLD, _TRIM_BYTES))
-    return all(bool(mallopt(setting, size)) for setting, size in settings)
+    return mallopt is not None and all(mallopt(setting, size) for setting, size in _THRESHOLDS.items())
 
 
 #: Lightning's loggers, which announce devices and advertise products at level INFO.
@@ -111,9 +107,9 @@ def build_trainer(
     callbacks: Sequence[Callback] = (),
     max_epochs: int | None = None,
 ) -> Trainer:
-    """A Trainer that writes checkpoints only where a callback does; raises as `check_trainer`.
+    """A Trainer, to run in a configured process, that writes checkpoints only where a callback does.
 
-    The process must be configured before it runs.
+    Raises as `check_trainer`.
     """
     devices, nodes = _processes(settings)
     try:

@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 
 #: Gradients above this give errors above it, as residuals are rarely far above 1.
 _LOOSE = 1e-6
-#: L-BFGS also stops where the loss changes by less than 64 float64 steps: at a gradient of about the root of that.
-_LBFGS_FLOOR = math.sqrt(64 * np.finfo(np.float64).eps)
-#: Solvers that stop on the largest entry of the mean loss's gradient, and the smallest value that it reaches.
-_GRADIENT_FLOORS = {"lbfgs": _LBFGS_FLOOR, "newton-cholesky": 0.0, "newton-cg": 0.0}
+#: Solvers that stop on the largest entry of the mean loss's gradient, and the smallest value that it reaches. L-BFGS
+#: also stops where the loss changes by less than 64 float64 steps: at a gradient of about the root of that.
+_GRADIENT_FLOORS = {"lbfgs": math.sqrt(64 * np.finfo(np.float64).eps), "newton-cholesky": 0.0, "newton-cg": 0.0}
 #: How far a gradient may be from 0 (None: unknown), and notes on it.
 _Accuracy = tuple[float | None, tuple[str, ...]]
 
@@ -57,9 +56,7 @@ def from_poisson_regressor(estimator: PoissonRegressor, n_examples: int) -> Rele
 
 
 def from_logistic_regression(estimator: LogisticRegression, n_examples: int) -> ReleasedGLM:
-    """A `LogisticRegression` fitted on `n_examples` records, the missing one included.
-
-    Targets are positions in `classes_`.
+    """A `LogisticRegression` fitted on `n_examples` records, the missing one included; targets index `classes_`.
 
     Raises:
         UnsupportedModelError: if it is no such estimator, has no intercept, class weights or a penalty other than L2.

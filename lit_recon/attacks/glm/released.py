@@ -7,9 +7,9 @@ gradient over the known records, penalty included, in the case of one predictor:
 
     x = G / G_1,   y = mean(x theta) + G_1.
 
-Source: Balle, Cherubin and Hayes 2022, Reconstructing training data with informed adversaries, theorem 1, corrected:
-the paper's formula for `y` has a product in place of the sum, its penalty `lambda |theta|^2` has to read
-`lambda / 2 |theta|^2`, and it regularizes the intercept, which most software does not. Extended here to k classes.
+Source: [Balle2022], theorem 1, corrected: the paper's formula for `y` has a product in place of the sum, its penalty
+`lambda |theta|^2` has to read `lambda / 2 |theta|^2`, and it regularizes the intercept, which most software does not.
+Extended here to k classes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lit_recon.errors import ShapeError
 
 @dataclass(frozen=True)
 class ReleasedGLM:
-    """A model that minimizes `sum_i [b(t_i) - y_i t_i] + 1/2 sum penalties * theta^2`.
+    """A model that minimizes `sum_i [b(t_i) - y_i t_i] + 1/2 sum penalties * theta^2`; ShapeError for other shapes.
 
     Args:
         family: of the target.
@@ -35,8 +35,6 @@ class ReleasedGLM:
             None if not known.
         notes: copied to every reconstruction.
 
-    Raises:
-        ShapeError: coefficients and penalties do not fit each other or the family.
     """
 
     family: Family
@@ -55,11 +53,10 @@ class ReleasedGLM:
             )
 
     def reconstruct(self, known_inputs: Array, known_targets: Array) -> GLMReconstruction:
-        """The record that was used together with the known ones.
+        """The record that was used together with the known ones, which are all others.
 
         Args:
-            known_inputs: `(n, d)`, all records but one, without the constant.
-            known_targets: `(n,)`; classes are numbers 0 to k-1.
+            known_inputs, known_targets: `(n, d)`, without the constant, and `(n,)`; classes are numbers 0 to k-1.
 
         Raises:
             ShapeError: the records do not fit the model.
@@ -142,12 +139,9 @@ class ReleasedWithoutIntercept:
     """A model that minimizes `1/2 sum_i (x_i theta - y_i)^2 + 1/2 penalty |theta|^2`.
 
     Args:
-        coefficients: `(d,)`.
+        coefficients: `(d,)`, else ShapeError.
         penalty: at least 0.
         gradient_error, notes: as for `ReleasedGLM`.
-
-    Raises:
-        ShapeError: the coefficients are not a vector.
     """
 
     coefficients: Array

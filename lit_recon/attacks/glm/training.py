@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -21,6 +22,12 @@ from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
 
 #: A released model, as the informed adversary sees it.
 Released = ReleasedGLM | ReleasedWithoutIntercept
+#: Settings of regressions that are refused outside a range, and the range in words.
+_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+    **dict.fromkeys(("penalty", "alpha"), (lambda value: value >= 0, "at least 0")),
+    **dict.fromkeys(("C", "tol"), (lambda value: value > 0, "above 0")),
+    "max_iter": (lambda value: value >= 1, "at least 1"),
+}
 
 
 @dataclass(frozen=True)
@@ -39,8 +46,12 @@ class FittedRegression:
 class Regression(ABC):
     """A way to train a generalized linear model; its objective is that of scikit-learn's estimator."""
 
-    #: Whether targets are classes 0 to k-1.
-    classifies: ClassVar[bool] = False
+    classifies: ClassVar[bool] = False  # whether targets are classes 0 to k-1
+
+    def __post_init__(self) -> None:
+        for name, (holds, rule) in _RANGES.items():
+            if name in vars(self) and not holds(getattr(self, name)):
+                raise ConfigError(f"{name} must be {rule}; got {self}")
 
     @abstractmethod
     def estimator(self) -> Any:
@@ -73,10 +84,6 @@ class LeastSquares(Regression):
     penalty: float = 0.0
     intercept: bool = True
 
-    def __post_init__(self) -> None:
-        if not self.penalty >= 0:
-            raise ConfigError(f"LeastSquares: penalty must be at least 0; got {self.penalty}")
-
     def estimator(self) -> Any:
         from sklearn.linear_model import LinearRegression, Ridge
 
@@ -107,13 +114,6 @@ class Logistic(Regression):
     tol: float = 1e-12
     max_iter: int = 200
 
-    def __post_init__(self) -> None:
-        if not (self.C > 0 and self.tol > 0 and self.max_iter >= 1):
-            raise ConfigError(
-                "Logistic: C and tol must be above 0 and max_iter at least 1; "
-                f"got {self.C}, {self.tol} and {self.max_iter}"
-            )
-
     def estimator(self) -> Any:
         from sklearn.linear_model import LogisticRegression
 
@@ -136,13 +136,6 @@ class Counts(Regression):
     solver: Literal["lbfgs", "newton-cholesky"] = "newton-cholesky"
     tol: float = 1e-12
     max_iter: int = 200
-
-    def __post_init__(self) -> None:
-        if not (self.alpha >= 0 and self.tol > 0 and self.max_iter >= 1):
-            raise ConfigError(
-                "Counts: alpha must be at least 0, tol above 0 and max_iter at least 1; "
-                f"got {self.alpha}, {self.tol} and {self.max_iter}"
-            )
 
     def estimator(self) -> Any:
         from sklearn.linear_model import PoissonRegressor
@@ -174,18 +167,15 @@ def attack_record(
     target: float | None = None,
     bounds: tuple[float, float] = (0.0, 1.0),
 ) -> Attempt:
-    """Reconstruct the record that a model was trained on together with the known ones.
+    """Reconstruct the record that a model was trained on beside the known ones, by [Balle2022], theorems 1 and 8.
 
     Args:
-        known_inputs: `(n, d)`, all records but one, without the constant.
-        known_targets: `(n,)`.
+        known_inputs, known_targets: see `ReleasedGLM.reconstruct`.
         target: of the missing record; required, and used, only for a model without intercept.
         bounds: smallest and largest possible value of an input.
 
     Raises:
         ShapeError: the records do not fit the model, or a target is needed and not given.
-
-    Source: Balle, Cherubin and Hayes 2022, theorems 1 (corrected) and 8.
     """
     try:
         if not isinstance(released, ReleasedWithoutIntercept):

@@ -113,9 +113,7 @@ class BlackBox(ModelAccess):
 
     Args:
         output: the model's `logits`, or the `probabilities` that follow from them.
-        images: number of query images; the paper takes 200 for MNIST, 500 for CIFAR-10.
-
-    Source: Balle, Cherubin and Hayes 2022, section VI-C.
+        images: number of query images; [Balle2022], section VI-C, takes 200 for MNIST and 500 for CIFAR-10.
     """
 
     output: Literal["logits", "probabilities"] = "logits"

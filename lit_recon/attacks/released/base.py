@@ -80,11 +80,7 @@ class Reconstructor(ABC):
 
     @final
     def bind(self, background: Background) -> Self:
-        """A copy that knows the training procedure.
-
-        Raises:
-            ThreatModelError, UnsupportedModelError, ConfigError: the reconstructor needs another background.
-        """
+        """A copy with this background; ThreatModelError, UnsupportedModelError or ConfigError if it needs another."""
         bound = copy.copy(self)
         bound.background = background
         bound.prepare(background)
@@ -105,7 +101,7 @@ class Reconstructor(ABC):
         Raises:
             ThreatModelError: `bind` has to be called before.
             ConfigError: a setting forbids so many models.
-            ShapeError: the arguments do not fit each other or are not finite.
+            ShapeError: see `check`.
         """
         if self.needs_background and self.background is None:
             raise ThreatModelError(

@@ -1,7 +1,6 @@
 """How one image influences a model that is trained on it: gradients along training, embedding, identification.
 
-Sources: Balle, Cherubin and Hayes 2022, Reconstructing training data with informed adversaries, appendix L (norms of
-gradients), appendix M (zeros in gradients), figure 8 (embedding).
+Source: [Balle2022], appendix L (norms of gradients), appendix M (zeros in gradients), figure 8 (embedding).
 """
 
 from __future__ import annotations
@@ -37,15 +36,8 @@ class TargetGradients:
 def along_training(plan: ShadowPlan, targets: ImageSet, n_steps: int, execution: Execution) -> TargetGradients:
     """Train one model per target image, and compute the gradient of the image's loss during training.
 
-    Args:
-        plan: of the models; those that were released are trained for the purpose `released`.
-        targets: own image of each model, `m` of them.
-        n_steps: number of evenly spaced points of training, from the initial to the trained model.
-        execution: way to train the models.
-
-    Raises:
-        ConfigError: fewer than two points.
-        ShapeError: images do not fit the network, or training diverged.
+    There are `n_steps` evenly spaced points of training, from the initial to the trained model; ConfigError if fewer
+    than two. The plan of models that were released has the purpose `released`.
     """
     if n_steps < 2:
         raise ConfigError(f"gradients along training need at least two points, its start and its end; got {n_steps}")
@@ -120,8 +112,7 @@ def identified(observed: Tensor, expected: Tensor, n_candidates: int, generator:
     image and `n_candidates - 1` of the other models' images, drawn at random.
 
     Args:
-        observed: differences of the released models' weights from the reference, `(m, p)`.
-        expected: of the noise-free models of the same images, `(m, p)`.
+        observed, expected: differences `(m, p)` of the released and of the noise-free models from the reference.
         n_candidates: from 2 to `m`; ConfigError for others.
         generator: of the draw.
 

@@ -35,7 +35,6 @@ class Ensemble(Reconstructor):
 
     @property
     def facts(self) -> dict[str, float]:
-        """Those of all members, each with its member's number."""
         return {
             f"member_{number}_{name}": value
             for number, member in enumerate(self.members)
@@ -44,7 +43,6 @@ class Ensemble(Reconstructor):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Those of all members, without repetitions."""
         return tuple(dict.fromkeys(note for member in self.members for note in member.notes))
 
     def reconstruct(self, differences: Tensor) -> ReconstructedTargets:
@@ -85,7 +83,6 @@ class Adapted(Reconstructor):
 
     @property
     def facts(self) -> dict[str, float]:
-        """Those of the reconstructor that was fitted last."""
         return (self.learner or self.known).facts
 
     @property

@@ -52,9 +52,8 @@ class WhitenedFirstLayer:
         """Of the models of a plan; errors name `who` needs it.
 
         Raises:
-            ThreatModelError: there is no plan: the adversary does not see the whole model.
-            UnsupportedModelError: the network does not begin with a linear layer.
-            ConfigError: its rows are not combinations of training images alone.
+            ThreatModelError: the adversary does not see the whole model.
+            UnsupportedModelError, ConfigError: the rows of the first layer are not combinations of training images.
         """
         if plan is None:
             raise ThreatModelError(
@@ -144,8 +143,6 @@ class FirstLayerRidge(Improvement):
         inner: learns from the features; default: kernel ridge regression with wide kernels and small ridges.
         remainder: weight of the first layer's remainder, where image, neurons and all other weights, each scaled to
             unit length, have weight 1.
-
-    Source: ours.
     """
 
     inner: Reconstructor | None = None

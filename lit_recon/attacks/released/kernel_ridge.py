@@ -32,8 +32,7 @@ class KernelRidge(Reconstructor):
         n_validation: number of shadow models, from the first on, that the choice is made on.
         max_models: most shadow models; time grows with the cube, memory with the square: 16,000 take about 9 GiB.
 
-    Source: Hastie, Tibshirani and Friedman 2009, The Elements of Statistical Learning, sections 5.8 and 7.10 (eq. 7.64
-    for leave-one-out errors of linear smoothers).
+    Source: Hastie, Tibshirani and Friedman 2009, The Elements of Statistical Learning, section 5.8, and eq. 7.64.
     """
 
     bandwidths: Sequence[float] = (0.5, 1.0, 2.0)
@@ -43,14 +42,9 @@ class KernelRidge(Reconstructor):
 
     def __post_init__(self) -> None:
         if min(self.bandwidths, default=0) <= 0 or min(self.ridges, default=0) <= 0:
-            raise ConfigError(
-                "bandwidths and ridges must be lists of positive numbers; "
-                f"got {list(self.bandwidths)} and {list(self.ridges)}"
-            )
+            raise ConfigError(f"bandwidths and ridges must be lists of positive numbers; got {self}")
         if self.n_validation < 2 or self.max_models < 2:
-            raise ConfigError(
-                f"n_validation and max_models must be at least 2; got {self.n_validation} and {self.max_models}"
-            )
+            raise ConfigError(f"n_validation and max_models must be at least 2; got {self}")
 
     def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
         if len(differences) > self.max_models:

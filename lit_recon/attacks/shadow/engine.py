@@ -55,8 +55,7 @@ def train_models(
         initial: weights `(p,)` of all models, or `(s, p)` of each.
         images, labels: own image of each model, `(s, c, h, w)` in [0, 1], and its label, `(s,)`.
         execution: implementation; all agree up to rounding.
-        generators: for noise or an unknown order of mini-batches one per model, for a known order one in all, else
-            None.
+        generators: for noise or an unknown order of mini-batches one per model, for a known order one in all.
 
     Returns:
         Flat weights `(s, p)`; with snapshots `(s, t * p)`, in the order of their steps.
@@ -85,8 +84,7 @@ def train_reference(
     A known order of mini-batches has one generator, an unknown one has several.
 
     Returns:
-        Float64 weights `(p,)`, with snapshots `(t * p,)`: in float32 their error would be up to a hundredth of the
-        differences.
+        Weights `(p,)`, with snapshots `(t * p,)`, float64: in float32 errors would be a hundredth of the differences.
     """
     exact = known.on(known.images.device, torch.float64)
     if known.descent.dp is not None:

@@ -90,16 +90,13 @@ _SAMPLE = "exact_sample"
 
 @dataclass(frozen=True, eq=False)
 class LinearPlan:
-    """Shadow models approximated by linear response, if its error is tolerable.
+    """Shadow models approximated by linear response, if its error is tolerable; ConfigError for unsupported models.
 
     Attributes:
         exact: the plan of the exact models.
         response: rank and error tolerance.
         kind: `linear`: all models are approximated, and an error beyond the tolerance is refused; `mixed`: the sample
             is exact, and beyond the tolerance all models are.
-
-    Raises:
-        ConfigError: linear response does not support such models.
     """
 
     exact: ShadowPlan
@@ -107,20 +104,19 @@ class LinearPlan:
     kind: Literal["linear", "mixed"]
 
     def __post_init__(self) -> None:
-        default = GradientDescent()
+        default, wrong = GradientDescent(), []
         for setting in fields(GradientDescent):
             value = getattr(self.exact.descent, setting.name)
             if setting.name not in _KNOWN_SETTINGS and value and value != getattr(default, setting.name):
-                raise self._refusal(f"descent.{setting.name}={value}")
+                wrong.append(f"descent.{setting.name}={value}")
         if self.exact.initialization != "known":
-            raise self._refusal(f"initialization={self.exact.initialization}")
+            wrong.append(f"initialization={self.exact.initialization}")
+        if wrong:
+            raise ConfigError(
+                "linear response is for gradient descent on full batches, with momentum or without, from known initial "
+                f"weights; got {', '.join(wrong)}: set shadows to exact"
+            )
         n_coordinates(self.exact.network, self.exact.fixed.images[0].numel(), self.response.rank)
-
-    def _refusal(self, setting: str) -> ConfigError:
-        return ConfigError(
-            "linear response is for gradient descent on full batches, with momentum or without, from known initial "
-            f"weights; got {setting}: set shadows to exact"
-        )
 
     @property
     def fixed(self) -> ImageSet:

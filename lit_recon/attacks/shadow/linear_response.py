@@ -89,10 +89,7 @@ class Coordinates:
         return torch.cat([first[..., :-1].flatten(1), first[..., -1], later], dim=1)
 
     def flow(self, later: Tensor, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of every image's loss in the first layer's outputs `(s, h)` and in the later weights `(s, p')`.
-
-        The latter may be those `(p',)` of one model for all.
-        """
+        """Gradients of all images' loss in the first layer's outputs `(s, h)` and later weights `(s, p')` or `(p',)`."""
         shared = None if later.dim() == 1 else 0
         found: tuple[Tensor, Tensor] = vmap(self._gradient, in_dims=(0, shared, 0))(outputs, later, labels)
         return found
@@ -137,11 +134,7 @@ class Coordinates:
 
 
 def n_coordinates(network: nn.Module, inputs: int, rank: int) -> int:
-    """Number `q` of coordinates of a network on images of `inputs` pixels.
-
-    Raises:
-        ConfigError: the network is not an MLP, or there are too many coordinates.
-    """
+    """Number `q` of coordinates of an MLP on images of `inputs` pixels; ConfigError for others, and too many."""
     first, total = _mlp(network).linear_layers[0], sum(parameter.numel() for parameter in network.parameters())
     n = first.out_features * min(rank, inputs + 1) + total - first.out_features * (inputs + 1)
     if n > _MOST_COORDINATES:
@@ -159,17 +152,13 @@ def _mlp(network: nn.Module) -> ReleasedMLP:
 
 
 def with_one(images: Tensor) -> Tensor:
-    """Images flattened, with a 1 for the bias, `(n, d + 1)`.
-
-    >>> with_one(torch.zeros(1, 1, 1, 2)).tolist()
-    [[0.0, 0.0, 1.0]]
-    """
+    """Images flattened, with a 1 appended for the bias, `(n, d + 1)`."""
     return F.pad(images.flatten(1), (0, 1), value=1.0)
 
 
 @dataclass(frozen=True)
 class LinearResponse:
-    """First-order approximation of shadow models: rank and error tolerance.
+    """First-order approximation of shadow models; ConfigError for a number out of its range.
 
     Args:
         rank: leading directions of the fixed images that the Hessian is projected to; all if there are fewer.
@@ -177,9 +166,6 @@ class LinearResponse:
             there are fewer.
         sample: models that are also trained exactly, to measure the error.
         tolerance: largest median relative error of the sample's differences at which the approximation is used.
-
-    Raises:
-        ConfigError: a number is out of its range.
     """
 
     rank: int = 100
@@ -205,8 +191,7 @@ def respond(
     All models advance together along the reference's path. The result of a group depends on its own images only.
 
     Args:
-        known: the training, by gradient descent on full batches.
-        initial: weights `(p,)` that all models start from.
+        known, initial: the training, by gradient descent on full batches, and its start `(p,)`.
         groups: images `(s, c, h, w)` and labels `(s,)`; one group should fit into the processor's cache.
         response: rank and number of images of the Hessian.
 

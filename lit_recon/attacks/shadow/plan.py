@@ -183,7 +183,7 @@ class ShadowPlan:
 
 @dataclass(frozen=True)
 class Pretraining:
-    """All models start from weights that were trained on other images, and that the adversary knows.
+    """All models start from known weights that were trained on other images, [Balle2022], appendix C and figure 13.
 
     Full batches; with the defaults, ReleasedMLP classifies 98 % of 10,000 training images of MNIST and 91 % of others.
 
@@ -191,8 +191,6 @@ class Pretraining:
         images: number of images, taken from those in no part of the split.
         steps: of descent on them.
         lr, momentum: see `GradientDescent`.
-
-    Source: Balle, Cherubin and Hayes 2022, appendix C and figure 13.
     """
 
     images: int = 10_000
@@ -233,8 +231,7 @@ def load_released(path: Path, network: nn.Module, n: int, n_snapshots: int = 1) 
     Args:
         path: a safetensors file with the tensors of the network's `state_dict`, each with a leading axis of `n`, which
             may be left out for one model, or with leading axes `(n, n_snapshots)` for several snapshots.
-        network: the architecture.
-        n: number of models, one per target.
+        network, n: the architecture, and the number of models, one per target.
         n_snapshots: models that each training released, the final one included.
 
     Returns:

@@ -20,10 +20,7 @@ def mechanism_of(known: KnownTraining) -> DPSGD | None:
 
 
 def add_noise(sums: Sequence[Tensor], mechanism: DPSGD, generators: Sequence[torch.Generator]) -> None:
-    """Add the noise of DP-SGD to sums `(s, ...)` of clipped gradients, in the order of the parameters, in place.
-
-    There is one generator per model, with one draw per tensor, as in `DPSGD`.
-    """
+    """Add the noise of DP-SGD to sums `(s, ...)` of clipped gradients in place; one generator per model, as in `DPSGD`."""
     std = mechanism.released_std(1)
     if std:
         for values in sums:

@@ -107,8 +107,7 @@ class ShadowStore:
 
         Raises:
             MissingDataError: a shard has not been trained yet.
-            ConfigError: the store's models have other images.
-            CorruptFileError: a shard is damaged.
+            ConfigError, CorruptFileError: see `check`.
         """
         keys, parts = image_keys(images), []
         for shard in self.shards(len(images)):

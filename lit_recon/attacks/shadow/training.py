@@ -22,7 +22,7 @@ ADAM_DECAY, ADAM_EPSILON = 0.999, 1e-8
 
 @dataclass(frozen=True)
 class GradientDescent:
-    """Gradient descent on the mean cross-entropy, over all images or mini-batches.
+    """Gradient descent on the mean cross-entropy, over all images or mini-batches; ConfigError for wrong settings.
 
     With mini-batches, every epoch shuffles all images, including the unknown one, and splits them into batches; the
     last one may be smaller.
@@ -33,16 +33,13 @@ class GradientDescent:
         momentum: `v <- momentum * v + gradient`, `theta <- theta - lr * v`, as in `torch.optim.SGD`; for Adam, the
             decay of the mean gradient.
         optimizer: gradient descent with momentum, or Adam as in `torch.optim.Adam`.
-        dp: clipping and noise; default: none. Needs full batches, for which epsilon is exact.
+        dp: clipping and noise, for full batches only; default: none.
         batch_size: images per batch; default: all of them.
         order: of mini-batches: `known`: shadow models see the same batches as the released model; `unknown`: every
             model, released or shadow, draws its own.
         epochs: number of epochs, instead of `steps`; for mini-batches.
         snapshots: number of steps, or of epochs if `epochs` is set, after which the model is also released, besides the
             final one; ascending.
-
-    Raises:
-        ConfigError: a number is out of its range, or two settings exclude each other.
 
     Source: Balle, Cherubin and Hayes 2022, table V (MNIST); mini-batches: section VI-B.
 
@@ -143,7 +140,7 @@ class KnownTraining:
 
     Raises:
         ShapeError: images and labels do not fit, or their dtype is not that of the network.
-        UnsupportedModelError: the network has buffers or random layers, so that training is not determined by its data.
+        UnsupportedModelError: the network has buffers or random layers: its data do not determine the training.
         ConfigError: a mini-batch is larger than the training set.
     """
 
@@ -182,12 +179,10 @@ class KnownTraining:
 
     @property
     def kept_steps(self) -> list[int]:
-        """Steps after which a model is released, the end of training included."""
         return self.descent.kept_steps(len(self.images) + 1)
 
     @property
     def n_steps(self) -> int:
-        """Number of steps of the training."""
         return self.descent.n_steps(len(self.images) + 1)
 
     def on(self, device: torch.device | str, dtype: torch.dtype | None = None) -> KnownTraining:

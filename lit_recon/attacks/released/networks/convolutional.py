@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +10,7 @@ import lit_recon._torchvision
 
 from torch import Tensor, nn, optim
 
-from lit_recon.attacks.released.networks.training import PairTraining, Standardization, TrainedReconstructor
+from lit_recon.attacks.released.networks.training import PairTraining, TrainedReconstructor
 from lit_recon.errors import ConfigError
 from lit_recon.metrics import Lpips, LpipsNetwork, Unavailable, load_lpips
 from lit_recon.models.reconstructors import PatchDiscriminator, ReconstructorCNN
@@ -22,7 +21,7 @@ _SMALLEST = 24
 
 @dataclass(frozen=True)
 class PerceptualLoss:
-    """LPIPS as a part of the training loss; optional, because its ImageNet backbone has to be downloaded.
+    """LPIPS as a part of the training loss.
 
     Args:
         network: backbone; `none` leaves it out.
@@ -54,7 +53,7 @@ class AdversarialReconstructorModule(PairTraining):
     the discriminator's scores from 1; that of the discriminator is `discriminator_loss`. LPIPS and the discriminator
     may be left out; for the other arguments see `ConvolutionalReconstructor`.
 
-    Source: Balle, Cherubin and Hayes 2022, section IV-B and table V; Mao et al. 2017 for the squared distances.
+    Source: [Balle2022], section IV-B and table V; Mao et al. 2017 for the squared distances.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ def discriminator_loss(real: Tensor, found: Tensor) -> Tensor:
 
 @dataclass
 class ConvolutionalReconstructor(TrainedReconstructor):
-    """The paper's reconstructor for color images: transposed convolutions on standardized weights.
+    """The reconstructor of [Balle2022], section IV-B, for color images: transposed convolutions.
 
     Args:
         perceptual: LPIPS in the loss; if its weights are not available, it is left out and a note says so.
@@ -126,7 +125,7 @@ class ConvolutionalReconstructor(TrainedReconstructor):
         discriminator_lr: learning rate of the discriminator's Adam.
         batch_size, epochs, seed, accelerator: see `TrainedReconstructor`.
 
-    Source: Balle, Cherubin and Hayes 2022, tables V, VII and VIII, section IV-B.
+    Source: tables V, VII and VIII.
     """
 
     perceptual: PerceptualLoss = PerceptualLoss()
@@ -140,12 +139,8 @@ class ConvolutionalReconstructor(TrainedReconstructor):
         super().__post_init__()
         if min(self.lr, self.discriminator_lr) <= 0 or min(self.adversarial, self.weight_decay) < 0:
             raise ConfigError(
-                "adversarial and weight_decay must be at least 0, lr and discriminator_lr above 0; "
-                f"got {self.adversarial}, {self.weight_decay}, {self.lr} and {self.discriminator_lr}"
+                f"adversarial and weight_decay must be at least 0, lr and discriminator_lr above 0; got {self}"
             )
-
-    def encoder(self, differences: Tensor) -> Callable[[Tensor], Tensor]:
-        return Standardization.fitted(differences)
 
     def training(self, n_features: int, image_shape: tuple[int, int, int]) -> PairTraining:
         channels, height, width = image_shape
@@ -154,10 +149,12 @@ class ConvolutionalReconstructor(TrainedReconstructor):
                 f"the discriminator needs images of at least {_SMALLEST} x {_SMALLEST} pixels; got {height} x {width}: "
                 "set adversarial to 0"
             )
-        self.lpips = self.perceptual.loaded()
+        network = ReconstructorCNN(n_features, image_shape)
+        discriminator = PatchDiscriminator(channels) if self.adversarial else None
+        self.lpips = self.perceptual.loaded()  # may draw random numbers, too
         return AdversarialReconstructorModule(
-            ReconstructorCNN(n_features, image_shape),
-            PatchDiscriminator(channels) if self.adversarial else None,
+            network,
+            discriminator,
             None if isinstance(self.lpips, Unavailable) else (self.lpips, self.perceptual.weight),
             self.adversarial,
             self.lr,
@@ -172,7 +169,6 @@ class ConvolutionalReconstructor(TrainedReconstructor):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """That LPIPS was left out of the training, and why."""
         if isinstance(self.lpips, Unavailable):
             return (f"The reconstructor was trained without LPIPS: {self.lpips.reason}.",)
         return ()

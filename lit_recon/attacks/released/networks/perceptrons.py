@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_recon.attacks.released.kernel_ridge import unit_length
-from lit_recon.attacks.released.networks.training import PairTraining, Standardization, TrainedReconstructor
+from lit_recon.attacks.released.networks.training import PairTraining, TrainedReconstructor
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models.reconstructors import ReconstructorMLP
 
@@ -109,10 +109,7 @@ class ComponentsReconstructor(TrainedReconstructor):
 
 
 class ReconstructorModule(PairTraining):
-    """The paper's training: RMSProp, whose average decays by 0.9 per step as in the authors' library.
-
-    Source: Balle, Cherubin and Hayes 2022, table V, MNIST.
-    """
+    """RMSProp, as in [Balle2022], table V, MNIST; its average decays by 0.9 per step, as in the authors' library."""
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.RMSprop(self.network.parameters(), lr=self.lr, alpha=0.9, eps=1e-8)
@@ -120,14 +117,12 @@ class ReconstructorModule(PairTraining):
 
 @dataclass
 class NeuralReconstructor(TrainedReconstructor):
-    """The paper's reconstructor: a perceptron on standardized weights.
+    """The reconstructor of [Balle2022], table V, MNIST: a perceptron on standardized weights.
 
     Args:
         hidden: neurons of each hidden layer.
         lr: learning rate of RMSProp.
         batch_size, epochs, seed, accelerator: see `TrainedReconstructor`.
-
-    Source: Balle, Cherubin and Hayes 2022, table V, MNIST.
     """
 
     hidden: Sequence[int] = (1000, 1000)
@@ -137,9 +132,6 @@ class NeuralReconstructor(TrainedReconstructor):
         super().__post_init__()
         if not self.hidden or min(self.hidden) < 1 or not self.lr > 0:
             raise ConfigError(f"hidden must be at least 1 and lr above 0; got {list(self.hidden)} and {self.lr}")
-
-    def encoder(self, differences: Tensor) -> Callable[[Tensor], Tensor]:
-        return Standardization.fitted(differences)
 
     def training(self, n_features: int, image_shape: tuple[int, int, int]) -> PairTraining:
         return ReconstructorModule(ReconstructorMLP(n_features, image_shape, self.hidden), self.lr)

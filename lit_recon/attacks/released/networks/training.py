@@ -65,7 +65,7 @@ class PairTraining(LightningModule, ABC):
         return F.l1_loss(found, images) + F.mse_loss(found, images)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor | dict[str, Tensor]:
-        """The loss of one batch, or values to log with manual optimization."""
+        """The loss of one batch, in a dictionary where optimization is manual."""
         features, images = batch
         loss = self.loss(self.network(features), images)
         self.record(loss, len(images))
@@ -76,7 +76,7 @@ class PairTraining(LightningModule, ABC):
         self._sum, self._count = self._sum + float(loss.detach()) * n, self._count + n
 
     def on_train_epoch_start(self) -> None:
-        """Tell the `PairBatches` which epoch a resumed training is in; Lightning makes their iterator afterwards."""
+        """Tell `PairBatches` which epoch a resumed training is in; Lightning makes their iterator afterwards."""
         self.trainer.train_dataloader.epoch = self.current_epoch  # type: ignore[union-attr]
 
     def on_train_epoch_end(self) -> None:
@@ -112,9 +112,9 @@ class TrainedReconstructor(Reconstructor):
         if self.batch_size < 1 or self.epochs < 1:
             raise ConfigError(f"batch_size and epochs must be at least 1; got {self.batch_size} and {self.epochs}")
 
-    @abstractmethod
     def encoder(self, differences: Tensor) -> Callable[[Tensor], Tensor]:
-        """The map from differences `(m, p)` to features `(m, f)`, fitted to those of shadow models `(s, p)`."""
+        """The map from differences `(m, p)` to features `(m, f)`, fitted to shadow models `(s, p)`; the paper's."""
+        return Standardization.fitted(differences)
 
     @abstractmethod
     def training(self, n_features: int, image_shape: tuple[int, int, int]) -> PairTraining:
@@ -191,7 +191,7 @@ _DEAD = 1e-4
 class Standardization:
     """Each coordinate minus its mean, divided by its standard deviation; constant coordinates become 0.
 
-    Source: Balle, Cherubin and Hayes 2022, section V-A; there a constant coordinate is divided by its rounding error.
+    In [Balle2022], section V-A, a constant coordinate is divided by its rounding error instead.
     """
 
     mean: Tensor  # `(p,)` float64

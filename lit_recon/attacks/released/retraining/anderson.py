@@ -109,10 +109,7 @@ class Anderson:
             self._last = self._last[0][which], self._last[1][which]
 
     def next(self, guesses: Tensor, corrections: Tensor, damping: Tensor) -> Tensor:
-        """The guesses after some guesses and corrections `(n, size)` float64.
-
-        Corrections outside the span of the memory are multiplied by `damping`, `(n,)`.
-        """
+        """The next guesses `(n, size)` float64; `damping` `(n,)` multiplies corrections outside the memory's span."""
         if self._last is not None:
             known = ~self._fresh[:, None]
             self._moves = torch.cat([self._moves[:, 1:], ((guesses - self._last[0]) * known)[:, None]], dim=1)
@@ -161,7 +158,7 @@ class AndersonRetraining(Improvement):
         if min(counts) < 1 or not 0 < self.tolerance <= self.certain < 1:
             raise ConfigError(
                 "steps, memory and together must be at least 1, restarts 0 or more, and 0 < tolerance <= certain < 1; "
-                f"got {self.steps}, {self.memory}, {self.together}, {self.restarts}, {self.tolerance}, {self.certain}"
+                f"got {self}"
             )
 
     def prepare(self, background: Background) -> None:

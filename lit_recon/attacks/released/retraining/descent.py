@@ -37,8 +37,7 @@ class Retraining(Improvement):
         lr: initial step size, in units of a pixel's root mean square gradient.
         together: targets at a time; memory grows with it and with the steps of the training.
 
-    Source: ours; matching final weights by differentiating through training is known from dataset distillation
-    (Maclaurin, Duvenaud and Adams 2015 for the gradient).
+    Source: ours; for gradients through a training see Maclaurin, Duvenaud and Adams 2015.
     """
 
     inner: Reconstructor | None = None
@@ -48,9 +47,7 @@ class Retraining(Improvement):
 
     def __post_init__(self) -> None:
         if min(self.steps, self.together) < 1 or not self.lr > 0:
-            raise ConfigError(
-                f"steps and together must be at least 1 and lr above 0; got {self.steps}, {self.together} and {self.lr}"
-            )
+            raise ConfigError(f"steps and together must be at least 1 and lr above 0; got {self}")
 
     def prepare(self, background: Background) -> None:
         self.plan = repeatable(background.plan, "Retraining")
@@ -104,8 +101,7 @@ def repeatable(plan: ShadowPlan | None, who: str) -> ShadowPlan:
     """The plan, if its training can be repeated with any image in the place of the unknown one; errors name `who`.
 
     Raises:
-        ThreatModelError: the adversary does not see the whole model.
-        ConfigError: the training is random, or is not gradient descent on full batches.
+        ThreatModelError, ConfigError: the whole model is not seen; the training is random, or not by full batches.
     """
     if plan is None:
         raise ThreatModelError(f"{who} needs an adversary who sees the whole model and can repeat its training")

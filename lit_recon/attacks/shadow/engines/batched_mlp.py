@@ -163,7 +163,7 @@ def train_batched_mlp(
     generators: Sequence[torch.Generator] | None = None,
     chunk: int | None = None,
 ) -> Tensor:
-    """Train `chunk` models at a time; default: `chunk_size`. Arguments, result and errors as for `train_models`."""
+    """Train `chunk` models at a time, by default `chunk_size`; arguments, result and errors as for `train_models`."""
     known.check(initial, images, labels, generators)
     size, batches = chunk or chunk_size(known), Batches(known, generators)
     fixed, trained = prepared(known), []

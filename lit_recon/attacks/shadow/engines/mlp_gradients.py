@@ -22,8 +22,8 @@ from lit_recon.attacks.shadow.engines.pixels import UsedPixels, added, blocks
 from lit_recon.attacks.shadow.steps import gathered
 from lit_recon.defenses.clipping import clip_factors
 
-#: Activations whose derivative is a function of their value.
-ACTIVATIONS = ("elu", "relu", "tanh", "sigmoid")
+#: Activations, in place, whose derivative is a function of their value.
+ACTIVATIONS = {"elu": F.elu_, "relu": torch.relu_, "tanh": torch.tanh_, "sigmoid": torch.sigmoid_}
 
 
 class OwnImages(NamedTuple):
@@ -119,7 +119,7 @@ def flow(outputs: Tensor, later: list[Tensor], classes: Tensor, activation: str,
     """
     values = []
     for layer in range(0, len(later), 2):
-        values.append(_activate(outputs, activation))
+        values.append(ACTIVATIONS[activation](outputs))
         outputs = torch.baddbmm(later[layer + 1][:, :, None], later[layer], values[-1])
     residual = torch.softmax(outputs, dim=1).sub_(classes)
     if clip is not None:
@@ -150,10 +150,6 @@ def products_with_one(matrices: Tensor, vectors: Tensor) -> Tensor:
 def one_hot(labels: Tensor, n_classes: int, dtype: torch.dtype) -> Tensor:
     """Classes `(..., k)` of labels `(...)`."""
     return F.one_hot(labels, n_classes).to(dtype)
-
-
-def _activate(inputs: Tensor, activation: str) -> Tensor:
-    return {"elu": F.elu_, "relu": torch.relu_, "tanh": torch.tanh_, "sigmoid": torch.sigmoid_}[activation](inputs)
 
 
 def _derive(gradient: Tensor, value: Tensor, activation: str) -> Tensor:

@@ -89,7 +89,7 @@ class Coordinates:
         return torch.cat([first[..., :-1].flatten(1), first[..., -1], later], dim=1)
 
     def flow(self, later: Tensor, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of all images' loss in the first layer's outputs `(s, h)` and later weights `(s, p')` or `(p',)`."""
+        """Gradients of each image's loss in the first layer's outputs `(s, h)`, later weights `(s, p')` or `(p',)`."""
         shared = None if later.dim() == 1 else 0
         found: tuple[Tensor, Tensor] = vmap(self._gradient, in_dims=(0, shared, 0))(outputs, later, labels)
         return found

@@ -20,7 +20,7 @@ def mechanism_of(known: KnownTraining) -> DPSGD | None:
 
 
 def add_noise(sums: Sequence[Tensor], mechanism: DPSGD, generators: Sequence[torch.Generator]) -> None:
-    """Add the noise of DP-SGD to sums `(s, ...)` of clipped gradients in place; one generator per model, as in `DPSGD`."""
+    """Add the noise of DP-SGD to sums `(s, ...)` of clipped gradients in place, by one generator per model."""
     std = mechanism.released_std(1)
     if std:
         for values in sums:

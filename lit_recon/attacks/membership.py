@@ -1,21 +1,21 @@
 """Informed membership inference: was a model trained on the known records and the first, or the second candidate?
 
-Every attack gives one score per model; it guesses the second candidate if the score is above 0.
+Every attack gives one score per model, and guesses the second candidate if it is above 0. All raise ShapeError for
+arguments of different shapes.
 
-Source: Balle, Cherubin and Hayes 2022, Reconstructing training data with informed adversaries, section II-D and
-algorithm 2.
+Source: [Balle2022], section II-D and algorithm 2.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
-from torch.nn import functional as F
+from torch.func import vmap
 
-from lit_recon.attacks.shadow.training import unflatten
+from lit_recon.attacks.shadow.training import cross_entropy
 from lit_recon.data import ImageSet
 from lit_recon.data.dataset import seeded_generator
 from lit_recon.errors import ConfigError, ShapeError
@@ -26,24 +26,15 @@ _CHUNK, _CHUNK_OF_ALL = 256, 16
 
 @dataclass(frozen=True, eq=False)
 class MembershipGames:
-    """Games of algorithm 2: two candidates each, and the secret membership bit.
-
-    Attributes:
-        first, second: candidates, `m` of each.
-        bits: int64 `(m,)`: whether the model is trained on the first (0) or the second candidate (1). Secret.
-    """
+    """Games of algorithm 2: two candidates each, and the secret membership bit."""
 
     first: ImageSet
     second: ImageSet
-    bits: Tensor
+    bits: Tensor  # int64 `(m,)`: whether the model is trained on the first (0) or the second candidate (1)
 
     @classmethod
     def draw(cls, images: ImageSet, seed: int) -> MembershipGames:
-        """Pair the first half of the images with the second half, and draw a fair membership bit for each pair.
-
-        Raises:
-            ConfigError: the number of images is odd or 0.
-        """
+        """Pair the first half of an even number of images with the second half, and draw fair membership bits."""
         m, odd = divmod(len(images), 2)
         if odd or not m:
             raise ConfigError(
@@ -56,25 +47,17 @@ class MembershipGames:
     @property
     def chosen(self) -> ImageSet:
         """The candidates that the released models are trained on."""
-        m = len(self.bits)
-        images = torch.stack([self.first.images, self.second.images])[self.bits, torch.arange(m)]
-        labels = torch.stack([self.first.labels, self.second.labels])[self.bits, torch.arange(m)]
+        places = self.bits, torch.arange(len(self.bits))
+        images = torch.stack([self.first.images, self.second.images])[places]
+        labels = torch.stack([self.first.labels, self.second.labels])[places]
         return ImageSet(images, labels, self.first.class_names, self.first.name)
 
 
 def compare_trained(released: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Compare the released model with models that the adversary trained on both candidates.
+    """Scores `(m,)`: distance of the released model to the adversary's model of the first candidate, minus the second.
 
-    Args:
-        released: weights, or their differences from a common reference, `(m, p)`.
-        first, second: the same of the adversary's models, trained on the first and the second candidates, `(m, p)`.
-
-    Returns:
-        Scores `(m,)`: the distance to the first minus that to the second. If training is deterministic and everything
-        else is known, one of the two is 0 up to rounding.
-
-    Raises:
-        ShapeError: shapes differ.
+    Models are weights, or their differences from a common reference, `(m, p)`. If training is deterministic and
+    everything else is known, one of the two distances is 0 up to rounding.
     """
     _check(released, first, second)
     nearer: Tensor = (released - first).double().norm(dim=1) - (released - second).double().norm(dim=1)
@@ -84,20 +67,10 @@ def compare_trained(released: Tensor, first: Tensor, second: Tensor) -> Tensor:
 def compare_losses(
     first: Tensor, second: Tensor, usual_first: Tensor | None = None, usual_second: Tensor | None = None
 ) -> Tensor:
-    """Compare the model's losses on both candidates: the loss is lower on training data.
+    """Scores `(m,)`: the model's loss on the first candidate minus that on the second, as training data has lower loss.
 
-    For a single candidate the loss would need a threshold; the difference for two candidates needs none.
-
-    Args:
-        first, second: losses of the released models on their candidates, `(m,)`.
-        usual_first, usual_second: losses of models that were not trained on these candidates, `(s, m)`; their means are
-            subtracted, since some images have larger losses under any model. Default: no calibration.
-
-    Returns:
-        Scores `(m,)`.
-
-    Raises:
-        ShapeError: shapes differ.
+    The usual losses `(s, m)` are those of models that were not trained on these candidates; their means are subtracted,
+    since some images have larger losses under any model. Default: no calibration.
     """
     _check(first, second)
     losses = [first.double(), second.double()]
@@ -109,18 +82,7 @@ def compare_losses(
 
 
 def compare_reconstructions(images: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Compare the reconstruction with both candidates: any reconstruction attack infers membership.
-
-    Args:
-        images: reconstructions from the models, `(m, c, h, w)`.
-        first, second: candidates, `(m, c, h, w)`.
-
-    Returns:
-        Scores `(m,)`: the RMSE to the first candidate minus that to the second.
-
-    Raises:
-        ShapeError: shapes differ.
-    """
+    """Scores `(m,)`: RMSE of reconstructions `(m, c, h, w)` to the first candidates minus that to the second."""
     _check(images, first, second)
     return distances(images, first) - distances(images, second)
 
@@ -128,12 +90,8 @@ def compare_reconstructions(images: Tensor, first: Tensor, second: Tensor) -> Te
 def implies_membership(errors: Tensor, apart: Tensor) -> Tensor:
     """Whether a reconstruction is so good that `compare_reconstructions` must be right, bool `(m,)`.
 
-    By the triangle inequality this holds if the error is below half the distance of the candidates, both measured by a
-    metric such as `distances`, not by its square.
-
-    Args:
-        errors: distance of the reconstruction to the true candidate, `(m,)`.
-        apart: distance of the two candidates, `(m,)`.
+    By the triangle inequality this holds if its distance `(m,)` to the true candidate is below half the distance `(m,)`
+    of the candidates, both by a metric such as `distances`.
     """
     _check(errors, apart)
     return errors < apart / 2
@@ -145,50 +103,26 @@ def distances(a: Tensor, b: Tensor) -> Tensor:
 
 
 def own_losses(network: nn.Module, weights: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of every model on its own image.
+    """Cross-entropy `(m,)` of models with flat weights `(m, p)` on one image `(m, c, h, w)` and label `(m,)` each.
 
-    Args:
-        network: the architecture, in the dtype of weights and images.
-        weights: flat, `(m, p)`.
-        images: `(m, c, h, w)` in [0, 1].
-        labels: int64 `(m,)`.
-
-    Returns:
-        `(m,)`.
-
-    Raises:
-        ShapeError: the weights are of another network, or there is not one image and label per model.
+    The network has the dtype of weights and images.
     """
     if not len(weights) == len(images) == len(labels):
         raise ShapeError(
             f"one image and one label per model are needed; got {len(weights)} models, {len(images)} images and "
             f"{len(labels)} labels"
         )
-
-    def loss(one: Tensor, image: Tensor, label: Tensor) -> Tensor:
-        logits = functional_call(network, unflatten(network, one), image[None])
-        return F.cross_entropy(logits, label[None])
-
+    loss, own, own_labels = partial(cross_entropy, network), images[:, None], labels[:, None]
     with torch.no_grad():
-        parts = zip(weights.split(_CHUNK), images.split(_CHUNK), labels.split(_CHUNK), strict=True)
+        parts = zip(weights.split(_CHUNK), own.split(_CHUNK), own_labels.split(_CHUNK), strict=True)
         return torch.cat([vmap(loss)(*part) for part in parts])
 
 
 def all_losses(network: nn.Module, weights: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of every model on every image.
-
-    Args:
-        network, weights, images, labels: as for `own_losses`, of `s` models and `m` images.
-
-    Returns:
-        `(s, m)`.
-    """
-
-    def loss(one: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(network, unflatten(network, one), images), labels, reduction="none")
-
+    """Cross-entropy `(s, m)` of every model on every image; arguments as for `own_losses`."""
+    losses = partial(cross_entropy, network, images=images, labels=labels, reduction="none")
     with torch.no_grad():
-        return torch.cat([vmap(loss)(part) for part in weights.split(_CHUNK_OF_ALL)])
+        return torch.cat([vmap(losses)(part) for part in weights.split(_CHUNK_OF_ALL)])
 
 
 def _check(*tensors: Tensor) -> None:

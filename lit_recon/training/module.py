@@ -24,8 +24,10 @@ from lit_recon.errors import ConfigError, CorruptFileError
 from lit_recon.io.files import write_text
 from lit_recon.models import Backbone, BackboneCheckpoint, save_backbone
 
-#: Inside a run folder.
+#: Names inside a run folder.
 UTILITY_FILE = "utility.json"
+BACKBONE_FILE = "backbone.safetensors"
+LAST_CHECKPOINT = "checkpoints/last.ckpt"
 
 #: Flat figures and facts; None has a reason under the same name with `_reason`.
 Figures = dict[str, str | float | None]
@@ -34,13 +36,9 @@ _NAMES = ("final_train_loss", "test_loss", "accuracy")
 
 
 def utility_figures(train_loss: float, test_loss: float, accuracy: float, diverged_at: int | None) -> Figures:
-    """Metrics of an epoch.
+    """Metrics of an epoch, unless the loss was no longer finite after step `diverged_at`.
 
-    Args:
-        train_loss: mean cross-entropy of the epoch's original batches, before any defense.
-        test_loss: mean cross-entropy on the test split.
-        accuracy: on the test split, in [0, 1].
-        diverged_at: the step after which the loss was no longer finite.
+    The training loss is that of the original batches, before any defense; the others are those of the test split.
 
     >>> utility_figures(0.5, 0.6, 0.9, None)
     {'final_train_loss': 0.5, 'test_loss': 0.6, 'accuracy': 0.9}
@@ -58,29 +56,23 @@ def utility_figures(train_loss: float, test_loss: float, accuracy: float, diverg
 
 def without_utility(reason: str) -> Figures:
     """Utility that was not measured, with the reason."""
-    figures: Figures = dict.fromkeys(_NAMES)
-    return {**figures, **{f"{name}_reason": reason for name in _NAMES}}
+    return dict.fromkeys(_NAMES) | {f"{name}_reason": reason for name in _NAMES}
 
 
 def write_utility(folder: Path, figures: Mapping[str, str | float | None]) -> None:
-    """Write `utility.json` into a run folder, whole or not at all."""
+    """Write `utility.json` into a run folder, atomically."""
     write_text(folder / UTILITY_FILE, json.dumps(figures, indent=2, allow_nan=False) + "\n")
 
 
 def read_utility(folder: Path) -> Figures:
-    """The utility in a run folder; without the file, none and the reason.
-
-    Raises:
-        CorruptFileError: the file is damaged.
-    """
+    """The utility in a run folder; without the file, none and the reason. CorruptFileError for a damaged file."""
     path = folder / UTILITY_FILE
     if not path.is_file():
         return without_utility(f"{path} is missing: an earlier release trained this backbone")
     try:
-        figures: Figures = dict(json.loads(path.read_text(encoding="utf-8")))
+        return dict(json.loads(path.read_text(encoding="utf-8")))
     except ValueError as error:
         raise CorruptFileError(f"{path} is damaged ({error}): train the backbone again") from error
-    return figures
 
 
 #: Neurons of unit size up to which a head behind a wide feature layer learns at the full rate.
@@ -93,7 +85,7 @@ ImageBatch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class SGDSchedule:
-    """SGD with a stepwise decaying rate.
+    """SGD with a stepwise decaying rate; ConfigError if a rate or an interval is not positive.
 
     Args:
         lr: initial learning rate.
@@ -101,9 +93,6 @@ class SGDSchedule:
         weight_decay: L2 penalty; not given in the paper, this is the usual value.
         decay_every: epochs between two decays of the rate.
         decay: factor of each decay.
-
-    Raises:
-        ConfigError: a rate or an interval that is not positive.
 
     Source: Liu et al. 2025, appendix F: 0.1, 0.9, a tenth every 50 of 200 epochs, batch 64.
     """
@@ -116,38 +105,31 @@ class SGDSchedule:
 
     def __post_init__(self) -> None:
         if self.lr <= 0 or self.decay <= 0 or self.decay_every < 1:
-            raise ConfigError(
-                f"lr and decay must be above 0 and decay_every at least 1 epoch; "
-                f"got lr={self.lr}, decay={self.decay}, decay_every={self.decay_every}"
-            )
+            raise ConfigError(f"lr and decay must be above 0 and decay_every at least 1 epoch; got {self}")
 
 
 class TrainingModule(LightningModule, ABC):
     """Cross-entropy training; subclasses define the gradient of a step.
 
-    Logs `train_loss_step`, `train_loss_epoch`, `test_loss` and `test_accuracy`, and keeps the last ones as `utility`. A
-    training whose loss is no longer finite stops within 50 steps, with a utility that says so.
+    Logs `train_loss_step`, `train_loss_epoch`, `test_loss` and `test_accuracy`. A training whose loss is no longer
+    finite stops within 50 steps, with a utility that says so.
 
     Parameters that do not require a gradient, such as the random rows of a wide feature layer, never reach the
     optimizer: neither a step nor weight decay moves them. The head behind such a layer of m neurons learns at the rate
     `lr * 64 / m`: one step changes a logit in proportion to m times the rate, and at the full rate thousands of random
     neurons let the loss grow instead of fall.
 
-    Args:
-        model: takes images `(n, c, h, w)` in [0, 1].
-        schedule: of the optimizer.
-
     Attributes:
-        utility: after every epoch, see `lit_recon.training.module`.
+        utility: `utility_figures` and `guarantee` after the last epoch.
     """
 
     def __init__(self, model: Backbone, schedule: SGDSchedule | None = None) -> None:
         super().__init__()
         self.model = model
         self.schedule = schedule or SGDSchedule()
-        # metrics that sum over images: Lightning's own mean is off where processes hold unequal shares of the split,
-        # and forgets the first part of an epoch that was interrupted
-        self.train_loss, self.n_trained = SumMetric(nan_strategy="disable"), SumMetric()  # MeanMetric forgets weights
+        # Lightning's own mean is off where processes hold unequal shares of the split, and forgets the first part of an
+        # epoch that was interrupted; MeanMetric forgets weights.
+        self.train_loss, self.n_trained = SumMetric(nan_strategy="disable"), SumMetric()
         self.train_loss.persistent(True)
         self.n_trained.persistent(True)
         self.test_loss, self.test_accuracy = MeanMetric(nan_strategy="disable"), MeanMetric()
@@ -178,13 +160,15 @@ class TrainingModule(LightningModule, ABC):
         self.log("train_loss_step", self._newest_loss, on_step=True, on_epoch=False, prog_bar=True)
 
     def on_train_start(self) -> None:
-        """Leave a training that had diverged before it was killed as it is."""
         self.trainer.should_stop = self._diverged_at is not None
 
     def on_train_batch_end(self, outputs: Any, batch: ImageBatch, batch_idx: int) -> None:
-        """Stop where the loss is not finite; it is the same in all processes."""
         due = self.trainer.is_last_batch or batch_idx % _DIVERGENCE_EVERY == 0
-        if due and self._diverged_at is None and not math.isfinite(self._newest_loss):
+        if due:
+            self._stop_unless_finite(self._newest_loss)  # the same in all processes
+
+    def _stop_unless_finite(self, loss: Tensor | float) -> None:
+        if self._diverged_at is None and not math.isfinite(loss):
             self._diverged_at = self.trainer.global_step
             self.trainer.should_stop = True
 
@@ -198,36 +182,27 @@ class TrainingModule(LightningModule, ABC):
         self.log_dict({"train_loss_epoch": loss, **numbers}, sync_dist=True)  # the same everywhere
         seen = self.trainer.callback_metrics
         test_loss, accuracy = float(seen["test_loss"]), float(seen["test_accuracy"])
-        if self._diverged_at is None and not math.isfinite(test_loss):
-            self._diverged_at = self.trainer.global_step
-            self.trainer.should_stop = True
+        self._stop_unless_finite(test_loss)
         self.utility = {**utility_figures(loss, test_loss, accuracy, self._diverged_at), **said}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """The utility: a run that was killed after its last epoch is not evaluated again."""
+        """Save the utility: a run that was killed after its last epoch is not evaluated again."""
         checkpoint["utility"], checkpoint["diverged_at"] = dict(self.utility), self._diverged_at
 
     def on_load_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
-        """Inverse of `on_save_checkpoint`."""
         self.utility, self._diverged_at = dict(checkpoint["utility"]), checkpoint["diverged_at"]
 
     def validation_step(self, batch: ImageBatch, batch_idx: int) -> None:
-        """Loss and accuracy on the test split, after every epoch."""
-        self._evaluate(batch)
-
-    def test_step(self, batch: ImageBatch, batch_idx: int) -> None:
-        """Loss and accuracy on the test split."""
-        self._evaluate(batch)
-
-    def _evaluate(self, batch: ImageBatch) -> None:
         images, labels = batch
         logits = self(images)
         self.test_loss.update(nn.functional.cross_entropy(logits, labels, reduction="none"))
         self.test_accuracy.update((logits.argmax(dim=1) == labels).float())
         self.log_dict({"test_loss": self.test_loss, "test_accuracy": self.test_accuracy}, prog_bar=True)
 
+    def test_step(self, batch: ImageBatch, batch_idx: int) -> None:
+        self.validation_step(batch, batch_idx)
+
     def configure_optimizers(self) -> tuple[list[optim.Optimizer], list[optim.lr_scheduler.LRScheduler]]:
-        """SGD on everything trainable, and the decay of its rates."""
         schedule, layer, head = self.schedule, self.model.feature_layer, list(self.model.head.parameters())
         others = [
             parameter
@@ -240,21 +215,11 @@ class TrainingModule(LightningModule, ABC):
         return [optimizer], [optim.lr_scheduler.StepLR(optimizer, schedule.decay_every, schedule.decay)]
 
 
-#: Names inside a run folder.
-BACKBONE_FILE = "backbone.safetensors"
-
-
-LAST_CHECKPOINT = "checkpoints/last.ckpt"
-
-
 class LastCheckpoint(Checkpoint):
-    """Keeps the newest state of training in one file, replaced in one step, after every epoch and every few minutes.
+    """Keeps the newest state of training in one file, replaced atomically, after every epoch and every few minutes.
 
-    Lightning's own ModelCheckpoint copies the file from the system's temporary folder: a kill could leave half of it.
-
-    Args:
-        path: of the file.
-        minutes: between two saves within an epoch; going on from there needs a data loader with a state.
+    Going on within an epoch needs a data loader with a state. A kill could leave half the file of Lightning's own
+    ModelCheckpoint, which copies it from the temporary folder.
     """
 
     def __init__(self, path: Path, minutes: float = 5.0) -> None:
@@ -264,13 +229,11 @@ class LastCheckpoint(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save if the interval has passed, except after the last batch of an epoch."""
         due = time.monotonic() - self._saved_at > 60 * self.minutes
         if not trainer.is_last_batch and trainer.strategy.broadcast(due):
             self._save(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save; Lightning calls this after validation."""
         self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:
@@ -282,19 +245,12 @@ class LastCheckpoint(Checkpoint):
 
 
 class ExportBackbone(Callback):
-    """Writes the trained backbone and, before it, its utility when training has ended.
-
-    Args:
-        out: the run folder.
-        class_names: one per output.
-        split_hash: of the data it was trained on.
-    """
+    """Writes the trained backbone and, before it, its utility when training has ended; see `training_callbacks`."""
 
     def __init__(self, out: Path, class_names: list[str], split_hash: str) -> None:
         self.out, self.class_names, self.split_hash = out, class_names, split_hash
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the files, once for all processes."""
         if not isinstance(pl_module, TrainingModule):
             raise ConfigError(f"only a TrainingModule can be exported as a backbone; got {type(pl_module).__name__}")
         if not trainer.is_global_zero:
@@ -312,12 +268,8 @@ class ExportBackbone(Callback):
 
 
 def training_callbacks(out: Path, class_names: list[str], split_hash: str, minutes: float = 5.0) -> list[Callback]:
-    """Callbacks for `train_backbone`: resumable state and the exported backbone, both below `out`.
+    """Callbacks for `train_backbone`, which keep a resumable state and the backbone in the run folder `out`.
 
-    Args:
-        out: the run folder.
-        class_names: one per output, stored with the backbone.
-        split_hash: of the training data, stored with the backbone.
-        minutes: between two saves within an epoch.
+    Names of the classes and the hash of the training data are stored with the backbone.
     """
     return [ExportBackbone(out, class_names, split_hash), LastCheckpoint(out / LAST_CHECKPOINT, minutes)]

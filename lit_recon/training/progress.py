@@ -1,8 +1,4 @@
-"""Progress of long computations: a bar on a terminal, a line every half minute in a log.
-
-Lightning would end the process itself on a KeyboardInterrupt; an exception of our own passes through it, so that the
-command can say how to go on.
-"""
+"""Progress of long computations, shown by a bar on a terminal or a line every half minute in a log; interruption."""
 
 from __future__ import annotations
 
@@ -26,24 +22,16 @@ from lit_recon.reporting.wording import duration
 #: Seconds between two lines where there is no terminal, and between two looks at a terminal's bar.
 _LINE_SECONDS, _BAR_SECONDS = 30.0, 0.5
 
-#: A figure to show; a tensor is read only when it is shown, because reading one waits for the device.
+#: Tensors are read only when they are shown, because reading one waits for the device.
 Figure = float | Tensor
 
 
 class Progress:
-    """Progress of one computation of known length, on standard error.
-
-    Args:
-        total: number of units of work.
-        label: name of the computation.
-        unit: name of one unit.
-        quiet: show nothing, for all processes but the first.
-        stream: where to write; default: standard error.
-    """
+    """Progress of a computation of `total` units, on standard error; `quiet` for all processes but the first."""
 
     def __init__(self, total: int, label: str, unit: str, quiet: bool = False, stream: TextIO | None = None) -> None:
         self.total, self.label, self.unit, self.quiet = total, label, unit, quiet
-        self.stream = stream if stream is not None else sys.stderr
+        self.stream = stream or sys.stderr
         self.done = self._skipped = 0
         self._started = self._shown_at = time.monotonic()
         self._bar: Any = None
@@ -51,7 +39,7 @@ class Progress:
             self._bar = tqdm(total=total, desc=label, unit=f" {unit}", file=self.stream, dynamic_ncols=True)
 
     def skip(self, n: int) -> None:
-        """Count `n` units that an earlier process did: they say nothing about the speed."""
+        """Count `n` units of an earlier process, which do not enter the speed."""
         self.done, self._skipped = self.done + n, self._skipped + n
         if self._bar is not None:
             self._bar.initial += n
@@ -73,12 +61,10 @@ class Progress:
             print(self._line(figures), file=self.stream, flush=True)
 
     def write(self, text: str) -> None:
-        """Print a line above the bar."""
         if not self.quiet:
             tqdm.write(text, file=self.stream)
 
     def close(self) -> None:
-        """Remove the bar from the screen."""
         if self._bar is not None:
             self._bar.close()
 
@@ -90,7 +76,7 @@ class Progress:
 
 
 def announced(total: int, label: str, unit: str) -> Callable[[int], None]:
-    """Show the progress of one computation: gives what is to be told of units done."""
+    """Show the progress of one computation; returns a function to be called with the number of units just done."""
     progress = Progress(total, label, unit)
 
     def advance(n: int) -> None:
@@ -102,18 +88,13 @@ def announced(total: int, label: str, unit: str) -> Callable[[int], None]:
 
 
 class TrainingProgress(Callback):
-    """Shows the progress of training, batch by batch, with the loss.
-
-    Args:
-        optimizers: that take a step in every batch; Lightning counts each of them.
-    """
+    """Shows the progress of training, batch by batch; Lightning counts a step for each of the `optimizers`."""
 
     def __init__(self, optimizers: int = 1) -> None:
         self.optimizers = optimizers
-        self._progress: Progress | None = None
+        self._progress = Progress(0, "training", "batches", quiet=True)  # until training starts
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to count; batches of an earlier process are skipped."""
         total = int(trainer.num_training_batches) * (trainer.max_epochs or 1)
         self._progress = Progress(total, "training", "batches", quiet=not trainer.is_global_zero)
         self._progress.skip(trainer.global_step // self.optimizers)
@@ -121,19 +102,13 @@ class TrainingProgress(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Count one batch."""
-        if self._progress is not None:
-            self._progress.advance(1, loss=outputs["loss"])
+        self._progress.advance(1, loss=outputs["loss"])
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print that accuracy is being measured."""
-        if self._progress is not None:
-            self._progress.write("measuring accuracy on the test images")
+        self._progress.write("measuring accuracy on the test images")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Close the bar."""
-        if self._progress is not None:
-            self._progress.close()
+        self._progress.close()
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -141,7 +116,10 @@ _Handler = Callable[[int, FrameType | None], None]
 
 
 class Interrupted(BaseException):
-    """A signal asked the program to stop; `number` is the signal's."""
+    """A signal asked the program to stop; `number` is the signal's.
+
+    On a KeyboardInterrupt Lightning would end the process; this exception passes through it to the command.
+    """
 
     def __init__(self, number: int = signal.SIGINT) -> None:
         super().__init__(f"interrupted by {signal.Signals(number).name}")
@@ -161,9 +139,9 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def deferred_interruption() -> Iterator[Callable[[], int | None]]:
-    """Give a question to ask between two steps: which signal has arrived, if any? A second signal does not wait.
+    """Gives a function that returns the signal that has arrived, if any; to be asked between two steps.
 
-    State is never saved in the middle of a step.
+    State is thus never saved in the middle of a step. A second signal raises `Interrupted` at once.
     """
     arrived: list[int] = []
 

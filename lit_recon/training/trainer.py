@@ -1,8 +1,7 @@
 """The Lightning Trainer of every command, in three steps: check its settings, configure the process, build it.
 
-An iteration frees about 100 MiB of gradients. If glibc returns them to the system and asks for them again, each
-iteration costs tens of thousands of page faults, and their number depends on the rest of the heap, which disturbs
-timings: the process is configured to keep freed memory.
+An iteration frees about 100 MiB of gradients. If glibc returned them to the system and asked for them again, each
+iteration would cost tens of thousands of page faults; the process is configured to keep freed memory.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import lit_recon._torchvision
 
@@ -26,22 +25,18 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from lit_recon.errors import ConfigError
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-#: The largest values that glibc takes: an `int`, and half of an arena's heap.
-_TRIM_BYTES, _MMAP_BYTES = 2**31 - 1, 2**25
+#: glibc's `M_MMAP_THRESHOLD` and `M_TRIM_THRESHOLD`, and the largest values that they take, in bytes.
+_THRESHOLDS = {-3: 2**25, -1: 2**31 - 1}
 
 
 def keep_freed_memory() -> bool:
     """Let the C library keep freed memory; returns whether it supports that (glibc does)."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    settings = ((_M_MMAP_THRESHOLD, _MMAP_BYTES), (_M_TRIM_THRESHOLD, _TRIM_BYTES))
-    return all(bool(mallopt(setting, size)) for setting, size in settings)
+    return mallopt is not None and all(mallopt(setting, size) for setting, size in _THRESHOLDS.items())
 
 
 #: Lightning's loggers, which announce devices and advertise products at level INFO.
-_LIGHTNING = ("pytorch_lightning", "lightning_fabric")
+_LOGGERS = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning_fabric")]
 #: Warnings that tell a user nothing: two suggestions, and a call in Lightning that PyTorch has deprecated.
 _CHATTER = (
     r".*does not have many workers.*",
@@ -75,43 +70,29 @@ class TrainerSettings:
             )
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Device and number of processes of a run.
-
-    Attributes:
-        device: of the first process, e.g. `cpu` or `cuda:0`.
-        processes: in all.
-    """
+class Placement(NamedTuple):
+    """Device of the first process, such as `cpu` or `cuda:0`, and number of processes in all."""
 
     device: str
     processes: int
 
 
 def check_trainer(settings: TrainerSettings) -> Placement:
-    """Refuse settings that this machine does not support; changes nothing.
-
-    Raises:
-        ConfigError: the accelerator or the devices are not there.
-    """
-    loggers = [logging.getLogger(name) for name in _LIGHTNING]
-    levels = [logger.level for logger in loggers]
+    """Raise ConfigError for an accelerator or devices that this machine does not have; changes nothing."""
+    levels = [logger.level for logger in _LOGGERS]
+    _silence_lightning()
     try:
-        _silence(loggers)
         with warnings.catch_warnings(action="ignore"):
             trainer = build_trainer(settings, loggers=[])
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
+        for logger, level in zip(_LOGGERS, levels, strict=True):
             logger.setLevel(level)
     return Placement(str(trainer.strategy.root_device), trainer.world_size)
 
 
 def configure_process(settings: TrainerSettings) -> None:
-    """Configure the process: threads, precision, memory, and Lightning's log level.
-
-    Every command calls this once; as a library, the package never does.
-    """
-    _silence([logging.getLogger(name) for name in _LIGHTNING])
+    """Set threads, precision, memory and Lightning's log level; only commands call this, once."""
+    _silence_lightning()
     for chatter in _CHATTER:
         warnings.filterwarnings("ignore", message=chatter)
     keep_freed_memory()
@@ -126,16 +107,9 @@ def build_trainer(
     callbacks: Sequence[Callback] = (),
     max_epochs: int | None = None,
 ) -> Trainer:
-    """A Trainer that writes checkpoints only where a callback does; the process must be configured before it runs.
+    """A Trainer, to run in a configured process, that writes checkpoints only where a callback does.
 
-    Args:
-        settings: devices and threads.
-        loggers: receive the logged values.
-        callbacks: of the Trainer.
-        max_epochs: of training.
-
-    Raises:
-        ConfigError: the accelerator or the devices are not there.
+    Raises as `check_trainer`.
     """
     devices, nodes = _processes(settings)
     try:
@@ -157,13 +131,13 @@ def build_trainer(
         raise ConfigError(f"trainer: {' '.join(str(error).split())}") from error
 
 
-def _silence(loggers: Sequence[logging.Logger]) -> None:
-    for logger in loggers:
+def _silence_lightning() -> None:
+    for logger in _LOGGERS:
         logger.setLevel(logging.WARNING)
 
 
 def is_first_process() -> bool:
-    """Whether this process writes what a run writes once; true in a run of one process."""
+    """Whether this process writes the files of a run."""
     return int(getattr(rank_zero_only, "rank", 0)) == 0
 
 

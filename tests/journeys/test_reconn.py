@@ -256,7 +256,7 @@ def test_train_shadows_keeps_and_goes_on(
         (["--curve", "[401]"], "from 2 to split.shadow=400; got [401]"),
         (["--split.fixed", 0], "split.fixed and split.targets must be at least 1"),
         (["--shard_size", 0], "shard_size must be at least 1"),
-        (["--released", "none.safetensors"], "expected a safetensors file of released models"),
+        (["--released", "none.safetensors"], "there is no safetensors file of released models"),
         (["--descent.momentum", 1], "descent.momentum in [0, 1)"),
         (["--descent.seps", 1], "descent.seps"),
         (["--descent.batch_size", 102], "descent.batch_size must be at most 101, the fixed set and one image; got 102"),

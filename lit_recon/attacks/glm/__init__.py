@@ -8,14 +8,7 @@ from lit_recon.attacks.glm.estimators import (
     from_poisson_regressor,
     from_ridge,
 )
-from lit_recon.attacks.glm.family import (
-    Bernoulli,
-    Family,
-    Gaussian,
-    GLMReconstruction,
-    Multinomial,
-    Poisson,
-)
+from lit_recon.attacks.glm.family import Bernoulli, Family, Gaussian, GLMReconstruction, Multinomial, Poisson
 from lit_recon.attacks.glm.released import ReleasedGLM, ReleasedWithoutIntercept, TwoCandidates
 
 __all__ = [

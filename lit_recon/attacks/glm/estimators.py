@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lit_recon.attacks.glm.family import Array, Bernoulli, Family, Gaussian, Multinomial, Poisson
+from lit_recon.attacks.glm.family import Bernoulli, Family, Gaussian, Multinomial, Poisson
 from lit_recon.attacks.glm.released import ReleasedGLM, ReleasedWithoutIntercept
 from lit_recon.errors import ShapeError, UnsupportedModelError
 
@@ -21,71 +21,45 @@ if TYPE_CHECKING:
 
 #: Gradients above this give errors above it, as residuals are rarely far above 1.
 _LOOSE = 1e-6
-#: L-BFGS also stops where the loss changes by less than 64 float64 steps: at a gradient of about the root of that.
-_LBFGS_FLOOR = math.sqrt(64 * np.finfo(np.float64).eps)
-#: Solvers that stop on the largest entry of the mean loss's gradient, and the smallest value that it reaches.
-_GRADIENT_FLOORS = {"lbfgs": _LBFGS_FLOOR, "newton-cholesky": 0.0, "newton-cg": 0.0}
-_DIRECT = ("cholesky", "svd")
+#: Solvers that stop on the largest entry of the mean loss's gradient, and the smallest value that it reaches. L-BFGS
+#: also stops where the loss changes by less than 64 float64 steps: at a gradient of about the root of that.
+_GRADIENT_FLOORS = {"lbfgs": math.sqrt(64 * np.finfo(np.float64).eps), "newton-cholesky": 0.0, "newton-cg": 0.0}
+#: How far a gradient may be from 0 (None: unknown), and notes on it.
+_Accuracy = tuple[float | None, tuple[str, ...]]
 
 
 def from_linear_regression(estimator: LinearRegression) -> ReleasedGLM | ReleasedWithoutIntercept:
-    """A fitted `LinearRegression` of one target as a released model.
-
-    Raises:
-        UnsupportedModelError: if it is no such estimator, or coefficients were constrained.
-    """
-    coefficients = _coefficients(estimator, "LinearRegression")
-    _require(estimator, "positive", [False])
-    if not estimator.fit_intercept:
-        return ReleasedWithoutIntercept(coefficients, 0.0, _trusted(estimator, 0.0), _precision(estimator))
-    return _released(estimator, Gaussian(), mu=0.0, gradient_error=0.0, notes=())
+    """A fitted `LinearRegression` of one target; UnsupportedModelError for others and constrained coefficients."""
+    _check_one_target(estimator, "LinearRegression")
+    return _least_squares(estimator, 0.0, (0.0, ()))
 
 
 def from_ridge(estimator: Ridge) -> ReleasedGLM | ReleasedWithoutIntercept:
-    """A fitted `Ridge` of one target as a released model.
-
-    Raises:
-        UnsupportedModelError: if it is no such estimator, coefficients were constrained, or alpha differs by target.
-    """
-    coefficients = _coefficients(estimator, "Ridge")
-    _require(estimator, "positive", [False])
+    """A fitted `Ridge` of one target and alpha; UnsupportedModelError for others and constrained coefficients."""
+    _check_one_target(estimator, "Ridge")
     if np.ndim(estimator.alpha):
         raise UnsupportedModelError("Ridge: one alpha is expected; got an array: fit one estimator per target")
-    direct = estimator.solver_ in _DIRECT
-    notes = () if direct else (_unknown(estimator.solver_),)
-    error = 0.0 if direct else None
-    if not estimator.fit_intercept:
-        return ReleasedWithoutIntercept(
-            coefficients, float(estimator.alpha), _trusted(estimator, error), notes + _precision(estimator)
-        )
-    return _released(estimator, Gaussian(), float(estimator.alpha), error, notes)
+    direct = estimator.solver_ in ("cholesky", "svd")
+    return _least_squares(estimator, float(estimator.alpha), (0.0, ()) if direct else _unknown(estimator.solver_))
 
 
 def from_poisson_regressor(estimator: PoissonRegressor, n_examples: int) -> ReleasedGLM:
-    """A fitted `PoissonRegressor` as a released model.
-
-    Args:
-        estimator: with intercept.
-        n_examples: number of records it was fitted on, the missing one included.
+    """A `PoissonRegressor` fitted with intercept on `n_examples` records, the missing one included.
 
     Raises:
-        UnsupportedModelError: if it is no such estimator, or has no intercept.
+        UnsupportedModelError: if it is no such estimator.
     """
-    _coefficients(estimator, "PoissonRegressor")
+    _check_one_target(estimator, "PoissonRegressor")
     _require(estimator, "fit_intercept", [True])
-    error, notes = _tolerance(estimator, estimator.n_iter_, n_examples)
-    return _released(estimator, Poisson(), n_examples * float(estimator.alpha), error, notes)
+    accuracy = _tolerance(estimator, estimator.n_iter_, n_examples)
+    return _released(estimator, Poisson(), n_examples * float(estimator.alpha), accuracy)
 
 
 def from_logistic_regression(estimator: LogisticRegression, n_examples: int) -> ReleasedGLM:
-    """A fitted `LogisticRegression` of two or more classes as a released model; targets are positions in `classes_`.
-
-    Args:
-        estimator: with intercept and an L2 penalty or none.
-        n_examples: number of records it was fitted on, the missing one included.
+    """A `LogisticRegression` fitted on `n_examples` records, the missing one included; targets index `classes_`.
 
     Raises:
-        UnsupportedModelError: if it is no such estimator, has no intercept, another penalty or class weights.
+        UnsupportedModelError: if it is no such estimator, has no intercept, class weights or a penalty other than L2.
     """
     _check_fitted(estimator, "LogisticRegression")
     _require(estimator, "fit_intercept", [True])
@@ -95,29 +69,29 @@ def from_logistic_regression(estimator: LogisticRegression, n_examples: int) -> 
     # Earlier releases of scikit-learn can fit one model per class instead.
     _require(estimator, "multi_class", [None, "auto", "deprecated"])
     mu = 0.0 if estimator.penalty is None else 1 / float(estimator.C)
-    error, notes = _tolerance(estimator, int(np.max(estimator.n_iter_)), n_examples)
+    accuracy = _tolerance(estimator, int(np.max(estimator.n_iter_)), n_examples)
     intercept_mu = mu / estimator.intercept_scaling**2 if estimator.solver == "liblinear" else 0.0
     if len(estimator.coef_) == 1:
-        return _released(estimator, Bernoulli(), mu, error, notes, intercept_mu)
+        return _released(estimator, Bernoulli(), mu, accuracy, intercept_mu)
     _require(estimator, "solver", [*_GRADIENT_FLOORS, "sag", "saga"])
-    return _released(estimator, Multinomial(), mu, error, notes)
+    return _released(estimator, Multinomial(), mu, accuracy)
 
 
-def _released(
-    estimator: Any,
-    family: Family,
-    mu: float,
-    gradient_error: float | None,
-    notes: tuple[str, ...],
-    intercept_mu: float = 0.0,
-) -> ReleasedGLM:
+def _least_squares(estimator: Any, mu: float, accuracy: _Accuracy) -> ReleasedGLM | ReleasedWithoutIntercept:
+    _require(estimator, "positive", [False])
+    if estimator.fit_intercept:
+        return _released(estimator, Gaussian(), mu, accuracy)
+    coefficients = np.ravel(estimator.coef_).astype(np.float64)
+    return ReleasedWithoutIntercept(coefficients, mu, *_after_rounding(estimator, accuracy))
+
+
+def _released(estimator: Any, family: Family, mu: float, accuracy: _Accuracy, intercept_mu: float = 0.0) -> ReleasedGLM:
     coefficients = np.column_stack([np.ravel(estimator.intercept_), np.atleast_2d(estimator.coef_)]).astype(np.float64)
     if not family.is_multinomial:
         coefficients = coefficients[0]
     penalties = np.full_like(coefficients, mu)
     penalties[..., 0] = intercept_mu
-    error = _trusted(estimator, gradient_error)
-    return ReleasedGLM(family, coefficients, penalties, error, notes + _precision(estimator))
+    return ReleasedGLM(family, coefficients, penalties, *_after_rounding(estimator, accuracy))
 
 
 def _check_fitted(estimator: Any, expected: str) -> None:
@@ -126,14 +100,12 @@ def _check_fitted(estimator: Any, expected: str) -> None:
         raise UnsupportedModelError(f"expected a fitted {expected}; got {estimator}: fit it, or use its own function")
 
 
-def _coefficients(estimator: Any, expected: str) -> Array:
-    """The coefficients `(d,)` of a fitted estimator of one target."""
+def _check_one_target(estimator: Any, expected: str) -> None:
     _check_fitted(estimator, expected)
     if np.ndim(estimator.coef_) > 1 and len(estimator.coef_) != 1:
         raise UnsupportedModelError(
             f"{expected}: one target is expected; got {len(estimator.coef_)}: fit one estimator per target"
         )
-    return np.ravel(estimator.coef_).astype(np.float64)
 
 
 def _require(estimator: Any, parameter: str, allowed: list[object]) -> None:
@@ -144,15 +116,15 @@ def _require(estimator: Any, parameter: str, allowed: list[object]) -> None:
         )
 
 
-def _tolerance(estimator: Any, n_iterations: int, n_examples: int) -> tuple[float | None, tuple[str, ...]]:
-    """Upper bound on the sum's gradient after an iterative solver, and a note on it."""
+def _tolerance(estimator: Any, n_iterations: int, n_examples: int) -> _Accuracy:
+    """Upper bound on the sum's gradient after an iterative solver."""
     if n_examples < 1:
         raise ShapeError(f"n_examples must be at least 1; got {n_examples}")
     name = type(estimator).__name__
     if n_iterations >= estimator.max_iter:
         return None, (f"{name} stopped at max_iter={estimator.max_iter}: no error estimate, expect no recovery",)
     if estimator.solver not in _GRADIENT_FLOORS:
-        return None, (_unknown(estimator.solver),)
+        return _unknown(estimator.solver)
     error = n_examples * max(float(estimator.tol), _GRADIENT_FLOORS[estimator.solver])
     if error <= _LOOSE:
         return error, ()
@@ -164,16 +136,14 @@ def _tolerance(estimator: Any, n_iterations: int, n_examples: int) -> tuple[floa
     return error, (note,)
 
 
-def _unknown(solver: str) -> str:
-    return f"no error estimate: solver {solver!r} does not say how small it made the gradient"
+def _unknown(solver: str) -> _Accuracy:
+    return None, (f"no error estimate: solver {solver!r} does not say how small it made the gradient",)
 
 
-def _precision(estimator: Any) -> tuple[str, ...]:
-    if estimator.coef_.dtype == np.float64:
-        return ()
-    return (f"no error estimate: coefficients were rounded to {estimator.coef_.dtype}, which alone moves the gradient",)
-
-
-def _trusted(estimator: Any, gradient_error: float | None) -> float | None:
-    """The gradient error; None if the coefficients were rounded afterwards."""
-    return gradient_error if estimator.coef_.dtype == np.float64 else None
+def _after_rounding(estimator: Any, accuracy: _Accuracy) -> _Accuracy:
+    """The accuracy, unknown if coefficients were rounded after the solver."""
+    dtype = estimator.coef_.dtype
+    if dtype == np.float64:
+        return accuracy
+    note = f"no error estimate: coefficients were rounded to {dtype}, which alone moves the gradient"
+    return None, (*accuracy[1], note)

@@ -18,15 +18,11 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Family(ABC):
-    """A model that minimizes `sum_i [b(t_i) - y_i t_i]` over linear predictors `t`, for a convex `b`.
+    """A model that minimizes `sum_i [b(t_i) - y_i t_i]` over linear predictors `t`, for a convex `b`."""
 
-    Attributes:
-        is_multinomial: one linear predictor for each of k classes, on the last axis; targets are one-hot vectors.
-        admits_all: whether every number is an admissible target.
-    """
-
+    #: One linear predictor for each of k classes, on the last axis; targets are one-hot vectors.
     is_multinomial: ClassVar[bool] = False
-    admits_all: ClassVar[bool] = False
+    admits_all: ClassVar[bool] = False  # whether every number is an admissible target
 
     @abstractmethod
     def mean(self, t: Array) -> Array:
@@ -34,22 +30,18 @@ class Family(ABC):
 
     @abstractmethod
     def slope(self, t: Array) -> Array:
-        """Derivative of the expected target by its own predictor."""
+        """Derivative of the mean by its own predictor."""
 
     @abstractmethod
     def nearest(self, y: Array) -> Array:
         """The admissible targets nearest to `y`."""
 
     def steepness(self, t: Array) -> float:
-        """Bound on the change of the mean at `t` per unit of the largest change of a predictor, to first order."""
+        """First-order bound on the change of the mean at `t` per unit of the largest change of a predictor."""
         return float(self.slope(t).max())
 
     def encoded(self, targets: Array, k: int) -> Array:
-        """Targets `(n,)` as the model predicts them, `(n, k)`.
-
-        Raises:
-            ShapeError: a target is not admissible.
-        """
+        """Targets `(n,)` as the model predicts them, `(n, k)`; ShapeError if one is not admissible."""
         if not np.array_equal(self.nearest(targets), targets):
             raise ShapeError(
                 f"known targets must be admissible for {self}; got {np.unique(targets)[:5]}: number the classes"
@@ -117,8 +109,7 @@ class Multinomial(Family):
         return np.asarray(np.eye(y.shape[-1])[y.argmax(-1)])
 
     def steepness(self, t: Array) -> float:
-        # A probability changes by at most half of the largest change of a predictor.
-        return 0.5
+        return 0.5  # a probability changes by at most half of the largest change of a predictor
 
     def encoded(self, targets: Array, k: int) -> Array:
         if not np.isin(targets, np.arange(k)).all():
@@ -137,33 +128,24 @@ class GLMReconstruction:
     """The missing record.
 
     Attributes:
-        inputs: `(d,)`, without the constant.
-        target: of the record; classes as numbers 0 to k-1.
-        residual: size of the released model's residual at the record: `|target - prediction|`.
-        condition: largest error of the inputs per unit of the released model's gradient.
-        error: upper estimate of the largest error of an input: `condition` times the gradient that the solver may have
-            left, or the gradient's rounding error if that is larger; where the target gap shows a larger error,
-            `condition` times the gap; None where nothing is known of the solver.
+        error: upper estimate of the largest error of an input: `condition` times the largest of the gradient that the
+            solver may have left, the gradient's rounding error, and a target gap that contradicts both; None where
+            nothing is known of the solver.
         target_gap: distance from the computed target to the nearest admissible one (for k classes: to the nearest
             one-hot vector), 0 for an exact reconstruction; None where all numbers are admissible.
-        notes: warnings for the reader.
     """
 
-    inputs: Array
-    target: float
-    residual: float
-    condition: float
+    inputs: Array  # `(d,)`, without the constant
+    target: float  # classes are numbers 0 to k-1
+    residual: float  # `|target - prediction|` of the released model at the record
+    condition: float  # largest error of the inputs per unit of the released model's gradient
     error: float | None
     target_gap: float | None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # warnings for the reader
 
 
 def check_known(inputs: Array, targets: Array, n_inputs: int) -> tuple[Array, Array]:
-    """The known records in double precision, `(n, d)` and `(n,)`.
-
-    Raises:
-        ShapeError: they do not fit each other or the model, or are not finite.
-    """
+    """The known records in double precision; ShapeError if they are not finite, `(n, d)` and `(n,)`."""
     inputs, targets = np.asarray(inputs, dtype=np.float64), np.asarray(targets, dtype=np.float64)
     if inputs.ndim != 2 or inputs.shape[1] != n_inputs or targets.shape != inputs.shape[:1]:
         raise ShapeError(
@@ -175,24 +157,8 @@ def check_known(inputs: Array, targets: Array, n_inputs: int) -> tuple[Array, Ar
     return inputs, targets
 
 
-def contradiction(target_gap: float, allowed: float) -> tuple[str, ...]:
-    """A note on a computed target that is not admissible by more than the error estimate allows."""
-    if target_gap <= allowed:
-        return ()
-    note = (
-        f"the computed target is {target_gap:.2g} away from any admissible one, where the error estimate allows "
-        f"{allowed:.2g}: the solver stopped earlier than its tolerance says, or records or penalties are not the "
-        "model's"
-    )
-    return (note,)
-
-
 def check_residual(residual: float, rounding: float) -> None:
-    """Refuse a residual within its rounding error: such a model fits the record exactly, so that no trace is left.
-
-    Raises:
-        UnsupportedModelError: the residual is too small.
-    """
+    """Raise UnsupportedModelError for a residual within its rounding error: the record has left no trace."""
     if not residual > _MARGIN * rounding:
         raise UnsupportedModelError(
             f"the attack needs a residual at the missing record; got {residual:.2g} where rounding leaves "

@@ -7,9 +7,9 @@ gradient over the known records, penalty included, in the case of one predictor:
 
     x = G / G_1,   y = mean(x theta) + G_1.
 
-Source: Balle, Cherubin and Hayes 2022, Reconstructing training data with informed adversaries, theorem 1, corrected:
-the paper's formula for `y` has a product in place of the sum, its penalty `lambda |theta|^2` has to read
-`lambda / 2 |theta|^2`, and it regularizes the intercept, which most software does not. Extended here to k classes.
+Source: [Balle2022], theorem 1, corrected: the paper's formula for `y` has a product in place of the sum, its penalty
+`lambda |theta|^2` has to read `lambda / 2 |theta|^2`, and it regularizes the intercept, which most software does not.
+Extended here to k classes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lit_recon.attacks.glm.family import Array, Family, GLMReconstruction, check_known, check_residual, contradiction
+from lit_recon.attacks.glm.family import Array, Family, GLMReconstruction, check_known, check_residual
 from lit_recon.errors import ShapeError
 
 
 @dataclass(frozen=True)
 class ReleasedGLM:
-    """A model that minimizes `sum_i [b(t_i) - y_i t_i] + 1/2 sum penalties * theta^2`.
+    """A model that minimizes `sum_i [b(t_i) - y_i t_i] + 1/2 sum penalties * theta^2`; ShapeError for other shapes.
 
     Args:
         family: of the target.
@@ -35,8 +35,6 @@ class ReleasedGLM:
             None if not known.
         notes: copied to every reconstruction.
 
-    Raises:
-        ShapeError: coefficients and penalties do not fit each other or the family.
     """
 
     family: Family
@@ -55,17 +53,14 @@ class ReleasedGLM:
             )
 
     def reconstruct(self, known_inputs: Array, known_targets: Array) -> GLMReconstruction:
-        """The record that was used together with the known ones.
+        """The record that was used together with the known ones, which are all others.
 
         Args:
-            known_inputs: `(n, d)`, all records but one, without the constant.
-            known_targets: `(n,)`; classes are numbers 0 to k-1.
+            known_inputs, known_targets: `(n, d)`, without the constant, and `(n,)`; classes are numbers 0 to k-1.
 
         Raises:
             ShapeError: the records do not fit the model.
             UnsupportedModelError: the model interpolates the missing record.
-
-        Source: theorem 1 of the paper, corrected.
 
         >>> from lit_recon.attacks.glm.family import Gaussian
         >>> line = ReleasedGLM(Gaussian(), np.array([1 / 3, 1.5]), np.zeros(2))
@@ -74,8 +69,8 @@ class ReleasedGLM:
         (array([2.]), 3.0)
         """
         theta = np.atleast_2d(self.coefficients)
-        inputs, known = check_known(known_inputs, known_targets, theta.shape[1] - 1)
-        targets = self.family.encoded(known, len(theta))
+        inputs, targets = check_known(known_inputs, known_targets, theta.shape[1] - 1)
+        targets = self.family.encoded(targets, len(theta))
         constant = np.column_stack([np.ones(len(inputs)), inputs])
         predictors = constant @ theta.T
         gradient = (self.family.mean(predictors) - targets).T @ constant + self.penalties * theta
@@ -95,9 +90,15 @@ class ReleasedGLM:
         if self.gradient_error is not None:
             left = max(self.gradient_error, float(rounding.max()))
             error = condition * left
-            moved = self.family.steepness(at_record) * float(np.abs(theta[:, 1:]).sum(1).max()) * error
-            found_out = contradiction(gap, left + moved)
-            error, notes = condition * gap if found_out else error, notes + found_out
+            allowed = left + self.family.steepness(at_record) * float(np.abs(theta[:, 1:]).sum(1).max()) * error
+            if gap > allowed:
+                error = condition * gap
+                note = (
+                    f"the computed target is {gap:.2g} away from any admissible one, where the error estimate allows "
+                    f"{allowed:.2g}: the solver stopped earlier than its tolerance says, or records or penalties are "
+                    "not the model's"
+                )
+                notes = (*notes, note)
         return GLMReconstruction(
             inputs=found,
             target=float(nearest.argmax() if self.family.is_multinomial else target[0]),
@@ -117,20 +118,20 @@ class ReleasedGLM:
 
 @dataclass(frozen=True)
 class TwoCandidates:
-    """Both solutions.
+    """Both records that fit a model without intercept; that with the smaller residual is more often right."""
 
-    Attributes:
-        candidates: the one with the smaller residual, which is more often right, first.
-        right: position of the only one within the range of the inputs; None if there is no such one.
-    """
-
-    candidates: tuple[GLMReconstruction, GLMReconstruction]
-    right: int | None
+    candidates: tuple[GLMReconstruction, GLMReconstruction]  # the one with the smaller residual first
+    right: int | None  # position of the only one within the range of the inputs, if there is one
 
     @property
     def best(self) -> GLMReconstruction:
         """The right candidate if it is known, else the one with the smaller residual."""
         return self.candidates[self.right or 0]
+
+    @property
+    def other(self) -> GLMReconstruction:
+        """The candidate that is not `best`."""
+        return self.candidates[1 - (self.right or 0)]
 
 
 @dataclass(frozen=True)
@@ -138,14 +139,9 @@ class ReleasedWithoutIntercept:
     """A model that minimizes `1/2 sum_i (x_i theta - y_i)^2 + 1/2 penalty |theta|^2`.
 
     Args:
-        coefficients: `(d,)`.
+        coefficients: `(d,)`, else ShapeError.
         penalty: at least 0.
-        gradient_error: upper bound on the entries of the sum's gradient at the coefficients, 0 for a direct solver and
-            None if not known.
-        notes: copied to every reconstruction.
-
-    Raises:
-        ShapeError: the coefficients are no vector.
+        gradient_error, notes: as for `ReleasedGLM`.
     """
 
     coefficients: Array
@@ -158,41 +154,32 @@ class ReleasedWithoutIntercept:
             raise ShapeError(f"coefficients must be (d,); got {self.coefficients.shape}")
 
     def reconstruct(
-        self,
-        known_inputs: Array,
-        known_targets: Array,
-        target: float,
-        bounds: tuple[float, float] | None = None,
+        self, known_inputs: Array, known_targets: Array, target: float, bounds: tuple[float, float] | None = None
     ) -> TwoCandidates:
-        """Both records that could have been used together with the known ones.
+        """Both records that could have been used together with the known ones; see `ReleasedGLM.reconstruct`.
 
         Args:
-            known_inputs: `(n, d)`, all records but one.
-            known_targets: `(n,)`.
+            known_inputs, known_targets: `(n, d)` and `(n,)`, all records but one.
             target: of the missing record.
-            bounds: smallest and largest possible value of an input, for example 0 and 1 for pixels; a candidate that
-                exceeds them by more than its error is wrong.
-
-        Raises:
-            ShapeError: the records do not fit the model.
-            UnsupportedModelError: the model interpolates the missing record.
+            bounds: smallest and largest possible value of an input; a candidate that exceeds them by more than its
+                error is wrong.
         """
         inputs, targets = check_known(known_inputs, known_targets, len(self.coefficients))
-        direction = inputs.T @ (inputs @ self.coefficients - targets) + self.penalty * self.coefficients
-        sizes = np.abs(inputs)
-        rounding = np.finfo(np.float64).eps * (
-            sizes.T @ (sizes @ np.abs(self.coefficients) + np.abs(targets)) + self.penalty * np.abs(self.coefficients)
-        )
+        theta, magnitudes, sizes = self.coefficients, np.abs(self.coefficients), np.abs(inputs)
+        direction = inputs.T @ (inputs @ theta - targets) + self.penalty * theta
+        magnitude = sizes.T @ (sizes @ magnitudes + np.abs(targets)) + self.penalty * magnitudes
+        rounding = float(np.finfo(np.float64).eps * magnitude.max())
         # The direction is inputs times residual: it vanishes with either.
-        check_residual(float(np.abs(direction).max()), float(rounding.max()))
-        error = None if self.gradient_error is None else max(self.gradient_error, float(rounding.max()))
-        product = float(direction @ self.coefficients)
+        check_residual(float(np.abs(direction).max()), rounding)
+        error = None if self.gradient_error is None else max(self.gradient_error, rounding)
+        product = float(direction @ theta)
         # Rounding can make the discriminant, the square of y - 2p, slightly negative.
         root = math.sqrt(max(0.0, target**2 - 4 * product))
         larger = (target + math.copysign(root, target)) / 2
         residuals = sorted((larger, product / larger if larger else 0.0), key=abs)
         first, second = (self._candidate(direction, residual, root, target, error) for residual in residuals)
-        return TwoCandidates((first, second), None if bounds is None else _only_one_within(bounds, first, second))
+        within = [bounds is not None and _is_within(found, *bounds) for found in (first, second)]
+        return TwoCandidates((first, second), within.index(True) if sum(within) == 1 else None)
 
     def _candidate(
         self, direction: Array, residual: float, root: float, target: float, error: float | None
@@ -214,12 +201,6 @@ class ReleasedWithoutIntercept:
         )
 
 
-def _only_one_within(bounds: tuple[float, float], first: GLMReconstruction, second: GLMReconstruction) -> int | None:
-    """Position of the candidate whose inputs stay within the bounds, if the other's do not."""
-    low, high = bounds
-    within = [
-        bool(np.all((found.inputs >= low - slack) & (found.inputs <= high + slack)))
-        for found in (first, second)
-        for slack in [max(found.error or 0.0, 1e-6 * (high - low))]
-    ]
-    return within.index(True) if sum(within) == 1 else None
+def _is_within(found: GLMReconstruction, low: float, high: float) -> bool:
+    slack = max(found.error or 0.0, 1e-6 * (high - low))
+    return bool(np.all((found.inputs >= low - slack) & (found.inputs <= high + slack)))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -21,21 +22,21 @@ from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
 
 #: A released model, as the informed adversary sees it.
 Released = ReleasedGLM | ReleasedWithoutIntercept
+#: Settings of regressions that are refused outside a range, and the range in words.
+_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+    **dict.fromkeys(("penalty", "alpha"), (lambda value: value >= 0, "at least 0")),
+    **dict.fromkeys(("C", "tol"), (lambda value: value > 0, "above 0")),
+    "max_iter": (lambda value: value >= 1, "at least 1"),
+}
 
 
 @dataclass(frozen=True)
 class FittedRegression:
-    """A trained model.
+    """A trained model."""
 
-    Attributes:
-        released: the published model.
-        estimator: scikit-learn's, which is not published.
-        notes: scikit-learn's warnings, each once.
-    """
-
-    released: Released
-    estimator: Any
-    notes: tuple[str, ...]
+    released: Released  # the published model
+    estimator: Any  # scikit-learn's, which is not published
+    notes: tuple[str, ...]  # scikit-learn's warnings, each once
 
     def score(self, inputs: Array, targets: Array) -> float:
         """Accuracy of a classifier, otherwise the share of variance or deviance explained."""
@@ -45,26 +46,23 @@ class FittedRegression:
 class Regression(ABC):
     """A way to train a generalized linear model; its objective is that of scikit-learn's estimator."""
 
-    @property
-    @abstractmethod
-    def classifies(self) -> bool:
-        """Whether targets are classes 0 to k-1."""
+    classifies: ClassVar[bool] = False  # whether targets are classes 0 to k-1
+
+    def __post_init__(self) -> None:
+        for name, (holds, rule) in _RANGES.items():
+            if name in vars(self) and not holds(getattr(self, name)):
+                raise ConfigError(f"{name} must be {rule}; got {self}")
 
     @abstractmethod
     def estimator(self) -> Any:
-        """The estimator of scikit-learn, not yet fitted."""
+        """scikit-learn's estimator, not yet fitted."""
 
     @abstractmethod
     def release(self, estimator: Any, n_examples: int) -> Released:
-        """The fitted estimator as a released model."""
+        """A released model of the fitted estimator."""
 
     def fit(self, inputs: Array, targets: Array) -> FittedRegression:
-        """Train on records.
-
-        Args:
-            inputs: `(n, d)`, without the constant.
-            targets: `(n,)`.
-        """
+        """Train on records with inputs `(n, d)`, without the constant, and targets `(n,)`."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             estimator = self.estimator().fit(inputs, targets)
@@ -86,14 +84,6 @@ class LeastSquares(Regression):
     penalty: float = 0.0
     intercept: bool = True
 
-    def __post_init__(self) -> None:
-        if not self.penalty >= 0:
-            raise ConfigError(f"LeastSquares: penalty must be at least 0; got {self.penalty}")
-
-    @property
-    def classifies(self) -> bool:
-        return False
-
     def estimator(self) -> Any:
         from sklearn.linear_model import LinearRegression, Ridge
 
@@ -111,27 +101,18 @@ class Logistic(Regression):
 
     Args:
         C: inverse of the penalty, as in scikit-learn: cross-entropy summed over records plus `|theta|^2 / (2 C)`.
-        solver: of scikit-learn's LogisticRegression. `newton-cholesky` is exact where a matrix of all coefficients
-            fits into memory; `newton-cg` is for many classes; `lbfgs` is scikit-learn's default.
+        solver: of scikit-learn. `newton-cholesky` is exact where a matrix of all coefficients fits into memory;
+            `newton-cg` is for many classes; `lbfgs` is scikit-learn's default.
         tol: tolerance at which the solver stops.
         max_iter: largest number of iterations.
     """
+
+    classifies: ClassVar[bool] = True
 
     C: float = 1.0
     solver: Literal["lbfgs", "newton-cg", "newton-cholesky"] = "newton-cholesky"
     tol: float = 1e-12
     max_iter: int = 200
-
-    def __post_init__(self) -> None:
-        if not (self.C > 0 and self.tol > 0 and self.max_iter >= 1):
-            raise ConfigError(
-                "Logistic: C and tol must be above 0 and max_iter at least 1; "
-                f"got {self.C}, {self.tol} and {self.max_iter}"
-            )
-
-    @property
-    def classifies(self) -> bool:
-        return True
 
     def estimator(self) -> Any:
         from sklearn.linear_model import LogisticRegression
@@ -148,26 +129,13 @@ class Counts(Regression):
 
     Args:
         alpha: half the mean deviance plus `alpha |theta|^2 / 2` is minimized, as in scikit-learn.
-        solver: of scikit-learn's PoissonRegressor.
-        tol: tolerance at which the solver stops.
-        max_iter: largest number of iterations.
+        solver, tol, max_iter: as for `Logistic`.
     """
 
     alpha: float = 1.0
     solver: Literal["lbfgs", "newton-cholesky"] = "newton-cholesky"
     tol: float = 1e-12
     max_iter: int = 200
-
-    def __post_init__(self) -> None:
-        if not (self.alpha >= 0 and self.tol > 0 and self.max_iter >= 1):
-            raise ConfigError(
-                "Counts: alpha must be at least 0, tol above 0 and max_iter at least 1; "
-                f"got {self.alpha}, {self.tol} and {self.max_iter}"
-            )
-
-    @property
-    def classifies(self) -> bool:
-        return False
 
     def estimator(self) -> Any:
         from sklearn.linear_model import PoissonRegressor
@@ -180,19 +148,12 @@ class Counts(Regression):
 
 @dataclass(frozen=True)
 class Attempt:
-    """The result of an attack on one record.
+    """The result of an attack on one record."""
 
-    Attributes:
-        found: the record, or the likelier of two candidates; None if the attack is impossible.
-        other: the second candidate for a model without intercept.
-        told: whether the range of the inputs excludes the other candidate.
-        refusal: why the attack is impossible.
-    """
-
-    found: GLMReconstruction | None
-    other: GLMReconstruction | None = None
-    told: bool = False
-    refusal: str = ""
+    found: GLMReconstruction | None  # the record, or the likelier of two candidates; None if the attack is impossible
+    other: GLMReconstruction | None = None  # the second candidate for a model without intercept
+    told: bool = False  # whether the range of the inputs excludes the other candidate
+    refusal: str = ""  # why the attack is impossible
 
     def image(self, fallback: Array, bounds: tuple[float, float]) -> Array:
         """The reconstructed image `(d,)`, clipped to the bounds; the fallback if the attack is impossible."""
@@ -206,19 +167,15 @@ def attack_record(
     target: float | None = None,
     bounds: tuple[float, float] = (0.0, 1.0),
 ) -> Attempt:
-    """Reconstruct the record that a model was trained on together with the known ones.
+    """Reconstruct the record that a model was trained on beside the known ones, by [Balle2022], theorems 1 and 8.
 
     Args:
-        released: the model.
-        known_inputs: `(n, d)`, all records but one, without the constant.
-        known_targets: `(n,)`.
+        known_inputs, known_targets: see `ReleasedGLM.reconstruct`.
         target: of the missing record; required, and used, only for a model without intercept.
         bounds: smallest and largest possible value of an input.
 
     Raises:
         ShapeError: the records do not fit the model, or a target is needed and not given.
-
-    Source: Balle, Cherubin and Hayes 2022, theorems 1 (corrected) and 8.
     """
     try:
         if not isinstance(released, ReleasedWithoutIntercept):
@@ -228,5 +185,4 @@ def attack_record(
         both = released.reconstruct(known_inputs, known_targets, target, bounds)
     except UnsupportedModelError as error:
         return Attempt(None, refusal=str(error))
-    chosen = both.right or 0
-    return Attempt(both.candidates[chosen], both.candidates[1 - chosen], both.right is not None)
+    return Attempt(both.best, both.other, both.right is not None)

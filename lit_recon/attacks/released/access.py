@@ -1,7 +1,6 @@
 """The adversary's access to a released model: all weights, the weights of some layers, or its outputs alone.
 
-Shadow models are stored as differences of weights from the reference. Every kind of access is a function of the
-weights, so that one store serves all of them.
+Every access is a function of the weights, so that one store of shadow models serves all.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from lit_recon.attacks.shadow.training import unflatten
 from lit_recon.data import ImageSet
 from lit_recon.errors import ConfigError, ShapeError
 
-#: Maps differences of weights `(s, p)`, with snapshots `(s, t * p)`, to the features that are seen, `(s, f)`.
+#: From differences of weights `(s, p)`, with snapshots `(s, t * p)`, to the features that are seen, `(s, f)`.
 FeatureExtractor = Callable[[Tensor], Tensor]
 
 
 class AccessDescription(NamedTuple):
-    """An access in words: what is shown of a released model, and what is hidden; `hidden` is empty if nothing is."""
+    """The parts of a released model that are shown and hidden, in words."""
 
     shown: str
     hidden: str = ""
@@ -40,27 +39,11 @@ class ModelAccess(ABC):
 
     @abstractmethod
     def describe(self, network: nn.Module, public: ImageSet) -> AccessDescription:
-        """The access in words.
-
-        Args:
-            network: architecture of the released models.
-            public: images that the adversary holds.
-
-        Raises:
-            ConfigError: the network or the images do not allow this access.
-        """
+        """In words, for an adversary who holds the `public` images; ConfigError if these or the network do not fit."""
 
     @abstractmethod
     def feature_map(self, plan: ShadowPlan, public: ImageSet) -> FeatureExtractor:
-        """The map from models of a plan to features; features of several snapshots of one training are concatenated.
-
-        Args:
-            plan: of the models.
-            public: images that the adversary holds.
-
-        Raises:
-            ConfigError: the network or the images do not allow this access.
-        """
+        """The map from models of a plan to features, of all snapshots concatenated; raises as `describe`."""
 
 
 @dataclass(frozen=True)
@@ -89,38 +72,34 @@ class LayersOnly(ModelAccess):
     layers: Sequence[str] = ("last",)
 
     def describe(self, network: nn.Module, public: ImageSet) -> AccessDescription:
-        names = list(dict.fromkeys(map(self._resolver(network), self.layers)))
-        chosen, total = int(self._chosen(network).sum()), sum(own.numel() for own in network.parameters())
-        shown = f"the weights of {' and '.join(names)}, {chosen} of {total}"
-        return AccessDescription(shown, "" if chosen == total else "The weights of its other layers.")
+        seen = self._chosen(network)
+        shown = f"the weights of {' and '.join(self._names(network))}, {int(seen.sum())} of {len(seen)}"
+        return AccessDescription(shown, "" if seen.all() else "The weights of its other layers.")
 
     def feature_map(self, plan: ShadowPlan, public: ImageSet) -> FeatureExtractor:
         chosen = self._chosen(plan.network)
 
-        def extract(differences: Tensor) -> Tensor:
-            of_each: Tensor = differences.unflatten(1, (-1, len(chosen)))
-            return of_each[:, :, chosen].flatten(1)
+        return lambda differences: differences.unflatten(1, (-1, len(chosen)))[:, :, chosen].flatten(1)
 
-        return extract
-
-    def _resolver(self, network: nn.Module) -> Callable[[str], str]:
+    def _names(self, network: nn.Module) -> list[str]:
+        """The layers without repetitions, `first` and `last` by their names."""
         layers = [name for name, module in network.named_modules() if list(module.parameters(recurse=False))]
         known = {"first": layers[0], "last": layers[-1]}
-        return lambda name: known.get(name, name)
+        return list(dict.fromkeys(known.get(name, name) for name in self.layers))
 
     def _chosen(self, network: nn.Module) -> Tensor:
         """Mask of the flat weights that are seen, bool `(p,)`."""
-        resolve, parts, met = self._resolver(network), [], set()
-        wanted = {resolve(name) for name in self.layers}
+        wanted, parts = self._names(network), []
+        unmet = set(wanted)
         for name, parameter in network.named_parameters():
             within = {layer for layer in wanted if f"{name}.".startswith(f"{layer}.")}
-            met |= within
+            unmet -= within
             parts.append(torch.full((parameter.numel(),), bool(within)))
-        if not wanted or wanted - met:
+        if not wanted or unmet:
             there = ", ".join(name for name, _ in network.named_parameters())
             raise ConfigError(
                 f"access.layers must name first, last, or layers with weights among {there}; got "
-                f"{sorted(wanted - met) or 'none'}"
+                f"{sorted(unmet) or 'none'}"
             )
         return torch.cat(parts)
 
@@ -134,9 +113,7 @@ class BlackBox(ModelAccess):
 
     Args:
         output: the model's `logits`, or the `probabilities` that follow from them.
-        images: number of query images; the paper takes 200 for MNIST, 500 for CIFAR-10.
-
-    Source: Balle, Cherubin and Hayes 2022, section VI-C.
+        images: number of query images; [Balle2022], section VI-C, takes 200 for MNIST and 500 for CIFAR-10.
     """
 
     output: Literal["logits", "probabilities"] = "logits"
@@ -162,11 +139,8 @@ class BlackBox(ModelAccess):
 
         @torch.no_grad()
         def outputs(weights: Tensor) -> Tensor:
-            each = [
-                functional_call(network, unflatten(network, own), (queries,))
-                for own in weights.to(plan.device).unflatten(0, (-1, size))
-            ]
-            logits = torch.stack(each)
+            snapshots = weights.to(plan.device).unflatten(0, (-1, size))
+            logits = torch.stack([functional_call(network, unflatten(network, own), (queries,)) for own in snapshots])
             return (logits if self.output == "logits" else logits.softmax(dim=2)).flatten()
 
         usual = outputs(reference)
@@ -175,7 +149,6 @@ class BlackBox(ModelAccess):
             if differences.shape[1:] != reference.shape:
                 raise ShapeError(f"models must have {len(reference)} weights; got {tuple(differences.shape)}")
             # In double precision: outputs change by a thousandth of their size.
-            changes = [outputs(reference + own.double()) - usual for own in differences]
-            return torch.stack(changes).float().cpu()
+            return torch.stack([outputs(reference + own.double()) - usual for own in differences]).float().cpu()
 
         return extract

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, final
+from typing import Self, cast, final
 
 import torch
 from torch import Tensor
@@ -15,45 +16,41 @@ from torch import Tensor
 from lit_recon.attacks.shadow.plan import ShadowPlan
 from lit_recon.errors import ShapeError, ThreatModelError
 
-#: Starts the progress display of a long computation, given its number of units, its label and the name of a unit.
-#: Returns a function to be called with the number of units just done.
-Announce = Callable[[int, str, str], Callable[[int], None]]
+#: Called with the number of units of a long computation that were just done.
+Advance = Callable[[int], None]
+#: Starts the progress display of a computation, given its number of units, its label and the name of a unit.
+Announce = Callable[[int, str, str], Advance]
 
 
-def silently(total: int, label: str, unit: str) -> Callable[[int], None]:
+def silently(total: int, label: str, unit: str) -> Advance:
     """No progress display."""
     return lambda n: None
 
 
+def digest(identity: str, *tensors: Tensor) -> str:
+    """16 hexadecimal digits of a hash of a text and tensors, which name the state of a computation on them."""
+    content = hashlib.sha256(identity.encode())
+    for tensor in tensors:
+        content.update(tensor.contiguous().numpy().tobytes())
+    return content.hexdigest()[:16]
+
+
 @dataclass(frozen=True)
 class ReconstructedTargets:
-    """One image for every released model.
+    """One image for every released model."""
 
-    Attributes:
-        images: `(m, c, h, w)` in [0, 1].
-        labels: int64 `(m,)`, recovered by the attack.
-        uncertainty: `(m,)`, known to the attacker: 0 for a certain reconstruction, about 1 for a guess.
-        certified: bool `(m,)`: whether the attacker can tell that the image is the true one; None if he never can.
-    """
-
-    images: Tensor
-    labels: Tensor
-    uncertainty: Tensor
-    certified: Tensor | None = None
+    images: Tensor  # `(m, c, h, w)` in [0, 1]
+    labels: Tensor  # int64 `(m,)`, recovered by the attack
+    uncertainty: Tensor  # `(m,)`, known to the attacker: 0 for a certain reconstruction, about 1 for a guess
+    certified: Tensor | None = None  # bool `(m,)`: whether the image is known to be the true one; None: never known
 
 
 @dataclass(frozen=True, eq=False)
 class Background:
-    """What the adversary has besides shadow models.
+    """What the adversary has besides shadow models."""
 
-    Attributes:
-        plan: the training procedure of the released models; None where he does not see whole models.
-        state: folder for the state of long computations, which resume from it after a kill; None: they start over.
-        announce: progress display of long computations.
-    """
-
-    plan: ShadowPlan | None = None
-    state: Path | None = None
+    plan: ShadowPlan | None = None  # the training of the released models; None where whole models are not seen
+    state: Path | None = None  # folder from which killed computations resume; None: they start over
     announce: Announce = silently
 
 
@@ -64,6 +61,7 @@ class Reconstructor(ABC):
 
     Attributes:
         needs_background: whether `bind` has to come before `fitted`.
+        background: the argument of `bind`; None before.
 
     >>> class MeanImage(Reconstructor):
     ...     def fit(self, differences, images, labels, n_classes):
@@ -78,27 +76,13 @@ class Reconstructor(ABC):
 
     # Without annotations, which the command line would evaluate in the modules of subclasses.
     needs_background = False
-
-    @property
-    def background(self) -> Background | None:
-        """The argument of `bind`; None before."""
-        found: Background | None = vars(self).get("_background")
-        return found
-
-    @property
-    def first(self) -> Reconstructor | None:
-        """The reconstructor that this one improves on, whose facts and notes are reported, too; None by default."""
-        return None
+    background = cast("Background | None", None)
 
     @final
     def bind(self, background: Background) -> Self:
-        """A copy that knows the training procedure.
-
-        Raises:
-            ThreatModelError, UnsupportedModelError, ConfigError: the reconstructor needs another background.
-        """
+        """A copy with this background; ThreatModelError, UnsupportedModelError or ConfigError if it needs another."""
         bound = copy.copy(self)
-        vars(bound)["_background"] = background
+        bound.background = background
         bound.prepare(background)
         return bound
 
@@ -111,14 +95,13 @@ class Reconstructor(ABC):
 
         Args:
             differences: of their weights from the reference, `(s, p)`.
-            images: own image of each, `(s, c, h, w)` in [0, 1].
-            labels: of those images, int64 `(s,)`.
-            n_classes: number of classes.
+            images, labels: own image of each, `(s, c, h, w)` in [0, 1], and its label, int64 `(s,)`.
+            n_classes: number of labels there are.
 
         Raises:
             ThreatModelError: `bind` has to be called before.
             ConfigError: a setting forbids so many models.
-            ShapeError: the arguments do not fit each other or are not finite.
+            ShapeError: see `check`.
         """
         if self.needs_background and self.background is None:
             raise ThreatModelError(
@@ -131,19 +114,25 @@ class Reconstructor(ABC):
         return learned
 
     def check(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
-        """Refuse shadow models that do not fit their images; see `check_shadows`."""
-        check_shadows(differences, images, labels, n_classes)
+        """Raise ShapeError for fewer than two shadow models, or those that do not fit their images and labels."""
+        s = len(differences)
+        if differences.dim() != 2 or images.dim() != 4 or len(images) != s or labels.shape != (s,) or s < 2:
+            raise ShapeError(
+                "two or more shadow models need differences (s, p), images (s, c, h, w) and labels (s,); got "
+                f"{tuple(differences.shape)}, {tuple(images.shape)} and {tuple(labels.shape)}"
+            )
+        if not torch.isfinite(differences).all() or not ((images >= 0) & (images <= 1)).all():
+            raise ShapeError("differences of shadow models must be finite, and their images in [0, 1]")
+        if int(labels.min()) < 0 or int(labels.max()) >= n_classes:
+            raise ShapeError(f"labels must be 0 to {n_classes - 1}; got {int(labels.min())} to {int(labels.max())}")
 
     @abstractmethod
     def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
-        """Learn from shadow models, in place; arguments as for `fitted`, which calls this on a copy."""
+        """Learn from shadow models, in place; `fitted` calls this on a copy."""
 
     @abstractmethod
     def reconstruct(self, differences: Tensor) -> ReconstructedTargets:
-        """The images of released models, after `fitted`.
-
-        Args:
-            differences: of their weights from the reference, `(m, p)`.
+        """The images of released models, given the differences `(m, p)` of their weights from the reference.
 
         Raises:
             ShapeError: a difference is zero or not finite, or the models are of another network.
@@ -152,27 +141,30 @@ class Reconstructor(ABC):
     @property
     def facts(self) -> dict[str, float]:
         """Numbers chosen or measured while fitting, by name."""
-        return {} if self.first is None else self.first.facts
+        return {}
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences for the reader of the results."""
-        return () if self.first is None else self.first.notes
+        return ()
 
 
-def check_shadows(differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
-    """Refuse shadow models that do not fit their images.
+class Improvement(Reconstructor):
+    """A reconstructor that builds on the one that `prepare` sets as `guess`, and reports its facts and notes."""
 
-    Raises:
-        ShapeError: shapes differ, there are fewer than two models, or something is NaN or out of range.
-    """
-    s = len(differences)
-    if differences.dim() != 2 or images.dim() != 4 or len(images) != s or labels.shape != (s,) or s < 2:
-        raise ShapeError(
-            "two or more shadow models need differences (s, p), images (s, c, h, w) and labels (s,); got "
-            f"{tuple(differences.shape)}, {tuple(images.shape)} and {tuple(labels.shape)}"
-        )
-    if not torch.isfinite(differences).all() or not ((images >= 0) & (images <= 1)).all():
-        raise ShapeError("differences of shadow models must be finite, and their images in [0, 1]")
-    if int(labels.min()) < 0 or int(labels.max()) >= n_classes:
-        raise ShapeError(f"labels must be 0 to {n_classes - 1}; got {int(labels.min())} to {int(labels.max())}")
+    needs_background = True
+
+    @abstractmethod
+    def prepare(self, background: Background) -> None:
+        """Refuse a background that lacks what this reconstructor needs, and set `guess`."""
+
+    def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
+        self.guess: Reconstructor = self.guess.fitted(differences, images, labels, n_classes)
+
+    @property
+    def facts(self) -> dict[str, float]:
+        return self.guess.facts
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.guess.notes

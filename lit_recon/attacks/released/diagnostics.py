@@ -1,27 +1,22 @@
-"""How one image influences a model that is trained on it: its gradients, an embedding, and identification.
+"""How one image influences a model that is trained on it: gradients along training, embedding, identification.
 
-- Gradients of the image's loss along training: norms, and coordinates that are zero.
-- A t-SNE embedding of released models, and how well their labels cluster.
-- Identification of the image among candidates, by noise-free models trained on each of them.
-
-Sources: Balle, Cherubin and Hayes 2022, Reconstructing training data with informed adversaries, appendix L (norms),
-appendix M (zeros), figure 8 (embedding); van der Maaten and Hinton 2008, Visualizing data using t-SNE.
+Source: [Balle2022], appendix L (norms of gradients), appendix M (zeros in gradients), figure 8 (embedding).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
-from torch.nn import functional as F
+from torch.func import grad, vmap
 
 from lit_recon.attacks.shadow.engine import Execution
 from lit_recon.attacks.shadow.plan import ShadowPlan
-from lit_recon.attacks.shadow.training import unflatten
+from lit_recon.attacks.shadow.training import cross_entropy, unflatten
 from lit_recon.data import ImageSet
 from lit_recon.errors import ConfigError, ShapeError
 
@@ -31,31 +26,18 @@ _CHUNK = 64
 
 @dataclass(frozen=True, eq=False)
 class TargetGradients:
-    """Gradients of each model's loss on its own image with respect to all weights, at some steps of training.
+    """Gradients of each model's loss on its own image with respect to all weights, at some steps of training."""
 
-    Attributes:
-        steps: number of steps before each gradient; 0 is the initial model.
-        norms: `(t, m)`.
-        zeros: for every parameter, the share of coordinates that are exactly 0, mean over the models, `(t,)`.
-    """
-
-    steps: list[int]
-    norms: Tensor
-    zeros: Mapping[str, Tensor]
+    steps: list[int]  # number of steps before each gradient; 0 is the initial model
+    norms: Tensor  # `(t, m)`
+    zeros: Mapping[str, Tensor]  # per parameter, the models' mean share of coordinates that are exactly 0, `(t,)`
 
 
 def along_training(plan: ShadowPlan, targets: ImageSet, n_steps: int, execution: Execution) -> TargetGradients:
     """Train one model per target image, and compute the gradient of the image's loss during training.
 
-    Args:
-        plan: of the models; those that were released are trained for the purpose `released`.
-        targets: own image of each model, `m` of them.
-        n_steps: number of evenly spaced points of training; the first is the initial model, the last the trained one.
-        execution: how the models are trained.
-
-    Raises:
-        ConfigError: fewer than two points.
-        ShapeError: images do not fit the network, or training diverged.
+    There are `n_steps` evenly spaced points of training, from the initial to the trained model; ConfigError if fewer
+    than two. The plan of models that were released has the purpose `released`.
     """
     if n_steps < 2:
         raise ConfigError(f"gradients along training need at least two points, its start and its end; got {n_steps}")
@@ -65,42 +47,22 @@ def along_training(plan: ShadowPlan, targets: ImageSet, n_steps: int, execution:
     whole = dataclasses.replace(plan, descent=descent)
     nothing = torch.zeros(1, dtype=torch.float64)
     trained = whole.train(targets, members, execution, nothing).view(len(targets), len(steps) - 1, -1)
-    paths = [plan.starts(members).expand(len(targets), -1), *trained.unbind(1)]
-    norms, zeros = [], []
-    for weights in paths:
-        found = own_gradients(plan.network, weights, pixels, targets.labels)
-        norms.append(found.norm(dim=1))
-        zeros.append({name: (own == 0).double().mean() for name, own in unflatten(plan.network, found).items()})
-    return TargetGradients(
-        steps, torch.stack(norms), {name: torch.stack([shares[name] for shares in zeros]) for name in zeros[0]}
-    )
+    path = torch.stack([plan.starts(members).expand(len(targets), -1), *trained.unbind(1)])
+    gradients = torch.stack([own_gradients(plan.network, weights, pixels, targets.labels) for weights in path])
+    parts = unflatten(plan.network, gradients)
+    zeros = {name: (own == 0).double().flatten(1).mean(dim=1) for name, own in parts.items()}
+    return TargetGradients(steps, gradients.norm(dim=2), zeros)
 
 
 def own_gradients(network: nn.Module, weights: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-    """Gradient of every model's cross-entropy on one image, `(m, p)`.
-
-    Args:
-        network: the architecture.
-        weights: `(m, p)`.
-        images: one per model, `(m, c, h, w)`.
-        labels: of those, `(m,)`.
-
-    Raises:
-        ShapeError: the number of images is not that of models.
-    """
+    """Gradients `(m, p)` of the cross-entropy of models `(m, p)` on one image `(m, c, h, w)` and label `(m,)` each."""
     if not len(weights) == len(images) == len(labels) or not len(weights):
         raise ShapeError(
             f"every model needs one image and one label; got {len(weights)}, {len(images)} and {len(labels)}"
         )
-
-    def loss(own: Tensor, image: Tensor, label: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(network, unflatten(network, own), image[None]), label[None])
-
-    gradient = vmap(grad(loss))
-    parts: Sequence[Tensor] = [
-        gradient(*part) for part in zip(*(part.split(_CHUNK) for part in (weights, images, labels)), strict=True)
-    ]
-    return torch.cat(list(parts))
+    gradient, own, own_labels = grad(partial(cross_entropy, network)), images[:, None], labels[:, None]
+    parts = zip(weights.split(_CHUNK), own.split(_CHUNK), own_labels.split(_CHUNK), strict=True)
+    return torch.cat([vmap(gradient)(*part) for part in parts])
 
 
 #: Perplexity of t-SNE, if there are enough models.
@@ -110,18 +72,7 @@ FEWEST = 6
 
 
 def embedded(features: Tensor, seed: int = 0) -> Tensor:
-    """Embedding of models in the plane by t-SNE, as implemented in scikit-learn.
-
-    Args:
-        features: `(m, p)`, one row per model.
-        seed: of the embedding.
-
-    Returns:
-        Points `(m, 2)`.
-
-    Raises:
-        ShapeError: fewer than six models, or features that are not finite.
-    """
+    """Embedding `(m, 2)` by t-SNE of models with features `(m, p)`; ShapeError if not finite, or fewer than six."""
     if features.dim() != 2 or len(features) < FEWEST or not torch.isfinite(features).all():
         raise ShapeError(
             f"an embedding needs finite features (m, p) of at least {FEWEST} models; got {tuple(features.shape)}"
@@ -136,15 +87,7 @@ def embedded(features: Tensor, seed: int = 0) -> Tensor:
 
 
 def neighbor_agreement(points: Tensor, labels: Tensor, n_neighbors: int = 5) -> float:
-    """Share of the nearest neighbors of all points that have the point's own label.
-
-    Args:
-        points: `(m, d)`, more than `n_neighbors`.
-        labels: `(m,)`.
-        n_neighbors: per point.
-
-    Raises:
-        ShapeError: too few points, or another number of labels.
+    """Share of the nearest neighbors of points `(m, d)` that have the point's own label, `(m,)`.
 
     >>> points = torch.tensor([[0.0], [0.1], [0.2], [9.0], [9.1], [9.2]])
     >>> neighbor_agreement(points, torch.tensor([0, 0, 0, 1, 1, 1]), 2)
@@ -162,25 +105,16 @@ def neighbor_agreement(points: Tensor, labels: Tensor, n_neighbors: int = 5) -> 
 
 
 def identified(observed: Tensor, expected: Tensor, n_candidates: int, generator: torch.Generator) -> Tensor:
-    """Whether the attack identifies the true image among candidates, for every released model.
+    """Whether the attack identifies the true image among candidates, bool `(m,)`, for every released model.
 
     The adversary trains a model without noise on every candidate, and chooses the candidate whose model explains the
     released one best, which is the maximum likelihood estimate for isotropic noise. Candidates of model `i` are its own
-    image and `n_candidates - 1` of the other models' images, drawn at random: guessing has a chance of
-    `1 / n_candidates`.
+    image and `n_candidates - 1` of the other models' images, drawn at random.
 
     Args:
-        observed: differences of the released models' weights from the reference, `(m, p)`.
-        expected: of the noise-free models of the same images, `(m, p)`.
-        n_candidates: from 2 to `m`.
+        observed, expected: differences `(m, p)` of the released and of the noise-free models from the reference.
+        n_candidates: from 2 to `m`; ConfigError for others.
         generator: of the draw.
-
-    Returns:
-        Bool `(m,)`.
-
-    Raises:
-        ConfigError: `n_candidates` is out of its range.
-        ShapeError: the two sets of models have different shapes.
 
     >>> identified(torch.eye(3) + 0.1, torch.eye(3), 3, torch.Generator())
     tensor([True, True, True])

@@ -1,8 +1,4 @@
-"""Combinations of reconstructors: the mean of several, and one that corrects another.
-
-Source: Balle, Cherubin and Hayes 2022, appendix B (fine-tuning a reconstructor network). Here the correction is a
-second reconstructor that is fitted to the errors of the first, so that any two can be combined.
-"""
+"""Combinations of reconstructors: the mean of several, and one that corrects another."""
 
 from __future__ import annotations
 
@@ -18,13 +14,10 @@ from lit_recon.errors import ConfigError
 
 @dataclass
 class Ensemble(Reconstructor):
-    """The mean image of several reconstructors, their majority label, and their mean uncertainty.
-
-    Their errors are partly independent, which makes the error of the mean smaller. Ties between labels go to the
-    earlier member.
+    """The mean image of two or more reconstructors, their majority label, and their mean uncertainty.
 
     Args:
-        members: two or more.
+        members: two or more; ties between labels go to the earlier one.
     """
 
     members: Sequence[Reconstructor]
@@ -42,23 +35,21 @@ class Ensemble(Reconstructor):
 
     @property
     def facts(self) -> dict[str, float]:
-        """Those of all members, each with its member's number."""
-        found: dict[str, float] = {}
-        for number, member in enumerate(self.members):
-            found |= {f"member_{number}_{name}": value for name, value in member.facts.items()}
-        return found
+        return {
+            f"member_{number}_{name}": value
+            for number, member in enumerate(self.members)
+            for name, value in member.facts.items()
+        }
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Those of all members, without repetitions."""
         return tuple(dict.fromkeys(note for member in self.members for note in member.notes))
 
     def reconstruct(self, differences: Tensor) -> ReconstructedTargets:
         found = [member.reconstruct(differences) for member in self.members]
         votes = torch.zeros(len(differences), self.n_classes, dtype=torch.float64)
         for rank, one in enumerate(found):
-            # The small deduction breaks ties.
-            votes[torch.arange(len(differences)), one.labels] += 1 - 1e-3 * rank / len(found)
+            votes[torch.arange(len(differences)), one.labels] += 1 - 1e-3 * rank / len(found)  # breaks ties
         return ReconstructedTargets(
             images=torch.stack([one.images for one in found]).mean(dim=0),
             labels=votes.argmax(dim=1),
@@ -73,6 +64,8 @@ class Adapted(Reconstructor):
     Args:
         known: the fitted reconstructor, of any fixed set.
         learner: of its errors; None to use it as it is, without shadow models.
+
+    Source: after Balle, Cherubin and Hayes 2022, appendix B, where a reconstructor network is fine-tuned instead.
     """
 
     known: Reconstructor
@@ -90,7 +83,6 @@ class Adapted(Reconstructor):
 
     @property
     def facts(self) -> dict[str, float]:
-        """Those of the reconstructor that was fitted last."""
         return (self.learner or self.known).facts
 
     @property

@@ -1,11 +1,10 @@
 """Reconstruction from the first linear layer, by a regression on its rank-one part.
 
-Gradient descent adds multiples of training images to the rows of a first linear layer, and nothing else. A difference
-is therefore the sum of two parts: the unknown image times its coefficient in every neuron, which has rank one, and the
-fixed images times the change of their coefficients. The second part lies mainly in the directions in which the fixed
-set varies most. Whitening by the fixed set's covariance suppresses it; the leading left singular vector of what remains
-estimates the coefficients of the unknown image. The combination of neurons with these coefficients shows the image far
-better than any single neuron does.
+Gradient descent adds multiples of training images to the rows of a first linear layer. A difference is therefore the
+sum of two parts: the unknown image times its coefficient in every neuron, which has rank one, and the fixed images
+times the change of their coefficients. The second part lies mainly in the directions in which the fixed set varies
+most. Whitening by the fixed set's covariance suppresses it; the leading left singular vector of what remains estimates
+the coefficients of the unknown image, and the neurons, combined by these, show the image.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.released.base import Background, ReconstructedTargets, Reconstructor
+from lit_recon.attacks.released.base import Background, Improvement, ReconstructedTargets, Reconstructor
 from lit_recon.attacks.released.kernel_ridge import KernelRidge
 from lit_recon.attacks.shadow.plan import ShadowPlan
 from lit_recon.errors import ConfigError, ShapeError, ThreatModelError, UnsupportedModelError
@@ -25,52 +24,36 @@ from lit_recon.models.released import ReleasedMLP
 #: Added to the fixed set's mean square in every direction, as a share of the mean over directions. Directions without
 #: variance in the fixed set, where only the unknown image contributes, then weigh ten times the average.
 _FLOOR = 1e-2
+#: Avoids a division by zero.
+TINY = torch.finfo(torch.float64).tiny
 
 
 class Trace(NamedTuple):
-    """Rank-one decomposition of differences of a first layer; both factors share an arbitrary sign.
+    """Rank-one decomposition of differences of a first layer; both factors share an arbitrary sign."""
 
-    Attributes:
-        image: `(m, d)`, a multiple of the unknown image, plus an error from the fixed images.
-        neurons: `(m, j)` of unit length: the unknown image's coefficient in every neuron, up to a factor.
-        whitened: `(m, d)`, the right factor of the whitened layer: a multiple of the whitened image.
-        remainder: `(m, j * d)`, the layer minus the outer product of `neurons` and `image`.
-        others: `(m, p - j * d)`, differences of all other weights.
-        share: `(m,)`, the share of the whitened layer's squared norm that the rank-one part explains.
-    """
-
-    image: Tensor
-    neurons: Tensor
-    whitened: Tensor
-    remainder: Tensor
-    others: Tensor
-    share: Tensor
+    image: Tensor  # `(m, d)`, a multiple of the unknown image, plus an error from the fixed images
+    neurons: Tensor  # `(m, j)` of unit length: the unknown image's coefficient in every neuron, up to a factor
+    whitened: Tensor  # `(m, d)`, a multiple of the whitened image
+    remainder: Tensor  # `(m, j * d)`, the layer minus the outer product of `neurons` and `image`
+    others: Tensor  # `(m, p - j * d)`, differences of all other weights
+    share: Tensor  # `(m,)`, the share of the whitened layer's squared norm that the rank-one part explains
 
 
 @dataclass(frozen=True, eq=False)
 class WhitenedFirstLayer:
-    """The first layer of models that were trained on a fixed set and one more image.
+    """The first layer of models that were trained on a fixed set and one more image."""
 
-    Attributes:
-        directions: orthonormal `(d, r)` float64, in which the fixed set varies.
-        excess: `(r,)`, the inverse root of the fixed set's mean squares there, minus that of all other directions.
-        neurons: number of neurons `j`.
-
-    Source: ours.
-    """
-
-    directions: Tensor
-    excess: Tensor
-    neurons: int
+    directions: Tensor  # orthonormal `(d, r)` float64, in which the fixed set varies
+    excess: Tensor  # `(r,)`, the inverse root of the fixed set's mean squares there, minus that of all other directions
+    neurons: int  # number of neurons `j`
 
     @classmethod
     def of(cls, plan: ShadowPlan | None, who: str = "the attack") -> WhitenedFirstLayer:
-        """Of the models of a plan; `who` is named in errors.
+        """Of the models of a plan; errors name `who` needs it.
 
         Raises:
-            ThreatModelError: there is no plan: the adversary does not see the whole model.
-            UnsupportedModelError: the network does not begin with a linear layer.
-            ConfigError: its rows are not combinations of training images alone.
+            ThreatModelError: the adversary does not see the whole model.
+            UnsupportedModelError, ConfigError: the rows of the first layer are not combinations of training images.
         """
         if plan is None:
             raise ThreatModelError(
@@ -99,20 +82,13 @@ class WhitenedFirstLayer:
         return cls(directions, excess, network.linear_layers[0].out_features)
 
     def whiten(self, rows: Tensor) -> Tensor:
-        """Rows `(..., d)` divided by the fixed set's root mean square in every direction, float64.
-
-        Mean squares are relative to their mean over directions; a hundredth is added to all.
-        """
+        """Rows `(..., d)` divided by the fixed set's root mean square in every direction, up to a factor, float64."""
         rows = rows.double()
         whitened: Tensor = rows * _FLOOR**-0.5 + ((rows @ self.directions) * self.excess) @ self.directions.T
         return whitened
 
     def rows(self, differences: Tensor) -> Tensor:
-        """The layer's weights `(m, j, d)` float64 of differences of whole models `(m, p)`.
-
-        Raises:
-            ShapeError: they are too short.
-        """
+        """The layer's weights `(m, j, d)` float64 of whole models `(m, p)`; ShapeError if these are too short."""
         d = len(self.directions)
         if differences.dim() != 2 or differences.shape[1] < self.neurons * d:
             raise ShapeError(
@@ -123,14 +99,7 @@ class WhitenedFirstLayer:
         return rows
 
     def trace(self, differences: Tensor) -> Trace:
-        """The rank-one decomposition of the first layer.
-
-        Args:
-            differences: of whole models, `(m, p)`.
-
-        Raises:
-            ShapeError: they are too short.
-        """
+        """The rank-one decomposition for differences of whole models `(m, p)`; ShapeError if these are too short."""
         rows = self.rows(differences)
         whitened = self.whiten(rows)
         energies, vectors = torch.linalg.eigh(whitened @ whitened.mT)
@@ -142,19 +111,14 @@ class WhitenedFirstLayer:
             whitened=torch.einsum("mj,mjd->md", neurons, whitened),
             remainder=rows.sub_(neurons[:, :, None] * image[:, None, :]).flatten(1),
             others=differences[:, rows[0].numel() :].double(),
-            share=energies[:, -1] / energies.sum(dim=1).clamp(min=torch.finfo(torch.float64).tiny),
+            share=energies[:, -1] / energies.sum(dim=1).clamp(min=TINY),
         )
 
     def weights(self, rows: Tensor, images: Tensor) -> Tensor:
-        """Coefficients of known images in every neuron, `(m, j)`.
-
-        Args:
-            rows: the layer's differences `(m, j, d)`.
-            images: `(m, d)`.
-        """
+        """Coefficients `(m, j)` of known images `(m, d)` in every neuron of the layer's differences `(m, j, d)`."""
         whitened = self.whiten(images)
         own = torch.einsum("mjd,md->mj", rows, self.whiten(whitened))
-        weights: Tensor = own / whitened.square().sum(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+        weights: Tensor = own / whitened.square().sum(dim=1, keepdim=True).clamp(min=TINY)
         return weights
 
 
@@ -164,13 +128,12 @@ _RANK_ONE = 0.5
 #: Candidates for kernel ridge regression: the decomposition varies more smoothly with the image than whole differences
 #: do. Large ridges suit few models of large images, small ones many models of small images.
 _BANDWIDTHS, _RIDGES = (2.0, 4.0, 8.0), (1e-7, 1e-5, 1e-3, 1e-2, 1e-1)
-
 #: Shadow models that are decomposed at a time, in float64.
 _CHUNK = 2_000
 
 
 @dataclass
-class FirstLayerRidge(Reconstructor):
+class FirstLayerRidge(Improvement):
     """Another reconstructor on features of the first layer: its rank-one part and what remains.
 
     The sign of the rank-one factors is known for shadow models. For released models both signs are tried, and the
@@ -180,14 +143,10 @@ class FirstLayerRidge(Reconstructor):
         inner: learns from the features; default: kernel ridge regression with wide kernels and small ridges.
         remainder: weight of the first layer's remainder, where image, neurons and all other weights, each scaled to
             unit length, have weight 1.
-
-    Source: ours.
     """
 
     inner: Reconstructor | None = None
     remainder: float = 0.7
-
-    needs_background = True
 
     def __post_init__(self) -> None:
         if not self.remainder >= 0:
@@ -195,11 +154,7 @@ class FirstLayerRidge(Reconstructor):
 
     def prepare(self, background: Background) -> None:
         self.layer = WhitenedFirstLayer.of(background.plan, "FirstLayerRidge")
-        self.regression = (self.inner or KernelRidge(_BANDWIDTHS, _RIDGES)).bind(background)
-
-    @property
-    def first(self) -> Reconstructor:
-        return self.regression
+        self.guess = (self.inner or KernelRidge(_BANDWIDTHS, _RIDGES)).bind(background)
 
     def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
         features, shares = [], []
@@ -216,7 +171,7 @@ class FirstLayerRidge(Reconstructor):
                 f"own image; in the shadow models this part has a median share of {self.share:.1%}: they were not "
                 "trained by gradient descent on these images, or are too far from the reference; use KernelRidge"
             )
-        self.regression = self.regression.fitted(torch.cat(features), images, labels, n_classes)
+        super().fit(torch.cat(features), images, labels, n_classes)
 
     def features(self, trace: Trace, sign: Tensor) -> Tensor:
         """Features `(m, f)` float32 of a decomposition, given a sign for every model."""
@@ -225,13 +180,12 @@ class FirstLayerRidge(Reconstructor):
 
     @property
     def facts(self) -> dict[str, float]:
-        """Those of the regression, and the median share of the rank-one part, `rank_one_share`."""
+        """Those of `inner`, and the median share of the rank-one part, `rank_one_share`."""
         return {**super().facts, "rank_one_share": self.share}
 
     def reconstruct(self, differences: Tensor) -> ReconstructedTargets:
         trace, one = self.layer.trace(differences), torch.ones(len(differences))
-        plus = self.regression.reconstruct(self.features(trace, one))
-        minus = self.regression.reconstruct(self.features(trace, -one))
+        plus, minus = (self.guess.reconstruct(self.features(trace, sign)) for sign in (one, -one))
         better = plus.uncertainty <= minus.uncertainty
         return ReconstructedTargets(
             images=torch.where(better[:, None, None, None], plus.images, minus.images),
@@ -242,5 +196,5 @@ class FirstLayerRidge(Reconstructor):
 
 def _unit(rows: Tensor) -> Tensor:
     """Rows divided by their lengths, float32; zero stays zero."""
-    directions: Tensor = rows / rows.norm(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+    directions: Tensor = rows / rows.norm(dim=1, keepdim=True).clamp(min=TINY)
     return directions.float()

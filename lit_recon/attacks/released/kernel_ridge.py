@@ -1,8 +1,7 @@
 """Kernel ridge regression from differences of weights to images.
 
-Differences are scaled to unit length: their direction depends on what the image looks like, their length mostly on how
-large its loss was. They are not standardized coordinate by coordinate, since that would amplify the rounding errors of
-weights that no image changes.
+Differences are scaled to unit length: their direction depends on the image, their length mostly on its loss. They are
+not standardized by coordinate, since that would amplify the rounding errors of weights that no image changes.
 """
 
 from __future__ import annotations
@@ -31,11 +30,9 @@ class KernelRidge(Reconstructor):
             the mean squared distance.
         ridges: candidates for the ridge that is added to the kernel's diagonal of 1.
         n_validation: number of shadow models, from the first on, that the choice is made on.
-        max_models: most shadow models; time grows with the third power of their number, memory with the second: 16,000
-            take about 9 GiB.
+        max_models: most shadow models; time grows with the cube, memory with the square: 16,000 take about 9 GiB.
 
-    Source: Hastie, Tibshirani and Friedman 2009, The Elements of Statistical Learning, sections 5.8 and 7.10 (eq. 7.64
-    for leave-one-out errors of linear smoothers).
+    Source: Hastie, Tibshirani and Friedman 2009, The Elements of Statistical Learning, section 5.8, and eq. 7.64.
     """
 
     bandwidths: Sequence[float] = (0.5, 1.0, 2.0)
@@ -45,14 +42,9 @@ class KernelRidge(Reconstructor):
 
     def __post_init__(self) -> None:
         if min(self.bandwidths, default=0) <= 0 or min(self.ridges, default=0) <= 0:
-            raise ConfigError(
-                "bandwidths and ridges must be lists of positive numbers; "
-                f"got {list(self.bandwidths)} and {list(self.ridges)}"
-            )
+            raise ConfigError(f"bandwidths and ridges must be lists of positive numbers; got {self}")
         if self.n_validation < 2 or self.max_models < 2:
-            raise ConfigError(
-                f"n_validation and max_models must be at least 2; got {self.n_validation} and {self.max_models}"
-            )
+            raise ConfigError(f"n_validation and max_models must be at least 2; got {self}")
 
     def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
         if len(differences) > self.max_models:
@@ -63,22 +55,17 @@ class KernelRidge(Reconstructor):
         directions = unit_length(differences)
         # Labels are regressed beside the pixels, on the same scale.
         values = torch.cat([images.flatten(1).double(), F.one_hot(labels, n_classes).double()], dim=1)
-        few = min(self.n_validation, len(directions))
-        part = squared_distances(directions[:few], directions[:few])
-        bandwidth, ridge, error = self._choose(part, values[:few], images[0].numel())
+        few = directions[: self.n_validation]
+        self._choose(squared_distances(few, few), values[: len(few)], images[0].numel())
         whole = squared_distances(directions, directions)
-        scale = bandwidth * float(whole.mean())
-        mean = values.mean(dim=0)
-        kernel = whole.div_(-scale).exp_()
-        kernel.diagonal().add_(ridge)
-        factor = _factor(kernel)
+        self.directions, self.mean, self.image_shape = directions, values.mean(dim=0), images.shape[1:]
+        self.scale = self.bandwidth * float(whole.mean())
+        factor = _factor(whole.div_(-self.scale).exp_(), self.ridge)
         if factor is None:
             raise ShapeError(
-                f"the kernel of {len(directions)} shadow models is singular at a ridge of {ridge}: raise ridges"
+                f"the kernel of {len(directions)} shadow models is singular at a ridge of {self.ridge}: raise ridges"
             )
-        self.weights = torch.cholesky_solve(values - mean, factor)
-        self.directions, self.factor, self.mean, self.scale = directions, factor, mean, scale
-        self.image_shape, self.bandwidth, self.ridge, self.error = images.shape[1:], bandwidth, ridge, error
+        self.weights, self.factor = torch.cholesky_solve(values - self.mean, factor), factor
 
     @property
     def facts(self) -> dict[str, float]:
@@ -97,27 +84,22 @@ class KernelRidge(Reconstructor):
             uncertainty=(1 + self.ridge - explained).clamp(min=0),
         )
 
-    def _choose(self, distances: Tensor, values: Tensor, n_pixels: int) -> tuple[float, float, float]:
-        """Bandwidth, ridge and their leave-one-out MSE of pixels."""
-        best = (math.nan, math.nan, math.inf)
+    def _choose(self, distances: Tensor, values: Tensor, n_pixels: int) -> None:
+        """Set bandwidth, ridge and their leave-one-out MSE of pixels."""
+        self.error = math.inf
         mean, centred = distances.mean(), values - values.mean(dim=0)
         for bandwidth in self.bandwidths:
             kernel = (distances / (-bandwidth * mean)).exp_()
             for ridge in self.ridges:
                 error = leave_one_out_error(kernel, centred, ridge, n_pixels)
-                if error < best[2]:
-                    best = (bandwidth, ridge, error)
-        if not math.isfinite(best[2]):
+                if error < self.error:
+                    self.bandwidth, self.ridge, self.error = bandwidth, ridge, error
+        if not math.isfinite(self.error):
             raise ShapeError("no bandwidth and ridge gave a kernel that can be inverted: add larger ridges")
-        return best
 
 
 def unit_length(differences: Tensor) -> Tensor:
-    """Rows `(s, p)` divided by their lengths, float32.
-
-    Raises:
-        ShapeError: a row is zero or not finite.
-    """
+    """Rows `(s, p)` divided by their lengths, float32; ShapeError if one is zero or not finite."""
     lengths = differences.double().norm(dim=1, keepdim=True)
     if not (torch.isfinite(lengths).all() and (lengths > 0).all()):
         raise ShapeError("differences must be finite and not zero: a released model equals the reference, or holds NaN")
@@ -139,17 +121,10 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
 def leave_one_out_error(kernel: Tensor, values: Tensor, ridge: float, n_pixels: int) -> float:
     """Mean squared error of the pixels of every row, predicted from all other rows; infinite for a singular kernel.
 
-    With `A = (K + ridge I)^-1` the leave-one-out residual of row `i` is `(A Y)_i / A_ii`.
-
-    Args:
-        kernel: `(s, s)`.
-        values: `(s, d)`, pixels first, less their means.
-        ridge: added to the diagonal.
-        n_pixels: number of columns that enter the error.
+    With the kernel `K` `(s, s)` and `A = (K + ridge I)^-1`, the leave-one-out residual of row `i` of the values `Y`
+    `(s, d)`, less their means, is `(A Y)_i / A_ii`. The first `n_pixels` columns enter the error.
     """
-    shifted = kernel.clone()
-    shifted.diagonal().add_(ridge)
-    factor = _factor(shifted)
+    factor = _factor(kernel.clone(), ridge)
     if factor is None:
         return math.inf
     inverse = torch.cholesky_inverse(factor)
@@ -157,7 +132,8 @@ def leave_one_out_error(kernel: Tensor, values: Tensor, ridge: float, n_pixels: 
     return float(residuals.square().mean())
 
 
-def _factor(matrix: Tensor) -> Tensor | None:
-    """Lower Cholesky factor; None where rounding leaves the matrix indefinite."""
-    factor, failed = torch.linalg.cholesky_ex(matrix)
+def _factor(kernel: Tensor, ridge: float) -> Tensor | None:
+    """Lower Cholesky factor after adding the ridge in place; None where rounding leaves the kernel indefinite."""
+    kernel.diagonal().add_(ridge)
+    factor, failed = torch.linalg.cholesky_ex(kernel)
     return None if int(failed) else factor

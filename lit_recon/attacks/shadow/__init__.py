@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from lit_recon.attacks.shadow.engine import (
-    Execution,
-    deltas,
-    fastest_execution,
-    train_models,
-    train_reference,
-)
+from lit_recon.attacks.shadow.engine import Execution, deltas, fastest_execution, train_models, train_reference
 from lit_recon.attacks.shadow.linear_plan import ApproximationError, LinearPlan
 from lit_recon.attacks.shadow.linear_response import LinearResponse
 from lit_recon.attacks.shadow.plan import (

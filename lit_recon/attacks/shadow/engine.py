@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Literal
 
@@ -53,11 +53,9 @@ def train_models(
     Args:
         known: the training.
         initial: weights `(p,)` of all models, or `(s, p)` of each.
-        images: own image of each model, `(s, c, h, w)` in [0, 1].
-        labels: of those, `(s,)`.
+        images, labels: own image of each model, `(s, c, h, w)` in [0, 1], and its label, `(s,)`.
         execution: implementation; all agree up to rounding.
-        generators: for noise or an unknown order of mini-batches one per model, for a known order one in all, else
-            None.
+        generators: for noise or an unknown order of mini-batches one per model, for a known order one in all.
 
     Returns:
         Flat weights `(s, p)`; with snapshots `(s, t * p)`, in the order of their steps.
@@ -83,47 +81,45 @@ def train_reference(
     a released model from it is due to the model's own image, to noise and to an unknown order of mini-batches only. The
     reference has no noise, and is the mean over several orders if the order is unknown.
 
-    Args:
-        known: the training.
-        initial: weights `(p,)`.
-        generators: of the order of mini-batches: one of a known order, several of an unknown one.
+    A known order of mini-batches has one generator, an unknown one has several.
 
     Returns:
-        Float64 weights `(p,)`, with snapshots `(t * p,)`: in float32 their error would be up to a hundredth of the
-        differences.
+        Weights `(p,)`, with snapshots `(t * p,)`, float64: in float32 errors would be a hundredth of the differences.
     """
     exact = known.on(known.images.device, torch.float64)
     if known.descent.dp is not None:
         return _clipped_reference(exact, initial.double())
-    batches = Batches(exact, generators)
-    orders = [slice(index, index + 1) for index in range(max(1, len(generators or ())))]
-    return torch.stack([_without_own_image(exact, initial.double(), batches.of(order)) for order in orders]).mean(0)
+    batches, kept, references = Batches(exact, generators), known.kept_steps, []
+    for index in range(max(1, len(generators or ()))):
+        path = reference_path(exact, initial.double(), batches.of(slice(index, index + 1)))
+        references.append(torch.cat([weights for step, weights in enumerate(path) if step in kept]))
+    return torch.stack(references).mean(0)
 
 
-def _without_own_image(known: KnownTraining, initial: Tensor, batches: Iterable[Tensor | None]) -> Tensor:
-    network, n, kept, released = copy.deepcopy(known.network), len(known.images), known.kept_steps, []
+def reference_path(known: KnownTraining, initial: Tensor, batches: Iterable[Tensor | None]) -> Iterator[Tensor]:
+    """Weights `(p,)` of the reference before its first and after each step, one for each of the batches."""
+    network, n = copy.deepcopy(known.network), len(known.images)
     network.load_state_dict(unflatten(network, initial))
     optimizer = known.descent.torch_optimizer(network)
-    with torch.enable_grad():
-        for step, numbers in enumerate(batches, start=1):
-            images, labels, size = known.images, known.labels, n + 1
-            if numbers is not None:
-                fixed = numbers[numbers < n]
-                images, labels, size = images[fixed], labels[fixed], numbers.numel()
+    yield flat_weights(network)
+    for numbers in batches:
+        images, labels, size = known.images, known.labels, n + 1
+        if numbers is not None:
+            fixed = numbers[numbers < n]
+            images, labels, size = images[fixed], labels[fixed], numbers.numel()
+        with torch.enable_grad():
             optimizer.zero_grad()
             F.cross_entropy(network(images), labels, reduction="sum").div(size).backward()
             optimizer.step()
-            if step in kept:
-                released.append(flat_weights(network))
-    return torch.cat(released)
+        yield flat_weights(network)
 
 
 def _clipped_reference(known: KnownTraining, initial: Tensor) -> Tensor:
     if fits_batched_mlp(known.network):
         return train_without(known, initial)
-    descent, weights, kept, released = known.descent, initial[None].clone(), known.kept_steps, []
-    optimizer = Descent(descent, [weights])
-    bound = descent.dp.bound if descent.dp is not None else math.inf
+    weights, kept, released = initial[None].clone(), known.kept_steps, []
+    optimizer = Descent(known.descent, [weights])
+    bound = known.descent.dp.bound if known.descent.dp is not None else math.inf
     for step in range(1, known.n_steps + 1):
         total = clipped_sums(known.network, weights, known.images, known.labels, bound)
         optimizer.step([total], scale=1 / (len(known.images) + 1))
@@ -133,12 +129,7 @@ def _clipped_reference(known: KnownTraining, initial: Tensor) -> Tensor:
 
 
 def deltas(weights: Tensor, reference: Tensor) -> Tensor:
-    """Differences from the reference, `(s, p)` float32: subtracted in float64, then rounded.
-
-    Args:
-        weights: of models, `(s, p)`.
-        reference: float64 `(p,)`, result of `train_reference`.
-    """
+    """Differences of weights `(s, p)` from a float64 reference `(p,)`, float32: subtracted in float64, then rounded."""
     return (weights.double() - reference).float()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -25,30 +26,23 @@ from lit_recon.io.files import write_text
 class ApproximationError:
     """Errors of linear response on a sample of models.
 
-    Attributes:
-        errors: `|linear - exact| / |exact|` of every model's difference from the reference.
-        tolerance: largest median error at which linear response is used.
-
     >>> ApproximationError([0.1, 0.2, 0.9], tolerance=0.4).is_tolerable
     True
     """
 
-    errors: Sequence[float]
-    tolerance: float
+    errors: Sequence[float]  # `|linear - exact| / |exact|` of every model's difference from the reference
+    tolerance: float  # largest median error at which linear response is used
 
     @property
     def median(self) -> float:
-        """Median of the errors."""
         return float(torch.tensor(self.errors, dtype=torch.float64).quantile(0.5))
 
     @property
     def is_tolerable(self) -> bool:
-        """Whether the median is within the tolerance."""
         return self.median <= self.tolerance
 
     @property
     def sentence(self) -> str:
-        """In words, without a full stop."""
         return (
             f"on {len(self.errors)} models trained exactly, linear response has a median relative error of "
             f"{self.median:.3f} and at most {max(self.errors):.3f}, where a median of {self.tolerance:g} is tolerated"
@@ -65,11 +59,10 @@ class ApproximationError:
 
     @classmethod
     def read(cls, folder: Path, n: int, tolerance: float) -> ApproximationError:
-        """The errors of `n` models, from the file in a store.
+        """The errors of `n` models that were written into a store.
 
         Raises:
-            MissingDataError: there is no such file.
-            CorruptFileError: the file is damaged.
+            MissingDataError, CorruptFileError: there is no such file, or it is damaged.
         """
         path = cls.path(folder)
         if not path.is_file():
@@ -78,14 +71,12 @@ class ApproximationError:
             )
         try:
             errors = [float(error) for error in json.loads(path.read_text(encoding="utf-8"))["errors"]]
+            if len(errors) != n:
+                raise ValueError(f"{len(errors)} errors instead of {n}")
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptFileError(
                 f"{path} is damaged ({error}): delete it, and the errors are measured again"
             ) from error
-        if len(errors) != n:
-            raise CorruptFileError(
-                f"{path} must hold the errors of {n} models; got {len(errors)}: delete it, and they are measured again"
-            )
         return cls(errors, tolerance)
 
 
@@ -93,20 +84,19 @@ class ApproximationError:
 _TOGETHER_BYTES = 192 * 2**20
 #: Settings of `GradientDescent` that linear response supports.
 _KNOWN_SETTINGS = {"steps", "lr", "momentum"}
+#: Folder in a store of the exact models of the sample.
+_SAMPLE = "exact_sample"
 
 
 @dataclass(frozen=True, eq=False)
 class LinearPlan:
-    """Shadow models approximated by linear response, if its error is tolerable.
+    """Shadow models approximated by linear response, if its error is tolerable; ConfigError for unsupported models.
 
     Attributes:
         exact: the plan of the exact models.
         response: rank and error tolerance.
         kind: `linear`: all models are approximated, and an error beyond the tolerance is refused; `mixed`: the sample
-            is exact, and beyond the tolerance all models are trained exactly.
-
-    Raises:
-        ConfigError: linear response does not support such models.
+            is exact, and beyond the tolerance all models are.
     """
 
     exact: ShadowPlan
@@ -114,72 +104,49 @@ class LinearPlan:
     kind: Literal["linear", "mixed"]
 
     def __post_init__(self) -> None:
-        default = GradientDescent()
+        default, wrong = GradientDescent(), []
         for setting in fields(GradientDescent):
             value = getattr(self.exact.descent, setting.name)
             if setting.name not in _KNOWN_SETTINGS and value and value != getattr(default, setting.name):
-                raise self._refusal(f"descent.{setting.name}={value}")
+                wrong.append(f"descent.{setting.name}={value}")
         if self.exact.initialization != "known":
-            raise self._refusal(f"initialization={self.exact.initialization}")
+            wrong.append(f"initialization={self.exact.initialization}")
+        if wrong:
+            raise ConfigError(
+                "linear response is for gradient descent on full batches, with momentum or without, from known initial "
+                f"weights; got {', '.join(wrong)}: set shadows to exact"
+            )
         n_coordinates(self.exact.network, self.exact.fixed.images[0].numel(), self.response.rank)
-
-    def _refusal(self, setting: str) -> ConfigError:
-        return ConfigError(
-            "linear response is for gradient descent on full batches, with momentum or without, from known initial "
-            f"weights; got {setting}: set shadows to exact"
-        )
 
     @property
     def fixed(self) -> ImageSet:
-        """The fixed set."""
         return self.exact.fixed
 
     @property
     def description(self) -> dict[str, object]:
-        """Cache key: that of the exact models, and the settings of linear response."""
         response = {f"shadows.{key}": value for key, value in asdict(self.response).items()}
         return {**self.exact.description, "shadows": self.kind, **response}
 
     def execution(self) -> Execution:
-        """The fastest way to train the exact ones."""
         return self.exact.execution()
 
     def sample(self, images: ImageSet) -> ImageSet:
-        """The first images, whose models are also trained exactly.
-
-        Raises:
-            ConfigError: there are fewer images.
-        """
+        """The first images, whose models are also trained exactly; ConfigError if there are fewer."""
         if len(images) < self.response.sample:
             raise ConfigError(
                 f"linear.sample must be at most the number of shadow models, {len(images)}; got {self.response.sample}"
             )
         return images.subset(torch.arange(self.response.sample))
 
-    @staticmethod
-    def sample_folder(folder: Path) -> Path:
-        """Folder of the exact models of the sample in a store."""
-        return folder / "exact_sample"
-
     def exact_sample(self, folder: Path, images: ImageSet) -> ExactSample | None:
         """The sample that the error of linear response is measured on, once for every store."""
-
-        def measure() -> None:
-            if not self.is_measured(folder):
-                self.measure(folder, images)
-
-        def check() -> bool:
-            return self.trusted(folder)
-
-        return ExactSample(self.exact, self.sample(images), self.sample_folder(folder), measure, check)
+        measure, check = partial(self.measure, folder, images), partial(self.trusted, folder)
+        return ExactSample(self.exact, self.sample(images), folder / _SAMPLE, measure, check)
 
     def measure(self, folder: Path, images: ImageSet) -> None:
-        """Compare the stored exact models of the sample with linear response, and write the errors into the store.
-
-        Args:
-            folder: of the store.
-            images: one per model of the whole plan.
-        """
+        """Write the errors of linear response into a store, unless they are there, for the images of the whole plan."""
+        if ApproximationError.path(folder).is_file():
+            return
         sample = self.sample(images)
         exact = self._exact_sample(folder, sample)
         linear = torch.cat(list(self._respond([sample])))
@@ -187,24 +154,11 @@ class LinearPlan:
         ApproximationError(errors.tolist(), self.response.tolerance).write(folder)
 
     def measured(self, folder: Path) -> ApproximationError:
-        """The errors that `measure` wrote into the store in a folder.
-
-        Raises:
-            MissingDataError: it has not been measured.
-            CorruptFileError: its file is damaged.
-        """
+        """The errors that `measure` wrote into a store; raises the errors of `ApproximationError.read`."""
         return ApproximationError.read(folder, self.response.sample, self.response.tolerance)
 
-    def is_measured(self, folder: Path) -> bool:
-        """Whether the store in a folder holds measured errors."""
-        return ApproximationError.path(folder).is_file()
-
     def trusted(self, folder: Path) -> bool:
-        """Whether linear response is used; if not, all models are trained exactly.
-
-        Raises:
-            ConfigError: the error is not tolerable, and `kind` is `linear`.
-        """
+        """Whether linear response is used, else exact training; ConfigError where `kind` does not allow this."""
         measured = self.measured(folder)
         if not measured.is_tolerable and self.kind == "linear":
             raise ConfigError(
@@ -213,7 +167,6 @@ class LinearPlan:
         return measured.is_tolerable
 
     def facts(self, folder: Path, n: int) -> dict[str, float | int | str]:
-        """How many of `n` models are not exact, and the errors of the sample."""
         measured = self.measured(folder)
         exact = 0 if self.kind == "linear" else self.response.sample if measured.is_tolerable else n
         return {
@@ -226,10 +179,9 @@ class LinearPlan:
         }
 
     def notes(self, folder: Path, n: int) -> tuple[str, ...]:
-        """How `n` of these models were made, in a sentence."""
-        linear = self.facts(folder, n)["n_linear"]
-        made = f"{linear} of the {n} shadow models were made by linear response"
-        how = made if linear else f"All {n} shadow models were trained exactly"
+        linear, how = self.facts(folder, n)["n_linear"], f"All {n} shadow models were trained exactly"
+        if linear:
+            how = f"{linear} of the {n} shadow models were made by linear response"
         return (f"{how}: {self.measured(folder).sentence}.",)
 
     def train_shards(self, store: ShadowStore, shards: Sequence[int], images: ImageSet) -> Iterator[int]:
@@ -249,7 +201,7 @@ class LinearPlan:
                 yield shard
 
     def _exact_sample(self, folder: Path, sample: ImageSet) -> Tensor:
-        there = self.sample_folder(folder)
+        there = folder / _SAMPLE
         store = ShadowStore.open(there, self.exact.description)
         if store is None:
             raise MissingDataError(
@@ -261,5 +213,4 @@ class LinearPlan:
         device = self.exact.device
         tensors = [(own.pixels().to(device), own.labels.to(device)) for own in groups]
         initial = self.exact.initial_weights().to(device)
-        for found in respond(self.exact.known, initial, tensors, self.response):
-            yield found.cpu()
+        return (found.cpu() for found in respond(self.exact.known, initial, tensors, self.response))

@@ -6,30 +6,30 @@ fixed set alone. To first order in the difference `delta`, the fixed set's gradi
     v <- momentum v + (H(theta_t) delta + g(theta_t + delta)) / (n + 1),    delta <- delta - lr v
 
 where the gradient `g` of the model's own image is exact. The path `theta_t` and its Hessians are the same for all
-models, so that every Hessian is computed once for all of them. The component of an own image outside the leading
-directions of the fixed set is changed by `g` alone: one number per neuron times that component.
+models, so that every Hessian is computed once. The component of an own image outside the leading directions of the
+fixed set is changed by `g` alone: one number per neuron times that component.
 
 The first layer of an MLP computes `a = W x`, with a 1 appended to `x` for the bias. Its second derivatives are products
 of second derivatives with respect to `a` and of the image with itself. Projected to the `r` leading directions of the
 images, `p` weights become `q = h r + p'` coordinates: `r` for each of the `h` neurons, and the `p'` weights of later
-layers. The Hessian is then a `(q, q)` matrix, which thousands of models share.
+layers. The Hessian is then a `(q, q)` matrix.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import islice, repeat
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jacfwd, vmap
+from torch.func import grad, jacfwd, vmap
 from torch.nn import functional as F
 
+from lit_recon.attacks.shadow.engine import reference_path
 from lit_recon.attacks.shadow.engines.pixels import times_transposed
 from lit_recon.attacks.shadow.steps import Descent
-from lit_recon.attacks.shadow.training import KnownTraining, flat_weights, full_precision, unflatten
+from lit_recon.attacks.shadow.training import KnownTraining, cross_entropy, full_precision, unflatten
 from lit_recon.data.dataset import seeded_generator
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models.released import ReleasedMLP
@@ -42,28 +42,18 @@ _IMAGES = 2_048
 
 @dataclass(frozen=True, eq=False)
 class Coordinates:
-    """Coordinates of an MLP's weights along the leading directions of its training images.
-
-    Attributes:
-        network: the MLP.
-        basis: orthonormal directions of images with a 1 appended, `(d + 1, r)`.
-    """
+    """Coordinates of an MLP's weights along the leading directions of its training images."""
 
     network: ReleasedMLP
-    basis: Tensor
+    basis: Tensor  # orthonormal directions of images with a 1 appended, `(d + 1, r)`
 
     @classmethod
     def of(cls, known: KnownTraining, rank: int) -> Coordinates:
-        """Along the `rank` leading directions of the fixed images, or all if there are fewer.
-
-        Raises:
-            ConfigError: the network is not an MLP, or there are too many coordinates.
-        """
+        """Along the `rank` leading directions of the fixed images, or all if there are fewer."""
         n_coordinates(known.network, known.images[0].numel(), rank)
-        network = _mlp(known.network)
         images = with_one(known.images).double()
         directions = torch.linalg.eigh(images.T @ images).eigenvectors.flip(1)
-        return cls(network, directions[:, :rank].to(known.images.dtype).contiguous())
+        return cls(_mlp(known.network), directions[:, :rank].to(known.images.dtype).contiguous())
 
     @property
     def rank(self) -> int:
@@ -87,8 +77,7 @@ class Coordinates:
 
     def first_layer(self, weights: Tensor) -> Tensor:
         """Weights and biases of the first layer, `(..., h, d + 1)` of `(..., p)`."""
-        parts = unflatten(self.network, weights)
-        matrix, bias = list(parts.values())[:2]
+        matrix, bias, *_ = unflatten(self.network, weights).values()
         return torch.cat([matrix, bias[..., None]], dim=-1)
 
     def later(self, weights: Tensor) -> Tensor:
@@ -100,28 +89,13 @@ class Coordinates:
         return torch.cat([first[..., :-1].flatten(1), first[..., -1], later], dim=1)
 
     def flow(self, later: Tensor, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of every image's loss with respect to the first layer's outputs and to the later layers.
-
-        Args:
-            later: weights `(s, p')` of every image's own model, or `(p',)` of one.
-            outputs: of the first layer, `(s, h)`.
-            labels: int64 `(s,)`.
-
-        Returns:
-            `(s, h)` and `(s, p')`.
-        """
+        """Gradients of each image's loss in the first layer's outputs `(s, h)`, later weights `(s, p')` or `(p',)`."""
         shared = None if later.dim() == 1 else 0
         found: tuple[Tensor, Tensor] = vmap(self._gradient, in_dims=(0, shared, 0))(outputs, later, labels)
         return found
 
     def hessian(self, weights: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-        """Second derivatives of the loss summed over images, `(q, q)`.
-
-        Args:
-            weights: `(p,)` at which they are taken.
-            images: `(n, d)`.
-            labels: int64 `(n,)`.
-        """
+        """Second derivatives `(q, q)` at weights `(p,)` of the loss summed over images `(n, d)` with labels `(n,)`."""
         found = weights.new_zeros(self.n, self.n)
         for some, theirs in zip(images.split(_IMAGES), labels.split(_IMAGES), strict=True):
             found += self._hessian(weights, some, theirs)
@@ -130,8 +104,8 @@ class Coordinates:
     def _hessian(self, weights: Tensor, images: Tensor, labels: Tensor) -> Tensor:
         inputs, later = with_one(images), self.later(weights)
         outputs, reduced = times_transposed(inputs, self.first_layer(weights)), times_transposed(inputs, self.basis.T)
-        second = jacfwd(self._gradient, argnums=0)
-        among, across = vmap(second, in_dims=(0, None, 0))(outputs, later, labels)  # (n, h, h) and (n, p', h)
+        second = vmap(jacfwd(self._gradient, argnums=0), in_dims=(0, None, 0))
+        among, across = second(outputs, later, labels)  # (n, h, h) and (n, p', h)
         found = weights.new_empty(self.n, self.n)
         split = self.neurons * self.rank
         transposed, blocks = reduced.T.contiguous(), found[:split, :split].unflatten(0, (self.neurons, self.rank))
@@ -144,29 +118,23 @@ class Coordinates:
         mixed = times_transposed(transposed, across.flatten(1).T.contiguous())  # (r, p' h)
         found[split:, :split] = mixed.view(self.rank, -1, self.neurons).permute(1, 2, 0).flatten(1)
         found[:split, split:] = found[split:, :split].T
-        total = partial(self._summed, outputs=outputs, labels=labels)
+
+        def total(later: Tensor) -> Tensor:
+            return cross_entropy(self.head, later, outputs, labels, "sum")
+
         found[split:, split:] = jacfwd(grad(total))(later)
         return found
 
-    def _loss(self, outputs: Tensor, later: Tensor, label: Tensor) -> Tensor:
-        logits = functional_call(self.head, unflatten(self.head, later), outputs[None])
-        return F.cross_entropy(logits, label[None])
-
     def _gradient(self, outputs: Tensor, later: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = grad(self._loss, argnums=(0, 1))(outputs, later, label)
-        return found
+        def loss(outputs: Tensor, later: Tensor) -> Tensor:
+            return cross_entropy(self.head, later, outputs[None], label[None])
 
-    def _summed(self, later: Tensor, outputs: Tensor, labels: Tensor) -> Tensor:
-        logits = functional_call(self.head, unflatten(self.head, later), outputs)
-        return F.cross_entropy(logits, labels, reduction="sum")
+        found: tuple[Tensor, Tensor] = grad(loss, argnums=(0, 1))(outputs, later)
+        return found
 
 
 def n_coordinates(network: nn.Module, inputs: int, rank: int) -> int:
-    """Number `q` of coordinates of a network on images of `inputs` pixels.
-
-    Raises:
-        ConfigError: the network is not an MLP, or there are too many coordinates.
-    """
+    """Number `q` of coordinates of an MLP on images of `inputs` pixels; ConfigError for others, and too many."""
     first, total = _mlp(network).linear_layers[0], sum(parameter.numel() for parameter in network.parameters())
     n = first.out_features * min(rank, inputs + 1) + total - first.out_features * (inputs + 1)
     if n > _MOST_COORDINATES:
@@ -184,17 +152,13 @@ def _mlp(network: nn.Module) -> ReleasedMLP:
 
 
 def with_one(images: Tensor) -> Tensor:
-    """Images flattened, with a 1 for the bias, `(n, d + 1)`.
-
-    >>> with_one(torch.zeros(1, 1, 1, 2)).tolist()
-    [[0.0, 0.0, 1.0]]
-    """
+    """Images flattened, with a 1 appended for the bias, `(n, d + 1)`."""
     return F.pad(images.flatten(1), (0, 1), value=1.0)
 
 
 @dataclass(frozen=True)
 class LinearResponse:
-    """First-order approximation of shadow models: rank and error tolerance.
+    """First-order approximation of shadow models; ConfigError for a number out of its range.
 
     Args:
         rank: leading directions of the fixed images that the Hessian is projected to; all if there are fewer.
@@ -202,9 +166,6 @@ class LinearResponse:
             there are fewer.
         sample: models that are also trained exactly, to measure the error.
         tolerance: largest median relative error of the sample's differences at which the approximation is used.
-
-    Raises:
-        ConfigError: a number is out of its range.
     """
 
     rank: int = 100
@@ -225,29 +186,25 @@ class LinearResponse:
 def respond(
     known: KnownTraining, initial: Tensor, groups: Sequence[tuple[Tensor, Tensor]], response: LinearResponse
 ) -> Iterator[Tensor]:
-    """Differences of shadow models from the reference, to first order in the fixed set's response.
+    """Differences `(s, p)` of shadow models from `train_reference`, to first order, group by group.
 
     All models advance together along the reference's path. The result of a group depends on its own images only.
 
     Args:
-        known: the training: gradient descent on full batches, with momentum or without.
-        initial: weights `(p,)` that all models start from.
+        known, initial: the training, by gradient descent on full batches, and its start `(p,)`.
         groups: images `(s, c, h, w)` and labels `(s,)`; one group should fit into the processor's cache.
         response: rank and number of images of the Hessian.
 
-    Yields:
-        Differences `(s, p)` from `train_reference`, group by group.
-
     Raises:
-        ConfigError: the network is not an MLP, or its Hessians would be too large.
-        ShapeError: arguments do not fit, or training diverged.
+        ConfigError, ShapeError: see `n_coordinates`; arguments do not fit, or training diverged.
     """
     for images, labels in groups:
         known.check(initial, images, labels)
     with full_precision(), torch.no_grad():
         coordinates = Coordinates.of(known, response.rank)
         models = [_Responses(known, coordinates, *group) for group in groups]
-        for step, weights in enumerate(reference_path(known, initial)):
+        path = reference_path(known, initial, repeat(None, known.n_steps))
+        for step, weights in enumerate(islice(path, known.n_steps)):
             hessian = _estimated(coordinates, known, weights, step, response.hessian_images)
             for group in models:
                 group.step(weights, hessian)
@@ -257,19 +214,6 @@ def respond(
         if not torch.isfinite(differences).all():
             raise ShapeError("linear response diverged to NaN or infinity: lower descent.lr, or set shadows to exact")
         yield differences
-
-
-def reference_path(known: KnownTraining, initial: Tensor) -> Iterator[Tensor]:
-    """Weights `(p,)` of the reference before each of its steps; see `train_reference`."""
-    network, n = copy.deepcopy(known.network), len(known.images)
-    network.load_state_dict(unflatten(network, initial))
-    optimizer = known.descent.torch_optimizer(network)
-    for _ in range(known.descent.steps):
-        yield flat_weights(network)
-        with torch.enable_grad():
-            optimizer.zero_grad()
-            F.cross_entropy(network(known.images), known.labels, reduction="sum").div(n + 1).backward()
-            optimizer.step()
 
 
 def bytes_per_model(known: KnownTraining, rank: int) -> int:
@@ -289,14 +233,7 @@ def _estimated(coordinates: Coordinates, known: KnownTraining, weights: Tensor, 
 
 
 class _Responses:
-    """The models of one group, between steps.
-
-    Args:
-        known: the training.
-        coordinates: of the weights.
-        images: own image of each model, `(s, c, h, w)`.
-        labels: of those, `(s,)`.
-    """
+    """The models of one group between steps, each with its own image `(s, c, h, w)` and label `(s,)`."""
 
     def __init__(self, known: KnownTraining, coordinates: Coordinates, images: Tensor, labels: Tensor) -> None:
         self.coordinates, self.labels, self.n = coordinates, labels, len(known.images)
@@ -324,9 +261,7 @@ class _Responses:
         """Differences from the reference so far, `(s, p)`."""
         first, later = self._split(self._moved)
         remainder = self._inputs - times_transposed(self._along, self.coordinates.basis)
-        whole = times_transposed(first.flatten(0, 1), self.coordinates.basis).view(
-            len(first), -1, len(self.coordinates.basis)
-        )
+        whole = times_transposed(first.flatten(0, 1), self.coordinates.basis).view(*first.shape[:2], -1)
         return self.coordinates.flat(whole.addcmul_(self._beyond[:, :, None], remainder[:, None, :]), later)
 
     def _split(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:

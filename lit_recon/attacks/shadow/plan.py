@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -27,7 +25,8 @@ from lit_recon.attacks.shadow.store import ShadowStore
 from lit_recon.attacks.shadow.training import GradientDescent, KnownTraining, flat_weights
 from lit_recon.data import ImageSet, content_hash
 from lit_recon.data.dataset import seeded_generator
-from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError, ShapeError, UnsupportedModelError
+from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
+from lit_recon.io.tensors import read_tensors
 from lit_recon.models.released import ReleasedNetwork
 
 #: Number of orders of mini-batches that the reference is the mean over, where the order is unknown.
@@ -37,82 +36,55 @@ Initialization = Literal["known", "fresh"]
 
 
 class Plan(Protocol):
-    """How the adversary obtains shadow models: what `ShadowPlan` and `LinearPlan` have in common."""
+    """How the adversary obtains shadow models: the interface of `ShadowPlan` and `LinearPlan`."""
 
     @property
     def fixed(self) -> ImageSet:
         """The fixed set."""
-        ...
 
     @property
     def description(self) -> dict[str, object]:
         """Cache key: fields that must match to reuse stored models."""
-        ...
 
     def execution(self) -> Execution:
         """The fastest way to train these models on this machine, measured."""
-        ...
 
     def exact_sample(self, folder: Path, images: ImageSet) -> ExactSample | None:
-        """What has to be done before the first shard of the store in `folder` is computed; None: nothing."""
-        ...
+        """Models to be trained before the first shard of the store in `folder` is computed; None: there are none."""
 
     def train_shards(self, store: ShadowStore, shards: Sequence[int], images: ImageSet) -> Iterator[int]:
         """Compute and store the models of some shards; yields each shard's number once it is stored."""
-        ...
 
     def facts(self, folder: Path, n: int) -> Mapping[str, float | int | str]:
         """Entries in the record of a run with `n` of these models, stored in `folder`."""
-        ...
 
     def notes(self, folder: Path, n: int) -> tuple[str, ...]:
         """Sentences for the reader of such a run."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
 class ExactSample:
-    """Models to be trained exactly, by which the error of an approximation is measured.
-
-    Attributes:
-        plan: of the models.
-        images: one per model.
-        folder: of their store.
-        measure: measures the error, once these models are stored, and keeps it; does nothing if it is known.
-        check: refuses an error that is too large.
-    """
+    """Models to be trained exactly, by which the error of an approximation is measured."""
 
     plan: ShadowPlan
-    images: ImageSet
-    folder: Path
-    measure: Callable[[], None]
-    check: Callable[[], object]
+    images: ImageSet  # one per model
+    folder: Path  # of their store
+    measure: Callable[[], None]  # measures the error on the stored models, and keeps it, unless it is known
+    check: Callable[[], object]  # refuses an error that is too large
 
 
 @dataclass(frozen=True, eq=False)
 class ShadowPlan:
-    """Models that are trained exactly and alike, each on the fixed set and one image of its own.
-
-    Attributes:
-        network: the architecture.
-        fixed: the fixed set.
-        descent: the optimizer.
-        seed: of the initial weights, of noise and of the order of mini-batches.
-        initialization: whether all models start from the same weights, known to the adversary.
-        purpose: seeds all randomness of its own, so that released and shadow models differ: fresh initial weights,
-            noise and unknown orders.
-        device: that trains.
-        start: known initial weights `(p,)` instead of random ones, such as pre-trained ones.
-    """
+    """Models that are trained exactly and alike, each on the fixed set and one image of its own."""
 
     network: ReleasedNetwork
     fixed: ImageSet
     descent: GradientDescent
-    seed: int = 0
+    seed: int = 0  # of the initial weights, of noise and of the order of mini-batches
     initialization: Initialization = "known"
-    purpose: str = "shadow"
+    purpose: str = "shadow"  # of fresh weights, noise and unknown orders: released and shadow models draw their own
     device: str = "cpu"
-    start: Tensor | None = None
+    start: Tensor | None = None  # known initial weights `(p,)` instead of random ones, such as pre-trained ones
 
     @property
     def known(self) -> KnownTraining:
@@ -126,7 +98,6 @@ class ShadowPlan:
 
     @property
     def description(self) -> dict[str, object]:
-        """Cache key: fields that must match to reuse stored models."""
         start = self.initial_weights()
         return {
             **{f"network.{key}": value for key, value in self.network.architecture.items()},
@@ -147,15 +118,12 @@ class ShadowPlan:
 
     def reference(self) -> Tensor:
         """Float64 weights of the model trained on the fixed set alone, `(p,)`, or `(t * p,)` with snapshots."""
-        orders = None
-        if self.descent.batch_size is not None:
-            orders = [seeded_generator(self.seed, "order")]
+        orders = None if self.descent.batch_size is None else [seeded_generator(self.seed, "order")]
         if self.descent.has_own_order:
             orders = [seeded_generator(self.seed, "order", "reference", order) for order in range(_REFERENCE_ORDERS)]
         return train_reference(self.known, self.initial_weights().to(self.device), orders).cpu()
 
     def execution(self) -> Execution:
-        """The fastest way to train these models on this machine, measured."""
         return fastest_execution(self.known, self.initial_weights().to(self.device))
 
     def starts(self, members: range) -> Tensor:
@@ -177,11 +145,8 @@ class ShadowPlan:
         Args:
             images: one per model of the whole plan.
             members: positions of the models to train now.
-            execution: how they are trained.
+            execution: see `train_models`, whose errors are raised.
             reference: result of `reference()`.
-
-        Raises:
-            ShapeError: the images do not fit the network, or training diverged.
         """
         own = images.subset(torch.tensor(list(members)))
         trained = train_models(
@@ -197,46 +162,35 @@ class ShadowPlan:
     def train_shard(self, store: ShadowStore, shard: int, images: ImageSet, reference: Tensor) -> None:
         """Train and store the models of one shard."""
         members = store.members(shard, len(images))
-        execution = execution_of(store.execution)
-        trained = self.train(images, members, execution, reference)
+        trained = self.train(images, members, execution_of(store.execution), reference)
         store.write(shard, trained, images.subset(torch.tensor(list(members))))
 
     def train_shards(self, store: ShadowStore, shards: Sequence[int], images: ImageSet) -> Iterator[int]:
-        """See `Plan`."""
         reference = self.reference()
         for shard in shards:
             self.train_shard(store, shard, images, reference)
             yield shard
 
     def exact_sample(self, folder: Path, images: ImageSet) -> ExactSample | None:
-        """Exact models have no error to measure."""
         return None
 
     def facts(self, folder: Path, n: int) -> Mapping[str, float | int | str]:
-        """None."""
         return {}
 
     def notes(self, folder: Path, n: int) -> tuple[str, ...]:
-        """None."""
         return ()
 
 
 @dataclass(frozen=True)
 class Pretraining:
-    """All models start from weights that were trained on other images, and that the adversary knows.
+    """All models start from known weights that were trained on other images, [Balle2022], appendix C and figure 13.
 
     Full batches; with the defaults, ReleasedMLP classifies 98 % of 10,000 training images of MNIST and 91 % of others.
 
     Args:
         images: number of images, taken from those in no part of the split.
         steps: of descent on them.
-        lr: learning rate.
-        momentum: see `GradientDescent`.
-
-    Raises:
-        ConfigError: a number is out of its range.
-
-    Source: Balle, Cherubin and Hayes 2022, appendix C and figure 13.
+        lr, momentum: see `GradientDescent`.
     """
 
     images: int = 10_000
@@ -253,19 +207,10 @@ class Pretraining:
 
 
 def pretrained_weights(network: nn.Module, images: Tensor, labels: Tensor, how: Pretraining) -> Tensor:
-    """Flat weights `(p,)`, float32 on the CPU, after a training from the network's own weights.
+    """Flat weights `(p,)`, float32 on the CPU, after a training from the network's own weights, which are not changed.
 
     Computed in float64, so that machines and numbers of threads hardly ever give different results: stored shadow
-    models can be reused only if these weights are equal bit by bit.
-
-    Args:
-        network: the architecture with its initial weights, which are not changed.
-        images: `(n, c, h, w)` in [0, 1].
-        labels: of those, `(n,)`.
-        how: steps and learning rate.
-
-    Raises:
-        ConfigError: the training diverged.
+    models can be reused only if these weights are equal bit by bit. ConfigError if the training diverges.
     """
     trained, exact = copy.deepcopy(network).to(images.device, torch.float64), images.double()
     optimizer = GradientDescent(how.steps, how.lr, how.momentum).torch_optimizer(trained)
@@ -286,41 +231,32 @@ def load_released(path: Path, network: nn.Module, n: int, n_snapshots: int = 1) 
     Args:
         path: a safetensors file with the tensors of the network's `state_dict`, each with a leading axis of `n`, which
             may be left out for one model, or with leading axes `(n, n_snapshots)` for several snapshots.
-        network: the architecture.
-        n: number of models, one per target.
+        network, n: the architecture, and the number of models, one per target.
         n_snapshots: models that each training released, the final one included.
 
     Returns:
-        Flat weights `(n, p)` in the order of the network's parameters, in their own precision; `(n, n_snapshots * p)`
-        where there are several.
+        Flat weights `(n, n_snapshots * p)` in the order of the network's parameters, in their own precision.
 
     Raises:
-        MissingDataError: there is no such file.
-        CorruptFileError: it is not a safetensors file.
+        MissingDataError, CorruptFileError: there is no such file, or it is not a safetensors file.
         UnsupportedModelError: its models have another architecture.
         ShapeError: it holds another number of models, or a weight is NaN or infinite.
     """
-    if not path.is_file():
-        raise MissingDataError(f"{path}: expected a safetensors file of released models; there is none")
-    try:
-        tensors = load_file(path)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CorruptFileError(f"{path} is truncated or not a safetensors file ({error}): copy it again") from error
+    tensors = read_tensors(path, "safetensors file of released models", "copy it there")
     wanted = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
     if tensors.keys() != wanted.keys():
         raise UnsupportedModelError(
             f"{path} must hold the tensors {sorted(wanted)} of a {type(network).__name__}; got {sorted(tensors)}: "
             "set network to the architecture of the released models"
         )
-    parts = []
+    parts, leading = [], () if n_snapshots == 1 else (n_snapshots,)
     for name, shape in wanted.items():
-        tensor = tensors[name]
-        leading = () if n_snapshots == 1 else (n_snapshots,)
-        if n == 1 and tuple(tensor.shape) == leading + shape:
+        tensor, expected = tensors[name], leading + shape
+        if n == 1 and tuple(tensor.shape) == expected:
             tensor = tensor[None]
-        if tuple(tensor.shape[1:]) != leading + shape:
+        if tuple(tensor.shape[1:]) != expected:
             raise UnsupportedModelError(
-                f"{path}: {name} must be (n, {', '.join(map(str, leading + shape))}) for this architecture"
+                f"{path}: {name} must be (n, {', '.join(map(str, expected))}) for this architecture"
                 f"{' and descent.snapshots' if leading else ''}; "
                 f"got {tuple(tensor.shape)}: set network to the architecture of the released models"
             )

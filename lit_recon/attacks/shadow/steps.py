@@ -11,24 +11,16 @@ from torch import Tensor
 from lit_recon.attacks.shadow.training import ADAM_DECAY, ADAM_EPSILON, GradientDescent, KnownTraining
 from lit_recon.defenses.clipping import DPSGD
 from lit_recon.defenses.vectors import normal_like
-from lit_recon.privacy.noisy_sgd import PrivateDescent
 
 
-def mechanism_of(dp: PrivateDescent | None, steps: int) -> DPSGD | None:
-    """The clipping and noise of each of so many steps; None for plain training."""
-    return None if dp is None else DPSGD(dp.bound, dp.noise(steps))
+def mechanism_of(known: KnownTraining) -> DPSGD | None:
+    """Clipping and noise of every step; None for plain training."""
+    dp = known.descent.dp
+    return None if dp is None else DPSGD(dp.bound, dp.noise(known.n_steps))
 
 
 def add_noise(sums: Sequence[Tensor], mechanism: DPSGD, generators: Sequence[torch.Generator]) -> None:
-    """Add the noise of DP-SGD to sums of clipped gradients, in place.
-
-    Every model has its own noise, and the adversary does not know that of a released model.
-
-    Args:
-        sums: of all models, each `(s, ...)`, in the order of the network's parameters.
-        mechanism: clipping and noise.
-        generators: one per model, `s` of them, each with one draw per tensor, as in `DPSGD`.
-    """
+    """Add the noise of DP-SGD to sums `(s, ...)` of clipped gradients in place, by one generator per model."""
     std = mechanism.released_std(1)
     if std:
         for values in sums:
@@ -37,12 +29,7 @@ def add_noise(sums: Sequence[Tensor], mechanism: DPSGD, generators: Sequence[tor
 
 
 class Descent:
-    """The optimizer of all models with its state; updates the weights in place.
-
-    Args:
-        settings: of the optimizer.
-        weights: tensors of any shape, which the caller owns.
-    """
+    """The optimizer of all models with its state; updates weights of any shape in place."""
 
     def __init__(self, settings: GradientDescent, weights: Sequence[Tensor]) -> None:
         self.settings, self.weights = settings, weights
@@ -73,20 +60,14 @@ class Descent:
 class Batches:
     """The mini-batches of many models, as indices: 0 to n - 1 for the fixed set, n for the model's own image.
 
-    Args:
-        known: the training.
-        generators: of the order: one if it is known, one per model if it is not, none for full batches.
+    Their order has one generator if it is known, one per model if it is not; full batches have none.
     """
 
     def __init__(self, known: KnownTraining, generators: Sequence[torch.Generator] | None) -> None:
         self.known, self.generators = known, list(generators or ())
 
     def of(self, members: slice) -> Iterator[Tensor | None]:
-        """Indices of the images of every step, for some of the models.
-
-        Yields:
-            None for all images; `(b,)` for a batch that all models share; `(s, b)` if each has its own.
-        """
+        """Of every step: None for all images, `(b,)` for a batch of all these models, `(s, b)` if each has its own."""
         descent, left = self.known.descent, self.known.n_steps
         if descent.batch_size is None:
             yield from [None] * left
@@ -101,12 +82,7 @@ class Batches:
 
 
 def gathered(fixed: Tensor, own: Tensor, numbers: Tensor) -> Tensor:
-    """Images or labels of the models' own batches, `(s, b, ...)`.
-
-    Args:
-        fixed: of the fixed set, `(n, ...)`.
-        own: of the models' own images, `(s, ...)`.
-        numbers: indices `(s, b)`; `n` is the own image.
+    """Images or labels `(s, b, ...)` at indices `(s, b)`: 0 to n - 1 of the fixed `(n, ...)`, n of the own `(s, ...)`.
 
     >>> gathered(torch.tensor([10, 11, 12]), torch.tensor([7, 8]), torch.tensor([[0, 3], [2, 1]])).tolist()
     [[10, 7], [12, 11]]

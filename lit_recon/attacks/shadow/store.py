@@ -26,26 +26,16 @@ class ShadowStore:
 
     Model `i` belongs to image `i` of the shadow targets. Shard `j` holds the models from `j * shard_size` on. A hash
     identifies every model's image, so that a store can be extended by further shadow targets.
-
-    Attributes:
-        folder: of the files.
-        description: cache key, see `Plan.description`: fields that must match to reuse stored models.
-        execution: how all models of the store are trained.
-        shard_size: models per file.
     """
 
-    folder: Path
-    description: Mapping[str, object]
-    execution: str
-    shard_size: int
+    folder: Path  # of the files
+    description: Mapping[str, object]  # see `Plan.description`
+    execution: str  # how all models of the store are trained
+    shard_size: int  # models per file
 
     @classmethod
     def create(cls, folder: Path, description: Mapping[str, object], execution: str, shard_size: int) -> ShadowStore:
-        """Create an empty store.
-
-        Raises:
-            ConfigError: `shard_size` is below 1.
-        """
+        """Create an empty store; ConfigError for a `shard_size` below 1."""
         if shard_size < 1:
             raise ConfigError(f"shard_size must be at least 1 model; got {shard_size}")
         header = {"version": _VERSION, "training": dict(description), "execution": execution, "shard_size": shard_size}
@@ -65,8 +55,8 @@ class ShadowStore:
             return None
         try:
             header = json.loads(path.read_text(encoding="utf-8"))
-            there, execution, shard_size = header["training"], str(header["execution"]), int(header["shard_size"])
-            version = header["version"]
+            there, version = header["training"], header["version"]
+            store = cls(folder, description, str(header["execution"]), int(header["shard_size"]))
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptFileError(f"{path} is not the description of a store ({error}): delete the folder") from error
         wanted = json.loads(json.dumps(dict(description)))
@@ -77,7 +67,7 @@ class ShadowStore:
                 f"{folder} holds shadow models of another training ({shown or 'another format'}): "
                 "choose another folder with --store"
             )
-        return cls(folder, description, execution, shard_size)
+        return store
 
     def shards(self, n: int) -> list[int]:
         """Numbers of the shards that `n` models need."""
@@ -88,42 +78,20 @@ class ShadowStore:
         return range(shard * self.shard_size, min((shard + 1) * self.shard_size, n))
 
     def missing(self, n: int) -> list[int]:
-        """Shards that do not exist yet, or hold fewer models than a store of `n` needs.
-
-        Raises:
-            CorruptFileError: a shard is damaged.
-        """
+        """Shards that hold fewer models than a store of `n` needs; CorruptFileError if one is damaged."""
         return [shard for shard in self.shards(n) if self._count(shard) < len(self.members(shard, n))]
 
     def check(self, images: ImageSet) -> None:
-        """Refuse a store that holds models of other images.
-
-        Args:
-            images: one per model.
-
-        Raises:
-            ConfigError: a model belongs to another image.
-            CorruptFileError: a shard is damaged.
-        """
+        """Raise ConfigError for a stored model of another image, and CorruptFileError for a damaged shard."""
         keys = image_keys(images)
         for shard in self.shards(len(images)):
             members = self.members(shard, len(images))
             there = min(self._count(shard), len(members))
             if there:
-                rows = _SHARD.read_rows(self._path(shard), "images", there)
-                self._compare(shard, rows, keys[members.start :][:there], images)
+                self._compare(shard, keys[members.start :][:there], images.name)
 
     def write(self, shard: int, differences: Tensor, images: ImageSet) -> None:
-        """Write one shard, atomically.
-
-        Args:
-            shard: its number.
-            differences: `(s, p)` float32.
-            images: the models' own, in the same order.
-
-        Raises:
-            ShapeError: there is not one image per model, or a difference is not finite.
-        """
+        """Write finite differences `(s, p)` float32 of one shard's models and hashes of their images, atomically."""
         if len(differences) != len(images) or not torch.isfinite(differences).all():
             raise ShapeError(
                 f"shard {shard} needs one finite difference per image; got {tuple(differences.shape)} "
@@ -135,37 +103,32 @@ class ShadowStore:
     def read(self, images: ImageSet, feature_map: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Differences `(s, p)` float32 of the models of these images, the first `s` shadow targets.
 
-        Args:
-            images: of the models.
-            feature_map: applied to the differences of each shard as it is read; default: none.
+        A `feature_map` is applied to the differences of each shard as it is read.
 
         Raises:
             MissingDataError: a shard has not been trained yet.
-            ConfigError: the store's models have other images.
-            CorruptFileError: a shard is damaged.
+            ConfigError, CorruptFileError: see `check`.
         """
         keys, parts = image_keys(images), []
         for shard in self.shards(len(images)):
-            members = self.members(shard, len(images))
+            members, path = self.members(shard, len(images)), self._path(shard)
             if self._count(shard) < len(members):
                 raise MissingDataError(
-                    f"{self._path(shard)} does not exist or is incomplete: train it with `python train.py shadows`"
+                    f"{path} does not exist or is incomplete: train it with `python train.py shadows`"
                 )
-            found = _SHARD.read_rows(self._path(shard), "deltas", len(members))
+            found = _SHARD.read_rows(path, "deltas", len(members))
             if not torch.isfinite(found).all():
-                raise CorruptFileError(
-                    f"{self._path(shard)} is damaged (it holds NaN or infinite weights): {_SHARD.remedy}"
-                )
-            there = _SHARD.read_rows(self._path(shard), "images", len(members))
-            self._compare(shard, there, keys[members.start : members.stop], images)
+                raise CorruptFileError(f"{path} is damaged (it holds NaN or infinite weights): {_SHARD.remedy}")
+            self._compare(shard, keys[members.start : members.stop], images.name)
             parts.append(found if feature_map is None else feature_map(found))
         return torch.cat(parts)
 
-    def _compare(self, shard: int, there: Tensor, wanted: Tensor, images: ImageSet) -> None:
-        if not torch.equal(there, wanted):
+    def _compare(self, shard: int, wanted: Tensor, name: str) -> None:
+        path = self._path(shard)
+        if not torch.equal(_SHARD.read_rows(path, "images", len(wanted)), wanted):
             raise ConfigError(
-                f"{self._path(shard)} holds models of other images than {images.name}: the store belongs to "
-                "another split; choose another folder with --store"
+                f"{path} holds models of other images than {name}: the store belongs to another split; choose another "
+                "folder with --store"
             )
 
     @property

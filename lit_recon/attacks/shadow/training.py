@@ -10,6 +10,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
 
 from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
 from lit_recon.privacy.noisy_sgd import PrivateDescent
@@ -20,7 +22,7 @@ ADAM_DECAY, ADAM_EPSILON = 0.999, 1e-8
 
 @dataclass(frozen=True)
 class GradientDescent:
-    """Gradient descent on the mean cross-entropy, over all images or mini-batches.
+    """Gradient descent on the mean cross-entropy, over all images or mini-batches; ConfigError for wrong settings.
 
     With mini-batches, every epoch shuffles all images, including the unknown one, and splits them into batches; the
     last one may be smaller.
@@ -31,16 +33,13 @@ class GradientDescent:
         momentum: `v <- momentum * v + gradient`, `theta <- theta - lr * v`, as in `torch.optim.SGD`; for Adam, the
             decay of the mean gradient.
         optimizer: gradient descent with momentum, or Adam as in `torch.optim.Adam`.
-        dp: clipping and noise; default: none. Needs full batches, for which epsilon is exact.
+        dp: clipping and noise, for full batches only; default: none.
         batch_size: images per batch; default: all of them.
         order: of mini-batches: `known`: shadow models see the same batches as the released model; `unknown`: every
             model, released or shadow, draws its own.
         epochs: number of epochs, instead of `steps`; for mini-batches.
         snapshots: number of steps, or of epochs if `epochs` is set, after which the model is also released, besides the
             final one; ascending.
-
-    Raises:
-        ConfigError: a number is out of its range, or two settings exclude each other.
 
     Source: Balle, Cherubin and Hayes 2022, table V (MNIST); mini-batches: section VI-B.
 
@@ -86,10 +85,10 @@ class GradientDescent:
         """Number of generators that `n_models` models need: one each, one for a common order, or none."""
         if self.is_noisy or self.has_own_order:
             return n_models
-        return 0 if self.batch_size is None else 1
+        return int(self.batch_size is not None)
 
     def n_steps(self, n_images: int) -> int:
-        """Number of steps of a training on `n_images` images."""
+        """Steps of a training on `n_images` images."""
         return self.steps if self.epochs is None else self.epochs * self._steps_per_count(n_images)
 
     def kept_steps(self, n_images: int) -> list[int]:
@@ -101,7 +100,7 @@ class GradientDescent:
         return 1 if self.epochs is None else -(-n_images // (self.batch_size or n_images))
 
     def torch_optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """PyTorch's own optimizer over all parameters of a network."""
+        """PyTorch's optimizer of a network."""
         if self.optimizer == "adam":
             betas = (self.momentum, ADAM_DECAY)
             return torch.optim.Adam(network.parameters(), lr=self.lr, betas=betas, eps=ADAM_EPSILON)
@@ -139,21 +138,15 @@ class GradientDescent:
 class KnownTraining:
     """Everything about a released model's training but one image.
 
-    Attributes:
-        network: the architecture; its own weights are not used.
-        images: fixed set `(n, c, h, w)`, float in [0, 1].
-        labels: int64 `(n,)`.
-        descent: the optimizer.
-
     Raises:
         ShapeError: images and labels do not fit, or their dtype is not that of the network.
-        UnsupportedModelError: the network has buffers or random layers, so that training is not determined by its data.
+        UnsupportedModelError: the network has buffers or random layers: its data do not determine the training.
         ConfigError: a mini-batch is larger than the training set.
     """
 
-    network: nn.Module
-    images: Tensor
-    labels: Tensor
+    network: nn.Module  # its weights are not used
+    images: Tensor  # fixed set, float `(n, c, h, w)` in [0, 1]
+    labels: Tensor  # int64 `(n,)`
     descent: GradientDescent
 
     def __post_init__(self) -> None:
@@ -169,13 +162,13 @@ class KnownTraining:
                 f"descent.batch_size must be at most {len(self.images) + 1}, the fixed set and one image; "
                 f"got {self.descent.batch_size}"
             )
-        buffers = [name for name, _ in self.network.named_buffers()]
-        random = [
+        wrong = [name for name, _ in self.network.named_buffers()]
+        wrong += [
             name for name, module in self.network.named_modules() if isinstance(module, nn.modules.dropout._DropoutNd)
         ]
-        if buffers or random:
+        if wrong:
             raise UnsupportedModelError(
-                f"shadow models need networks without buffers and dropout; got {(buffers + random)[:3]}: "
+                f"shadow models need networks without buffers and dropout; got {wrong[:3]}: "
                 "use GroupNorm instead of BatchNorm and leave dropout out"
             )
 
@@ -186,12 +179,10 @@ class KnownTraining:
 
     @property
     def kept_steps(self) -> list[int]:
-        """Steps after which a model is released, the end of training included."""
         return self.descent.kept_steps(len(self.images) + 1)
 
     @property
     def n_steps(self) -> int:
-        """Number of steps of the training."""
         return self.descent.n_steps(len(self.images) + 1)
 
     def on(self, device: torch.device | str, dtype: torch.dtype | None = None) -> KnownTraining:
@@ -202,11 +193,7 @@ class KnownTraining:
     def check(
         self, initial: Tensor, images: Tensor, labels: Tensor, generators: Sequence[torch.Generator] | None = None
     ) -> None:
-        """Refuse arguments that do not fit: initial weights `(p,)` or `(s, p)`, images `(s, c, h, w)`, generators.
-
-        Raises:
-            ShapeError: they do not fit each other, the network or the fixed set.
-        """
+        """Raise ShapeError for arguments of `train_models` that do not fit each other, the network or the fixed set."""
         if images.shape[1:] != self.images.shape[1:] or labels.shape != images.shape[:1]:
             raise ShapeError(
                 f"one image of shape {tuple(self.images.shape[1:])} and one label per model are needed; "
@@ -222,10 +209,10 @@ class KnownTraining:
         given, n = len(generators or ()), self.descent.n_generators(len(images))
         if n and given != n:
             what = "training by batches in a known order needs one generator for all models"
-            if self.descent.is_noisy or self.descent.has_own_order:
-                what = (
-                    f"{'noisy training' if self.descent.is_noisy else 'an unknown order'} needs one generator per model"
-                )
+            if self.descent.is_noisy:
+                what = "noisy training needs one generator per model"
+            elif self.descent.has_own_order:
+                what = "an unknown order needs one generator per model"
             raise ShapeError(f"{what}; got {given} for {len(images)} models")
 
 
@@ -235,19 +222,19 @@ def flat_weights(network: nn.Module) -> Tensor:
 
 
 def unflatten(network: nn.Module, weights: Tensor) -> dict[str, Tensor]:
-    """Parameters by name, with the leading axes of `weights` `(..., p)`; views of it.
-
-    Raises:
-        ShapeError: the network has another number of weights.
-    """
+    """Views of `weights` `(..., p)` by parameter; ShapeError if the network has another number of weights."""
     sizes = [parameter.numel() for parameter in network.parameters()]
     if weights.shape[-1:] != (sum(sizes),):
         raise ShapeError(f"the network has {sum(sizes)} parameters; got weights {tuple(weights.shape)}")
-    parts = weights.split(sizes, dim=-1)
-    return {
-        name: part.unflatten(-1, parameter.shape)
-        for (name, parameter), part in zip(network.named_parameters(), parts, strict=True)
-    }
+    parts = zip(network.named_parameters(), weights.split(sizes, dim=-1), strict=True)
+    return {name: part.unflatten(-1, parameter.shape) for (name, parameter), part in parts}
+
+
+def cross_entropy(
+    network: nn.Module, weights: Tensor, images: Tensor, labels: Tensor, reduction: str = "mean"
+) -> Tensor:
+    """Of a network with weights `(p,)` on images `(n, ...)` with labels `(n,)`; differentiable in the first two."""
+    return F.cross_entropy(functional_call(network, unflatten(network, weights), images), labels, reduction=reduction)
 
 
 @contextmanager

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.shadow import GradientDescent, KnownTraining, LinearResponse, train_models, train_reference
-from lit_recon.attacks.shadow.linear_response import bytes_per_model, reference_path, respond
+from lit_recon.attacks.shadow.engine import reference_path
+from lit_recon.attacks.shadow.linear_response import bytes_per_model, respond
 from lit_recon.attacks.shadow.training import flat_weights
 from lit_recon.data import ImageSet
 from lit_recon.errors import ConfigError, ShapeError
@@ -104,8 +105,8 @@ def test_a_model_does_not_depend_on_the_others() -> None:
 
 def test_the_path_is_that_of_the_reference() -> None:
     known, start = training(random_images(9, 0), steps=4)
-    path = list(reference_path(known, start))
-    assert len(path) == 4
+    path = list(reference_path(known, start, [None] * 4))
+    assert len(path) == 5
     assert torch.equal(path[0], start)
     shorter, _ = training(random_images(9, 0), steps=3)
     torch.testing.assert_close(path[3], train_reference(shorter, start), rtol=0, atol=1e-14)

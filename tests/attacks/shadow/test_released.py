@@ -69,7 +69,7 @@ def test_models_that_do_not_fit_are_refused(
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    with pytest.raises(MissingDataError, match="there is none"):
+    with pytest.raises(MissingDataError, match="there is no safetensors file of released models at"):
         load_released(tmp_path / "none.safetensors", NETWORK, 1)
     (tmp_path / "broken.safetensors").write_bytes(b"no tensors")
     with pytest.raises(CorruptFileError, match="truncated or not a safetensors file"):

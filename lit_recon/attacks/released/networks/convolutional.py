@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -10,9 +9,8 @@ from typing import Any, Literal
 import lit_recon._torchvision
 
 from torch import Tensor, nn, optim
-from torch.nn import functional as F
 
-from lit_recon.attacks.released.networks.training import PairTraining, Standardization, TrainedReconstructor
+from lit_recon.attacks.released.networks.training import PairTraining, TrainedReconstructor
 from lit_recon.errors import ConfigError
 from lit_recon.metrics import Lpips, LpipsNetwork, Unavailable, load_lpips
 from lit_recon.models.reconstructors import PatchDiscriminator, ReconstructorCNN
@@ -23,7 +21,7 @@ _SMALLEST = 24
 
 @dataclass(frozen=True)
 class PerceptualLoss:
-    """LPIPS as a part of the training loss; optional, because its ImageNet backbone has to be downloaded.
+    """LPIPS as a part of the training loss.
 
     Args:
         network: backbone; `none` leaves it out.
@@ -51,20 +49,11 @@ class PerceptualLoss:
 class AdversarialReconstructorModule(PairTraining):
     """One step of the discriminator on real and reconstructed images, then one of the reconstructor.
 
-    The reconstructor's loss is mean absolute plus mean squared error, LPIPS, and the squared distance of the
-    discriminator's scores from 1; that of the discriminator is the squared distance from 1 for real images and from 0
-    for others.
+    The reconstructor's loss is mean absolute plus mean squared error, LPIPS times a weight, and the squared distance of
+    the discriminator's scores from 1; that of the discriminator is `discriminator_loss`. LPIPS and the discriminator
+    may be left out; for the other arguments see `ConvolutionalReconstructor`.
 
-    Args:
-        network: features `(m, p)` to images `(m, c, h, w)`.
-        discriminator: scores of patches; None leaves its loss out.
-        lpips: and its weight; None leaves it out.
-        adversarial: weight of the adversarial loss.
-        lr: of the reconstructor's Adam.
-        weight_decay: L2 penalty of the reconstructor.
-        discriminator_lr: of the discriminator's Adam.
-
-    Source: Balle, Cherubin and Hayes 2022, section IV-B and table V; Mao et al. 2017 for the squared distances.
+    Source: [Balle2022], section IV-B and table V; Mao et al. 2017 for the squared distances.
     """
 
     def __init__(
@@ -77,19 +66,18 @@ class AdversarialReconstructorModule(PairTraining):
         weight_decay: float = 1e-4,
         discriminator_lr: float = 1e-5,
     ) -> None:
-        super().__init__(network)
-        self.automatic_optimization = False
+        super().__init__(network, lr)
+        self.automatic_optimization = False  # the losses of the two networks differ
         self.discriminator, self.lpips, self.adversarial = discriminator, lpips, adversarial
-        self.lr, self.weight_decay, self.discriminator_lr = lr, weight_decay, discriminator_lr
+        self.weight_decay, self.discriminator_lr = weight_decay, discriminator_lr
         self.n_optimizers = 1 if discriminator is None else 2
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
-        """One step of each network; manual, as their losses differ."""
         features, images = batch
         optimizers = self.optimizers()
         first, *others = optimizers if isinstance(optimizers, list) else [optimizers]
         found = self.network(features)
-        loss = F.l1_loss(found, images) + F.mse_loss(found, images)
+        loss = self.loss(found, images)
         self.record(loss, len(images))
         if self.discriminator is not None:
             judged = discriminator_loss(self.discriminator(images), self.discriminator(found.detach()))
@@ -104,13 +92,10 @@ class AdversarialReconstructorModule(PairTraining):
         return {"loss": loss.detach()}
 
     def configure_optimizers(self) -> list[optim.Optimizer]:
-        """Adam for both, the reconstructor's with an L2 penalty."""
-        own: list[optim.Optimizer] = [
-            optim.Adam(self.network.parameters(), self.lr, weight_decay=self.weight_decay),
-        ]
+        both: list[optim.Optimizer] = [optim.Adam(self.network.parameters(), self.lr, weight_decay=self.weight_decay)]
         if self.discriminator is not None:
-            own.append(optim.Adam(self.discriminator.parameters(), self.discriminator_lr))
-        return own
+            both.append(optim.Adam(self.discriminator.parameters(), self.discriminator_lr))
+        return both
 
     def _descend(self, optimizer: Any, loss: Tensor) -> None:
         optimizer.zero_grad()
@@ -130,7 +115,7 @@ def discriminator_loss(real: Tensor, found: Tensor) -> Tensor:
 
 @dataclass
 class ConvolutionalReconstructor(TrainedReconstructor):
-    """The paper's reconstructor for color images: transposed convolutions on standardized weights.
+    """The reconstructor of [Balle2022], section IV-B, for color images: transposed convolutions.
 
     Args:
         perceptual: LPIPS in the loss; if its weights are not available, it is left out and a note says so.
@@ -140,7 +125,7 @@ class ConvolutionalReconstructor(TrainedReconstructor):
         discriminator_lr: learning rate of the discriminator's Adam.
         batch_size, epochs, seed, accelerator: see `TrainedReconstructor`.
 
-    Source: Balle, Cherubin and Hayes 2022, tables V, VII and VIII, section IV-B.
+    Source: tables V, VII and VIII.
     """
 
     perceptual: PerceptualLoss = PerceptualLoss()
@@ -151,18 +136,11 @@ class ConvolutionalReconstructor(TrainedReconstructor):
     epochs: int = field(default=1000, kw_only=True)
 
     def __post_init__(self) -> None:
-        if min(self.batch_size, self.epochs) < 1 or min(self.lr, self.discriminator_lr) <= 0:
+        super().__post_init__()
+        if min(self.lr, self.discriminator_lr) <= 0 or min(self.adversarial, self.weight_decay) < 0:
             raise ConfigError(
-                "batch_size and epochs must be at least 1, lr and discriminator_lr above 0; "
-                f"got {self.batch_size}, {self.epochs}, {self.lr} and {self.discriminator_lr}"
+                f"adversarial and weight_decay must be at least 0, lr and discriminator_lr above 0; got {self}"
             )
-        if min(self.adversarial, self.weight_decay) < 0:
-            raise ConfigError(
-                f"adversarial and weight_decay must be at least 0; got {self.adversarial} and {self.weight_decay}"
-            )
-
-    def encoder(self, differences: Tensor) -> Callable[[Tensor], Tensor]:
-        return Standardization.fitted(differences)
 
     def training(self, n_features: int, image_shape: tuple[int, int, int]) -> PairTraining:
         channels, height, width = image_shape
@@ -173,7 +151,7 @@ class ConvolutionalReconstructor(TrainedReconstructor):
             )
         network = ReconstructorCNN(n_features, image_shape)
         discriminator = PatchDiscriminator(channels) if self.adversarial else None
-        self.lpips = self.perceptual.loaded()
+        self.lpips = self.perceptual.loaded()  # may draw random numbers, too
         return AdversarialReconstructorModule(
             network,
             discriminator,
@@ -191,7 +169,6 @@ class ConvolutionalReconstructor(TrainedReconstructor):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """That LPIPS was left out of the training, and why."""
         if isinstance(self.lpips, Unavailable):
             return (f"The reconstructor was trained without LPIPS: {self.lpips.reason}.",)
         return ()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_recon.attacks.released.kernel_ridge import unit_length
-from lit_recon.attacks.released.networks.training import PairTraining, Standardization, TrainedReconstructor
+from lit_recon.attacks.released.networks.training import PairTraining, TrainedReconstructor
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models.reconstructors import ReconstructorMLP
 
@@ -23,28 +23,14 @@ _NULL = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class PrincipalComponents:
-    """Principal components of differences of unit length, each divided by its standard deviation.
-
-    Attributes:
-        mean: `(p,)`.
-        projection: `(p, q)`, onto components divided by their standard deviations.
-    """
+    """Projection `(p, q)` of differences of unit length, less their mean `(p,)`, onto scaled principal components."""
 
     mean: Tensor
     projection: Tensor
 
     @classmethod
     def fitted(cls, differences: Tensor, n: int, seed: int = 0) -> PrincipalComponents:
-        """Of shadow models.
-
-        Args:
-            differences: `(s, p)`.
-            n: most components.
-            seed: of the randomized decomposition that large problems need.
-
-        Raises:
-            ShapeError: a difference is zero or not finite, or all are the same.
-        """
+        """At most `n` components of shadow models `(s, p)`, each of variance 1; ShapeError if all are the same."""
         from sklearn.decomposition import PCA
 
         directions = unit_length(differences)
@@ -56,11 +42,7 @@ class PrincipalComponents:
         return cls(torch.from_numpy(found.mean_).float(), basis.T.float())
 
     def __call__(self, differences: Tensor) -> Tensor:
-        """Features `(m, q)`, float32.
-
-        Raises:
-            ShapeError: the models have another number of weights, or a difference is zero or not finite.
-        """
+        """Features `(m, q)`, float32; ShapeError for models of another number of weights, zero or not finite."""
         if differences.dim() != 2 or differences.shape[1] != len(self.mean):
             raise ShapeError(
                 f"differences must be (m, {len(self.mean)}); got {tuple(differences.shape)}: are they of another "
@@ -70,27 +52,16 @@ class PrincipalComponents:
 
 
 class ComponentsModule(PairTraining):
-    """Training on the mean squared error by AdamW, whose rate falls to 0 along half a cosine.
-
-    Args:
-        network: features `(m, q)` to images `(m, c, h, w)`.
-        lr: first learning rate.
-        weight_decay: of AdamW.
-    """
+    """Training on the mean squared error by AdamW, whose rate falls to 0 along half a cosine."""
 
     def __init__(self, network: nn.Module, lr: float, weight_decay: float) -> None:
-        super().__init__(network)
-        self.lr, self.weight_decay = lr, weight_decay
+        super().__init__(network, lr)
+        self.weight_decay = weight_decay
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """The loss of one batch."""
-        features, images = batch
-        loss = F.mse_loss(self.network(features), images)
-        self.record(loss, len(images))
-        return loss
+    def loss(self, found: Tensor, images: Tensor) -> Tensor:
+        return F.mse_loss(found, images)
 
     def configure_optimizers(self) -> Any:
-        """AdamW, and a schedule by step."""
         optimizer = torch.optim.AdamW(self.network.parameters(), self.lr, weight_decay=self.weight_decay)
         steps = int(self.trainer.estimated_stepping_batches)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
@@ -116,10 +87,10 @@ class ComponentsReconstructor(TrainedReconstructor):
     epochs: int = field(default=60, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not self.hidden or min(*self.hidden, self.components, self.batch_size, self.epochs) < 1:
+        super().__post_init__()
+        if not self.hidden or min(*self.hidden, self.components) < 1:
             raise ConfigError(
-                "components, hidden, batch_size and epochs must be at least 1; "
-                f"got {self.components}, {list(self.hidden)}, {self.batch_size} and {self.epochs}"
+                f"components and hidden must be at least 1; got {self.components} and {list(self.hidden)}"
             )
         if not self.lr > 0 or self.weight_decay < 0:
             raise ConfigError(f"lr must be above 0 and weight_decay at least 0; got {self.lr} and {self.weight_decay}")
@@ -133,61 +104,34 @@ class ComponentsReconstructor(TrainedReconstructor):
 
     @property
     def facts(self) -> dict[str, float]:
-        """The loss of the last epoch, and the number of `components`."""
+        """The `training_loss` of the last epoch, and the number of `components`."""
         return {**super().facts, "components": float(self.n_features)}
 
 
 class ReconstructorModule(PairTraining):
-    """Trains a reconstructor on mean absolute plus mean squared error.
-
-    Args:
-        network: features `(m, p)` to images `(m, c, h, w)`.
-        lr: learning rate of RMSProp, whose average decays by 0.9 per step as in the authors' library.
-
-    Source: Balle, Cherubin and Hayes 2022, table V, MNIST.
-    """
-
-    def __init__(self, network: nn.Module, lr: float) -> None:
-        super().__init__(network)
-        self.lr = lr
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """The loss of one batch."""
-        features, images = batch
-        found = self.network(features)
-        loss = F.l1_loss(found, images) + F.mse_loss(found, images)
-        self.record(loss, len(images))
-        return loss
+    """RMSProp, as in [Balle2022], table V, MNIST; its average decays by 0.9 per step, as in the authors' library."""
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """The paper's optimizer."""
         return torch.optim.RMSprop(self.network.parameters(), lr=self.lr, alpha=0.9, eps=1e-8)
 
 
 @dataclass
 class NeuralReconstructor(TrainedReconstructor):
-    """The paper's reconstructor: a perceptron on standardized weights.
+    """The reconstructor of [Balle2022], table V, MNIST: a perceptron on standardized weights.
 
     Args:
         hidden: neurons of each hidden layer.
         lr: learning rate of RMSProp.
         batch_size, epochs, seed, accelerator: see `TrainedReconstructor`.
-
-    Source: Balle, Cherubin and Hayes 2022, table V, MNIST.
     """
 
     hidden: Sequence[int] = (1000, 1000)
     lr: float = 1e-3
 
     def __post_init__(self) -> None:
-        if not self.hidden or min(*self.hidden, self.batch_size, self.epochs) < 1 or not self.lr > 0:
-            raise ConfigError(
-                "hidden, batch_size and epochs must be at least 1 and lr above 0; "
-                f"got {list(self.hidden)}, {self.batch_size}, {self.epochs} and {self.lr}"
-            )
-
-    def encoder(self, differences: Tensor) -> Callable[[Tensor], Tensor]:
-        return Standardization.fitted(differences)
+        super().__post_init__()
+        if not self.hidden or min(self.hidden) < 1 or not self.lr > 0:
+            raise ConfigError(f"hidden must be at least 1 and lr above 0; got {list(self.hidden)} and {self.lr}")
 
     def training(self, n_features: int, image_shape: tuple[int, int, int]) -> PairTraining:
         return ReconstructorModule(ReconstructorMLP(n_features, image_shape, self.hidden), self.lr)

@@ -2,13 +2,11 @@
 
 # Annotations are not postponed: the command line would evaluate those of a base class in the modules of its subclasses.
 
-import hashlib
 import pickle
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, Self
 
 import lit_recon._torchvision
@@ -17,18 +15,16 @@ import torch
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from lit_recon.attacks.released.base import ReconstructedTargets, Reconstructor
+from lit_recon.attacks.released.base import ReconstructedTargets, Reconstructor, digest
 from lit_recon.attacks.released.kernel_ridge import unit_length
 from lit_recon.data.dataset import seeded_generator
-from lit_recon.errors import CorruptFileError, ShapeError
+from lit_recon.errors import ConfigError, CorruptFileError, ShapeError
 from lit_recon.training.module import LastCheckpoint
 from lit_recon.training.progress import TrainingProgress
 
 Accelerator = Literal["auto", "cpu", "gpu", "mps"]
-
-#: Seconds between two saves within an epoch: a resumed training always begins at an epoch.
-_NEVER = float("inf")
 
 
 class PairBatches:
@@ -49,117 +45,56 @@ class PairBatches:
 
 
 class PairTraining(LightningModule, ABC):
-    """Training on pairs of features and images: the network, and its mean loss by epoch.
-
-    Args:
-        network: features `(m, p)` to images `(m, c, h, w)`.
-    """
+    """Training of a network from features `(m, p)` to images `(m, c, h, w)`, which keeps every epoch's mean loss."""
 
     #: How often Lightning's step counter advances in a batch.
     n_optimizers = 1
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, lr: float) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.lr = network, lr
         self.losses: list[float] = []
         self._sum, self._count = 0.0, 0
 
     @abstractmethod
+    def configure_optimizers(self) -> Any:
+        """See `LightningModule`."""
+
+    def loss(self, found: Tensor, images: Tensor) -> Tensor:
+        """Mean absolute plus mean squared error, the paper's."""
+        return F.l1_loss(found, images) + F.mse_loss(found, images)
+
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor | dict[str, Tensor]:
-        """Return the loss, or values to log with manual optimization; call `record` with the loss."""
+        """The loss of one batch, in a dictionary where optimization is manual."""
+        features, images = batch
+        loss = self.loss(self.network(features), images)
+        self.record(loss, len(images))
+        return loss
 
     def record(self, loss: Tensor, n: int) -> None:
         """Count the mean loss of `n` pairs."""
         self._sum, self._count = self._sum + float(loss.detach()) * n, self._count + n
 
+    def on_train_epoch_start(self) -> None:
+        """Tell `PairBatches` which epoch a resumed training is in; Lightning makes their iterator afterwards."""
+        self.trainer.train_dataloader.epoch = self.current_epoch  # type: ignore[union-attr]
+
     def on_train_epoch_end(self) -> None:
-        """Keep the epoch's mean loss."""
         self.losses.append(self._sum / max(1, self._count))
         self._sum, self._count = 0.0, 0
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """The losses so far."""
         checkpoint["losses"] = list(self.losses)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Inverse of `on_save_checkpoint`."""
         self.losses = list(checkpoint["losses"])
-
-
-class _Epoch(Callback):
-    """Tells the pairs which epoch a resumed training is in."""
-
-    def __init__(self, pairs: PairBatches) -> None:
-        self.pairs = pairs
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Lightning makes the iterator after this."""
-        self.pairs.epoch = trainer.current_epoch
-
-
-def train_pairs(
-    module: PairTraining, pairs: PairBatches, epochs: int, accelerator: Accelerator, state: Path | None, identity: str
-) -> None:
-    """Train in this process alone, or resume a training that was killed.
-
-    Other processes that torchrun may have started take no part. A resumed training ends as one that was never
-    interrupted, on devices with deterministic arithmetic.
-
-    Args:
-        module: ends up on the CPU, in evaluation mode.
-        pairs: to learn from.
-        epochs: over all pairs.
-        accelerator: that trains.
-        state: folder of the state after the last epoch, which stays there, so that a finished training is not repeated;
-            None keeps nothing.
-        identity: of the settings; with the pairs it names the file of the state.
-
-    Raises:
-        CorruptFileError: the state of a killed training cannot be read.
-    """
-    last, callbacks = None, [_Epoch(pairs), TrainingProgress(module.n_optimizers)]
-    if state is not None:
-        last = state / f"{_digest(pairs, identity)}.ckpt"
-        last.parent.mkdir(parents=True, exist_ok=True)
-        callbacks.append(LastCheckpoint(last, _NEVER))
-        if last.exists() and not zipfile.is_zipfile(last):
-            raise CorruptFileError(f"{last} is truncated or not a training state: delete it to start over")
-    trainer = Trainer(
-        accelerator=accelerator,
-        devices=1,
-        plugins=[LightningEnvironment()],  # this process alone, also where torchrun started several
-        logger=False,
-        callbacks=callbacks,
-        max_epochs=epochs,
-        enable_checkpointing=state is not None,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        use_distributed_sampler=False,
-    )
-    resumed = last if last is not None and last.exists() else None
-    try:
-        with torch.enable_grad():
-            trainer.fit(module, pairs, ckpt_path=resumed, weights_only=True if resumed else None)
-    except (pickle.UnpicklingError, KeyError, EOFError) as error:
-        raise CorruptFileError(f"{resumed} is damaged ({error}): delete it to start over") from error
-    module.cpu().eval()
-
-
-def _digest(pairs: PairBatches, identity: str) -> str:
-    """16 hexadecimal digits of a hash of everything that determines the trained network."""
-    text = f"{identity} {pairs.batch_size} {pairs.seed} {tuple(pairs.features.shape)}"
-    content = hashlib.sha256(text.encode())
-    for tensor in (pairs.features, pairs.images):
-        content.update(tensor.contiguous().numpy().tobytes())
-    return content.hexdigest()[:16]
 
 
 @dataclass(kw_only=True)
 class TrainedReconstructor(Reconstructor):
-    """A network on features of differences, trained by the Trainer; subclasses define features and training.
+    """A network on features of differences, trained by Lightning; subclasses define features and training.
 
-    It returns no labels of its own: the label is that of the shadow model whose difference has the most similar
-    direction.
+    The label is that of the shadow model whose difference has the most similar direction.
 
     Args:
         batch_size: shadow models per step.
@@ -173,9 +108,13 @@ class TrainedReconstructor(Reconstructor):
     seed: int = 0
     accelerator: Accelerator = "auto"
 
-    @abstractmethod
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.epochs < 1:
+            raise ConfigError(f"batch_size and epochs must be at least 1; got {self.batch_size} and {self.epochs}")
+
     def encoder(self, differences: Tensor) -> Callable[[Tensor], Tensor]:
-        """The map from differences `(m, p)` to features `(m, f)`, fitted to those of shadow models `(s, p)`."""
+        """The map from differences `(m, p)` to features `(m, f)`, fitted to shadow models `(s, p)`; the paper's."""
+        return Standardization.fitted(differences)
 
     @abstractmethod
     def training(self, n_features: int, image_shape: tuple[int, int, int]) -> PairTraining:
@@ -192,15 +131,48 @@ class TrainedReconstructor(Reconstructor):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             module = self.training(features.shape[1], (channels, height, width))
-        pairs = PairBatches(features, images, self.batch_size, self.seed)
-        state = None if self.background is None else self.background.state
-        train_pairs(module, pairs, self.epochs, self.accelerator, state, self.identity)
+        self._train(module, PairBatches(features, images, self.batch_size, self.seed))
         self.network, self.loss, self.n_features = module.network, module.losses[-1], features.shape[1]
         self.directions, self.labels = unit_length(differences), labels
 
+    def _train(self, module: PairTraining, pairs: PairBatches) -> None:
+        """Train in this process alone, or resume a training; the last state stays, so that none is repeated.
+
+        Raises:
+            CorruptFileError: the state of a killed training cannot be read.
+        """
+        state, last = self.background.state if self.background else None, None
+        callbacks: list[Callback] = [TrainingProgress(module.n_optimizers)]
+        if state is not None:
+            settings = f"{self.identity} {pairs.batch_size} {pairs.seed} {tuple(pairs.features.shape)}"
+            last = state / f"{digest(settings, pairs.features, pairs.images)}.ckpt"
+            state.mkdir(parents=True, exist_ok=True)
+            callbacks.append(LastCheckpoint(last, minutes=float("inf")))  # a resumed training begins at an epoch
+            if last.exists() and not zipfile.is_zipfile(last):
+                raise CorruptFileError(f"{last} is truncated or not a training state: delete it to start over")
+        trainer = Trainer(
+            accelerator=self.accelerator,
+            devices=1,
+            plugins=[LightningEnvironment()],  # this process alone, also where torchrun started several
+            logger=False,
+            callbacks=callbacks,
+            max_epochs=self.epochs,
+            enable_checkpointing=state is not None,
+            enable_model_summary=False,
+            enable_progress_bar=False,
+            use_distributed_sampler=False,
+        )
+        resumed = last if last is not None and last.exists() else None
+        try:
+            with torch.enable_grad():
+                trainer.fit(module, pairs, ckpt_path=resumed, weights_only=True if resumed else None)
+        except (pickle.UnpicklingError, KeyError, EOFError) as error:
+            raise CorruptFileError(f"{resumed} is damaged ({error}): delete it to start over") from error
+        module.cpu().eval()
+
     @property
     def facts(self) -> dict[str, float]:
-        """The loss of the last epoch."""
+        """The `training_loss` of the last epoch."""
         return {"training_loss": self.loss}
 
     @torch.no_grad()
@@ -219,22 +191,15 @@ _DEAD = 1e-4
 class Standardization:
     """Each coordinate minus its mean, divided by its standard deviation; constant coordinates become 0.
 
-    Attributes:
-        mean: `(p,)` float64.
-        scale: `(p,)` float64, 0 for constant coordinates.
-
-    Source: Balle, Cherubin and Hayes 2022, section V-A; there a constant coordinate is divided by its rounding error.
+    In [Balle2022], section V-A, a constant coordinate is divided by its rounding error instead.
     """
 
-    mean: Tensor
-    scale: Tensor
+    mean: Tensor  # `(p,)` float64
+    scale: Tensor  # `(p,)` float64, 0 for constant coordinates
 
     @classmethod
     def fitted(cls, differences: Tensor) -> Self:
-        """Of shadow models `(s, p)`.
-
-        Raises:
-            ShapeError: there are fewer than two, or they do not differ.
+        """Of shadow models `(s, p)`; ShapeError if there are fewer than two, or they do not differ.
 
         >>> rows = torch.tensor([[1.0, 5.0], [3.0, 5.0], [5.0, 5.0]])
         >>> Standardization.fitted(rows)(rows).tolist()
@@ -248,11 +213,7 @@ class Standardization:
         return cls(exact.mean(dim=0), torch.where(alive, 1 / deviation, 0.0))
 
     def __call__(self, differences: Tensor) -> Tensor:
-        """Features `(m, p)`, float32.
-
-        Raises:
-            ShapeError: the models have another number of weights, or a weight is NaN or infinite.
-        """
+        """Features `(m, p)`, float32; ShapeError for models of another number of weights, or not finite."""
         if differences.dim() != 2 or differences.shape[1:] != self.mean.shape or not torch.isfinite(differences).all():
             raise ShapeError(
                 f"differences must be finite, (m, {len(self.mean)}); got {tuple(differences.shape)}: "

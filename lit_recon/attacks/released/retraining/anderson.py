@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -13,14 +12,23 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from lit_recon.attacks.released.base import Background, ReconstructedTargets, Reconstructor
-from lit_recon.attacks.released.first_layer import FirstLayerRidge, WhitenedFirstLayer
+from lit_recon.attacks.released.base import (
+    Advance,
+    Background,
+    Improvement,
+    ReconstructedTargets,
+    Reconstructor,
+    digest,
+)
+from lit_recon.attacks.released.first_layer import TINY, FirstLayerRidge, WhitenedFirstLayer
 from lit_recon.attacks.released.retraining.descent import repeatable
 from lit_recon.attacks.shadow.engine import Execution, deltas, train_models
 from lit_recon.attacks.shadow.engines.batched_mlp import fits_batched_mlp
-from lit_recon.attacks.shadow.plan import ShadowPlan
 from lit_recon.errors import ConfigError, CorruptFileError
 from lit_recon.io.files import write_bytes
+
+#: Maps images `(m, d)` and labels `(m,)` to differences `(m, p)` of models trained on them.
+Training = Callable[[Tensor, Tensor], Tensor]
 
 #: Ridge of the least-squares problem, relative to its mean diagonal: rounding errors of corrections are of this order.
 _RIDGE = 1e-6
@@ -28,97 +36,6 @@ _RIDGE = 1e-6
 _LOST = 2.0
 #: Factor on the damping of corrections after such a restart.
 _CAREFUL = 0.5
-
-
-@dataclass(frozen=True, eq=False)
-class RepeatedTraining:
-    """Repeats a training on guesses, and corrects them by the remaining difference of the first layer.
-
-    Attributes:
-        plan: of a deterministic training.
-        layer: the first layer of its models.
-        steps: most trainings per search.
-        memory: number of earlier steps that Anderson acceleration combines.
-        tolerance: relative distance of weights at which a search ends.
-
-    Source: ours, with [Anderson1965] for the acceleration.
-    """
-
-    plan: ShadowPlan
-    layer: WhitenedFirstLayer
-    steps: int
-    memory: int
-    tolerance: float
-
-    def search(
-        self, released: Tensor, starts: Tensor, labels: Tensor, trained: Callable[[int], None] = lambda n: None
-    ) -> tuple[Tensor, Tensor]:
-        """The best images `(m, c, h, w)` and the distances `(m,)` of their weights, relative to the difference.
-
-        Args:
-            released: differences of the released models, `(m, p)`.
-            starts: first guesses, `(m, c, h, w)`.
-            labels: of the images, `(m,)`.
-            trained: called with the number of trainings done or no longer needed.
-        """
-        guesses = starts.flatten(1).double()
-        best, best_correction = guesses.clone(), torch.zeros_like(guesses)
-        least = torch.full((len(guesses),), math.inf, dtype=torch.float64)
-        damping, active = torch.ones_like(least), torch.arange(len(guesses))
-        memory, train = Anderson(len(guesses), guesses.shape[1], self.memory), self._training(starts.shape[1:])
-        for step in range(self.steps):
-            found, wanted = train(guesses, labels[active]), released[active]
-            trained(len(active))
-            distance = _distances(found, wanted)
-            corrections = self._corrections(found, wanted, guesses)
-            closer, lost = distance < least[active], distance > _LOST * least[active]
-            for kept, values in ((best, guesses), (best_correction, corrections), (least, distance)):
-                kept[active[closer]] = values[closer]
-            going = least[active] > self.tolerance
-            trained(int((~going).sum()) * (self.steps - step - 1))
-            if step == self.steps - 1 or not going.any():
-                break
-            memory.forget(lost)
-            damping[active[lost]] *= _CAREFUL
-            guesses[lost], corrections[lost] = best[active[lost]], best_correction[active[lost]]
-            guesses = memory.next(guesses, corrections, damping[active]).clamp(0, 1)[going]
-            memory.keep(going)
-            active = active[going]
-        return best.float().unflatten(1, starts.shape[1:]), least
-
-    def likeliest(self, released: Tensor, images: Tensor) -> Tensor:
-        """The labels `(m,)` for which training on the images comes nearest to the released models.
-
-        Args:
-            released: differences of the released models, `(m, p)`.
-            images: one for every label, `(k, m, c, h, w)`.
-        """
-        train = self._training(images.shape[2:])
-        labels = torch.arange(len(images))[:, None].expand(len(images), len(released))
-        found = [train(each.flatten(1).double(), label) for each, label in zip(images, labels, strict=True)]
-        return torch.stack([_distances(each, released) for each in found]).argmin(dim=0)
-
-    def _training(self, shape: torch.Size) -> Callable[[Tensor, Tensor], Tensor]:
-        """A function from images `(m, d)` and labels `(m,)` to differences `(m, p)` of models trained on them."""
-        plan = self.plan
-        known, initial, reference = plan.known, plan.initial_weights().to(plan.device), plan.reference()
-        execution: Execution = "batched_mlp" if fits_batched_mlp(plan.network) else "vmap"
-
-        def train(images: Tensor, labels: Tensor) -> Tensor:
-            own = images.float().unflatten(1, shape).to(plan.device)
-            return deltas(train_models(known, initial, own, labels.to(plan.device), execution).cpu(), reference)
-
-        return train
-
-    def _corrections(self, found: Tensor, released: Tensor, guesses: Tensor) -> Tensor:
-        """Corrections of guesses `(m, d)`, neglecting that the fixed set's contributions change, too."""
-        rows = self.layer.rows(found)
-        weights = self.layer.weights(rows, guesses)
-        missing = torch.einsum("mj,mjd->md", weights, self.layer.rows(released) - rows)
-        corrections: Tensor = missing / weights.square().sum(dim=1, keepdim=True).clamp(
-            min=torch.finfo(torch.float64).tiny
-        )
-        return corrections
 
 
 def _distances(found: Tensor, released: Tensor) -> Tensor:
@@ -129,52 +46,33 @@ def _distances(found: Tensor, released: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class SearchState:
-    """Results so far; tensors are changed in place.
+    """Best results so far, in tensors that are changed in place."""
 
-    Attributes:
-        images: best ones, `(m, c, h, w)`.
-        labels: of these, `(m,)`.
-        distances: of their weights, `(m,)`; infinite before the first search.
-        searches: number of searches for each, int64 `(m,)`.
-    """
-
-    images: Tensor
-    labels: Tensor
-    distances: Tensor
-    searches: Tensor
+    images: Tensor  # `(m, c, h, w)`
+    labels: Tensor  # `(m,)`
+    distances: Tensor  # of their weights, `(m,)`; infinite before the first search
+    searches: Tensor  # number of searches for each, int64 `(m,)`
 
     @classmethod
     def of(cls, images: Tensor, labels: Tensor) -> SearchState:
-        """The state before the first search, from first guesses."""
+        """Before the first search, from first guesses."""
         never = torch.full((len(images),), torch.inf, dtype=torch.float64)
         return cls(images.clone(), labels.clone(), never, torch.zeros_like(labels))
 
     def update(self, which: Tensor, labels: Tensor, images: Tensor, distances: Tensor) -> None:
-        """Count one search for some targets, and keep results that are better.
-
-        Args:
-            which: positions `(s,)`.
-            labels: used in the searches, `(s,)`.
-            images: found, `(s, c, h, w)`.
-            distances: of these, `(s,)`.
-        """
+        """Count one search for the targets at positions `which`, `(s,)`, and keep results that are better."""
         closer = distances < self.distances[which]
         for kept, values in ((self.images, images), (self.labels, labels), (self.distances, distances)):
             kept[which[closer]] = values[closer]
         self.searches[which] += 1
 
     def write(self, path: Path) -> None:
-        """Write the file, atomically."""
-        tensors = {field.name: getattr(self, field.name).contiguous() for field in fields(self)}
-        write_bytes(path, save(tensors))
+        """Write a file, atomically."""
+        write_bytes(path, save({field.name: getattr(self, field.name).contiguous() for field in fields(self)}))
 
     @classmethod
     def read(cls, path: Path) -> SearchState:
-        """Read a file of `write`.
-
-        Raises:
-            CorruptFileError: the file is damaged.
-        """
+        """Read a file of `write`; CorruptFileError if it is damaged."""
         try:
             return cls(**load_file(path))
         except (SafetensorError, OSError, ValueError, TypeError) as error:
@@ -183,31 +81,12 @@ class SearchState:
             ) from error
 
 
-def state_path(folder: Path, identity: str, *tensors: Tensor) -> Path:
-    """File of the state of a search, named by a hash of settings and inputs.
-
-    Args:
-        folder: of the file.
-        identity: settings as text.
-        tensors: inputs of the search.
-    """
-    content = hashlib.sha256(identity.encode())
-    for tensor in tensors:
-        content.update(tensor.contiguous().numpy().tobytes())
-    return folder / f"search_{content.hexdigest()[:16]}.safetensors"
-
-
 class Anderson:
-    """Anderson acceleration of many independent fixed-point iterations.
+    """Anderson acceleration of `n` independent fixed-point iterations, which combines up to `memory` earlier guesses.
 
     A correction is what the plain iteration would add to a guess. If corrections are affine in the guess, the fixed
     point is reached in as many steps as their linear part has distinct eigenvalues, even if the plain iteration
     diverges.
-
-    Args:
-        n: number of iterations.
-        size: length of a guess.
-        memory: number of earlier guesses that are combined.
 
     Source: [Anderson1965]; [WalkerNi2011] for the least-squares problem in differences of consecutive corrections.
     """
@@ -230,13 +109,7 @@ class Anderson:
             self._last = self._last[0][which], self._last[1][which]
 
     def next(self, guesses: Tensor, corrections: Tensor, damping: Tensor) -> Tensor:
-        """The next guesses.
-
-        Args:
-            guesses: `(n, size)` float64.
-            corrections: of these, `(n, size)`.
-            damping: `(n,)`, factor on corrections outside the span of the memory.
-        """
+        """The next guesses `(n, size)` float64; `damping` `(n,)` multiplies corrections outside the memory's span."""
         if self._last is not None:
             known = ~self._fresh[:, None]
             self._moves = torch.cat([self._moves[:, 1:], ((guesses - self._last[0]) * known)[:, None]], dim=1)
@@ -252,7 +125,7 @@ class Anderson:
 
 
 @dataclass
-class AndersonRetraining(Reconstructor):
+class AndersonRetraining(Improvement):
     """Improve the guess of another reconstructor by repeating the training until the weights agree.
 
     Every step costs one training. The guess whose weights come nearest to the released ones is returned. If they do not
@@ -280,34 +153,26 @@ class AndersonRetraining(Reconstructor):
     certain: float = 1e-2
     together: int = 100
 
-    needs_background = True
-
     def __post_init__(self) -> None:
         counts = (self.steps, self.memory, self.together, self.restarts + 1)
         if min(counts) < 1 or not 0 < self.tolerance <= self.certain < 1:
             raise ConfigError(
                 "steps, memory and together must be at least 1, restarts 0 or more, and 0 < tolerance <= certain < 1; "
-                f"got {self.steps}, {self.memory}, {self.together}, {self.restarts}, {self.tolerance}, {self.certain}"
+                f"got {self}"
             )
 
     def prepare(self, background: Background) -> None:
-        plan = repeatable(background.plan, "AndersonRetraining")
-        layer = WhitenedFirstLayer.of(plan, "AndersonRetraining")
-        self.training = RepeatedTraining(plan, layer, self.steps, self.memory, self.tolerance)
+        self.plan = repeatable(background.plan, "AndersonRetraining")
+        self.layer = WhitenedFirstLayer.of(self.plan, "AndersonRetraining")
         self.folder, self.announce = background.state, background.announce
         self.guess = (self.inner or FirstLayerRidge()).bind(background)
 
-    @property
-    def first(self) -> Reconstructor:
-        return self.guess
-
     def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
-        self.guess = self.guess.fitted(differences, images, labels, n_classes)
+        super().fit(differences, images, labels, n_classes)
         self.shadow_images, self.shadow_labels, self.n_classes = images, labels, n_classes
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Those of the first guess, and how it was improved."""
         how = (
             f"Every first guess was corrected by up to {self.steps} trainings on it; an image is certified if the "
             f"retrained weights differ from the released ones by at most {self.certain:g} of the image's effect on the "
@@ -319,8 +184,9 @@ class AndersonRetraining(Reconstructor):
         first = self.guess.reconstruct(differences)
         path, state = None, SearchState.of(first.images, first.labels)
         if self.folder is not None:
-            path = state_path(self.folder, f"{self}", differences, first.images, first.labels)
+            path = self.folder / f"search_{digest(f'{self}', differences, first.images, first.labels)}.safetensors"
             state = SearchState.read(path) if path.is_file() else state
+        train = self._training(first.images.shape[1:])
         for attempt in range(self.restarts + 1):
             left = ((state.distances > self.certain) & (state.searches == attempt)).nonzero().squeeze(1)
             if not len(left):
@@ -330,20 +196,72 @@ class AndersonRetraining(Reconstructor):
             for chunk in left.split(self.together):
                 starts, labels = first.images[chunk], first.labels[chunk]
                 if attempt:
-                    starts, labels = self._again(differences[chunk], starts, attempt)
-                state.update(chunk, labels, *self.training.search(differences[chunk], starts, labels, advance))
+                    starts, labels = self._again(train, differences[chunk], starts, attempt)
+                state.update(chunk, labels, *self._search(train, differences[chunk], starts, labels, advance))
                 if path is not None:
                     state.write(path)
         return ReconstructedTargets(state.images, state.labels, state.distances, state.distances <= self.certain)
 
-    def _again(self, differences: Tensor, images: Tensor, attempt: int) -> tuple[Tensor, Tensor]:
-        """Starts `(m, c, h, w)` and labels `(m,)` of a further search."""
-        starts = []
+    def _training(self, shape: torch.Size) -> Training:
+        plan = self.plan
+        known, initial, reference = plan.known, plan.initial_weights().to(plan.device), plan.reference()
+        execution: Execution = "batched_mlp" if fits_batched_mlp(plan.network) else "vmap"
+
+        def train(images: Tensor, labels: Tensor) -> Tensor:
+            own = images.float().unflatten(1, shape).to(plan.device)
+            return deltas(train_models(known, initial, own, labels.to(plan.device), execution).cpu(), reference)
+
+        return train
+
+    def _search(
+        self, train: Training, released: Tensor, starts: Tensor, labels: Tensor, advance: Advance
+    ) -> tuple[Tensor, Tensor]:
+        """The best images `(m, c, h, w)` and the relative distances `(m,)` of their weights from `released`, `(m, p)`.
+
+        `advance` is called with the number of trainings done or no longer needed.
+        """
+        guesses = starts.flatten(1).double()
+        best, best_correction = guesses.clone(), torch.zeros_like(guesses)
+        least = torch.full((len(guesses),), math.inf, dtype=torch.float64)
+        damping, active = torch.ones_like(least), torch.arange(len(guesses))
+        memory = Anderson(len(guesses), guesses.shape[1], self.memory)
+        for step in range(self.steps):
+            found, wanted = train(guesses, labels[active]), released[active]
+            advance(len(active))
+            distance = _distances(found, wanted)
+            corrections = self._corrections(found, wanted, guesses)
+            closer, lost = distance < least[active], distance > _LOST * least[active]
+            for kept, values in ((best, guesses), (best_correction, corrections), (least, distance)):
+                kept[active[closer]] = values[closer]
+            going = least[active] > self.tolerance
+            advance(int((~going).sum()) * (self.steps - step - 1))
+            if step == self.steps - 1 or not going.any():
+                break
+            memory.forget(lost)
+            damping[active[lost]] *= _CAREFUL
+            guesses[lost], corrections[lost] = best[active[lost]], best_correction[active[lost]]
+            guesses = memory.next(guesses, corrections, damping[active]).clamp(0, 1)[going]
+            memory.keep(going)
+            active = active[going]
+        return best.float().unflatten(1, starts.shape[1:]), least
+
+    def _corrections(self, found: Tensor, released: Tensor, guesses: Tensor) -> Tensor:
+        """Corrections of guesses `(m, d)`, neglecting that the fixed set's contributions change, too."""
+        rows = self.layer.rows(found)
+        weights = self.layer.weights(rows, guesses)
+        missing = torch.einsum("mj,mjd->md", weights, self.layer.rows(released) - rows)
+        corrections: Tensor = missing / weights.square().sum(dim=1, keepdim=True).clamp(min=TINY)
+        return corrections
+
+    def _again(self, train: Training, released: Tensor, images: Tensor, attempt: int) -> tuple[Tensor, Tensor]:
+        """Starts `(m, c, h, w)` and labels `(m,)` of a further search, given the first guesses."""
+        starts, distances = [], []
         for label in range(self.n_classes):
             of_class = self.shadow_images[self.shadow_labels == label]
             of_class = of_class if len(of_class) else self.shadow_images
             other = of_class.mean(dim=0) if attempt <= 2 else of_class[(attempt - 3) % len(of_class)]
             starts.append((images + other) / 2 if attempt == 1 else other.expand_as(images))
-        candidates = torch.stack(starts)
-        labels = self.training.likeliest(differences, candidates)
-        return candidates[labels, torch.arange(len(images))], labels
+            found = train(starts[-1].flatten(1).double(), torch.full((len(images),), label))
+            distances.append(_distances(found, released))
+        labels = torch.stack(distances).argmin(dim=0)
+        return torch.stack(starts)[labels, torch.arange(len(images))], labels

@@ -1,8 +1,7 @@
 """Reconstruction by gradient descent through the training.
 
-An informed adversary can repeat the training with any image in the place of the unknown one, and differentiate the
-trained weights with respect to its pixels. He descends on the distance of these weights from the released ones,
-starting from the guess of another reconstructor.
+An informed adversary can repeat the training with any image in the place of the unknown one, and descend on the
+distance of the trained from the released weights, differentiated with respect to the image's pixels.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.released.base import Background, ReconstructedTargets, Reconstructor
+from lit_recon.attacks.released.base import Background, Improvement, ReconstructedTargets, Reconstructor
 from lit_recon.attacks.released.kernel_ridge import KernelRidge
 from lit_recon.attacks.shadow.engines.general import mean_loss_gradient
 from lit_recon.attacks.shadow.plan import ShadowPlan
@@ -25,7 +24,7 @@ _MEAN, _SQUARE = 0.9, 0.99
 
 
 @dataclass
-class Retraining(Reconstructor):
+class Retraining(Improvement):
     """Improve the guess of another reconstructor by descent on the distance of retrained from released weights.
 
     The optimizer is Adam with one mean square per image, so that pixels without a gradient do not move; the rate falls
@@ -38,8 +37,7 @@ class Retraining(Reconstructor):
         lr: initial step size, in units of a pixel's root mean square gradient.
         together: targets at a time; memory grows with it and with the steps of the training.
 
-    Source: ours; matching final weights by differentiating through training is known from dataset distillation
-    (Maclaurin, Duvenaud and Adams 2015 for the gradient).
+    Source: ours; for gradients through a training see Maclaurin, Duvenaud and Adams 2015.
     """
 
     inner: Reconstructor | None = None
@@ -47,41 +45,29 @@ class Retraining(Reconstructor):
     lr: float = 0.02
     together: int = 4
 
-    needs_background = True
-
     def __post_init__(self) -> None:
         if min(self.steps, self.together) < 1 or not self.lr > 0:
-            raise ConfigError(
-                f"steps and together must be at least 1 and lr above 0; got {self.steps}, {self.together} and {self.lr}"
-            )
+            raise ConfigError(f"steps and together must be at least 1 and lr above 0; got {self}")
 
     def prepare(self, background: Background) -> None:
         self.plan = repeatable(background.plan, "Retraining")
         self.guess = (self.inner or KernelRidge()).bind(background)
 
     @property
-    def first(self) -> Reconstructor:
-        return self.guess
-
-    def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
-        self.guess = self.guess.fitted(differences, images, labels, n_classes)
-
-    @property
     def notes(self) -> tuple[str, ...]:
-        """Those of the first guess, and how it was improved."""
         how = (
             f"Every first guess was improved by {self.steps} steps on the distance of retrained from released weights."
         )
         return (*super().notes, how)
 
     def reconstruct(self, differences: Tensor) -> ReconstructedTargets:
-        first = self.guess.reconstruct(differences)
-        known, initial = self.plan.known, self.plan.initial_weights().to(self.plan.device)
+        first, device = self.guess.reconstruct(differences), self.plan.device
+        known, initial = self.plan.known, self.plan.initial_weights().to(device)
         reference, found, distances = self.plan.reference(), [], []
         for chunk in torch.arange(len(differences)).split(self.together):
-            start, labels = (value[chunk].to(self.plan.device) for value in (first.images, first.labels))
-            wanted = (differences[chunk].double() + reference).float().to(self.plan.device)
-            scale = differences[chunk].norm(dim=1).to(self.plan.device)
+            start, labels = first.images[chunk].to(device), first.labels[chunk].to(device)
+            wanted = (differences[chunk].double() + reference).float().to(device)
+            scale = differences[chunk].norm(dim=1).to(device)
             images, distance = self._descend(known, initial, start, labels, wanted, scale)
             found.append(images.cpu())
             distances.append(distance.cpu())
@@ -112,11 +98,10 @@ class Retraining(Reconstructor):
 
 
 def repeatable(plan: ShadowPlan | None, who: str) -> ShadowPlan:
-    """The plan, if its training can be repeated with any image in the place of the unknown one; `who` asks.
+    """The plan, if its training can be repeated with any image in the place of the unknown one; errors name `who`.
 
     Raises:
-        ThreatModelError: the adversary does not see the whole model.
-        ConfigError: the training is random, or is not gradient descent on full batches.
+        ThreatModelError, ConfigError: the whole model is not seen; the training is random, or not by full batches.
     """
     if plan is None:
         raise ThreatModelError(f"{who} needs an adversary who sees the whole model and can repeat its training")
@@ -134,11 +119,7 @@ def repeatable(plan: ShadowPlan | None, who: str) -> ShadowPlan:
 def trained_weights(known: KnownTraining, initial: Tensor, images: Tensor, labels: Tensor) -> Tensor:
     """Weights `(m, p)` of models each trained on the fixed set and one image, differentiable in the images.
 
-    Args:
-        known: the training: full batches, gradient descent with momentum.
-        initial: weights `(p,)` of all models.
-        images: own image of each model, `(m, c, h, w)`.
-        labels: of those, `(m,)`.
+    The training is gradient descent with momentum on full batches, which starts from weights `(p,)`.
     """
     descent, gradient = known.descent, mean_loss_gradient(known)
     weights = initial.expand(len(images), -1)

@@ -27,30 +27,19 @@ from lit_recon.models.released import ReleasedMLP
 
 
 def suits(descent: GradientDescent, fixed: SharedImages) -> bool:
-    """Whether this training can be done in dual coordinates, with less arithmetic.
-
-    It cannot if steps are not linear in gradients, or if noise leaves the span of the images.
-    """
+    """Whether dual coordinates need less arithmetic; they need linear steps, without noise outside the images' span."""
     linear = descent.optimizer == "sgd" and descent.batch_size is None and not descent.is_noisy
     return linear and len(fixed.images) < 2 * fixed.pixels.n_often(fixed.images)
 
 
 class ImageSpan(NamedTuple):
-    """The fixed images, split into multiples of their mean and remainders.
+    """The fixed images, split into multiples of their mean and remainders."""
 
-    Attributes:
-        mean: `(d,)`.
-        sides: remainders, `(n, d)`: the images minus `shares` times the mean.
-        products: inner products of remainders, `(n, n)`.
-        shares: projection coefficients of the images on the mean, `(n,)`.
-        mean_products: inner products of the images with the mean, `(n,)`.
-    """
-
-    mean: Tensor
-    sides: Tensor
-    products: Tensor
-    shares: Tensor
-    mean_products: Tensor
+    mean: Tensor  # `(d,)`
+    sides: Tensor  # remainders, `(n, d)`: the images minus `shares` times the mean
+    products: Tensor  # inner products of remainders, `(n, n)`
+    shares: Tensor  # projection coefficients of the images on the mean, `(n,)`
+    mean_products: Tensor  # inner products of the images with the mean, `(n,)`
 
     @classmethod
     def of(cls, images: Tensor) -> ImageSpan:
@@ -58,26 +47,20 @@ class ImageSpan(NamedTuple):
         exact = images.double()
         mean = exact.mean(0)
         mean_products = exact @ mean
-        # 0 / 0 if all images are black.
-        shares = (mean_products / mean.square().sum()).nan_to_num()
+        shares = (mean_products / mean.square().sum()).nan_to_num()  # 0 / 0 if all images are black
         sides = exact - shares[:, None] * mean
         found = mean, sides, sides @ sides.T, shares, mean_products
         return cls(*(part.to(images.dtype) for part in found))
 
 
 class FirstLayers:
-    """The first layers of many models, as coefficients of images.
+    """The first layers of many models, as coefficients of the fixed images `(n, d)` and of own images `(s, d)`.
 
-    Args:
-        weights: of the start, `(s, h, d)`.
-        bias: of the start, `(s, h)`.
-        fixed: the fixed images, `(n, d)`.
-        span: of those.
-        own: one further image of each model, `(s, d)`.
+    They start from weights `(s, h, d)` and biases `(s, h)`.
 
     Attributes:
         sides: coefficients of the remainders, `(s, h, n)`.
-        rest: of its mean and of the own image, and the bias, `(s, h, 3)`.
+        rest: coefficients of the mean and of the own image, and the bias, `(s, h, 3)`.
     """
 
     def __init__(self, weights: Tensor, bias: Tensor, fixed: Tensor, span: ImageSpan, own: Tensor) -> None:
@@ -126,18 +109,9 @@ def _wide(left: Tensor, right: Tensor) -> Tensor:
 def train_dual(
     known: KnownTraining, activation: str, fixed: SharedImages, span: ImageSpan, weights: list[Tensor], own: OwnImages
 ) -> Tensor:
-    """Train one model per own image, all at once.
+    """Train one model per own image, all at once, in dual coordinates, for a training that `suits` them.
 
-    Args:
-        known: the training, for which `suits` is true.
-        activation: between layers.
-        fixed: the fixed set.
-        span: of the fixed images.
-        weights: of the start, `(s, o, i)` and `(s, o)` for every layer; those of later layers are overwritten.
-        own: one further image of each model.
-
-    Returns:
-        Flat weights `(s, p)`; with snapshots `(s, t * p)`.
+    The weights of the start, `(s, o, i)` and `(s, o)` for every layer, are overwritten. Results as of `train_models`.
     """
     descent, n, released = known.descent, len(fixed.images), []
     layers, later = FirstLayers(weights[0], weights[1], fixed.images, span, own.images), weights[2:]
@@ -189,13 +163,7 @@ def train_batched_mlp(
     generators: Sequence[torch.Generator] | None = None,
     chunk: int | None = None,
 ) -> Tensor:
-    """Train one model per image on the fixed set and that image, `chunk` models at a time; default: `chunk_size`.
-
-    Arguments, result and errors as for `train_loop`; besides:
-
-    Raises:
-        UnsupportedModelError: the network is not an MLP with a hidden layer and a supported activation.
-    """
+    """Train `chunk` models at a time, by default `chunk_size`; arguments, result and errors as for `train_models`."""
     known.check(initial, images, labels, generators)
     size, batches = chunk or chunk_size(known), Batches(known, generators)
     fixed, trained = prepared(known), []
@@ -213,18 +181,7 @@ def train_batched_mlp(
 
 @torch.no_grad()
 def train_without(known: KnownTraining, initial: Tensor) -> Tensor:
-    """Training by full batches without own images and without noise, for the reference.
-
-    Args:
-        known: the training.
-        initial: weights `(p,)`.
-
-    Returns:
-        Flat weights `(p,)`; with snapshots `(t * p,)`.
-
-    Raises:
-        UnsupportedModelError: as for `train_batched_mlp`.
-    """
+    """Weights `(p,)` of the reference, with snapshots `(t * p,)`: without own images and noise, by full batches."""
     return _train_chunk(known, prepared(known), initial[None], Batches(known, None).of(slice(1)))[0]
 
 
@@ -258,11 +215,9 @@ def _train_chunk(
     own: OwnImages | None = None,
     noise: Sequence[torch.Generator] = (),
 ) -> Tensor:
-    network, descent, n = _mlp(known.network), known.descent, len(known.images)
-    activation, n_classes = network.activation, network.linear_layers[-1].out_features
-    weights = _apart(known, initial)
-    optimizer, kept, released = Descent(descent, weights), known.kept_steps, []
-    mechanism = mechanism_of(descent.dp, known.n_steps)
+    activation, n, weights = _mlp(known.network).activation, len(known.images), _apart(known, initial)
+    optimizer, kept, released = Descent(known.descent, weights), known.kept_steps, []
+    mechanism = mechanism_of(known)
     bound = None if mechanism is None else mechanism.bound
     for step, numbers in enumerate(batches, start=1):
         if numbers is None:
@@ -271,7 +226,7 @@ def _train_chunk(
                 add_noise(gradients, mechanism, noise)
         elif own is None or numbers.dim() == 1:
             fixed = numbers[numbers < n]
-            part = SharedImages(whole.images[fixed], whole.labels[fixed], n_classes)
+            part = SharedImages(whole.images[fixed], whole.labels[fixed], len(whole.classes))
             gradients = shared_gradients(weights, part, own if len(fixed) < len(numbers) else None, activation)
         else:
             gradients = separate_gradients(weights, whole, own, numbers, activation)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 from lit_recon.attacks.shadow.steps import Batches, Descent, add_noise, gathered, mechanism_of
-from lit_recon.attacks.shadow.training import KnownTraining, flat_weights, unflatten
+from lit_recon.attacks.shadow.training import KnownTraining, cross_entropy, flat_weights, unflatten
 from lit_recon.defenses.base import Batch
 from lit_recon.defenses.clipping import DPSGD, clipped_examples
 from lit_recon.defenses.release import update_of_batch
@@ -29,20 +30,16 @@ def train_vmap(
     generators: Sequence[torch.Generator] | None = None,
     chunk: int = 32,
 ) -> Tensor:
-    """Train one model per image on the fixed set and that image, `chunk` models at a time.
-
-    Arguments, result and errors as for `train_loop`.
-    """
+    """Train `chunk` models at a time; arguments, result and errors as for `train_models`."""
     known.check(initial, images, labels, generators)
-    descent, network, n = known.descent, known.network, len(known.images)
-    mechanism = mechanism_of(descent.dp, known.n_steps)
+    network, n, mechanism = known.network, len(known.images), mechanism_of(known)
     gradient = mean_loss_gradient(known)
     batches, kept, trained = Batches(known, generators), known.kept_steps, []
     for start in range(0, len(images), chunk):
         members = slice(start, start + chunk)
         own, own_labels = images[members], labels[members]
         weights = initial.expand(len(images), -1)[members].clone()
-        optimizer, released = Descent(descent, [weights]), []
+        optimizer, released = Descent(known.descent, [weights]), []
         for step, numbers in enumerate(batches.of(members), start=1):
             if numbers is not None:
                 optimizer.step([_of_batch(known, weights, own, own_labels, numbers)], scale=1 / numbers.shape[-1])
@@ -50,7 +47,8 @@ def train_vmap(
                 optimizer.step([gradient(weights, own, own_labels)])
             else:
                 total = clipped_sums(network, weights, known.images, known.labels, mechanism.bound)
-                total += _own_clipped(network, weights, own, own_labels, mechanism.bound)
+                of_own = partial(_clipped_sum, network, bound=mechanism.bound)
+                total += vmap(of_own)(weights, own[:, None], own_labels[:, None])
                 add_noise(list(unflatten(network, total).values()), mechanism, (generators or ())[members])
                 optimizer.step([total], scale=1 / (n + 1))
             if step in kept:
@@ -60,11 +58,10 @@ def train_vmap(
 
 
 def mean_loss_gradient(known: KnownTraining) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Gradients `(s, p)` of the mean cross-entropy over the fixed set and one image.
+    """Gradients `(s, p)` of the mean cross-entropy over the fixed set and one image, differentiable.
 
     Returns:
-        A function of weights `(s, p)`, own images `(s, c, h, w)` and their labels `(s,)`, differentiable in all but the
-        labels.
+        A function of weights `(s, p)`, own images `(s, c, h, w)` and their labels `(s,)`.
     """
     network, n = known.network, len(known.images)
 
@@ -79,47 +76,31 @@ def mean_loss_gradient(known: KnownTraining) -> Callable[[Tensor, Tensor, Tensor
 
 def _of_batch(known: KnownTraining, weights: Tensor, own: Tensor, own_labels: Tensor, numbers: Tensor) -> Tensor:
     """Gradients of the loss summed over one mini-batch, `(s, p)`."""
-
-    def loss(parameters: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-        logits = functional_call(known.network, unflatten(known.network, parameters), images)
-        return F.cross_entropy(logits, labels, reduction="sum")
-
-    found: Tensor
+    gradient, found = grad(partial(cross_entropy, known.network, reduction="sum")), torch.zeros_like(weights)
     if numbers.dim() == 2:
         images, labels = gathered(known.images, own, numbers), gathered(known.labels, own_labels, numbers)
-        found = vmap(grad(loss))(weights, images, labels)
+        found += vmap(gradient)(weights, images, labels)
         return found
     fixed = numbers[numbers < len(known.images)]
-    found = torch.zeros_like(weights)
     if len(fixed):
-        found += vmap(grad(loss), in_dims=(0, None, None))(weights, known.images[fixed], known.labels[fixed])
+        found += vmap(gradient, in_dims=(0, None, None))(weights, known.images[fixed], known.labels[fixed])
     if len(fixed) < len(numbers):
-        found += vmap(grad(loss))(weights, own[:, None], own_labels[:, None])
+        found += vmap(gradient)(weights, own[:, None], own_labels[:, None])
     return found
 
 
 def clipped_sums(network: nn.Module, weights: Tensor, images: Tensor, labels: Tensor, bound: float) -> Tensor:
     """Sums of the clipped gradients of all images, `(s, p)`, at each of the weights `(s, p)`."""
     size = max(1, _PIECE_BYTES // (weights.numel() * weights.element_size()))
-    total = torch.zeros_like(weights)
-
-    def of_one(own: Tensor, some: Tensor, of_some: Tensor) -> Tensor:
-        return _clipped_sum(network, own, some, of_some, bound)
-
+    total, of_piece = torch.zeros_like(weights), partial(_clipped_sum, network, bound=bound)
     for piece, some_labels in zip(images.split(size), labels.split(size), strict=True):
-        total += vmap(of_one, in_dims=(0, None, None))(weights, piece, some_labels)
+        total += vmap(of_piece, in_dims=(0, None, None))(weights, piece, some_labels)
     return total
 
 
-def _own_clipped(network: nn.Module, weights: Tensor, images: Tensor, labels: Tensor, bound: float) -> Tensor:
-    def of_one(own: Tensor, image: Tensor, label: Tensor) -> Tensor:
-        return _clipped_sum(network, own, image[None], label[None], bound)
-
-    found: Tensor = vmap(of_one)(weights, images, labels)
-    return found
-
-
 def _clipped_sum(network: nn.Module, weights: Tensor, images: Tensor, labels: Tensor, bound: float) -> Tensor:
+    """Sum `(p,)` of the clipped gradients of images `(n, c, h, w)` at weights `(p,)`."""
+
     def loss(parameters: Update, image: Tensor, label: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(network, parameters, image[None]), label[None])
 
@@ -138,29 +119,13 @@ def train_loop(
     labels: Tensor,
     generators: Sequence[torch.Generator] | None = None,
 ) -> Tensor:
-    """Train one model per image on the fixed set and that image, by PyTorch's optimizer and the defense's own code.
-
-    Args:
-        known: the training.
-        initial: weights `(p,)` of all models, or `(s, p)` of each.
-        images: own image of each model, `(s, c, h, w)`.
-        labels: of those, `(s,)`.
-        generators: for noise or an unknown order of mini-batches one per model, for a known order one in all, else
-            None.
-
-    Returns:
-        Flat weights `(s, p)`; with snapshots `(s, t * p)`, in the order of their steps.
-
-    Raises:
-        ShapeError: arguments do not fit.
-    """
+    """Train one model after the other, by PyTorch's optimizer and the defense's own code; see `train_models`."""
     known.check(initial, images, labels, generators)
-    descent, network = known.descent, copy.deepcopy(known.network)
-    mechanism = mechanism_of(descent.dp, known.n_steps)
+    network, mechanism = copy.deepcopy(known.network), mechanism_of(known)
     batches, kept, trained = Batches(known, generators), known.kept_steps, []
     for index, (start, image, label) in enumerate(zip(initial.expand(len(images), -1), images, labels, strict=True)):
         network.load_state_dict(unflatten(network, start))
-        optimizer = descent.torch_optimizer(network)
+        optimizer = known.descent.torch_optimizer(network)
         whole = Batch(torch.cat([known.images, image[None]]), torch.cat([known.labels, label[None]]))
         generator = generators[index] if mechanism is not None and generators else torch.Generator()
         released = []
@@ -188,7 +153,7 @@ def _set_private_gradient(network: nn.Module, mechanism: DPSGD, whole: Batch, ge
         def loss(parameters: Update) -> Tensor:
             return F.cross_entropy(functional_call(network, parameters, batch.images), batch.labels)
 
-        found: Update = torch.func.grad(loss)(weights)
+        found: Update = grad(loss)(weights)
         return found
 
     released = update_of_batch(mechanism, gradient, whole, generator, _EXAMPLES)

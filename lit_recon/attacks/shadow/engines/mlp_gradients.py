@@ -1,9 +1,9 @@
 """Gradients of many MLPs at once, by matrix products instead of automatic differentiation.
 
 All models see the same images, so that their first layers, stacked, form one wide matrix. Its product with the images
-and the product of the backpropagated gradients with the images are nearly all of the arithmetic. Everything else is
-elementwise on `(s, neurons, n)`, or small products, block by block of the images; the models' own images are computed
-by the same functions with `n` = 1. If every model has batches of its own, there is one product per model instead.
+and that of the backpropagated gradients with the images are nearly all of the arithmetic. All else is elementwise on
+`(s, neurons, n)`, or small products, block by block of the images; the models' own images are computed by the same
+functions with `n` = 1. If every model has batches of its own, there is one product per model instead.
 
 Clipping needs the norm of every image's gradient, not the gradient: in a linear layer it is the norm of the input, with
 a 1 appended for the bias, times that of the gradient with respect to the output.
@@ -22,8 +22,8 @@ from lit_recon.attacks.shadow.engines.pixels import UsedPixels, added, blocks
 from lit_recon.attacks.shadow.steps import gathered
 from lit_recon.defenses.clipping import clip_factors
 
-#: Activations whose derivative is a function of their value.
-ACTIVATIONS = ("elu", "relu", "tanh", "sigmoid")
+#: Activations, in place, whose derivative is a function of their value.
+ACTIVATIONS = {"elu": F.elu_, "relu": torch.relu_, "tanh": torch.tanh_, "sigmoid": torch.sigmoid_}
 
 
 class OwnImages(NamedTuple):
@@ -34,14 +34,7 @@ class OwnImages(NamedTuple):
 
 
 class SharedImages:
-    """Images that all models share, prepared for products.
-
-    Args:
-        images: `(n, d)`.
-        labels: int64 `(n,)`.
-        n_classes: number of logits `k`.
-        pixels: which pixels are multiplied densely and which sparsely; default: all densely.
-    """
+    """Images `(n, d)` with labels `(n,)` that all models share, prepared for products; default: all pixels densely."""
 
     def __init__(self, images: Tensor, labels: Tensor, n_classes: int, pixels: UsedPixels | None = None) -> None:
         self.images, self.labels = images, labels
@@ -56,24 +49,14 @@ class SharedImages:
 
 
 class Clip(NamedTuple):
-    """Clipping of the gradients of single images.
-
-    Attributes:
-        squares: squared norms of the inputs, `(n,)` or `(s, 1)`.
-        bound: largest norm of a gradient.
-    """
+    """Clipping of single images' gradients: squared norms of the inputs, `(n,)` or `(s, 1)`, and largest norm."""
 
     squares: Tensor
     bound: float
 
 
 class Flow(NamedTuple):
-    """Gradients of the loss summed over one batch of inputs.
-
-    Attributes:
-        first: with respect to the first layer's outputs, `(s, h, n)`.
-        later: of weights `(s, o, i)` and biases `(s, o)` of all later layers.
-    """
+    """Gradients in the first layer's outputs, `(s, h, n)`, and summed ones of all later weights and biases."""
 
     first: Tensor
     later: list[Tensor]
@@ -82,17 +65,10 @@ class Flow(NamedTuple):
 def shared_gradients(
     weights: list[Tensor], inputs: SharedImages, own: OwnImages | None, activation: str, bound: float | None = None
 ) -> list[Tensor]:
-    """Gradients of the loss summed over images that all models share, and over the own ones where there are any.
+    """Gradients of the loss summed over the images that all models share, and over their own ones, if any.
 
-    Args:
-        weights: of `s` models, `(s, o, i)` and `(s, o)` for every layer.
-        inputs: the images that all share.
-        own: one further image of each.
-        activation: between layers.
-        bound: largest norm of an image's gradient; None: no clipping.
-
-    Returns:
-        One tensor for each of `weights`.
+    Weights and gradients are `(s, o, i)` and `(s, o)` for every layer. `bound` is the largest norm of an image's
+    gradient; None: no clipping.
     """
     s, neurons, d = weights[0].shape
     parts = inputs.pixels.split(weights[0].view(s * neurons, d))
@@ -115,18 +91,7 @@ def shared_gradients(
 def separate_gradients(
     weights: list[Tensor], whole: SharedImages, own: OwnImages, numbers: Tensor, activation: str
 ) -> list[Tensor]:
-    """Gradients of the loss summed over batches, one for every model.
-
-    Args:
-        weights: of `s` models, `(s, o, i)` and `(s, o)` for every layer.
-        whole: the fixed set.
-        own: one further image of each model.
-        numbers: indices of the images of each model's batch, `(s, b)`, as in `Batches`.
-        activation: between layers.
-
-    Returns:
-        One tensor for each of `weights`.
-    """
+    """Gradients of the loss summed over the images of every model's batch, `numbers` `(s, b)` as in `Batches`."""
     images, labels = gathered(whole.images, own.images, numbers), gathered(whole.labels, own.labels, numbers)
     classes = one_hot(labels, weights[-1].shape[1], images.dtype).transpose(1, 2)
     outputs = torch.baddbmm(weights[1][:, :, None], weights[0], images.transpose(1, 2))
@@ -150,16 +115,11 @@ def _add_own(
 def flow(outputs: Tensor, later: list[Tensor], classes: Tensor, activation: str, clip: Clip | None) -> Flow:
     """Forward and backward pass from the first layer's outputs `(s, h, n)`, which are overwritten.
 
-    Args:
-        outputs: of the first layer.
-        later: weights and biases of all later layers.
-        classes: one-hot, `(k, n)`, or of every model's own images `(s, k, n)`.
-        activation: between layers.
-        clip: of the gradient of every input; None: no clipping.
+    `later` are weights and biases of all later layers, `classes` are one-hot, `(k, n)` or for own images `(s, k, n)`.
     """
     values = []
     for layer in range(0, len(later), 2):
-        values.append(_activate(outputs, activation))
+        values.append(ACTIVATIONS[activation](outputs))
         outputs = torch.baddbmm(later[layer + 1][:, :, None], later[layer], values[-1])
     residual = torch.softmax(outputs, dim=1).sub_(classes)
     if clip is not None:
@@ -190,12 +150,6 @@ def products_with_one(matrices: Tensor, vectors: Tensor) -> Tensor:
 def one_hot(labels: Tensor, n_classes: int, dtype: torch.dtype) -> Tensor:
     """Classes `(..., k)` of labels `(...)`."""
     return F.one_hot(labels, n_classes).to(dtype)
-
-
-def _activate(inputs: Tensor, activation: str) -> Tensor:
-    if activation == "elu":
-        return F.elu_(inputs)
-    return inputs.tanh_() if activation == "tanh" else inputs.relu_() if activation == "relu" else inputs.sigmoid_()
 
 
 def _derive(gradient: Tensor, value: Tensor, activation: str) -> Tensor:

@@ -1,8 +1,8 @@
 """Matrix products with images: sparse for pixels that are nearly always 0, dense for the others.
 
 At the border of handwritten digits, a pixel is 0 in nearly all images. If it is 0 in all of them, it is left out; if it
-is 0 in most, a sparse product needs much less arithmetic than a dense one, though at a fraction of its speed. Images
-are processed in blocks, so that the result of a product is still in the processor's cache when it is used.
+is 0 in most, a sparse product needs much less arithmetic than a dense one. Images are processed in blocks, so that the
+result of a product is still in the processor's cache when it is used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def times_transposed(a: Tensor, b: Tensor) -> Tensor:
     """`a @ b.T` of `(m, d)` and `(n, d)`.
 
     For float32 on a CPU, oneDNN multiplies: on processors other than Intel's it is up to twice as fast as MKL. The
-    operator is private to PyTorch, so that it is used only if it exists and is exact.
+    operator is private to PyTorch: it is used only if it exists and is exact.
 
     >>> times_transposed(torch.ones(2, 3), torch.ones(4, 3)).tolist()
     [[3.0, 3.0, 3.0, 3.0], [3.0, 3.0, 3.0, 3.0]]
@@ -59,24 +59,14 @@ _BLOCK = 1_000
 
 
 class Parts(NamedTuple):
-    """A matrix `(m, d)` of one column per pixel, without pixels that are 0 in all images.
+    """A matrix of `m` rows and one column per pixel, without pixels that are 0 in all images."""
 
-    Attributes:
-        often: columns of pixels that are multiplied densely, `(m, a)`.
-        seldom: transposed columns of pixels that are multiplied sparsely, `(b, m)`; None if there are none.
-    """
-
-    often: Tensor
-    seldom: Tensor | None
+    often: Tensor  # columns of pixels that are multiplied densely, `(m, a)`
+    seldom: Tensor | None  # transposed columns of pixels that are multiplied sparsely, `(b, m)`; None if there are none
 
 
 class UsedPixels(NamedTuple):
-    """Which pixels are multiplied densely and which sparsely.
-
-    Attributes:
-        often: indices of those multiplied densely; None for all.
-        seldom: indices of those multiplied sparsely.
-    """
+    """Indices of the pixels that are multiplied densely (`often`; None: all) and sparsely (`seldom`)."""
 
     often: Tensor | None
     seldom: Tensor
@@ -117,19 +107,12 @@ class UsedPixels(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Some images, prepared for products.
+    """Some images, prepared for products."""
 
-    Attributes:
-        numbers: indices of the images.
-        often: pixels that are multiplied densely, `(n, a)`.
-        seldom: the others in compressed rows, `(n, b)`; None if there are none.
-        seldom_transposed: the same, `(b, n)`.
-    """
-
-    numbers: slice
-    often: Tensor
-    seldom: Tensor | None
-    seldom_transposed: Tensor | None
+    numbers: slice  # indices of the images
+    often: Tensor  # pixels that are multiplied densely, `(n, a)`
+    seldom: Tensor | None  # the others in compressed rows, `(n, b)`; None if there are none
+    seldom_transposed: Tensor | None  # the same, `(b, n)`
 
     def outputs(self, weights: Parts) -> Tensor:
         """The images' products with every row of `weights`, `(m, n)`."""
@@ -153,15 +136,14 @@ def block_size(images: Tensor, n: int | None = None) -> int:
 
 
 def blocks(images: Tensor, pixels: UsedPixels) -> list[Block]:
-    """Images `(n, d)` in blocks."""
+    """Of images `(n, d)`."""
     size, found = block_size(images), []
     for start in range(0, max(1, len(images)), size):
         numbers = slice(start, start + size)
         parts = pixels.split(images[numbers])
-        sparse: tuple[Tensor | None, Tensor | None] = (None, None)
-        if parts.seldom is not None:
-            sparse = (_compressed(parts.seldom.T), _compressed(parts.seldom))
-        found.append(Block(numbers, parts.often.contiguous(), *sparse))
+        seldom = None if parts.seldom is None else _compressed(parts.seldom.T)
+        transposed = None if parts.seldom is None else _compressed(parts.seldom)
+        found.append(Block(numbers, parts.often.contiguous(), seldom, transposed))
     return found
 
 

@@ -55,39 +55,57 @@ class LayerStatistics(NamedTuple):
 BatchStatistics = dict[str, LayerStatistics]
 
 
+#: How a computed update is differentiable in the images: not at all, by plain autograd, or by `torch.func`, inside its
+#: transforms and under a compiler.
+Differentiable = Literal["no", "autograd", "functional"]
+
+
+class Weights(NamedTuple):
+    """Parameters and buffers of a model by name."""
+
+    parameters: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+
+    @staticmethod
+    def of(model: nn.Module) -> Weights:
+        """Those of a model, without its graph."""
+        parameters = {name: value.detach() for name, value in model.named_parameters()}
+        return Weights(parameters, dict(model.named_buffers()))
+
+
+class Batch(NamedTuple):
+    """A client's batch.
+
+    Attributes:
+        images: `(n, c, h, w)` in [0, 1].
+        labels: classes `(n,)` or probabilities `(n, k)`.
+        masks: buffers that differ between examples, by name, each `(n, ...)`; they replace the model's.
+    """
+
+    images: Tensor
+    labels: Tensor
+    masks: Mapping[str, Tensor] = {}
+
+    def examples(self, start: int, stop: int) -> Batch:
+        """Examples `start` to `stop - 1`."""
+        masks = {name: mask[start:stop] for name, mask in self.masks.items()}
+        return Batch(self.images[start:stop], self.labels[start:stop], masks)
+
+
 class ForwardOperator(Protocol):
-    """The client's public update rule, a function of images and labels."""
+    """The client's public update rule."""
 
     @property
     def batch_norm(self) -> Literal["eval", "train"]:
         """Whether BatchNorm layers use running (`eval`) or batch statistics (`train`)."""
         ...
 
-    def __call__(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        images: Tensor,
-        labels: Tensor,
-        *,
-        create_graph: bool = False,
-        functional: bool = False,
-    ) -> Update:
-        """Update for images `(n, c, h, w)` in [0, 1] and labels: classes `(n,)` or probabilities `(n, k)`.
-
-        `functional` differentiates by `torch.func`, for use inside its transforms and under a compiler.
-        """
+    def __call__(self, weights: Weights, batch: Batch, differentiable: Differentiable = "no") -> Update:
+        """The update that a client with these weights and this batch releases."""
         ...
 
     def with_statistics(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        images: Tensor,
-        labels: Tensor,
-        *,
-        create_graph: bool = False,
-        functional: bool = False,
+        self, weights: Weights, batch: Batch, differentiable: Differentiable = "no"
     ) -> tuple[Update, BatchStatistics]:
         """The update, and the statistics of every BatchNorm layer's input, from one forward pass."""
         ...
@@ -179,6 +197,11 @@ class Observation:
     batch_statistics: BatchStatistics | None = None
     defense: SimulatedDefense | None = None
     loss: Loss = cross_entropy
+
+    @property
+    def weights(self) -> Weights:
+        """The public parameters and buffers, as the operator takes them."""
+        return Weights(self.parameters, self.buffers)
 
     def __post_init__(self) -> None:
         if self.n_examples < 1:

@@ -275,6 +275,7 @@ class SteppableAttack(Attack, Generic[S]):
     Attributes:
         steps: iterations.
 
+    >>> from lit_recon.records import Batch
     >>> class PixelDescent(SteppableAttack[SimpleState]):
     ...     def __init__(self, steps: int = 100):
     ...         self.steps = steps
@@ -292,7 +293,7 @@ class SteppableAttack(Attack, Generic[S]):
     ...         pairs = zip(state.observations, state["images"])
     ...         return [Reconstruction(images, seen.labels, self.loss(seen, images).item()) for seen, images in pairs]
     ...     def loss(self, seen, images):
-    ...         update = seen.operator(seen.parameters, seen.buffers, images, seen.labels, create_graph=True)
+    ...         update = seen.operator(seen.weights, Batch(images, seen.labels), "autograd")
     ...         return sum((update[name] - seen.update[name]).square().sum() for name in update)
     """
 

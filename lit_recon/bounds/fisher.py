@@ -263,7 +263,7 @@ def autograd_jacobian(
 
     Args:
         function: from inputs to an update, made of operations that `torch.func` can transform. A client's operator
-            must be called with `functional=True`.
+            must be called with `differentiable="functional"`.
         inputs: of any shape; in double precision if the information is to be inverted.
         chunk: columns at a time.
         largest: allowed number of entries.

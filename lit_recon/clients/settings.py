@@ -44,18 +44,7 @@ class LocalTraining:
 
     def operator(self, model: nn.Module, batch_norm: BatchNormMode, loss: Loss = cross_entropy) -> LocalSteps:
         """The client's update rule for a model."""
-        return LocalSteps(
-            model,
-            self.steps,
-            self.lr,
-            self.momentum,
-            self.layer_lrs,
-            self.batches,
-            self.release,
-            batch_norm,
-            self.checkpointing,
-            loss,
-        )
+        return LocalSteps(model, batch_norm=batch_norm, loss=loss, **vars(self))
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from lit_recon.defenses.base import Batch, BatchGradient, Defense, Round, checked
+from lit_recon.defenses.base import BatchGradient, Defense, Round, checked
 from lit_recon.defenses.sparsity import CHOICE_LEFT_OUT, lowest, masked_information
 from lit_recon.defenses.vectors import flatten, normal_like, unflatten, where_observed
 from lit_recon.errors import ConfigError
-from lit_recon.records import Update
+from lit_recon.records import Batch, Update
 
 if TYPE_CHECKING:
     from lit_recon.bounds.fisher import Jacobian, ReleasedInformation
@@ -54,7 +54,7 @@ def sensitivities(
     images = batch.images.detach().requires_grad_()
     chosen = _unit_vectors(images) if directions is None else _normal_directions(images, directions, generator)
     with torch.enable_grad():
-        update = gradient(batch._replace(images=images), create_graph=True)
+        update = gradient(batch._replace(images=images), "autograd")
         cotangents = [torch.zeros_like(value, requires_grad=True) for value in update.values()]
         (transposed,) = torch.autograd.grad(list(update.values()), images, cotangents, create_graph=True)
     total = {name: torch.zeros_like(value) for name, value in update.items()}

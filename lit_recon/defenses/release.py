@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lit_recon.defenses.base import Batch, BatchGradient, BatchNormMode, Defense, Round, Stage
+from lit_recon.defenses.base import BatchGradient, BatchNormMode, Defense, Round, Stage
 from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
-from lit_recon.records import ForwardOperator, SimulatedDefense, Update
+from lit_recon.records import Batch, Differentiable, SimulatedDefense, Update
 
 #: Examples per chunk of per-example gradients; `auto`: one on a CPU, several on a GPU.
 Chunk = int | Literal["auto"]
@@ -19,12 +19,7 @@ _CHUNK_ON_GPU = 16
 
 
 def per_example_gradients(
-    gradient: BatchGradient,
-    batch: Batch,
-    chunk: Chunk = "auto",
-    *,
-    create_graph: bool = False,
-    functional: bool = False,
+    gradient: BatchGradient, batch: Batch, chunk: Chunk = "auto", differentiable: Differentiable = "no"
 ) -> Iterator[Update]:
     """Gradients of the single examples of a batch, in order, in chunks of `(chunk, ...)` to limit memory.
 
@@ -36,8 +31,7 @@ def per_example_gradients(
         gradient: of the mean loss over a batch.
         batch: at least one example.
         chunk: examples per chunk.
-        create_graph: keep the gradients differentiable; plain autograd for every example.
-        functional: differentiate by `torch.func`, all examples in one chunk, for use inside its transforms.
+        differentiable: with `functional` all examples are one chunk.
 
     Raises:
         ConfigError: a chunk of fewer than one example.
@@ -45,13 +39,13 @@ def per_example_gradients(
     n = len(batch.images)
     if chunk != "auto" and chunk < 1:
         raise ConfigError(f"per-example gradients need a chunk of at least 1 example; got {chunk}")
-    if functional:
+    if differentiable == "functional":
         yield _together(gradient, batch)
         return
     width = chunk if chunk != "auto" else _CHUNK_ON_GPU if batch.images.is_cuda else 1
-    if create_graph or width == 1:
+    if differentiable == "autograd" or width == 1:
         for i in range(n):
-            single = gradient(batch.examples(i, i + 1), create_graph=create_graph)
+            single = gradient(batch.examples(i, i + 1), differentiable)
             yield {name: value.unsqueeze(0) for name, value in single.items()}
         return
     for start in range(0, n, width):
@@ -61,7 +55,7 @@ def per_example_gradients(
 def _together(gradient: BatchGradient, batch: Batch) -> Update:
     def of_one(one: Batch) -> Update:
         lifted = {name: mask.unsqueeze(0) for name, mask in one.masks.items()}
-        return gradient(Batch(one.images.unsqueeze(0), one.labels.unsqueeze(0), lifted), functional=True)
+        return gradient(Batch(one.images.unsqueeze(0), one.labels.unsqueeze(0), lifted), "functional")
 
     gradients: Update = torch.func.vmap(of_one)(batch)
     return gradients
@@ -80,20 +74,6 @@ def require_separable(model: nn.Module, batch_norm: BatchNormMode, owner: object
                 "of a batch: use a backbone with GroupNorm (norm: group), or BatchNorm with running statistics "
                 "(batch_norm: eval)"
             )
-
-
-def at_weights(
-    operator: ForwardOperator, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
-) -> BatchGradient:
-    """The operator as a function of the batch alone; the batch's masks replace buffers of the same names."""
-
-    def gradient(batch: Batch, *, create_graph: bool = False, functional: bool = False) -> Update:
-        replaced = {**buffers, **batch.masks}
-        return operator(
-            parameters, replaced, batch.images, batch.labels, create_graph=create_graph, functional=functional
-        )
-
-    return gradient
 
 
 def defended_gradient(
@@ -142,9 +122,7 @@ def simulated_gradient(
     gradient: BatchGradient,
     candidate: Batch,
     observed: Update,
-    *,
-    create_graph: bool = False,
-    functional: bool = False,
+    differentiable: Differentiable = "no",
 ) -> Update:
     """A candidate's gradient after the simulated defense, for comparison with the observed update.
 
@@ -153,13 +131,12 @@ def simulated_gradient(
         gradient: of the mean loss, at the public weights and the defense's `simulate_buffers`.
         candidate: images and labels.
         observed: the released update.
-        create_graph: keep the result differentiable in the candidate.
-        functional: differentiate by `torch.func`, for use inside its transforms.
+        differentiable: how the result is differentiable in the candidate.
     """
     if Stage.PER_EXAMPLE not in defense.stages:
-        update = gradient(candidate, create_graph=create_graph, functional=functional)
+        update = gradient(candidate, differentiable)
     else:
-        pieces = per_example_gradients(gradient, candidate, create_graph=create_graph, functional=functional)
+        pieces = per_example_gradients(gradient, candidate, differentiable=differentiable)
         update = _mean(map(defense.simulate_per_example, pieces))
     return defense.simulate(update, observed)
 

@@ -37,7 +37,7 @@ from lit_recon.attacks.updates import (
 from lit_recon.clients import Client
 from lit_recon.errors import ShapeError
 from lit_recon.models import MLP, Backbone, ConvNet, Imprint
-from lit_recon.records import Knowledge, Normalization, Observation, Reconstruction
+from lit_recon.records import Batch, Knowledge, Normalization, Observation, Reconstruction
 
 
 class PixelDescent(SteppableAttack[SimpleState]):
@@ -55,7 +55,7 @@ class PixelDescent(SteppableAttack[SimpleState]):
         state["optimizer"].zero_grad()
         losses = []
         for seen, images, labels in zip(state.observations, state["images"], state["labels"], strict=True):
-            update = seen.operator(seen.parameters, seen.buffers, images, labels, create_graph=True)
+            update = seen.operator(seen.weights, Batch(images, labels), "autograd")
             losses.append(torch.stack([(update[name] - seen.update[name]).square().sum() for name in update]).sum())
         torch.stack(losses).sum().backward()
         state["optimizer"].step()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -16,8 +17,8 @@ from torch import Tensor
 from lit_recon.attacks.base import Execution, Way
 from lit_recon.attacks.updates.gradient_matching.objectives import Objective, ObservedUpdate
 from lit_recon.attacks.updates.gradient_matching.priors import BatchNormPrior
-from lit_recon.defenses import Batch, at_weights, simulated_gradient
-from lit_recon.records import BatchStatistics, Observation, Update
+from lit_recon.defenses import simulated_gradient
+from lit_recon.records import Batch, BatchStatistics, Differentiable, Observation, Update, Weights
 
 Compilation = Literal["none", "default", "reduce-overhead"]
 
@@ -117,49 +118,43 @@ class Matching:
         return self._cache[form]
 
     def _loss(
-        self, images: Tensor, labels: Tensor, target: ObservedUpdate, known: BatchStatistics, functional: bool
+        self, images: Tensor, labels: Tensor, target: ObservedUpdate, known: BatchStatistics, form: Differentiable
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        seen = self.observations[0]
-        classes = labels.softmax(-1) if self.soft else labels
+        seen, batch = self.observations[0], Batch(images, labels.softmax(-1) if self.soft else labels)
         if self.prior is None and not self.objective.matches:
             nothing = 0 * (images.sum() + labels.sum())
             return nothing, (nothing, nothing)
         if self.prior is None:
-            matching = self.objective(self._update(images, classes, target, functional), target)
+            matching = self.objective(self._update(batch, target.update, form), target)
             return matching, (matching, torch.zeros_like(matching))
-        update, statistics = seen.operator.with_statistics(
-            seen.parameters, seen.buffers, images, classes, create_graph=True, functional=functional
-        )
+        update, statistics = seen.operator.with_statistics(seen.weights, batch, form)
         if seen.defense is not None:  # it may need per-example gradients, statistics need the whole batch
-            update = self._update(images, classes, target, functional)
+            update = self._update(batch, target.update, form)
         matching = self.objective(update, target)
         penalty = self.prior.weight * self.prior(statistics, known)
         return matching + penalty, (matching, penalty)
 
-    def _update(self, images: Tensor, classes: Tensor, target: ObservedUpdate, functional: bool) -> Update:
+    def _update(self, candidate: Batch, observed: Update, form: Differentiable) -> Update:
         """The simulated release of a candidate, with the attacker's knowledge."""
-        seen, candidate = self.observations[0], Batch(images, classes)
+        seen = self.observations[0]
         if seen.defense is None:
-            gradient = at_weights(seen.operator, seen.parameters, seen.buffers)
-            return gradient(candidate, create_graph=True, functional=functional)
-        buffers = seen.defense.simulate_buffers(seen.buffers, target.update, seen.n_examples)
-        gradient = at_weights(seen.operator, seen.parameters, buffers)
-        return simulated_gradient(
-            seen.defense, gradient, candidate, target.update, create_graph=True, functional=functional
-        )
+            return seen.operator(seen.weights, candidate, form)
+        buffers = seen.defense.simulate_buffers(seen.buffers, observed, seen.n_examples)
+        gradient = partial(seen.operator, Weights(seen.parameters, buffers))
+        return simulated_gradient(seen.defense, gradient, candidate, observed, form)
 
     def _eager_derivative(
         self, images: Tensor, labels: Tensor, target: ObservedUpdate, known: BatchStatistics
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         leaves = [images.detach().requires_grad_()] + ([labels.detach().requires_grad_()] if self.soft else [])
-        loss, (matching, penalty) = self._loss(leaves[0], leaves[1] if self.soft else labels, target, known, False)
+        loss, (matching, penalty) = self._loss(leaves[0], leaves[1] if self.soft else labels, target, known, "autograd")
         return matching.detach(), penalty.detach(), torch.autograd.grad(loss, leaves)
 
     def _functional_derivative(
         self, images: Tensor, labels: Tensor, target: ObservedUpdate, known: BatchStatistics
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         def loss(images: Tensor, labels: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            return self._loss(images, labels, target, known, True)
+            return self._loss(images, labels, target, known, "functional")
 
         over = (0, 1) if self.soft else (0,)
         gradients, (matching, penalty) = torch.func.grad(loss, argnums=over, has_aux=True)(images, labels)

@@ -21,7 +21,7 @@ from lit_recon.attacks.updates.labels.head import find_head, require_cross_entro
 from lit_recon.attacks.updates.labels.recovery import HeadCounts, LabelRecovery
 from lit_recon.clients.gradient import pure_copy
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
-from lit_recon.records import Observation, Reconstruction, Update
+from lit_recon.records import Batch, Observation, Reconstruction, Update
 
 #: Relative rounding error of a float32 gradient.
 ROUNDING = 6e-8
@@ -186,7 +186,7 @@ def relative_residual(images: Tensor, labels: Tensor, observation: Observation) 
 
 
 def _update(images: Tensor, labels: Tensor, observation: Observation) -> Update:
-    return observation.operator(observation.parameters, observation.buffers, images, labels)
+    return observation.operator(observation.weights, Batch(images, labels))
 
 
 class AnalyticInversion(Attack):

@@ -203,6 +203,11 @@ class Observation:
         """The public parameters and buffers, as the operator takes them."""
         return Weights(self.parameters, self.buffers)
 
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the update, for its dtype and device."""
+        return next(iter(self.update.values()))
+
     def __post_init__(self) -> None:
         if self.n_examples < 1:
             raise ShapeError(f"an observation needs at least one example; got n_examples={self.n_examples}")

@@ -1,7 +1,7 @@
 """The data term: distances of candidates' updates to the observed ones, and their gradients in the images.
 
-Problems (restarts of victims) are independent. They run one after the other, faster for convolutions on a CPU, or
-together under `torch.func.vmap`, faster for small kernels; `auto` times both once and keeps the faster.
+Problems (restarts of victims) run one after the other (`loop`, faster for convolutions on a CPU) or together under
+`torch.func.vmap` (faster for small kernels); `auto` times both once and keeps the faster.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from lit_recon.attacks.base import Execution, Way
 from lit_recon.attacks.updates.gradient_matching.objectives import Objective, ObservedUpdate
@@ -43,7 +44,7 @@ class Matching:
         objective: distance between updates.
         prior: penalty on BatchNorm statistics, or None.
         soft_labels: labels are logits `(p, n, k)` to be optimized, not classes `(p, n)`.
-        execution: see the module docstring.
+        execution: see above.
         compilation: `torch.compile` mode of the derivative; `reduce-overhead` uses CUDA graphs on a GPU.
     """
 
@@ -87,21 +88,21 @@ class Matching:
         derivative = self._compiled("loop", self._functional_derivative) or self._eager_derivative
         parts = []
         for image, label, i in zip(images, labels, which, strict=True):
-            if self.compilation == "reduce-overhead":  # the next replay overwrites the output
-                torch.compiler.cudagraph_mark_step_begin()
-            matching, penalty, moves = derivative(image, label, self._targets[i], self._statistics[i])
             if self.compilation == "reduce-overhead":
-                matching, penalty, moves = matching.clone(), penalty.clone(), tuple(move.clone() for move in moves)
-            parts.append((matching, penalty, moves))
-        matching, penalty = torch.stack([part[0] for part in parts]), torch.stack([part[1] for part in parts])
-        gradients = [torch.stack(column) for column in zip(*(part[2] for part in parts), strict=True)]
-        return MatchingTerms(matching, penalty, gradients[0], gradients[1] if self.soft else None)
+                torch.compiler.cudagraph_mark_step_begin()
+            part = derivative(image, label, self._targets[i], self._statistics[i])
+            if self.compilation == "reduce-overhead":  # the next replay overwrites the output
+                part = tree_map(torch.clone, part)
+            parts.append(part)
+        return self._terms(*_stack(parts))
 
     def _together(self, images: Tensor, labels: Tensor, which: Sequence[int]) -> MatchingTerms:
         targets, target_axis = _stacked([self._targets[i] for i in which])
         known, known_axis = _stacked([self._statistics[i] for i in which])
         mapped = torch.func.vmap(self._functional_derivative, in_dims=(0, 0, target_axis, known_axis))
-        matching, penalty, gradients = (self._compiled("vmap", mapped) or mapped)(images, labels, targets, known)
+        return self._terms(*(self._compiled("vmap", mapped) or mapped)(images, labels, targets, known))
+
+    def _terms(self, matching: Tensor, penalty: Tensor, gradients: tuple[Tensor, ...]) -> MatchingTerms:
         return MatchingTerms(matching, penalty, gradients[0], gradients[1] if self.soft else None)
 
     def _compiled(self, form: str, derivative: Derivative) -> Derivative | None:
@@ -113,7 +114,7 @@ class Matching:
             # Channels-last weight gradients make the inner products with the observed update slow:
             # on a CPU this costs more than the compiled derivative saves.
             on_cpu = next(iter(self._targets[0].update.values())).device.type == "cpu"
-            options: dict[str, Any] | None = {"layout_optimization": False} if mode is None and on_cpu else None
+            options: Any = {"layout_optimization": False} if mode is None and on_cpu else None
             self._cache[form] = torch.compile(derivative, mode=mode, options=options, fullgraph=True, dynamic=False)
         return self._cache[form]
 
@@ -161,9 +162,13 @@ class Matching:
         return matching, penalty, gradients
 
 
+def _stack(values: list[Any]) -> Any:
+    """Pytrees of tensors, stacked along a new leading axis."""
+    return tree_map(lambda *parts: torch.stack(parts), *values)
+
+
 def _stacked(values: list[Any]) -> tuple[Any, int | None]:
-    """Pytrees of tensors stacked along a new leading axis, or a shared one unstacked; and the axis for vmap."""
-    first = values[0]
-    if all(value is first for value in values) or not torch.utils._pytree.tree_leaves(first):
-        return first, None
-    return torch.utils._pytree.tree_map(lambda *parts: torch.stack(parts), *values), 0
+    """Stacked pytrees, or a shared one unstacked; and the axis for vmap."""
+    if all(value is values[0] for value in values) or not tree_leaves(values[0]):
+        return values[0], None
+    return _stack(values), 0

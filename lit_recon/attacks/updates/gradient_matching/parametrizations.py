@@ -80,7 +80,7 @@ class Pixels(Parametrization):
     def start(self, observation: Observation, seed: int, features: Tensor | None = None) -> Variables:
         generator = torch.Generator().manual_seed(seed)
         noise = self.spread * torch.randn(observation.n_examples, *observation.image_shape, generator=generator)
-        variables = {"pixels": noise.to(next(iter(observation.update.values())).device)}
+        variables = {"pixels": noise.to(observation.like.device)}
         self.project(variables, observation)
         return variables
 
@@ -128,9 +128,8 @@ class DeepImagePrior(Parametrization):
         self._noise: dict[tuple[int | str, ...], Tensor] = {}
 
     def start(self, observation: Observation, seed: int, features: Tensor | None = None) -> Variables:
-        device = next(iter(observation.update.values())).device
         network = self._build(observation.image_shape, seed, features)
-        return {name: value.detach().clone().to(device) for name, value in network.named_parameters()}
+        return {name: value.detach().clone().to(observation.like.device) for name, value in network.named_parameters()}
 
     def images(
         self, variables: Variables, observation: Observation, seed: int, features: Tensor | None = None
@@ -204,10 +203,10 @@ class GenerativePrior(Parametrization):
         self.checkpoint, self.copies = Path(checkpoint), copies
         self.narrows_at = latent_share
         self.seen: Tensor | None = None
+        self.network: nn.Module
         if network is None:
             known = load_generator(self.checkpoint)
-            self.network: nn.Module = known.generator
-            self.seen = known.seen
+            self.network, self.seen = known.generator, known.seen
         else:
             self.network = _own(network, self.checkpoint)
         size = latent_size if latent_size is not None else getattr(self.network, "latent_size", None)
@@ -221,10 +220,9 @@ class GenerativePrior(Parametrization):
         return {} if self.seen is None else {str(self.checkpoint): self.seen}
 
     def start(self, observation: Observation, seed: int, features: Tensor | None = None) -> Variables:
-        like = next(iter(observation.update.values()))
+        like, n = observation.like, observation.n_examples
         self.network.to(like)
-        self._check(observation, like)
-        n = observation.n_examples
+        self._check(observation)
         random = torch.Generator().manual_seed(seed)
         variables = {_LATENTS: torch.randn(n, self.latent_size, generator=random).to(like)}
         if self.narrows_at < 1:
@@ -239,28 +237,26 @@ class GenerativePrior(Parametrization):
         latents = variables[_LATENTS]
         weights = {name.removeprefix(_WEIGHTS): value for name, value in variables.items() if name.startswith(_WEIGHTS)}
         if not self.copies or not weights:
-            drawn: Tensor = torch.func.functional_call(self.network, weights, (latents,))
-            return drawn
+            return self._drawn(weights, latents)
         if latents.is_cuda:  # one set of kernels for all copies; on a CPU, single images are faster
-            return torch.func.vmap(self._single)(weights, latents)
+            return torch.func.vmap(lambda own, latent: self._drawn(own, latent[None])[0])(weights, latents)
         copies = [{name: value[i] for name, value in weights.items()} for i in range(len(latents))]
-        return torch.stack([self._single(own, latent) for own, latent in zip(copies, latents, strict=True)])
+        return torch.cat([self._drawn(own, latents[i : i + 1]) for i, own in enumerate(copies)])
 
     def moves(self, name: str, progress: float) -> bool:
         if name == _LATENTS:
             return progress < self.narrows_at
         return not name.startswith(_WEIGHTS) or progress >= self.narrows_at
 
-    def _single(self, weights: Variables, latent: Tensor) -> Tensor:
-        drawn: Tensor = torch.func.functional_call(self.network, weights, (latent[None],))
-        return drawn[0]
+    def _drawn(self, weights: Variables, latents: Tensor) -> Tensor:
+        drawn: Tensor = torch.func.functional_call(self.network, weights, (latents,))
+        return drawn
 
     @torch.no_grad()
-    def _check(self, observation: Observation, like: Tensor) -> None:
+    def _check(self, observation: Observation) -> None:
         """Raise an error for a generator of images of another shape or range."""
-        drawn = self.network(like.new_zeros(2, self.latent_size))
-        expected = (2, *observation.image_shape)
-        if tuple(drawn.shape) != expected:
+        drawn = self.network(observation.like.new_zeros(2, self.latent_size))
+        if tuple(drawn.shape) != (2, *observation.image_shape):
             raise ShapeError(
                 f"{self.checkpoint} makes images {tuple(drawn.shape[1:])}, the client's are {observation.image_shape}: "
                 "take a generator of images of this shape"

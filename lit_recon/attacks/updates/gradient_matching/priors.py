@@ -32,16 +32,12 @@ class Prior(ABC):
 class TotalVariation(Prior):
     """Mean absolute difference of neighbouring pixels, summed over both directions, in normalized units.
 
-    Differences are divided by the channels' standard deviations, so weights have the same meaning as in the literature,
-    where the penalty acts on normalized images.
-
     Source: [Geiping2020] (anisotropic total variation).
     """
 
     def __call__(self, images: Tensor, normalization: Normalization, restarts: int, progress: float) -> Tensor:
         scaled = images / normalization.tensors(images)[1]
-        across = (scaled[..., 1:] - scaled[..., :-1]).abs().flatten(1).mean(1)
-        down = (scaled[..., 1:, :] - scaled[..., :-1, :]).abs().flatten(1).mean(1)
+        across, down = (scaled.diff(dim=axis).abs().flatten(1).mean(1) for axis in (-1, -2))
         return across + down
 
 
@@ -73,9 +69,8 @@ class GroupConsistency(Prior):
         if progress < self.start:
             return images.new_zeros(len(images))
         scaled = (images / normalization.tensors(images)[1]).unflatten(0, (-1, restarts))
-        consensus = scaled.detach().mean(1, keepdim=True)
-        distance: Tensor = (scaled - consensus).square().flatten(0, 1)
-        return distance.flatten(1).mean(1)
+        distance: Tensor = (scaled - scaled.detach().mean(1, keepdim=True)).square()
+        return distance.flatten(0, 1).flatten(1).mean(1)
 
 
 class BatchNormPrior:
@@ -101,7 +96,7 @@ class BatchNormPrior:
         """The known statistics.
 
         Raises:
-            ThreatModelError: if the attacker knows neither batch nor running statistics, or the model has no BatchNorm.
+            ThreatModelError: neither batch nor running statistics are known, or the model has no BatchNorm.
         """
         if observation.knowledge.batch_norm == "none":
             raise ThreatModelError(
@@ -122,11 +117,9 @@ class BatchNormPrior:
 
     def __call__(self, statistics: BatchStatistics, targets: BatchStatistics) -> Tensor:
         """Unweighted penalty of one problem, a scalar."""
-        terms: list[Tensor] = []
-        for position, (name, known) in enumerate(targets.items()):
-            ours = statistics[name]
-            distance = _norm(ours.mean - known.mean) + _norm(ours.var - known.var)
-            terms.append(distance * self.first_layer if position == 0 else distance)
+        pairs = [(statistics[name], known) for name, known in targets.items()]
+        terms = [_norm(ours.mean - known.mean) + _norm(ours.var - known.var) for ours, known in pairs]
+        terms[0] = terms[0] * self.first_layer
         return torch.stack(terms).sum()
 
 
@@ -139,7 +132,7 @@ def split_priors(priors: Sequence[Prior | BatchNormPrior]) -> tuple[list[Prior],
     """Priors on images, and the one on the network's statistics.
 
     Raises:
-        ConfigError: if more than one BatchNormPrior is given.
+        ConfigError: more than one BatchNormPrior.
     """
     network = [prior for prior in priors if isinstance(prior, BatchNormPrior)]
     if len(network) > 1:

@@ -19,14 +19,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from lit_recon.attacks.updates.linear_layer.first_layer import (
-    FirstLayer,
-    assign_labels,
-    derivatives,
-    relative_residual,
-    to_inputs,
-    to_pixels,
-)
+from lit_recon.attacks.updates.linear_layer.first_layer import FirstLayer, relative_residual, to_inputs, to_pixels
 from lit_recon.attacks.updates.linear_layer.unmixing import Mixtures, mixtures_of, rank
 from lit_recon.records import Observation
 
@@ -47,11 +40,7 @@ SAME = 1 - 1e-4
 
 
 def completed(
-    guess: Tensor,
-    labels: Tensor,
-    layer: FirstLayer,
-    seen: Observation,
-    separate: Callable[[Mixtures, int], Tensor],
+    guess: Tensor, labels: Tensor, layer: FirstLayer, separate: Callable[[Mixtures, int], Tensor]
 ) -> tuple[Tensor, int]:
     """Images `(n, c, h, w)` that agree with all derivatives found, and the number of these.
 
@@ -59,7 +48,6 @@ def completed(
         guess: `(n, c, h, w)` in [0, 1].
         labels: `(n,)`, in any order.
         layer: first layer, of rank at least `n`.
-        seen: the observation.
         separate: separates images from mixtures, given the number of the start.
 
     Source: zeros as proof: Dimitrov et al., SPEAR: Exact Gradient Inversion of Batches in Federated Learning, NeurIPS
@@ -67,35 +55,28 @@ def completed(
         Sparsely-Used Dictionary Learning, 2025. The start from separated images and the separation of the rest are
         ours.
     """
-    n = len(guess)
-    left, values, axes = torch.linalg.svd(torch.cat([layer.weight, layer.bias[:, None]], dim=1), full_matrices=False)
+    n, seen = len(guess), layer.seen
+    left, values, axes = torch.linalg.svd(layer.rows, full_matrices=False)
     span, rows = left[:, :n], values[:n, None] * axes[:n]
-    found, in_vain = _with_zeros(guess, labels, layer, seen, span, span.new_zeros(0, n)), 0
+    found, in_vain = _with_zeros(guess, labels, layer, span, span.new_zeros(0, n)), 0
     if not len(found):
         return guess, 0
     candidates = guess
     while len(found) < n and in_vain < PATIENCE:
         others = torch.linalg.svd(found, full_matrices=True).Vh[len(found) :]
         candidates = _images_left(others @ rows, seen, separate, in_vain)
-        before, found = len(found), _with_zeros(candidates, labels, layer, seen, span, found)
+        before, found = len(found), _with_zeros(candidates, labels, layer, span, found)
         in_vain = 0 if len(found) - before >= FRUITFUL * (n - before) else in_vain + 1
     return to_pixels(_inputs(found, candidates, guess, rows, seen), seen).clamp(0, 1), len(found)
 
 
-def _with_zeros(
-    images: Tensor,
-    labels: Tensor,
-    layer: FirstLayer,
-    seen: Observation,
-    span: Tensor,
-    found: Tensor,
-) -> Tensor:
+def _with_zeros(images: Tensor, labels: Tensor, layer: FirstLayer, span: Tensor, found: Tensor) -> Tensor:
     """`found`, and appended the coordinates in `span` of further vectors certified by their zeros."""
     n = span.shape[1]
     # a neuron that no image activates is zero in every direction and is no evidence
     reached = (layer.weight != 0).any(dim=1)
     classes = labels.unique()
-    expected = torch.stack([derivatives(images, c.expand(len(images)), layer.bias_name, seen) for c in classes], dim=1)
+    expected = layer.derivatives_by_class(images, classes)
     projected = expected @ span
     explained = projected.square().sum(dim=2) / expected.square().sum(dim=2).clamp(min=torch.finfo(span.dtype).tiny)
     # of the informative neurons; the same for all labels
@@ -178,7 +159,7 @@ REWEIGHTINGS, SMALLEST_RESIDUAL = 15, 1e-3
 
 
 def refined(
-    images: Tensor, labels: Tensor, layer: FirstLayer, seen: Observation, iterations: int
+    images: Tensor, labels: Tensor, layer: FirstLayer, iterations: int
 ) -> tuple[Tensor, Tensor, float, list[float]]:
     """Images and labels fitted to the whole update in at most `iterations` rounds, or the guess.
 
@@ -189,23 +170,22 @@ def refined(
         images: `(n, c, h, w)` in [0, 1]; a guess.
         labels: `(n,)`, in any order.
         layer: first layer.
-        seen: the observation.
         iterations: largest number; 0 only assigns labels.
 
     Returns:
         Images in [0, 1], labels in their order, the relative residual of the whole update, and its curve.
     """
-    separate = _robust_separation(layer, len(images))
-    order = _labelled(images, labels, layer, seen)
+    seen, separate = layer.seen, _robust_separation(layer, len(images))
+    order = _labelled(images, labels, layer)
     residual = relative_residual(images, order, seen)
     guess = best = (images, order, residual)
     curve = [residual]
     for _ in range(iterations):
         if curve[-1] < SOLVED:
             break
-        inputs = separate(derivatives(images, order, layer.bias_name, seen) / len(images))
+        inputs = separate(layer.derivatives(images, order) / len(images))
         images = to_pixels(inputs, seen).clamp(0, 1)
-        order = _labelled(images, labels, layer, seen)
+        order = _labelled(images, labels, layer)
         residual = relative_residual(images, order, seen)
         curve.append(residual)
         if residual < best[2]:
@@ -213,10 +193,10 @@ def refined(
     return *(best if best[2] < CONVINCING else guess), curve
 
 
-def _labelled(images: Tensor, labels: Tensor, layer: FirstLayer, seen: Observation) -> Tensor:
-    inputs = to_inputs(images.double(), seen)
+def _labelled(images: Tensor, labels: Tensor, layer: FirstLayer) -> Tensor:
+    inputs = to_inputs(images.double(), layer.seen)
     parts = torch.linalg.lstsq(inputs.T, layer.weight.T, driver="gelsd").solution
-    return assign_labels(images, labels, parts, layer.bias_name, seen)[0]
+    return layer.assign_labels(images, labels, parts)[0]
 
 
 def _robust_separation(layer: FirstLayer, n: int) -> Callable[[Tensor], Tensor]:
@@ -224,7 +204,7 @@ def _robust_separation(layer: FirstLayer, n: int) -> Callable[[Tensor], Tensor]:
 
     Minimizes the sum over neurons of distances, not of their squares, by iteratively reweighted least squares.
     """
-    left, values, right = torch.linalg.svd(torch.cat([layer.weight, layer.bias[:, None]], dim=1), full_matrices=False)
+    left, values, right = torch.linalg.svd(layer.rows, full_matrices=False)
     left, right = left[:, :n] * values[:n], right[:n]
     # first axis: along the column of the bias, mixtures of ones
     ones = right[:, -1]

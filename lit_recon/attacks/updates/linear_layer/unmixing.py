@@ -61,16 +61,15 @@ def mixtures_of(weight: Tensor, bias: Tensor | None, n: int) -> Mixtures:
     Source: centering and whitening as in [Kariyappa2023]; the use of the bias is ours.
     """
     mixed = weight.double()
-    rows = (
-        mixed - mixed.mean(dim=1, keepdim=True) if bias is None else torch.cat([mixed, bias.double()[:, None]], dim=1)
-    )
+    mean = mixed.mean(dim=1, keepdim=True)
+    rows = mixed - mean if bias is None else torch.cat([mixed, bias.double()[:, None]], dim=1)
     n_sources = min(n, rank(rows))
     if n_sources < (1 if bias is None else 2):
         raise ShapeError(f"separation needs two independent mixtures with a bias, one without; got {n_sources}")
     left, values, directions = torch.linalg.svd(rows, full_matrices=False)
     directions = directions[:n_sources]
     if bias is None:
-        means = (left[:, :n_sources] / values[:n_sources]).T @ mixed.mean(dim=1, keepdim=True)
+        means = (left[:, :n_sources] / values[:n_sources]).T @ mean
         return Mixtures(torch.zeros_like(rows[0]), (directions + means) * math.sqrt(rows.shape[1]), constant=False)
     ones = directions[:, -1]
     offset = (ones @ directions / ones.square().sum())[:-1]
@@ -134,8 +133,8 @@ def unmix(
     steps: int = 1200,
     lr: float = 0.02,
     seed: int = 0,
-) -> tuple[Tensor, float]:
-    """Sources `(j, d)` of least penalty, and the penalty; by Adam with a cosine schedule from random coefficients.
+) -> Tensor:
+    """Sources `(j, d)` of least penalty, by Adam with a cosine schedule from random coefficients.
 
     Args:
         mixtures: the possible sources.
@@ -148,11 +147,9 @@ def unmix(
     offset, basis = mixtures.offset.float(), mixtures.basis.float()
     limits = None if bounds is None else (bounds[0].to(basis), bounds[1].to(basis))
     drawn = torch.randn(mixtures.n_sources, len(basis), generator=torch.Generator().manual_seed(seed))
-    start = START_RADIUS * torch.nn.functional.normalize(drawn, dim=1).to(basis)
-    coefficients = start.requires_grad_()
+    coefficients = (START_RADIUS * torch.nn.functional.normalize(drawn, dim=1).to(basis)).requires_grad_()
     optimizer = torch.optim.Adam([coefficients], lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    loss = torch.tensor(math.inf)
     for step in range(steps):
         sources = offset + coefficients @ basis
         loss = scale_free(sources, terms, shape) + in_scale(sources, coefficients, mixtures.constant, terms, shape)
@@ -163,7 +160,7 @@ def unmix(
         loss.backward()
         optimizer.step()
         schedule.step()
-    return (mixtures.offset + coefficients.detach().double() @ mixtures.basis), loss.item()
+    return mixtures.offset + coefficients.detach().double() @ mixtures.basis
 
 
 def negentropy(sources: Tensor, reference: float = GAUSSIAN_LOG_COSH) -> Tensor:

@@ -1,7 +1,7 @@
 """Records passed between packages: client updates, observations of an attacker, reconstructions.
 
-Shape words used everywhere: `n` images in a batch, `c h w` image axes, `k` classes, `r` restarts.
-Images are float tensors in [0, 1] at every interface; networks normalize inside.
+Shapes: `n` images in a batch, `c h w` image axes, `k` classes, `r` restarts. Images are float tensors in [0, 1] at
+every interface; networks normalize inside.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Normalization:
 
     def tensors(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and std, each `(c, 1, 1)`, in the dtype and on the device of `like`."""
-        shape = (len(self.mean), 1, 1)
-        return like.new_tensor(self.mean).view(shape), like.new_tensor(self.std).view(shape)
+        mean, std = (like.new_tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        return mean, std
 
 
 class LayerStatistics(NamedTuple):
@@ -171,14 +171,13 @@ class Observation:
         model: the public architecture; read its structure, never its own weights.
         parameters, buffers: the public weights and buffers at which the client computed its update.
         operator: the client's update rule, to be applied to candidates.
-        update: the observed update.
         n_examples: batch size of the client.
         image_shape: `(c, h, w)`.
-        n_classes: number of classes `k`.
+        n_classes: `k`.
         normalization: channel statistics that the model applies to [0, 1] pixels.
         knowledge: what else is known; a field below that it excludes is None.
         labels: true labels `(n,)`, only if `knowledge.labels`.
-        batch_statistics: statistics of the client's batch, only if `knowledge.batch_norm == "batch"`.
+        batch_statistics: of the client's batch, only if `knowledge.batch_norm == "batch"`.
         defense: the attacker's simulation of the client's defense, only if `knowledge.defense`.
         loss: the client's training loss.
     """
@@ -215,10 +214,10 @@ class Observation:
             odd = sorted(set(self.update) ^ set(self.parameters))
             raise ShapeError(f"update and parameters must name the same tensors; they differ in {odd[:5]}")
         for name, value in self.update.items():
-            if value.shape != self.parameters[name].shape:
+            shape = self.parameters[name].shape
+            if value.shape != shape:
                 raise ShapeError(
-                    f"update[{name!r}] must have the parameter's shape {tuple(self.parameters[name].shape)}; "
-                    f"got {tuple(value.shape)}"
+                    f"update[{name!r}] must have the parameter's shape {tuple(shape)}; got {tuple(value.shape)}"
                 )
             if not torch.isfinite(value).all():
                 raise ShapeError(f"update[{name!r}] holds NaN or infinite values; the client's gradient overflowed")

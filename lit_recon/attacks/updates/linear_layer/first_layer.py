@@ -152,9 +152,7 @@ def mean_color(n: int, observation: Observation) -> Tensor:
 
 
 def log_misfit(misfit: Tensor) -> Tensor:
-    """Cost of relative errors, 0 if nothing is explained: the logarithm, so that inevitable bad fits do not outweigh a
-    perfect one, with a floor at rounding.
-    """
+    """Cost of relative errors, 0 if nothing is explained: inevitable bad fits do not outweigh a perfect one."""
     return (misfit + PERFECT).log().clamp(max=0)
 
 

@@ -25,10 +25,7 @@ class SecureAggregation:
 
     The cryptography (pairwise masks that cancel in the sum) is left out: it does not change the server's view. With an
     operator that takes one gradient, and without BatchNorm in train mode, the mean is the gradient of all images
-    together; with local steps it is not.
-
-    Differentiable if `operator` is. An attacker reconstructs all clients' images, or those of one client if the others
-    can be simulated.
+    together; with local steps it is not. Differentiable if `operator` is.
 
     Args:
         operator: every client's update rule.
@@ -77,10 +74,9 @@ def aggregate(updates: Sequence[ClientUpdate]) -> ClientUpdate:
     """
     if not updates:
         raise ShapeError("an aggregate needs at least one client's update; got none")
-    first = updates[0].update
-    for other in updates[1:]:
-        if {name: value.shape for name, value in other.update.items()} != {n: v.shape for n, v in first.items()}:
-            raise ShapeError("clients' updates must name the same tensors of the same shapes: use one public model")
+    shapes = [{name: value.shape for name, value in client.update.items()} for client in updates]
+    if any(other != shapes[0] for other in shapes):
+        raise ShapeError("clients' updates must name the same tensors of the same shapes: use one public model")
     counts = [client.n_examples for client in updates]
     shared = [client.batch_statistics for client in updates if client.batch_statistics is not None]
     statistics = pooled(shared, counts) if len(shared) == len(updates) else None

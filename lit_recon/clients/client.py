@@ -35,14 +35,10 @@ class Client:
             which states what the module does itself; without one the module takes pixels in [0, 1].
         loss: of logits `(n, k)` and labels `(n,)`, a mean over the batch.
 
-    Attributes:
-        model: as prepared by the defense.
-        image_shape, normalization, n_classes: of the model.
-
     Raises:
         UnsupportedModelError: the defense does not support this model, or it is no classifier of images.
-        ConfigError: the defense acts on per-example gradients, which the rule does not have; no image shape; or
-            a loss that does not take logits and labels.
+        ConfigError: the defense acts on per-example gradients, which the rule does not have; no image shape; or a loss
+            that does not take logits and labels.
         ShapeError: `image_shape` or `normalization` do not fit the model.
 
     Example:
@@ -89,11 +85,7 @@ class Client:
         return moved
 
     def release(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        generator: torch.Generator | None = None,
-        share_statistics: bool = True,
+        self, images: Tensor, labels: Tensor, generator: torch.Generator | None = None, share_statistics: bool = True
     ) -> ClientUpdate:
         """The update for private images `(n, c, h, w)` in [0, 1] and labels `(n,)`.
 
@@ -122,8 +114,7 @@ class Client:
     ) -> Observation:
         """The observation by an attacker with `knowledge` of the update that `release` computes.
 
-        With `knowledge.batch_norm == "none"` running statistics are withheld; the attacker simulates the client
-        with the statistics of the candidates.
+        With `knowledge.batch_norm == "none"` the attacker simulates the client with the statistics of the candidates.
         """
         knowledge = knowledge or Knowledge()
         released = self.release(images, labels, generator, knowledge.batch_norm == "batch")

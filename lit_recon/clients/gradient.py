@@ -72,9 +72,7 @@ def pure_copy(model: nn.Module, mode: BatchNormMode) -> nn.Module:
                 pure.training, pure.track_running_stats = mode == "train", mode == "eval"
             pure.recording, pure.recorded = False, None
             pure.register_forward_pre_hook(_record)
-    for parameter in copied.parameters():
-        parameter.requires_grad_(False)
-    return copied
+    return copied.requires_grad_(False)
 
 
 def _record(layer: Any, given: tuple[Tensor, ...]) -> None:

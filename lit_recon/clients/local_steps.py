@@ -30,10 +30,10 @@ class LocalSteps:
     Every parameter is trained, also those that do not require a gradient. The update is `torch.optim.SGD`'s (momentum
     without dampening, no weight decay), operation by operation.
 
-    Pure and differentiable like `GradientOperator`: an attacker runs the same training on candidates. The derivative
-    goes through all steps; memory grows with their number unless `checkpointing` keeps only the weights between steps
-    and recomputes each step in the backward pass. Checkpointed steps are differentiable once, by plain autograd: enough
-    for an attack, not for the scores of `OptimalGradientNoise` and `OptimalGradientPruning`.
+    Pure and differentiable like `GradientOperator`. The derivative goes through all steps; memory grows with their
+    number unless `checkpointing` keeps only the weights between steps and recomputes each step in the backward pass.
+    Checkpointed steps are differentiable once, by plain autograd: enough for an attack, not for the scores of
+    `OptimalGradientNoise` and `OptimalGradientPruning`.
 
     Args:
         model: takes images `(n, c, h, w)` in [0, 1] and returns logits `(n, k)`; copied.
@@ -44,15 +44,16 @@ class LocalSteps:
         batches: number of mini-batches of equal size, in the order of the images; step i takes number `i % batches`.
             With 1, every step takes all images.
         release: the plain `difference`, or divided per layer by the rate times the sum of the momentum's weights
-            (`gradient`): the constant gradient that would move the weights as far. With one step it is
-            the gradient itself. The server knows the rates, so both forms carry the same information.
-        batch_norm: BatchNorm layers use running (`eval`) or batch statistics (`train`). Dropout is off, and
-            running statistics do not change.
+            (`gradient`): the constant gradient that would move the weights as far; with one step the gradient itself.
+        batch_norm: BatchNorm layers use running (`eval`) or batch statistics (`train`). Dropout is off, and running
+            statistics do not change.
         checkpointing: see above.
         loss: of logits and labels, a mean over the batch.
 
     Raises:
-        ConfigError: a number out of its range, or a layer without parameters.
+        ConfigError: a number out of its range, or a layer without parameters; when called, checkpointing with
+            `functional`.
+        ShapeError: when called with images that cannot be divided into mini-batches of equal size.
 
     Source: [McMahan2017]; as the target of an attack, [Geiping2020], section 5.2.
     """
@@ -79,9 +80,8 @@ class LocalSteps:
             raise ConfigError(f"LocalSteps needs momentum in [0, 1); got {momentum:g}: the usual value is 0.9")
         if release not in ("gradient", "difference"):
             raise ConfigError(f"LocalSteps needs release 'gradient' or 'difference'; got {release!r}")
-        self.steps, self.momentum, self.batches = steps, momentum, batches
+        self.steps, self.momentum, self.batches, self.checkpointing = steps, momentum, batches, checkpointing
         self.release: Release = release
-        self.checkpointing = checkpointing
         self.rates = _rates([name for name, _ in model.named_parameters()], lr, dict(layer_lrs or {}))
         self._gradient = GradientOperator(model, batch_norm, loss)
         self.batch_norm: BatchNormMode = batch_norm
@@ -91,17 +91,18 @@ class LocalSteps:
         update = {name: before - after[name] for name, before in weights.parameters.items()}
         if self.release == "difference":
             return update
-        path = self._path_length()
+        # displacement by a constant gradient of 1 at rate 1: sum over steps s of 1 + m + ... + m^s
+        path = sum(self.momentum**i for step in range(self.steps) for i in range(step + 1))
         return {name: value / (self.rates[name] * path) for name, value in update.items()}
 
     def train(self, weights: Weights, batch: Batch, differentiable: Differentiable = "no") -> dict[str, Tensor]:
-        """The parameters after local training.
-
-        Raises:
-            ShapeError: the images cannot be divided into mini-batches of equal size.
-            ConfigError: checkpointing together with `functional`.
-        """
-        size = self._batch_size(len(batch.images))
+        """The parameters after local training."""
+        size, rest = divmod(len(batch.images), self.batches)
+        if size == 0 or rest:
+            raise ShapeError(
+                f"{len(batch.images)} images cannot be cut into batches={self.batches} mini-batches of equal size: "
+                f"take a multiple of {self.batches} images, or set batches to 1"
+            )
         functional = differentiable == "functional"
         if functional and self.checkpointing:
             raise ConfigError(
@@ -161,24 +162,11 @@ class LocalSteps:
         results: tuple[Tensor, ...] = recomputed(step, batch.images, batch.labels, *tensors)
         return _State(dict(zip(names, results, strict=False)), dict(zip(names, results[len(names) :], strict=False)))
 
-    def _batch_size(self, n: int) -> int:
-        if n == 0 or n % self.batches:
-            raise ShapeError(
-                f"{n} images cannot be cut into batches={self.batches} mini-batches of equal size: "
-                f"take a multiple of {self.batches} images, or set batches to 1"
-            )
-        return n // self.batches
-
-    def _path_length(self) -> float:
-        """Displacement by a constant gradient of 1 at rate 1: sum over steps s of 1 + m + ... + m^s."""
-        return sum(self.momentum**i for step in range(self.steps) for i in range(step + 1))
-
 
 class _Recomputed(torch.autograd.Function):
     """A function of tensors that stores only its inputs and is recomputed in the backward pass.
 
-    `torch.utils.checkpoint` is unsuitable: the gradient within a step would also trigger recomputation in the forward
-    pass.
+    With `torch.utils.checkpoint` the gradient within a step would trigger recomputation in the forward pass too.
     """
 
     @staticmethod
@@ -201,11 +189,7 @@ class _Recomputed(torch.autograd.Function):
 
 
 def _rates(names: list[str], lr: float, layer_lrs: dict[str, float]) -> dict[str, float]:
-    """Learning rate by parameter name.
-
-    Raises:
-        ConfigError: a rate that is not positive, or a prefix that no parameter has.
-    """
+    """Learning rate by parameter name."""
     for prefix, rate in (("all layers", lr), *layer_lrs.items()):
         if not 0 < rate < float("inf"):
             raise ConfigError(f"LocalSteps needs a positive, finite learning rate for {prefix}; got {rate:g}")

@@ -70,7 +70,9 @@ class PixelDescent(SteppableAttack[SimpleState]):
 
 ATTACKS: dict[str, Attack] = {
     "an attack from outside the package": PixelDescent(),
-    "global cosine, total variation": GradientMatching(priors=[TotalVariation(0.01)], labels=HeadCounts(), steps=3),
+    "global cosine, total variation": GradientMatching(
+        priors=[TotalVariation(0.01)], labels=HeadCounts(), steps=3, execution="loop"
+    ),
     "L-BFGS on the squared error": GradientMatching(
         objective=SquaredError(),
         parametrization=Pixels(box=False),
@@ -84,7 +86,7 @@ ATTACKS: dict[str, Attack] = {
         labels=KnownLabels(),
         restarts=2,
         steps=3,
-        execution="vmap",  # `auto` times two ways that differ by rounding
+        execution="vmap",
     ),
     "deep image prior": GradientMatching(
         objective=NormReweightedCosine(),
@@ -92,6 +94,7 @@ ATTACKS: dict[str, Attack] = {
         solver=Adam(lr=0.001),
         labels=KnownLabels(),
         steps=2,
+        execution="loop",  # `auto` times two ways that differ by rounding
     ),
     "analytic": AnalyticInversion(),
     "imprint": RobbingTheFed(labels=KnownLabels()),

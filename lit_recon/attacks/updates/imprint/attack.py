@@ -110,17 +110,10 @@ def _block(seen: Observation) -> tuple[str, ImprintBlock]:
 def _labels_told(
     decoded: Tensor, labels: Tensor, name: str, block: ImprintBlock, seen: Observation
 ) -> tuple[Tensor, Tensor]:
-    """Candidate labels of the images, and costs of assigning them from the directions of derivatives.
+    """Candidate labels of the decoded images `(j, c, h, w)`, and costs of assigning them by directions of derivatives.
 
     Known labels are complete. Recovered counts may be wrong if a defense has changed the gradient: labels found from
     derivatives are added to them.
-
-    Args:
-        decoded: `(j, c, h, w)` in [0, 1]: decoded images, at most one per bin.
-        labels: `(n,)`, known or recovered.
-        name: of the block.
-        block: the imprint block.
-        seen: the observation.
 
     Returns:
         Labels `(l,)` with `l >= n`, and costs `(n, l)`: 0 in rows of images whose label is not certain.
@@ -155,10 +148,10 @@ def _explained(images: Tensor, classes: Tensor, name: str, block: ImprintBlock, 
 
 
 def _scales(hits: Hits, functional: Tensor, edges: Tensor) -> Tensor:
-    """Factor with which each hit's image enters the gradient, `(j,)`.
+    """Factor with which each hit's image enters the gradient, `(j,)`: the bias gradient.
 
-    It is the bias gradient. But the functional of the image must lie in the image's bin: if noise or pruning of the
-    bias contradicts this, the functional, a sum over all pixels, gives the factor.
+    If by that factor the functional of the image lies outside the image's bin, because of noise or pruning, the
+    functional, a sum over all pixels, gives the factor.
     """
     known = hits.known[:, :-1]
     share = (known * functional.square()).sum(dim=1) / functional.square().sum()
@@ -179,8 +172,8 @@ def _one_each(images: Tensor, bins: Tensor, n: int) -> list[int]:
     """Indices of the hits to return: all if at most `n`, else the largest without repetitions."""
     if len(images) <= n:
         return list(range(len(images)))
-    centered = images.flatten(1) - images.flatten(1).mean(dim=1, keepdim=True)
-    directions = torch.nn.functional.normalize(centered, dim=1)
+    flat = images.flatten(1)
+    directions = torch.nn.functional.normalize(flat - flat.mean(dim=1, keepdim=True), dim=1)
     same = (directions @ directions.T > SAME_IMAGE) & ((bins[:, None] - bins[None, :]).abs() <= 1)
     kept: list[int] = []
     for i in range(len(images)):

@@ -36,8 +36,8 @@ class Mixtures:
 
     @property
     def n_sources(self) -> int:
-        """Number `j` of sources."""
-        return len(self.basis) + int(self.constant)
+        """The number `j`."""
+        return len(self.basis) + self.constant
 
 
 def rank(rows: Tensor) -> int:
@@ -195,8 +195,6 @@ def non_negativity(sources: Tensor) -> Tensor:
 def scale_free(sources: Tensor, terms: UnmixingTerms, shape: tuple[int, ...]) -> Tensor:
     """The scale-independent, published penalties of sources `(j, d)`."""
     loss = sources.new_zeros(())
-    if not (terms.negentropy or terms.decorrelation or terms.total_variation or terms.sparsity):
-        return loss
     centered = sources - sources.mean(dim=1, keepdim=True)
     unit = centered * torch.rsqrt(centered.square().mean(dim=1, keepdim=True) + torch.finfo(sources.dtype).tiny)
     if terms.negentropy:

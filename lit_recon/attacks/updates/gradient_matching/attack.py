@@ -60,19 +60,18 @@ class Problem:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()` of the same problem."""
-        for name, value in state["variables"].items():
+        changing = dict(state)
+        for name, value in changing.pop("variables").items():
             self.variables[name].data.copy_(value)
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(changing.pop("optimizer"))
         device = self.labels.device
-        for name in ("labels", "feature_targets", "best_images", "best_labels"):
-            setattr(self, name, None if state[name] is None else state[name].to(device))
-        for name in ("best_loss", "best_matching", "diverged_at", "set_aside", "trace"):
-            setattr(self, name, state[name])
+        for name, value in changing.items():
+            setattr(self, name, value.to(device) if isinstance(value, Tensor) else value)
 
 
 @dataclass
 class MatchingState:
-    """A running attack: its problems (`r` restarts of each victim in turn), the data term, and the step count."""
+    """A running attack: its problems (`r` restarts of each victim in turn), the data term, and notes per victim."""
 
     problems: list[Problem]
     matching: Matching
@@ -119,8 +118,8 @@ class GradientMatching(SteppableAttack[MatchingState]):
         steps: iterations.
         restarts: independent starts per victim; the one with the least matching loss is returned.
         keep: return the `last` iterate of a restart, or the `best` by total loss.
-        execution: problems one after the other (`loop`), together (`vmap`), or whichever is faster (`auto`). The two
-            differ by rounding, and which is faster depends on the machine: fix one for bitwise repeatable runs.
+        execution: problems one after the other (`loop`), together (`vmap`), or whichever is measured to be faster
+            (`auto`). The two differ by rounding: fix one for bitwise repeatable runs.
         compilation: `torch.compile` mode of the derivative; takes minutes before the first iteration on a CPU.
         seed: of the first restart; restart i uses `seed + i`.
         log_every: iterations between two points of the loss curve; default: 200 points a run.
@@ -192,7 +191,6 @@ class GradientMatching(SteppableAttack[MatchingState]):
         return self.parametrization.training_images
 
     def execution_for(self, n_victims: int) -> Execution:
-        """As configured; `loop` for a single problem."""
         return "loop" if self.execution == "auto" and n_victims * self.restarts == 1 else self.execution
 
     def measured_execution(self, observations: Sequence[Observation]) -> Way:
@@ -210,7 +208,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
                 self.network_prior.targets(seen)
 
     def init(self, observations: Sequence[Observation]) -> MatchingState:
-        """Fresh candidates for every restart of every victim; labels are recovered here."""
+        """Recover labels and features, and draw candidates for every restart of every victim."""
         problems: list[Problem] = []
         notes: list[tuple[str, ...]] = []
         for seen in observations:
@@ -236,7 +234,6 @@ class GradientMatching(SteppableAttack[MatchingState]):
         return MatchingState(problems, Matching(seen_by, self.objective, self.network_prior, *how), notes)
 
     def step(self, state: MatchingState) -> None:
-        """One iteration of every problem."""
         progress = state.step / self.steps
         if progress >= self.parametrization.narrows_at:
             self._narrow(state)
@@ -254,7 +251,6 @@ class GradientMatching(SteppableAttack[MatchingState]):
             self.parametrization.project(problem.variables, problem.observation)
 
     def result(self, state: MatchingState) -> list[Reconstruction]:
-        """Per victim, the reconstruction of the restart with the least matching loss."""
         self._evaluate(state, state.going, final=True)
         results: list[Reconstruction] = []
         for v, remarks in enumerate(state.notes):
@@ -269,9 +265,9 @@ class GradientMatching(SteppableAttack[MatchingState]):
                 how = f"{len(diverged)} of {self.restarts} restarts diverged, first at step {min(diverged)}"
                 remarks = (*remarks, how)
             images, labels, features = chosen.best_images, chosen.best_labels, None
-            if chosen.feature_penalty is not None:
-                labels, features = chosen.feature_penalty.labels(images, labels), chosen.feature_penalty.features
-                remarks = (*remarks, *chosen.feature_penalty.choice)
+            if (penalty := chosen.feature_penalty) is not None:
+                labels, features = penalty.labels(images, labels), penalty.features
+                remarks = (*remarks, *penalty.choice)
             results.append(Reconstruction(images, labels, chosen.best_matching, chosen.trace, remarks, features))
         return results
 
@@ -304,7 +300,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
         if self.features is not None:
             pairs = zip(chosen, images, strict=True)
             terms["features"] = torch.stack([problem.feature_term(image, progress) for problem, image in pairs])
-        added = [terms[name] for name in terms if name not in ("matching", "batch_norm")]
+        added = [term for name, term in terms.items() if name not in ("matching", "batch_norm")]
         penalty = sum(added, torch.zeros_like(evaluation.matching))
         direction = evaluation.images
         if penalty.requires_grad:

@@ -1,8 +1,8 @@
 """Objectives: distances of a candidate's update to the observed one.
 
-Every cosine here is a function of two numbers per parameter tensor, the inner product <G, g> of the candidate's and
-the observed gradient and the squared norm |G|^2. A custom differentiation rule computes both: at batch size 1 the
-passes over all parameters take a third of an iteration's time, and autograd would need three times as many.
+Every cosine is a function of two numbers per parameter tensor, the inner product <G, g> of the candidate's and the
+observed gradient and the squared norm |G|^2. A custom derivative of both takes a third of autograd's passes over all
+parameters.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class GlobalCosine(Objective):
 class FeaturesOnly(Objective):
     """Ignores the update: only recovered features and priors are optimized, and restarts compared by them.
 
-    An iteration then costs one forward and one backward pass. Source: the `direct` inversion of [Kariyappa2023].
+    Source: the `direct` inversion of [Kariyappa2023].
     """
 
     matches = False
@@ -81,11 +81,10 @@ class LayerwiseCosine(Objective):
 class NormReweightedCosine(Objective):
     """Global cosine after division of every tensor of both updates by |g_l|^power.
 
-    Large layers then do not dominate small ones. At power 1 every observed tensor has unit norm, at power 0 this is
-    `GlobalCosine`, except that tensors with zero observed gradient are left out.
+    At power 1 every observed tensor has unit norm, so that large layers do not dominate; at power 0 this is
+    `GlobalCosine`. Tensors with zero observed gradient are left out.
 
-    Source: [Liu2025], appendix F, in words ("reweighting the gradients by their norm"); the formula is missing in the
-    text we have, so the power is a setting.
+    Source: [Liu2025], appendix F, in words ("reweighting the gradients by their norm") without a power.
     """
 
     def __init__(self, power: float = 1.0) -> None:

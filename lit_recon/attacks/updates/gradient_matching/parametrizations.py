@@ -63,9 +63,9 @@ class Pixels(Parametrization):
     """Normalized pixels, initialized from N(0, spread^2), clamped to the range of valid images after every step.
 
     Args:
-        box: clamp after every step; otherwise only the returned images are clamped. Clamping disturbs the curvature
-            estimates of quasi-Newton solvers.
-        spread: of the start in normalized units; small values start from nearly uniform images.
+        box: clamp after every step, which disturbs the curvature estimates of quasi-Newton solvers; otherwise only the
+            returned images are clamped.
+        spread: of the start in normalized units.
 
     Source: [Geiping2020]; without the box [Zhu2019].
     """
@@ -139,11 +139,10 @@ class DeepImagePrior(Parametrization):
         if layout not in self._networks:
             self._networks[layout] = self._build(shape, seed, features)
         like = next(iter(variables.values()))
-        key = (observation.n_examples, *shape[1:], seed, str(like.device))
+        size = (observation.n_examples, self.noise_channels, *shape[1:])
+        key = (*size, seed, str(like.device))
         if key not in self._noise:
-            generator = torch.Generator().manual_seed(seed)
-            drawn = torch.randn(observation.n_examples, self.noise_channels, *shape[1:], generator=generator)
-            self._noise[key] = drawn.to(like)
+            self._noise[key] = torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(like)
         # entries of unit size, as the network's other inputs
         scaled = None if features is None else features.to(like) * features.shape[1] ** 0.5
         output: Tensor = torch.func.functional_call(self._networks[layout], variables, (self._noise[key], scaled))
@@ -209,11 +208,11 @@ class GenerativePrior(Parametrization):
             self.network, self.seen = known.generator, known.seen
         else:
             self.network = _own(network, self.checkpoint)
+        self.network.requires_grad_(False)
         size = latent_size if latent_size is not None else getattr(self.network, "latent_size", None)
         if not isinstance(size, int) or size < 1:
             raise ConfigError(f"{type(self.network).__name__} has no attribute latent_size: give latent_size")
         self.latent_size = size
-        self.network.requires_grad_(False)
 
     @property
     def training_images(self) -> Mapping[str, Tensor]:
@@ -223,8 +222,8 @@ class GenerativePrior(Parametrization):
         like, n = observation.like, observation.n_examples
         self.network.to(like)
         self._check(observation)
-        random = torch.Generator().manual_seed(seed)
-        variables = {_LATENTS: torch.randn(n, self.latent_size, generator=random).to(like)}
+        latents = torch.randn(n, self.latent_size, generator=torch.Generator().manual_seed(seed))
+        variables = {_LATENTS: latents.to(like)}
         if self.narrows_at < 1:
             for name, value in self.network.named_parameters():
                 copied = value.expand(n, *value.shape) if self.copies else value

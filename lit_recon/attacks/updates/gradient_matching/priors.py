@@ -1,8 +1,4 @@
-"""Priors on images: penalties added to the matching objective.
-
-Priors act on candidate images `(p, n, c, h, w)` in [0, 1] of `p` independent problems at once, the `r` restarts of each
-victim in sequence, and return one value per problem.
-"""
+"""Priors: penalties on candidate images or their statistics, added to the matching objective."""
 
 from __future__ import annotations
 
@@ -26,7 +22,10 @@ class Prior(ABC):
 
     @abstractmethod
     def __call__(self, images: Tensor, normalization: Normalization, restarts: int, progress: float) -> Tensor:
-        """Unweighted penalty of every problem, `(p,)`; `progress` in [0, 1] is the share of iterations done."""
+        """Unweighted penalty `(p,)` of images `(p, n, c, h, w)` in [0, 1], restarts of a victim in sequence.
+
+        `progress` in [0, 1] is the share of iterations done.
+        """
 
 
 class TotalVariation(Prior):
@@ -74,15 +73,13 @@ class GroupConsistency(Prior):
 
 
 class BatchNormPrior:
-    """Distance of a candidate batch's BatchNorm statistics to known ones, summed over layers.
+    """Distance of a candidate batch's BatchNorm statistics to known ones: of the client's batch, else running ones.
 
-    sum_l f_l (|mu_l - mu_l*| + |var_l - var_l*|) with f = `first_layer` for the first layer and 1 for the others. The
-    known statistics are those of the client's batch if the attacker knows them (`Knowledge.batch_norm = batch`),
-    else the server's running statistics.
+    sum_l f_l (|mu_l - mu_l*| + |var_l - var_l*|) with f = `first_layer` for the first layer and 1 for the others.
 
     Args:
         weight: multiplies the penalty.
-        first_layer: factor of the first BatchNorm layer, the one closest to the image.
+        first_layer: factor of the BatchNorm layer closest to the image.
 
     Source: [Yin2021]; exact statistics as in [Jeon2021] and [Liu2025].
     """
@@ -103,10 +100,8 @@ class BatchNormPrior:
                 "BatchNormPrior needs BatchNorm statistics, and knowledge.batch_norm is 'none': "
                 "set it to 'running' or 'batch', or drop the prior"
             )
-        if observation.batch_statistics is not None:
-            known = observation.batch_statistics
-        else:
-            suffix, buffers = ".running_mean", observation.buffers
+        known, buffers, suffix = observation.batch_statistics, observation.buffers, ".running_mean"
+        if known is None:
             names = [name.removesuffix(suffix) for name in buffers if name.endswith(suffix)]
             known = {name: LayerStatistics(buffers[name + suffix], buffers[name + ".running_var"]) for name in names}
         if not known:

@@ -24,8 +24,7 @@ class CocktailPartyAttack(LabelledAttack):
 
     Every row of the weight's gradient is a linear mixture of the batch's images, and the bias's gradient the same
     mixture of ones, which determines scale, sign and brightness of a separated image. After a ReLU, zeros of
-    derivatives then improve the separation, and a fit to the whole update follows, after which it is often exact (see
-    `lit_recon.attacks.updates.linear_layer.sparse_derivatives`).
+    derivatives improve the separation. After a fit to the whole update it is often exact.
 
     Args:
         terms: penalties on the separated images.

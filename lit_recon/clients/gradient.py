@@ -87,13 +87,9 @@ def _record(layer: Any, given: tuple[Tensor, ...]) -> None:
 def checked_loss(loss: Loss, n_classes: int, probabilities: bool = False) -> Loss:
     """`loss`, or `cross_entropy` for a `torch.nn.CrossEntropyLoss` with default settings.
 
-    Args:
-        loss: of logits `(n, k)` and labels.
-        n_classes: `k`.
-        probabilities: labels are probabilities `(n, k)` instead of classes `(n,)`.
-
     Raises:
-        ConfigError: the loss fails on such labels, or does not return a scalar that can be differentiated twice.
+        ConfigError: on logits `(n, k)` and labels, classes `(n,)` or probabilities `(n, k)`, the loss fails or does not
+            return a scalar that can be differentiated twice.
     """
     if loss is cross_entropy or (isinstance(loss, nn.CrossEntropyLoss) and vars(loss) == vars(nn.CrossEntropyLoss())):
         return cross_entropy

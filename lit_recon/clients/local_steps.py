@@ -37,12 +37,9 @@ class LocalSteps:
 
     Args:
         model: takes images `(n, c, h, w)` in [0, 1] and returns logits `(n, k)`; copied.
-        steps: `t`, at least 1.
-        lr: learning rate.
-        momentum: in [0, 1).
+        steps, lr, momentum: at least 1, positive, in [0, 1).
         layer_lrs: other rates by prefix of parameter names, as in `{"head": 0.01}`; the longest match applies.
-        batches: number of mini-batches of equal size, in the order of the images; step i takes number `i % batches`.
-            With 1, every step takes all images.
+        batches: mini-batches of equal size, in the order of the images; step i takes number `i % batches`.
         release: the plain `difference`, or divided per layer by the rate times the sum of the momentum's weights
             (`gradient`): the constant gradient that would move the weights as far; with one step the gradient itself.
         batch_norm: BatchNorm layers use running (`eval`) or batch statistics (`train`). Dropout is off, and running

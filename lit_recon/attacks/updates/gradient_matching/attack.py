@@ -16,7 +16,7 @@ from lit_recon.attacks.updates.features.matching import FeatureMatching, Feature
 from lit_recon.attacks.updates.gradient_matching.matching import Compilation, Matching
 from lit_recon.attacks.updates.gradient_matching.objectives import GlobalCosine, Objective
 from lit_recon.attacks.updates.gradient_matching.parametrizations import Parametrization, Pixels, Variables
-from lit_recon.attacks.updates.gradient_matching.priors import BatchNormPrior, GroupConsistency, Prior, split_priors
+from lit_recon.attacks.updates.gradient_matching.priors import BatchNormPrior, GroupConsistency, Prior
 from lit_recon.attacks.updates.gradient_matching.solvers import Adam, Solver, TwoStages
 from lit_recon.attacks.updates.labels.recovery import HeadCounts, LabelRecovery
 from lit_recon.errors import ConfigError
@@ -149,7 +149,11 @@ class GradientMatching(SteppableAttack[MatchingState]):
                 f"got {steps}, {restarts}, {log_every}"
             )
         self.objective, self.priors = objective or GlobalCosine(), priors or []
-        self.image_priors, self.network_prior = split_priors(self.priors)
+        self.image_priors = [prior for prior in self.priors if isinstance(prior, Prior)]
+        on_network = [prior for prior in self.priors if isinstance(prior, BatchNormPrior)]
+        if len(on_network) > 1:
+            raise ConfigError(f"an attack takes at most one BatchNormPrior; got {len(on_network)}")
+        self.network_prior = on_network[0] if on_network else None
         self.parametrization, self.solver = parametrization or Pixels(), solver or Adam()
         schedule, narrows_at = self.solver.schedule, self.parametrization.narrows_at
         if isinstance(schedule, TwoStages) and schedule.switch != narrows_at:

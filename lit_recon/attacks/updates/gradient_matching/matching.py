@@ -42,7 +42,7 @@ class Matching:
     Args:
         observations: one per problem; all from one client object, so that model and operator are shared.
         objective: distance between updates.
-        prior: penalty on BatchNorm statistics, or None.
+        prior: penalty on BatchNorm statistics.
         soft_labels: labels are logits `(p, n, k)` to be optimized, not classes `(p, n)`.
         execution: see above.
         compilation: `torch.compile` mode of the derivative; `reduce-overhead` uses CUDA graphs on a GPU.
@@ -154,11 +154,8 @@ class Matching:
     def _functional_derivative(
         self, images: Tensor, labels: Tensor, target: ObservedUpdate, known: BatchStatistics
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        def loss(images: Tensor, labels: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            return self._loss(images, labels, target, known, "functional")
-
-        over = (0, 1) if self.soft else (0,)
-        gradients, (matching, penalty) = torch.func.grad(loss, argnums=over, has_aux=True)(images, labels)
+        derivative = torch.func.grad(self._loss, argnums=(0, 1) if self.soft else (0,), has_aux=True)
+        gradients, (matching, penalty) = derivative(images, labels, target, known, "functional")
         return matching, penalty, gradients
 
 

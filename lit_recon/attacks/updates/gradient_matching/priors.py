@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -121,15 +120,3 @@ class BatchNormPrior:
 def _norm(values: Tensor) -> Tensor:
     """Euclidean norm with derivative zero at zero instead of NaN."""
     return (values.square().sum() + torch.finfo(values.dtype).tiny).sqrt()
-
-
-def split_priors(priors: Sequence[Prior | BatchNormPrior]) -> tuple[list[Prior], BatchNormPrior | None]:
-    """Priors on images, and the one on the network's statistics.
-
-    Raises:
-        ConfigError: more than one BatchNormPrior.
-    """
-    network = [prior for prior in priors if isinstance(prior, BatchNormPrior)]
-    if len(network) > 1:
-        raise ConfigError(f"an attack takes at most one BatchNormPrior; got {len(network)}")
-    return [prior for prior in priors if isinstance(prior, Prior)], network[0] if network else None

@@ -106,14 +106,9 @@ class Solver(ABC):
         progress: float,
         evaluate: Callable[[], Tensor],
     ) -> None:
-        """One iteration.
+        """One iteration at the share `progress` of all.
 
-        Args:
-            optimizer: of the variables.
-            variables: of the problem.
-            pixels: names of the variables that `signed` is about.
-            progress: share of the iterations done, in [0, 1).
-            evaluate: fills the variables' gradients and returns the loss.
+        `pixels` names the variables to which `signed` applies; `evaluate` fills the gradients and returns the loss.
         """
         for group in optimizer.param_groups:
             group["lr"] = self.lr * self.schedule(progress)

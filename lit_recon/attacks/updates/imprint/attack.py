@@ -48,6 +48,9 @@ class RobbingTheFed(LabelledAttack):
             the gradient of the layer after the block determines take precedence.
         denoise: reduce noise in the gradient by a Wiener filter with the spectrum of photographs.
 
+    Raises:
+        ThreatModelError: when called on a model into which the server has put no imprint block.
+
     Source: [Fowl2022]; differences of neighbouring rows are here least-squares steps.
     """
 
@@ -56,11 +59,6 @@ class RobbingTheFed(LabelledAttack):
         self.denoise = denoise
 
     def check_one(self, seen: Observation) -> None:
-        """Raise an error for an honest server.
-
-        Raises:
-            ThreatModelError: the server has not put an imprint block into the model.
-        """
         _block(seen)
         self.labels.check(seen)
 

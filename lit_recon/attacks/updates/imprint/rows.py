@@ -228,11 +228,9 @@ def wiener(images: Tensor, noise: Tensor) -> Tensor:
 
 
 def filled(images: Tensor, known: Tensor, iterations: int = 200) -> Tensor:
-    """Images with unknown pixels set to the mean of their four neighbours, the smoothest solution.
+    """Images `(n, c, h, w)` with unknown pixels set to the mean of their four neighbours, the smoothest solution.
 
-    Args:
-        images, known: `(n, c, h, w)`; the mask is boolean. A channel without a known pixel becomes 0.
-        iterations: of averaging; each extends the influence of a known pixel by one pixel.
+    A channel without a known pixel becomes 0. Every iteration extends the influence of a known pixel by one pixel.
     """
     if known.all():
         return images

@@ -95,12 +95,9 @@ class LabelCounts:
 
 
 def count_labels(head: HeadGradient, trials: int, seed: int) -> LabelCounts:
-    """Class counts of the batch: by bounds if they suffice, else by a search for counts that explain the gradient.
+    """Class counts of the batch: by bounds if they suffice, else those of up to `trials` that explain the gradient.
 
-    Args:
-        head: public parameters and released gradient.
-        trials: largest number of counts to try.
-        seed: of the solvers' starting points.
+    `seed` is that of the solvers' starting points.
     """
     lower = lower_bounds(head)
     counts = first_guess(head, lower)

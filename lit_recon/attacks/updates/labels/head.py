@@ -17,16 +17,7 @@ ROUNDING = 6e-8
 
 
 def require_cross_entropy(observation: Observation, what: str, remedy: str) -> None:
-    """Raise an error if clients minimize another loss than the mean cross-entropy.
-
-    Args:
-        observation: of the client.
-        what: the attack or method, for the message.
-        remedy: what to do instead, for the message.
-
-    Raises:
-        ThreatModelError: for another loss.
-    """
+    """Raise a `ThreatModelError`, with the method and the remedy, for another loss than the mean cross-entropy."""
     if observation.loss is not cross_entropy:
         name = getattr(observation.loss, "__name__", type(observation.loss).__name__)
         raise ThreatModelError(
@@ -52,13 +43,9 @@ def linear_calls(observation: Observation, images: Tensor) -> tuple[Tensor, dict
 
 
 def find_head(observation: Observation, what: str) -> tuple[str, str | None]:
-    """Parameter names of the head's weight and bias (None without one): the linear layer that returns the logits.
+    """Parameter names of the head's weight and bias (None without one), which the method `what` needs.
 
-    It is the last linear layer that a forward pass calls once and whose output is the model's.
-
-    Args:
-        observation: of the client.
-        what: the attack or method that needs the head, for the message.
+    The head is the last linear layer that a forward pass calls once and whose output is the model's.
 
     Raises:
         UnsupportedModelError: no such layer.

@@ -36,6 +36,9 @@ class CocktailPartyAttack(LabelledAttack):
 
     Raises:
         ConfigError: a number out of its range, or labels to be optimised.
+        UnsupportedModelError: when called on a model without a linear layer with bias on the pixels, or with fewer
+            neurons than images.
+        ThreatModelError: when called on a single image.
 
     Source: [Kariyappa2023]; volume, bounds, the use of the bias and of zeros, and the fit to the update are ours.
     """
@@ -60,13 +63,6 @@ class CocktailPartyAttack(LabelledAttack):
         self.steps, self.lr, self.refinements, self.restarts, self.seed = steps, lr, refinements, restarts, seed
 
     def check_one(self, seen: Observation) -> None:
-        """Raise an error for models without a suitable first layer, and for single images.
-
-        Raises:
-            UnsupportedModelError: no linear layer with bias on the pixels, or it has fewer neurons than the batch
-                has images.
-            ThreatModelError: a single image.
-        """
         layer = first_layer(seen)
         if seen.n_examples == 1:
             raise ThreatModelError(

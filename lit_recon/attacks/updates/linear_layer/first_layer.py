@@ -173,10 +173,7 @@ class LabelledAttack(Attack):
     """An attack that recovers labels separately and computes one victim after the other, without iterations.
 
     Args:
-        labels: recovery of the batch's labels; default: `HeadCounts`.
-
-    Raises:
-        ConfigError: labels to be optimised.
+        labels: their recovery; default: `HeadCounts`. Labels to be optimised are a `ConfigError`.
     """
 
     def __init__(self, labels: LabelRecovery | None = None) -> None:
@@ -218,6 +215,8 @@ class AnalyticInversion(LabelledAttack):
 
     Raises:
         ConfigError: negative `iterations`, or labels to be optimised.
+        UnsupportedModelError: when called on a model without a linear layer with bias on the pixels.
+        ThreatModelError: when called on several images and a hidden layer, or on labels that repeat.
 
     Source: [Phong2018] and [Geiping2020] for one image; the rows of labels and the iteration are ours.
     """
@@ -229,12 +228,6 @@ class AnalyticInversion(LabelledAttack):
         self.iterations = iterations
 
     def check_one(self, seen: Observation) -> None:
-        """Raise an error for models without a fully connected first layer, and batches mixed by a hidden layer.
-
-        Raises:
-            UnsupportedModelError: no linear layer with bias on the pixels.
-            ThreatModelError: several images and a hidden layer, or more images than classes.
-        """
         layer = first_layer(seen)
         if seen.n_examples > 1:
             require_cross_entropy(seen, "AnalyticInversion of several images", "attack one image at a time")

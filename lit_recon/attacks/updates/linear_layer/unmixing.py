@@ -47,13 +47,13 @@ def rank(rows: Tensor) -> int:
 
 
 def mixtures_of(weight: Tensor, bias: Tensor | None, n: int) -> Mixtures:
-    """Whitened mixtures of at most `n` sources.
+    """Whitened mixtures of at most `n` sources; fewer if the mixtures have a lower rank.
 
     Args:
         weight: `(m, d)`: the gradient of a layer's weight, each row a mixture.
         bias: `(m,)`: of its bias, the same mixture of ones, which determines scale, sign and offset of the sources;
             without it sources are known up to a factor, and centered rows are whitened.
-        n: number of sources; fewer if the mixtures have a lower rank.
+        n: the number sought.
 
     Raises:
         ShapeError: fewer than two independent mixtures with, or one without a bias.
@@ -136,13 +136,8 @@ def unmix(
 ) -> Tensor:
     """Sources `(j, d)` of least penalty, by Adam with a cosine schedule from random coefficients.
 
-    Args:
-        mixtures: the possible sources.
-        terms: weights of the penalties.
-        shape: of a source: the last two axes are spatial.
-        bounds: least and largest value of every coordinate, each `(d,)`, for the term of that name.
-        steps, lr: of Adam.
-        seed: of the start.
+    The last two axes of a source of this shape are spatial. The term `bounds` keeps coordinates between the two
+    `bounds`, each `(d,)`.
     """
     offset, basis = mixtures.offset.float(), mixtures.basis.float()
     limits = None if bounds is None else (bounds[0].to(basis), bounds[1].to(basis))

@@ -143,8 +143,8 @@ class HeadEquations:
     def _misfit(self, at: _Point, noise: Tensor) -> float:
         """Mean square of the residual over the noise; about 1 or less for a complete fit."""
         k, q = self.gradient.shape
-        square = (at.bias_residual / noise[0]).square().sum() + (at.weight_residual / noise[1]).square().sum()
-        return float(square) / ((k - 1) * (q + 1))
+        square: Tensor = (at.bias_residual / noise[0]).square().sum() + (at.weight_residual / noise[1]).square().sum()
+        return float(square) / int((k - 1) * (q + 1))
 
 
 def _damped_solution(matrix: Tensor, slope: Tensor, damping: float) -> Tensor:

@@ -125,11 +125,11 @@ def head_gradient(observation: Observation) -> HeadGradient:
             "attack one image with IDLG, reveal the labels and use KnownLabels, or optimize them with JointLabels"
         )
     inputs = exact(probe_inputs(observation))
-    tensors = observation.parameters, observation.update
-    public, gradient = ([exact(part[name]) for name in (weight, bias)] for part in tensors)
+    public = exact(observation.parameters[weight]), exact(observation.parameters[bias])
     return HeadGradient(
         *public,
-        *gradient,
+        exact(observation.update[weight]),
+        exact(observation.update[bias]),
         observation.n_examples,
         non_negative=bool((inputs >= 0).all()),
         usual=torch.softmax(nn.functional.linear(inputs, *public), dim=1).mean(dim=0),

@@ -1,7 +1,7 @@
 """Records passed between packages: client updates, observations of an attacker, reconstructions.
 
-Shape words used everywhere: `n` images in a batch, `c h w` image axes, `k` classes, `r` restarts.
-Images are float tensors in [0, 1] at every interface; networks normalize inside.
+Shapes: `n` images in a batch, `c h w` image axes, `k` classes, `r` restarts. Images are float tensors in [0, 1] at
+every interface; networks normalize inside.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Normalization:
 
     def tensors(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and std, each `(c, 1, 1)`, in the dtype and on the device of `like`."""
-        shape = (len(self.mean), 1, 1)
-        return like.new_tensor(self.mean).view(shape), like.new_tensor(self.std).view(shape)
+        mean, std = (like.new_tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        return mean, std
 
 
 class LayerStatistics(NamedTuple):
@@ -55,39 +55,57 @@ class LayerStatistics(NamedTuple):
 BatchStatistics = dict[str, LayerStatistics]
 
 
+#: How a computed update is differentiable in the images: not at all, by plain autograd, or by `torch.func`, inside its
+#: transforms and under a compiler.
+Differentiable = Literal["no", "autograd", "functional"]
+
+
+class Weights(NamedTuple):
+    """Parameters and buffers of a model by name."""
+
+    parameters: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+
+    @staticmethod
+    def of(model: nn.Module) -> Weights:
+        """Those of a model, without its graph."""
+        parameters = {name: value.detach() for name, value in model.named_parameters()}
+        return Weights(parameters, dict(model.named_buffers()))
+
+
+class Batch(NamedTuple):
+    """A client's batch.
+
+    Attributes:
+        images: `(n, c, h, w)` in [0, 1].
+        labels: classes `(n,)` or probabilities `(n, k)`.
+        masks: buffers that differ between examples, by name, each `(n, ...)`; they replace the model's.
+    """
+
+    images: Tensor
+    labels: Tensor
+    masks: Mapping[str, Tensor] = {}
+
+    def examples(self, start: int, stop: int) -> Batch:
+        """Examples `start` to `stop - 1`."""
+        masks = {name: mask[start:stop] for name, mask in self.masks.items()}
+        return Batch(self.images[start:stop], self.labels[start:stop], masks)
+
+
 class ForwardOperator(Protocol):
-    """The client's public update rule, a function of images and labels."""
+    """The client's public update rule."""
 
     @property
     def batch_norm(self) -> Literal["eval", "train"]:
         """Whether BatchNorm layers use running (`eval`) or batch statistics (`train`)."""
         ...
 
-    def __call__(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        images: Tensor,
-        labels: Tensor,
-        *,
-        create_graph: bool = False,
-        functional: bool = False,
-    ) -> Update:
-        """Update for images `(n, c, h, w)` in [0, 1] and labels: classes `(n,)` or probabilities `(n, k)`.
-
-        `functional` differentiates by `torch.func`, for use inside its transforms and under a compiler.
-        """
+    def __call__(self, weights: Weights, batch: Batch, differentiable: Differentiable = "no") -> Update:
+        """The update that a client with these weights and this batch releases."""
         ...
 
     def with_statistics(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        images: Tensor,
-        labels: Tensor,
-        *,
-        create_graph: bool = False,
-        functional: bool = False,
+        self, weights: Weights, batch: Batch, differentiable: Differentiable = "no"
     ) -> tuple[Update, BatchStatistics]:
         """The update, and the statistics of every BatchNorm layer's input, from one forward pass."""
         ...
@@ -153,14 +171,13 @@ class Observation:
         model: the public architecture; read its structure, never its own weights.
         parameters, buffers: the public weights and buffers at which the client computed its update.
         operator: the client's update rule, to be applied to candidates.
-        update: the observed update.
         n_examples: batch size of the client.
         image_shape: `(c, h, w)`.
-        n_classes: number of classes `k`.
+        n_classes: `k`.
         normalization: channel statistics that the model applies to [0, 1] pixels.
         knowledge: what else is known; a field below that it excludes is None.
         labels: true labels `(n,)`, only if `knowledge.labels`.
-        batch_statistics: statistics of the client's batch, only if `knowledge.batch_norm == "batch"`.
+        batch_statistics: of the client's batch, only if `knowledge.batch_norm == "batch"`.
         defense: the attacker's simulation of the client's defense, only if `knowledge.defense`.
         loss: the client's training loss.
     """
@@ -180,6 +197,16 @@ class Observation:
     defense: SimulatedDefense | None = None
     loss: Loss = cross_entropy
 
+    @property
+    def weights(self) -> Weights:
+        """The public parameters and buffers, as the operator takes them."""
+        return Weights(self.parameters, self.buffers)
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the update, for its dtype and device."""
+        return next(iter(self.update.values()))
+
     def __post_init__(self) -> None:
         if self.n_examples < 1:
             raise ShapeError(f"an observation needs at least one example; got n_examples={self.n_examples}")
@@ -187,10 +214,10 @@ class Observation:
             odd = sorted(set(self.update) ^ set(self.parameters))
             raise ShapeError(f"update and parameters must name the same tensors; they differ in {odd[:5]}")
         for name, value in self.update.items():
-            if value.shape != self.parameters[name].shape:
+            shape = self.parameters[name].shape
+            if value.shape != shape:
                 raise ShapeError(
-                    f"update[{name!r}] must have the parameter's shape {tuple(self.parameters[name].shape)}; "
-                    f"got {tuple(value.shape)}"
+                    f"update[{name!r}] must have the parameter's shape {tuple(shape)}; got {tuple(value.shape)}"
                 )
             if not torch.isfinite(value).all():
                 raise ShapeError(f"update[{name!r}] holds NaN or infinite values; the client's gradient overflowed")

@@ -26,12 +26,9 @@ Execution = Literal["auto", "loop", "vmap"]
 
 
 class AttackState(Protocol):
-    """State of a running attack: what a driver reads, saves and restores.
+    """State of a running attack: what a driver reads, saves and restores."""
 
-    Attributes:
-        step: iterations done, counted by `SteppableAttack.advance`.
-    """
-
+    #: Iterations done, counted by `SteppableAttack.advance`.
     step: int
 
     @property
@@ -61,10 +58,6 @@ class SimpleState:
         log_every: iterations between two points of the loss curves.
         **variables: tensors, generators, objects with a `state_dict` (modules, optimizers), numbers, strings, and lists
             and dicts of these. Tensors are restored in place, so that optimizers keep referring to them.
-
-    Attributes:
-        step: iterations done.
-        curves: one curve per victim.
 
     >>> state = SimpleState([], images=torch.zeros(2), note="")
     >>> state["note"] = "one"
@@ -98,8 +91,8 @@ class SimpleState:
             ShapeError: there is not one value per victim.
         """
         rows = {name: _floats(values) for name, values in {"loss": loss, **terms}.items()}
-        if any(len(values) != len(self.curves) for values in rows.values()):
-            lengths = {name: len(values) for name, values in rows.items()}
+        lengths = {name: len(values) for name, values in rows.items()}
+        if set(lengths.values()) != {len(self.curves)}:
             raise ShapeError(f"note() needs one value per victim, {len(self.curves)} each; got {lengths}")
         self._losses = rows["loss"]
         if self.step % self.log_every == 0:
@@ -108,12 +101,10 @@ class SimpleState:
                     curve.setdefault(name, []).append(value)
 
     def state_dict(self) -> dict[str, Any]:
-        """See `AttackState`."""
         variables = {name: _saved(value) for name, value in self.variables.items()}
         return {"step": self.step, "curves": self.curves, "losses": self._losses, "variables": variables}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `AttackState`."""
         if state["variables"].keys() != self.variables.keys() or len(state["curves"]) != len(self.curves):
             raise ValueError(f"the saved state holds {sorted(state['variables'])} of {len(state['curves'])} victims")
         for name, value in state["variables"].items():
@@ -158,7 +149,6 @@ class AttackRun:
     """An attack set up on some observations.
 
     Attributes:
-        observations: one per victim.
         compute: returns the reconstructions, after the last iteration.
         n_steps: total number of iterations; 0 for an attack without iterations.
         state: None for an attack without iterations.
@@ -174,11 +164,22 @@ class AttackRun:
     reasons: tuple[str, ...] = ()
 
     def results(self) -> list[Reconstruction]:
-        """One checked reconstruction per victim; call it once all iterations are done."""
-        return [
-            replace(finished(result, seen), notes=(*self.reasons, *result.notes))
-            for result, seen in zip(self.compute(), self.observations, strict=True)
-        ]
+        """One reconstruction per victim, its images projected into [0, 1]; call it once all iterations are done.
+
+        Raises:
+            ShapeError: the number or shape of the images differs from the client's.
+        """
+        results = []
+        for found, seen in zip(self.compute(), self.observations, strict=True):
+            expected = (seen.n_examples, *seen.image_shape)
+            if tuple(found.images.shape) != expected or tuple(found.labels.shape) != (seen.n_examples,):
+                raise ShapeError(
+                    f"an attack must return images {expected} and labels ({seen.n_examples},); "
+                    f"got {tuple(found.images.shape)} and {tuple(found.labels.shape)}"
+                )
+            images, labels = found.images.detach().clamp(0, 1), found.labels.detach()
+            results.append(replace(found, images=images, labels=labels, notes=(*self.reasons, *found.notes)))
+        return results
 
     def finish(self) -> list[Reconstruction]:
         """Run the remaining iterations and return the results."""
@@ -200,18 +201,13 @@ class Attack(ABC):
         """Reconstructions of several clients' batches of equal shape under the same public model.
 
         Raises:
-            ThreatModelError: if the attack needs knowledge that an observation does not grant.
-            UnsupportedModelError: if the public model lacks a layer that the attack needs.
+            ThreatModelError: the attack needs knowledge that an observation does not grant.
+            UnsupportedModelError: the public model lacks a layer that the attack needs.
         """
         return self.begin(observations).finish()
 
     def begin(self, observations: Sequence[Observation], execution: Way | None = None) -> AttackRun:
-        """Check the observations and set the attack up on them.
-
-        Args:
-            observations: one per victim.
-            execution: how several victims are computed; None: the attack chooses.
-        """
+        """Check the observations and set the attack up on them; without `execution` the attack chooses it."""
         self.check(observations)
         return AttackRun(observations, partial(self.run, observations))
 
@@ -221,8 +217,7 @@ class Attack(ABC):
             raise ShapeError("an attack needs at least one observation; got none")
         first = observations[0]
         for seen in observations:
-            same = (seen.parameters, seen.operator, seen.defense), (first.parameters, first.operator, first.defense)
-            if any(ours is not theirs for ours, theirs in zip(*same, strict=True)):
+            if any(getattr(seen, name) is not getattr(first, name) for name in ("parameters", "operator", "defense")):
                 raise ShapeError(
                     "observations that are attacked together must come from the same client object: "
                     "same public model, same forward operator; attack them one by one instead"
@@ -272,9 +267,7 @@ class SteppableAttack(Attack, Generic[S]):
     Drivers call `advance` until `state.step == steps`, then `result`; they save and restore the state in between, and
     log its loss and curves. `SimpleState` suffices for most attacks.
 
-    Attributes:
-        steps: iterations.
-
+    >>> from lit_recon.records import Batch
     >>> class PixelDescent(SteppableAttack[SimpleState]):
     ...     def __init__(self, steps: int = 100):
     ...         self.steps = steps
@@ -292,7 +285,7 @@ class SteppableAttack(Attack, Generic[S]):
     ...         pairs = zip(state.observations, state["images"])
     ...         return [Reconstruction(images, seen.labels, self.loss(seen, images).item()) for seen, images in pairs]
     ...     def loss(self, seen, images):
-    ...         update = seen.operator(seen.parameters, seen.buffers, images, seen.labels, create_graph=True)
+    ...         update = seen.operator(seen.weights, Batch(images, seen.labels), "autograd")
     ...         return sum((update[name] - seen.update[name]).square().sum() for name in update)
     """
 
@@ -325,8 +318,7 @@ class SteppableAttack(Attack, Generic[S]):
         state = self.init(observations)
         if execution is not None:
             self.set_execution(state, execution)
-        compute, advance = partial(self.result, state), partial(self.advance, state)
-        return AttackRun(observations, compute, self.steps, state, advance)
+        return AttackRun(observations, partial(self.result, state), self.steps, state, partial(self.advance, state))
 
     def set_execution(self, state: S, execution: Way) -> None:
         """Compute the victims of a state this way from now on; ignored by attacks with only one way."""
@@ -340,20 +332,4 @@ class SteppableAttack(Attack, Generic[S]):
         return self.steps
 
     def execution_for(self, n_victims: int) -> Execution | None:
-        """By default one victim after the other, or as many together as requested."""
         return "loop"
-
-
-def finished(result: Reconstruction, seen: Observation) -> Reconstruction:
-    """The result with images projected into [0, 1], after a check of its shape.
-
-    Raises:
-        ShapeError: if the number or shape of the images differs from the client's.
-    """
-    expected = (seen.n_examples, *seen.image_shape)
-    if tuple(result.images.shape) != expected or tuple(result.labels.shape) != (seen.n_examples,):
-        raise ShapeError(
-            f"an attack must return images {expected} and labels ({seen.n_examples},); "
-            f"got {tuple(result.images.shape)} and {tuple(result.labels.shape)}"
-        )
-    return replace(result, images=result.images.detach().clamp(0, 1), labels=result.labels.detach())

@@ -211,7 +211,7 @@ def autograd_jacobian(
     `J^T u` is linear in `u`, so that its derivative along `v` is `J v`: both are computed in reverse mode, which every
     operation supports, for `chunk` columns at a time. There are fewer columns (pixels) than rows (parameters). The
     function's operations must be such that `torch.func` can transform them; a client's operator must be called with
-    `functional=True`. Inputs are in double precision if the information is to be inverted.
+    `differentiable="functional"`. Inputs are in double precision if the information is to be inverted.
 
     >>> jacobian = autograd_jacobian(lambda x: {"w": x**2}, torch.tensor([1.0, 3.0]))
     >>> jacobian.rows["w"]

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from lit_recon.errors import ConfigError, ShapeError
-from lit_recon.records import BatchStatistics, ClientUpdate, ForwardOperator, LayerStatistics, Update
+from lit_recon.records import (
+    Batch,
+    BatchStatistics,
+    ClientUpdate,
+    Differentiable,
+    ForwardOperator,
+    LayerStatistics,
+    Update,
+    Weights,
+)
 
 
 class SecureAggregation:
@@ -16,10 +25,7 @@ class SecureAggregation:
 
     The cryptography (pairwise masks that cancel in the sum) is left out: it does not change the server's view. With an
     operator that takes one gradient, and without BatchNorm in train mode, the mean is the gradient of all images
-    together; with local steps it is not.
-
-    Differentiable if `operator` is. An attacker reconstructs all clients' images, or those of one client if the others
-    can be simulated.
+    together; with local steps it is not. Differentiable if `operator` is.
 
     Args:
         operator: every client's update rule.
@@ -27,6 +33,7 @@ class SecureAggregation:
 
     Raises:
         ConfigError: fewer than one client.
+        ShapeError: when called with images that cannot be divided equally.
 
     Source: [Bonawitz2017].
     """
@@ -37,70 +44,39 @@ class SecureAggregation:
         self.operator, self.clients = operator, clients
         self.batch_norm = operator.batch_norm
 
-    def __call__(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        images: Tensor,
-        labels: Tensor,
-        *,
-        create_graph: bool = False,
-        functional: bool = False,
-    ) -> Update:
-        """The update; see `lit_recon.records.ForwardOperator`.
-
-        Raises:
-            ShapeError: the images cannot be divided equally.
-        """
-        options = {"create_graph": create_graph, "functional": functional}
-        shares = self._shares(images, labels)
-        return _mean([self.operator(parameters, buffers, part, classes, **options) for part, classes in shares])
+    def __call__(self, weights: Weights, batch: Batch, differentiable: Differentiable = "no") -> Update:
+        return _mean([self.operator(weights, share, differentiable) for share in self._shares(batch)])
 
     def with_statistics(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        images: Tensor,
-        labels: Tensor,
-        *,
-        create_graph: bool = False,
-        functional: bool = False,
+        self, weights: Weights, batch: Batch, differentiable: Differentiable = "no"
     ) -> tuple[Update, BatchStatistics]:
         """The update, and the pooled statistics of all clients' layer inputs."""
-        options = {"create_graph": create_graph, "functional": functional}
-        shares = self._shares(images, labels)
-        results = [
-            self.operator.with_statistics(parameters, buffers, part, classes, **options) for part, classes in shares
-        ]
+        results = [self.operator.with_statistics(weights, share, differentiable) for share in self._shares(batch)]
         return _mean([update for update, _ in results]), pooled([statistics for _, statistics in results])
 
-    def _shares(self, images: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
-        if len(images) == 0 or len(images) % self.clients:
+    def _shares(self, batch: Batch) -> list[Batch]:
+        size, rest = divmod(len(batch.images), self.clients)
+        if size == 0 or rest:
             raise ShapeError(
-                f"{len(images)} images cannot be shared equally among {self.clients} clients: "
+                f"{len(batch.images)} images cannot be shared equally among {self.clients} clients: "
                 f"take a multiple of {self.clients} images"
             )
-        return list(zip(images.chunk(self.clients), labels.chunk(self.clients), strict=True))
+        return [batch.examples(i * size, (i + 1) * size) for i in range(self.clients)]
 
 
 def aggregate(updates: Sequence[ClientUpdate]) -> ClientUpdate:
     """The server's view of several clients: the mean of their updates, weighted by their numbers of examples.
 
-    Local defenses have been applied before. BatchNorm statistics are pooled if every client
-    shares them.
-
-    Args:
-        updates: at least one, all of the same tensors.
+    Local defenses have been applied before. BatchNorm statistics are pooled if every client shares them.
 
     Raises:
         ShapeError: no update, or updates of different tensors.
     """
     if not updates:
         raise ShapeError("an aggregate needs at least one client's update; got none")
-    first = updates[0].update
-    for other in updates[1:]:
-        if {name: value.shape for name, value in other.update.items()} != {n: v.shape for n, v in first.items()}:
-            raise ShapeError("clients' updates must name the same tensors of the same shapes: use one public model")
+    shapes = [{name: value.shape for name, value in client.update.items()} for client in updates]
+    if any(other != shapes[0] for other in shapes):
+        raise ShapeError("clients' updates must name the same tensors of the same shapes: use one public model")
     counts = [client.n_examples for client in updates]
     shared = [client.batch_statistics for client in updates if client.batch_statistics is not None]
     statistics = pooled(shared, counts) if len(shared) == len(updates) else None

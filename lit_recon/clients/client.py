@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +12,10 @@ from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lit_recon.clients.gradient import BatchNormMode, GradientOperator, checked_loss
-from lit_recon.defenses import Batch, Defense, Stage, at_weights, defended_gradient
+from lit_recon.defenses import Defense, Stage, defended_gradient
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models import public_model
-from lit_recon.records import ClientUpdate, ForwardOperator, Knowledge, Loss, Normalization, Observation
+from lit_recon.records import Batch, ClientUpdate, ForwardOperator, Knowledge, Loss, Normalization, Observation, Weights
 
 #: Builds a client's update rule from a model, the mode of its BatchNorm layers and the loss: `GradientOperator`, or
 #: a rule of several steps or several clients.
@@ -24,24 +25,20 @@ Rule = Callable[[nn.Module, BatchNormMode, Loss], ForwardOperator]
 class Client:
     """A client that releases an update of the global model.
 
+    Args:
         model: the global model: any module from images `(n, c, h, w)` to logits `(n, k)`; not modified.
         batch_norm: BatchNorm layers use running (`eval`) or batch statistics (`train`).
         defense: of the update; default: none.
-        rule: the update rule, given the model as the defense prepares it; default: one gradient
-            of the mean loss.
+        rule: the update rule, given the model as the defense prepares it; default: one gradient of the mean loss.
         image_shape: `(c, h, w)`; default: the module's attribute `image_shape`.
         normalization: applied to pixels in [0, 1] before the module. Default: the module's attribute `normalization`,
             which states what the module does itself; without one the module takes pixels in [0, 1].
         loss: of logits `(n, k)` and labels `(n,)`, a mean over the batch.
 
-    Attributes:
-        model: as prepared by the defense.
-        image_shape, normalization, n_classes: of the model.
-
     Raises:
         UnsupportedModelError: the defense does not support this model, or it is no classifier of images.
-        ConfigError: the defense acts on per-example gradients, which the rule does not have; no image shape; or
-            a loss that does not take logits and labels.
+        ConfigError: the defense acts on per-example gradients, which the rule does not have; no image shape; or a loss
+            that does not take logits and labels.
         ShapeError: `image_shape` or `normalization` do not fit the model.
 
     Example:
@@ -72,30 +69,23 @@ class Client:
                 "several steps or the mean of several clients: leave local_steps and n_clients at 1, or take a defense "
                 "of the update, such as GradientClipping with GaussianNoise"
             )
-        public = public_model(model, image_shape, normalization)
-        _, self.image_shape, self.normalization, self.n_classes = public
+        public, self.image_shape, self.normalization, self.n_classes = public_model(model, image_shape, normalization)
         self.loss = checked_loss(loss, self.n_classes)
-        self.model: nn.Module = self.defense.prepare(public.model, batch_norm)
+        self.model: nn.Module = self.defense.prepare(public, batch_norm)
         self.batch_norm: BatchNormMode = batch_norm
         self._rule = rule
         self._operator = rule(self.model, batch_norm, self.loss)
-        self._parameters = {name: value.detach() for name, value in self.model.named_parameters()}
-        self._buffers = dict(self.model.named_buffers())
+        self._weights = Weights.of(self.model)
 
     def to(self, device: torch.device | str) -> Client:
         """A copy of the client whose model is on another device."""
         moved = copy.copy(self)  # the operator takes weights and buffers as arguments, on any device
         moved.model = copy.deepcopy(self.model).to(device)
-        moved._parameters = {name: value.detach() for name, value in moved.model.named_parameters()}
-        moved._buffers = dict(moved.model.named_buffers())
+        moved._weights = Weights.of(moved.model)
         return moved
 
     def release(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        generator: torch.Generator | None = None,
-        share_statistics: bool = True,
+        self, images: Tensor, labels: Tensor, generator: torch.Generator | None = None, share_statistics: bool = True
     ) -> ClientUpdate:
         """The update for private images `(n, c, h, w)` in [0, 1] and labels `(n,)`.
 
@@ -106,16 +96,14 @@ class Client:
             ShapeError: images of a wrong shape, dtype or range, or labels that are no classes of the model.
         """
         self._check(images, labels)
+        batch, statistics = Batch(images, labels), None
         if share_statistics:
-            update, statistics = self._operator.with_statistics(self._parameters, self._buffers, images, labels)
+            update, shared = self._operator.with_statistics(self._weights, batch)
+            statistics = {name: type(layer)(*(part.detach() for part in layer)) for name, layer in shared.items()}
         if self.defense.stages or not share_statistics:
-            gradient = at_weights(self._operator, self._parameters, self._buffers)
-            batch, drawn = Batch(images, labels), generator or torch.Generator().manual_seed(0)
-            update = defended_gradient(self.defense, self.model, gradient, batch, drawn)
-        if not share_statistics:
-            return ClientUpdate(update=update, n_examples=len(images))
-        detached = {name: type(layer)(*(part.detach() for part in layer)) for name, layer in statistics.items()}
-        return ClientUpdate(update=update, n_examples=len(images), batch_statistics=detached)
+            drawn = generator or torch.Generator().manual_seed(0)
+            update = defended_gradient(self.defense, self.model, partial(self._operator, self._weights), batch, drawn)
+        return ClientUpdate(update, len(images), statistics)
 
     def observe(
         self,
@@ -126,18 +114,22 @@ class Client:
     ) -> Observation:
         """The observation by an attacker with `knowledge` of the update that `release` computes.
 
-        With `knowledge.batch_norm == "none"` running statistics are withheld; the attacker simulates the client
-        with the statistics of the candidates.
+        With `knowledge.batch_norm == "none"` the attacker simulates the client with the statistics of the candidates.
         """
         knowledge = knowledge or Knowledge()
         released = self.release(images, labels, generator, knowledge.batch_norm == "batch")
-        hidden = knowledge.batch_norm == "none"
-        public = _without_running_statistics(self.model) if hidden else self.model
+        public, operator = self.model, self._operator
+        if knowledge.batch_norm == "none":
+            public = copy.deepcopy(self.model)
+            for module in public.modules():
+                if isinstance(module, _BatchNorm):
+                    module.reset_running_stats()
+            operator = self._rule(public, "train", self.loss)
         return Observation(
             model=public,
-            parameters=self._parameters,
+            parameters=self._weights.parameters,
             buffers=dict(public.named_buffers()),
-            operator=self._rule(public, "train", self.loss) if hidden else self._operator,
+            operator=operator,
             update=released.update,
             n_examples=released.n_examples,
             image_shape=self.image_shape,
@@ -151,9 +143,9 @@ class Client:
         )
 
     def _check(self, images: Tensor, labels: Tensor) -> None:
-        shape, n_classes = self.image_shape, self.n_classes
-        if images.dim() != 4 or tuple(images.shape[1:]) != shape or len(images) == 0:
-            raise ShapeError(f"the model takes images (n, {', '.join(map(str, shape))}); got {tuple(images.shape)}")
+        if images.dim() != 4 or tuple(images.shape[1:]) != self.image_shape or len(images) == 0:
+            expected = ", ".join(map(str, self.image_shape))
+            raise ShapeError(f"the model takes images (n, {expected}); got {tuple(images.shape)}")
         if not torch.is_floating_point(images) or images.amin() < 0 or images.amax() > 1:
             raise ShapeError(
                 f"images must be float in [0, 1]; got {images.dtype} in [{images.amin():g}, {images.amax():g}]: "
@@ -161,17 +153,8 @@ class Client:
             )
         if labels.shape != (len(images),) or labels.dtype != torch.int64:
             raise ShapeError(f"labels must be int64 ({len(images)},); got {labels.dtype} {tuple(labels.shape)}")
-        if labels.amin() < 0 or labels.amax() >= n_classes:
+        if labels.amin() < 0 or labels.amax() >= self.n_classes:
             raise ShapeError(
-                f"labels must lie in 0..{n_classes - 1}; got {int(labels.amin())}..{int(labels.amax())}: "
+                f"labels must lie in 0..{self.n_classes - 1}; got {int(labels.amin())}..{int(labels.amax())}: "
                 "the model was trained on another set of classes"
             )
-
-
-def _without_running_statistics(model: nn.Module) -> nn.Module:
-    """A copy of the model with the running statistics of its BatchNorm layers reset."""
-    public = copy.deepcopy(model)
-    for module in public.modules():
-        if isinstance(module, _BatchNorm):
-            module.reset_running_stats()
-    return public

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,20 +15,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone
-from lit_recon.records import BatchStatistics, LayerStatistics, Loss, Update
+from lit_recon.records import Batch, BatchStatistics, Differentiable, LayerStatistics, Loss, Update, Weights
 
 BatchNormMode = Literal["eval", "train"]
 
 
-def input_statistics(inputs: Tensor) -> LayerStatistics:
-    """Mean and biased variance per channel of a layer input `(n, f, ...)`."""
-    axes = [axis for axis in range(inputs.dim()) if axis != 1]
-    var, mean = torch.var_mean(inputs, dim=axes, correction=0)
-    return LayerStatistics(mean=mean, var=var)
-
-
 class PureBatchNorm(nn.Module):
-    """BatchNorm without side effects; `recorded` holds the last input's statistics while `recording` is on."""
+    """BatchNorm without side effects."""
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
@@ -42,12 +35,8 @@ class PureBatchNorm(nn.Module):
         self.register_parameter("bias", source.bias)
         for name, buffer in source.named_buffers(recurse=False):
             self.register_buffer(name, buffer)
-        self.recording = False
-        self.recorded: LayerStatistics | None = None
 
     def forward(self, inputs: Tensor) -> Tensor:
-        if self.recording:
-            self.recorded = input_statistics(inputs)
         if self.mode == "train":
             return nn.functional.batch_norm(inputs, None, None, self.weight, self.bias, training=True, eps=self.eps)
         scale = torch.rsqrt(self.running_var + self.eps)
@@ -64,7 +53,8 @@ def pure_copy(model: nn.Module, mode: BatchNormMode) -> nn.Module:
     """A deep copy of `model` in evaluation mode, with pure BatchNorm layers and without in-place activations.
 
     As in PyTorch, a BatchNorm layer without running statistics always uses the statistics of the batch. Subclasses
-    of BatchNorm with their own forward (as in timm: BatchNorm and activation in one) keep their class.
+    of BatchNorm with their own forward (as in timm: BatchNorm and activation in one) keep their class. Every BatchNorm
+    layer's `recorded` holds its last input's statistics while its `recording` is true.
     """
     copied = copy.deepcopy(model).eval()
     parent: Any
@@ -74,43 +64,32 @@ def pure_copy(model: nn.Module, mode: BatchNormMode) -> nn.Module:
         for name, child in parent.named_children():
             if not isinstance(child, _BatchNorm):
                 continue
+            pure: Any = child
             if type(child).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
-                setattr(parent, name, PureBatchNorm(child, mode if child.running_mean is not None else "train"))
+                pure = PureBatchNorm(child, mode if child.running_mean is not None else "train")
+                setattr(parent, name, pure)
             else:
-                _purify(child, mode)
-    for parameter in copied.parameters():
-        parameter.requires_grad_(False)
-    return copied
-
-
-def recording_layers(copied: nn.Module) -> dict[str, Any]:
-    """BatchNorm layers of a pure copy by name; they have the attributes `recording` and `recorded`."""
-    return {name: layer for name, layer in copied.named_modules() if hasattr(layer, "recording")}
-
-
-def _purify(layer: Any, mode: BatchNormMode) -> None:
-    """Make a BatchNorm layer with its own forward pure, and record like `PureBatchNorm`."""
-    layer.training, layer.track_running_stats = mode == "train", mode == "eval"
-    layer.recording, layer.recorded = False, None
-    layer.register_forward_pre_hook(_record)
+                pure.training, pure.track_running_stats = mode == "train", mode == "eval"
+            pure.recording, pure.recorded = False, None
+            pure.register_forward_pre_hook(_record)
+    return copied.requires_grad_(False)
 
 
 def _record(layer: Any, given: tuple[Tensor, ...]) -> None:
+    """Mean and biased variance per channel of a layer's input `(n, f, ...)`."""
     if layer.recording:
-        layer.recorded = input_statistics(given[0])
+        axes = [axis for axis in range(given[0].dim()) if axis != 1]
+        var, mean = torch.var_mean(given[0], dim=axes, correction=0)
+        layer.recorded = LayerStatistics(mean=mean, var=var)
 
 
 @torch.enable_grad()
 def checked_loss(loss: Loss, n_classes: int, probabilities: bool = False) -> Loss:
     """`loss`, or `cross_entropy` for a `torch.nn.CrossEntropyLoss` with default settings.
 
-    Args:
-        loss: of logits `(n, k)` and labels.
-        n_classes: `k`.
-        probabilities: labels are probabilities `(n, k)` instead of classes `(n,)`.
-
     Raises:
-        ConfigError: the loss fails on such labels, or does not return a scalar that can be differentiated twice.
+        ConfigError: on logits `(n, k)` and labels, classes `(n,)` or probabilities `(n, k)`, the loss fails or does not
+            return a scalar that can be differentiated twice.
     """
     if loss is cross_entropy or (isinstance(loss, nn.CrossEntropyLoss) and vars(loss) == vars(nn.CrossEntropyLoss())):
         return cross_entropy
@@ -146,8 +125,8 @@ def checked_loss(loss: Loss, n_classes: int, probabilities: bool = False) -> Los
 class GradientOperator:
     """Gradient of the mean loss of a batch in every parameter of a model; zero for parameters without influence.
 
-    Pure: parameters and buffers are arguments and nothing is modified, so that the client that releases an
-    update and the attacker who simulates it run the same code. Differentiable twice.
+    Pure: the weights are arguments and nothing is modified, so that the client that releases an update and the attacker
+    who simulates it run the same code. Differentiable twice.
 
     Args:
         model: takes images `(n, c, h, w)` in [0, 1] and returns logits `(n, k)`; copied.
@@ -160,84 +139,59 @@ class GradientOperator:
     def __init__(self, model: nn.Module, batch_norm: BatchNormMode = "eval", loss: Loss = cross_entropy) -> None:
         self.batch_norm: BatchNormMode = batch_norm
         self._model = pure_copy(model, batch_norm)
-        self._norms = recording_layers(self._model)
+        self._norms = {name: layer for name, layer in self._model.named_modules() if hasattr(layer, "recording")}
         self._loss = loss
         # PyTorch's fused attention kernels cannot be differentiated twice; a Backbone has none
         self._fused = isinstance(model, Backbone)
 
-    def loss(
-        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], images: Tensor, labels: Tensor
-    ) -> Tensor:
-        """Mean loss; labels are classes `(n,)`, or probabilities `(n, k)` where the loss takes them."""
+    def loss(self, weights: Weights, batch: Batch) -> Tensor:
+        """Mean loss of the batch."""
+        tensors = dict(weights.parameters), {**weights.buffers, **batch.masks}
         with nullcontext() if self._fused else sdpa_kernel(SDPBackend.MATH):
-            logits = torch.func.functional_call(self._model, (dict(parameters), dict(buffers)), (images,))
-        return self._loss(logits, labels)
+            logits = torch.func.functional_call(self._model, tensors, (batch.images,))
+        return self._loss(logits, batch.labels)
 
-    def __call__(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        images: Tensor,
-        labels: Tensor,
-        *,
-        create_graph: bool = False,
-        functional: bool = False,
-    ) -> Update:
-        """The update; see `lit_recon.records.ForwardOperator`."""
-
-        def loss_of(values: dict[str, Tensor]) -> tuple[Tensor, tuple[()]]:
-            return self.loss(values, buffers, images, labels), ()
-
-        update, _ = _gradient(loss_of, parameters, create_graph, functional)
-        return update
+    def __call__(self, weights: Weights, batch: Batch, differentiable: Differentiable = "no") -> Update:
+        return self._run(weights, batch, differentiable, {})[0]
 
     def with_statistics(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        images: Tensor,
-        labels: Tensor,
-        *,
-        create_graph: bool = False,
-        functional: bool = False,
+        self, weights: Weights, batch: Batch, differentiable: Differentiable = "no"
     ) -> tuple[Update, BatchStatistics]:
-        """The update and the statistics of every BatchNorm layer's input, from one forward pass."""
+        return self._run(weights, batch, differentiable, self._norms)
 
-        def loss_of(values: dict[str, Tensor]) -> tuple[Tensor, dict[str, LayerStatistics]]:
-            for norm in self._norms.values():
+    def _run(
+        self, weights: Weights, batch: Batch, differentiable: Differentiable, norms: dict[str, Any]
+    ) -> tuple[Update, BatchStatistics]:
+        """The gradient, and the statistics of the inputs of `norms`."""
+
+        def loss_of(parameters: Mapping[str, Tensor]) -> tuple[Tensor, BatchStatistics]:
+            for norm in norms.values():
                 norm.recording = True
             try:
-                loss = self.loss(values, buffers, images, labels)
-                return loss, {name: _recorded(name, norm.recorded) for name, norm in self._norms.items()}
+                loss = self.loss(Weights(parameters, weights.buffers), batch)
+                return loss, {name: _recorded(name, norm.recorded) for name, norm in norms.items()}
             finally:
-                for norm in self._norms.values():
+                for norm in norms.values():
                     norm.recording, norm.recorded = False, None
 
-        return _gradient(loss_of, parameters, create_graph, functional)
+        if differentiable == "functional":
+            update: Update
+            update, statistics = torch.func.grad(loss_of, has_aux=True)(dict(weights.parameters))
+            return update, statistics
+        leaves = {name: value.detach().requires_grad_() for name, value in weights.parameters.items()}
+        with torch.enable_grad():
+            loss, statistics = loss_of(leaves)
+        return gradient_by_name(loss, leaves, differentiable), statistics
+
+
+def gradient_by_name(loss: Tensor, parameters: Mapping[str, Tensor], differentiable: Differentiable) -> Update:
+    """The gradient by plain autograd; zero for parameters without influence."""
+    keep = differentiable == "autograd"
+    gradients = torch.autograd.grad(loss, list(parameters.values()), create_graph=keep, materialize_grads=True)
+    return dict(zip(parameters, gradients, strict=True))
 
 
 def _recorded(name: str, statistics: LayerStatistics | None) -> LayerStatistics:
     if statistics is None:
         raise UnsupportedModelError(f"the forward pass does not use BatchNorm layer {name!r}: remove it from the model")
     return statistics
-
-
-Aux = TypeVar("Aux")
-
-
-def _gradient(
-    loss_of: Callable[[dict[str, Tensor]], tuple[Tensor, Aux]],
-    parameters: Mapping[str, Tensor],
-    create_graph: bool,
-    functional: bool,
-) -> tuple[Update, Aux]:
-    """Gradient of `loss_of(parameters) -> (loss, aux)` by name, and aux."""
-    if functional:
-        update: Update
-        update, aux = torch.func.grad(loss_of, has_aux=True)(dict(parameters))
-        return update, aux
-    leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-    with torch.enable_grad():
-        loss, aux = loss_of(leaves)
-    gradients = torch.autograd.grad(loss, list(leaves.values()), create_graph=create_graph, materialize_grads=True)
-    return dict(zip(leaves, gradients, strict=True)), aux

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lit_recon.clients.gradient import BatchNormMode, GradientOperator
+from lit_recon.clients.gradient import BatchNormMode, GradientOperator, gradient_by_name
 from lit_recon.errors import ConfigError, ShapeError
-from lit_recon.records import BatchStatistics, Loss, Update
+from lit_recon.records import Batch, BatchStatistics, Differentiable, Loss, Update, Weights
 
 #: Form of the released update.
 Release = Literal["gradient", "difference"]
@@ -30,29 +30,27 @@ class LocalSteps:
     Every parameter is trained, also those that do not require a gradient. The update is `torch.optim.SGD`'s (momentum
     without dampening, no weight decay), operation by operation.
 
-    Pure and differentiable like `GradientOperator`: an attacker runs the same training on candidates. The derivative
-    goes through all steps; memory grows with their number unless `checkpointing` keeps only the weights between steps
-    and recomputes each step in the backward pass. Checkpointed steps are differentiable once, by plain autograd: enough
-    for an attack, not for the scores of `OptimalGradientNoise` and `OptimalGradientPruning`.
+    Pure and differentiable like `GradientOperator`. The derivative goes through all steps; memory grows with their
+    number unless `checkpointing` keeps only the weights between steps and recomputes each step in the backward pass.
+    Checkpointed steps are differentiable once, by plain autograd: enough for an attack, not for the scores of
+    `OptimalGradientNoise` and `OptimalGradientPruning`.
 
     Args:
         model: takes images `(n, c, h, w)` in [0, 1] and returns logits `(n, k)`; copied.
-        steps: `t`, at least 1.
-        lr: learning rate.
-        momentum: in [0, 1).
+        steps, lr, momentum: at least 1, positive, in [0, 1).
         layer_lrs: other rates by prefix of parameter names, as in `{"head": 0.01}`; the longest match applies.
-        batches: number of mini-batches of equal size, in the order of the images; step i takes number `i % batches`.
-            With 1, every step takes all images.
+        batches: mini-batches of equal size, in the order of the images; step i takes number `i % batches`.
         release: the plain `difference`, or divided per layer by the rate times the sum of the momentum's weights
-            (`gradient`): the constant gradient that would move the weights as far. With one step it is
-            the gradient itself. The server knows the rates, so both forms carry the same information.
-        batch_norm: BatchNorm layers use running (`eval`) or batch statistics (`train`). Dropout is off, and
-            running statistics do not change.
+            (`gradient`): the constant gradient that would move the weights as far; with one step the gradient itself.
+        batch_norm: BatchNorm layers use running (`eval`) or batch statistics (`train`). Dropout is off, and running
+            statistics do not change.
         checkpointing: see above.
         loss: of logits and labels, a mean over the batch.
 
     Raises:
-        ConfigError: a number out of its range, or a layer without parameters.
+        ConfigError: a number out of its range, or a layer without parameters; when called, checkpointing with
+            `functional`.
+        ShapeError: when called with images that cannot be divided into mini-batches of equal size.
 
     Source: [McMahan2017]; as the target of an attack, [Geiping2020], section 5.2.
     """
@@ -79,93 +77,64 @@ class LocalSteps:
             raise ConfigError(f"LocalSteps needs momentum in [0, 1); got {momentum:g}: the usual value is 0.9")
         if release not in ("gradient", "difference"):
             raise ConfigError(f"LocalSteps needs release 'gradient' or 'difference'; got {release!r}")
-        self.steps, self.momentum, self.batches = steps, momentum, batches
+        self.steps, self.momentum, self.batches, self.checkpointing = steps, momentum, batches, checkpointing
         self.release: Release = release
-        self.checkpointing = checkpointing
         self.rates = _rates([name for name, _ in model.named_parameters()], lr, dict(layer_lrs or {}))
         self._gradient = GradientOperator(model, batch_norm, loss)
         self.batch_norm: BatchNormMode = batch_norm
 
-    def __call__(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        images: Tensor,
-        labels: Tensor,
-        *,
-        create_graph: bool = False,
-        functional: bool = False,
-    ) -> Update:
-        """The update; see `lit_recon.records.ForwardOperator`.
-
-        Raises:
-            ShapeError: the images cannot be divided into mini-batches of equal size.
-            ConfigError: checkpointing together with `functional`.
-        """
-        after = self.train(parameters, buffers, images, labels, create_graph=create_graph, functional=functional)
-        update = {name: before - after[name] for name, before in parameters.items()}
+    def __call__(self, weights: Weights, batch: Batch, differentiable: Differentiable = "no") -> Update:
+        after = self.train(weights, batch, differentiable)
+        update = {name: before - after[name] for name, before in weights.parameters.items()}
         if self.release == "difference":
             return update
-        path = self._path_length()
+        # displacement by a constant gradient of 1 at rate 1: sum over steps s of 1 + m + ... + m^s
+        path = sum(self.momentum**i for step in range(self.steps) for i in range(step + 1))
         return {name: value / (self.rates[name] * path) for name, value in update.items()}
 
-    def train(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        images: Tensor,
-        labels: Tensor,
-        *,
-        create_graph: bool = False,
-        functional: bool = False,
-    ) -> dict[str, Tensor]:
-        """The weights after local training."""
-        size = self._batch_size(len(images))
+    def train(self, weights: Weights, batch: Batch, differentiable: Differentiable = "no") -> dict[str, Tensor]:
+        """The parameters after local training."""
+        size, rest = divmod(len(batch.images), self.batches)
+        if size == 0 or rest:
+            raise ShapeError(
+                f"{len(batch.images)} images cannot be cut into batches={self.batches} mini-batches of equal size: "
+                f"take a multiple of {self.batches} images, or set batches to 1"
+            )
+        functional = differentiable == "functional"
         if functional and self.checkpointing:
             raise ConfigError(
                 "checkpointed local steps are differentiated by plain autograd: attack with execution: loop and "
                 "compilation: none, or set checkpointing to false"
             )
         # an eager derivative treats weights as constants, as in GradientOperator
-        start_weights = parameters if functional else {name: value.detach() for name, value in parameters.items()}
-        state = _State(dict(start_weights), {})
+        start = {name: value if functional else value.detach() for name, value in weights.parameters.items()}
+        state = _State(start, {})
+        run = self._checkpointed if self.checkpointing and differentiable == "autograd" else self._step
         for step in range(self.steps):
-            start = step % self.batches * size
-            batch = images[start : start + size], labels[start : start + size]
-            if self.checkpointing and create_graph:
-                state = self._checkpointed(state, buffers, *batch)
-            else:
-                state = self._step(state, buffers, *batch, create_graph, functional)
+            first = step % self.batches * size
+            state = run(state, weights.buffers, batch.examples(first, first + size), differentiable)
         return state.parameters
 
     def with_statistics(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        images: Tensor,
-        labels: Tensor,
-        *,
-        create_graph: bool = False,
-        functional: bool = False,
+        self, weights: Weights, batch: Batch, differentiable: Differentiable = "no"
     ) -> tuple[Update, BatchStatistics]:
         """The update, and the statistics of all images at the initial weights; costs one more gradient."""
-        options = {"create_graph": create_graph, "functional": functional}
-        _, statistics = self._gradient.with_statistics(parameters, buffers, images, labels, **options)
-        return self(parameters, buffers, images, labels, **options), statistics
+        _, statistics = self._gradient.with_statistics(weights, batch, differentiable)
+        return self(weights, batch, differentiable), statistics
 
     def _step(
-        self,
-        state: _State,
-        buffers: Mapping[str, Tensor],
-        images: Tensor,
-        labels: Tensor,
-        create_graph: bool,
-        functional: bool,
+        self, state: _State, buffers: Mapping[str, Tensor], batch: Batch, differentiable: Differentiable
     ) -> _State:
-        if functional:
-            gradient = self._gradient(state.parameters, buffers, images, labels, functional=True)
+        if differentiable == "functional":
+            gradient = self._gradient(Weights(state.parameters, buffers), batch, "functional")
         else:
-            gradient = self._eager_gradient(state.parameters, buffers, images, labels, create_graph)
+            # weights stay connected to the graph of earlier steps
+            inputs = {
+                name: p if p.requires_grad else p.detach().requires_grad_() for name, p in state.parameters.items()
+            }
+            with torch.enable_grad():
+                loss = self._gradient.loss(Weights(inputs, buffers), batch)
+            gradient = gradient_by_name(loss, inputs, differentiable)
         velocity = gradient
         if self.momentum and state.velocity:
             # two operations, not one fused: same rounding as torch.optim.SGD
@@ -173,54 +142,28 @@ class LocalSteps:
         moved = {name: torch.add(p, velocity[name], alpha=-self.rates[name]) for name, p in state.parameters.items()}
         return _State(moved, velocity if self.momentum else {})
 
-    def _eager_gradient(
-        self,
-        parameters: dict[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        images: Tensor,
-        labels: Tensor,
-        create_graph: bool,
-    ) -> Update:
-        """As `GradientOperator`, but weights stay connected to the graph of earlier steps."""
-        inputs = {name: p if p.requires_grad else p.detach().requires_grad_() for name, p in parameters.items()}
-        with torch.enable_grad():
-            loss = self._gradient.loss(inputs, buffers, images, labels)
-        gradients = torch.autograd.grad(loss, list(inputs.values()), create_graph=create_graph, materialize_grads=True)
-        return dict(zip(inputs, gradients, strict=True))
-
-    def _checkpointed(self, state: _State, buffers: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> _State:
+    def _checkpointed(
+        self, state: _State, buffers: Mapping[str, Tensor], batch: Batch, differentiable: Differentiable
+    ) -> _State:
         names, velocities = list(state.parameters), list(state.velocity)
 
-        def step(images: Tensor, labels: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-            before = _State(
-                dict(zip(names, weights, strict=False)), dict(zip(velocities, weights[len(names) :], strict=True))
-            )
-            after = self._step(before, buffers, images, labels, torch.is_grad_enabled(), False)
+        def step(images: Tensor, labels: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+            parameters, velocity = tensors[: len(names)], tensors[len(names) :]
+            before = _State(dict(zip(names, parameters, strict=True)), dict(zip(velocities, velocity, strict=True)))
+            same = batch._replace(images=images, labels=labels)
+            after = self._step(before, buffers, same, "autograd" if torch.is_grad_enabled() else "no")
             return (*after.parameters.values(), *after.velocity.values())
 
-        weights = (*state.parameters.values(), *state.velocity.values())
         recomputed: Any = _Recomputed.apply  # untyped in PyTorch
-        results: tuple[Tensor, ...] = recomputed(step, images, labels, *weights)
+        tensors = (*state.parameters.values(), *state.velocity.values())
+        results: tuple[Tensor, ...] = recomputed(step, batch.images, batch.labels, *tensors)
         return _State(dict(zip(names, results, strict=False)), dict(zip(names, results[len(names) :], strict=False)))
-
-    def _batch_size(self, n: int) -> int:
-        if n == 0 or n % self.batches:
-            raise ShapeError(
-                f"{n} images cannot be cut into batches={self.batches} mini-batches of equal size: "
-                f"take a multiple of {self.batches} images, or set batches to 1"
-            )
-        return n // self.batches
-
-    def _path_length(self) -> float:
-        """Displacement by a constant gradient of 1 at rate 1: sum over steps s of 1 + m + ... + m^s."""
-        return sum(self.momentum**i for step in range(self.steps) for i in range(step + 1))
 
 
 class _Recomputed(torch.autograd.Function):
     """A function of tensors that stores only its inputs and is recomputed in the backward pass.
 
-    `torch.utils.checkpoint` is unsuitable: the gradient within a step would also trigger recomputation in the forward
-    pass.
+    With `torch.utils.checkpoint` the gradient within a step would trigger recomputation in the forward pass too.
     """
 
     @staticmethod
@@ -243,11 +186,7 @@ class _Recomputed(torch.autograd.Function):
 
 
 def _rates(names: list[str], lr: float, layer_lrs: dict[str, float]) -> dict[str, float]:
-    """Learning rate by parameter name.
-
-    Raises:
-        ConfigError: a rate that is not positive, or a prefix that no parameter has.
-    """
+    """Learning rate by parameter name."""
     for prefix, rate in (("all layers", lr), *layer_lrs.items()):
         if not 0 < rate < float("inf"):
             raise ConfigError(f"LocalSteps needs a positive, finite learning rate for {prefix}; got {rate:g}")

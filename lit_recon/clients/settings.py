@@ -44,18 +44,7 @@ class LocalTraining:
 
     def operator(self, model: nn.Module, batch_norm: BatchNormMode, loss: Loss = cross_entropy) -> LocalSteps:
         """The client's update rule for a model."""
-        return LocalSteps(
-            model,
-            self.steps,
-            self.lr,
-            self.momentum,
-            self.layer_lrs,
-            self.batches,
-            self.release,
-            batch_norm,
-            self.checkpointing,
-            loss,
-        )
+        return LocalSteps(model, batch_norm=batch_norm, loss=loss, **vars(self))
 
 
 @dataclass(frozen=True)
@@ -65,8 +54,7 @@ class ClientSettings:
     Args:
         batch_norm: BatchNorm layers use the running statistics (`eval`) or those of the client's batch (`train`).
         local_steps: local training; default: one gradient.
-        n_clients: clients whose updates are averaged by secure aggregation; each holds an equal share of
-            the batch.
+        n_clients: clients whose updates are averaged by secure aggregation; each holds an equal share of the batch.
         seed: seed of the defense's random numbers; every client draws its own.
         loss: training loss of clients: import path of a function, or class_path and init_args of a callable class, from
             logits (n, k) and labels (n,) to the mean loss; default: cross-entropy.
@@ -86,14 +74,11 @@ class ClientSettings:
             raise ConfigError(f"n_clients must be at least 1; got {self.n_clients}")
 
     def client(self, model: nn.Module, defense: Defense | None = None) -> Client:
-        """A client, or several behind secure aggregation.
+        """A client, or several behind secure aggregation; errors as for `Client` and `LocalSteps`.
 
         Args:
             model: a module that carries `image_shape` and `normalization`, see `Client`.
             defense: of the update; default: none.
-
-        Raises:
-            UnsupportedModelError, ConfigError: see `Client` and `LocalSteps`.
         """
         plain = self.local_steps is None and self.n_clients == 1
         rule = GradientOperator if plain else self._rule

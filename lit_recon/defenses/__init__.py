@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from lit_recon.defenses.base import Batch, BatchGradient, Chain, Defense, Round, Stage
+from lit_recon.defenses.base import BatchGradient, Chain, Defense, Round, Stage
 from lit_recon.defenses.batch import MixUp, NetworkDropout
 from lit_recon.defenses.clipping import DPSGD, GradientClipping, PerExampleClipping
 from lit_recon.defenses.noise import GaussianNoise, LaplaceNoise
 from lit_recon.defenses.optimal import OptimalGradientNoise, OptimalGradientPruning
-from lit_recon.defenses.release import at_weights, defended_gradient, per_example_gradients, simulated_gradient
+from lit_recon.defenses.release import defended_gradient, per_example_gradients, simulated_gradient
 from lit_recon.defenses.sparsity import GradientDropout, GradientPruning
 from lit_recon.defenses.vectors import matched_scale
+from lit_recon.records import Batch
 
 __all__ = [
     "DPSGD",
@@ -29,7 +30,6 @@ __all__ = [
     "PerExampleClipping",
     "Round",
     "Stage",
-    "at_weights",
     "defended_gradient",
     "matched_scale",
     "per_example_gradients",

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.errors import ConfigError
-from lit_recon.records import Update
+from lit_recon.records import Batch, Differentiable, Update
 
 if TYPE_CHECKING:
     from lit_recon.bounds.fisher import Jacobian, ReleasedInformation
@@ -39,29 +39,10 @@ class Stage(IntEnum):
     UPDATE = 3
 
 
-class Batch(NamedTuple):
-    """A client's batch of images `(n, c, h, w)` in [0, 1], and labels: classes `(n,)` or probabilities `(n, k)`.
-
-    `masks` are buffers of the model that differ between examples, by name, each `(n, ...)`.
-    """
-
-    images: Tensor
-    labels: Tensor
-    masks: Mapping[str, Tensor] = {}
-
-    def examples(self, start: int, stop: int) -> Batch:
-        """Examples `start` to `stop - 1`."""
-        masks = {name: mask[start:stop] for name, mask in self.masks.items()}
-        return Batch(self.images[start:stop], self.labels[start:stop], masks)
-
-
 class BatchGradient(Protocol):
-    """Gradient of the mean loss over a batch by parameter name, at fixed weights.
+    """Gradient of the mean loss over a batch by parameter name: a `ForwardOperator` at fixed weights."""
 
-    `create_graph` keeps it differentiable; `functional` differentiates by `torch.func`, for use inside its transforms.
-    """
-
-    def __call__(self, batch: Batch, *, create_graph: bool = False, functional: bool = False) -> Update: ...
+    def __call__(self, batch: Batch, differentiable: Differentiable = "no") -> Update: ...
 
 
 class Round(NamedTuple):

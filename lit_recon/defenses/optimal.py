@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from lit_recon.defenses.base import Batch, BatchGradient, Defense, Round, checked
+from lit_recon.defenses.base import BatchGradient, Defense, Round, checked
 from lit_recon.defenses.sparsity import SparseUpdate, lowest
 from lit_recon.defenses.vectors import flatten, normal_like, unflatten
 from lit_recon.errors import ConfigError
-from lit_recon.records import Update
+from lit_recon.records import Batch, Update
 
 if TYPE_CHECKING:
     from lit_recon.bounds.fisher import Jacobian, ReleasedInformation
@@ -45,7 +45,7 @@ def sensitivities(
     """
     images = batch.images.detach().requires_grad_()
     with torch.enable_grad():
-        update = gradient(batch._replace(images=images), create_graph=True)
+        update = gradient(batch._replace(images=images), "autograd")
         cotangents = [torch.zeros_like(value, requires_grad=True) for value in update.values()]
         (transposed,) = torch.autograd.grad(list(update.values()), images, cotangents, create_graph=True)
     total = {name: torch.zeros_like(value) for name, value in update.items()}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lit_recon.defenses.base import Batch, BatchGradient, BatchNormMode, Defense, Round, Stage
+from lit_recon.defenses.base import BatchGradient, BatchNormMode, Defense, Round, Stage
 from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
-from lit_recon.records import ForwardOperator, SimulatedDefense, Update
+from lit_recon.records import Batch, Differentiable, SimulatedDefense, Update
 
 #: Examples per chunk of per-example gradients; `auto`: one on a CPU, several on a GPU.
 Chunk = int | Literal["auto"]
@@ -19,29 +19,24 @@ _CHUNK_ON_GPU = 16
 
 
 def per_example_gradients(
-    gradient: BatchGradient,
-    batch: Batch,
-    chunk: Chunk = "auto",
-    *,
-    create_graph: bool = False,
-    functional: bool = False,
+    gradient: BatchGradient, batch: Batch, chunk: Chunk = "auto", differentiable: Differentiable = "no"
 ) -> Iterator[Update]:
     """Gradients of the single examples of a batch, in order, in chunks of `(chunk, ...)`, at least 1, to limit memory.
 
-    A chunk of one uses plain autograd, on a CPU the fastest and with the least memory; so do all with `create_graph`.
+    A chunk of one uses plain autograd, on a CPU the fastest and with the least memory; so do all with "autograd".
     On a GPU, which one example does not fill, chunks run under `torch.func.vmap`; their default size was not tuned.
-    With `functional`, for use inside transforms of `torch.func`, all examples are in one chunk.
+    With "functional", for use inside transforms of `torch.func`, all examples are in one chunk.
     """
     n = len(batch.images)
     if chunk != "auto" and chunk < 1:
         raise ConfigError(f"per-example gradients need a chunk of at least 1 example; got {chunk}")
-    if functional:
+    if differentiable == "functional":
         yield _together(gradient, batch)
         return
     width = chunk if chunk != "auto" else _CHUNK_ON_GPU if batch.images.is_cuda else 1
-    if create_graph or width == 1:
+    if differentiable == "autograd" or width == 1:
         for i in range(n):
-            single = gradient(batch.examples(i, i + 1), create_graph=create_graph)
+            single = gradient(batch.examples(i, i + 1), differentiable)
             yield {name: value.unsqueeze(0) for name, value in single.items()}
         return
     for start in range(0, n, width):
@@ -51,7 +46,7 @@ def per_example_gradients(
 def _together(gradient: BatchGradient, batch: Batch) -> Update:
     def of_one(one: Batch) -> Update:
         lifted = {name: mask.unsqueeze(0) for name, mask in one.masks.items()}
-        return gradient(Batch(one.images.unsqueeze(0), one.labels.unsqueeze(0), lifted), functional=True)
+        return gradient(Batch(one.images.unsqueeze(0), one.labels.unsqueeze(0), lifted), "functional")
 
     gradients: Update = torch.func.vmap(of_one)(batch)
     return gradients
@@ -66,20 +61,6 @@ def require_separable(model: nn.Module, batch_norm: BatchNormMode, owner: object
                 "of a batch: use a backbone with GroupNorm (norm: group), or BatchNorm with running statistics "
                 "(batch_norm: eval)"
             )
-
-
-def at_weights(
-    operator: ForwardOperator, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
-) -> BatchGradient:
-    """The operator as a function of the batch alone; the batch's masks replace buffers of the same names."""
-
-    def gradient(batch: Batch, *, create_graph: bool = False, functional: bool = False) -> Update:
-        replaced = {**buffers, **batch.masks}
-        return operator(
-            parameters, replaced, batch.images, batch.labels, create_graph=create_graph, functional=functional
-        )
-
-    return gradient
 
 
 def defended_gradient(
@@ -118,19 +99,17 @@ def simulated_gradient(
     gradient: BatchGradient,
     candidate: Batch,
     observed: Update,
-    *,
-    create_graph: bool = False,
-    functional: bool = False,
+    differentiable: Differentiable = "no",
 ) -> Update:
     """A candidate's gradient after the simulated defense, for comparison with the update `observed`.
 
-    `gradient` is that of the mean loss at the public weights and the defense's `simulate_buffers`; `create_graph` and
-    `functional` are as for a `BatchGradient`.
+    `gradient` is that of the mean loss at the public weights and the defense's `simulate_buffers`; `differentiable`
+    is as for a `BatchGradient`.
     """
     if Stage.PER_EXAMPLE not in defense.stages:
-        update = gradient(candidate, create_graph=create_graph, functional=functional)
+        update = gradient(candidate, differentiable)
     else:
-        pieces = per_example_gradients(gradient, candidate, create_graph=create_graph, functional=functional)
+        pieces = per_example_gradients(gradient, candidate, differentiable=differentiable)
         update = _mean(map(defense.simulate_per_example, pieces))
     return defense.simulate(update, observed)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,9 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lit_recon.clients import GradientOperator, LocalTraining
 from lit_recon.data.dataset import seeded_generator
-from lit_recon.defenses import Batch, Defense, Stage, at_weights, defended_gradient
+from lit_recon.defenses import Defense, Stage, defended_gradient
 from lit_recon.errors import ConfigError, CorruptFileError, RunExistsError
 from lit_recon.models import Backbone
+from lit_recon.records import Batch, Weights
 from lit_recon.training.module import BACKBONE_FILE, LAST_CHECKPOINT, ImageBatch, SGDSchedule, TrainingModule
 
 
@@ -138,8 +140,7 @@ class DefendedBackboneModule(TrainingModule):
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Set the gradients that the optimizer steps along."""
-        parameters = {name: value.detach() for name, value in self.model.named_parameters()}
-        gradient = at_weights(self._rule, parameters, dict(self.model.named_buffers()))
+        gradient = partial(self._rule, Weights.of(self.model))
         released = defended_gradient(self.defense, self.model, gradient, self._batch, self._generator())
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
@@ -155,8 +156,7 @@ class DefendedBackboneModule(TrainingModule):
         # a generator of its own draws the numbers that the release will draw
         seen = self.defense.transform_batch(batch, self.model, self._generator())
         torch.func.functional_call(self.model, dict(seen.masks), (seen.images,))
-        parameters, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
-        return self._plain.loss(parameters, buffers, batch.images, batch.labels)
+        return self._plain.loss(Weights.of(self.model), batch)
 
     def _generator(self) -> torch.Generator:
         return seeded_generator(self.seed, "defense", self.trainer.global_step, self.trainer.global_rank)

@@ -25,7 +25,7 @@ from lit_recon.bounds.cramer_rao import EVERY_ATTACK, UNBIASED, UNBIASED_ON_SPHE
 from lit_recon.bounds.fisher import DenseJacobian
 from lit_recon.clients.gradient import GradientOperator
 from lit_recon.errors import ConfigError, ShapeError
-from lit_recon.records import Update
+from lit_recon.records import Batch, Update, Weights
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -35,11 +35,11 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 def test_jacobian_of_a_convolutional_clients_update() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2), nn.ELU(), nn.Flatten(), nn.Linear(8, 3)).double()
-    parameters, images = dict(model.named_parameters()), normal(2, 1, 4, 4)
+    weights, images = Weights.of(model), normal(2, 1, 4, 4)
     labels, operator = torch.tensor([0, 2]), GradientOperator(model)
 
     def update(x: Tensor) -> Update:
-        return operator(parameters, {}, x, labels, functional=True)
+        return operator(weights, Batch(x, labels), "functional")
 
     ours = autograd_jacobian(update, images, chunk=5)
     theirs = torch.func.jacrev(update)(images)

@@ -10,7 +10,7 @@ from lit_recon.clients.aggregate import SecureAggregation, aggregate
 from lit_recon.clients.local_steps import LocalSteps
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models import Backbone, ConvNet
-from lit_recon.records import ClientUpdate, Normalization
+from lit_recon.records import Batch, ClientUpdate, Normalization, Weights
 
 SHAPE = (1, 6, 6)
 
@@ -18,10 +18,6 @@ SHAPE = (1, 6, 6)
 def backbone(norm: str = "group") -> Backbone:
     torch.manual_seed(0)
     return Backbone(ConvNet(SHAPE, widths=[4, 6], norm=norm), 5, Normalization((0.5,), (0.25,)))
-
-
-def weights(model: Backbone) -> tuple[dict, dict]:
-    return {name: value.detach() for name, value in model.named_parameters()}, dict(model.named_buffers())
 
 
 @pytest.fixture
@@ -33,8 +29,8 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 def test_the_mean_of_gradients_is_the_gradient_of_all(batch: tuple, clients: int) -> None:
     model = backbone()
     operator = GradientOperator(model)
-    whole = operator(*weights(model), *batch)
-    released = SecureAggregation(operator, clients)(*weights(model), *batch)
+    whole = operator(Weights.of(model), Batch(*batch))
+    released = SecureAggregation(operator, clients)(Weights.of(model), Batch(*batch))
     for name, value in whole.items():
         torch.testing.assert_close(released[name], value, rtol=0, atol=1e-6)
 
@@ -42,9 +38,9 @@ def test_the_mean_of_gradients_is_the_gradient_of_all(batch: tuple, clients: int
 def test_the_mean_of_local_trainings_is_not_training_on_all(batch: tuple) -> None:
     model = backbone()
     operator = LocalSteps(model, 3, lr=1.0)
-    singles = [operator(*weights(model), batch[0][i : i + 4], batch[1][i : i + 4]) for i in (0, 4, 8)]
-    released = SecureAggregation(operator, 3)(*weights(model), *batch)
-    together = operator(*weights(model), *batch)
+    singles = [operator(Weights.of(model), Batch(*batch).examples(i, i + 4)) for i in (0, 4, 8)]
+    released = SecureAggregation(operator, 3)(Weights.of(model), Batch(*batch))
+    together = operator(Weights.of(model), Batch(*batch))
     for name, value in released.items():
         mean = torch.stack([single[name].double() for single in singles]).mean(0)
         torch.testing.assert_close(value.double(), mean, rtol=0, atol=1e-6)
@@ -76,8 +72,8 @@ def test_clients_of_unequal_size_weigh_by_their_examples(batch: tuple) -> None:
 def test_statistics_of_equal_shares_are_pooled(batch: tuple) -> None:
     model = backbone("batch")
     operator = GradientOperator(model)
-    update, statistics = SecureAggregation(operator, 3).with_statistics(*weights(model), *batch)
-    whole, expected = operator.with_statistics(*weights(model), *batch)
+    update, statistics = SecureAggregation(operator, 3).with_statistics(Weights.of(model), Batch(*batch))
+    whole, expected = operator.with_statistics(Weights.of(model), Batch(*batch))
     for name, value in whole.items():
         torch.testing.assert_close(update[name], value, rtol=0, atol=1e-6)
     for name, layer in expected.items():
@@ -91,7 +87,7 @@ def test_differentiable_alone_and_under_vmap(batch: tuple) -> None:
     labels = batch[1][:3]
 
     def loss(images: torch.Tensor, functional: bool) -> torch.Tensor:
-        update = operator(*weights(model), images, labels, create_graph=True, functional=functional)
+        update = operator(Weights.of(model), Batch(images, labels), "functional" if functional else "autograd")
         return torch.stack([value.square().sum() for value in update.values()]).sum()
 
     expected = torch.autograd.grad(loss(images, False), images)[0]
@@ -104,7 +100,7 @@ def test_bad_input_is_refused(batch: tuple) -> None:
     with pytest.raises(ConfigError, match="at least 1 client"):
         SecureAggregation(GradientOperator(model), 0)
     with pytest.raises(ShapeError, match="multiple of 5"):
-        SecureAggregation(GradientOperator(model), 5)(*weights(model), *batch)
+        SecureAggregation(GradientOperator(model), 5)(Weights.of(model), Batch(*batch))
     with pytest.raises(ShapeError, match="got none"):
         aggregate([])
     with pytest.raises(ShapeError, match="one public model"):

@@ -18,7 +18,7 @@ from lit_recon.clients import Client, ClientSettings, GradientOperator, LocalSte
 from lit_recon.defenses import DPSGD, GradientPruning, MixUp
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.models import MLP, Backbone
-from lit_recon.records import Knowledge, Normalization
+from lit_recon.records import Batch, Knowledge, Normalization
 
 SHAPE = (3, 32, 32)
 COLOR = Normalization((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
@@ -124,9 +124,7 @@ def test_the_simulated_update_is_differentiable_by_both_engines(
     seen = Client(model, mode, image_shape=SHAPE).observe(*batch)
 
     def distance(images: Tensor, functional: bool) -> Tensor:
-        update = seen.operator(
-            seen.parameters, seen.buffers, images, batch[1], create_graph=True, functional=functional
-        )
+        update = seen.operator(seen.weights, Batch(images, batch[1]), "functional" if functional else "autograd")
         return torch.stack([value.square().sum() for value in update.values()]).sum()
 
     images = batch[0].clone().requires_grad_()
@@ -139,7 +137,7 @@ def test_the_simulated_update_is_differentiable_by_both_engines(
 
 def test_running_statistics_can_be_hidden(batch: tuple[Tensor, Tensor]) -> None:
     seen = Client(Residual(), "train", image_shape=SHAPE).observe(*batch, Knowledge(batch_norm="none"))
-    simulated = seen.operator(seen.parameters, seen.buffers, *batch)
+    simulated = seen.operator(seen.weights, Batch(*batch))
     for name, value in seen.update.items():
         torch.testing.assert_close(simulated[name], value)
 

@@ -10,7 +10,7 @@ import torch
 from lit_recon.clients import Client
 from lit_recon.errors import ShapeError
 from lit_recon.models import Backbone, ResNet18
-from lit_recon.records import Knowledge, Normalization, Observation
+from lit_recon.records import Batch, Knowledge, Normalization, Observation
 
 SHAPE = (3, 8, 8)
 
@@ -39,7 +39,7 @@ def test_attacked_update_is_the_released_one(model: Backbone, batch: tuple, mode
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_attacker_reproduces_the_update_bit_for_bit(model: Backbone, batch: tuple, mode: str) -> None:
     seen = Client(model, mode).observe(*batch)
-    again = seen.operator(seen.parameters, seen.buffers, *batch)
+    again = seen.operator(seen.weights, Batch(*batch))
     assert all(torch.equal(again[name], value) for name, value in seen.update.items())
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from lit_recon.clients import GradientOperator
 from lit_recon.models import MLP, Backbone, ConvNet, ResNet18
-from lit_recon.records import Normalization
+from lit_recon.records import Batch, Normalization, Weights
 
 SHAPE = (3, 8, 8)
 GREY = Normalization((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
@@ -37,9 +37,8 @@ def inputs(n: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.rand(n, *SHAPE, generator=generator), torch.arange(n)
 
 
-def update(model: Backbone, operator: GradientOperator, **options: bool) -> dict[str, torch.Tensor]:
-    parameters = {name: value.detach() for name, value in model.named_parameters()}
-    return operator(parameters, dict(model.named_buffers()), *inputs(), **options)
+def update(model: Backbone, operator: GradientOperator, *differentiable: str) -> dict[str, torch.Tensor]:
+    return operator(Weights.of(model), Batch(*inputs()), *differentiable)
 
 
 @pytest.mark.parametrize("kind", ["resnet", "resnet-group", "convnet", "mlp"])
@@ -47,8 +46,7 @@ def update(model: Backbone, operator: GradientOperator, **options: bool) -> dict
 def test_equals_backward(kind: str, mode: str) -> None:
     model = backbone(kind).double()
     images, labels = inputs()
-    parameters = {name: value.detach() for name, value in model.named_parameters()}
-    ours = GradientOperator(model, mode)(parameters, dict(model.named_buffers()), images.double(), labels)
+    ours = GradientOperator(model, mode)(Weights.of(model), Batch(images.double(), labels))
     model.train(mode == "train")
     nn.functional.cross_entropy(model(images.double()), labels).backward()
     for name, value in model.named_parameters():
@@ -59,7 +57,7 @@ def test_equals_backward(kind: str, mode: str) -> None:
 def test_functional_form_agrees(mode: str) -> None:
     model = backbone("resnet")
     operator = GradientOperator(model, mode)
-    eager, functional = update(model, operator), update(model, operator, functional=True)
+    eager, functional = update(model, operator), update(model, operator, "functional")
     for name, value in eager.items():
         torch.testing.assert_close(functional[name], value, rtol=1e-4, atol=1e-6)
 
@@ -82,8 +80,7 @@ def test_statistics_are_those_of_the_layer_inputs() -> None:
         if isinstance(module, nn.BatchNorm2d):
             module.register_forward_pre_hook(lambda _, args, name=name: seen.update({name: args[0].detach()}))
     model(images)
-    parameters = {name: value.detach() for name, value in model.named_parameters()}
-    _, statistics = GradientOperator(model).with_statistics(parameters, dict(model.named_buffers()), images, labels)
+    _, statistics = GradientOperator(model).with_statistics(Weights.of(model), Batch(images, labels))
     assert set(statistics) == set(seen)
     for name, layer in statistics.items():
         torch.testing.assert_close(layer.mean, seen[name].mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
@@ -92,10 +89,9 @@ def test_statistics_are_those_of_the_layer_inputs() -> None:
 
 def test_soft_labels_of_one_class_are_hard_labels() -> None:
     model = backbone("mlp")
-    parameters = {name: value.detach() for name, value in model.named_parameters()}
     images, labels = inputs()
     operator = GradientOperator(model)
-    hard = operator(parameters, {}, images, labels)
-    soft = operator(parameters, {}, images, nn.functional.one_hot(labels, 5).float())
+    hard = operator(Weights.of(model), Batch(images, labels))
+    soft = operator(Weights.of(model), Batch(images, nn.functional.one_hot(labels, 5).float()))
     for name, value in hard.items():
         torch.testing.assert_close(soft[name], value, rtol=1e-5, atol=1e-7)

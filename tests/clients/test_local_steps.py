@@ -14,11 +14,10 @@ from lit_recon.clients import GradientOperator
 from lit_recon.clients.local_steps import LocalSteps
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models import MLP, Backbone, ConvNet
-from lit_recon.records import Normalization
+from lit_recon.records import Batch, Normalization, Update, Weights
 
 SHAPE = (1, 6, 6)
 GREY = Normalization((0.5,), (0.25,))
-Weights = dict[str, torch.Tensor]
 
 
 @pytest.fixture
@@ -33,13 +32,9 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return images, torch.tensor([4, 0, 2, 1, 1, 3])
 
 
-def weights(model: nn.Module) -> tuple[Weights, Weights]:
-    return {name: value.detach() for name, value in model.named_parameters()}, dict(model.named_buffers())
-
-
 def sgd(
     model: Backbone, images: torch.Tensor, labels: torch.Tensor, steps: int, batches: int, momentum: float, lrs: dict
-) -> Weights:
+) -> Update:
     trained = copy.deepcopy(model)
     groups = [{"params": trained.trunk.parameters(), "lr": lrs["trunk"]}]
     groups.append({"params": trained.head.parameters(), "lr": lrs["head"]})
@@ -62,23 +57,23 @@ def test_equals_a_plain_training_loop_bit_for_bit(
     expected = sgd(model, *batch, steps, batches, momentum, {"trunk": 0.1, "head": head_lr})
     layer_lrs = {"head": head_lr} if head_lr != 0.1 else None
     operator = LocalSteps(model, steps, 0.1, momentum, layer_lrs, batches, release="difference")
-    trained = operator.train(*weights(model), *batch)
-    update = operator(*weights(model), *batch)
+    trained = operator.train(Weights.of(model), Batch(*batch))
+    update = operator(Weights.of(model), Batch(*batch))
     for name, value in expected.items():
         assert torch.equal(trained[name], value), name
-        assert torch.equal(update[name], weights(model)[0][name] - value), name
+        assert torch.equal(update[name], Weights.of(model).parameters[name] - value), name
 
 
 def test_one_step_is_the_gradient(model: Backbone, batch: tuple) -> None:
-    update = LocalSteps(model, 1, 0.1, 0.9)(*weights(model), *batch)
-    for name, value in GradientOperator(model)(*weights(model), *batch).items():
+    update = LocalSteps(model, 1, 0.1, 0.9)(Weights.of(model), Batch(*batch))
+    for name, value in GradientOperator(model)(Weights.of(model), Batch(*batch)).items():
         torch.testing.assert_close(update[name], value, rtol=1e-9, atol=1e-13)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_short_steps_release_nearly_the_gradient(model: Backbone, batch: tuple, momentum: float) -> None:
-    update = LocalSteps(model, 4, 1e-6, momentum, {"trunk.layers.0": 1e-7})(*weights(model), *batch)
-    for name, value in GradientOperator(model)(*weights(model), *batch).items():
+    update = LocalSteps(model, 4, 1e-6, momentum, {"trunk.layers.0": 1e-7})(Weights.of(model), Batch(*batch))
+    for name, value in GradientOperator(model)(Weights.of(model), Batch(*batch)).items():
         torch.testing.assert_close(update[name], value, rtol=1e-4, atol=1e-6)
 
 
@@ -89,7 +84,7 @@ def test_derivative_in_the_images(model: Backbone, batch: tuple, momentum: float
     images, labels = batch[0][:2], batch[1][:2]
 
     def matching(images: torch.Tensor) -> torch.Tensor:
-        update = operator(*weights(model), images, labels, create_graph=True)
+        update = operator(Weights.of(model), Batch(images, labels), "autograd")
         return torch.stack([value.square().sum() for value in update.values()]).sum()
 
     assert torch.autograd.gradcheck(matching, images.clone().requires_grad_())
@@ -102,7 +97,7 @@ def test_checkpointing_changes_nothing_but_memory(model: Backbone, batch: tuple,
     for checkpointing in (False, True):
         operator = LocalSteps(model, 3, 0.5, momentum, checkpointing=checkpointing)
         leaves = [batch[0].clone().requires_grad_(), labels.clone().requires_grad_()]
-        update = operator(*weights(model), *leaves, create_graph=True)
+        update = operator(Weights.of(model), Batch(*leaves), "autograd")
         loss = torch.stack([value.square().sum() for value in update.values()]).sum()
         results.append([*update.values(), *torch.autograd.grad(loss, leaves)])
     for plain, again in zip(*results, strict=True):
@@ -122,7 +117,7 @@ def test_checkpointing_keeps_no_graph_of_a_step(model: Backbone, batch: tuple) -
         operator = LocalSteps(model, 8, 0.1, checkpointing=checkpointing)
         images = batch[0].clone().requires_grad_()
         with torch.autograd.graph.saved_tensors_hooks(Box, lambda box: box.value):
-            update = operator(*weights(model), images, batch[1], create_graph=True)
+            update = operator(Weights.of(model), Batch(images, batch[1]), "autograd")
         gc.collect()
         held = sum({box.value.data_ptr(): box.value.numel() for box in alive}.values())
         del update
@@ -135,9 +130,10 @@ def test_checkpointing_keeps_no_graph_of_a_step(model: Backbone, batch: tuple) -
 
 def test_functional_form_agrees_alone_and_under_vmap(model: Backbone, batch: tuple) -> None:
     operator = LocalSteps(model, 3, 0.1, 0.9, batches=3)
-    eager = operator(*weights(model), *batch)
+    eager = operator(Weights.of(model), Batch(*batch))
     both = torch.stack([batch[0], batch[0].flip(3)])
-    together = torch.func.vmap(lambda images: operator(*weights(model), images, batch[1], functional=True))(both)
+    candidates = Batch(both, torch.stack([batch[1], batch[1]]))
+    together = torch.func.vmap(lambda candidate: operator(Weights.of(model), candidate, "functional"))(candidates)
     for name, value in eager.items():
         torch.testing.assert_close(together[name][0], value, rtol=1e-9, atol=1e-12)
 
@@ -147,9 +143,9 @@ def test_statistics_are_those_of_all_images(mode: str, batch: tuple) -> None:
     torch.manual_seed(0)
     model = Backbone(ConvNet(SHAPE, widths=[4, 6]), 5, GREY).double()
     operator = LocalSteps(model, 2, 0.1, batches=2, batch_norm=mode)
-    update, statistics = operator.with_statistics(*weights(model), *batch)
-    _, expected = GradientOperator(model, mode).with_statistics(*weights(model), *batch)
-    plain = operator(*weights(model), *batch)
+    update, statistics = operator.with_statistics(Weights.of(model), Batch(*batch))
+    _, expected = GradientOperator(model, mode).with_statistics(Weights.of(model), Batch(*batch))
+    plain = operator(Weights.of(model), Batch(*batch))
     assert all(torch.equal(value, plain[name]) for name, value in update.items())
     assert statistics.keys() == expected.keys()
     assert all(torch.equal(statistics[name].mean, layer.mean) for name, layer in expected.items())
@@ -157,8 +153,7 @@ def test_statistics_are_those_of_all_images(mode: str, batch: tuple) -> None:
 
 def test_nothing_is_changed(model: Backbone, batch: tuple) -> None:
     before = copy.deepcopy(model.state_dict())
-    parameters, buffers = weights(model)
-    LocalSteps(model, 3, 0.1, 0.9)(parameters, buffers, *batch)
+    LocalSteps(model, 3, 0.1, 0.9)(Weights.of(model), Batch(*batch))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
@@ -194,8 +189,8 @@ def test_bad_settings_are_refused(model: Backbone, settings: dict, message: str)
 
 def test_bad_inputs_are_refused(model: Backbone, batch: tuple) -> None:
     with pytest.raises(ShapeError, match="multiple of 4"):
-        LocalSteps(model, 4, batches=4)(*weights(model), *batch)
+        LocalSteps(model, 4, batches=4)(Weights.of(model), Batch(*batch))
     with pytest.raises(ShapeError, match="0 images"):
-        LocalSteps(model)(*weights(model), batch[0][:0], batch[1][:0])
+        LocalSteps(model)(Weights.of(model), Batch(*batch).examples(0, 0))
     with pytest.raises(ConfigError, match="execution: loop"):
-        LocalSteps(model, checkpointing=True)(*weights(model), *batch, functional=True)
+        LocalSteps(model, checkpointing=True)(Weights.of(model), Batch(*batch), "functional")

@@ -9,7 +9,7 @@ from lit_recon.clients import ClientSettings, GradientOperator, LocalSteps, Loca
 from lit_recon.defenses import DPSGD, GaussianNoise, GradientPruning, NetworkDropout
 from lit_recon.errors import ConfigError
 from lit_recon.models import MLP, Backbone, ConvNet
-from lit_recon.records import Knowledge, Normalization, Update
+from lit_recon.records import Batch, Knowledge, Normalization, Weights
 
 SHAPE = (1, 6, 6)
 GREY = Normalization((0.5,), (0.25,))
@@ -26,13 +26,9 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.rand(4, *SHAPE, generator=torch.Generator().manual_seed(1)), torch.tensor([3, 0, 2, 1])
 
 
-def at(model: Backbone) -> tuple[Update, Update]:
-    return {name: value.detach() for name, value in model.named_parameters()}, dict(model.named_buffers())
-
-
 def test_one_step_of_one_client_is_its_gradient(model: Backbone, batch: tuple) -> None:
     released = ClientSettings().client(model).release(*batch).update
-    expected = GradientOperator(model)(*at(model), *batch)
+    expected = GradientOperator(model)(Weights.of(model), Batch(*batch))
     assert all(torch.equal(released[name], value) for name, value in expected.items())
 
 
@@ -40,7 +36,7 @@ def test_local_training_is_what_it_says(model: Backbone, batch: tuple) -> None:
     local = LocalTraining(steps=4, lr=0.1, momentum=0.5, layer_lrs={"head": 0.02}, batches=2, release="difference")
     released = ClientSettings(local_steps=local).client(model).release(*batch).update
     operator = LocalSteps(model, 4, 0.1, 0.5, {"head": 0.02}, 2, "difference")
-    assert all(torch.equal(released[name], value) for name, value in operator(*at(model), *batch).items())
+    assert all(torch.equal(released[name], value) for name, value in operator(Weights.of(model), Batch(*batch)).items())
 
 
 def test_secure_aggregation_hides_which_client_gave_what(model: Backbone, batch: tuple) -> None:
@@ -84,7 +80,7 @@ def test_an_attacker_without_running_statistics_simulates_the_same_rule(batch: t
     model = Backbone(ConvNet(SHAPE, widths=[4], norm="batch"), 4, GREY)
     clients = ClientSettings(batch_norm="train", local_steps=LocalTraining(steps=2, lr=0.1))
     seen = clients.client(model).observe(*batch, Knowledge(batch_norm="none"))
-    simulated = seen.operator(seen.parameters, seen.buffers, *batch)
+    simulated = seen.operator(seen.weights, Batch(*batch))
     for name, value in seen.update.items():
         torch.testing.assert_close(simulated[name], value, rtol=1e-5, atol=1e-6)
 

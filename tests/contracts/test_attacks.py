@@ -37,7 +37,7 @@ from lit_recon.attacks.updates import (
 from lit_recon.clients import Client
 from lit_recon.errors import ShapeError
 from lit_recon.models import MLP, Backbone, ConvNet, Imprint
-from lit_recon.records import Knowledge, Normalization, Observation, Reconstruction
+from lit_recon.records import Batch, Knowledge, Normalization, Observation, Reconstruction
 
 
 class PixelDescent(SteppableAttack[SimpleState]):
@@ -55,7 +55,7 @@ class PixelDescent(SteppableAttack[SimpleState]):
         state["optimizer"].zero_grad()
         losses = []
         for seen, images, labels in zip(state.observations, state["images"], state["labels"], strict=True):
-            update = seen.operator(seen.parameters, seen.buffers, images, labels, create_graph=True)
+            update = seen.operator(seen.weights, Batch(images, labels), "autograd")
             losses.append(torch.stack([(update[name] - seen.update[name]).square().sum() for name in update]).sum())
         torch.stack(losses).sum().backward()
         state["optimizer"].step()
@@ -70,7 +70,9 @@ class PixelDescent(SteppableAttack[SimpleState]):
 
 ATTACKS: dict[str, Attack] = {
     "an attack from outside the package": PixelDescent(),
-    "global cosine, total variation": GradientMatching(priors=[TotalVariation(0.01)], labels=HeadCounts(), steps=3),
+    "global cosine, total variation": GradientMatching(
+        priors=[TotalVariation(0.01)], labels=HeadCounts(), steps=3, execution="loop"
+    ),
     "L-BFGS on the squared error": GradientMatching(
         objective=SquaredError(),
         parametrization=Pixels(box=False),
@@ -84,7 +86,7 @@ ATTACKS: dict[str, Attack] = {
         labels=KnownLabels(),
         restarts=2,
         steps=3,
-        execution="vmap",  # `auto` times two ways that differ by rounding
+        execution="vmap",
     ),
     "deep image prior": GradientMatching(
         objective=NormReweightedCosine(),
@@ -92,6 +94,7 @@ ATTACKS: dict[str, Attack] = {
         solver=Adam(lr=0.001),
         labels=KnownLabels(),
         steps=2,
+        execution="loop",  # `auto` times two ways that differ by rounding
     ),
     "analytic": AnalyticInversion(),
     "imprint": RobbingTheFed(labels=KnownLabels()),

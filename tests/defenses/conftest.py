@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 
 from lit_recon.clients import GradientOperator
-from lit_recon.defenses import Batch, BatchGradient, Round, at_weights
+from lit_recon.defenses import Batch, BatchGradient, Round
 from lit_recon.models import Backbone, ConvNet
-from lit_recon.records import Normalization, Update
+from lit_recon.records import Normalization, Update, Weights
 
 SHAPE = (1, 6, 6)
 
@@ -31,8 +32,7 @@ def batch() -> Batch:
 @pytest.fixture
 def gradient_of() -> Callable[[Backbone], BatchGradient]:
     def build(model: Backbone) -> BatchGradient:
-        parameters = {name: value.detach() for name, value in model.named_parameters()}
-        return at_weights(GradientOperator(model), parameters, dict(model.named_buffers()))
+        return partial(GradientOperator(model), Weights.of(model))
 
     return build
 

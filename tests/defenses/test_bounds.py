@@ -28,7 +28,7 @@ from lit_recon.defenses import (
     simulated_gradient,
 )
 from lit_recon.errors import ConfigError
-from lit_recon.records import Update
+from lit_recon.records import Differentiable, Update
 
 
 class Rounded(Defense):
@@ -89,7 +89,7 @@ STD = 0.1
 
 
 def gradient_of(net: TwoLayerNet, factor: float = 1.0):  # type: ignore[no-untyped-def]
-    def summed(batch: Batch, *, create_graph: bool = False, functional: bool = False) -> Update:
+    def summed(batch: Batch, differentiable: Differentiable = "no") -> Update:
         return {name: factor * value for name, value in net.update(batch.images, batch.labels).items()}
 
     return summed
@@ -130,7 +130,7 @@ def test_closed_forms_agree_with_the_defense_itself(defense: Defense, batch: tup
     seen = found.release.mean(found.update)
 
     def mean(inputs: Tensor) -> Update:
-        return simulated_gradient(defense, gradient_of(net), true._replace(images=inputs), seen, functional=True)
+        return simulated_gradient(defense, gradient_of(net), true._replace(images=inputs), seen, "functional")
 
     expected = autograd_jacobian(mean, true.images)
     assert all(torch.allclose(expected.update[name], value) for name, value in seen.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -24,14 +25,13 @@ from lit_recon.defenses import (
     PerExampleClipping,
     Round,
     Stage,
-    at_weights,
     defended_gradient,
     simulated_gradient,
 )
 from lit_recon.defenses.vectors import flatten
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models import Backbone
-from lit_recon.records import Update
+from lit_recon.records import Update, Weights
 
 
 def test_stages_act_in_the_order_of_the_list(update: Update, round_: Round) -> None:
@@ -108,8 +108,7 @@ def test_the_attacker_sets_the_buffers_of_every_defense(
     gradient = gradient_of(prepared)
     released = defended_gradient(chain, prepared, gradient, one, torch.Generator().manual_seed(0))
     buffers = chain.simulate_buffers(dict(prepared.named_buffers()), released, 1)
-    parameters = {name: value.detach() for name, value in prepared.named_parameters()}
-    simulation = at_weights(GradientOperator(prepared), parameters, buffers)
+    simulation = partial(GradientOperator(prepared), Weights.of(prepared)._replace(buffers=buffers))
     simulated = simulated_gradient(chain, simulation, one, released)
     torch.testing.assert_close(flatten(simulated), flatten(released))
 

@@ -30,7 +30,7 @@ from lit_recon.defenses import (
 )
 from lit_recon.errors import ConfigError
 from lit_recon.models import Backbone
-from lit_recon.records import Update
+from lit_recon.records import Differentiable, Update
 
 GradientOf = Callable[[Backbone], BatchGradient]
 
@@ -168,14 +168,13 @@ def test_simulations_are_differentiable_alone_and_under_vmap(
     gradient, released = gradient_of(model), release(defense, model, gradient_of, batch)
     scales = {name: torch.linspace(1, 2, value.numel()).view(value.shape) for name, value in released.items()}
 
-    def distance(images: torch.Tensor, functional: bool = True) -> torch.Tensor:
+    def distance(images: torch.Tensor, differentiable: Differentiable = "functional") -> torch.Tensor:
         candidate = Batch(images, batch.labels)
-        options = {"create_graph": True, "functional": functional}
-        simulated = simulated_gradient(defense, gradient, candidate, released, **options)
+        simulated = simulated_gradient(defense, gradient, candidate, released, differentiable)
         return torch.stack([(value * scales[name]).sum() for name, value in simulated.items()]).sum()
 
     candidates = torch.stack([batch.images * 0.9, batch.images.flip(3)]).requires_grad_()
-    expected = torch.autograd.grad(sum(distance(images, functional=False) for images in candidates), candidates)[0]
+    expected = torch.autograd.grad(sum(distance(images, "autograd") for images in candidates), candidates)[0]
     together = torch.func.vmap(torch.func.grad(distance))(candidates.detach())
     torch.testing.assert_close(together, expected, rtol=1e-8, atol=1e-10)
     assert float(expected.abs().max()) > 0

@@ -16,7 +16,7 @@ from lit_recon.errors import ConfigError
 @pytest.fixture
 def jacobian(gradient: BatchGradient, batch: Batch) -> torch.Tensor:
     def of_images(images: torch.Tensor) -> torch.Tensor:
-        return flatten(gradient(batch._replace(images=images), create_graph=True))
+        return flatten(gradient(batch._replace(images=images), "autograd"))
 
     return torch.autograd.functional.jacobian(of_images, batch.images).flatten(1)
 
@@ -58,4 +58,4 @@ def test_bad_numbers_of_directions(gradient: BatchGradient, batch: Batch, genera
         sensitivities(gradient, batch, 10)
     large = Batch(torch.rand(40, 1, 6, 20, dtype=torch.float64), torch.zeros(40, dtype=torch.int64))
     with pytest.raises(ConfigError, match=r"at most 4096.*4800"):
-        sensitivities(lambda batch, **_: {"a": batch.images.sum()[None]}, large, None)
+        sensitivities(lambda batch, differentiable: {"a": batch.images.sum()[None]}, large, None)

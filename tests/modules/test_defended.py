@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,13 +30,13 @@ from lit_recon.defenses import (
     MixUp,
     NetworkDropout,
     PerExampleClipping,
-    at_weights,
     defended_gradient,
 )
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import MLP, Backbone, ConvNet, LeNet, WideFeatureLayer, load_backbone
 from lit_recon.modules.backbone import BackboneModule, DefendedBackboneModule, train_backbone
 from lit_recon.modules.data import BackboneDataModule
+from lit_recon.records import Weights
 from lit_recon.training.module import (
     LAST_CHECKPOINT,
     Figures,
@@ -120,14 +122,14 @@ def test_a_step_goes_along_what_a_client_releases(defense: Defense, tmp_path: Pa
     model, rate = mlp(), 0.25
     data = BackboneDataModule(Digits(), 20, padding=1, flip=False, n_train=20)
     [(images, labels)] = data.train_dataloader()
-    parameters = {name: value.detach().clone() for name, value in model.named_parameters()}
-    gradient = at_weights(GradientOperator(model, "train"), parameters, dict(model.named_buffers()))
+    weights = copy.deepcopy(Weights.of(model))
+    gradient = partial(GradientOperator(model, "train"), weights)
     generator = seeded_generator(3, "defense", 0, 0)
     released = defended_gradient(defense, model, gradient, Batch(images, labels), generator)
     schedule = SGDSchedule(lr=rate, momentum=0.0, weight_decay=0.0)
     trained, _ = train(DefendedBackboneModule(model, defense, schedule, seed=3), tmp_path, 1, 20, 20)
     for name, value in trained.named_parameters():
-        torch.testing.assert_close(value, parameters[name] - rate * released[name], rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(value, weights.parameters[name] - rate * released[name], rtol=1e-6, atol=1e-7)
 
 
 def mixed_statistics(images: Tensor, model: Backbone, defense: Defense) -> Tensor:

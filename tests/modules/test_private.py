@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import lit_recon._torchvision
@@ -15,13 +16,14 @@ from torch import nn
 
 from lit_recon.clients import GradientOperator
 from lit_recon.data.sources import Digits
-from lit_recon.defenses import DPSGD, Batch, at_weights, defended_gradient
+from lit_recon.defenses import DPSGD, Batch, defended_gradient
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import MLP, Backbone, ConvNet, LeNet, ResNet18, Trunk, WideFeatureLayer, load_backbone
 from lit_recon.modules.backbone import train_backbone
 from lit_recon.modules.data import BackboneDataModule, PoissonBatches, PoissonDataModule
 from lit_recon.modules.private import PrivacyPlan, PrivacySettings, PrivateBackboneModule, private_model
 from lit_recon.privacy import FullBatchSGD, PoissonSGD, PrivateDescent
+from lit_recon.records import Weights
 from lit_recon.training.module import LAST_CHECKPOINT, Figures, SGDSchedule, read_utility, training_callbacks
 from lit_recon.training.trainer import TrainerSettings, build_trainer
 
@@ -106,8 +108,7 @@ def test_a_step_without_noise_is_that_of_the_defense(bound: float, tmp_path: Pat
     module = PrivateBackboneModule(convnet(), plan(0.0, bound, 1.0, 200, 1), PLAIN)
     [(images, labels)] = batches_of(module)
     model = convnet()
-    weights = {name: value.detach() for name, value in model.named_parameters()}
-    gradient = at_weights(GradientOperator(model, "train"), weights, dict(model.named_buffers()))
+    gradient = partial(GradientOperator(model, "train"), Weights.of(model))
     expected = defended_gradient(DPSGD(bound), model, gradient, Batch(images, labels), torch.Generator())
     stepped = one_step(module, model, tmp_path)
     for name, value in expected.items():

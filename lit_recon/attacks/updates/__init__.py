@@ -52,13 +52,7 @@ from lit_recon.attacks.updates.gradient_matching.solvers import (
     TwoStages,
 )
 from lit_recon.attacks.updates.imprint.attack import RobbingTheFed
-from lit_recon.attacks.updates.labels.recovery import (
-    IDLG,
-    HeadCounts,
-    JointLabels,
-    KnownLabels,
-    LabelRecovery,
-)
+from lit_recon.attacks.updates.labels.recovery import IDLG, HeadCounts, JointLabels, KnownLabels, LabelRecovery
 from lit_recon.attacks.updates.linear_layer.cocktail_party import CocktailPartyAttack
 from lit_recon.attacks.updates.linear_layer.first_layer import AnalyticInversion
 from lit_recon.attacks.updates.linear_layer.unmixing import UnmixingTerms

@@ -15,11 +15,11 @@ from lit_recon.records import Observation, Reconstruction
 class FirstApplicable(Attack):
     """Tries attacks in order; each group of victims is attacked by the first that is applicable to its updates.
 
-    Applicability is known before the first iteration and without the true images: feature maps that
-    the gradient does not determine, a missing layer, missing knowledge. The last attack must always be applicable.
+    Applicability is known before the first iteration and without the true images: feature maps that the gradient does
+    not determine, a missing layer, missing knowledge. The notes of a reconstruction begin with why others do not apply.
 
     Args:
-        attacks: two or more, the strongest first.
+        attacks: two or more, the strongest first; the last must always be applicable.
 
     Raises:
         ConfigError: fewer than two attacks, or one that is itself a list.
@@ -31,20 +31,13 @@ class FirstApplicable(Attack):
                 f"FirstApplicable needs two or more attacks, none of them another FirstApplicable; got {len(attacks)}: "
                 "give a single attack directly"
             )
-        self.attacks = attacks
-
-    @property
-    def last(self) -> Attack:
-        """The attack that must always be applicable."""
-        return self.attacks[-1]
+        self.attacks, self.last = attacks, attacks[-1]
 
     def check(self, observations: Sequence[Observation]) -> None:
-        """The check of the last attack, see `Attack.check`."""
         super().check(observations)
         self.last.check(observations)
 
     def begin(self, observations: Sequence[Observation], execution: Way | None = None) -> AttackRun:
-        """The first applicable attack, and why those before it are not applicable."""
         self.check(observations)
         reasons: list[str] = []
         for attack in self.attacks[:-1]:
@@ -55,7 +48,6 @@ class FirstApplicable(Attack):
         return replace(self.last.begin(observations, execution), reasons=tuple(reasons))
 
     def run(self, observations: Sequence[Observation]) -> list[Reconstruction]:
-        """Run the first applicable attack; its notes begin with why others are not applicable."""
         return self.begin(observations).finish()
 
     def rehearse(self, observations: Sequence[Observation]) -> None:
@@ -65,7 +57,6 @@ class FirstApplicable(Attack):
 
     @property
     def planned_steps(self) -> int:
-        """Steps of the first attack."""
         return self.attacks[0].planned_steps
 
     @property

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lit_recon.bounds import GaussianPrior, autograd_jacobian, cramer_rao, van_trees
 from lit_recon.bounds.fisher import check_size
-from lit_recon.defenses import Batch, BatchGradient, Defense, at_weights, defended_gradient, simulated_gradient
+from lit_recon.defenses import Batch, BatchGradient, Defense, defended_gradient, simulated_gradient
 from lit_recon.errors import ConfigError, LitReconError, MissingDataError
 from lit_recon.experiments.configuration import instantiated, resolved, settings_of, settings_parser
 from lit_recon.experiments.engine.cluster import ClusterSettings
@@ -33,7 +33,7 @@ from lit_recon.experiments.victim_model import find_target
 from lit_recon.io.files import write_text
 from lit_recon.metrics import Unavailable, load_lpips
 from lit_recon.modules.loggers import build_loggers, finish, log_grid, log_table
-from lit_recon.records import Update
+from lit_recon.records import Update, Weights
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import Scalar
 
@@ -97,8 +97,8 @@ def _informations(settings: AttackSettings, defense: Defense) -> list[Tensor]:
     for index, ids in enumerate(victims.batches):
         images, labels = victims.test.pixels(ids), victims.test.labels[ids]
         seen = client.observe(images, labels, generator=settings.client.generator(index))
-        exact = [{name: _double(v) for name, v in part.items()} for part in (seen.parameters, seen.buffers)]
-        gradient, batch = at_weights(seen.operator, *exact), Batch(images.double(), labels)
+        exact = Weights(*({name: _double(v) for name, v in part.items()} for part in seen.weights))
+        gradient, batch = partial(seen.operator, exact), Batch(images.double(), labels)
         kept = defended_gradient(
             defense.without_noise(), client.model, gradient, batch, settings.client.generator(index)
         )
@@ -108,7 +108,7 @@ def _informations(settings: AttackSettings, defense: Defense) -> list[Tensor]:
 
 
 def _mean(defense: Defense, gradient: BatchGradient, labels: Tensor, kept: Update, pixels: Tensor) -> Update:
-    return simulated_gradient(defense, gradient, Batch(pixels, labels), kept, functional=True)
+    return simulated_gradient(defense, gradient, Batch(pixels, labels), kept, "functional")
 
 
 def _double(value: Tensor) -> Tensor:

@@ -28,11 +28,11 @@ from lit_recon.bounds import (
     van_trees,
 )
 from lit_recon.bounds.two_layer import SmoothActivation
-from lit_recon.defenses import Batch, BatchGradient, Round, Stage, per_example_gradients
+from lit_recon.defenses import BatchGradient, Round, Stage, per_example_gradients
 from lit_recon.errors import LitReconError
 from lit_recon.experiments.two_layer.settings import TwoLayerAttack, TwoLayerCell, TwoLayerSettings
 from lit_recon.models.layers import activation_layer
-from lit_recon.records import Update
+from lit_recon.records import Batch, Differentiable, Update
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Instance:
     def gradient(self) -> BatchGradient:
         """Of the loss summed over a batch."""
 
-        def summed(batch: Batch, *, create_graph: bool = False, functional: bool = False) -> Update:
+        def summed(batch: Batch, differentiable: Differentiable = "no") -> Update:
             return self.net.update(batch.images, batch.labels)
 
         return summed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from lit_recon.clients.gradient import GradientOperator
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models import MLP, Backbone, ConvNet, LeNet, ResNet18, WideFeatureLayer
-from lit_recon.records import Normalization
+from lit_recon.records import Batch, Differentiable, Normalization, Weights
 
 NORMALIZATION = Normalization((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
 SHAPE = (3, 8, 8)
@@ -65,9 +66,7 @@ def test_normalization_is_no_state(model: Backbone) -> None:
 def test_the_operators_gradient_is_autograds(model: Backbone, batch_norm: str) -> None:
     images, labels = some_batch()
     operator = GradientOperator(model, batch_norm)  # type: ignore[arg-type]  # names in a table
-    parameters = {name: value.detach() for name, value in model.named_parameters()}
-    buffers = {name: value.clone() for name, value in model.named_buffers()}
-    update = operator(parameters, buffers, images, labels)
+    update = operator(copy.deepcopy(Weights.of(model)), Batch(images, labels))
     model.eval().requires_grad_(True)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -82,15 +81,13 @@ def test_the_gradient_matching_loss_has_the_slope_of_finite_differences(model: B
     """Double backward through the whole network, against central differences of the gradient's norm."""
     images, labels = some_batch(2)
     operator = GradientOperator(model, "eval")
-    parameters = {name: value.detach() for name, value in model.named_parameters()}
-    buffers = dict(model.named_buffers())
 
-    def size(candidate: Tensor, create_graph: bool = False) -> Tensor:
-        update = operator(parameters, buffers, candidate, labels, create_graph=create_graph)
+    def size(candidate: Tensor, differentiable: Differentiable = "no") -> Tensor:
+        update = operator(Weights.of(model), Batch(candidate, labels), differentiable)
         return torch.stack([value.square().sum() for value in update.values()]).sum()
 
     leaf = images.clone().requires_grad_()
-    (slope,) = torch.autograd.grad(size(leaf, create_graph=True), leaf)
+    (slope,) = torch.autograd.grad(size(leaf, "autograd"), leaf)
     direction = torch.randn(images.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     step = 1e-6
     difference = (size(images + step * direction) - size(images - step * direction)) / (2 * step)
@@ -102,8 +99,7 @@ def test_a_clients_update_holds_the_gradient_of_the_random_rows() -> None:
     torch.manual_seed(0)
     model = with_feature_layer().double()
     images, labels = some_batch()
-    parameters = {name: value.detach() for name, value in model.named_parameters()}
-    update = GradientOperator(model)(parameters, dict(model.named_buffers()), images, labels)
+    update = GradientOperator(model)(Weights.of(model), Batch(images, labels))
     gradient = update["feature_layer.random.weight"]
     assert gradient.shape == (7, model.trunk.out_features)
     assert torch.linalg.matrix_rank(gradient) == 3

@@ -13,10 +13,9 @@ from torch.nn import functional as F
 
 from lit_recon.attacks.shadow.steps import Batches, Descent, add_noise, gathered, mechanism_of
 from lit_recon.attacks.shadow.training import KnownTraining, cross_entropy, flat_weights, unflatten
-from lit_recon.defenses.base import Batch
 from lit_recon.defenses.clipping import DPSGD, clipped_examples
 from lit_recon.defenses.release import update_of_batch
-from lit_recon.records import Update
+from lit_recon.records import Batch, Differentiable, Update
 
 #: Memory in bytes of the gradients of single images that are computed at a time.
 _PIECE_BYTES = 64 * 2**20
@@ -149,7 +148,7 @@ def train_loop(
 def _set_private_gradient(network: nn.Module, mechanism: DPSGD, whole: Batch, generator: torch.Generator) -> None:
     weights = {name: parameter.detach() for name, parameter in network.named_parameters()}
 
-    def gradient(batch: Batch, *, create_graph: bool = False, functional: bool = False) -> Update:
+    def gradient(batch: Batch, differentiable: Differentiable = "no") -> Update:
         def loss(parameters: Update) -> Tensor:
             return F.cross_entropy(functional_call(network, parameters, batch.images), batch.labels)
 

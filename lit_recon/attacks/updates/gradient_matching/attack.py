@@ -16,7 +16,7 @@ from lit_recon.attacks.updates.features.matching import FeatureMatching, Feature
 from lit_recon.attacks.updates.gradient_matching.matching import Compilation, Matching
 from lit_recon.attacks.updates.gradient_matching.objectives import GlobalCosine, Objective
 from lit_recon.attacks.updates.gradient_matching.parametrizations import Parametrization, Pixels, Variables
-from lit_recon.attacks.updates.gradient_matching.priors import BatchNormPrior, GroupConsistency, Prior, split_priors
+from lit_recon.attacks.updates.gradient_matching.priors import BatchNormPrior, GroupConsistency, Prior
 from lit_recon.attacks.updates.gradient_matching.solvers import Adam, Solver, TwoStages
 from lit_recon.attacks.updates.labels.recovery import HeadCounts, LabelRecovery
 from lit_recon.errors import ConfigError
@@ -43,6 +43,15 @@ class Problem:
     set_aside: bool = False
     trace: Curve = field(default_factory=dict)
 
+    def feature_term(self, images: Tensor, progress: float) -> Tensor:
+        """The penalty of recovered features, which are assigned to candidates when it starts."""
+        penalty = self.feature_penalty
+        if penalty is None or progress < penalty.start:
+            return images.new_zeros(())
+        if self.feature_targets is None:
+            self.feature_targets = penalty.targets(images, self.labels if "labels" not in self.variables else None)
+        return penalty.penalty(images, self.feature_targets)
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes while the attack runs."""
         fixed = ("observation", "seed", "optimizer", "feature_penalty", "condition")
@@ -51,19 +60,18 @@ class Problem:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()` of the same problem."""
-        for name, value in state["variables"].items():
+        changing = dict(state)
+        for name, value in changing.pop("variables").items():
             self.variables[name].data.copy_(value)
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(changing.pop("optimizer"))
         device = self.labels.device
-        for name in ("labels", "feature_targets", "best_images", "best_labels"):
-            setattr(self, name, None if state[name] is None else state[name].to(device))
-        for name in ("best_loss", "best_matching", "diverged_at", "set_aside", "trace"):
-            setattr(self, name, state[name])
+        for name, value in changing.items():
+            setattr(self, name, value.to(device) if isinstance(value, Tensor) else value)
 
 
 @dataclass
 class MatchingState:
-    """A running attack: its problems (`r` restarts of each victim in turn), the data term, and the step count."""
+    """A running attack: its problems (`r` restarts of each victim in turn), the data term, and notes per victim."""
 
     problems: list[Problem]
     matching: Matching
@@ -71,25 +79,26 @@ class MatchingState:
     step: int = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain tensors and numbers, fit for `torch.save` and `torch.load(weights_only=True)`."""
         problems = [problem.state_dict() for problem in self.problems]
         return {"step": self.step, "execution": self.matching.execution, "problems": problems}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()` of an attack with the same settings on the same observations."""
         self.step, self.matching.execution = state["step"], state["execution"]
         for problem, saved in zip(self.problems, state["problems"], strict=True):
             problem.load_state_dict(saved)
 
     @property
+    def going(self) -> list[int]:
+        """Numbers of the problems that are not set aside."""
+        return [i for i, problem in enumerate(self.problems) if not problem.set_aside]
+
+    @property
     def loss(self) -> float:
-        """Mean of the lowest losses so far of the active problems."""
-        losses = [problem.best_loss for problem in self.problems if not problem.set_aside]
-        return sum(losses) / len(losses)
+        """Mean of their lowest losses so far."""
+        return sum(self.problems[i].best_loss for i in self.going) / len(self.going)
 
     @property
     def curves(self) -> list[list[Curve]]:
-        """Per victim, the loss curve of every restart."""
         traces = [problem.trace for problem in self.problems]
         n = len(traces) // len(self.notes)
         return [traces[first : first + n] for first in range(0, len(traces), n)]
@@ -109,8 +118,8 @@ class GradientMatching(SteppableAttack[MatchingState]):
         steps: iterations.
         restarts: independent starts per victim; the one with the least matching loss is returned.
         keep: return the `last` iterate of a restart, or the `best` by total loss.
-        execution: problems one after the other (`loop`), together (`vmap`), or whichever is faster (`auto`). The two
-            differ by rounding, and which is faster depends on the machine: fix one for bitwise repeatable runs.
+        execution: problems one after the other (`loop`), together (`vmap`), or whichever is measured to be faster
+            (`auto`). The two differ by rounding: fix one for bitwise repeatable runs.
         compilation: `torch.compile` mode of the derivative; takes minutes before the first iteration on a CPU.
         seed: of the first restart; restart i uses `seed + i`.
         log_every: iterations between two points of the loss curve; default: 200 points a run.
@@ -139,19 +148,20 @@ class GradientMatching(SteppableAttack[MatchingState]):
                 "GradientMatching needs steps, restarts and log_every of at least 1; "
                 f"got {steps}, {restarts}, {log_every}"
             )
-        self.objective = objective if objective is not None else GlobalCosine()
-        self.priors = priors or []
-        self.image_priors, self.network_prior = split_priors(self.priors)
-        self.parametrization = parametrization if parametrization is not None else Pixels()
-        self.solver = solver if solver is not None else Adam()
+        self.objective, self.priors = objective or GlobalCosine(), priors or []
+        self.image_priors = [prior for prior in self.priors if isinstance(prior, Prior)]
+        on_network = [prior for prior in self.priors if isinstance(prior, BatchNormPrior)]
+        if len(on_network) > 1:
+            raise ConfigError(f"an attack takes at most one BatchNormPrior; got {len(on_network)}")
+        self.network_prior = on_network[0] if on_network else None
+        self.parametrization, self.solver = parametrization or Pixels(), solver or Adam()
         schedule, narrows_at = self.solver.schedule, self.parametrization.narrows_at
         if isinstance(schedule, TwoStages) and schedule.switch != narrows_at:
             raise ConfigError(
                 f"TwoStages switches at {schedule.switch:g} of the iterations, the parametrization at {narrows_at:g}: "
                 "give both the same share, or another schedule"
             )
-        self.labels = labels if labels is not None else HeadCounts()
-        self.features = features
+        self.labels, self.features = labels or HeadCounts(), features
         if features is None and not self.objective.matches:
             raise ConfigError("FeaturesOnly needs features to match: give `features`, or another objective")
         if isinstance(features, FeatureMatching) and len(features.weights) > restarts:
@@ -167,14 +177,14 @@ class GradientMatching(SteppableAttack[MatchingState]):
         self.steps, self.restarts, self.keep, self.seed = steps, restarts, keep, seed
         self.execution: Execution = "loop" if self.solver.line_search else execution
         self.compilation: Compilation = compilation
-        self.log_every = log_every if log_every is not None else max(1, steps // 200)
-        grouped = any(isinstance(prior, GroupConsistency) for prior in self.image_priors)
-        if grouped and restarts < 2:
-            raise ConfigError(f"GroupConsistency compares restarts and needs at least 2; got restarts={restarts}")
-        if grouped and self.parametrization.narrows_at < 1:
-            raise ConfigError("GroupConsistency needs several restarts; this parametrization keeps only the best")
-        if grouped and self.solver.line_search:
-            raise ConfigError("GroupConsistency couples restarts, which a line search does not support: use Adam")
+        self.log_every = log_every or max(1, steps // 200)
+        if any(isinstance(prior, GroupConsistency) for prior in self.priors):
+            if restarts < 2:
+                raise ConfigError(f"GroupConsistency compares restarts and needs at least 2; got restarts={restarts}")
+            if narrows_at < 1:
+                raise ConfigError("GroupConsistency needs several restarts; this parametrization keeps only the best")
+            if self.solver.line_search:
+                raise ConfigError("GroupConsistency couples restarts, which a line search does not support: use Adam")
 
     @property
     def recovers_features(self) -> bool:
@@ -185,7 +195,6 @@ class GradientMatching(SteppableAttack[MatchingState]):
         return self.parametrization.training_images
 
     def execution_for(self, n_victims: int) -> Execution:
-        """As configured; `loop` for a single problem."""
         return "loop" if self.execution == "auto" and n_victims * self.restarts == 1 else self.execution
 
     def measured_execution(self, observations: Sequence[Observation]) -> Way:
@@ -197,14 +206,13 @@ class GradientMatching(SteppableAttack[MatchingState]):
         state.matching.execution = execution
 
     def check(self, observations: Sequence[Observation]) -> None:
-        """Also check the statistics for the BatchNorm prior, see `Attack.check`."""
         super().check(observations)
-        for seen in observations:
-            if self.network_prior is not None:
+        if self.network_prior is not None:
+            for seen in observations:
                 self.network_prior.targets(seen)
 
     def init(self, observations: Sequence[Observation]) -> MatchingState:
-        """Fresh candidates for every restart of every victim; labels are recovered here."""
+        """Recover labels and features, and draw candidates for every restart of every victim."""
         problems: list[Problem] = []
         notes: list[tuple[str, ...]] = []
         for seen in observations:
@@ -225,22 +233,15 @@ class GradientMatching(SteppableAttack[MatchingState]):
                 # an image conditioned on a feature is matched to the same feature
                 own = None if penalty is None else penalty.for_restart(restart)
                 problems.append(Problem(seen, labels, seed, variables, optimizer, own, condition, condition))
-        matching = Matching(
-            [problem.observation for problem in problems],
-            self.objective,
-            self.network_prior,
-            self.labels.optimised,
-            self.execution,
-            self.compilation,
-        )
-        return MatchingState(problems, matching, notes)
+        seen_by = [problem.observation for problem in problems]
+        how = (self.labels.optimised, self.execution, self.compilation)
+        return MatchingState(problems, Matching(seen_by, self.objective, self.network_prior, *how), notes)
 
     def step(self, state: MatchingState) -> None:
-        """One iteration of every problem."""
         progress = state.step / self.steps
         if progress >= self.parametrization.narrows_at:
             self._narrow(state)
-        going = [i for i, problem in enumerate(state.problems) if not problem.set_aside]
+        going = state.going
         joint = None if self.solver.line_search else dict(zip(going, self._evaluate(state, going), strict=True))
         for i in going:
             problem = state.problems[i]
@@ -254,8 +255,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
             self.parametrization.project(problem.variables, problem.observation)
 
     def result(self, state: MatchingState) -> list[Reconstruction]:
-        """Per victim, the reconstruction of the restart with the least matching loss."""
-        self._evaluate(state, [i for i, problem in enumerate(state.problems) if not problem.set_aside], final=True)
+        self._evaluate(state, state.going, final=True)
         results: list[Reconstruction] = []
         for v, remarks in enumerate(state.notes):
             restarts = state.problems[v * self.restarts : (v + 1) * self.restarts]
@@ -266,14 +266,12 @@ class GradientMatching(SteppableAttack[MatchingState]):
                 )
             diverged = [problem.diverged_at for problem in restarts if problem.diverged_at is not None]
             if diverged:
-                remarks = (
-                    *remarks,
-                    f"{len(diverged)} of {self.restarts} restarts diverged, first at step {min(diverged)}",
-                )
+                how = f"{len(diverged)} of {self.restarts} restarts diverged, first at step {min(diverged)}"
+                remarks = (*remarks, how)
             images, labels, features = chosen.best_images, chosen.best_labels, None
-            if chosen.feature_penalty is not None:
-                labels, features = chosen.feature_penalty.labels(images, labels), chosen.feature_penalty.features
-                remarks = (*remarks, *chosen.feature_penalty.choice)
+            if (penalty := chosen.feature_penalty) is not None:
+                labels, features = penalty.labels(images, labels), penalty.features
+                remarks = (*remarks, *penalty.choice)
             results.append(Reconstruction(images, labels, chosen.best_matching, chosen.trace, remarks, features))
         return results
 
@@ -281,8 +279,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
         """Stop all restarts of every victim except the one with the least matching loss so far."""
         for first in range(0, len(state.problems), self.restarts):
             restarts = state.problems[first : first + self.restarts]
-            going = [problem for problem in restarts if not problem.set_aside]
-            best = min(going, key=lambda problem: problem.best_matching)
+            best = min((p for p in restarts if not p.set_aside), key=lambda problem: problem.best_matching)
             for problem in restarts:
                 problem.set_aside = problem is not best
 
@@ -293,9 +290,8 @@ class GradientMatching(SteppableAttack[MatchingState]):
         for problem in chosen:
             for name, variable in problem.variables.items():
                 variable.requires_grad_(self.parametrization.moves(name, progress))
-        drawn = torch.stack(
-            [self.parametrization.images(p.variables, p.observation, p.seed, p.condition) for p in chosen]
-        )
+        draw = self.parametrization.images
+        drawn = torch.stack([draw(p.variables, p.observation, p.seed, p.condition) for p in chosen])
         labels = torch.stack([p.variables["labels"].detach() if self.labels.optimised else p.labels for p in chosen])
         images = drawn.detach().requires_grad_()
         evaluation = state.matching(images, labels, which)
@@ -306,10 +302,9 @@ class GradientMatching(SteppableAttack[MatchingState]):
             value = prior(images, chosen[0].observation.normalization, self.restarts, progress)
             terms[type(prior).__name__] = prior.weight * value
         if self.features is not None:
-            terms["features"] = torch.stack(
-                [_feature_term(p, image, progress) for p, image in zip(chosen, images, strict=True)]
-            )
-        added = [terms[name] for name in terms if name not in ("matching", "batch_norm")]
+            pairs = zip(chosen, images, strict=True)
+            terms["features"] = torch.stack([problem.feature_term(image, progress) for problem, image in pairs])
+        added = [term for name, term in terms.items() if name not in ("matching", "batch_norm")]
         penalty = sum(added, torch.zeros_like(evaluation.matching))
         direction = evaluation.images
         if penalty.requires_grad:
@@ -345,14 +340,3 @@ class GradientMatching(SteppableAttack[MatchingState]):
         if final or step % self.log_every == 0:
             for name, value in {"step": float(step), **row}.items():
                 problem.trace.setdefault(name, []).append(value)
-
-
-def _feature_term(problem: Problem, images: Tensor, progress: float) -> Tensor:
-    """The penalty of recovered features, which are assigned to candidates when it starts."""
-    penalty = problem.feature_penalty
-    if penalty is None or progress < penalty.start:
-        return images.new_zeros(())
-    if problem.feature_targets is None:
-        classes = problem.labels if "labels" not in problem.variables else None
-        problem.feature_targets = penalty.targets(images, classes)
-    return penalty.penalty(images, problem.feature_targets)

@@ -1,23 +1,25 @@
 """The data term: distances of candidates' updates to the observed ones, and their gradients in the images.
 
-Problems (restarts of victims) are independent. They run one after the other, faster for convolutions on a CPU, or
-together under `torch.func.vmap`, faster for small kernels; `auto` times both once and keeps the faster.
+Problems (restarts of victims) run one after the other (`loop`, faster for convolutions on a CPU) or together under
+`torch.func.vmap` (faster for small kernels); `auto` times both once and keeps the faster.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from lit_recon.attacks.base import Execution, Way
 from lit_recon.attacks.updates.gradient_matching.objectives import Objective, ObservedUpdate
 from lit_recon.attacks.updates.gradient_matching.priors import BatchNormPrior
-from lit_recon.defenses import Batch, at_weights, simulated_gradient
-from lit_recon.records import BatchStatistics, Observation, Update
+from lit_recon.defenses import simulated_gradient
+from lit_recon.records import Batch, BatchStatistics, Differentiable, Observation, Update, Weights
 
 Compilation = Literal["none", "default", "reduce-overhead"]
 
@@ -40,9 +42,9 @@ class Matching:
     Args:
         observations: one per problem; all from one client object, so that model and operator are shared.
         objective: distance between updates.
-        prior: penalty on BatchNorm statistics, or None.
+        prior: penalty on BatchNorm statistics.
         soft_labels: labels are logits `(p, n, k)` to be optimized, not classes `(p, n)`.
-        execution: see the module docstring.
+        execution: see above.
         compilation: `torch.compile` mode of the derivative; `reduce-overhead` uses CUDA graphs on a GPU.
     """
 
@@ -86,21 +88,21 @@ class Matching:
         derivative = self._compiled("loop", self._functional_derivative) or self._eager_derivative
         parts = []
         for image, label, i in zip(images, labels, which, strict=True):
-            if self.compilation == "reduce-overhead":  # the next replay overwrites the output
-                torch.compiler.cudagraph_mark_step_begin()
-            matching, penalty, moves = derivative(image, label, self._targets[i], self._statistics[i])
             if self.compilation == "reduce-overhead":
-                matching, penalty, moves = matching.clone(), penalty.clone(), tuple(move.clone() for move in moves)
-            parts.append((matching, penalty, moves))
-        matching, penalty = torch.stack([part[0] for part in parts]), torch.stack([part[1] for part in parts])
-        gradients = [torch.stack(column) for column in zip(*(part[2] for part in parts), strict=True)]
-        return MatchingTerms(matching, penalty, gradients[0], gradients[1] if self.soft else None)
+                torch.compiler.cudagraph_mark_step_begin()
+            part = derivative(image, label, self._targets[i], self._statistics[i])
+            if self.compilation == "reduce-overhead":  # the next replay overwrites the output
+                part = tree_map(torch.clone, part)
+            parts.append(part)
+        return self._terms(*_stack(parts))
 
     def _together(self, images: Tensor, labels: Tensor, which: Sequence[int]) -> MatchingTerms:
         targets, target_axis = _stacked([self._targets[i] for i in which])
         known, known_axis = _stacked([self._statistics[i] for i in which])
         mapped = torch.func.vmap(self._functional_derivative, in_dims=(0, 0, target_axis, known_axis))
-        matching, penalty, gradients = (self._compiled("vmap", mapped) or mapped)(images, labels, targets, known)
+        return self._terms(*(self._compiled("vmap", mapped) or mapped)(images, labels, targets, known))
+
+    def _terms(self, matching: Tensor, penalty: Tensor, gradients: tuple[Tensor, ...]) -> MatchingTerms:
         return MatchingTerms(matching, penalty, gradients[0], gradients[1] if self.soft else None)
 
     def _compiled(self, form: str, derivative: Derivative) -> Derivative | None:
@@ -112,63 +114,58 @@ class Matching:
             # Channels-last weight gradients make the inner products with the observed update slow:
             # on a CPU this costs more than the compiled derivative saves.
             on_cpu = next(iter(self._targets[0].update.values())).device.type == "cpu"
-            options: dict[str, Any] | None = {"layout_optimization": False} if mode is None and on_cpu else None
+            options: Any = {"layout_optimization": False} if mode is None and on_cpu else None
             self._cache[form] = torch.compile(derivative, mode=mode, options=options, fullgraph=True, dynamic=False)
         return self._cache[form]
 
     def _loss(
-        self, images: Tensor, labels: Tensor, target: ObservedUpdate, known: BatchStatistics, functional: bool
+        self, images: Tensor, labels: Tensor, target: ObservedUpdate, known: BatchStatistics, form: Differentiable
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        seen = self.observations[0]
-        classes = labels.softmax(-1) if self.soft else labels
+        seen, batch = self.observations[0], Batch(images, labels.softmax(-1) if self.soft else labels)
         if self.prior is None and not self.objective.matches:
             nothing = 0 * (images.sum() + labels.sum())
             return nothing, (nothing, nothing)
         if self.prior is None:
-            matching = self.objective(self._update(images, classes, target, functional), target)
+            matching = self.objective(self._update(batch, target.update, form), target)
             return matching, (matching, torch.zeros_like(matching))
-        update, statistics = seen.operator.with_statistics(
-            seen.parameters, seen.buffers, images, classes, create_graph=True, functional=functional
-        )
+        update, statistics = seen.operator.with_statistics(seen.weights, batch, form)
         if seen.defense is not None:  # it may need per-example gradients, statistics need the whole batch
-            update = self._update(images, classes, target, functional)
+            update = self._update(batch, target.update, form)
         matching = self.objective(update, target)
         penalty = self.prior.weight * self.prior(statistics, known)
         return matching + penalty, (matching, penalty)
 
-    def _update(self, images: Tensor, classes: Tensor, target: ObservedUpdate, functional: bool) -> Update:
+    def _update(self, candidate: Batch, observed: Update, form: Differentiable) -> Update:
         """The simulated release of a candidate, with the attacker's knowledge."""
-        seen, candidate = self.observations[0], Batch(images, classes)
+        seen = self.observations[0]
         if seen.defense is None:
-            gradient = at_weights(seen.operator, seen.parameters, seen.buffers)
-            return gradient(candidate, create_graph=True, functional=functional)
-        buffers = seen.defense.simulate_buffers(seen.buffers, target.update, seen.n_examples)
-        gradient = at_weights(seen.operator, seen.parameters, buffers)
-        return simulated_gradient(
-            seen.defense, gradient, candidate, target.update, create_graph=True, functional=functional
-        )
+            return seen.operator(seen.weights, candidate, form)
+        buffers = seen.defense.simulate_buffers(seen.buffers, observed, seen.n_examples)
+        gradient = partial(seen.operator, Weights(seen.parameters, buffers))
+        return simulated_gradient(seen.defense, gradient, candidate, observed, form)
 
     def _eager_derivative(
         self, images: Tensor, labels: Tensor, target: ObservedUpdate, known: BatchStatistics
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         leaves = [images.detach().requires_grad_()] + ([labels.detach().requires_grad_()] if self.soft else [])
-        loss, (matching, penalty) = self._loss(leaves[0], leaves[1] if self.soft else labels, target, known, False)
+        loss, (matching, penalty) = self._loss(leaves[0], leaves[1] if self.soft else labels, target, known, "autograd")
         return matching.detach(), penalty.detach(), torch.autograd.grad(loss, leaves)
 
     def _functional_derivative(
         self, images: Tensor, labels: Tensor, target: ObservedUpdate, known: BatchStatistics
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        def loss(images: Tensor, labels: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            return self._loss(images, labels, target, known, True)
-
-        over = (0, 1) if self.soft else (0,)
-        gradients, (matching, penalty) = torch.func.grad(loss, argnums=over, has_aux=True)(images, labels)
+        derivative = torch.func.grad(self._loss, argnums=(0, 1) if self.soft else (0,), has_aux=True)
+        gradients, (matching, penalty) = derivative(images, labels, target, known, "functional")
         return matching, penalty, gradients
 
 
+def _stack(values: list[Any]) -> Any:
+    """Pytrees of tensors, stacked along a new leading axis."""
+    return tree_map(lambda *parts: torch.stack(parts), *values)
+
+
 def _stacked(values: list[Any]) -> tuple[Any, int | None]:
-    """Pytrees of tensors stacked along a new leading axis, or a shared one unstacked; and the axis for vmap."""
-    first = values[0]
-    if all(value is first for value in values) or not torch.utils._pytree.tree_leaves(first):
-        return first, None
-    return torch.utils._pytree.tree_map(lambda *parts: torch.stack(parts), *values), 0
+    """Stacked pytrees, or a shared one unstacked; and the axis for vmap."""
+    if all(value is values[0] for value in values) or not tree_leaves(values[0]):
+        return values[0], None
+    return _stack(values), 0

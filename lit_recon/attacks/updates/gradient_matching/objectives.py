@@ -1,8 +1,8 @@
 """Objectives: distances of a candidate's update to the observed one.
 
-Every cosine here is a function of two numbers per parameter tensor, the inner product <G, g> of the candidate's and
-the observed gradient and the squared norm |G|^2. A custom differentiation rule computes both: at batch size 1 the
-passes over all parameters take a third of an iteration's time, and autograd would need three times as many.
+Every cosine is a function of two numbers per parameter tensor, the inner product <G, g> of the candidate's and the
+observed gradient and the squared norm |G|^2. A custom derivative of both takes a third of autograd's passes over all
+parameters.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class ObservedUpdate(NamedTuple):
 
     @staticmethod
     def of(update: Update) -> ObservedUpdate:
-        """From an update.
+        """With the norms of `update`.
 
         Raises:
-            ThreatModelError: if the update is zero everywhere.
+            ThreatModelError: the update is zero everywhere.
         """
         squared = {name: value.square().sum() for name, value in update.items()}
         if all(float(value) == 0 for value in squared.values()):
@@ -59,7 +59,7 @@ class GlobalCosine(Objective):
 class FeaturesOnly(Objective):
     """Ignores the update: only recovered features and priors are optimized, and restarts compared by them.
 
-    An iteration then costs one forward and one backward pass. Source: the `direct` inversion of [Kariyappa2023].
+    Source: the `direct` inversion of [Kariyappa2023].
     """
 
     matches = False
@@ -81,11 +81,10 @@ class LayerwiseCosine(Objective):
 class NormReweightedCosine(Objective):
     """Global cosine after division of every tensor of both updates by |g_l|^power.
 
-    Large layers then do not dominate small ones. At power 1 every observed tensor has unit norm, at power 0 this is
-    `GlobalCosine`, except that tensors with zero observed gradient are left out.
+    At power 1 every observed tensor has unit norm, so that large layers do not dominate; at power 0 this is
+    `GlobalCosine`. Tensors with zero observed gradient are left out.
 
-    Source: [Liu2025], appendix F, in words ("reweighting the gradients by their norm"); the formula is missing in the
-    text we have, so the power is a setting.
+    Source: [Liu2025], appendix F, in words ("reweighting the gradients by their norm") without a power.
     """
 
     def __init__(self, power: float = 1.0) -> None:
@@ -95,7 +94,8 @@ class NormReweightedCosine(Objective):
 
     def __call__(self, candidate: Update, target: ObservedUpdate) -> Tensor:
         inner, squared, observed = _products(candidate, target)
-        weights = torch.where(observed > 0, _positive(observed).pow(-self.power), torch.zeros_like(observed))
+        tiny = torch.finfo(observed.dtype).tiny
+        weights = torch.where(observed > 0, observed.clamp_min(tiny).pow(-self.power), torch.zeros_like(observed))
         norms = _root((weights * squared).sum()) * _root((weights * observed).sum())
         return 1 - (weights * inner).sum() / norms
 
@@ -111,20 +111,14 @@ class SquaredError(Objective):
         self.relative = relative
 
     def __call__(self, candidate: Update, target: ObservedUpdate) -> Tensor:
-        distance = torch.stack(
-            [(candidate[name] - observed).square().sum() for name, observed in target.update.items()]
-        )
-        total = distance.sum()
+        distances = [(candidate[name] - observed).square().sum() for name, observed in target.update.items()]
+        total = torch.stack(distances).sum()
         return total / torch.stack(list(target.squared_norms.values())).sum() if self.relative else total
 
 
-def _positive(values: Tensor) -> Tensor:
-    """Values bounded away from zero, for finite derivatives of square roots and quotients."""
-    return values.clamp_min(torch.finfo(values.dtype).tiny)
-
-
 def _root(squared: Tensor) -> Tensor:
-    return _positive(squared).sqrt()
+    """The square root, with a finite derivative at zero."""
+    return squared.clamp_min(torch.finfo(squared.dtype).tiny).sqrt()
 
 
 def _products(candidate: Update, target: ObservedUpdate) -> tuple[Tensor, Tensor, Tensor]:
@@ -161,25 +155,18 @@ class _InnerProducts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        inner, squared = gradients
-        tensors = ctx.saved_tensors
-        half = len(tensors) // 2
-        pairs = enumerate(zip(tensors[:half], tensors[half:], strict=True))
-        return (
-            *(torch.addcmul(ours * (2 * squared[i]), seen, inner[i]) for i, (ours, seen) in pairs),
-            *([None] * half),
-        )
+        half = len(ctx.saved_tensors) // 2
+        pairs = zip(ctx.saved_tensors[:half], ctx.saved_tensors[half:], *gradients, strict=True)
+        moves = [torch.addcmul(ours * (2 * squared), seen, inner) for ours, seen, inner, squared in pairs]
+        return (*moves, *([None] * half))
 
 
 class Observed(Objective):
     """An objective restricted to coordinates whose observed value is not exactly zero.
 
-    A client that prunes or drops coordinates of its update reveals them as zeros. Attackers who know the defense
-    simulate it anyway (`knowledge.defense`); this is for those who do not. Without such a defense information is lost:
-    after a ReLU, true gradients are zero too, and should be matched.
-
-    Args:
-        objective: distance between updates.
+    For attackers who do not know that the client prunes or drops coordinates; those who know it simulate the defense
+    (`knowledge.defense`). Without such a defense information is lost: after a ReLU, true gradients are zero too, and
+    should be matched.
 
     Source: the code of [Jeon2021], with the mask taken from the sparse gradient.
     """

@@ -63,9 +63,9 @@ class Pixels(Parametrization):
     """Normalized pixels, initialized from N(0, spread^2), clamped to the range of valid images after every step.
 
     Args:
-        box: clamp after every step; otherwise only the returned images are clamped. Clamping disturbs the curvature
-            estimates of quasi-Newton solvers.
-        spread: of the start in normalized units; small values start from nearly uniform images.
+        box: clamp after every step, which disturbs the curvature estimates of quasi-Newton solvers; otherwise only the
+            returned images are clamped.
+        spread: of the start in normalized units.
 
     Source: [Geiping2020]; without the box [Zhu2019].
     """
@@ -80,7 +80,7 @@ class Pixels(Parametrization):
     def start(self, observation: Observation, seed: int, features: Tensor | None = None) -> Variables:
         generator = torch.Generator().manual_seed(seed)
         noise = self.spread * torch.randn(observation.n_examples, *observation.image_shape, generator=generator)
-        variables = {"pixels": noise.to(next(iter(observation.update.values())).device)}
+        variables = {"pixels": noise.to(observation.like.device)}
         self.project(variables, observation)
         return variables
 
@@ -128,9 +128,8 @@ class DeepImagePrior(Parametrization):
         self._noise: dict[tuple[int | str, ...], Tensor] = {}
 
     def start(self, observation: Observation, seed: int, features: Tensor | None = None) -> Variables:
-        device = next(iter(observation.update.values())).device
         network = self._build(observation.image_shape, seed, features)
-        return {name: value.detach().clone().to(device) for name, value in network.named_parameters()}
+        return {name: value.detach().clone().to(observation.like.device) for name, value in network.named_parameters()}
 
     def images(
         self, variables: Variables, observation: Observation, seed: int, features: Tensor | None = None
@@ -140,11 +139,10 @@ class DeepImagePrior(Parametrization):
         if layout not in self._networks:
             self._networks[layout] = self._build(shape, seed, features)
         like = next(iter(variables.values()))
-        key = (observation.n_examples, *shape[1:], seed, str(like.device))
+        size = (observation.n_examples, self.noise_channels, *shape[1:])
+        key = (*size, seed, str(like.device))
         if key not in self._noise:
-            generator = torch.Generator().manual_seed(seed)
-            drawn = torch.randn(observation.n_examples, self.noise_channels, *shape[1:], generator=generator)
-            self._noise[key] = drawn.to(like)
+            self._noise[key] = torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(like)
         # entries of unit size, as the network's other inputs
         scaled = None if features is None else features.to(like) * features.shape[1] ** 0.5
         output: Tensor = torch.func.functional_call(self._networks[layout], variables, (self._noise[key], scaled))
@@ -204,29 +202,28 @@ class GenerativePrior(Parametrization):
         self.checkpoint, self.copies = Path(checkpoint), copies
         self.narrows_at = latent_share
         self.seen: Tensor | None = None
+        self.network: nn.Module
         if network is None:
             known = load_generator(self.checkpoint)
-            self.network: nn.Module = known.generator
-            self.seen = known.seen
+            self.network, self.seen = known.generator, known.seen
         else:
             self.network = _own(network, self.checkpoint)
+        self.network.requires_grad_(False)
         size = latent_size if latent_size is not None else getattr(self.network, "latent_size", None)
         if not isinstance(size, int) or size < 1:
             raise ConfigError(f"{type(self.network).__name__} has no attribute latent_size: give latent_size")
         self.latent_size = size
-        self.network.requires_grad_(False)
 
     @property
     def training_images(self) -> Mapping[str, Tensor]:
         return {} if self.seen is None else {str(self.checkpoint): self.seen}
 
     def start(self, observation: Observation, seed: int, features: Tensor | None = None) -> Variables:
-        like = next(iter(observation.update.values()))
+        like, n = observation.like, observation.n_examples
         self.network.to(like)
-        self._check(observation, like)
-        n = observation.n_examples
-        random = torch.Generator().manual_seed(seed)
-        variables = {_LATENTS: torch.randn(n, self.latent_size, generator=random).to(like)}
+        self._check(observation)
+        latents = torch.randn(n, self.latent_size, generator=torch.Generator().manual_seed(seed))
+        variables = {_LATENTS: latents.to(like)}
         if self.narrows_at < 1:
             for name, value in self.network.named_parameters():
                 copied = value.expand(n, *value.shape) if self.copies else value
@@ -239,28 +236,26 @@ class GenerativePrior(Parametrization):
         latents = variables[_LATENTS]
         weights = {name.removeprefix(_WEIGHTS): value for name, value in variables.items() if name.startswith(_WEIGHTS)}
         if not self.copies or not weights:
-            drawn: Tensor = torch.func.functional_call(self.network, weights, (latents,))
-            return drawn
+            return self._drawn(weights, latents)
         if latents.is_cuda:  # one set of kernels for all copies; on a CPU, single images are faster
-            return torch.func.vmap(self._single)(weights, latents)
+            return torch.func.vmap(lambda own, latent: self._drawn(own, latent[None])[0])(weights, latents)
         copies = [{name: value[i] for name, value in weights.items()} for i in range(len(latents))]
-        return torch.stack([self._single(own, latent) for own, latent in zip(copies, latents, strict=True)])
+        return torch.cat([self._drawn(own, latents[i : i + 1]) for i, own in enumerate(copies)])
 
     def moves(self, name: str, progress: float) -> bool:
         if name == _LATENTS:
             return progress < self.narrows_at
         return not name.startswith(_WEIGHTS) or progress >= self.narrows_at
 
-    def _single(self, weights: Variables, latent: Tensor) -> Tensor:
-        drawn: Tensor = torch.func.functional_call(self.network, weights, (latent[None],))
-        return drawn[0]
+    def _drawn(self, weights: Variables, latents: Tensor) -> Tensor:
+        drawn: Tensor = torch.func.functional_call(self.network, weights, (latents,))
+        return drawn
 
     @torch.no_grad()
-    def _check(self, observation: Observation, like: Tensor) -> None:
+    def _check(self, observation: Observation) -> None:
         """Raise an error for a generator of images of another shape or range."""
-        drawn = self.network(like.new_zeros(2, self.latent_size))
-        expected = (2, *observation.image_shape)
-        if tuple(drawn.shape) != expected:
+        drawn = self.network(observation.like.new_zeros(2, self.latent_size))
+        if tuple(drawn.shape) != (2, *observation.image_shape):
             raise ShapeError(
                 f"{self.checkpoint} makes images {tuple(drawn.shape[1:])}, the client's are {observation.image_shape}: "
                 "take a generator of images of this shape"

@@ -1,13 +1,8 @@
-"""Priors on images: penalties added to the matching objective.
-
-Priors act on candidate images `(p, n, c, h, w)` in [0, 1] of `p` independent problems at once, the `r` restarts of each
-victim in sequence, and return one value per problem.
-"""
+"""Priors: penalties on candidate images or their statistics, added to the matching objective."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -26,22 +21,21 @@ class Prior(ABC):
 
     @abstractmethod
     def __call__(self, images: Tensor, normalization: Normalization, restarts: int, progress: float) -> Tensor:
-        """Unweighted penalty of every problem, `(p,)`; `progress` in [0, 1] is the share of iterations done."""
+        """Unweighted penalty `(p,)` of images `(p, n, c, h, w)` in [0, 1], restarts of a victim in sequence.
+
+        `progress` in [0, 1] is the share of iterations done.
+        """
 
 
 class TotalVariation(Prior):
     """Mean absolute difference of neighbouring pixels, summed over both directions, in normalized units.
-
-    Differences are divided by the channels' standard deviations, so weights have the same meaning as in the literature,
-    where the penalty acts on normalized images.
 
     Source: [Geiping2020] (anisotropic total variation).
     """
 
     def __call__(self, images: Tensor, normalization: Normalization, restarts: int, progress: float) -> Tensor:
         scaled = images / normalization.tensors(images)[1]
-        across = (scaled[..., 1:] - scaled[..., :-1]).abs().flatten(1).mean(1)
-        down = (scaled[..., 1:, :] - scaled[..., :-1, :]).abs().flatten(1).mean(1)
+        across, down = (scaled.diff(dim=axis).abs().flatten(1).mean(1) for axis in (-1, -2))
         return across + down
 
 
@@ -73,21 +67,18 @@ class GroupConsistency(Prior):
         if progress < self.start:
             return images.new_zeros(len(images))
         scaled = (images / normalization.tensors(images)[1]).unflatten(0, (-1, restarts))
-        consensus = scaled.detach().mean(1, keepdim=True)
-        distance: Tensor = (scaled - consensus).square().flatten(0, 1)
-        return distance.flatten(1).mean(1)
+        distance: Tensor = (scaled - scaled.detach().mean(1, keepdim=True)).square()
+        return distance.flatten(0, 1).flatten(1).mean(1)
 
 
 class BatchNormPrior:
-    """Distance of a candidate batch's BatchNorm statistics to known ones, summed over layers.
+    """Distance of a candidate batch's BatchNorm statistics to known ones: of the client's batch, else running ones.
 
-    sum_l f_l (|mu_l - mu_l*| + |var_l - var_l*|) with f = `first_layer` for the first layer and 1 for the others. The
-    known statistics are those of the client's batch if the attacker knows them (`Knowledge.batch_norm = batch`),
-    else the server's running statistics.
+    sum_l f_l (|mu_l - mu_l*| + |var_l - var_l*|) with f = `first_layer` for the first layer and 1 for the others.
 
     Args:
         weight: multiplies the penalty.
-        first_layer: factor of the first BatchNorm layer, the one closest to the image.
+        first_layer: factor of the BatchNorm layer closest to the image.
 
     Source: [Yin2021]; exact statistics as in [Jeon2021] and [Liu2025].
     """
@@ -101,17 +92,15 @@ class BatchNormPrior:
         """The known statistics.
 
         Raises:
-            ThreatModelError: if the attacker knows neither batch nor running statistics, or the model has no BatchNorm.
+            ThreatModelError: neither batch nor running statistics are known, or the model has no BatchNorm.
         """
         if observation.knowledge.batch_norm == "none":
             raise ThreatModelError(
                 "BatchNormPrior needs BatchNorm statistics, and knowledge.batch_norm is 'none': "
                 "set it to 'running' or 'batch', or drop the prior"
             )
-        if observation.batch_statistics is not None:
-            known = observation.batch_statistics
-        else:
-            suffix, buffers = ".running_mean", observation.buffers
+        known, buffers, suffix = observation.batch_statistics, observation.buffers, ".running_mean"
+        if known is None:
             names = [name.removesuffix(suffix) for name in buffers if name.endswith(suffix)]
             known = {name: LayerStatistics(buffers[name + suffix], buffers[name + ".running_var"]) for name in names}
         if not known:
@@ -122,26 +111,12 @@ class BatchNormPrior:
 
     def __call__(self, statistics: BatchStatistics, targets: BatchStatistics) -> Tensor:
         """Unweighted penalty of one problem, a scalar."""
-        terms: list[Tensor] = []
-        for position, (name, known) in enumerate(targets.items()):
-            ours = statistics[name]
-            distance = _norm(ours.mean - known.mean) + _norm(ours.var - known.var)
-            terms.append(distance * self.first_layer if position == 0 else distance)
+        pairs = [(statistics[name], known) for name, known in targets.items()]
+        terms = [_norm(ours.mean - known.mean) + _norm(ours.var - known.var) for ours, known in pairs]
+        terms[0] = terms[0] * self.first_layer
         return torch.stack(terms).sum()
 
 
 def _norm(values: Tensor) -> Tensor:
     """Euclidean norm with derivative zero at zero instead of NaN."""
     return (values.square().sum() + torch.finfo(values.dtype).tiny).sqrt()
-
-
-def split_priors(priors: Sequence[Prior | BatchNormPrior]) -> tuple[list[Prior], BatchNormPrior | None]:
-    """Priors on images, and the one on the network's statistics.
-
-    Raises:
-        ConfigError: if more than one BatchNormPrior is given.
-    """
-    network = [prior for prior in priors if isinstance(prior, BatchNormPrior)]
-    if len(network) > 1:
-        raise ConfigError(f"an attack takes at most one BatchNormPrior; got {len(network)}")
-    return [prior for prior in priors if isinstance(prior, Prior)], network[0] if network else None

@@ -72,8 +72,7 @@ class TwoStages(Schedule):
                 f"TwoStages needs a switch between 0 and 1 (a share of the run) and a factor above 0; "
                 f"got {switch:g} and {factor:g}"
             )
-        self.switch, self.factor = switch, factor
-        self.schedule: Schedule = schedule if schedule is not None else StepDecay()
+        self.switch, self.factor, self.schedule = switch, factor, schedule or StepDecay()
 
     def __call__(self, progress: float) -> float:
         if progress < self.switch:
@@ -84,29 +83,45 @@ class TwoStages(Schedule):
 class Solver(ABC):
     """Makes an optimizer of one problem's variables and performs its iterations."""
 
+    #: Whether one iteration evaluates the loss several times; problems then cannot be evaluated together.
+    line_search: bool = False
+    #: Whether the gradient of pixels is replaced by its sign.
+    signed: bool = False
+
     def __init__(self, lr: float, schedule: Schedule | None = None) -> None:
         if lr <= 0:
             raise ConfigError(f"{type(self).__name__} needs a learning rate above 0; got {lr:g}")
         self.lr = lr
-        self.schedule: Schedule = schedule if schedule is not None else Constant()
-
-    #: Whether one iteration evaluates the loss several times; problems then cannot be evaluated together.
-    line_search: bool = False
+        self.schedule = schedule or Constant()
 
     @abstractmethod
     def optimizer(self, variables: dict[str, Tensor]) -> torch.optim.Optimizer:
         """A fresh optimizer for the variables."""
 
-    @abstractmethod
     def step(
         self,
         optimizer: torch.optim.Optimizer,
         variables: dict[str, Tensor],
-        signed: tuple[str, ...],
+        pixels: tuple[str, ...],
         progress: float,
         evaluate: Callable[[], Tensor],
     ) -> None:
-        """One iteration. `evaluate` fills the variables' gradients and returns the loss of this problem."""
+        """One iteration at the share `progress` of all.
+
+        `pixels` names the variables to which `signed` applies; `evaluate` fills the gradients and returns the loss.
+        """
+        for group in optimizer.param_groups:
+            group["lr"] = self.lr * self.schedule(progress)
+
+        def closure() -> float:
+            loss = float(evaluate())
+            for name in pixels if self.signed else ():
+                gradient = variables[name].grad
+                if gradient is not None:
+                    gradient.sign_()
+            return loss
+
+        optimizer.step(closure)
 
 
 class Adam(Solver):
@@ -128,29 +143,11 @@ class Adam(Solver):
         betas: tuple[float, float] = (0.9, 0.999),
         schedule: Schedule | None = None,
     ) -> None:
-        super().__init__(lr, schedule if schedule is not None else StepDecay())
+        super().__init__(lr, schedule or StepDecay())
         self.signed, self.betas = signed, betas
 
     def optimizer(self, variables: dict[str, Tensor]) -> torch.optim.Optimizer:
         return torch.optim.Adam(list(variables.values()), lr=self.lr, betas=self.betas)
-
-    def step(
-        self,
-        optimizer: torch.optim.Optimizer,
-        variables: dict[str, Tensor],
-        signed: tuple[str, ...],
-        progress: float,
-        evaluate: Callable[[], Tensor],
-    ) -> None:
-        evaluate()
-        if self.signed:
-            for name in signed:
-                gradient = variables[name].grad
-                if gradient is not None:
-                    gradient.sign_()
-        for group in optimizer.param_groups:
-            group["lr"] = self.lr * self.schedule(progress)
-        optimizer.step()
 
 
 class LBFGS(Solver):
@@ -161,6 +158,7 @@ class LBFGS(Solver):
         inner: quasi-Newton steps per iteration.
         history: pairs kept for the Hessian's approximation.
         line_search: `strong_wolfe`, or `none` for fixed steps as in the public code of [Zhu2019].
+        schedule: factor of `lr` over the run.
 
     Source: [Zhu2019].
     """
@@ -188,19 +186,3 @@ class LBFGS(Solver):
             history_size=self.history,
             line_search_fn=None if self.search == "none" else self.search,
         )
-
-    def step(
-        self,
-        optimizer: torch.optim.Optimizer,
-        variables: dict[str, Tensor],
-        signed: tuple[str, ...],
-        progress: float,
-        evaluate: Callable[[], Tensor],
-    ) -> None:
-        for group in optimizer.param_groups:
-            group["lr"] = self.lr * self.schedule(progress)
-
-        def closure() -> float:
-            return float(evaluate())
-
-        optimizer.step(closure)

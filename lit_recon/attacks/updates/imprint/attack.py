@@ -7,80 +7,27 @@ decoded images. This gives V image by image. Its direction depends on the label,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.base import Attack
 from lit_recon.attacks.updates.imprint.rows import Hits, filled, separate_rows, step_rows, wiener
-from lit_recon.attacks.updates.labels.recovery import HeadCounts, LabelRecovery
+from lit_recon.attacks.updates.labels.head import exact
+from lit_recon.attacks.updates.labels.recovery import LabelRecovery
 from lit_recon.attacks.updates.linear_layer.first_layer import (
-    assign_labels,
-    derivatives,
+    FirstLayer,
+    LabelledAttack,
     log_misfit,
     mean_color,
     relative_residual,
     to_inputs,
     to_pixels,
 )
-from lit_recon.errors import ConfigError, ThreatModelError
+from lit_recon.errors import ThreatModelError
 from lit_recon.models.classifiers.imprint import ImprintBlock, find_imprint
 from lit_recon.records import Observation, Reconstruction
 
 #: Margin in explained share of a derivative by which the best label must exceed the second to count as certain.
 CLEARLY = 0.1
-
-
-def labels_told(
-    decoded: Tensor, labels: Tensor, name: str, block: ImprintBlock, seen: Observation
-) -> tuple[Tensor, Tensor]:
-    """Candidate labels of the images, and costs of assigning them from the directions of derivatives.
-
-    Known labels are complete. Recovered counts may be wrong if a defense has changed the gradient: labels found from
-    derivatives are added to them.
-
-    Args:
-        decoded: `(j, c, h, w)` in [0, 1]: decoded images, at most one per bin.
-        labels: `(n,)`, known or recovered.
-        name: of the block.
-        block: the imprint block.
-        seen: the observation.
-
-    Returns:
-        Labels `(l,)` with `l >= n`, and costs `(n, l)`: 0 in rows of images whose label is not certain.
-    """
-    known = seen.labels is not None
-    classes = labels.unique() if known else torch.arange(seen.n_classes, device=labels.device)
-    explained = _explained(decoded, classes, name, block, seen)
-    best = torch.cat([explained, explained.new_zeros(len(decoded), 1)], dim=1).topk(2, dim=1)
-    certain = best.values[:, 0] - best.values[:, 1] > CLEARLY
-    if not known:
-        told, counted = (
-            torch.bincount(found.cpu(), minlength=seen.n_classes) for found in (best.indices[certain, 0], labels)
-        )
-        labels = torch.cat([labels, classes.repeat_interleave((told - counted).clamp(min=0).to(labels.device))])
-    costs = log_misfit((1 - explained).sqrt())[:, torch.searchsorted(classes, labels).cpu()]
-    evidence = costs.new_zeros(seen.n_examples, len(labels))
-    evidence[: len(decoded)] = torch.where(certain[:, None], costs, 0.0)
-    return labels, evidence
-
-
-def _explained(images: Tensor, classes: Tensor, name: str, block: ImprintBlock, seen: Observation) -> Tensor:
-    """Share `(j, q)` of each image's squared derivative that each of the labels explains."""
-    if not len(images):
-        return torch.zeros(0, len(classes), dtype=torch.float64)
-    weight, bias = (seen.parameters[f"{name}.measure.{part}"].detach().cpu().double() for part in ("weight", "bias"))
-    active = block.activate(to_inputs(images.double(), seen) @ weight.T + bias)
-    gradient = seen.update[f"{name}.spread.weight"].detach().cpu().double()
-    observed = torch.linalg.lstsq(active.T, gradient.T, driver="gelsd").solution
-    expected = torch.stack(
-        [derivatives(images, label.expand(len(images)), f"{name}.spread.bias", seen) for label in classes], dim=1
-    )
-    cosines: Tensor = torch.nn.functional.cosine_similarity(expected, observed[:, None], dim=2)
-    return cosines.clamp(min=0, max=1).square()
-
-
 #: Correlation above which two neighbouring hits count as one image that moved between bins.
 SAME_IMAGE = 0.98
 #: Largest relative error at which a hit's derivative is attributed to a single image.
@@ -89,7 +36,7 @@ EXPLAINED = 0.02
 LEAST_FUNCTIONAL = 0.05
 
 
-class RobbingTheFed(Attack):
+class RobbingTheFed(LabelledAttack):
     """Decodes every image that is alone in its bin of the imprint block; exact without a defense.
 
     An image x adds g x to a row of the weight's gradient and g to that of the bias: x is their quotient. Several images
@@ -101,54 +48,42 @@ class RobbingTheFed(Attack):
             the gradient of the layer after the block determines take precedence.
         denoise: reduce noise in the gradient by a Wiener filter with the spectrum of photographs.
 
+    Raises:
+        ThreatModelError: when called on a model into which the server has put no imprint block.
+
     Source: [Fowl2022]; differences of neighbouring rows are here least-squares steps.
     """
 
     def __init__(self, labels: LabelRecovery | None = None, denoise: bool = True) -> None:
-        self.labels = labels if labels is not None else HeadCounts()
+        super().__init__(labels)
         self.denoise = denoise
-        if self.labels.optimised:
-            raise ConfigError("RobbingTheFed cannot optimize labels: use HeadCounts, IDLG or KnownLabels")
 
-    def check(self, observations: Sequence[Observation]) -> None:
-        """Raise an error for an honest server.
+    def check_one(self, seen: Observation) -> None:
+        _block(seen)
+        self.labels.check(seen)
 
-        Raises:
-            ThreatModelError: the server has not put an imprint block into the model.
-        """
-        super().check(observations)
-        for seen in observations:
-            _block(seen)
-            self.labels.check(seen)
-
-    def run(self, observations: Sequence[Observation]) -> list[Reconstruction]:
-        """One reconstruction per observation."""
-        return [self._decode(seen) for seen in observations]
-
-    def _decode(self, seen: Observation) -> Reconstruction:
+    def reconstruct(self, seen: Observation) -> Reconstruction:
         name, block = _block(seen)
-        weight, bias = (seen.update[f"{name}.measure.{part}"].detach().cpu().double() for part in ("weight", "bias"))
+        layer = FirstLayer.of(seen, f"{name}.measure")
         # functional and edges are the server's own, not affected by the client's defense
-        functional, edges = (value.detach().cpu().double() for value in (block.functional, block.edges))
+        functional, edges = exact(block.functional), exact(block.edges)
         sparse = block.activation == "hardtanh"
-        separate = separate_rows if sparse else step_rows
-        hits = separate(torch.cat([weight, bias[:, None]], dim=1), seen.n_examples)
-        found = len(hits.bins)
+        hits = (separate_rows if sparse else step_rows)(layer.rows, seen.n_examples)
         scales = _scales(hits, functional, edges)
         images = self._images(hits, scales, seen)
         kept = _one_each(images, hits.bins, seen.n_examples)
         images, scales, bins = images[kept], scales[kept], hits.bins[kept]
         images = torch.cat([images, mean_color(seen.n_examples - len(images), seen)])
-        signatures = torch.zeros(seen.n_examples, len(weight), dtype=torch.float64)
+        signatures = torch.zeros(seen.n_examples, len(layer.weight), dtype=torch.float64)
         for signature, which, scale in zip(signatures, bins.tolist(), scales.tolist(), strict=False):
             signature[slice(which, which + 1) if sparse else slice(0, which + 1)] = scale
         labels, notes = self.labels(seen)
-        labels, evidence = labels_told(images[: len(bins)], labels, name, block, seen)
-        labels, misfit = assign_labels(images, labels, signatures, f"{name}.measure.bias", seen, evidence)
+        labels, evidence = _labels_told(images[: len(bins)], labels, name, block, seen)
+        labels, misfit = layer.assign_labels(images, labels, signatures, evidence)
         loss = relative_residual(images, labels, seen)
         alone = int((misfit < EXPLAINED).sum())
-        notes = (*notes, *_notes(found, len(bins), alone, len(edges) - 1, seen.n_examples))
-        return Reconstruction(images.to(seen.update[f"{name}.measure.weight"]), labels, loss, notes=notes)
+        notes = (*notes, *_notes(len(hits.bins), len(bins), alone, len(edges) - 1, seen.n_examples))
+        return Reconstruction(images.to(seen.like), labels, loss, notes=notes)
 
     def _images(self, hits: Hits, scales: Tensor, seen: Observation) -> Tensor:
         """One image `(c, h, w)` in [0, 1] per hit."""
@@ -170,11 +105,51 @@ def _block(seen: Observation) -> tuple[str, ImprintBlock]:
     return found
 
 
-def _scales(hits: Hits, functional: Tensor, edges: Tensor) -> Tensor:
-    """Factor with which each hit's image enters the gradient, `(j,)`.
+def _labels_told(
+    decoded: Tensor, labels: Tensor, name: str, block: ImprintBlock, seen: Observation
+) -> tuple[Tensor, Tensor]:
+    """Candidate labels of the decoded images `(j, c, h, w)`, and costs of assigning them by directions of derivatives.
 
-    It is the bias gradient. But the functional of the image must lie in the image's bin: if noise or pruning of the
-    bias contradicts this, the functional, a sum over all pixels, gives the factor.
+    Known labels are complete. Recovered counts may be wrong if a defense has changed the gradient: labels found from
+    derivatives are added to them.
+
+    Returns:
+        Labels `(l,)` with `l >= n`, and costs `(n, l)`: 0 in rows of images whose label is not certain.
+    """
+    known = seen.labels is not None
+    classes = labels.unique() if known else torch.arange(seen.n_classes, device=labels.device)
+    explained = _explained(decoded, classes, name, block, seen)
+    best = torch.cat([explained, explained.new_zeros(len(decoded), 1)], dim=1).topk(2, dim=1)
+    certain = best.values[:, 0] - best.values[:, 1] > CLEARLY
+    if not known:
+        found, counted = (
+            torch.bincount(given.cpu(), minlength=seen.n_classes) for given in (best.indices[certain, 0], labels)
+        )
+        labels = torch.cat([labels, classes.repeat_interleave((found - counted).clamp(min=0).to(labels.device))])
+    costs = log_misfit((1 - explained).sqrt())[:, torch.searchsorted(classes, labels).cpu()]
+    evidence = costs.new_zeros(seen.n_examples, len(labels))
+    evidence[: len(decoded)] = torch.where(certain[:, None], costs, 0.0)
+    return labels, evidence
+
+
+def _explained(images: Tensor, classes: Tensor, name: str, block: ImprintBlock, seen: Observation) -> Tensor:
+    """Share `(j, q)` of each image's squared derivative that each of the labels explains."""
+    if not len(images):
+        return torch.zeros(0, len(classes), dtype=torch.float64)
+    weight, bias = (exact(seen.parameters[f"{name}.measure.{part}"]) for part in ("weight", "bias"))
+    active = block.activate(to_inputs(images.double(), seen) @ weight.T + bias)
+    layer = FirstLayer.of(seen, f"{name}.spread")
+    observed = torch.linalg.lstsq(active.T, layer.weight.T, driver="gelsd").solution
+    expected = layer.derivatives_by_class(images, classes)
+    cosines: Tensor = torch.nn.functional.cosine_similarity(expected, observed[:, None], dim=2)
+    return cosines.clamp(min=0, max=1).square()
+
+
+def _scales(hits: Hits, functional: Tensor, edges: Tensor) -> Tensor:
+    """Factor with which each hit's image enters the gradient, `(j,)`: the bias gradient.
+
+    If by that factor the functional of the image lies outside the image's bin, because of noise or pruning, the
+    functional, a sum over all pixels, gives the factor.
     """
     known = hits.known[:, :-1]
     share = (known * functional.square()).sum(dim=1) / functional.square().sum()
@@ -195,8 +170,8 @@ def _one_each(images: Tensor, bins: Tensor, n: int) -> list[int]:
     """Indices of the hits to return: all if at most `n`, else the largest without repetitions."""
     if len(images) <= n:
         return list(range(len(images)))
-    centered = images.flatten(1) - images.flatten(1).mean(dim=1, keepdim=True)
-    directions = torch.nn.functional.normalize(centered, dim=1)
+    flat = images.flatten(1)
+    directions = torch.nn.functional.normalize(flat - flat.mean(dim=1, keepdim=True), dim=1)
     same = (directions @ directions.T > SAME_IMAGE) & ((bins[:, None] - bins[None, :]).abs() <= 1)
     kept: list[int] = []
     for i in range(len(images)):

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-#: Rounding error of a float32 row, relative to the longest: the derivatives at neurons with the same active images
-#: are sums over all pixels in different orders.
+#: Rounding error of a float32 row, relative to the longest.
 ROUNDING = 5e-6
 #: Share of zeros below which they count as values: a pixel may equal the data's mean.
 FEW_ZEROS = 0.01
@@ -25,9 +24,9 @@ class Hits:
     """Contributions of images to the gradient, one row per bin with images, the largest first.
 
     Attributes:
-        bins: `(j,)`, indices of the bins.
+        bins: `(j,)`, indices.
         rows: `(j, d + 1)`: gradient of the weights and, last, of the bias; 0 where unknown.
-        known: `(j, d + 1)`: whether a coordinate is known.
+        known: `(j, d + 1)`.
         noise: `(j,)`: standard deviation of the noise on one coordinate of a row.
     """
 
@@ -38,16 +37,13 @@ class Hits:
 
 
 def separate_rows(rows: Tensor, n: int) -> Hits:
-    """Hits in a sparse block, where each row sums over the images of one bin.
+    """Hits in a sparse block, where each row `(k, d + 1)` sums over the images of one bin; at most the batch size `n`.
 
-    Args:
-        rows: `(k, d + 1)`.
-        n: batch size, the largest number of hits. If fewer than half of the bins can be hit, the median row is noise.
+    If fewer than half of the bins can be hit, the median row is noise.
     """
-    known = _known(rows)
-    power = rows.square().sum(dim=1) / known.sum(dim=1).clamp(min=1)
+    known, size = _known(rows), rows.square().sum(dim=1)
+    power = size / known.sum(dim=1).clamp(min=1)
     variance = float(power.median()) if len(rows) > 2 * n else 0.0
-    size = rows.square().sum(dim=1)
     floor = torch.maximum(variance * _chance(known.sum(dim=1)), ROUNDING**2 * size.max())
     order = size.argsort(descending=True)[:n]
     order = order[size[order] > floor[order]]
@@ -55,12 +51,10 @@ def separate_rows(rows: Tensor, n: int) -> Hits:
 
 
 def step_rows(rows: Tensor, n: int) -> Hits:
-    """Hits in a block with ReLU.
+    """Hits in a block with ReLU, from its rows `(m, d + 1)`.
 
-    Args:
-        rows: `(m, d + 1)`.
-        n: batch size. Up to `2 n` steps are searched, because an image that moves between bins during local steps
-            leaves more than one.
+    Up to twice the batch size `n` of steps are searched: an image that moves between bins during local steps leaves
+    more than one.
     """
     known = _known(rows)
     starts = _best_starts(_costs(rows, known), min(len(rows) - 1, 2 * n))
@@ -120,9 +114,7 @@ def _known(rows: Tensor) -> Tensor:
 def _chance(freedom: Tensor, dimensions: float = math.inf) -> Tensor:
     """Six standard deviations above the mean squared length of noise with variance 1 on `freedom` coordinates.
 
-    Args:
-        freedom: number of coordinates.
-        dimensions: number of independent components of the noise.
+    The noise has `dimensions` independent components.
     """
     return freedom * (1 + 6 * (2 / freedom.double().clamp(min=1, max=dimensions)).sqrt())
 
@@ -134,11 +126,12 @@ def _effective_dimensions(noise: Tensor, segment: Tensor) -> float:
     squared length exceeds the mean by far more. Rows of one segment `(m,)` share a fitted mean and are not compared.
     """
     inner = noise @ noise.T
-    apart = (segment[:, None] != segment[None, :]) & (inner.diagonal()[:, None] * inner.diagonal()[None, :] > 0)
+    lengths = inner.diagonal()[:, None] * inner.diagonal()[None, :]
+    apart = (segment[:, None] != segment[None, :]) & (lengths > 0)
     if not apart.any():
         return math.inf
-    lengths = (inner.diagonal()[:, None] * inner.diagonal()[None, :])[apart].mean()
-    return max(1.0, float(lengths / inner[apart].square().mean().clamp(min=torch.finfo(noise.dtype).tiny)))
+    likeness = inner[apart].square().mean().clamp(min=torch.finfo(noise.dtype).tiny)
+    return max(1.0, float(lengths[apart].mean() / likeness))
 
 
 def _costs(rows: Tensor, known: Tensor) -> Tensor:
@@ -191,8 +184,7 @@ def _significant(steps: _Steps) -> _Steps:
         least = int(steps.margin.argmin())
         if steps.margin[least] > 1:
             break
-        starts = steps.starts[: least + 1] + steps.starts[least + 2 :]
-        steps = _Steps(steps.rows, steps.entries, starts)
+        steps = _Steps(steps.rows, steps.entries, steps.starts[: least + 1] + steps.starts[least + 2 :])
     return steps
 
 
@@ -211,8 +203,8 @@ def cosine_basis(size: int) -> Tensor:
 def spectrum(height: int, width: int) -> Tensor:
     """Expected squared cosine coefficients `(h, w)` of a photograph of pixel variance 1: 1 / frequency squared.
 
-    Source: the power spectrum of photographs falls as 1 / frequency squared: Field, Relations between the statistics of
-        natural images and the response properties of cortical cells, JOSA A 1987.
+    Source: Field, Relations between the statistics of natural images and the response properties of cortical cells,
+        JOSA A 1987.
     """
     squared = torch.arange(height).double()[:, None] ** 2 + torch.arange(width).double()[None, :] ** 2
     power = 1 / squared.clamp(min=LOWEST_SQUARED_FREQUENCY)
@@ -220,13 +212,11 @@ def spectrum(height: int, width: int) -> Tensor:
 
 
 def wiener(images: Tensor, noise: Tensor) -> Tensor:
-    """The posterior mean of normalized images under white noise, given the spectrum of photographs.
+    """The posterior mean of normalized images under white noise, given the `spectrum` of photographs.
 
     Args:
         images: `(n, c, h, w)`, pixel variance about 1.
         noise: `(n,)`, standard deviations; 0 leaves an image unchanged.
-
-    Source: the filter of Wiener, with the spectrum of `spectrum`.
     """
     height, width = images.shape[-2:]
     down, across = (cosine_basis(size).to(images) for size in (height, width))
@@ -238,17 +228,14 @@ def wiener(images: Tensor, noise: Tensor) -> Tensor:
 
 
 def filled(images: Tensor, known: Tensor, iterations: int = 200) -> Tensor:
-    """Images with unknown pixels set to the mean of their four neighbours, the smoothest solution.
+    """Images `(n, c, h, w)` with unknown pixels set to the mean of their four neighbours, the smoothest solution.
 
-    Args:
-        images, known: `(n, c, h, w)`; the mask is boolean. A channel without a known pixel becomes 0.
-        iterations: of averaging; each extends the influence of a known pixel by one pixel.
+    A channel without a known pixel becomes 0. Every iteration extends the influence of a known pixel by one pixel.
     """
     if known.all():
         return images
-    count = known.sum(dim=(2, 3), keepdim=True)
-    mean = torch.where(known, images, 0.0).sum(dim=(2, 3), keepdim=True) / count.clamp(min=1)
-    result = torch.where(known, images, mean)
+    count = known.sum(dim=(2, 3), keepdim=True).clamp(min=1)
+    result = torch.where(known, images, torch.where(known, images, 0.0).sum(dim=(2, 3), keepdim=True) / count)
     for _ in range(iterations):
         padded = torch.nn.functional.pad(result, (1, 1, 1, 1), mode="replicate")
         around = padded[..., 1:-1, :-2] + padded[..., 1:-1, 2:] + padded[..., :-2, 1:-1] + padded[..., 2:, 1:-1]

@@ -22,29 +22,20 @@ from lit_recon.attacks.updates.labels.head import HeadGradient
 
 #: Damping of the two linear systems, relative to their mean eigenvalue.
 WEIGHT_DAMPING, BIAS_DAMPING = 1e-4, 1e-2
-#: Step size of a projection. Full steps overshoot, because each equation is solved with the other fixed,
-#: and cycle for some starts: with 1, six of six seeds ended at a residual above 0.1 where 0.3 reaches 0.
+#: Step size of a projection; full steps overshoot, because each equation is solved with the other fixed, and cycle.
 RELAXATION = 0.3
 
 
 class HeadProjections:
-    """Alternating projections of the head's inputs.
-
-    Args:
-        head: with any number of examples.
-    """
+    """Alternating projections of the head's inputs, for any number of examples."""
 
     def __init__(self, head: HeadGradient) -> None:
         self.head = head
         self.gram = head.weight @ head.weight.T
 
     def solve(self, counts: Tensor, seed: int = 0, rounds: int = 120) -> Fit:
-        """Fit for assumed class counts `(k,)`, from a random start.
-
-        Never `explained`, because other counts might fit too.
-        """
-        head = self.head
-        n = head.n_examples
+        """Fit for assumed class counts `(k,)`, from a random start; never `explained`: other counts might fit too."""
+        head, n = self.head, self.head.n_examples
         targets = torch.eye(len(counts), dtype=torch.float64).repeat_interleave(counts, dim=0)
         inputs = prior_guess(targets, head.weight_gradient, seed)
         for _ in range(rounds):
@@ -60,13 +51,10 @@ class HeadProjections:
         inputs = inputs.clamp(min=0) if head.non_negative else inputs
         probabilities = self._probabilities(inputs)
         errors = probabilities - targets
-        bias_residual = errors.mean(dim=0) - head.bias_gradient
-        weight_residual = errors.T @ inputs / n - head.weight_gradient
-        residual = float(
-            bias_residual.norm() / head.bias_gradient.norm() + weight_residual.norm() / head.weight_gradient.norm()
-        )
-        score = residual if math.isfinite(residual) else math.inf
-        return Fit(score, residual, probabilities.sum(dim=0), explained=False)
+        bias_misfit = (errors.mean(dim=0) - head.bias_gradient).norm() / head.bias_gradient.norm()
+        weight_misfit = (errors.T @ inputs / n - head.weight_gradient).norm() / head.weight_gradient.norm()
+        residual = float(bias_misfit + weight_misfit)
+        return Fit(residual if math.isfinite(residual) else math.inf, residual, probabilities.sum(dim=0), False)
 
     def _probabilities(self, inputs: Tensor) -> Tensor:
         return torch.softmax(inputs @ self.head.weight.T + self.head.bias, dim=1)
@@ -87,8 +75,8 @@ MOST_EXAMPLES = 20
 MOST_CLASSES = 64
 #: Significance level for unrelated numbers being as near to whole numbers.
 CHANCE = 0.01
-#: If the equations determine the inputs, a search without a solution is restarted from the best counts so far and
-#: other starting points of the solver: with a third of the trials, or when no untried counts are left.
+#: If the equations determine the inputs, a search that has spent this share of the trials without a solution is
+#: restarted from the best counts so far and other starting points of the solver, at most so many times.
 SHARE_OF_TRIALS, MOST_ATTEMPTS = 3, 8
 
 
@@ -97,8 +85,7 @@ class LabelCounts:
     """Class counts `(k,)` that sum to the batch size, and their evidence.
 
     `bounds`: without noise, only these satisfy the bounds; `explained`: they reproduce the head's gradient up to
-    rounding, with fewer examples than classes; `whole`: they are whole numbers under the assumption that the
-    probabilities are the same for all images, as before training; `estimated`: the best of those tried.
+    rounding, with fewer examples than classes; `whole`: see `whole_counts`; `estimated`: the best of those tried.
     """
 
     counts: Tensor
@@ -108,12 +95,9 @@ class LabelCounts:
 
 
 def count_labels(head: HeadGradient, trials: int, seed: int) -> LabelCounts:
-    """Class counts of the batch: by bounds if they suffice, else by a search for counts that explain the gradient.
+    """Class counts of the batch: by bounds if they suffice, else those of up to `trials` that explain the gradient.
 
-    Args:
-        head: public parameters and released gradient.
-        trials: largest number of counts to try.
-        seed: of the solvers' starting points.
+    `seed` is that of the solvers' starting points.
     """
     lower = lower_bounds(head)
     counts = first_guess(head, lower)
@@ -127,7 +111,7 @@ def count_labels(head: HeadGradient, trials: int, seed: int) -> LabelCounts:
     if silent or trials < 1 or (head.n_classes > MOST_CLASSES and not determined):
         return LabelCounts(counts, "estimated")
     search = _Search(head, lower, HeadEquations(head) if determined else HeadProjections(head))
-    share = -(-trials // SHARE_OF_TRIALS) if determined else trials
+    share = math.ceil(trials / SHARE_OF_TRIALS) if determined else trials
     for attempt in range(MOST_ATTEMPTS if determined else 1):
         if len(search.tried) < trials:
             search.run(counts, min(share, trials - len(search.tried)), seed + attempt)
@@ -165,29 +149,24 @@ def first_guess(head: HeadGradient, lower: Tensor) -> Tensor:
 
 
 def whole_counts(head: HeadGradient, lower: Tensor) -> Tensor | None:
-    """Counts `(k,)` if one probability vector for all images makes them whole numbers within the lower bounds.
+    """Counts `(k,)` if one probability vector, uniform or that of noise images, makes them whole numbers.
 
-    The vector is uniform or that of noise images. None if the counts are so far from whole numbers that chance would
-    bring k - 1 unrelated ones as near in one case of a hundred: the probabilities then differ between images.
+    None if they are so far from whole numbers that chance would bring k - 1 unrelated ones as near in one case of a
+    hundred, or if they violate the lower bounds: the probabilities then differ between images.
     """
     tolerance = min(0.4, 0.5 * CHANCE ** (1 / (head.n_classes - 1)))
     for probabilities in (torch.full_like(head.usual, 1 / head.n_classes), head.usual):
         counts = head.n_examples * (probabilities - head.bias_gradient)
         whole = counts.round().long()
-        if (
-            (counts - whole).abs().max() < tolerance
-            and int(whole.sum()) == head.n_examples
-            and bool((whole >= lower).all())
-        ):
+        possible = int(whole.sum()) == head.n_examples and bool((whole >= lower).all())
+        if possible and (counts - whole).abs().max() < tolerance:
             return whole
     return None
 
 
 def _surely_present(head: HeadGradient) -> Tensor:
-    largest = head.weight_gradient.abs().max()
-    return head.weight_gradient.min(dim=1).values < -torch.maximum(
-        1e-5 * largest, largest.new_tensor(SIGMAS * head.weight_noise)
-    )
+    least = max(1e-5 * head.weight_gradient.abs().max().item(), SIGMAS * head.weight_noise)
+    return head.weight_gradient.min(dim=1).values < -least
 
 
 def _onto_simplex(point: Tensor, total: float) -> Tensor:
@@ -209,7 +188,6 @@ class _Search:
 
     @property
     def best(self) -> tuple[Tensor, Fit]:
-        """The most plausible counts so far."""
         return min(self.tried, key=lambda entry: entry[1].score)
 
     def run(self, start: Tensor, trials: int, seed: int) -> None:
@@ -242,10 +220,11 @@ class _Search:
 
     def _neighbours(self, counts: Tensor, fit: Fit) -> Iterator[Tensor]:
         """Neighbours within the bounds; first those towards the counts implied by the fitted probabilities."""
-        wanted = fit.expected - self.head.n_examples * self.head.bias_gradient - counts
+        n = self.head.n_examples
+        wanted = fit.expected - n * self.head.bias_gradient - counts
         if self.head.non_negative:
             # classes without evidence of presence come last
-            wanted = torch.where(_surely_present(self.head) | (counts > 0), wanted, wanted - self.head.n_examples)
+            wanted = torch.where(_surely_present(self.head) | (counts > 0), wanted, wanted - n)
         gains = wanted[None, :] - wanted[:, None]
         for move in gains.flatten().argsort(descending=True).tolist():
             source, target = divmod(move, len(counts))

@@ -5,9 +5,9 @@ For head inputs h_i, probabilities p_i = softmax(W h_i + b) and labels y_i the g
     G_b = mean_i (p_i - e_{y_i})        G_W = mean_i (p_i - e_{y_i}) h_i^T
 
 With fewer examples than classes the rows of G_W span the inputs, so h_i = V c_i with a known basis V. Given labels,
-n^2 numbers have to satisfy (k - 1)(n + 1) equations, at least as many. Wrong labels therefore leave a residual, and
-right ones none beyond rounding (so in every measurement; not proven). Inputs after a ReLU must also be non-negative,
-which avoids spurious minima.
+n^2 numbers have to satisfy (k - 1)(n + 1) equations, at least as many: only right labels leave no residual beyond
+rounding (so in every measurement; not proven). Inputs after a ReLU must also be non-negative, which avoids spurious
+minima.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor
 
 from lit_recon.attacks.updates.labels.head import HeadGradient
 
-#: Prior variances of an input: of the overall mean, of the means of classes, and within a class. Any moderate values
-#: work: the prior only starts the search and is negligible against equations solved up to rounding.
+#: Prior variances of an input: of the overall mean, of the means of classes, and within a class. The prior only starts
+#: the search and is negligible against equations solved up to rounding.
 SHARED, BETWEEN, WITHIN = 1.0, 0.3, 0.3
 #: Weight of squared negative entries; the prior energy of an input is about 1 in the same unit.
 NON_NEGATIVITY = 1e4
@@ -34,7 +34,7 @@ class Fit:
         score: lower is more plausible; comparable between counts.
         residual: relative to the gradient.
         expected: `(k,)`: sum of the class probabilities of the fitted inputs.
-        explained: whether the residual is no more than rounding or noise.
+        explained: the residual is no more than rounding or noise.
     """
 
     score: float
@@ -57,11 +57,7 @@ class _Point:
 
 
 class HeadEquations:
-    """Levenberg-Marquardt on the head's equations, from a guess by the prior, with decreasing noise level.
-
-    Args:
-        head: with fewer examples than classes.
-    """
+    """Levenberg-Marquardt on the equations of a head with fewer examples than classes, with decreasing noise level."""
 
     def __init__(self, head: HeadGradient) -> None:
         self.head = head
@@ -97,10 +93,10 @@ class HeadEquations:
                 if stuck or patience == 0 or self._misfit(at, floor) < 2:
                     break
             system = self._system(at, precision, noise) if gain > 0 else system
-        relative = (at.bias_residual.norm() / self.head.bias_gradient.norm()).item() + (
-            at.weight_residual.norm() / self.gradient.norm()
-        ).item()
-        return Fit(at.objective, relative, at.probabilities.sum(dim=0), self._misfit(at, floor) < 4)
+        bias_misfit = (at.bias_residual.norm() / self.head.bias_gradient.norm()).item()
+        weight_misfit = (at.weight_residual.norm() / self.gradient.norm()).item()
+        explained = self._misfit(at, floor) < 4
+        return Fit(at.objective, bias_misfit + weight_misfit, at.probabilities.sum(dim=0), explained)
 
     def _at(self, inputs: Tensor, targets: Tensor, precision: Tensor, noise: Tensor) -> _Point:
         n = len(inputs)
@@ -176,5 +172,4 @@ def prior_guess(targets: Tensor, gradient: Tensor, seed: int) -> Tensor:
 def _covariance(targets: Tensor) -> Tensor:
     """Prior covariance `(n, n)` of one coordinate of the inputs."""
     within: Tensor = WITHIN * torch.eye(len(targets), dtype=targets.dtype)
-    between: Tensor = BETWEEN * targets @ targets.T
-    return SHARED + between + within
+    return SHARED + BETWEEN * targets @ targets.T + within

@@ -17,16 +17,7 @@ ROUNDING = 6e-8
 
 
 def require_cross_entropy(observation: Observation, what: str, remedy: str) -> None:
-    """Raise an error if clients minimize another loss than the mean cross-entropy.
-
-    Args:
-        observation: of the client.
-        what: the attack or method, for the message.
-        remedy: what to do instead, for the message.
-
-    Raises:
-        ThreatModelError: for another loss.
-    """
+    """Raise a `ThreatModelError`, with the method and the remedy, for another loss than the mean cross-entropy."""
     if observation.loss is not cross_entropy:
         name = getattr(observation.loss, "__name__", type(observation.loss).__name__)
         raise ThreatModelError(
@@ -34,41 +25,42 @@ def require_cross_entropy(observation: Observation, what: str, remedy: str) -> N
         )
 
 
+def linear_calls(observation: Observation, images: Tensor) -> tuple[Tensor, dict[str, list[tuple[Tensor, Tensor]]]]:
+    """Logits of the public model, and inputs and outputs of its linear layers by name, both in the order of calls."""
+    model = pure_copy(observation.model, "eval")
+    calls: dict[str, list[tuple[Tensor, Tensor]]] = {}
+
+    def note(name: str, given: Tensor, returned: Tensor) -> None:
+        calls.setdefault(name, []).append((given, returned))
+
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Linear):
+            layer.register_forward_hook(lambda _, given, returned, name=name: note(name, given[0], returned))
+    public = {**observation.parameters, **observation.buffers}
+    with torch.no_grad():
+        logits = torch.func.functional_call(model, public, (images.to(next(iter(public.values()))),))
+    return logits, calls
+
+
 def find_head(observation: Observation, what: str) -> tuple[str, str | None]:
-    """Parameter names of the head's weight and bias (None without one): the linear layer that returns the logits.
+    """Parameter names of the head's weight and bias (None without one), which the method `what` needs.
 
-    Found by a forward pass of the public model: the last linear layer that is called once and whose output is
-    the model's.
-
-    Args:
-        observation: of the client.
-        what: the attack or method that needs the head, for the message.
+    The head is the last linear layer that a forward pass calls once and whose output is the model's.
 
     Raises:
         UnsupportedModelError: no such layer.
     """
-    model = pure_copy(observation.model, "eval")
-    outputs: dict[str, list[Tensor]] = {}
-
-    def listen(name: str, layer: nn.Linear) -> None:
-        layer.register_forward_hook(lambda _module, _given, returned: outputs.setdefault(name, []).append(returned))
-
-    linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
-    for name, layer in linear.items():
-        listen(name, layer)
-    like = next(iter(observation.parameters.values()))
-    images = torch.rand(2, *observation.image_shape, generator=torch.Generator().manual_seed(0)).to(like)
-    with torch.no_grad():
-        logits = torch.func.functional_call(model, {**observation.parameters, **observation.buffers}, (images,))
-    heads = [name for name, seen in outputs.items() if len(seen) == 1 and torch.equal(seen[0], logits)]
+    images = torch.rand(2, *observation.image_shape, generator=torch.Generator().manual_seed(0))
+    logits, calls = linear_calls(observation, images)
+    heads = [name for name, seen in calls.items() if len(seen) == 1 and torch.equal(seen[0][1], logits)]
     if not heads:
         raise UnsupportedModelError(
             f"{what} needs the gradient of a torch.nn.Linear layer that returns the {observation.n_classes} logits; "
-            f"{type(observation.model).__name__} has no such layer (linear layers: {', '.join(linear) or 'none'}): "
+            f"{type(observation.model).__name__} has no such layer (linear layers: {', '.join(calls) or 'none'}): "
             "reveal the labels and use KnownLabels, or optimize them with JointLabels"
         )
-    name = heads[-1]
-    return f"{name}.weight".lstrip("."), None if linear[name].bias is None else f"{name}.bias".lstrip(".")
+    weight, bias = (f"{heads[-1]}.{part}".lstrip(".") for part in ("weight", "bias"))
+    return weight, bias if bias in observation.parameters else None
 
 
 @dataclass(frozen=True)
@@ -132,12 +124,12 @@ def head_gradient(observation: Observation) -> HeadGradient:
             f"HeadCounts needs the gradient of the head's bias; layer {weight.rpartition('.')[0]!r} has none: "
             "attack one image with IDLG, reveal the labels and use KnownLabels, or optimize them with JointLabels"
         )
-    inputs = _exact(probe_inputs(observation))
-    public = _exact(observation.parameters[weight]), _exact(observation.parameters[bias])
+    inputs = exact(probe_inputs(observation))
+    public = exact(observation.parameters[weight]), exact(observation.parameters[bias])
     return HeadGradient(
         *public,
-        _exact(observation.update[weight]),
-        _exact(observation.update[bias]),
+        exact(observation.update[weight]),
+        exact(observation.update[bias]),
         observation.n_examples,
         non_negative=bool((inputs >= 0).all()),
         usual=torch.softmax(nn.functional.linear(inputs, *public), dim=1).mean(dim=0),
@@ -147,21 +139,16 @@ def head_gradient(observation: Observation) -> HeadGradient:
 def probe_inputs(observation: Observation, n_images: int = 16, seed: int = 0) -> Tensor:
     """Inputs `(n_images, d)` of the head for noise images, half of them coarse."""
     weight, _ = find_head(observation, "label recovery")
-    like = observation.parameters[weight]
     generator = torch.Generator().manual_seed(seed)
     channels, *sides = observation.image_shape
     fine = torch.rand(n_images - n_images // 2, channels, *sides, generator=generator)
     coarse = torch.rand(n_images // 2, channels, 3, 3, generator=generator)
-    images = torch.cat([fine, nn.functional.interpolate(coarse, size=sides, mode="bilinear")]).to(like)
-    model = pure_copy(observation.model, "eval")
-    seen: list[Tensor] = []
-    model.get_submodule(weight.rpartition(".")[0]).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-    with torch.no_grad():
-        torch.func.functional_call(model, {**observation.parameters, **observation.buffers}, (images,))
-    return seen[0]
+    images = torch.cat([fine, nn.functional.interpolate(coarse, size=sides, mode="bilinear")])
+    return linear_calls(observation, images)[1][weight.rpartition(".")[0]][0][0]
 
 
-def _exact(tensor: Tensor) -> Tensor:
+def exact(tensor: Tensor) -> Tensor:
+    """The tensor in double precision on the CPU."""
     return tensor.detach().cpu().double()
 
 

@@ -15,13 +15,10 @@ from lit_recon.records import Observation
 
 
 class LabelRecovery(ABC):
-    """Finds the labels of a batch. Their order is unknown to attackers, so they are returned sorted.
+    """Finds the labels of a batch. Their order is unknown to attackers, so they are returned sorted."""
 
-    Attributes:
-        optimised: the attack starts from `initial_logits` and optimizes label probabilities with the images;
-            the labels returned by a call are placeholders.
-    """
-
+    #: The attack starts from `initial_logits` and optimizes label probabilities with the images; the labels returned by
+    #: a call are placeholders.
     optimised: bool = False
 
     @abstractmethod
@@ -37,20 +34,12 @@ class LabelRecovery(ABC):
         """
 
     def initial_logits(self, observation: Observation, generator: torch.Generator) -> Tensor:
-        """Initial logits `(n, k)`, if labels are `optimised`.
-
-        Raises:
-            ConfigError: labels are not `optimised`.
-        """
+        """Initial logits `(n, k)`; raises a `ConfigError` if labels are not `optimised`."""
         raise ConfigError(f"{type(self).__name__} recovers classes and has no logits to optimize: use JointLabels")
 
 
 class KnownLabels(LabelRecovery):
-    """The labels given in the observation.
-
-    Raises:
-        ThreatModelError: when called on an observation without labels.
-    """
+    """The labels given in the observation; a `ThreatModelError` without them."""
 
     def check(self, observation: Observation) -> None:
         if observation.labels is None:
@@ -113,15 +102,14 @@ class HeadCounts(LabelRecovery):
 
     1. Lower bounds on each count (see `lower_bounds`), which often leave one possibility.
     2. Else a search for counts under which some inputs of the head reproduce its whole gradient. With fewer examples
-      than classes (up to 20) the equations are overdetermined: counts that solve them up to rounding are reported
-      as such, and were correct in every measurement. The method needs neither public images nor dummy data and
-       holds at any stage of training.
-    3. With more examples: the counts implied by equal probabilities of all images, if these are whole numbers
-       (before training); else, as an estimate, those of least residual, or beyond 64 classes a first guess.
+       than classes (up to 20) the equations are overdetermined: counts that solve them up to rounding are reported as
+       such, and were correct in every measurement, at any stage of training.
+    3. With more examples: the counts implied by equal probabilities of all images, if these are whole numbers (before
+       training); else, as an estimate, those of least residual, or beyond 64 classes a first guess.
 
-    Exact for an undefended gradient of the mean cross-entropy (BatchNorm in either mode); the notes say which
-    case it was. Noise is estimated from columns that sum to zero without it, and widens the bounds.
-    For several local steps bounds and estimates need the mean gradient (`release="gradient"`), not the difference.
+    Exact for an undefended gradient of the mean cross-entropy (BatchNorm in either mode); the notes say which case it
+    was. Noise is estimated from columns that sum to zero without it, and widens the bounds. For several local steps
+    bounds and estimates need the mean gradient (`release="gradient"`), not the difference.
 
     Args:
         trials: largest number of counts to try; 0.05 to 0.5 seconds each on one core at 10 classes. 0: first guess.
@@ -132,8 +120,8 @@ class HeadCounts(LabelRecovery):
         UnsupportedModelError: when called on a model without a linear head with bias.
         ThreatModelError: when called on an update of another loss than the cross-entropy.
 
-    Source: Step 1 extends [Zhao2020] and [Yin2021]. Step 2 replaces the class-wise approximations of [Wainakh2021] and
-    [Ma2023], with equations for every example instead of class averages.
+    Source: Step 1 extends [Zhao2020] and [Yin2021]. Step 2 replaces the class averages of [Wainakh2021] and [Ma2023] by
+    equations for every example.
     """
 
     def __init__(self, trials: int = 120, seed: int = 0) -> None:
@@ -152,24 +140,24 @@ class HeadCounts(LabelRecovery):
             return IDLG()(observation)
         found = count_labels(head_gradient(observation), self.trials, self.seed)
         labels = torch.arange(len(found.counts)).repeat_interleave(found.counts)
-        return labels.to(next(iter(observation.update.values())).device), (_note(found),)
+        return labels.to(observation.like.device), (_note(found),)
 
 
 def _note(found: LabelCounts) -> str:
     if found.support == "bounds":
-        return "labels: class counts are the only ones within the bounds of the head's gradient"
-    if found.support == "whole":
-        return "labels: class counts are whole numbers if the model gives all images the same class probabilities"
-    if found.residual is None:
-        return "labels: class counts estimated from the head's gradient, without a search"
-    if found.support == "explained":
-        return (
-            f"labels: class counts explain the head's gradient up to rounding (relative residual {found.residual:.0e})"
+        how = "are the only ones within the bounds of the head's gradient"
+    elif found.support == "whole":
+        how = "are whole numbers if the model gives all images the same class probabilities"
+    elif found.residual is None:
+        how = "estimated from the head's gradient, without a search"
+    elif found.support == "explained":
+        how = f"explain the head's gradient up to rounding (relative residual {found.residual:.0e})"
+    else:
+        how = (
+            f"estimated; the best of {found.trials} tried explain the head's gradient up to a relative residual of "
+            f"{found.residual:.0e}"
         )
-    return (
-        f"labels: class counts estimated; the best of {found.trials} tried explain the head's gradient up to a "
-        f"relative residual of {found.residual:.0e}"
-    )
+    return f"labels: class counts {how}"
 
 
 class JointLabels(LabelRecovery):
@@ -189,13 +177,10 @@ class JointLabels(LabelRecovery):
             ) from error
 
     def __call__(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
-        device = next(iter(observation.update.values())).device
-        return torch.zeros(observation.n_examples, dtype=torch.int64, device=device), (
-            "labels: optimized together with the images",
-        )
+        placeholders = torch.zeros(observation.n_examples, dtype=torch.int64, device=observation.like.device)
+        return placeholders, ("labels: optimized together with the images",)
 
     def initial_logits(self, observation: Observation, generator: torch.Generator) -> Tensor:
         self.check(observation)
-        like = next(iter(observation.update.values()))
-        drawn = torch.randn(observation.n_examples, observation.n_classes, generator=generator, dtype=like.dtype)
-        return drawn.to(like.device)
+        shape, like = (observation.n_examples, observation.n_classes), observation.like
+        return torch.randn(shape, generator=generator, dtype=like.dtype).to(like.device)

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.base import Attack
-from lit_recon.attacks.updates.labels.recovery import HeadCounts, LabelRecovery
-from lit_recon.attacks.updates.linear_layer.first_layer import first_layer, mean_color, to_inputs, to_pixels
+from lit_recon.attacks.updates.labels.recovery import LabelRecovery
+from lit_recon.attacks.updates.linear_layer.first_layer import (
+    LabelledAttack,
+    first_layer,
+    mean_color,
+    to_inputs,
+    to_pixels,
+)
 from lit_recon.attacks.updates.linear_layer.sparse_derivatives import SOLVED, completed, refined
 from lit_recon.attacks.updates.linear_layer.unmixing import Mixtures, UnmixingTerms, mixtures_of, rank, unmix
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.records import Observation, Reconstruction
 
 
-class CocktailPartyAttack(Attack):
+class CocktailPartyAttack(LabelledAttack):
     """Separates the images of a batch that are mixed in the gradient of a fully connected first layer.
 
     Every row of the weight's gradient is a linear mixture of the batch's images, and the bias's gradient the same
     mixture of ones, which determines scale, sign and brightness of a separated image. After a ReLU, zeros of
-    derivatives then improve the separation, and a fit to the whole update follows, after which it is often exact (see
-    `lit_recon.attacks.updates.linear_layer.sparse_derivatives`).
+    derivatives improve the separation. After a fit to the whole update it is often exact.
 
     Args:
         terms: penalties on the separated images.
@@ -34,6 +36,9 @@ class CocktailPartyAttack(Attack):
 
     Raises:
         ConfigError: a number out of its range, or labels to be optimised.
+        UnsupportedModelError: when called on a model without a linear layer with bias on the pixels, or with fewer
+            neurons than images.
+        ThreatModelError: when called on a single image.
 
     Source: [Kariyappa2023]; volume, bounds, the use of the bias and of zeros, and the fit to the update are ours.
     """
@@ -53,48 +58,32 @@ class CocktailPartyAttack(Attack):
                 "CocktailPartyAttack needs steps and restarts of at least 1, refinements of at least 0 and lr above "
                 f"0; got {steps}, {restarts}, {refinements}, {lr:g}"
             )
-        self.terms = terms if terms is not None else UnmixingTerms()
+        super().__init__(labels)
+        self.terms = terms or UnmixingTerms()
         self.steps, self.lr, self.refinements, self.restarts, self.seed = steps, lr, refinements, restarts, seed
-        self.labels = labels if labels is not None else HeadCounts()
-        if self.labels.optimised:
-            raise ConfigError("CocktailPartyAttack cannot optimize labels: use HeadCounts, IDLG or KnownLabels")
 
-    def check(self, observations: Sequence[Observation]) -> None:
-        """Raise an error for models without a suitable first layer, and for single images.
+    def check_one(self, seen: Observation) -> None:
+        layer = first_layer(seen)
+        if seen.n_examples == 1:
+            raise ThreatModelError(
+                "CocktailPartyAttack separates the images of a batch, and this client has one: use "
+                "AnalyticInversion, which is exact"
+            )
+        if seen.n_examples > min(layer.weight.shape):
+            raise UnsupportedModelError(
+                f"CocktailPartyAttack needs at least as many neurons and pixels as images; {layer.name}.weight is "
+                f"{tuple(layer.weight.shape)}, and the client has {seen.n_examples} images: attack smaller "
+                "batches or a wider layer"
+            )
+        self.labels.check(seen)
 
-        Raises:
-            UnsupportedModelError: no linear layer with bias on the pixels, or it has fewer neurons than the batch
-                has images.
-            ThreatModelError: a single image.
-        """
-        super().check(observations)
-        for seen in observations:
-            layer = first_layer(seen)
-            if seen.n_examples == 1:
-                raise ThreatModelError(
-                    "CocktailPartyAttack separates the images of a batch, and this client has one: use "
-                    "AnalyticInversion, which is exact"
-                )
-            if seen.n_examples > min(layer.weight.shape):
-                raise UnsupportedModelError(
-                    f"CocktailPartyAttack needs at least as many neurons and pixels as images; {layer.weight_name} is "
-                    f"{tuple(layer.weight.shape)}, and the client has {seen.n_examples} images: attack smaller "
-                    "batches or a wider layer"
-                )
-            self.labels.check(seen)
-
-    def run(self, observations: Sequence[Observation]) -> list[Reconstruction]:
-        """One reconstruction per observation."""
-        return [self._separate(seen) for seen in observations]
-
-    def _separate(self, seen: Observation) -> Reconstruction:
+    def reconstruct(self, seen: Observation) -> Reconstruction:
         layer = first_layer(seen)
         labels, notes = self.labels(seen)
-        like = seen.update[layer.weight_name]
-        if rank(torch.cat([layer.weight, layer.bias[:, None]], dim=1)) < 2:
-            images = mean_color(seen.n_examples, seen)
+        gray = mean_color(seen.n_examples, seen).to(seen.like)
+        if rank(layer.rows) < 2:
             nothing = "separation: the first layer's gradient mixes fewer than two images; returned as mean color"
-            return Reconstruction(images.to(like), labels, 1.0, notes=(*notes, nothing))
+            return Reconstruction(gray, labels, 1.0, notes=(*notes, nothing))
         mixtures = mixtures_of(layer.weight, layer.bias, seen.n_examples)
         missing = seen.n_examples - mixtures.n_sources
         tried = []
@@ -110,16 +99,15 @@ class CocktailPartyAttack(Attack):
                 def separate(rest: Mixtures, attempt: int, seed: int = seed) -> Tensor:
                     return self._images(rest, seed + attempt, seen)
 
-                improved, proved = completed(guess, labels, layer, seen, separate)
+                improved, proved = completed(guess, labels, layer, separate)
                 starts = [(improved, proved), *starts] if proved else starts
             for start, proved in starts:
-                tried.append((*refined(start, labels, layer, seen, rounds), proved))
+                tried.append((*refined(start, labels, layer, rounds), proved))
                 if tried[-1][2] < SOLVED:
                     break
         if not tried:
-            images = mean_color(seen.n_examples, seen)
             lost = "separation: no finite result, as when a defense removes nearly all entries; returned as mean color"
-            return Reconstruction(images.to(like), labels, 1.0, notes=(*notes, lost))
+            return Reconstruction(gray, labels, 1.0, notes=(*notes, lost))
         images, labels, loss, curve, proved = min(tried, key=lambda found: found[2])
         state = "solved up to rounding" if loss < SOLVED else f"left a relative residual of {loss:.0e}"
         if proved:
@@ -129,12 +117,11 @@ class CocktailPartyAttack(Attack):
             mixed = f"the gradient mixes only {mixtures.n_sources} of {seen.n_examples} images independently"
             notes = (*notes, f"separation: {mixed}; the others are returned as the data's mean color")
         trace = {"step": [float(step) for step in range(len(curve))], "loss": curve}
-        return Reconstruction(images.to(like), labels, loss, trace, notes)
+        return Reconstruction(images.to(seen.like), labels, loss, trace, notes)
 
     def _images(self, mixtures: Mixtures, seed: int, seen: Observation) -> Tensor:
         """Separated images `(j, c, h, w)` in [0, 1]."""
-        black, white = (
-            to_inputs(torch.full((1, *seen.image_shape), level, dtype=torch.float64), seen)[0] for level in (0.0, 1.0)
-        )
-        sources, _ = unmix(mixtures, self.terms, seen.image_shape, (black, white), self.steps, self.lr, seed)
+        black = torch.zeros(1, *seen.image_shape, dtype=torch.float64)
+        limits = to_inputs(black, seen)[0], to_inputs(black + 1, seen)[0]
+        sources = unmix(mixtures, self.terms, seen.image_shape, limits, self.steps, self.lr, seed)
         return to_pixels(sources, seen).clamp(0, 1)

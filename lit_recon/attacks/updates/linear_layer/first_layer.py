@@ -9,19 +9,19 @@ so X determines D, and D determines X. The attacks on a first layer differ in ho
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from scipy.optimize import linear_sum_assignment
-from torch import Tensor, nn
+from torch import Tensor
 
 from lit_recon.attacks.base import Attack
-from lit_recon.attacks.updates.labels.head import find_head, require_cross_entropy
+from lit_recon.attacks.updates.labels.head import exact, find_head, linear_calls, require_cross_entropy
 from lit_recon.attacks.updates.labels.recovery import HeadCounts, LabelRecovery
-from lit_recon.clients.gradient import pure_copy
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
-from lit_recon.records import Observation, Reconstruction, Update
+from lit_recon.records import Batch, Observation, Reconstruction, Update
 
 #: Relative rounding error of a float32 gradient.
 ROUNDING = 6e-8
@@ -38,60 +38,98 @@ TINY = torch.finfo(torch.float64).tiny
 
 @dataclass(frozen=True)
 class FirstLayer:
-    """A fully connected layer on normalized, flattened images.
+    """A fully connected layer in an observation.
 
     Attributes:
-        weight_name, bias_name: of its parameters.
+        seen: the observation.
+        name: of the layer.
         weight, bias: its gradient, `(m, d)` and `(m,)`, in double precision on the CPU.
     """
 
-    weight_name: str
-    bias_name: str
+    seen: Observation
+    name: str
     weight: Tensor
     bias: Tensor
 
+    @staticmethod
+    def of(seen: Observation, name: str) -> FirstLayer:
+        """The layer of this name."""
+        return FirstLayer(seen, name, exact(seen.update[f"{name}.weight"]), exact(seen.update[f"{name}.bias"]))
+
+    @property
+    def rows(self) -> Tensor:
+        """Gradient of the weight and, in the last column, of the bias, `(m, d + 1)`."""
+        return torch.cat([self.weight, self.bias[:, None]], dim=1)
+
+    def derivatives(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Derivatives `(n, m)` of every image's own loss with respect to the layer's outputs: its own bias gradient.
+
+        Exact for one gradient, unless BatchNorm uses the statistics of the batch.
+        """
+        singles = (_update(images[i : i + 1], labels[i : i + 1], self.seen) for i in range(len(images)))
+        return exact(torch.stack([update[f"{self.name}.bias"] for update in singles]))
+
+    def derivatives_by_class(self, images: Tensor, classes: Tensor) -> Tensor:
+        """The same for every image and each of the classes `(q,)`: `(n, q, m)`."""
+        return torch.stack([self.derivatives(images, label.expand(len(images))) for label in classes], dim=1)
+
+    def assign_labels(
+        self, images: Tensor, labels: Tensor, observed: Tensor, evidence: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The labels in the order of the images, by how well they explain each image's part of the bias gradient.
+
+        Args:
+            images: `(n, c, h, w)`.
+            labels: `(l,)`, at least as many as images, in any order.
+            observed: `(n, m)`: derivatives of the mean loss with respect to the layer's outputs, image by image.
+            evidence: `(n, l)`: costs of labels per image from another source, which take precedence in nonzero rows.
+
+        Returns:
+            Labels `(n,)`, and their relative errors `(n,)`; 1e6 for an image without a contribution.
+        """
+        classes = labels.unique()
+        expected = self.derivatives_by_class(images, classes)[:, torch.searchsorted(classes, labels).cpu()]
+        part = observed.norm(dim=1)
+        # a clipped gradient is smaller by an unknown factor, the same for all images
+        factor = part[part > 0].median() / expected.norm(dim=2).median() if part.any() else torch.tensor(1.0)
+        for _ in range(FACTOR_ITERATIONS):
+            misfit = (expected * factor - observed[:, None]).norm(dim=2) / part[:, None].clamp(min=TINY)
+            misfit = misfit.nan_to_num(WITHOUT_PART).clamp(max=WITHOUT_PART)
+            cost = log_misfit(misfit)
+            if evidence is not None:
+                cost = torch.where(evidence.any(dim=1, keepdim=True), DECISIVE * evidence, cost)
+            order, chosen = (torch.as_tensor(found) for found in linear_sum_assignment(cost.numpy()))
+            ratios = part / expected[order, chosen].norm(dim=1).clamp(min=TINY)
+            factor = ratios[part > 0].median() if part.any() else factor
+        return labels[chosen.to(labels.device)], misfit[order, chosen]
+
 
 def first_layer(observation: Observation) -> FirstLayer:
-    """The linear layer whose input is the image, and its gradient.
+    """The linear layer whose input is the normalized, flattened image.
 
     Raises:
         UnsupportedModelError: no such layer, or one without bias.
     """
-    found = _layer_on_pixels(observation)
-    name = type(observation.model).__name__
+    drawn = torch.rand(2, *observation.image_shape, generator=torch.Generator().manual_seed(0))
+    _, calls = linear_calls(observation, drawn)
+    found, model = None, type(observation.model).__name__
+    for name, given in ((name, given) for name, layer in calls.items() for given, _ in layer):
+        expected = to_inputs(drawn.to(given), observation)
+        if given.shape == expected.shape and torch.allclose(given, expected, atol=1e-5):
+            found = name
+            break
     if found is None:
         raise UnsupportedModelError(
             f"this attack needs the gradient of a fully connected layer whose input is the normalized pixels; "
-            f"{name} has none, another layer comes first: use a trunk that begins with one (MLP), or attack "
+            f"{model} has none, another layer comes first: use a trunk that begins with one (MLP), or attack "
             "it with GradientMatching"
         )
     if f"{found}.bias" not in observation.update:
         raise UnsupportedModelError(
             f"this attack needs the gradient of a bias, which gives the scale and the sign of an image; layer "
-            f"{found!r} of {name} has none: attack it with GradientMatching"
+            f"{found!r} of {model} has none: attack it with GradientMatching"
         )
-    weight, bias = (observation.update[f"{found}.{part}"].detach().cpu().double() for part in ("weight", "bias"))
-    return FirstLayer(f"{found}.weight", f"{found}.bias", weight, bias)
-
-
-def _layer_on_pixels(observation: Observation) -> str | None:
-    like = next(iter(observation.parameters.values()))
-    drawn = torch.rand(2, *observation.image_shape, generator=torch.Generator().manual_seed(0)).to(like)
-    mean, std = observation.normalization.tensors(drawn)
-    expected = ((drawn - mean) / std).flatten(1)
-    model = pure_copy(observation.model, "eval")
-    found: list[str] = []
-
-    def compare(name: str, seen: Tensor) -> None:
-        if seen.shape == expected.shape and torch.allclose(seen, expected, atol=1e-5):
-            found.append(name)
-
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            module.register_forward_pre_hook(lambda _, given, name=name: compare(name, given[0]))
-    with torch.no_grad():
-        torch.func.functional_call(model, {**observation.parameters, **observation.buffers}, (drawn,))
-    return found[0] if found else None
+    return FirstLayer.of(observation, found)
 
 
 def to_pixels(inputs: Tensor, observation: Observation) -> Tensor:
@@ -113,83 +151,54 @@ def mean_color(n: int, observation: Observation) -> Tensor:
     return mean[:, None, None].expand(n, *observation.image_shape)
 
 
-def released(images: Tensor, observation: Observation) -> Tensor:
-    """The images in [0, 1], in the precision and on the device of the update."""
-    return images.clamp(0, 1).to(next(iter(observation.update.values())))
-
-
-def derivatives(images: Tensor, labels: Tensor, bias_name: str, observation: Observation) -> Tensor:
-    """Derivatives `(n, m)` of every image's own loss with respect to the layer's outputs: its own bias gradient.
-
-    Exact for one gradient, unless BatchNorm uses the statistics of the batch.
-    """
-    candidates, labels = released(images, observation), labels.to(next(iter(observation.update.values())).device)
-    rows = [_update(candidates[i : i + 1], labels[i : i + 1], observation)[bias_name] for i in range(len(candidates))]
-    return torch.stack(rows).detach().cpu().double()
-
-
-def assign_labels(
-    images: Tensor,
-    labels: Tensor,
-    observed: Tensor,
-    bias_name: str,
-    observation: Observation,
-    evidence: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The labels in the order of the images, by how well they explain each image's part of the bias gradient.
-
-    Args:
-        images: `(n, c, h, w)`.
-        labels: `(l,)`, at least as many as images, in any order.
-        observed: `(n, m)`: derivatives of the mean loss with respect to the layer's outputs, image by image.
-        bias_name: of the layer.
-        observation: for the forward operator.
-        evidence: `(n, l)`: costs of labels per image from another source, which take precedence in nonzero rows.
-
-    Returns:
-        Labels `(n,)`, and their relative errors `(n,)`; 1e6 for an image without a contribution.
-    """
-    classes = labels.unique()
-    expected = torch.stack(
-        [derivatives(images, label.expand(len(images)), bias_name, observation) for label in classes], dim=1
-    )[:, torch.searchsorted(classes, labels).cpu()]
-    part = observed.norm(dim=1)
-    decided = torch.zeros(len(images), dtype=torch.bool) if evidence is None else evidence.any(dim=1)
-    # a clipped gradient is smaller by an unknown factor, the same for all images
-    factor = part[part > 0].median() / expected.norm(dim=2).median() if part.any() else torch.tensor(1.0)
-    for _ in range(FACTOR_ITERATIONS):
-        misfit = (expected * factor - observed[:, None]).norm(dim=2) / part[:, None].clamp(min=TINY)
-        misfit = misfit.nan_to_num(WITHOUT_PART).clamp(max=WITHOUT_PART)
-        # logarithm: inevitable bad fits must not outweigh a perfect one
-        cost = log_misfit(misfit)
-        if evidence is not None:
-            cost = torch.where(decided[:, None], DECISIVE * evidence, cost)
-        order, chosen = (torch.as_tensor(found) for found in linear_sum_assignment(cost.numpy()))
-        ratios = part / expected[order, chosen].norm(dim=1).clamp(min=TINY)
-        factor = ratios[part > 0].median() if part.any() else factor
-    return labels[chosen.to(labels.device)], misfit[order, chosen]
-
-
 def log_misfit(misfit: Tensor) -> Tensor:
-    """Cost of relative errors: the logarithm, 0 if nothing is explained, with a floor at rounding."""
+    """Cost of relative errors, 0 if nothing is explained: inevitable bad fits do not outweigh a perfect one."""
     return (misfit + PERFECT).log().clamp(max=0)
 
 
 def relative_residual(images: Tensor, labels: Tensor, observation: Observation) -> float:
     """Norm of the candidate's update minus the observed one, over the norm of the latter."""
-    candidate = _update(released(images, observation), labels, observation)
-    squares = [
-        ((candidate[name] - value).square().sum(), value.square().sum()) for name, value in observation.update.items()
-    ]
-    difference, total = (sum(float(pair[i]) for pair in squares) for i in (0, 1))
+    candidate, observed = _update(images, labels, observation), observation.update
+    difference = sum(float((candidate[name] - value).square().sum()) for name, value in observed.items())
+    total = sum(float(value.square().sum()) for value in observed.values())
     return float((difference / total) ** 0.5) if total > 0 else float(difference**0.5)
 
 
 def _update(images: Tensor, labels: Tensor, observation: Observation) -> Update:
-    return observation.operator(observation.parameters, observation.buffers, images, labels)
+    candidates = images.clamp(0, 1).to(observation.like)
+    return observation.operator(observation.weights, Batch(candidates, labels.to(candidates.device)))
 
 
-class AnalyticInversion(Attack):
+class LabelledAttack(Attack):
+    """An attack that recovers labels separately and computes one victim after the other, without iterations.
+
+    Args:
+        labels: their recovery; default: `HeadCounts`. Labels to be optimised are a `ConfigError`.
+    """
+
+    def __init__(self, labels: LabelRecovery | None = None) -> None:
+        self.labels = labels or HeadCounts()
+        if self.labels.optimised:
+            raise ConfigError(f"{type(self).__name__} cannot optimize labels: use HeadCounts, IDLG or KnownLabels")
+
+    def check(self, observations: Sequence[Observation]) -> None:
+        super().check(observations)
+        for seen in observations:
+            self.check_one(seen)
+
+    def run(self, observations: Sequence[Observation]) -> list[Reconstruction]:
+        return [self.reconstruct(seen) for seen in observations]
+
+    @abstractmethod
+    def check_one(self, seen: Observation) -> None:
+        """The check of one observation, see `Attack.check`."""
+
+    @abstractmethod
+    def reconstruct(self, seen: Observation) -> Reconstruction:
+        """The attack on one observation."""
+
+
+class AnalyticInversion(LabelledAttack):
     """The image of a batch of one, or one image per label, from the gradient of a first fully connected layer.
 
     * One image: every row of the weight's gradient is the image times the bias's entry. A least-squares fit to all
@@ -206,6 +215,8 @@ class AnalyticInversion(Attack):
 
     Raises:
         ConfigError: negative `iterations`, or labels to be optimised.
+        UnsupportedModelError: when called on a model without a linear layer with bias on the pixels.
+        ThreatModelError: when called on several images and a hidden layer, or on labels that repeat.
 
     Source: [Phong2018] and [Geiping2020] for one image; the rows of labels and the iteration are ours.
     """
@@ -213,64 +224,51 @@ class AnalyticInversion(Attack):
     def __init__(self, labels: LabelRecovery | None = None, iterations: int = 50) -> None:
         if iterations < 0:
             raise ConfigError(f"AnalyticInversion needs iterations of at least 0; got {iterations}")
-        self.labels = labels if labels is not None else HeadCounts()
+        super().__init__(labels)
         self.iterations = iterations
-        if self.labels.optimised:
-            raise ConfigError("AnalyticInversion cannot optimize labels: use HeadCounts, IDLG or KnownLabels")
 
-    def check(self, observations: Sequence[Observation]) -> None:
-        """Raise an error for models without a fully connected first layer, and batches mixed by a hidden layer.
-
-        Raises:
-            UnsupportedModelError: no linear layer with bias on the pixels.
-            ThreatModelError: several images and a hidden layer, or more images than classes.
-        """
-        super().check(observations)
-        for seen in observations:
-            layer = first_layer(seen)
-            if seen.n_examples > 1:
-                require_cross_entropy(seen, "AnalyticInversion of several images", "attack one image at a time")
-                if find_head(seen, "AnalyticInversion of several images")[0] != layer.weight_name:
-                    raise ThreatModelError(
-                        f"every row of a hidden layer's gradient mixes all {seen.n_examples} images of the client, and "
-                        "no row belongs to a label: attack single images, or use CocktailPartyAttack"
-                    )
-            self.labels.check(seen)
-            if seen.n_examples > seen.n_classes:
+    def check_one(self, seen: Observation) -> None:
+        layer = first_layer(seen)
+        if seen.n_examples > 1:
+            require_cross_entropy(seen, "AnalyticInversion of several images", "attack one image at a time")
+            if find_head(seen, "AnalyticInversion of several images")[0] != f"{layer.name}.weight":
                 raise ThreatModelError(
-                    f"AnalyticInversion finds one image per label; {seen.n_examples} images have at most "
-                    f"{seen.n_classes} labels: attack smaller batches, or use CocktailPartyAttack"
+                    f"every row of a hidden layer's gradient mixes all {seen.n_examples} images of the client, and "
+                    "no row belongs to a label: attack single images, or use CocktailPartyAttack"
                 )
-            if seen.labels is not None:
-                _require_distinct(seen.labels)
+        self.labels.check(seen)
+        if seen.n_examples > seen.n_classes:
+            raise ThreatModelError(
+                f"AnalyticInversion finds one image per label; {seen.n_examples} images have at most "
+                f"{seen.n_classes} labels: attack smaller batches, or use CocktailPartyAttack"
+            )
+        if seen.labels is not None:
+            _require_distinct(seen.labels)
 
-    def run(self, observations: Sequence[Observation]) -> list[Reconstruction]:
-        """One reconstruction per observation."""
-        return [self._invert(seen) for seen in observations]
-
-    def _invert(self, seen: Observation) -> Reconstruction:
+    def reconstruct(self, seen: Observation) -> Reconstruction:
         layer = first_layer(seen)
         labels, notes = self.labels(seen)
         _require_distinct(labels)
         if seen.n_examples == 1:
-            images, steps = to_pixels(_rank_one(layer), seen), 0
+            # the input for which input times bias gradient is closest to the weight gradient
+            inputs = (layer.bias @ layer.weight / _away_from_zero(layer.bias @ layer.bias))[None]
+            images, steps = to_pixels(inputs, seen), 0
         else:
-            images, steps = self._by_labels(layer, labels, seen)
+            images, steps = self._by_labels(layer, labels)
         loss = relative_residual(images, labels, seen)
         if not layer.bias.any():
             notes = (*notes, "the first layer's gradient is zero: the image is a guess")
         if seen.n_examples > 1:
             notes = (*notes, f"one image per label, after {steps} iterations a relative residual of {loss:.0e}")
-        return Reconstruction(images.to(next(iter(seen.update.values()))), labels, loss, notes=notes)
+        return Reconstruction(images.to(seen.like), labels, loss, notes=notes)
 
-    def _by_labels(self, layer: FirstLayer, labels: Tensor, seen: Observation) -> tuple[Tensor, int]:
+    def _by_labels(self, layer: FirstLayer, labels: Tensor) -> tuple[Tensor, int]:
         """Images in the order of `labels` from the iteration of least residual, and its number."""
-        rows = labels.cpu()
-        inputs = layer.weight[rows] / _away_from_zero(layer.bias[rows])[:, None]
-        images = to_pixels(inputs, seen)
+        rows, seen = labels.cpu(), layer.seen
+        images = to_pixels(layer.weight[rows] / _away_from_zero(layer.bias[rows])[:, None], seen)
         best, least, at = images, relative_residual(images, labels, seen), 0
         for iteration in range(1, self.iterations + 1):
-            effects = derivatives(images, labels, layer.bias_name, seen) / len(labels)
+            effects = layer.derivatives(images, labels) / len(labels)
             images = to_pixels(torch.linalg.lstsq(effects.T, layer.weight).solution, seen)
             residual = relative_residual(images, labels, seen)
             if residual < least:
@@ -288,11 +286,5 @@ def _require_distinct(labels: Tensor) -> None:
         )
 
 
-def _rank_one(layer: FirstLayer) -> Tensor:
-    """The input `(1, d)` for which input times bias gradient is closest to the weight gradient."""
-    return (layer.bias @ layer.weight / _away_from_zero(layer.bias @ layer.bias))[None]
-
-
 def _away_from_zero(values: Tensor) -> Tensor:
-    tiny = torch.finfo(values.dtype).tiny
-    return torch.where(values.abs() < tiny, torch.full_like(values, tiny), values)
+    return torch.where(values.abs() < TINY, TINY, values)

@@ -1,14 +1,14 @@
 """Use of zero derivatives after a ReLU: images that are certified by the zeros, and a robust fit of all images.
 
-The gradient of a first layer is D^T X: the derivatives of each of `n` images lie in the span of its columns, which has
-`n` of `m` dimensions. A vector of that span can be given n - 1 zeros, but not many more unless it is the derivative of
-one image alone, zero at every neuron that the image leaves inactive. Such vectors are searched near the derivatives of
-separated images. If all are found, D is known, and with it X. If some are found, mixtures without their images are
-formed, and the others are separated from these, which is easier for fewer images.
+The derivatives of each of `n` images lie in the span of the columns of the gradient D^T X, which has `n` of `m`
+dimensions. A vector of that span can be given n - 1 zeros, but not many more unless it is the derivative of one image
+alone, zero at every neuron that the image leaves inactive. Such vectors are searched near the derivatives of separated
+images. If all are found, D is known, and with it X; if some are, the other images are separated from mixtures without
+them, which is easier for fewer images.
 
-The robust fit alternates: images X give the derivatives D through the public model, and D gives images by least
-squares. D depends on X only through class probabilities and active neurons, so a rough guess gives most entries of D
-nearly right. Neurons with wrong entries are outliers, to which the least squares are robust.
+The robust fit alternates between D, by the public model at images X, and X, by least squares. D depends on X only
+through class probabilities and active neurons: for a rough guess most of its entries are nearly right, and neurons with
+wrong entries are outliers, to which the least squares are robust.
 """
 
 from __future__ import annotations
@@ -19,14 +19,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from lit_recon.attacks.updates.linear_layer.first_layer import (
-    FirstLayer,
-    assign_labels,
-    derivatives,
-    relative_residual,
-    to_inputs,
-    to_pixels,
-)
+from lit_recon.attacks.updates.linear_layer.first_layer import FirstLayer, relative_residual, to_inputs, to_pixels
 from lit_recon.attacks.updates.linear_layer.unmixing import Mixtures, mixtures_of, rank
 from lit_recon.records import Observation
 
@@ -47,58 +40,49 @@ SAME = 1 - 1e-4
 
 
 def completed(
-    guess: Tensor,
-    labels: Tensor,
-    layer: FirstLayer,
-    seen: Observation,
-    separate: Callable[[Mixtures, int], Tensor],
+    guess: Tensor, labels: Tensor, layer: FirstLayer, separate: Callable[[Mixtures, int], Tensor]
 ) -> tuple[Tensor, int]:
     """Images `(n, c, h, w)` that agree with all derivatives found, and the number of these.
 
     Args:
         guess: `(n, c, h, w)` in [0, 1].
         labels: `(n,)`, in any order.
-        layer: first layer, of rank at least `n`.
-        seen: the observation.
+        layer: of rank at least `n`.
         separate: separates images from mixtures, given the number of the start.
 
     Source: zeros as proof: Dimitrov et al., SPEAR: Exact Gradient Inversion of Batches in Federated Learning, NeurIPS
         2024; a search for them in place of samples: Bakarsky et al., SPEAR++: Scaling Gradient Inversion via
-        Sparsely-Used Dictionary Learning, 2025. The start from separated images and the separation of the rest are
-        ours.
+        Sparsely-Used Dictionary Learning, 2025. The start and the separation of the rest are ours.
     """
-    n = len(guess)
-    left, values, axes = torch.linalg.svd(torch.cat([layer.weight, layer.bias[:, None]], dim=1), full_matrices=False)
-    span, rows = left[:, :n], values[:n, None] * axes[:n]
-    found, in_vain = _with_zeros(guess, labels, layer, seen, span, span.new_zeros(0, n)), 0
+    n, seen = len(guess), layer.seen
+    span, values, axes = torch.linalg.svd(layer.rows, full_matrices=False)
+    span, rows = span[:, :n], values[:n, None] * axes[:n]
+    found, in_vain = _with_zeros(guess, labels, layer, span, span.new_zeros(0, n)), 0
     if not len(found):
         return guess, 0
     candidates = guess
     while len(found) < n and in_vain < PATIENCE:
-        others = torch.linalg.svd(found, full_matrices=True).Vh[len(found) :]
-        candidates = _images_left(others @ rows, seen, separate, in_vain)
-        before, found = len(found), _with_zeros(candidates, labels, layer, seen, span, found)
+        # gradient rows without a contribution of the images found
+        left = torch.linalg.svd(found, full_matrices=True).Vh[len(found) :] @ rows
+        if rank(left) < 2:
+            candidates = to_pixels(left[:1, :-1] / left[:1, -1:], seen).clamp(0, 1)
+        else:
+            candidates = separate(mixtures_of(left[:, :-1], left[:, -1], len(left)), in_vain)
+        before, found = len(found), _with_zeros(candidates, labels, layer, span, found)
         in_vain = 0 if len(found) - before >= FRUITFUL * (n - before) else in_vain + 1
     return to_pixels(_inputs(found, candidates, guess, rows, seen), seen).clamp(0, 1), len(found)
 
 
-def _with_zeros(
-    images: Tensor,
-    labels: Tensor,
-    layer: FirstLayer,
-    seen: Observation,
-    span: Tensor,
-    found: Tensor,
-) -> Tensor:
+def _with_zeros(images: Tensor, labels: Tensor, layer: FirstLayer, span: Tensor, found: Tensor) -> Tensor:
     """`found`, and appended the coordinates in `span` of further vectors certified by their zeros."""
     n = span.shape[1]
     # a neuron that no image activates is zero in every direction and is no evidence
     reached = (layer.weight != 0).any(dim=1)
     classes = labels.unique()
-    expected = torch.stack([derivatives(images, c.expand(len(images)), layer.bias_name, seen) for c in classes], dim=1)
+    expected = layer.derivatives_by_class(images, classes)
     projected = expected @ span
     explained = projected.square().sum(dim=2) / expected.square().sum(dim=2).clamp(min=torch.finfo(span.dtype).tiny)
-    # of the informative neurons; the same for all labels
+    # the same for all labels
     expected_zeros = (expected == 0)[:, 0, reached].sum(dim=1)
     needed = (SHARE * expected_zeros).clamp(min=n + EXCESS)
     unproved = (expected_zeros >= n) & (projected.square().sum(dim=(1, 2)) > 0)
@@ -137,13 +121,6 @@ def _sparsest(starts: Tensor, span: Tensor) -> tuple[Tensor, Tensor]:
     return torch.nn.functional.normalize(vectors, dim=1), zeros
 
 
-def _images_left(rows: Tensor, seen: Observation, separate: Callable[[Mixtures, int], Tensor], attempt: int) -> Tensor:
-    """Images separated from gradient rows without a contribution of other images."""
-    if rank(rows) < 2:
-        return to_pixels(rows[:1, :-1] / rows[:1, -1:], seen).clamp(0, 1)
-    return separate(mixtures_of(rows[:, :-1], rows[:, -1], len(rows)), attempt)
-
-
 def _inputs(found: Tensor, candidates: Tensor, guess: Tensor, rows: Tensor, seen: Observation) -> Tensor:
     """Inputs `(n, d)` that agree with the found derivatives; if some are missing, the nearest to the guess."""
     if len(found) == len(guess):
@@ -178,34 +155,27 @@ REWEIGHTINGS, SMALLEST_RESIDUAL = 15, 1e-3
 
 
 def refined(
-    images: Tensor, labels: Tensor, layer: FirstLayer, seen: Observation, iterations: int
+    images: Tensor, labels: Tensor, layer: FirstLayer, iterations: int
 ) -> tuple[Tensor, Tensor, float, list[float]]:
-    """Images and labels fitted to the whole update in at most `iterations` rounds, or the guess.
+    """Images and labels fitted to the whole update in at most `iterations` rounds; with 0 only labels are assigned.
 
     Far from the solution a round may lower the residual and raise the error. Only a fit with a residual below
-    `CONVINCING` replaces the guess.
-
-    Args:
-        images: `(n, c, h, w)` in [0, 1]; a guess.
-        labels: `(n,)`, in any order.
-        layer: first layer.
-        seen: the observation.
-        iterations: largest number; 0 only assigns labels.
+    `CONVINCING` replaces the guess, images `(n, c, h, w)` in [0, 1] and labels `(n,)` in any order.
 
     Returns:
         Images in [0, 1], labels in their order, the relative residual of the whole update, and its curve.
     """
-    separate = _robust_separation(layer, len(images))
-    order = _labelled(images, labels, layer, seen)
+    seen, separate = layer.seen, _robust_separation(layer, len(images))
+    order = _labelled(images, labels, layer)
     residual = relative_residual(images, order, seen)
     guess = best = (images, order, residual)
     curve = [residual]
     for _ in range(iterations):
         if curve[-1] < SOLVED:
             break
-        inputs = separate(derivatives(images, order, layer.bias_name, seen) / len(images))
+        inputs = separate(layer.derivatives(images, order) / len(images))
         images = to_pixels(inputs, seen).clamp(0, 1)
-        order = _labelled(images, labels, layer, seen)
+        order = _labelled(images, labels, layer)
         residual = relative_residual(images, order, seen)
         curve.append(residual)
         if residual < best[2]:
@@ -213,10 +183,10 @@ def refined(
     return *(best if best[2] < CONVINCING else guess), curve
 
 
-def _labelled(images: Tensor, labels: Tensor, layer: FirstLayer, seen: Observation) -> Tensor:
-    inputs = to_inputs(images.double(), seen)
+def _labelled(images: Tensor, labels: Tensor, layer: FirstLayer) -> Tensor:
+    inputs = to_inputs(images.double(), layer.seen)
     parts = torch.linalg.lstsq(inputs.T, layer.weight.T, driver="gelsd").solution
-    return assign_labels(images, labels, parts, layer.bias_name, seen)[0]
+    return layer.assign_labels(images, labels, parts)[0]
 
 
 def _robust_separation(layer: FirstLayer, n: int) -> Callable[[Tensor], Tensor]:
@@ -224,7 +194,7 @@ def _robust_separation(layer: FirstLayer, n: int) -> Callable[[Tensor], Tensor]:
 
     Minimizes the sum over neurons of distances, not of their squares, by iteratively reweighted least squares.
     """
-    left, values, right = torch.linalg.svd(torch.cat([layer.weight, layer.bias[:, None]], dim=1), full_matrices=False)
+    left, values, right = torch.linalg.svd(layer.rows, full_matrices=False)
     left, right = left[:, :n] * values[:n], right[:n]
     # first axis: along the column of the bias, mixtures of ones
     ones = right[:, -1]

@@ -36,8 +36,8 @@ class Mixtures:
 
     @property
     def n_sources(self) -> int:
-        """Number `j` of sources."""
-        return len(self.basis) + int(self.constant)
+        """The number `j`."""
+        return len(self.basis) + self.constant
 
 
 def rank(rows: Tensor) -> int:
@@ -47,13 +47,13 @@ def rank(rows: Tensor) -> int:
 
 
 def mixtures_of(weight: Tensor, bias: Tensor | None, n: int) -> Mixtures:
-    """Whitened mixtures of at most `n` sources.
+    """Whitened mixtures of at most `n` sources; fewer if the mixtures have a lower rank.
 
     Args:
         weight: `(m, d)`: the gradient of a layer's weight, each row a mixture.
         bias: `(m,)`: of its bias, the same mixture of ones, which determines scale, sign and offset of the sources;
             without it sources are known up to a factor, and centered rows are whitened.
-        n: number of sources; fewer if the mixtures have a lower rank.
+        n: the number sought.
 
     Raises:
         ShapeError: fewer than two independent mixtures with, or one without a bias.
@@ -61,16 +61,15 @@ def mixtures_of(weight: Tensor, bias: Tensor | None, n: int) -> Mixtures:
     Source: centering and whitening as in [Kariyappa2023]; the use of the bias is ours.
     """
     mixed = weight.double()
-    rows = (
-        mixed - mixed.mean(dim=1, keepdim=True) if bias is None else torch.cat([mixed, bias.double()[:, None]], dim=1)
-    )
+    mean = mixed.mean(dim=1, keepdim=True)
+    rows = mixed - mean if bias is None else torch.cat([mixed, bias.double()[:, None]], dim=1)
     n_sources = min(n, rank(rows))
     if n_sources < (1 if bias is None else 2):
         raise ShapeError(f"separation needs two independent mixtures with a bias, one without; got {n_sources}")
     left, values, directions = torch.linalg.svd(rows, full_matrices=False)
     directions = directions[:n_sources]
     if bias is None:
-        means = (left[:, :n_sources] / values[:n_sources]).T @ mixed.mean(dim=1, keepdim=True)
+        means = (left[:, :n_sources] / values[:n_sources]).T @ mean
         return Mixtures(torch.zeros_like(rows[0]), (directions + means) * math.sqrt(rows.shape[1]), constant=False)
     ones = directions[:, -1]
     offset = (ones @ directions / ones.square().sum())[:-1]
@@ -134,25 +133,18 @@ def unmix(
     steps: int = 1200,
     lr: float = 0.02,
     seed: int = 0,
-) -> tuple[Tensor, float]:
-    """Sources `(j, d)` of least penalty, and the penalty; by Adam with a cosine schedule from random coefficients.
+) -> Tensor:
+    """Sources `(j, d)` of least penalty, by Adam with a cosine schedule from random coefficients.
 
-    Args:
-        mixtures: the possible sources.
-        terms: weights of the penalties.
-        shape: of a source: the last two axes are spatial.
-        bounds: least and largest value of every coordinate, each `(d,)`, for the term of that name.
-        steps, lr: of Adam.
-        seed: of the start.
+    The last two axes of a source of this shape are spatial. The term `bounds` keeps coordinates between the two
+    `bounds`, each `(d,)`.
     """
     offset, basis = mixtures.offset.float(), mixtures.basis.float()
     limits = None if bounds is None else (bounds[0].to(basis), bounds[1].to(basis))
     drawn = torch.randn(mixtures.n_sources, len(basis), generator=torch.Generator().manual_seed(seed))
-    start = START_RADIUS * torch.nn.functional.normalize(drawn, dim=1).to(basis)
-    coefficients = start.requires_grad_()
+    coefficients = (START_RADIUS * torch.nn.functional.normalize(drawn, dim=1).to(basis)).requires_grad_()
     optimizer = torch.optim.Adam([coefficients], lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    loss = torch.tensor(math.inf)
     for step in range(steps):
         sources = offset + coefficients @ basis
         loss = scale_free(sources, terms, shape) + in_scale(sources, coefficients, mixtures.constant, terms, shape)
@@ -163,7 +155,7 @@ def unmix(
         loss.backward()
         optimizer.step()
         schedule.step()
-    return (mixtures.offset + coefficients.detach().double() @ mixtures.basis), loss.item()
+    return mixtures.offset + coefficients.detach().double() @ mixtures.basis
 
 
 def negentropy(sources: Tensor, reference: float = GAUSSIAN_LOG_COSH) -> Tensor:
@@ -198,8 +190,6 @@ def non_negativity(sources: Tensor) -> Tensor:
 def scale_free(sources: Tensor, terms: UnmixingTerms, shape: tuple[int, ...]) -> Tensor:
     """The scale-independent, published penalties of sources `(j, d)`."""
     loss = sources.new_zeros(())
-    if not (terms.negentropy or terms.decorrelation or terms.total_variation or terms.sparsity):
-        return loss
     centered = sources - sources.mean(dim=1, keepdim=True)
     unit = centered * torch.rsqrt(centered.square().mean(dim=1, keepdim=True) + torch.finfo(sources.dtype).tiny)
     if terms.negentropy:

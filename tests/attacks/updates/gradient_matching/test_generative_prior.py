@@ -116,7 +116,8 @@ def test_copies_draw_what_the_generator_draws(checkpoint: Path, observe: Observe
     drawn = prior.images(variables, seen, 5)
     torch.testing.assert_close(drawn, prior.network(variables["latents"]))
     weights = {name.removeprefix("weights."): value for name, value in variables.items() if name != "latents"}
-    mapped = torch.func.vmap(prior._single)(weights, variables["latents"])  # as on a GPU
+    as_on_a_gpu = torch.func.vmap(lambda own, latent: prior._drawn(own, latent[None])[0])
+    mapped = as_on_a_gpu(weights, variables["latents"])
     torch.testing.assert_close(drawn, mapped)
     assert not torch.equal(prior.start(seen, 6)["latents"], variables["latents"])
 

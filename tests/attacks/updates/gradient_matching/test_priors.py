@@ -7,8 +7,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from lit_recon.attacks.updates import BatchNormPrior, GroupConsistency, Prior, SquaredNorm, TotalVariation
-from lit_recon.attacks.updates.gradient_matching.priors import split_priors
+from lit_recon.attacks.updates import (
+    BatchNormPrior,
+    GradientMatching,
+    GroupConsistency,
+    Prior,
+    SquaredNorm,
+    TotalVariation,
+)
 from lit_recon.errors import ConfigError, ThreatModelError
 from lit_recon.records import LayerStatistics, Normalization, Observation
 
@@ -101,4 +107,4 @@ def test_bad_settings() -> None:
     with pytest.raises(ConfigError, match="start"):
         GroupConsistency(1.0, start=1.0)
     with pytest.raises(ConfigError, match="at most one"):
-        split_priors([BatchNormPrior(1.0), BatchNormPrior(1.0)])
+        GradientMatching(priors=[BatchNormPrior(1.0), BatchNormPrior(1.0)])

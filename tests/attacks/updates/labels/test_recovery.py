@@ -21,7 +21,7 @@ from lit_recon.attacks.updates.labels.recovery import IDLG, HeadCounts, JointLab
 from lit_recon.clients.gradient import BatchNormMode, GradientOperator
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.models import MLP, Backbone, ResNet18, WideFeatureLayer
-from lit_recon.records import Knowledge, Normalization, Observation
+from lit_recon.records import Batch, Knowledge, Normalization, Observation, Weights
 
 GRAY = Normalization((0.5,), (0.25,))
 
@@ -46,13 +46,12 @@ def observe(
         torch.rand(len(labels), 1, 8, 8, generator=torch.Generator().manual_seed(seed)),
         torch.tensor(labels),
     )
-    parameters = {name: value.detach() for name, value in model.named_parameters()}
-    buffers, operator = dict(model.named_buffers()), GradientOperator(model, mode)
-    update = operator(parameters, buffers, images, classes)
+    weights, operator = Weights.of(model), GradientOperator(model, mode)
+    update = operator(weights, Batch(images, classes))
     n_classes = model(images).shape[1]
     told = classes if known else None
     facts = (len(labels), (1, 8, 8), n_classes, GRAY, Knowledge(labels=known), told)
-    return Observation(model, parameters, buffers, operator, update, *facts)
+    return Observation(model, *weights, operator, update, *facts)
 
 
 def head_of_batch(

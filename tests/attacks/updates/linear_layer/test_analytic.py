@@ -11,7 +11,7 @@ from lit_recon.clients import Client
 from lit_recon.clients.gradient import GradientOperator
 from lit_recon.errors import ConfigError, ShapeError, ThreatModelError, UnsupportedModelError
 from lit_recon.models import MLP, Backbone, ConvNet
-from lit_recon.records import Knowledge, Normalization, Observation
+from lit_recon.records import Batch, Knowledge, Normalization, Observation, Weights
 
 NORMALIZATION = Normalization((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
 NONE = Normalization((0.0,), (1.0,))
@@ -33,11 +33,11 @@ def regression(n: int, labels: list[int], scale: float = 1.0, known: bool = True
     with torch.no_grad():
         model[1].weight.mul_(scale)
     images, classes = draw(n, (1, 8, 8)), torch.tensor(labels)
-    parameters = {name: value.detach() for name, value in model.named_parameters()}
+    weights = Weights.of(model)
     operator = GradientOperator(model)
-    update = operator(parameters, {}, images, classes)
+    update = operator(weights, Batch(images, classes))
     told = classes if known else None
-    return Observation(model, parameters, {}, operator, update, n, (1, 8, 8), 6, NONE, Knowledge(labels=known), told)
+    return Observation(model, *weights, operator, update, n, (1, 8, 8), 6, NONE, Knowledge(labels=known), told)
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])

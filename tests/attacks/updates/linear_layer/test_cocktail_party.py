@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.updates import CocktailPartyAttack, JointLabels, KnownLabels, UnmixingTerms
-from lit_recon.attacks.updates.linear_layer.first_layer import derivatives, first_layer, to_inputs
+from lit_recon.attacks.updates.linear_layer.first_layer import first_layer, to_inputs
 from lit_recon.attacks.updates.linear_layer.sparse_derivatives import refined
 from lit_recon.clients import Client
 from lit_recon.defenses import GaussianNoise, GradientPruning
@@ -61,7 +61,7 @@ def test_consistency_leads_from_a_rough_guess_to_the_images(photographs: Tensor)
     images, labels = photographs[:8], torch.arange(8)
     seen = observe(images, labels)
     guess = (0.7 * images + 0.3 * images.roll(1, 0)).double()
-    found, order, residual, curve = refined(guess, labels, first_layer(seen), seen, 20)
+    found, order, residual, curve = refined(guess, labels, first_layer(seen), 20)
     assert errors(images, guess.float())[0].mean() > 0.03
     assert errors(images, found.float())[0].max() < 1e-4
     assert order.tolist() == labels.tolist()
@@ -72,7 +72,7 @@ def test_derivatives_are_the_terms_of_the_bias_gradient(photographs: Tensor) -> 
     images, labels = photographs[:5], torch.tensor([0, 2, 2, 7, 9])
     seen = observe(images, labels, activation="tanh")
     layer = first_layer(seen)
-    parts = derivatives(images, labels, layer.bias_name, seen) / 5
+    parts = layer.derivatives(images, labels) / 5
     torch.testing.assert_close(parts.sum(dim=0), layer.bias, rtol=0.0, atol=1e-7)
     inputs = to_inputs(images.double(), seen)
     torch.testing.assert_close(parts.T @ inputs, layer.weight, rtol=0.0, atol=1e-6)

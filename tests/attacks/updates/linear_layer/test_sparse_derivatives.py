@@ -40,7 +40,7 @@ def test_a_rough_guess_leads_to_all_images(photographs: Tensor) -> None:
     images = photographs[:N]
     seen = observe(images)
     guess = rough(images)
-    found, proved = completed(guess, torch.arange(N), first_layer(seen), seen, never)
+    found, proved = completed(guess, torch.arange(N), first_layer(seen), never)
     assert errors(images, guess).min() > 0.01
     assert proved == N
     # measured 1e-6
@@ -68,7 +68,7 @@ def test_what_is_left_is_separated_without_what_was_found(photographs: Tensor) -
         assert mixtures.n_sources == left[-1].sum()
         return rough(images, 0.15)[left[-1]]
 
-    found, proved = completed(guess, torch.arange(N), first_layer(seen), seen, separate)
+    found, proved = completed(guess, torch.arange(N), first_layer(seen), separate)
     assert left[0].tolist() == [False] * 5 + [True] * 3
     assert proved == N
     assert errors(images, found).max() < 1e-4
@@ -79,7 +79,7 @@ def test_with_some_derivatives_unknown_the_guess_is_improved(photographs: Tensor
     seen = observe(images)
     guess = rough(images, 0.15)
     guess[6:] = 0.5
-    found, proved = completed(guess, torch.arange(N), first_layer(seen), seen, lambda mixtures, attempt: guess[6:])
+    found, proved = completed(guess, torch.arange(N), first_layer(seen), lambda mixtures, attempt: guess[6:])
     assert proved == 6
     # measured 0.8
     assert errors(images, found)[:6].mean() < 0.9 * errors(images, guess)[:6].mean()
@@ -88,7 +88,7 @@ def test_with_some_derivatives_unknown_the_guess_is_improved(photographs: Tensor
 
 def test_without_zeros_the_guess_is_left_alone(photographs: Tensor) -> None:
     seen, guess = observe(photographs[:N], "tanh"), rough(photographs[:N])
-    found, proved = completed(guess, torch.arange(N), first_layer(seen), seen, never)
+    found, proved = completed(guess, torch.arange(N), first_layer(seen), never)
     assert proved == 0
     assert torch.equal(found, guess)
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from lit_recon.errors import ConfigError, LitReconError, ThreatModelError, UnsupportedModelError
-from lit_recon.experiments.configuration import find_configuration, readable
+from lit_recon.experiments.configuration import find_configuration
 from lit_recon.experiments.engine.pieces import CommandRun, Piece, Subcommand, merged, nested, settings_hash
 from lit_recon.experiments.evaluate.judgement import NO_DEFENSE
 from lit_recon.experiments.evaluate.settings import DefenseFamily, EvaluateSettings, GridAttack
+from lit_recon.metrics import DEFAULT_METRICS, metrics_of
 from lit_recon.modules.generator import GENERATOR_FILE
 from lit_recon.reporting.provenance import parse_settings
 from lit_recon.reporting.wording import measure_of
@@ -77,17 +78,21 @@ class GridCell:
         names = ("kind", "folder", "defense", "strength", "attack", "aware", "batch_size", "paper")
         return {name: getattr(self, name) for name in names}
 
+    @property
+    def network(self) -> str:
+        """The settings that determine the victim model, as text."""
+        return _text([self.settings.get(name) for name in ("data", "backbone", "model", "seed")])
+
     def piece(self, study: Path, metric: str) -> Piece:
         """The piece of the study in this folder; `metric` is printed of a finished attack."""
         shown = _SHOWN.get(self.kind, (measure_of(metric).name, metric))
-        backbone = self.settings.get("backbone", {})
-        trains = self.kind == "attack" and not backbone.get("checkpoint")
+        given = self.settings.get("backbone", {}).get("checkpoint") or _module(self.settings)
         return Piece(
             folder=self.folder,
             title=self.describe(),
             work=CommandRun(_COMMANDS[self.kind], self._complete(study), (shown,)),
             needs=(self.generator,) if self.generator else (),
-            shares=_text([self.settings.get(name) for name in ("data", "backbone", "seed")]) if trains else "",
+            shares=self.network if self.kind == "attack" and not given else "",
             not_applicable=INAPPLICABLE if self.kind == "attack" else (),
         )
 
@@ -105,8 +110,6 @@ class GridCell:
             return _COMMANDS[self.kind].built(self._complete(study, generator))
         except LitReconError as error:
             raise ConfigError(f"{self.describe()}: {error}") from error
-        except Exception as error:  # the parser's own, of several kinds
-            raise ConfigError(f"{self.describe()}: {readable(str(error))}") from error
 
     def _complete(self, study: Path, generator: Path | None = None) -> dict[str, Any]:
         """The settings with the path of the generator."""
@@ -127,6 +130,8 @@ def build_cells(settings: EvaluateSettings, own: Mapping[str, Any]) -> list[Grid
         ConfigError, CorruptFileError: or is not one.
     """
     common = {key: own[key] for key in _COMMON}
+    if settings.model.class_path is not None:
+        common["model"] = own["model"]
     rows = list(_rows(settings.defenses))
     trainings = [] if settings.utility is None else [_training(common, settings.utility, row) for row in rows]
     knowledge = own.get("knowledge")
@@ -136,7 +141,7 @@ def build_cells(settings: EvaluateSettings, own: Mapping[str, Any]) -> list[Grid
         if attack.generator is not None
     }
     entrants = [
-        _Entrant(name, aware, merged(_base(attack, common, knowledge), attack.settings), generators.get(name))
+        _Entrant(name, aware, _entrant(attack, common, knowledge, settings), generators.get(name))
         for name, attack in settings.attacks.items()
         for aware in ((True, False) if settings.aware == "both" else (settings.aware,))
     ]
@@ -150,6 +155,25 @@ def build_cells(settings: EvaluateSettings, own: Mapping[str, Any]) -> list[Grid
     ]
     once = {cell.folder: cell for cell in generators.values()}
     return [*once.values(), *trainings, *attacks]
+
+
+def own_network(cell: GridCell, own: Mapping[str, Any]) -> str | None:
+    """Description of the network of an attack that is not on the grid's; None where it is.
+
+    Args:
+        cell: an attack.
+        own: settings of the evaluation, as in its configuration file.
+    """
+    model = _module(cell.settings)
+    if cell.settings["backbone"] == own["backbone"] and model == _module(own):
+        return None
+    return f"its own {model['class_path']}" if model else network_in_words(cell.settings["backbone"])
+
+
+def _module(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of a victim model of another library; empty where it is a backbone."""
+    model: Mapping[str, Any] = settings.get("model") or {}
+    return model if model.get("class_path") else {}
 
 
 def network_in_words(backbone: Mapping[str, Any]) -> str:
@@ -218,11 +242,19 @@ def _generator(path: Path, common: Mapping[str, Any]) -> GridCell:
     return GridCell("generator", _folder(f"generators/{path.stem}", settings), settings, NO_DEFENSE, None)
 
 
-def _base(attack: GridAttack, common: Mapping[str, Any], knowledge: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The attack's settings in its file, without those that the grid replaces."""
+def _entrant(
+    attack: GridAttack, common: Mapping[str, Any], knowledge: Mapping[str, Any] | None, grid: EvaluateSettings
+) -> dict[str, Any]:
+    """The attack's settings on the grid's data and network, with the metric that ranks attacks."""
     own = _of_file(attack.config, "attack")
     known = knowledge if knowledge is not None else own.get("knowledge", {})
-    return {**own, **common, "knowledge": known, "wandb": {"mode": "disabled"}}
+    below = {**own, **common, "knowledge": known, "wandb": {"mode": "disabled"}}
+    if "backbone" in attack.settings:
+        below.pop("model", None)
+    settings = merged(below, attack.settings)
+    chosen = settings.get("metrics", list(DEFAULT_METRICS))
+    measured = {metric.measure.key for metric in metrics_of([one for one in chosen if isinstance(one, str)])}
+    return settings if grid.ranking.key in measured else {**settings, "metrics": [*chosen, grid.metric]}
 
 
 def _of_file(path: Path, folder: str) -> dict[str, Any]:
@@ -239,7 +271,7 @@ def _attack(entrant: _Entrant, row: _Row, size: int, grid: EvaluateSettings) -> 
     printed = None
     if (paper := grid.paper) is not None:
         printed = paper.printed(entrant.attack, row.defense, row.position, size)
-        values = {} if printed is None else {grid.metric: printed}
+        values = {} if printed is None else {grid.ranking.key: printed}
         settings["paper"] = {"citation": paper.citation, "values": values, "note": paper.note}
     generator = "" if entrant.generator is None else entrant.generator.folder
     parts = [_name(row), entrant.attack, *(["unaware"] if aware is False else []), f"b{size}"]

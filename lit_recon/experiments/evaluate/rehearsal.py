@@ -101,19 +101,13 @@ class Rehearsal:
 
     def _try_attack(self, cell: GridCell, settings: AttackSettings, tried: set[tuple[str, ...]]) -> None:
         attack = _attack(cell)
-        key = _text([cell.settings[name] for name in ("data", "backbone", "seed")])
-        defense = ("defense", cell.defense, str(cell.strength), key)
+        defense = ("defense", cell.defense, str(cell.strength), cell.network)
         if {attack, defense} <= tried:
             return
         victims = self._victims_of(cell.settings, settings)
-        if key not in self._targets:
-            if settings.model.class_path is not None:
-                raise ConfigError(
-                    f"attack.py evaluate takes no model.class_path, but {cell.attack} has {settings.model.class_path}: "
-                    "attack it with attack.py run"
-                )
-            self._targets[key] = find_target(settings.backbone, victims, settings.seed)
-        target = self._targets[key]
+        if cell.network not in self._targets:
+            self._targets[cell.network] = find_target(settings.backbone, victims, settings.seed, settings.model)
+        target = self._targets[cell.network]
         if cell.defense != NO_DEFENSE:
             settings.client.client(sent_out(settings, target.model, victims), settings.defense)
         if attack not in tried:

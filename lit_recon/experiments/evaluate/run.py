@@ -17,20 +17,20 @@ from lit_recon.bounds import GaussianPrior, autograd_jacobian, cramer_rao, van_t
 from lit_recon.bounds.fisher import check_size
 from lit_recon.defenses import Batch, BatchGradient, Defense, at_weights, defended_gradient, simulated_gradient
 from lit_recon.errors import ConfigError, LitReconError, MissingDataError
-from lit_recon.experiments.configuration import settings_parser
+from lit_recon.experiments.configuration import allow_class_path, settings_parser
 from lit_recon.experiments.engine.cluster import ClusterSettings
 from lit_recon.experiments.engine.runner import StudyRunner, refuse_several_processes
-from lit_recon.experiments.evaluate.grid import GridCell, build_cells, network_in_words
+from lit_recon.experiments.evaluate.grid import GridCell, build_cells, own_network
 from lit_recon.experiments.evaluate.page import build_evaluation, gallery_grids, summary_lines
 from lit_recon.experiments.evaluate.rehearsal import Rehearsal
-from lit_recon.experiments.evaluate.results import Evaluation, LeakageMetric
+from lit_recon.experiments.evaluate.results import Evaluation
 from lit_recon.experiments.evaluate.settings import EvaluateSettings
 from lit_recon.experiments.evaluate.tables import csv_table
 from lit_recon.experiments.settings import AttackSettings, Call
 from lit_recon.experiments.update_attack.run import sent_out, victim_data
 from lit_recon.experiments.victim_model import find_target
 from lit_recon.io.files import write_text
-from lit_recon.metrics import Unavailable, load_lpips
+from lit_recon.metrics import PerceptualDistance, metrics_of
 from lit_recon.modules.loggers import finish, log_grid, log_table
 from lit_recon.records import Update
 from lit_recon.reporting.run_folder import RunFolder
@@ -87,7 +87,7 @@ def _bound(cell: GridCell, settings: AttackSettings, information: dict[str, list
 def _informations(settings: AttackSettings, defense: Defense) -> list[Tensor]:
     """`J^T J` of every victim batch, `J` the Jacobian of the mean of the release with respect to all its pixels."""
     victims = victim_data(settings)
-    target = find_target(settings.backbone, victims, settings.seed)
+    target = find_target(settings.backbone, victims, settings.seed, settings.model)
     size = sum(value.numel() for value in target.model.parameters())
     check_size(size, settings.victims.batch_size * math.prod(victims.image_shape))
     model = sent_out(settings, target.trained(settings.trainer).model, victims)
@@ -116,8 +116,9 @@ def _double(value: Tensor) -> Tensor:
 
 def _identity(cell: GridCell, defense: Defense) -> str:
     """Everything that the Jacobian depends on: not the attack, not the size of the noise."""
-    names = ("data", "backbone", "seed", "server", "victims", "client")
-    return json.dumps([[cell.settings.get(name) for name in names], repr(defense.without_noise())], default=str)
+    names = ("server", "victims", "client")
+    kept = [cell.network, *(cell.settings.get(name) for name in names), repr(defense.without_noise())]
+    return json.dumps(kept, default=str)
 
 
 #: Settings that may change between two calls on one folder: finished cells are kept, new ones are run.
@@ -127,20 +128,22 @@ _GROWS = ("attacks", "defenses", "batch_sizes", "utility", "max_accuracy_drops",
 def parser(program: str) -> ArgumentParser:
     """The command's settings."""
     purpose = "Compare defenses by the strongest attack at equal utility."
-    return settings_parser(program, purpose, EvaluateSettings, ClusterSettings)
+    settings = settings_parser(program, purpose, EvaluateSettings, ClusterSettings)
+    allow_class_path(settings, "--model")
+    return settings
 
 
 def execute(arguments: ArgumentParser, values: Namespace) -> None:
     """Validate the settings, run the cells without results, and write the page."""
     call = Call(arguments, values, "evaluate")
     settings, cluster = call.settings(EvaluateSettings), call.settings(ClusterSettings)
-    path, own, metric = call.folder.path, call.own, LeakageMetric(settings.metric)
+    path, own, metric = call.folder.path, call.own, settings.ranking
     refuse_several_processes(arguments.prog, settings.trainer)
     cluster.check()
     cells = build_cells(settings, own)
     inapplicable = Rehearsal(cells, path, metric).check()
-    _refuse_missing_lpips(settings)
-    study = StudyRunner([cell.piece(path, settings.metric) for cell in cells], path)
+    _refuse_unavailable(settings)
+    study = StudyRunner([cell.piece(path, metric.key) for cell in cells], path)
     study.open(call.config, settings.overwrite, _GROWS, inapplicable)
     write_text(study.folder.grid, json.dumps(_description(settings, cells, own), indent=2))
     print(f"grid        {study.progress()}")
@@ -156,13 +159,12 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     print(f"report      {study.folder.report}")
 
 
-def _refuse_missing_lpips(settings: EvaluateSettings) -> None:
-    """Refuse LPIPS as metric where it cannot be loaded."""
-    if settings.metric != "lpips" or settings.lpips.network == "none":
-        return
-    found = load_lpips(settings.lpips.network, settings.lpips.weights, settings.lpips.download)
-    if isinstance(found, Unavailable):
-        raise MissingDataError(f"metric is lpips, which cannot be loaded: {found.reason}")
+def _refuse_unavailable(settings: EvaluateSettings) -> None:
+    """Refuse a metric that cannot be computed on this machine."""
+    lpips = PerceptualDistance(settings.lpips.network, settings.lpips.weights, settings.lpips.download)
+    reason = metrics_of([settings.metric], [lpips])[-1].unavailable()
+    if reason:
+        raise MissingDataError(f"metric is {settings.metric}, which cannot be loaded: {reason}")
 
 
 def _description(settings: EvaluateSettings, cells: Sequence[GridCell], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,11 +176,12 @@ def _description(settings: EvaluateSettings, cells: Sequence[GridCell], own: Map
         "malicious": sorted({c.attack for c in cells if c.settings.get("server")}),
         "defenses": {name: family.title or name for name, family in settings.defenses.items()},
         "networks": {
-            cell.attack: network_in_words(cell.settings["backbone"])
+            cell.attack: network
             for cell in cells
-            if cell.kind == "attack" and cell.settings["backbone"] != own["backbone"]
+            if cell.kind == "attack" and (network := own_network(cell, own)) is not None
         },
-        "metric": settings.metric,
+        "metric": settings.ranking.key,
+        "of": settings.ranking.of,
         "max_accuracy_drops": sorted(settings.max_accuracy_drops),
     }
 

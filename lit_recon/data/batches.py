@@ -8,7 +8,8 @@ each process gets its share by `rank` and `world_size` with or without `use_dist
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -98,7 +99,7 @@ class TrainingBatches:
         world_size: int = 1,
     ) -> None:
         self.images, self.batch_size, self.padding, self.flip = images, batch_size, padding, flip
-        self.sampler = EpochShuffle(len(images), seed, rank, world_size)
+        self.sampler: Any = EpochShuffle(len(images), seed, rank, world_size)
         self._reached = {"epoch": 0, "given": 0}
         self._resume: dict[str, int] = {}
 
@@ -108,12 +109,16 @@ class TrainingBatches:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         # Runs at the first `next`, after Lightning has set the epoch.
         epoch = self.sampler.epoch
-        chunks = self.sampler.indices().split(self.batch_size)
+        chunks = self._chunks()
         start = self._resume.get("given", 0) if self._resume.get("epoch") == epoch else 0
         self._resume = {}
         for position in range(start, len(chunks)):
             self._reached = {"epoch": epoch, "given": position + 1}
             yield self._batch(chunks[position], epoch, position)
+
+    def _chunks(self) -> Sequence[Tensor]:
+        """Indices of every batch of this epoch."""
+        return tuple(self.sampler.indices().split(self.batch_size))
 
     def _batch(self, indices: Tensor, epoch: int, position: int) -> tuple[Tensor, Tensor]:
         generator = seeded_generator(self.sampler.seed, "augment", epoch, self.sampler.rank, position)

@@ -7,8 +7,8 @@ Their loaders share the data between processes themselves (see `lit_recon.data.b
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from functools import cached_property
+from typing import Any
 
 import lit_recon._torchvision
 
@@ -17,7 +17,7 @@ import torch
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
-from lit_recon.data.batches import EvaluationBatches, TrainingBatches, VictimBatches, random_crop, random_flip
+from lit_recon.data.batches import EvaluationBatches, TrainingBatches, VictimBatches
 from lit_recon.data.dataset import ImageSet, measure_normalization, seeded_generator
 from lit_recon.data.sources import ImageSource
 from lit_recon.data.splits import content_hash, sample_victims, victim_batches
@@ -49,6 +49,11 @@ class SourceDataModule(pl.LightningDataModule, ABC):
         return self.source.load()
 
     @property
+    def test(self) -> ImageSet:
+        """The test split."""
+        return self.splits[1]
+
+    @property
     def image_shape(self) -> tuple[int, int, int]:
         """`(c, h, w)`."""
         return self.splits[0].image_shape
@@ -72,6 +77,15 @@ class SourceDataModule(pl.LightningDataModule, ABC):
     def split_hash(self) -> str:
         """Identifies both splits by content; a backbone with the same hash has seen no image of this test split."""
         return content_hash(*self.splits)
+
+    def _public(self, name: str, n: int | None, seed: int) -> ImageSet:
+        """A stratified sample of `n` public images, or all of them; `name` is the setting of `n`."""
+        public = self.splits[0]
+        if n is None:
+            return public
+        if not 1 <= n <= len(public):
+            raise ConfigError(f"{name} must be 1 to {len(public)}, the size of {public.name}; got {n}")
+        return public.subset(sample_victims(public.labels, n, seed))
 
     @property
     def _rank(self) -> int:
@@ -116,17 +130,7 @@ class BackboneDataModule(SourceDataModule):
     @cached_property
     def train(self) -> ImageSet:
         """The images trained on."""
-        public = self.splits[0]
-        if self.n_train is None:
-            return public
-        if not 1 <= self.n_train <= len(public):
-            raise ConfigError(f"n_train must be 1 to {len(public)}, the size of {public.name}; got {self.n_train}")
-        return public.subset(sample_victims(public.labels, self.n_train, self.seed))
-
-    @property
-    def test(self) -> ImageSet:
-        """The images that accuracy is measured on."""
-        return self.splits[1]
+        return self._public("n_train", self.n_train, self.seed)
 
     def setup(self, stage: str) -> None:
         height, width = self.train.image_shape[1:]
@@ -138,23 +142,23 @@ class BackboneDataModule(SourceDataModule):
 
     def train_dataloader(self) -> TrainingBatches:
         """This process's share of the training images, in an order of its own for every epoch."""
-        return TrainingBatches(
-            self.train,
-            self.batch_size,
-            padding=self.padding if self.augment else 0,
-            flip=self.flip and self.augment,
-            seed=self.seed,
-            rank=self._rank,
-            world_size=self._world_size,
-        )
+        return TrainingBatches(self.train, self.batch_size, **self.shared())
+
+    def shared(self) -> dict[str, Any]:
+        """Augmentation, seed and this process's share, as arguments of training batches."""
+        return {
+            "padding": self.padding if self.augment else 0,
+            "flip": self.flip and self.augment,
+            "seed": self.seed,
+            "rank": self._rank,
+            "world_size": self._world_size,
+        }
 
     def val_dataloader(self) -> EvaluationBatches:
         """This process's share of the test images."""
         return EvaluationBatches(self.test, _EVALUATION_BATCH, self._rank, self._world_size)
 
-    def test_dataloader(self) -> EvaluationBatches:
-        """The same as for validation."""
-        return self.val_dataloader()
+    test_dataloader = val_dataloader
 
 
 class VictimDataModule(SourceDataModule):
@@ -185,17 +189,7 @@ class VictimDataModule(SourceDataModule):
     @cached_property
     def public(self) -> ImageSet:
         """Public images; none of them is a victim."""
-        public = self.splits[0]
-        if self.n_public is None:
-            return public
-        if not 1 <= self.n_public <= len(public):
-            raise ConfigError(f"n_public must be 1 to {len(public)}, the size of {public.name}; got {self.n_public}")
-        return public.subset(sample_victims(public.labels, self.n_public, self.seed))
-
-    @property
-    def test(self) -> ImageSet:
-        """The split that victims are drawn from."""
-        return self.splits[1]
+        return self._public("n_public", self.n_public, self.seed)
 
     @cached_property
     def batches(self) -> list[Tensor]:
@@ -254,19 +248,14 @@ class PoissonSampling:
         return self.share[torch.tensor(drawn, dtype=torch.int64)]
 
 
-class PoissonBatches:
+class PoissonBatches(TrainingBatches):
     """Augmented `(images (n, c, h, w) in [0, 1], labels (n,))` of random sizes `n`, 0 included.
-
-    A run that resumes within an epoch continues with the next batch.
 
     Args:
         images: the whole training set.
         rate: chance of an image to enter a batch.
         steps: batches in an epoch.
-        padding: of the random crop, in pixels; 0 for none.
-        flip: mirror half of the images.
-        seed: of sampling and augmentation.
-        rank, world_size: which share of every batch.
+        padding, flip, seed, rank, world_size: as for `TrainingBatches`.
     """
 
     def __init__(
@@ -280,39 +269,14 @@ class PoissonBatches:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self.images, self.steps, self.padding, self.flip = images, steps, padding, flip
-        self.sampler = PoissonSampling(len(images), rate, seed, rank, world_size)
-        self._reached = {"epoch": 0, "given": 0}
-        self._resume: dict[str, int] = {}
+        super().__init__(images, 1, padding, flip, seed)
+        self.steps, self.sampler = steps, PoissonSampling(len(images), rate, seed, rank, world_size)
 
     def __len__(self) -> int:
         return self.steps
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        # runs at the first `next`, after Lightning has set the epoch
-        epoch = self.sampler.epoch
-        start = self._resume.get("given", 0) if self._resume.get("epoch") == epoch else 0
-        self._resume = {}
-        for step in range(start, self.steps):
-            self._reached = {"epoch": epoch, "given": step + 1}
-            yield self._batch(epoch, step)
-
-    def _batch(self, epoch: int, step: int) -> tuple[Tensor, Tensor]:
-        indices = self.sampler.indices(epoch, step)
-        pixels, labels = self.images.images.index_select(0, indices), self.images.labels[indices]
-        if len(indices):
-            generator = seeded_generator(self.sampler.seed, "augment", epoch, self.sampler.rank, step)
-            pixels = random_crop(pixels, self.padding, generator)
-            pixels = random_flip(pixels, generator) if self.flip else pixels
-        return pixels.to(torch.float32).div_(255), labels
-
-    def state_dict(self) -> dict[str, int]:
-        """The last epoch begun and how many of its batches were given out; the same on every process."""
-        return dict(self._reached)
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Resume the saved epoch where it stopped."""
-        self._resume = dict(state)
+    def _chunks(self) -> list[Tensor]:
+        return [self.sampler.indices(self.sampler.epoch, step) for step in range(self.steps)]
 
 
 class PoissonDataModule(pl.LightningDataModule):
@@ -339,22 +303,10 @@ class PoissonDataModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> PoissonBatches:
         """This process's share of the training batches."""
-        data, trainer = self.data, self.trainer
-        return PoissonBatches(
-            data.train,
-            self.rate,
-            self.steps,
-            padding=data.padding if data.augment else 0,
-            flip=data.flip and data.augment,
-            seed=data.seed,
-            rank=trainer.global_rank if trainer else 0,
-            world_size=trainer.world_size if trainer else 1,
-        )
+        return PoissonBatches(self.data.train, self.rate, self.steps, **self.data.shared())
 
     def val_dataloader(self) -> EvaluationBatches:
         """This process's share of the test images."""
         return self.data.val_dataloader()
 
-    def test_dataloader(self) -> EvaluationBatches:
-        """The same as for validation."""
-        return self.data.val_dataloader()
+    test_dataloader = val_dataloader

@@ -27,7 +27,7 @@ from lit_recon.records import Observation, Reconstruction
 from lit_recon.reporting.writing import Scalar
 
 _BASELINES = ("mean_image", "nearest_public")
-#: Entries that the record leaves out of baselines, and of labels, which are recovered by batches and not by images.
+#: Entries that the record leaves out of baselines, and of labels, which are recovered by the batch.
 _SPREADS = ("_std", "_low", "_high")
 
 
@@ -88,20 +88,17 @@ def score_batches(
         targets = torch.cat([batch.images.cpu() for batch in batches])
         _, closest = NearestPublic(public).query(targets)
         nearest = closest.split(sizes)
-        guesses = zip(_BASELINES, (MeanImage.from_images(public).query(targets), closest), strict=True)
-        for name, guess in guesses:
-            scores = score_pairs(guess, targets, metrics)
-            baselines[name] = {key: values.split(sizes) for key, values in scores.items()}
-    return [
-        ScoredBatch(
-            batch,
-            done,
-            score_batch(done.reconstruction.images, batch.images, done.reconstruction.labels, batch.labels, metrics),
-            nearest[i],
-            {name: {key: values[i] for key, values in parts.items()} for name, parts in baselines.items()},
-        )
-        for i, (batch, done) in enumerate(zip(batches, finished, strict=True))
-    ]
+        means = MeanImage.from_images(public).query(targets)
+        for name, guess in zip(_BASELINES, (means, closest), strict=True):
+            scored_guess = score_pairs(guess, targets, metrics)
+            baselines[name] = {key: values.split(sizes) for key, values in scored_guess.items()}
+    scored = []
+    for i, (batch, done) in enumerate(zip(batches, finished, strict=True)):
+        found = done.reconstruction
+        scores = score_batch(found.images, batch.images, found.labels, batch.labels, metrics)
+        guesses = {name: {key: values[i] for key, values in parts.items()} for name, parts in baselines.items()}
+        scored.append(ScoredBatch(batch, done, scores, nearest[i], guesses))
+    return scored
 
 
 class RunScores(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
@@ -74,8 +74,7 @@ def _rebuilt(run: Path) -> Path:
             f"{run} holds a run of {command}, which has no page: see {RunFolder(run).metrics}, or give the folder of "
             "an attack"
         )
-    module, _, function = page.partition(":")
-    written: Path = getattr(importlib.import_module(module), function)(run)
+    written: Path = pkgutil.resolve_name(page)(run)
     return written
 
 

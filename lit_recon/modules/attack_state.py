@@ -209,10 +209,10 @@ def _read(path: Path) -> dict[int, FinishedBatch]:
             facts, names = json.loads((file.metadata() or {})[_HEADER]), set(file.keys())
             found = {}
             for index, fact in facts.items():
-                tensors = [file.get_tensor(f"{index}.{name}") for name in ("images", "labels")]
+                images, labels = (file.get_tensor(f"{index}.{name}") for name in ("images", "labels"))
                 features = file.get_tensor(f"{index}.features") if f"{index}.features" in names else None
                 loss, trace, notes = (fact.pop(name) for name in ("loss", "trace", "notes"))
-                result = Reconstruction(*tensors, loss, trace, tuple(notes), features)
+                result = Reconstruction(images, labels, loss, trace, tuple(notes), features)
                 found[int(index)] = FinishedBatch(int(index), result, **fact)
             return found
     except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:

@@ -144,7 +144,8 @@ def private_model(model: Backbone) -> tuple[Backbone, list[str]]:
         )
     replaced = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
     if replaced:
-        arguments, rebuilt = model.trunk.arguments, type(model.trunk)
+        rebuilt: Any = type(model.trunk)  # the arguments that a trunk remembers are those of its own constructor
+        arguments = model.trunk.arguments
         if arguments.get("norm") != "batch":
             raise UnsupportedModelError(
                 f"per-example gradients need a network without BatchNorm, but {rebuilt.__name__} has {replaced} and no "

@@ -11,7 +11,7 @@ import platform
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ class Piece:
     """One run of a study.
 
     Attributes:
-        folder: of the run, below the study's; it is the piece's key and names the hash of its settings.
+        folder: of the run, below the study's; it identifies the piece, and contains a hash of its settings.
         title: for the screen.
         work: called with the absolute path of the folder, in any process; returns what to print about the result.
             It must be picklable.
@@ -121,29 +121,23 @@ def attempt(piece: Piece, study: Path, log: Path) -> PieceOutcome:
     Raises:
         Interrupted: after SIGINT or SIGTERM.
     """
-    started = time.perf_counter()
-    found = PieceOutcome()
+    started, found = time.perf_counter(), PieceOutcome()
     with _logged(log), interruptible():
         print(f"{piece.title}: started on {platform.node()}, process {os.getpid()}", flush=True)
         try:
             found = PieceOutcome(piece.work((study / piece.folder).absolute()))
         except Exception as error:  # noqa: BLE001  # of whatever kind: the other pieces are still to be run
             reason = " ".join(str(error).split()) or type(error).__name__
-            expected = isinstance(error, LitReconError)
-            applicable = not isinstance(error, piece.not_applicable)
-            found = PieceOutcome("", reason, applicable, "" if expected else traceback.format_exc())
-    return PieceOutcome(found.summary, found.reason, found.applicable, found.traceback, time.perf_counter() - started)
+            unexpected = "" if isinstance(error, LitReconError) else traceback.format_exc()
+            found = PieceOutcome("", reason, not isinstance(error, piece.not_applicable), unexpected)
+    return replace(found, seconds=time.perf_counter() - started)
 
 
 @contextlib.contextmanager
 def _logged(log: Path) -> Iterator[None]:
     """Append what is printed to a log."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        log.open("a", encoding="utf-8") as stream,
-        contextlib.redirect_stdout(stream),
-        contextlib.redirect_stderr(stream),
-    ):
+    with log.open("a", encoding="utf-8") as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         yield
 
 

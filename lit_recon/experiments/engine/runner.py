@@ -26,7 +26,6 @@ class Executor(Protocol):
 
     def submit(self, piece: Piece) -> None:
         """Queue a piece; all pieces that it needs are finished."""
-        ...
 
     def next(self) -> tuple[Piece, PieceOutcome]:
         """Wait for any of the submitted pieces to end.
@@ -34,15 +33,10 @@ class Executor(Protocol):
         Raises:
             Interrupted: after SIGINT or SIGTERM; running pieces have saved their state.
         """
-        ...
 
 
 class ThisProcess:
-    """Runs one piece after the other in this process.
-
-    Args:
-        folder: of the study.
-    """
+    """Runs one piece of the study in `folder` after the other in this process."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder, self._queue = folder, deque[Piece]()
@@ -92,7 +86,10 @@ class StudyRunner:
 
     def is_settled(self, piece: Piece) -> bool:
         """Whether there is nothing to run: the piece has its result, or it is not applicable."""
-        return self.is_done(piece) or self._is_not_applicable(piece)
+        path = self.folder.failure(piece.folder)
+        if self.is_done(piece) or not path.is_file():
+            return self.is_done(piece)
+        return not json.loads(path.read_text(encoding="utf-8")).get("applicable", True)
 
     def progress(self) -> str:
         """The numbers of all, finished and not applicable pieces, as text."""
@@ -129,19 +126,19 @@ class StudyRunner:
                 unfinished.remove(piece.folder)
                 continue
             lost = [piece]
-            while lost:
-                failed.append(lost.pop())
-                for other in [other for other in waiting if failed[-1].folder in other.needs]:
+            for each in lost:  # grows by those that need one of them
+                for other in [other for other in waiting if each.folder in other.needs]:
                     waiting.remove(other)
-                    self._ended(other, PieceOutcome(reason=f"it needs {failed[-1].title}, which has no result"))
+                    self._ended(other, PieceOutcome(reason=f"it needs {each.title}, which has no result"))
                     lost.append(other)
+            failed += lost
         return failed
 
     def require(self, failed: Sequence[Piece]) -> None:
-        """Raise an error if a piece has no result.
+        """Refuse to go on without the results of these pieces, if there are any.
 
         Raises:
-            ConfigError: there is one.
+            ConfigError: there are.
         """
         if failed:
             raise ConfigError(
@@ -152,28 +149,21 @@ class StudyRunner:
 
     def _ended(self, piece: Piece, outcome: PieceOutcome) -> bool:
         """Print and record the outcome of a piece; return whether it has a result."""
-        number = self.pieces.index(piece) + 1
-        title = f"[{number}/{len(self.pieces)}] {piece.title}"
+        title = f"[{self.pieces.index(piece) + 1}/{len(self.pieces)}] {piece.title}"
         if not outcome.reason:
             print(f"{title}: {outcome.summary} ({duration(outcome.seconds)})", flush=True)
             return True
         path = self._note(piece.folder, outcome)
-        if outcome.applicable:
-            more = f" (traceback in {path})" if outcome.traceback else ""
-            print(f"{title}: FAILED, {outcome.reason}{more}", flush=True)
-        else:
-            print(f"{title}: not applicable, {outcome.reason}", flush=True)
+        more = f" (traceback in {path})" if outcome.traceback else ""
+        said = f"FAILED, {outcome.reason}{more}" if outcome.applicable else f"not applicable, {outcome.reason}"
+        print(f"{title}: {said}", flush=True)
         return False
 
     def _note(self, folder: str, outcome: PieceOutcome) -> Path:
         path = self.folder.failure(folder)
-        content = {"reason": outcome.reason, "applicable": outcome.applicable, "traceback": outcome.traceback}
+        content = {name: getattr(outcome, name) for name in ("reason", "applicable", "traceback")}
         write_text(path, json.dumps(content, indent=2))
         return path
-
-    def _is_not_applicable(self, piece: Piece) -> bool:
-        path = self.folder.failure(piece.folder)
-        return path.is_file() and not json.loads(path.read_text(encoding="utf-8")).get("applicable", True)
 
 
 def refuse_several_processes(command: str, trainer: TrainerSettings | None = None) -> None:
@@ -182,14 +172,14 @@ def refuse_several_processes(command: str, trainer: TrainerSettings | None = Non
     Raises:
         ConfigError: names `--cluster`, which runs pieces at the same time.
     """
+    several = "--cluster local (or the address of a Ray cluster) to run several pieces at the same time"
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
             f"{command} runs in one process; torchrun started {os.environ['WORLD_SIZE']}: start it without torchrun, "
-            "and with --cluster local (or the address of a Ray cluster) to run several pieces at the same time"
+            f"and with {several}"
         )
     if trainer is not None and (trainer.devices != 1 or trainer.num_nodes != 1):
         raise ConfigError(
             f"{command} runs every piece on one device; got trainer.devices={trainer.devices} and trainer.num_nodes="
-            f"{trainer.num_nodes}: leave both at 1, and use --cluster local (or the address of a Ray cluster) to run "
-            "several pieces at the same time"
+            f"{trainer.num_nodes}: leave both at 1, and use {several}"
         )

@@ -36,8 +36,8 @@ class Rehearsal:
         metric: that attacks are judged by.
     """
 
-    def __init__(self, cells: Sequence[GridCell], folder: Path, metric: LeakageMetric | None = None) -> None:
-        self._cells, self._folder, self._metric = cells, folder, metric or LeakageMetric()
+    def __init__(self, cells: Sequence[GridCell], folder: Path, metric: LeakageMetric) -> None:
+        self._cells, self._folder, self._metric = cells, folder, metric
         self._victims: dict[str, VictimDataModule] = {}
         self._targets: dict[str, VictimModel] = {}
         self._inapplicable: dict[tuple[str, ...], LitReconError] = {}
@@ -64,30 +64,24 @@ class Rehearsal:
             if cell.kind == "generator"
         }
         built = {cell.folder: cell.built(self._folder, stand_ins.get(cell.generator)) for cell in self._cells}
-        for cell in [cell for cell in attacks if not self._is_done(cell)]:
-            settings = AttackSettings(**built[cell.folder])
+        left = [cell for cell in self._cells if not RunFolder(self._folder / cell.folder).is_complete]
+        for cell in sorted(left, key=lambda cell: cell.kind):  # attacks before the trainings that measure utility
             try:
-                self._try_attack(cell, settings, tried)
+                if cell.kind == "attack":
+                    self._try_attack(cell, AttackSettings(**built[cell.folder]), tried)
+                elif cell.kind == "utility":
+                    self._try_training(built[cell.folder], attacks[0], AttackSettings(**built[attacks[0].folder]))
             except LitReconError as error:
                 raise type(error)(f"{cell.describe()}: {error}") from error
-        for cell in self._cells:
-            if cell.kind == "utility" and not self._is_done(cell):
-                try:
-                    self._try_training(cell, built[cell.folder], built[attacks[0].folder])
-                except LitReconError as error:
-                    raise type(error)(f"{cell.describe()}: {error}") from error
         reasons = {
             cell.folder: str(self._inapplicable[_attack(cell)])
-            for cell in attacks
-            if _attack(cell) in self._inapplicable and not self._is_done(cell)
+            for cell in left
+            if cell.kind == "attack" and _attack(cell) in self._inapplicable
         }
         if len(reasons) == len(attacks):
             first = self._inapplicable[_attack(attacks[0])]
             raise type(first)(f"{attacks[0].describe()}: {first}") from first
         return reasons
-
-    def _is_done(self, cell: GridCell) -> bool:
-        return RunFolder(self._folder / cell.folder).is_complete
 
     def _stand_in(self, cell: GridCell, path: Path) -> Path:
         """An untrained generator as the cell's settings describe it."""
@@ -121,15 +115,14 @@ class Rehearsal:
                 )
         tried |= {attack, defense}
 
-    def _try_training(self, cell: GridCell, built: dict[str, Any], attack: dict[str, Any]) -> None:
+    def _try_training(self, built: dict[str, Any], first: GridCell, attack: AttackSettings) -> None:
         backbone = settings_of(BackboneSettings, built)
         data = training_data(backbone, built["data"], built["seed"])
-        first = next(c for c in self._cells if c.kind == "attack")
-        data.splits = self._victims_of(first.settings, AttackSettings(**attack)).splits  # read once
+        data.splits = self._victims_of(first.settings, attack).splits  # read once
         prepare_training(backbone, data, built["seed"])
 
     def _victims_of(self, own: dict[str, Any], settings: AttackSettings) -> VictimDataModule:
-        key = _text([own[name] for name in ("data", "victims")])
+        key = json.dumps([own["data"], own["victims"]], sort_keys=True, default=str)
         if key not in self._victims:
             self._victims[key] = victim_data(settings)
         return self._victims[key]
@@ -138,7 +131,3 @@ class Rehearsal:
 def _attack(cell: GridCell) -> tuple[str, ...]:
     """Key of an attack at a batch size, whatever the defense."""
     return ("attack", cell.attack, str(cell.batch_size))
-
-
-def _text(settings: object) -> str:
-    return json.dumps(settings, sort_keys=True, default=str)

@@ -178,11 +178,15 @@ class Evaluation:
         rivals = {cell.attack for cell in self.attacked if cell.applicable and cell.attack not in self.networks}
         return bool(rivals & set(self.malicious)) and bool(rivals - set(self.malicious))
 
-    def training(self, defense: str, strength: float | None) -> CellResult | None:
-        """The training that measured a defense's price; None where the grid has none."""
-        return next(
-            (c for c in self.cells if c.kind == "utility" and (c.defense, c.strength) == (defense, strength)), None
-        )
+    @property
+    def servers(self) -> dict[bool, str]:
+        """Words for all servers, and where there are both kinds also for honest ones only, which have the key True."""
+        return {False: ", any server", True: ", honest servers only"} if self.has_both_servers else {False: ""}
+
+    def utility(self, defense: str, strength: float | None, key: str) -> float | None:
+        """A metric of the training under a defense; None where it was not measured."""
+        trainings = (c for c in self.cells if c.kind == "utility" and (c.defense, c.strength) == (defense, strength))
+        return next((cell.number(key) for cell in trainings), None)
 
     def title(self, defense: str, strength: float | None) -> str:
         """A defense and its strength in words."""

@@ -24,18 +24,15 @@ def equal_utility(evaluation: Evaluation) -> list[Panel]:
     """
     if not any(cell.kind == "utility" for cell in evaluation.cells):
         return []
-    names = [NO_DEFENSE, *evaluation.defenses]
     panels = []
     for size in evaluation.batch_sizes:
-        for honest in (False, True) if evaluation.has_both_servers else (False,):
-            points = levels(evaluation, size, honest)
-            rows = list[list[str | TableCell]]()
+        for honest, server in evaluation.servers.items():
+            points, rows = levels(evaluation, size, honest), list[list[str | TableCell]]()
             for budget in evaluation.max_accuracy_drops:
                 best = best_within(points, budget)
                 top = max(best.values(), key=lambda level: level.distance or 0.0, default=None)
-                entries = [_protection(best.get(name), top) for name in names]
+                entries = [_protection(best.get(name), top) for name in (NO_DEFENSE, *evaluation.defenses)]
                 rows.append([f"≤ {short(100 * budget, 6)}", *entries])
-            server = ", honest servers only" if honest else ", any server" if evaluation.has_both_servers else ""
             panels.append(
                 Panel(
                     f"At equal utility, batch size {size}{server}",
@@ -83,11 +80,11 @@ def csv_table(evaluation: Evaluation) -> tuple[list[str], list[list[object]]]:
     )
     rows: list[list[object]] = []
     for cell in evaluation.attacked:
-        training = evaluation.training(cell.defense, cell.strength)
-        utility = [training.number(key) if training else None for key in ("accuracy", "final_train_loss")]
+        level = (cell.defense, cell.strength)
+        utility = [evaluation.utility(*level, key) for key in ("accuracy", "final_train_loss")]
         place = cell.folder.relative_to(evaluation.folder.path).as_posix()
         aware = None if cell.aware is None else str(cell.aware).lower()
-        identity = [cell.defense, cell.strength, cell.attack, aware, cell.batch_size]
+        identity = [*level, cell.attack, aware, cell.batch_size]
         scores = [cell.number(key) for key in measured.values()]
         judged = [cell.paper, *(str(id(cell) in chosen).lower() for chosen in (winners, honest))]
         bound = [cell.bound.get(key) for key in ("rmse", "unbiased_rmse", "reason")]
@@ -110,8 +107,15 @@ def _table(evaluation: Evaluation, size: int, key: str) -> Panel:
         ]
         stops = MISSING if level.stops is None else "✓" if level.stops else "✗"
         accuracy = MISSING if level.accuracy is None else percent(level.accuracy, 1)
-        loss = MISSING if level.train_loss is None else short(level.train_loss, 4)
-        rows.append([level.title, *entries, *([accuracy, _price(level), loss, stops] if judged else [])])
+        loss = evaluation.utility(level.defense, level.strength, "final_train_loss")
+        price = MISSING if level.price is None else ABSENT if level.strength is None else f"{100 * level.price:+.1f}"
+        rows.append(
+            [
+                level.title,
+                *entries,
+                *([accuracy, price, MISSING if loss is None else short(loss, 4), stops] if judged else []),
+            ]
+        )
     best = strongest(cells, evaluation.metric)
     baselines = ", ".join(
         f"{words} {format_score(measure, value)}"
@@ -164,9 +168,3 @@ def _entry(cell: CellResult | None, level: Level, honest: Level, measure: Measur
     small = [] if spread is None else [f"± {format_score(measure, spread, unit=False)}"]
     mark = "ours" if cell is level.strongest else "rival" if cell is honest.strongest else ""
     return TableCell(format_score(measure, value), [*small, *paper], mark)
-
-
-def _price(level: Level) -> str:
-    if level.price is None:
-        return MISSING
-    return ABSENT if level.strength is None else f"{100 * level.price:+.1f}"

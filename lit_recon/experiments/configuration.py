@@ -156,12 +156,10 @@ def allow_class_path(parser: ArgumentParser, option: str) -> None:
 
 
 def resolved(parser: ArgumentParser, values: Namespace, name: str) -> tuple[Namespace, str]:
-    """Values with name and folder filled in, and the YAML text that gives these values again and names the command.
+    """All settings of a run, and the YAML text that gives them again and names the command.
 
-    Args:
-        parser: of the command.
-        values: that it read; they must have `name`, `out` and `overwrite`.
-        name: of a run without a configuration file.
+    `values`, which the parser read, need a `name`, `out` and `overwrite`; `name` is for a run without a configuration
+    file.
     """
     complete = values.clone()
     files = complete.pop("config", None) or []

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
-from pytorch_lightning.loggers import Logger
 
 from lit_recon.attacks.base import Attack
 from lit_recon.clients import ClientSettings, LocalTraining
@@ -29,6 +28,7 @@ from lit_recon.training.trainer import TrainerSettings
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+    from pytorch_lightning.loggers import Logger
 
 _Schema = TypeVar("_Schema", bound="DataclassInstance")
 
@@ -206,8 +206,7 @@ class BackboneSettings:
     dp: PrivacySettings | None = None
 
     def __post_init__(self) -> None:
-        if self.epochs < 0:
-            raise ConfigError(f"epochs must be at least 0; got {self.epochs}")
+        check_range({"epochs": self.epochs}, 0)
         if self.dp is not None and (self.defense is not None or self.local_steps is not None):
             raise ConfigError(
                 "dp has clipping and noise of its own, whose epsilon holds for nothing else: leave defense and "
@@ -250,54 +249,66 @@ class LpipsSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttackSettings(PaperRunSettings):
-    """One run of `attack.py run`.
+class UpdateSettings(RunSettings):
+    """Settings of attacks on clients' updates.
 
     Args:
-        seed: seed of the backbone's weights and training; victims and attack have seeds of their own.
         data: where images come from.
         backbone: the victim model, if it is one of this package.
         model: the victim model, if it is a module of another library.
         client: how clients compute their updates.
-        defense: defense of the clients; default: none.
-        server: modification of the model by a malicious server; default: the server is honest.
-        knowledge: the attacker's knowledge besides model and update.
         victims: attacked images.
-        attack: attack on updates.
-        clients_per_batch: clients attacked at once; `auto` measures whether several at once are faster than one by one.
-        save_every_seconds: seconds between two checkpoints of the running attack.
         trainer: devices and threads.
-        metrics: metrics of reconstructions: names, or import paths of your own subclasses of
-            `lit_recon.metrics.Metric`; `rmse` is always measured.
         lpips: settings of the LPIPS metric.
     """
 
-    seed: int = 0
     data: ImageSource = field(default_factory=Digits)
     backbone: BackboneSettings = field(default_factory=BackboneSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     client: ClientSettings = field(default_factory=ClientSettings)
-    defense: Defense | None = None
-    server: Imprint | None = None
-    knowledge: Knowledge = field(default_factory=Knowledge)
     victims: VictimSettings = field(default_factory=VictimSettings)
-    attack: Attack
-    clients_per_batch: int | Literal["auto"] = "auto"
-    save_every_seconds: float = 60.0
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
-    metrics: list[str | Metric] = field(default_factory=lambda: list(DEFAULT_METRICS))
     lpips: LpipsSettings = field(default_factory=LpipsSettings)
 
     def __post_init__(self) -> None:
-        if self.clients_per_batch != "auto" and self.clients_per_batch < 1:
-            raise ConfigError(f"clients_per_batch must be at least 1, or auto; got {self.clients_per_batch}")
-        if self.save_every_seconds <= 0:
-            raise ConfigError(f"save_every_seconds must be above 0; got {self.save_every_seconds:g}")
         if self.model.class_path is not None and self.backbone.checkpoint is not None:
             raise ConfigError(
                 f"there is one victim model, but both model.class_path ({self.model.class_path}) and "
                 f"backbone.checkpoint ({self.backbone.checkpoint}) are given: leave one of them out"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackSettings(UpdateSettings, PaperRunSettings):
+    """One run of `attack.py run`.
+
+    Args:
+        seed: seed of the backbone's weights and training; victims and attack have seeds of their own.
+        defense: defense of the clients; default: none.
+        server: modification of the model by a malicious server; default: the server is honest.
+        knowledge: the attacker's knowledge besides model and update.
+        attack: attack on updates.
+        clients_per_batch: clients attacked at once; `auto` measures whether several at once are faster than one by one.
+        save_every_seconds: seconds between two checkpoints of the running attack.
+        metrics: metrics of reconstructions: names, or import paths of your own subclasses of
+            `lit_recon.metrics.Metric`; `rmse` is always measured.
+    """
+
+    seed: int = 0
+    defense: Defense | None = None
+    server: Imprint | None = None
+    knowledge: Knowledge = field(default_factory=Knowledge)
+    attack: Attack
+    clients_per_batch: int | Literal["auto"] = "auto"
+    save_every_seconds: float = 60.0
+    metrics: list[str | Metric] = field(default_factory=lambda: list(DEFAULT_METRICS))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clients_per_batch != "auto" and self.clients_per_batch < 1:
+            raise ConfigError(f"clients_per_batch must be at least 1, or auto; got {self.clients_per_batch}")
+        if self.save_every_seconds <= 0:
+            raise ConfigError(f"save_every_seconds must be above 0; got {self.save_every_seconds:g}")
 
 
 @dataclass(frozen=True, kw_only=True)

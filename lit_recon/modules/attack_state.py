@@ -30,8 +30,7 @@ class AttackOutcome:
     """Result and cost of an attack on a group of victims; the cost includes interrupted processes.
 
     Attributes:
-        reconstructions: one per victim.
-        curves: per victim, the loss curve of every restart.
+        reconstructions, curves: one per victim; its curves are those of all restarts.
         seconds: of the whole group, beginning with its setup.
         timed_seconds, timed_steps: of the iterations alone, without the first one of every process.
     """
@@ -57,9 +56,8 @@ def run_attack(
     attack that is not a `SteppableAttack` starts over after an interruption.
 
     Args:
-        attack: its settings must be those of the process that wrote `saved`.
-        observations: the same ones, too.
-        saved: file of the running state; removed by the caller once the outcome is safe.
+        attack, observations: the same as in the process that wrote `saved`.
+        saved: file of the running state; the caller removes it once the outcome is safe.
         save_every_seconds: between two saves.
         execution: how several victims are computed; None leaves it to the attack.
         watch: called at the start and after every iteration.
@@ -143,9 +141,9 @@ class FinishedBatch:
         index: of the batch, see `VictimBatch`.
         reconstruction: in the attack's order, on the CPU.
         curves: loss curve of every restart.
-        seconds: this batch's share of its group's time.
-        timed_seconds, timed_steps: this batch's share of the iterations' time, and how many iterations that is.
-        feature_scores: `(n,)` per image of the batch, where the attack recovers features; see `lit_recon.metrics`.
+        seconds, timed_seconds: this batch's share of its group's time, and of that of the iterations.
+        timed_steps: number of these iterations.
+        feature_scores: `(n,)` by metric, where the attack recovers features.
     """
 
     index: int

@@ -33,7 +33,7 @@ class BackboneModule(TrainingModule):
 
 
 def train_backbone(trainer: Trainer, module: TrainingModule, datamodule: LightningDataModule, out: Path) -> Path:
-    """Train, or resume a killed training, until the trainer's `max_epochs`.
+    """Train, or resume a killed training, until the trainer's `max_epochs`; returns the path of the backbone.
 
     A resumed training ends with the weights of one that was never interrupted, if batches are functions of seed, epoch
     and position, as `BackboneDataModule`'s are; noise is a function of seed, step and process.
@@ -43,9 +43,6 @@ def train_backbone(trainer: Trainer, module: TrainingModule, datamodule: Lightni
         module: model and optimizer.
         datamodule: batches of images in [0, 1] and labels.
         out: the run folder.
-
-    Returns:
-        Path of the backbone.
 
     Raises:
         RunExistsError: `out` already holds a backbone.

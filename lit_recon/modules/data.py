@@ -99,14 +99,8 @@ class SourceDataModule(pl.LightningDataModule, ABC):
 class BackboneDataModule(SourceDataModule):
     """Training and test images of a classifier; batches are `(images (n, c, h, w) in [0, 1], labels (n,))`.
 
-    Args:
-        source: where the images come from.
-        batch_size: training images per step and process.
-        augment: random crops and, if `flip`, mirroring.
-        padding: black pixels around an image before it is cropped back; 4 for 32x32 images, 1 for the digits.
-        flip: mirror half of the training images; not for digits.
-        n_train: train on a stratified sample of this many images instead of all.
-        seed: of that sample, of the order of images and of the augmentation.
+    The arguments are the settings of the same names of `BackboneSettings`; the batch size is per process, and `seed`
+    that of the sample, the order of images and the augmentation.
     """
 
     def __init__(
@@ -164,13 +158,7 @@ class BackboneDataModule(SourceDataModule):
 class VictimDataModule(SourceDataModule):
     """The private batches of simulated clients, as `VictimBatch`, drawn from the test split.
 
-    Args:
-        source: where the images come from.
-        n_victims: images in the stratified sample.
-        batch_size: images per client.
-        distinct_labels: no two images of a client share a label; otherwise labels as drawn.
-        seed: of the sample and of its grouping into batches.
-        n_public: a stratified sample of this many public images for the baselines; default: all.
+    The arguments are those of `VictimSettings`, with `n_victims` for `n`.
     """
 
     def __init__(
@@ -280,13 +268,7 @@ class PoissonBatches(TrainingBatches):
 
 
 class PoissonDataModule(pl.LightningDataModule):
-    """A backbone's data with Poisson-sampled training batches.
-
-    Args:
-        data: images, augmentation, seed and test split.
-        rate: chance of an image to enter a batch.
-        steps: batches in an epoch.
-    """
+    """The data of a backbone with `PoissonBatches` for training, `steps` of them in an epoch."""
 
     def __init__(self, data: BackboneDataModule, rate: float, steps: int) -> None:
         super().__init__()

@@ -84,16 +84,14 @@ class GeneratorRecipe:
 class GeneratorModule(LightningModule):
     """Every batch trains the critic on real and generated images, then the generator with its encoder.
 
-    Logs `generator_loss`, and `critic_loss` and `reconstruction_rmse` where there are any.
+    Logs `generator_loss`, and `critic_loss` and `reconstruction_rmse` where there are any. `averaged` is the generator
+    with the running mean of its weights.
 
     Args:
         generator: to be trained.
-        recipe: what for.
+        recipe: losses and optimizer.
         width: of critic and encoder at full resolution.
         seed: of their weights and of the latents, which are functions of seed and step.
-
-    Attributes:
-        averaged: the generator with the running mean of its weights.
     """
 
     def __init__(self, generator: ConvGenerator, recipe: GeneratorRecipe, width: int, seed: int) -> None:
@@ -190,11 +188,7 @@ def autoencoder_loss(images: Tensor, drawn: Tensor, mean: Tensor, log_variance: 
 
 
 def check_alone(processes: int) -> None:
-    """Refuse more than one process.
-
-    Raises:
-        ConfigError: there are several.
-    """
+    """Refuse more than one process by a ConfigError."""
     if processes > 1:
         raise ConfigError(
             f"a generator is trained by one process, as its networks are trained alternately; got {processes}: "
@@ -240,12 +234,11 @@ class Quality:
 
     Attributes:
         figures: means over samples or held-out images, RMSE of pixels in [0, 1]:
-            `sample_nearest_rmse`, of samples to the nearest training image, beside `held_out_nearest_rmse`, that of
-            real images which the generator has not seen: much lower means memorization, much higher unrealistic
-            samples;
-            `sample_spread_rmse`, between two samples, beside `held_out_spread_rmse`: much lower means mode collapse;
-            `search_rmse`, of held-out images to their best reconstructions by the generator, beside
-            `search_mean_image_rmse`: the error that a search for latents alone cannot go below.
+            `sample_nearest_rmse`, of samples to the nearest training image, beside `held_out_nearest_rmse` of real
+            images: much lower means memorization, much higher unrealistic samples; `sample_spread_rmse`, between two
+            samples, beside `held_out_spread_rmse`: much lower means mode collapse; `search_rmse`, of held-out images to
+            their best reconstructions by the generator, beside `search_mean_image_rmse`: the error that a search for
+            latents alone cannot go below.
         images: `(n, c, h, w)` by name: `samples`, `sample_nearest`, `held_out`, `held_out_nearest`, `found`.
     """
 
@@ -256,16 +249,7 @@ class Quality:
 def measure_quality(
     generator: ConvGenerator, train: ImageSet, test: ImageSet, n: int, search_steps: int, seed: int
 ) -> Quality:
-    """Quality by `n` samples and `n` held-out images.
-
-    Args:
-        generator: on the CPU.
-        train: what it was trained on.
-        test: images that it has not seen; a stratified sample is taken.
-        n: at least 2, at most the number of test images.
-        search_steps: iterations of the search for latents.
-        seed: of samples, of the choice and of the search.
-    """
+    """Quality by `n` samples and `n` test images, at least 2; the generator has not seen the test images."""
     samples = draw_samples(generator, generator.latent_size, n, seeded_generator(seed, "samples"))
     held_out = test.pixels(sample_victims(test.labels, n, seed))
     found = search_latents(generator, held_out, search_steps, seed)

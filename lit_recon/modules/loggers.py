@@ -62,8 +62,8 @@ def build_loggers(logs: Path, name: str, settings: WandbSettings, config: Mappin
     Args:
         logs: the run folder's `logs`.
         name: of the run.
-        settings: whether and where to log to Weights & Biases.
-        config: the resolved configuration, shown with the W&B run.
+        settings: of W&B.
+        config: all settings, shown with the W&B run.
 
     Raises:
         ConfigError: W&B cannot start.

@@ -96,12 +96,7 @@ class PrivacySettings:
         )
 
     def plan(self, n_images: int, batch_size: int, epochs: int) -> PrivacyPlan:
-        """DP-SGD for a training set and a number of epochs.
-
-        Args:
-            n_images: size of the training set.
-            batch_size: expected number of images per step, over all processes.
-            epochs: of the whole training, at least 1.
+        """DP-SGD for a training set of `n_images`, with an expected batch of `batch_size` over all processes.
 
         Raises:
             ConfigError: a batch larger than the data, a delta that guarantees nothing, or an epsilon out of reach.
@@ -165,16 +160,17 @@ class PrivateBackboneModule(TrainingModule):
     """Steps along the sum of clipped per-example gradients plus noise, divided by the expected batch size.
 
     All trainable parameters are clipped as one vector. An empty batch is a step of noise alone. Whoever knows the seed
-    can subtract the noise: a guarantee for a published model needs a secret seed.
+    can
+    subtract the noise: a guarantee for a published model needs a secret seed.
 
     With several processes each samples its own share of the images, the first one adds the noise, and the sum is
     divided by the expected size of the whole batch; epsilon is that of one process.
 
     Epsilon is logged after every epoch. It comes from `lit_recon.privacy`: exact for full batches, else from the
-    privacy loss distribution, as Opacus' own PRV accountant does not terminate at little noise. A checkpoint contains
-    the mechanism and the number of its releases; a training resumes with the same mechanism only.
+    privacy loss distribution, as Opacus' own PRV accountant does not terminate at little noise. A training resumes with
+    the same mechanism only.
 
-    The defense `DPSGD` applies the same mechanism to an arbitrary batch, without a guarantee for a training; on one
+    The defense `DPSGD` applies the same mechanism to an arbitrary batch, without a guarantee for a training. On one
     batch and without noise both give the same gradient, except for Opacus' 1e-6 added to the norm and for frozen
     parameters, which `DPSGD` includes in the norm.
 

@@ -71,13 +71,9 @@ def feature_scores(
 def score_batches(
     finished: Sequence[FinishedBatch], batches: Sequence[VictimBatch], public: Tensor | None, metrics: Sequence[Metric]
 ) -> list[ScoredBatch]:
-    """Score finished batches against the truth.
+    """Score finished batches against the truth, `batches` in the same order, by metrics that are available here.
 
-    Args:
-        finished: one per batch.
-        batches: the truth, in the same order.
-        public: images `(N, c, h, w)` that the baselines know, bytes or floats in [0, 1]; None: no baselines.
-        metrics: that are available here.
+    The baselines know the images `public` `(N, c, h, w)`, bytes or floats in [0, 1]; None: no baselines.
     """
     if not batches:
         return []

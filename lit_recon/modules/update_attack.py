@@ -45,7 +45,8 @@ _TOGETHER_ELSEWHERE = 8
 class UpdateAttackModule(LightningModule):
     """Attacks the update of every client that a `VictimDataModule` yields; `trainer.test(module, victims)` runs it.
 
-    Finished victims and the state of the running attack are saved in files, so that a killed run can be resumed.
+    Finished victims and the state of the running attack are saved in `checkpoints`, so that a killed run can be
+    resumed.
 
     Args:
         attack: on updates.
@@ -53,7 +54,7 @@ class UpdateAttackModule(LightningModule):
         clients: how they compute updates, and their seeds.
         defense: of the updates; None: none.
         knowledge: what the attacker knows besides the model and the update.
-        checkpoints: folder of the files.
+        checkpoints: a folder.
         metrics: that the reconstructions are scored by.
         clients_per_batch: clients attacked at once; `auto`: several where that is measured to be faster, else one.
         save_every_seconds: between two saves of the running state.

@@ -78,12 +78,9 @@ class ClusterSettings:
 
     @contextlib.contextmanager
     def executor(self, folder: RunFolder, threads: int | None = None, accelerator: str = "cpu") -> Iterator[Executor]:
-        """The executor of a study; a cluster that was started for it is stopped at the end.
+        """The executor of a study in `folder`; a cluster that was started for it is stopped at the end.
 
-        Args:
-            folder: of the study.
-            threads: that a piece uses; default: not known.
-            accelerator: that a piece uses: `cpu`, `gpu` or `auto`.
+        A piece uses so many threads, None for not known, and an accelerator (`cpu`, `gpu` or `auto`).
 
         Raises:
             ConfigError: the cluster refuses the connection, or lacks the CPUs and GPUs of a piece.
@@ -113,13 +110,7 @@ class ClusterSettings:
 
 
 class RayCluster:
-    """Runs pieces as tasks of a Ray cluster, as many at the same time as there are CPUs and GPUs for.
-
-    Args:
-        ray: the package, connected to a cluster.
-        folder: of the study.
-        cpus, gpus: of one piece.
-    """
+    """Runs pieces of the study in `folder` as tasks of the connected cluster, with so many CPUs and GPUs for each."""
 
     def __init__(self, ray: Any, folder: RunFolder, cpus: float, gpus: float) -> None:
         self._ray, self._folder = ray, RunFolder(folder.path.absolute())
@@ -200,11 +191,7 @@ def _connected(address: str) -> Iterator[Any]:
 
 
 def _address(cluster: str) -> str:
-    """`HOST:PORT` of a cluster.
-
-    Raises:
-        ConfigError: no cluster is running on this machine.
-    """
+    """`HOST:PORT` of a cluster; a ConfigError where none is running on this machine."""
     if cluster != "auto":
         return cluster if ":" in cluster else f"{cluster}:{_PORT}"
     # Where `ray start` notes the address.
@@ -219,11 +206,7 @@ def _address(cluster: str) -> str:
 
 
 def _check_address(address: str) -> None:
-    """Refuse an address where no Ray cluster answers.
-
-    Raises:
-        ConfigError: says why.
-    """
+    """Refuse an address where no Ray cluster answers by a ConfigError that says why."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     reason, end = "it is no HOST:PORT", time.monotonic() + _ANSWER_SECONDS
     if host and port.isdecimal():

@@ -98,14 +98,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class PieceOutcome:
-    """The outcome of a piece.
+    """The outcome of a piece: what to print of its result, or the reason why there is none.
 
-    Attributes:
-        summary: of the result; empty where there is none.
-        reason: why there is no result; empty where there is one.
-        applicable: false where the piece cannot have a result.
-        traceback: of an unexpected error.
-        seconds: that it took.
+    `applicable` is false where the piece cannot have a result; `traceback` is that of an unexpected error.
     """
 
     summary: str = ""
@@ -143,12 +138,7 @@ def _logged(log: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Subcommand:
-    """A command whose runs are pieces of a study.
-
-    Attributes:
-        name: such as `attack.py run`.
-        module: that holds its `parser(program)` and `execute(parser, values)`.
-    """
+    """A command such as `attack.py run` whose runs are pieces of a study; `module` holds its `parser` and `execute`."""
 
     name: str
     module: str
@@ -192,13 +182,7 @@ def _parser(command: Subcommand) -> ArgumentParser:
 
 @dataclass(frozen=True)
 class CommandRun:
-    """The work of a piece that is a run of a command.
-
-    Attributes:
-        command: to run.
-        settings: of the run, nested.
-        shown: names and keys of the metrics to print; those after the first are given for comparison.
-    """
+    """The work of a piece that is a run of a command with nested settings; `shown` is as for `metrics_in_words`."""
 
     command: Subcommand
     settings: Mapping[str, Any] = field(hash=False)
@@ -213,9 +197,7 @@ class CommandRun:
 def metrics_in_words(folder: Path, shown: Sequence[tuple[str, str]]) -> str:
     """Metrics of the finished run in a folder, such as `MSE 0.012 (mean image 0.068)`.
 
-    Args:
-        folder: of the run.
-        shown: names and keys of metrics, all with the unit of the first one.
+    `shown` holds names and keys of metrics, all with the unit of the first one.
     """
     metrics = read_metrics(RunFolder(folder).metrics)
     values = [(name, value if isinstance(value := metrics.get(key), float) else None) for name, key in shown]

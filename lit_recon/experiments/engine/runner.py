@@ -52,12 +52,7 @@ class ThisProcess:
 
 
 class StudyRunner:
-    """The pieces of a study in its folder.
-
-    Args:
-        pieces: all of them, in the order in which they are to be run.
-        path: of the study's folder.
-    """
+    """The pieces of a study, in the order in which they are to be run, and its folder."""
 
     def __init__(self, pieces: Iterable[Piece], path: Path) -> None:
         self.pieces, self.folder = list(pieces), RunFolder(path)
@@ -100,8 +95,7 @@ class StudyRunner:
     def run(self, executor: Executor) -> list[Piece]:
         """Run every piece that is not settled, once, each after those that it needs.
 
-        Returns:
-            The pieces without a result: those that failed or are not applicable, and those that need one of them.
+        Returns the pieces without a result: those that failed or are not applicable, and those that need one of them.
 
         Raises:
             Interrupted: after SIGINT or SIGTERM; the next call resumes.
@@ -135,11 +129,7 @@ class StudyRunner:
         return failed
 
     def require(self, failed: Sequence[Piece]) -> None:
-        """Refuse to go on without the results of these pieces, if there are any.
-
-        Raises:
-            ConfigError: there are.
-        """
+        """Refuse to go on without the results of pieces that failed, by a ConfigError that names one."""
         if failed:
             raise ConfigError(
                 f"{len(failed)} of {len(self.pieces)} cells have no result, such as {failed[0].title} (see "
@@ -167,11 +157,7 @@ class StudyRunner:
 
 
 def refuse_several_processes(command: str, trainer: TrainerSettings | None = None) -> None:
-    """Refuse torchrun, and settings that would spread a single piece over devices.
-
-    Raises:
-        ConfigError: names `--cluster`, which runs pieces at the same time.
-    """
+    """Refuse torchrun, and settings that spread a piece over devices, by a ConfigError that names `--cluster`."""
     several = "--cluster local (or the address of a Ray cluster) to run several pieces at the same time"
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(

@@ -41,13 +41,11 @@ class GridCell:
 
     Attributes:
         kind: an attack, a training that measures the defense's utility, or that of a generator which attacks draw from.
-        folder: of the run, below that of the grid; it names a hash of the settings.
+        folder: of the run, below that of the grid; it contains a hash of the settings.
         settings: of the run, nested.
-        defense: name of the family, or `none`.
-        strength: of the defense; None without one.
-        attack: name; empty for a training.
+        defense, strength: name of the family, or `none`; None without one.
+        attack, batch_size: empty and 0 for a training.
         aware: the attacker knows the defense; None where there is none to know.
-        batch_size: images per client; 0 for a training.
         paper: printed value of the metric.
         generator: folder of the cell that trains the attack's generator, if one does.
     """
@@ -97,11 +95,7 @@ class GridCell:
         )
 
     def built(self, study: Path, generator: Path | None = None) -> dict[str, Any]:
-        """The cell's settings as objects.
-
-        Args:
-            study: folder of the grid.
-            generator: to be used in place of the one that the attack draws from, before that is trained.
+        """The cell's settings as objects; `generator` replaces one that is still to be trained in the folder `study`.
 
         Raises:
             ConfigError: the command has no such setting, or a constructor refuses a value; names the cell.
@@ -126,8 +120,7 @@ def build_cells(settings: EvaluateSettings, own: Mapping[str, Any]) -> list[Grid
         own: the same, as the nested mapping that its configuration file would hold.
 
     Raises:
-        MissingDataError: an attack's configuration file is not there.
-        ConfigError, CorruptFileError: or is not one.
+        MissingDataError, ConfigError, CorruptFileError: about an attack's configuration file.
     """
     common = {key: own[key] for key in _COMMON}
     if settings.model.class_path is not None:
@@ -158,12 +151,7 @@ def build_cells(settings: EvaluateSettings, own: Mapping[str, Any]) -> list[Grid
 
 
 def own_network(cell: GridCell, own: Mapping[str, Any]) -> str | None:
-    """Description of the network of an attack that is not on the grid's; None where it is.
-
-    Args:
-        cell: an attack.
-        own: settings of the evaluation, as in its configuration file.
-    """
+    """Description of the network of an attack that is not on that of the grid, whose settings are `own`; else None."""
     model = _module(cell.settings)
     if cell.settings["backbone"] == own["backbone"] and model == _module(own):
         return None

@@ -21,13 +21,7 @@ NO_DEFENSE = "none"
 
 @dataclass(frozen=True)
 class Level:
-    """A defense at one strength and one batch size.
-
-    Attributes:
-        evaluation: that it is part of.
-        defense, strength: None as strength without a defense.
-        strongest: the attack with the best reconstructions; None where none has results.
-    """
+    """A defense at one strength and one batch size; `strongest` is the attack with the best reconstructions, if any."""
 
     evaluation: Evaluation
     defense: str
@@ -102,10 +96,7 @@ def strongest(cells: Sequence[CellResult], metric: LeakageMetric) -> CellResult 
 def levels(evaluation: Evaluation, batch_size: int, honest: bool = False) -> list[Level]:
     """Every defense at every strength for one batch size, in the order of the grid; no defense comes first.
 
-    Args:
-        evaluation: all cells.
-        batch_size: images per client.
-        honest: consider honest-but-curious servers only.
+    With `honest`, honest-but-curious servers alone are considered.
     """
     barred = {*evaluation.networks, *(evaluation.malicious if honest else ())}
     rivals = [cell for cell in evaluation.attacked if cell.batch_size == batch_size and cell.attack not in barred]

@@ -22,10 +22,7 @@ from lit_recon.reporting.writing import Scalar, csv_text, write_metrics
 
 
 def build_evaluation(folder: Path | str) -> Path:
-    """Write everything about an evaluation into its folder, from the files of its cells alone.
-
-    Returns:
-        The page's path.
+    """Write everything about an evaluation into its folder, from the files of its cells alone; returns the page's path.
 
     Raises:
         MissingDataError: the folder holds no evaluation.
@@ -210,9 +207,7 @@ def _of(record: RunRecord, images: NDArray[np.float32], ids: list[int]) -> NDArr
 def scatter(evaluation: Evaluation, kind: str) -> bytes:
     """Accuracy lost against the metric of the strongest attack: a column per batch size, a row per kind of server.
 
-    Args:
-        evaluation: with trainings; without them the plots are empty and say so.
-        kind: `svg` or `png`.
+    The picture is of the kind `svg` or `png`; without trainings the plots are empty and say so.
     """
     sizes = evaluation.batch_sizes
     plots = [_price_plot(evaluation, size, honest) for honest in evaluation.servers for size in sizes]

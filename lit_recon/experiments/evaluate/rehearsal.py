@@ -17,7 +17,7 @@ from lit_recon.experiments.evaluate.judgement import NO_DEFENSE
 from lit_recon.experiments.evaluate.results import LeakageMetric
 from lit_recon.experiments.settings import AttackSettings, BackboneSettings
 from lit_recon.experiments.update_attack.run import rehearse, sent_out, victim_data
-from lit_recon.experiments.victim_model import VictimModel, find_target, prepare_training, training_data
+from lit_recon.experiments.victim_model import VictimModel, find_target, prepare_training
 from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, save_generator
 from lit_recon.modules.data import VictimDataModule
 from lit_recon.reporting.run_folder import RunFolder
@@ -26,14 +26,9 @@ from lit_recon.reporting.run_folder import RunFolder
 class Rehearsal:
     """Sets up every training and every defense, and every attack at every batch size, on the first victims.
 
-    An attack that is not applicable to a network or a batch size does not stop the others. An untrained generator
-    takes the place of one that is still to be trained. To save time in large grids, attacks and defenses are each
-    tried once, not in every combination. Data are read once, and models built once, for all cells that share them.
-
-    Args:
-        cells: of the grid.
-        folder: of the grid.
-        metric: that attacks are judged by.
+    An untrained generator takes the place of one that is still to be trained. To save time in large grids, attacks and
+    defenses are each tried once, not in every combination. Data are read once, and models built once, for all cells
+    that share them.
     """
 
     def __init__(self, cells: Sequence[GridCell], folder: Path, metric: LeakageMetric) -> None:
@@ -43,10 +38,7 @@ class Rehearsal:
         self._inapplicable: dict[tuple[str, ...], LitReconError] = {}
 
     def check(self) -> dict[str, str]:
-        """Check the cells that are not done.
-
-        Returns:
-            By folder of a cell, why its attack is not applicable.
+        """By folder of a cell that is not done, why its attack is not applicable; this does not stop the others.
 
         Raises:
             LitReconError: about the first cell that cannot work for another reason, or about the first of all where no
@@ -116,10 +108,8 @@ class Rehearsal:
         tried |= {attack, defense}
 
     def _try_training(self, built: dict[str, Any], first: GridCell, attack: AttackSettings) -> None:
-        backbone = settings_of(BackboneSettings, built)
-        data = training_data(backbone, built["data"], built["seed"])
-        data.splits = self._victims_of(first.settings, attack).splits  # read once
-        prepare_training(backbone, data, built["seed"])
+        splits = self._victims_of(first.settings, attack).splits
+        prepare_training(settings_of(BackboneSettings, built), built["data"], built["seed"], splits)
 
     def _victims_of(self, own: dict[str, Any], settings: AttackSettings) -> VictimDataModule:
         key = json.dumps([own["data"], own["victims"]], sort_keys=True, default=str)

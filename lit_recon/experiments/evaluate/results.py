@@ -19,13 +19,7 @@ from lit_recon.reporting.writing import Scalar
 
 @dataclass(frozen=True)
 class LeakageMetric:
-    """The metric by which attacks are compared.
-
-    Attributes:
-        measure: its key in `metrics.json`, its direction and its format.
-        of: what it compares: `images`, `labels` or `features`. Images, their baselines and bounds are not used with a
-            metric of features.
-    """
+    """The metric by which attacks are compared; it is `of` images, labels or features."""
 
     measure: Measure = MEASURES["rmse"]
     of: str = "images"
@@ -56,15 +50,9 @@ class LeakageMetric:
 
 @dataclass(frozen=True)
 class CellResult:
-    """One cell.
+    """One cell, with the entries of `GridCell` and its results.
 
     Attributes:
-        kind: `attack`, `utility` for a training, or `generator` for that of an attack's generator.
-        folder: of the cell's run.
-        defense, strength: None as strength without a defense.
-        attack, batch_size: empty and 0 for a training.
-        aware: whether the attacker knew the defense; None without a defense.
-        paper: value in the paper, if any.
         metrics: of the run; empty where it has not finished.
         measures: how to print them, by key.
         reason: why there are no results; empty where there are.
@@ -98,8 +86,7 @@ class Evaluation:
     """All cells of an evaluation in the order of its grid.
 
     Attributes:
-        folder: where it is.
-        settings: its configuration, nested.
+        folder, settings: where it is, and its configuration, nested.
         cells: of all kinds.
         attacks, defenses: titles by name.
         max_accuracy_drops: losses of accuracy at which defenses are compared.

@@ -6,11 +6,10 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jsonargparse import ArgumentParser, Namespace
-from pytorch_lightning.loggers import Logger
 from torch import Tensor
 
 from lit_recon.bounds import GaussianPrior, autograd_jacobian, cramer_rao, van_trees
@@ -36,6 +35,9 @@ from lit_recon.records import Update
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import Scalar
 
+if TYPE_CHECKING:
+    from pytorch_lightning.loggers import Logger
+
 #: Variance that is added to every pixel of the prior, that of an error of 0.01.
 _FLOOR = 1e-4
 
@@ -60,11 +62,7 @@ def write_bounds(cells: Sequence[GridCell], folder: RunFolder) -> None:
 
 
 def _bound(cell: GridCell, settings: AttackSettings, information: dict[str, list[Tensor]]) -> dict[str, Scalar]:
-    """The record of one cell.
-
-    Raises:
-        LitReconError: there is no bound; the message says why.
-    """
+    """The record of one cell; a LitReconError says why there is no bound."""
     defense = settings.defense or Defense()
     std = defense.released_std(settings.victims.batch_size)
     if std == 0:

@@ -7,22 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lit_recon.clients import ClientSettings
-from lit_recon.data.sources import Digits, ImageSource
 from lit_recon.errors import ConfigError
 from lit_recon.experiments.evaluate.judgement import NO_DEFENSE
 from lit_recon.experiments.evaluate.results import LeakageMetric
-from lit_recon.experiments.settings import (
-    BackboneSettings,
-    LpipsSettings,
-    ModelSettings,
-    RunSettings,
-    VictimSettings,
-    check_range,
-)
+from lit_recon.experiments.settings import UpdateSettings, check_range
 from lit_recon.metrics import metrics_of
 from lit_recon.records import Knowledge
-from lit_recon.training.trainer import TrainerSettings
 
 
 @dataclass(frozen=True)
@@ -99,15 +89,12 @@ class GridPaper:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateSettings(RunSettings):
+class EvaluateSettings(UpdateSettings):
     """One run of `attack.py evaluate`: every defense, at every strength, against every attack, at every batch size.
 
     Args:
         seed: seed of the backbone's weights and of the trainings that measure utility.
-        data: where images come from.
-        backbone: the victim model, the same for all defenses, if it is one of this package.
         model: the victim model, if it is a module of another library; needs `utility: null`.
-        client: clients' computation of their updates.
         knowledge: knowledge of all attackers; default: that of each attack's own configuration.
         aware: attackers know the defense: `true`, `false`, or `both`, which runs each attack twice.
         metric: metric that ranks attacks, and is measured in every cell: the name of one, or the import path of your
@@ -119,8 +106,6 @@ class EvaluateSettings(RunSettings):
         utility: backbone settings that differ in the trainings that measure each defense's utility, such as `epochs`;
             null: utility is not measured.
         max_accuracy_drops: losses of accuracy, as fractions, at which defenses are compared.
-        trainer: devices and threads.
-        lpips: settings of the LPIPS metric.
         paper: published tables.
 
     Raises:
@@ -128,24 +113,18 @@ class EvaluateSettings(RunSettings):
     """
 
     seed: int = 0
-    data: ImageSource = field(default_factory=Digits)
-    backbone: BackboneSettings = field(default_factory=BackboneSettings)
-    model: ModelSettings = field(default_factory=ModelSettings)
-    client: ClientSettings = field(default_factory=ClientSettings)
     knowledge: Knowledge | None = None
     aware: bool | Literal["both"] = True
     metric: str = "rmse"
-    victims: VictimSettings = field(default_factory=VictimSettings)
     batch_sizes: list[int] = field(default_factory=lambda: [1])
     attacks: dict[str, GridAttack]
     defenses: dict[str, DefenseFamily]
     utility: dict[str, Any] | None = field(default_factory=dict)
     max_accuracy_drops: list[float] = field(default_factory=lambda: [0.01, 0.02, 0.05, 0.1])
-    trainer: TrainerSettings = field(default_factory=TrainerSettings)
-    lpips: LpipsSettings = field(default_factory=LpipsSettings)
     paper: GridPaper | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.attacks:
             raise ConfigError("an evaluation needs at least one attack; got none: name one under `attacks`")
         if not self.batch_sizes or min(self.batch_sizes) < 1 or len(set(self.batch_sizes)) < len(self.batch_sizes):
@@ -173,10 +152,6 @@ class EvaluateSettings(RunSettings):
 
     @property
     def ranking(self) -> LeakageMetric:
-        """The metric that ranks attacks.
-
-        Raises:
-            ConfigError: there is none of this name.
-        """
+        """The metric that ranks attacks; a ConfigError where there is none of this name."""
         metric = metrics_of([self.metric])[-1]
         return LeakageMetric(metric.measure, metric.of)

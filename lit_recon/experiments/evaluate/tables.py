@@ -49,9 +49,7 @@ def equal_utility(evaluation: Evaluation) -> list[Panel]:
 def attack_tables(evaluation: Evaluation, key: str | None = None) -> list[Panel]:
     """One table per batch size of the metric under `key`; none where no attack has it.
 
-    Args:
-        evaluation: all cells.
-        key: default: the metric that attacks are compared by, with the utility of each defense beside it.
+    The default is the metric that attacks are compared by, with the utility of each defense beside it.
     """
     key = key or evaluation.metric.key
     if all(cell.number(key) is None for cell in evaluation.attacked):

@@ -8,7 +8,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.experiments.configuration import SAME_RUN, settings_parser
 from lit_recon.experiments.settings import BackboneSettings, Call, TrainSettings
-from lit_recon.experiments.victim_model import prepare_training, training_data
+from lit_recon.experiments.victim_model import prepare_training
 from lit_recon.models import load_backbone
 from lit_recon.modules.loggers import finish
 from lit_recon.reporting.provenance import environment
@@ -36,7 +36,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     call = Call(arguments, values, "backbone")
     settings, backbone, folder = call.settings(TrainSettings), call.settings(BackboneSettings), call.folder
     configure_process(settings.trainer)
-    training = prepare_training(backbone, training_data(backbone, settings.data, settings.seed), settings.seed)
+    training = prepare_training(backbone, settings.data, settings.seed)
     check_trainer(settings.trainer)
     exported = folder.path / BACKBONE_FILE
     if is_first_process():
@@ -46,9 +46,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
             (folder.path / UTILITY_FILE).unlink(missing_ok=True)
         public, test = training.data.train, training.data.test
         print(f"data        {public.name} ({len(public)} images), {test.name} ({len(test)} images)")
-        for note in training.notes:
-            print(note)
-        print(f"run folder  {folder.path}", flush=True)
+        print(*training.notes, f"run folder  {folder.path}", sep="\n", flush=True)
     started = time.perf_counter()
     if exported.is_file():  # killed between the last two files
         checkpoint = load_backbone(exported)
@@ -66,10 +64,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
 
 def _show(utility: Figures) -> None:
     accuracy, loss, epsilon = (utility.get(name) for name in ("accuracy", "final_train_loss", "epsilon"))
-    if isinstance(accuracy, float):
-        print(f"accuracy    {accuracy:.1%}")
-    else:
-        print(f"accuracy    none: {utility['accuracy_reason']}")
+    known = isinstance(accuracy, float)
+    print(f"accuracy    {accuracy:.1%}" if known else f"accuracy    none: {utility['accuracy_reason']}")
     if isinstance(loss, float):
         print(f"train loss  {loss:.4g}")
     if isinstance(epsilon, float):

@@ -116,7 +116,10 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         raise ConfigError(
             f"n_shown must be at most {len(data.test)}, the number of test images; got {settings.n_shown}"
         )
-    module = _module(settings, data)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        generator = ConvGenerator(data.image_shape, settings.latent_size, settings.width)
+    module = GeneratorModule(generator, settings.recipe, settings.critic_width, settings.seed)
     check_alone(check_trainer(settings.trainer).processes)
     RunFolder.open(folder.path, call.config, settings.overwrite, SAME_RUN, more=(GENERATOR_FILE, IMAGES_FILE))
     n_weights = sum(value.numel() for value in module.generator.parameters())
@@ -148,13 +151,6 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     )
     print(f"generator   {folder.path / GENERATOR_FILE}")
     print(f"report      {write_page(folder.path)}")
-
-
-def _module(settings: GeneratorSettings, data: BackboneDataModule) -> GeneratorModule:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
-        generator = ConvGenerator(data.image_shape, settings.latent_size, settings.width)
-    return GeneratorModule(generator, settings.recipe, settings.critic_width, settings.seed)
 
 
 def _trained(

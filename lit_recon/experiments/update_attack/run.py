@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import lit_recon._torchvision
-
 import torch
 from jsonargparse import ArgumentParser, Namespace
 from torch import nn
@@ -21,17 +19,13 @@ from lit_recon.modules.loggers import finish
 from lit_recon.modules.update_attack import UpdateAttackModule
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import MISSING
-from lit_recon.reporting.writing import Scalar
 from lit_recon.training.trainer import build_trainer, check_trainer, configure_process, is_first_process
 
 
 def refuse_known_victims(attack: Attack, victims: VictimDataModule) -> None:
-    """Compare the target images with those that the attack's own models were trained on.
+    """Refuse an attack one of whose own models was trained on a target image, by a ConfigError.
 
     A user's own generator does not list its training images and is not checked.
-
-    Raises:
-        ConfigError: a model of the attack was trained on a target image.
     """
     ids = torch.cat(victims.batches)
     for checkpoint, seen in attack.training_images.items():
@@ -88,14 +82,16 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     trainer.strategy.barrier("all victims are done")
     if is_first_process():
         scored = all_scored(module, victims, folder)
-        facts = run_facts(scored, str(trainer.strategy.root_device), target.notes)
-        record = {**module.metrics, **facts, "seed": settings.seed, **target.facts(checkpoint)}
+        facts = run_facts(scored, str(trainer.strategy.root_device), target.notes) | {"seed": settings.seed}
+        record = {**module.metrics, **facts, **target.facts(checkpoint)}
         record |= {"execution": module.execution, "processes": trainer.world_size}
         result = AttackResult(scored, record, module.measures, victims.class_names)
         show_outcome(loggers, result)
         finish(loggers)
         result.write(folder)
-        print(_summary(record))
+        keys = ("rmse", "baseline_mean_image_rmse", "baseline_nearest_public_rmse")
+        ours, mean, nearest = (f"{v:.3f}" if isinstance(v := record.get(key), float) else MISSING for key in keys)
+        print(f"RMSE        {ours} (mean image {mean}, nearest public image {nearest})")
         print(f"report      {folder.report}")
 
 
@@ -124,9 +120,8 @@ def sent_out(settings: AttackSettings, model: nn.Module, victims: VictimDataModu
     """The model that the server sends to its clients: the trained one, or a modified copy."""
     if settings.server is None:
         return model
-    public = victims.public
-    chosen = torch.arange(min(len(public), _PUBLIC_FOR_SERVER))
-    return settings.server.modify(model, public.pixels(chosen))
+    chosen = torch.arange(min(len(victims.public), _PUBLIC_FOR_SERVER))
+    return settings.server.modify(model, victims.public.pixels(chosen))
 
 
 def _announce(target: VictimModel, victims: VictimDataModule, folder: RunFolder) -> None:
@@ -139,15 +134,3 @@ def _announce(target: VictimModel, victims: VictimDataModule, folder: RunFolder)
         print(f"            {victims.n_left_over} of {victims.n_victims} images fit into no further batch")
     print("\n".join(target.announcement()))
     print(f"run folder  {folder.path}", flush=True)
-
-
-def _summary(metrics: dict[str, Scalar]) -> str:
-    """The error beside that of the baselines."""
-    ours, mean, nearest = (
-        metrics.get(key) for key in ("rmse", "baseline_mean_image_rmse", "baseline_nearest_public_rmse")
-    )
-    return f"RMSE        {_shown(ours)} (mean image {_shown(mean)}, nearest public image {_shown(nearest)})"
-
-
-def _shown(value: Scalar) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else MISSING

@@ -66,7 +66,6 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
 
 
 def _rebuilt(run: Path) -> Path:
-    """The page of a run, written by the package of the command that made the run."""
     command = _command_of(RunFolder(run))
     page = _PAGES.get(command, _PAGES["attack run"])
     if not page:

@@ -208,7 +208,6 @@ def readable(message: str) -> str:
 
 
 def _renamed(line: str) -> str:
-    """An addition to a message about a renamed or removed setting."""
     missing = re.search(r"No module named '([\w.]+)'", line)
     absent = re.search(r"module '([\w.]+)' has no attribute '(\w+)'", line)
     module = missing[1] if missing else f"{absent[1]}.{absent[2]}" if absent else ""

@@ -24,6 +24,7 @@ from lit_recon.modules.loggers import WandbSettings, build_loggers
 from lit_recon.modules.private import PrivacySettings
 from lit_recon.records import Knowledge, Normalization
 from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.training.module import SGDSchedule
 from lit_recon.training.trainer import TrainerSettings
 
 if TYPE_CHECKING:
@@ -66,15 +67,10 @@ class PaperRunSettings(RunSettings):
 
 
 class Call:
-    """One call of a command that writes a run folder.
-
-    Args:
-        parser: of the command; one of its settings is a RunSettings.
-        values: that the parser read.
-        name: of a run without a configuration file.
+    """One call of a command that writes a run folder, for which one of its settings is a RunSettings.
 
     Attributes:
-        name: of the run.
+        name: of the run; by default that of its configuration file, or the argument `name` where there is none.
         folder: of the run; it need not exist yet.
         config: YAML text with all settings, which repeats the run.
 
@@ -107,16 +103,7 @@ class Call:
 def check_range(
     values: Mapping[str, float | Sequence[float]], low: float, high: float = math.inf, strict: bool = False
 ) -> None:
-    """Refuse numbers outside an interval.
-
-    Args:
-        values: by name of the setting: one number or several.
-        low: smallest value allowed; values must be above it where `strict`.
-        high: largest value allowed; values must be below it where `strict`.
-        strict: refuse the interval's ends.
-
-    Raises:
-        ConfigError: names all settings and their values.
+    """Refuse numbers outside an interval by a ConfigError; `strict` excludes the interval's ends.
 
     >>> check_range({"steps": 0, "rates": [0.5, 2.0]}, 1)
     Traceback (most recent call last):
@@ -161,7 +148,7 @@ class ModelSettings:
 
 
 @dataclass(frozen=True)
-class BackboneSettings:
+class BackboneSettings(SGDSchedule):
     """A victim model of this package and its training, used where no checkpoint is given.
 
     Args:
@@ -171,11 +158,6 @@ class BackboneSettings:
         feature_layer: wide layer between trunk and head; default: none.
         epochs: number of training epochs; 0 leaves the model untrained.
         batch_size: training images per step and process.
-        lr: initial learning rate of SGD.
-        momentum: momentum of SGD.
-        weight_decay: L2 penalty.
-        decay_every: epochs between two decays of the learning rate.
-        decay: factor of each decay.
         augment: augment by random crops and, with `flip`, mirroring.
         padding: black pixels around an image before it is cropped back.
         flip: mirror half of the training images; not for digits.
@@ -192,11 +174,6 @@ class BackboneSettings:
     feature_layer: FeatureLayerOf | None = None
     epochs: int = 1
     batch_size: int = 64
-    lr: float = 0.1
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    decay_every: int = 50
-    decay: float = 0.1
     augment: bool = True
     padding: int = 4
     flip: bool = True
@@ -206,6 +183,7 @@ class BackboneSettings:
     dp: PrivacySettings | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_range({"epochs": self.epochs}, 0)
         if self.dp is not None and (self.defense is not None or self.local_steps is not None):
             raise ConfigError(

@@ -41,7 +41,6 @@ from lit_recon.training.module import (
     BACKBONE_FILE,
     LAST_CHECKPOINT,
     Figures,
-    SGDSchedule,
     TrainingModule,
     read_utility,
     training_callbacks,
@@ -106,25 +105,19 @@ def prepare_training(
         trunk = (settings.trunk or ResNet18)(data.image_shape)
         layer = settings.feature_layer(trunk.out_features) if settings.feature_layer else None
         model = Backbone(trunk, data.n_classes, data.normalization, layer)
-    schedule = SGDSchedule(settings.lr, settings.momentum, settings.weight_decay, settings.decay_every, settings.decay)
     if settings.dp is not None:
-        return _private(settings.dp, settings, model, schedule, data, seed)
+        return _private(settings.dp, settings, model, data, seed)
     if settings.defense is None and settings.local_steps is None:
-        return Training(model, BackboneModule(model, schedule), data, data, settings.epochs)
+        return Training(model, BackboneModule(model, settings), data, data, settings.epochs)
     _check_batches(settings, data)
-    module = DefendedBackboneModule(model, settings.defense or Defense(), schedule, settings.local_steps, seed)
+    module = DefendedBackboneModule(model, settings.defense or Defense(), settings, settings.local_steps, seed)
     steps = f"{settings.local_steps.steps} local steps, " if settings.local_steps is not None else ""
     note = f"defense     {steps}{settings.defense or 'no defense'}"
     return Training(model, module, data, data, settings.epochs, (note,))
 
 
 def _private(
-    dp: PrivacySettings,
-    settings: BackboneSettings,
-    model: Backbone,
-    schedule: SGDSchedule,
-    data: BackboneDataModule,
-    seed: int,
+    dp: PrivacySettings, settings: BackboneSettings, model: Backbone, data: BackboneDataModule, seed: int
 ) -> Training:
     fitting, replaced = private_model(model)
     plan = dp.plan(len(data.train), settings.batch_size, max(1, settings.epochs))
@@ -138,12 +131,11 @@ def _private(
         notes.append(f"            GroupNorm in place of {len(replaced)} BatchNorm layers, which mix private images")
     batches = PoissonDataModule(data, plan.sampling_rate, plan.steps_per_epoch)
     return Training(
-        fitting, PrivateBackboneModule(fitting, plan, schedule, seed), data, batches, settings.epochs, tuple(notes)
+        fitting, PrivateBackboneModule(fitting, plan, settings, seed), data, batches, settings.epochs, tuple(notes)
     )
 
 
 def _check_batches(settings: BackboneSettings, data: BackboneDataModule) -> None:
-    """Refuse batches that cannot be divided among clients and steps."""
     n, size = len(data.train), settings.batch_size
     if size > n:
         raise ConfigError(
@@ -175,7 +167,6 @@ class ForeignModel:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks for the reader of a report."""
         if self.weights is None:
             return ()
         return (f"it was not checked whether {self.weights} was trained on the attacked images, and so memorized them",)

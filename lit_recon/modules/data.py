@@ -50,7 +50,6 @@ class SourceDataModule(pl.LightningDataModule, ABC):
 
     @property
     def test(self) -> ImageSet:
-        """The test split."""
         return self.splits[1]
 
     @property
@@ -65,7 +64,6 @@ class SourceDataModule(pl.LightningDataModule, ABC):
 
     @property
     def n_classes(self) -> int:
-        """Number of classes."""
         return self.splits[0].n_classes
 
     @cached_property
@@ -149,7 +147,6 @@ class BackboneDataModule(SourceDataModule):
         }
 
     def val_dataloader(self) -> EvaluationBatches:
-        """This process's share of the test images."""
         return EvaluationBatches(self.test, _EVALUATION_BATCH, self._rank, self._world_size)
 
     test_dataloader = val_dataloader
@@ -275,20 +272,16 @@ class PoissonDataModule(pl.LightningDataModule):
         self.data, self.rate, self.steps = data, rate, steps
 
     def prepare_data(self) -> None:
-        """Fetch the files; Lightning lets one process per machine do so."""
         self.data.prepare_data()
 
     def setup(self, stage: str) -> None:
-        """Read the images."""
         self.data.trainer = self.trainer
         self.data.setup(stage)
 
     def train_dataloader(self) -> PoissonBatches:
-        """This process's share of the training batches."""
         return PoissonBatches(self.data.train, self.rate, self.steps, **self.data.shared())
 
     def val_dataloader(self) -> EvaluationBatches:
-        """This process's share of the test images."""
         return self.data.val_dataloader()
 
     test_dataloader = val_dataloader

@@ -57,16 +57,9 @@ class WandbSettings:
 
 
 def build_loggers(logs: Path, name: str, settings: WandbSettings, config: Mapping[str, object]) -> list[Logger]:
-    """Loggers that write below `logs`: a new CSV file for every process that works on the run, one W&B run for all.
+    """Loggers that write below the run folder's `logs`: a new CSV file for every process, one W&B run for all.
 
-    Args:
-        logs: the run folder's `logs`.
-        name: of the run.
-        settings: of W&B.
-        config: all settings, shown with the W&B run.
-
-    Raises:
-        ConfigError: W&B cannot start.
+    `config`, all settings, is shown with the W&B run. A ConfigError says that W&B cannot start.
     """
     table, mode = CSVLogger(logs, name="", version=None), settings.resolved_mode()
     return [table] if mode == "disabled" else [table, _wandb_logger(logs, name, settings, mode, config)]

@@ -224,7 +224,6 @@ class PrivateBackboneModule(TrainingModule):
         return loss
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Set the gradients that the optimizer steps along."""
         mechanism = self._mechanism
         if mechanism is None:
             raise ConfigError("a PrivateBackboneModule is trained by a Trainer, which starts its mechanism")

@@ -134,7 +134,6 @@ class RunScores(nn.Module):
         score_pairs(images.cpu(), images.cpu(), self.metrics)
 
     def update(self, scored: Iterable[ScoredBatch]) -> None:
-        """Add batches."""
         for part in scored:
             values = part.per_image | part.scores.of_labels
             for key, score in self._ours.items():

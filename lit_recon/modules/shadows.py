@@ -67,11 +67,9 @@ class ShadowModule(LightningModule):
         return n
 
     def _size(self, shard: int) -> int:
-        """Models of a shard."""
         return 0 if shard == _NONE else len(self.opened().members(shard, len(self.images)))
 
     def on_predict_end(self) -> None:
-        """Wait for all processes."""
         self._progress.close()
         self.trainer.strategy.barrier("all shadow models are done")
 

@@ -45,19 +45,9 @@ _TOGETHER_ELSEWHERE = 8
 class UpdateAttackModule(LightningModule):
     """Attacks the update of every client that a `VictimDataModule` yields; `trainer.test(module, victims)` runs it.
 
-    Finished victims and the state of the running attack are saved in `checkpoints`, so that a killed run can be
-    resumed.
-
-    Args:
-        attack: on updates.
-        model: the public model, of which the clients send updates.
-        clients: how they compute updates, and their seeds.
-        defense: of the updates; None: none.
-        knowledge: what the attacker knows besides the model and the update.
-        checkpoints: a folder.
-        metrics: that the reconstructions are scored by.
-        clients_per_batch: clients attacked at once; `auto`: several where that is measured to be faster, else one.
-        save_every_seconds: between two saves of the running state.
+    Finished victims and the state of the running attack are saved in the folder `checkpoints`, so that a killed run can
+    be resumed. `model` is the public model, of which the clients send updates; the other arguments are settings of
+    `attack.py run`.
 
     Attributes:
         metrics: entries of the run's record, once all victims are done; the same in every process.
@@ -173,7 +163,6 @@ class UpdateAttackModule(LightningModule):
             log_numbers(self.trainer.loggers, means, self._progress.done)
 
     def _show(self, group: list[VictimBatch], finished: list[FinishedBatch]) -> None:
-        """Print the errors of the group, and log its images to W&B."""
         from lit_recon.reporting.plots import image_grid
 
         for batch, done in zip(group, finished, strict=True):

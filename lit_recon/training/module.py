@@ -96,10 +96,10 @@ class SGDSchedule:
     """SGD with a stepwise decaying rate.
 
     Args:
-        lr: initial learning rate.
-        momentum: of SGD.
+        lr: initial learning rate of SGD.
+        momentum: momentum of SGD.
         weight_decay: L2 penalty; not given in the paper, this is the usual value.
-        decay_every: epochs between two decays of the rate.
+        decay_every: epochs between two decays of the learning rate.
         decay: factor of each decay.
 
     Raises:

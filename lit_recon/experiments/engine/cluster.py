@@ -127,7 +127,6 @@ class RayCluster:
         self._task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=_RETRIES)(task)
 
     def submit(self, piece: Piece) -> None:
-        """Give a piece to the cluster."""
         packed = self._ray.cloudpickle.dumps((piece, self._folder))
         self._running[self._task.options(name=piece.title).remote(packed)] = piece
 
@@ -147,7 +146,6 @@ class RayCluster:
             return piece, PieceOutcome(reason=f"the cluster lost it: {' '.join(str(error).split())}")
 
     def _interrupt(self) -> None:
-        """Interrupt running pieces and wait until they have saved their state."""
         print(f"interrupting the cluster's pieces; they have {_SAVE_SECONDS:g} s to save their state", file=sys.stderr)
         for task in self._running:
             self._ray.cancel(task, force=False)

@@ -130,7 +130,6 @@ def attempt(piece: Piece, study: Path, log: Path) -> PieceOutcome:
 
 @contextlib.contextmanager
 def _logged(log: Path) -> Iterator[None]:
-    """Append what is printed to a log."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         yield

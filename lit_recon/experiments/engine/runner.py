@@ -42,11 +42,9 @@ class ThisProcess:
         self._folder, self._queue = folder, deque[Piece]()
 
     def submit(self, piece: Piece) -> None:
-        """Queue a piece."""
         self._queue.append(piece)
 
     def next(self) -> tuple[Piece, PieceOutcome]:
-        """Run the first piece of the queue."""
         piece = self._queue.popleft()
         return piece, attempt(piece, self._folder.path, self._folder.log(piece.folder))
 
@@ -76,7 +74,6 @@ class StudyRunner:
             self._note(folder, PieceOutcome(reason=reason, applicable=False))
 
     def is_done(self, piece: Piece) -> bool:
-        """Whether a piece has its result."""
         return piece.is_done(self.folder.path)
 
     def is_settled(self, piece: Piece) -> bool:

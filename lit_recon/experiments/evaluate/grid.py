@@ -224,7 +224,6 @@ def _training(common: Mapping[str, Any], utility: Mapping[str, Any], row: _Row) 
 
 
 def _generator(path: Path, common: Mapping[str, Any]) -> GridCell:
-    """The training of a generator on the grid's data."""
     shared = {key: common[key] for key in ("data", "trainer")}
     settings = {**_of_file(path, "train"), **shared, "wandb": {"mode": "disabled"}}
     return GridCell("generator", _folder(f"generators/{path.stem}", settings), settings, NO_DEFENSE, None)
@@ -282,5 +281,4 @@ def _text(settings: object) -> str:
 
 
 def _number(value: float) -> float | int:
-    """An int for whole numbers, such as local steps."""
     return int(value) if value == int(value) else value

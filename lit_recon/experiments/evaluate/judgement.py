@@ -30,7 +30,6 @@ class Level:
 
     @property
     def title(self) -> str:
-        """Defense and strength in words."""
         return self.evaluation.title(self.defense, self.strength)
 
     @property
@@ -40,7 +39,6 @@ class Level:
 
     @property
     def metric(self) -> LeakageMetric:
-        """By which attacks are compared."""
         return self.evaluation.metric
 
     @property
@@ -56,7 +54,6 @@ class Level:
 
     @property
     def value(self) -> float | None:
-        """The metric of the strongest attack."""
         return self.strongest.number(self.metric.key) if self.strongest else None
 
     @property

@@ -25,8 +25,7 @@ def build_evaluation(folder: Path | str) -> Path:
     """Write everything about an evaluation into its folder, from the files of its cells alone; returns the page's path.
 
     Raises:
-        MissingDataError: the folder holds no evaluation.
-        CorruptFileError: one of its files, or of its cells' files, is malformed.
+        MissingDataError, CorruptFileError: the folder holds no evaluation, or one of the files is malformed.
     """
     evaluation = Evaluation.read(folder)
     grid, facts = evaluation.folder, environment()
@@ -268,7 +267,6 @@ def not_applicable(evaluation: Evaluation) -> list[tuple[str, str]]:
 
 
 def _record(evaluation: Evaluation) -> dict[str, Scalar]:
-    """Metrics under flat keys."""
     key = evaluation.metric.key
     record: dict[str, Scalar] = {"n_cells": len(evaluation.cells), "metric": key}
     for cell in evaluation.cells:

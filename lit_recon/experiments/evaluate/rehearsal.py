@@ -119,5 +119,4 @@ class Rehearsal:
 
 
 def _attack(cell: GridCell) -> tuple[str, ...]:
-    """Key of an attack at a batch size, whatever the defense."""
     return ("attack", cell.attack, str(cell.batch_size))

@@ -26,12 +26,10 @@ class LeakageMetric:
 
     @property
     def key(self) -> str:
-        """Its key in `metrics.json`."""
         return self.measure.key
 
     @property
     def of_features(self) -> bool:
-        """Whether it is a metric of features."""
         return self.of == "features"
 
     @property
@@ -44,7 +42,6 @@ class LeakageMetric:
         return -value if self.measure.higher_is_better else value
 
     def format(self, value: float | None) -> str:
-        """A value as text."""
         return format_score(self.measure, value)
 
 

@@ -158,7 +158,6 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
 
 
 def _refuse_unavailable(settings: EvaluateSettings) -> None:
-    """Refuse a metric that cannot be computed on this machine."""
     lpips = PerceptualDistance(settings.lpips.network, settings.lpips.weights, settings.lpips.download)
     reason = metrics_of([settings.metric], [lpips])[-1].unavailable()
     if reason:
@@ -166,7 +165,6 @@ def _refuse_unavailable(settings: EvaluateSettings) -> None:
 
 
 def _description(settings: EvaluateSettings, cells: Sequence[GridCell], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Information for the page beyond the cells' folders."""
     return {
         "cells": [cell.entry() for cell in cells],
         "attacks": {name: attack.title or name for name, attack in settings.attacks.items()},
@@ -185,7 +183,6 @@ def _description(settings: EvaluateSettings, cells: Sequence[GridCell], own: Map
 
 
 def _log(loggers: Sequence[Logger], evaluation: Evaluation) -> None:
-    """The tables and pictures on W&B."""
     columns, rows = csv_table(evaluation)
     log_table(loggers, "cells", columns, rows)
     for title, grid in gallery_grids(evaluation).items():

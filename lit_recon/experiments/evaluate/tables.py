@@ -133,7 +133,6 @@ def _table(evaluation: Evaluation, size: int, key: str) -> Panel:
 
 
 def _explained(evaluation: Evaluation, baselines: str) -> str:
-    """How to read the tables of the metric that attacks are compared by."""
     honest = ", in black the strongest one by an honest server if that is another" * evaluation.has_both_servers
     elsewhere = ", ".join(evaluation.attacks.get(name, name) for name in evaluation.networks)
     sentences = [

@@ -170,8 +170,7 @@ def write_page(path: Path) -> Path:
     """Write the page of a finished run of `train.py generator` into its folder, from the files in it alone.
 
     Raises:
-        MissingDataError: the folder holds no finished run.
-        CorruptFileError: one of its files is malformed.
+        MissingDataError, CorruptFileError: the folder holds no finished run, or one of its files is malformed.
     """
     folder = RunFolder(path)
     if not folder.is_complete:

@@ -132,7 +132,6 @@ def described(value: object, lost: list[str]) -> object:
 
 
 def _described_client(client: Client, seen: Observation, seed: int) -> dict[str, object]:
-    """The section `client` of a configuration."""
     one = getattr(seen.operator, "operator", seen.operator)  # of a secure sum, the rule of each client
     settings: dict[str, object] = {"batch_norm": client.batch_norm, "seed": seed}
     settings["n_clients"] = getattr(seen.operator, "clients", 1)

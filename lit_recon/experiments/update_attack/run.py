@@ -104,11 +104,7 @@ def victim_data(settings: AttackSettings) -> VictimDataModule:
 
 
 def rehearse(settings: AttackSettings, target: VictimModel, victims: VictimDataModule) -> None:
-    """Set up the attack on the first victim, to refuse unsupported settings before any training.
-
-    Raises:
-        LitReconError: the model, the client, its defense and the attack do not go together.
-    """
+    """Set up the attack on the first victim: a LitReconError before any training says what does not go together."""
     refuse_known_victims(settings.attack, victims)
     ids = victims.batches[0]
     client = settings.client.client(sent_out(settings, target.model, victims), settings.defense)
@@ -125,7 +121,6 @@ def sent_out(settings: AttackSettings, model: nn.Module, victims: VictimDataModu
 
 
 def _announce(target: VictimModel, victims: VictimDataModule, folder: RunFolder) -> None:
-    """Print the plan of the run."""
     public, test = victims.splits
     sizes = sorted({len(ids) for ids in victims.batches})
     print(f"data        {public.name} ({len(public)} images), {test.name} ({len(test)} images)")

@@ -119,7 +119,6 @@ class AttackResult:
 
     @property
     def notes(self) -> list[str]:
-        """Notes of the attack."""
         notes = self.record.get("notes")
         return list(notes) if isinstance(notes, list) else []
 
@@ -162,7 +161,6 @@ class AttackResult:
         build_report(folder.path)
 
     def rows(self) -> list[VictimRow]:
-        """One row per image."""
         known = {key for part in self.batches for key in part.per_image}
         keys = [m.key for m in self.measures if m.key in known or self.record.get(m.key) is None]
         return [row for part in self.batches for row in _rows(part, keys)]

@@ -121,8 +121,7 @@ def find_configuration(given: Path | str, folder: str = "") -> Path:
     shipped = {file.relative_to(_SHIPPED).with_suffix("").as_posix(): file for file in _SHIPPED.glob("*/*.yaml")}
     name = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
     found = {full for full in shipped if name in (full, full.partition("/")[2])}
-    if len(found) > 1:
-        found = found & {f"{folder}/{name}"} or found
+    found = found & {f"{folder}/{name}"} or found
     if len(found) == 1:
         return shipped[found.pop()]
     if found:

@@ -18,6 +18,7 @@ from typing import Any
 from lit_recon.errors import ConfigError
 from lit_recon.experiments.engine.pieces import Piece, PieceOutcome, attempt
 from lit_recon.experiments.engine.runner import Executor, ThisProcess
+from lit_recon.experiments.settings import check_range
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.training.progress import Interrupted, deferred_interruption, interruptible
 
@@ -53,10 +54,7 @@ class ClusterSettings:
     piece_gpus: float | None = None
 
     def __post_init__(self) -> None:
-        if (self.piece_cpus or 0) < 0 or (self.piece_gpus or 0) < 0:
-            raise ConfigError(
-                f"piece_cpus and piece_gpus must be at least 0; got {self.piece_cpus} and {self.piece_gpus}"
-            )
+        check_range({"piece_cpus": self.piece_cpus or 0, "piece_gpus": self.piece_gpus or 0}, 0)
 
     def check(self) -> None:
         """Refuse a cluster that cannot be reached.
@@ -137,19 +135,17 @@ class RayCluster:
             while not ended:
                 ended, _ = self._ray.wait(list(self._running), timeout=1.0)
                 if (number := signalled()) is not None:
-                    self._interrupt()
+                    said = f"interrupting the cluster's pieces; they have {_SAVE_SECONDS:g} s to save their state"
+                    print(said, file=sys.stderr)
+                    for task in self._running:
+                        self._ray.cancel(task, force=False)
+                    self._ray.wait(list(self._running), num_returns=len(self._running), timeout=_SAVE_SECONDS)
                     raise Interrupted(number)
         piece = self._running.pop(ended[0])
         try:
             return piece, PieceOutcome(**self._ray.get(ended[0]))
         except self._ray.exceptions.RayError as error:
             return piece, PieceOutcome(reason=f"the cluster lost it: {' '.join(str(error).split())}")
-
-    def _interrupt(self) -> None:
-        print(f"interrupting the cluster's pieces; they have {_SAVE_SECONDS:g} s to save their state", file=sys.stderr)
-        for task in self._running:
-            self._ray.cancel(task, force=False)
-        self._ray.wait(list(self._running), num_returns=len(self._running), timeout=_SAVE_SECONDS)
 
 
 def run_packed(loads: Any, packed: bytes, place: str) -> dict[str, Any]:

@@ -73,13 +73,13 @@ class GridCell:
 
     def entry(self) -> dict[str, Any]:
         """Description of the cell for the page of the grid."""
-        names = ("kind", "folder", "defense", "strength", "attack", "aware", "batch_size", "paper")
-        return {name: getattr(self, name) for name in names}
+        return {name: value for name, value in vars(self).items() if name not in ("settings", "generator")}
 
     @property
     def network(self) -> str:
         """The settings that determine the victim model, as text."""
-        return _text([self.settings.get(name) for name in ("data", "backbone", "model", "seed")])
+        kept = [self.settings.get(name) for name in ("data", "backbone", "model", "seed")]
+        return json.dumps(kept, sort_keys=True, default=str)
 
     def piece(self, study: Path, metric: str) -> Piece:
         """The piece of the study in this folder; `metric` is printed of a finished attack."""
@@ -274,10 +274,6 @@ def _name(row: _Row) -> str:
 
 def _folder(place: str, settings: Mapping[str, Any], generator: str = "") -> str:
     return f"{place}-{settings_hash({**settings, 'generator': generator} if generator else settings)}"
-
-
-def _text(settings: object) -> str:
-    return json.dumps(settings, sort_keys=True, default=str)
 
 
 def _number(value: float) -> float | int:

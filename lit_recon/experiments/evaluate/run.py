@@ -67,8 +67,9 @@ def _bound(cell: GridCell, settings: AttackSettings, information: dict[str, list
     std = defense.released_std(settings.victims.batch_size)
     if std == 0:
         raise ConfigError("without noise an update may determine its images exactly: the only bound is 0")
-    key = _identity(cell, defense)
-    victims = victim_data(settings)
+    # everything that the Jacobian depends on: not the attack, not the size of the noise
+    shared = [cell.network, *map(cell.settings.get, ("server", "victims", "client")), repr(defense.without_noise())]
+    key, victims = json.dumps(shared, default=str), victim_data(settings)
     if key not in information:
         information[key] = _informations(settings, defense)
     found = [value / std**2 for value in information[key]]
@@ -94,8 +95,9 @@ def _informations(settings: AttackSettings, defense: Defense) -> list[Tensor]:
     for index, ids in enumerate(victims.batches):
         images, labels = victims.test.pixels(ids), victims.test.labels[ids]
         seen = client.observe(images, labels, generator=settings.client.generator(index))
-        exact = [{name: _double(v) for name, v in part.items()} for part in (seen.parameters, seen.buffers)]
-        gradient, batch = at_weights(seen.operator, *exact), Batch(images.double(), labels)
+        exact = [{name: v.detach() for name, v in part.items()} for part in (seen.parameters, seen.buffers)]
+        double = [{name: v.double() if v.is_floating_point() else v for name, v in part.items()} for part in exact]
+        gradient, batch = at_weights(seen.operator, *double), Batch(images.double(), labels)
         kept = defended_gradient(
             defense.without_noise(), client.model, gradient, batch, settings.client.generator(index)
         )
@@ -106,17 +108,6 @@ def _informations(settings: AttackSettings, defense: Defense) -> list[Tensor]:
 
 def _mean(defense: Defense, gradient: BatchGradient, labels: Tensor, kept: Update, pixels: Tensor) -> Update:
     return simulated_gradient(defense, gradient, Batch(pixels, labels), kept, functional=True)
-
-
-def _double(value: Tensor) -> Tensor:
-    return value.detach().double() if value.is_floating_point() else value
-
-
-def _identity(cell: GridCell, defense: Defense) -> str:
-    """Everything that the Jacobian depends on: not the attack, not the size of the noise."""
-    names = ("server", "victims", "client")
-    kept = [cell.network, *(cell.settings.get(name) for name in names), repr(defense.without_noise())]
-    return json.dumps(kept, default=str)
 
 
 #: Settings that may change between two calls on one folder: finished cells are kept, new ones are run.

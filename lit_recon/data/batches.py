@@ -8,6 +8,7 @@ each process gets its share by `rank` and `world_size` with or without `use_dist
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -73,52 +74,36 @@ class EpochShuffle:
         return order[self.rank : len(self) * self.world_size : self.world_size]
 
 
-class TrainingBatches:
-    """Shuffled, augmented `(images (n, c, h, w) in [0, 1], labels (n,))`.
+class ResumableBatches(ABC):
+    """Augmented `(images (n, c, h, w) in [0, 1], labels (n,))`; subclasses choose the images of every batch.
 
     Every batch is a function of seed, epoch, rank and position. A run that resumes within an epoch goes on with the
     batch that would have come next.
 
     Args:
         images: the whole training set.
-        batch_size: images per batch and process; the last batch of an epoch may be smaller.
+        sampler: with the `seed`, the `rank` and the `epoch`, which Lightning sets by its `set_epoch`.
         padding: of the random crop, in pixels; 0 for none.
         flip: mirror half of the images.
-        seed: of order and augmentation.
-        rank, world_size: which share of the set.
     """
 
-    def __init__(
-        self,
-        images: ImageSet,
-        batch_size: int,
-        padding: int = 4,
-        flip: bool = True,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        self.images, self.batch_size, self.padding, self.flip = images, batch_size, padding, flip
-        self.sampler: Any = EpochShuffle(len(images), seed, rank, world_size)
+    def __init__(self, images: ImageSet, sampler: Any, padding: int, flip: bool) -> None:
+        self.images, self.sampler, self.padding, self.flip = images, sampler, padding, flip
         self._reached = {"epoch": 0, "given": 0}
         self._resume: dict[str, int] = {}
 
-    def __len__(self) -> int:
-        return math.ceil(len(self.sampler) / self.batch_size)
+    @abstractmethod
+    def chunks(self) -> Sequence[Tensor]:
+        """Indices of every batch of this epoch."""
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         # Runs at the first `next`, after Lightning has set the epoch.
-        epoch = self.sampler.epoch
-        chunks = self._chunks()
+        epoch, chunks = self.sampler.epoch, self.chunks()
         start = self._resume.get("given", 0) if self._resume.get("epoch") == epoch else 0
         self._resume = {}
         for position in range(start, len(chunks)):
             self._reached = {"epoch": epoch, "given": position + 1}
             yield self._batch(chunks[position], epoch, position)
-
-    def _chunks(self) -> Sequence[Tensor]:
-        """Indices of every batch of this epoch."""
-        return tuple(self.sampler.indices().split(self.batch_size))
 
     def _batch(self, indices: Tensor, epoch: int, position: int) -> tuple[Tensor, Tensor]:
         generator = seeded_generator(self.sampler.seed, "augment", epoch, self.sampler.rank, position)
@@ -134,6 +119,38 @@ class TrainingBatches:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Resume the saved epoch where it stopped."""
         self._resume = dict(state)
+
+
+class TrainingBatches(ResumableBatches):
+    """Shuffled batches, the last one of an epoch perhaps smaller.
+
+    Args:
+        images: the whole training set.
+        batch_size: images per batch and process.
+        padding, flip: as for `ResumableBatches`.
+        seed: of order and augmentation.
+        rank, world_size: which share of the set.
+    """
+
+    def __init__(
+        self,
+        images: ImageSet,
+        batch_size: int,
+        padding: int = 4,
+        flip: bool = True,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        super().__init__(images, EpochShuffle(len(images), seed, rank, world_size), padding, flip)
+        self.batch_size = batch_size
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.sampler) / self.batch_size)
+
+    def chunks(self) -> Sequence[Tensor]:
+        """Indices of every batch of this epoch."""
+        return tuple(self.sampler.indices().split(self.batch_size))
 
 
 class EvaluationBatches:

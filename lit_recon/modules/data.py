@@ -17,7 +17,7 @@ import torch
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
-from lit_recon.data.batches import EvaluationBatches, TrainingBatches, VictimBatches
+from lit_recon.data.batches import EvaluationBatches, ResumableBatches, TrainingBatches, VictimBatches
 from lit_recon.data.dataset import ImageSet, measure_normalization, seeded_generator
 from lit_recon.data.sources import ImageSource
 from lit_recon.data.splits import content_hash, sample_victims, victim_batches
@@ -233,7 +233,7 @@ class PoissonSampling:
         return self.share[torch.tensor(drawn, dtype=torch.int64)]
 
 
-class PoissonBatches(TrainingBatches):
+class PoissonBatches(ResumableBatches):
     """Augmented `(images (n, c, h, w) in [0, 1], labels (n,))` of random sizes `n`, 0 included.
 
     Args:
@@ -254,13 +254,13 @@ class PoissonBatches(TrainingBatches):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        super().__init__(images, 1, padding, flip, seed)
-        self.steps, self.sampler = steps, PoissonSampling(len(images), rate, seed, rank, world_size)
+        super().__init__(images, PoissonSampling(len(images), rate, seed, rank, world_size), padding, flip)
+        self.steps = steps
 
     def __len__(self) -> int:
         return self.steps
 
-    def _chunks(self) -> list[Tensor]:
+    def chunks(self) -> list[Tensor]:
         return [self.sampler.indices(self.sampler.epoch, step) for step in range(self.steps)]
 
 

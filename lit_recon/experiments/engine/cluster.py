@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from lit_recon.errors import ConfigError
+from lit_recon.experiments.call import check_range
 from lit_recon.experiments.engine.pieces import Piece, PieceOutcome, attempt
 from lit_recon.experiments.engine.runner import Executor, ThisProcess
-from lit_recon.experiments.settings import check_range
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.training.progress import Interrupted, deferred_interruption, interruptible
 

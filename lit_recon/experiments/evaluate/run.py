@@ -16,6 +16,7 @@ from lit_recon.bounds import GaussianPrior, autograd_jacobian, cramer_rao, van_t
 from lit_recon.bounds.fisher import check_size
 from lit_recon.defenses import Batch, BatchGradient, Defense, at_weights, defended_gradient, simulated_gradient
 from lit_recon.errors import ConfigError, LitReconError, MissingDataError
+from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import allow_class_path, settings_parser
 from lit_recon.experiments.engine.cluster import ClusterSettings
 from lit_recon.experiments.engine.runner import StudyRunner, refuse_several_processes
@@ -25,7 +26,7 @@ from lit_recon.experiments.evaluate.rehearsal import Rehearsal
 from lit_recon.experiments.evaluate.results import Evaluation
 from lit_recon.experiments.evaluate.settings import EvaluateSettings
 from lit_recon.experiments.evaluate.tables import csv_table
-from lit_recon.experiments.settings import AttackSettings, Call
+from lit_recon.experiments.settings import AttackSettings
 from lit_recon.experiments.update_attack.run import sent_out, victim_data
 from lit_recon.experiments.victim_model import find_target
 from lit_recon.io.files import write_text

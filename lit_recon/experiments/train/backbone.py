@@ -6,8 +6,9 @@ import time
 
 from jsonargparse import ArgumentParser, Namespace
 
+from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import SAME_RUN, settings_parser
-from lit_recon.experiments.settings import BackboneSettings, Call, TrainSettings
+from lit_recon.experiments.settings import BackboneSettings, TrainSettings
 from lit_recon.experiments.victim_model import prepare_training
 from lit_recon.models import load_backbone
 from lit_recon.modules.loggers import finish

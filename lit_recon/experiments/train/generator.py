@@ -15,8 +15,8 @@ from safetensors.torch import save
 
 from lit_recon.data.sources import Digits, ImageSource
 from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError
+from lit_recon.experiments.call import Call, PaperRunSettings, check_range
 from lit_recon.experiments.configuration import SAME_RUN, settings_parser
-from lit_recon.experiments.settings import Call, PaperRunSettings, check_range
 from lit_recon.io.files import write_bytes
 from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, load_generator
 from lit_recon.modules.data import BackboneDataModule

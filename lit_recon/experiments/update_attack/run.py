@@ -9,8 +9,9 @@ from torch import nn
 from lit_recon.attacks.base import Attack
 from lit_recon.data.dataset import fingerprints
 from lit_recon.errors import ConfigError
+from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import SAME_RUN, allow_class_path, settings_parser
-from lit_recon.experiments.settings import AttackSettings, Call
+from lit_recon.experiments.settings import AttackSettings
 from lit_recon.experiments.update_attack.score import AttackResult, all_scored, run_facts, show_outcome
 from lit_recon.experiments.victim_model import VictimModel, find_target
 from lit_recon.metrics import PerceptualDistance, metrics_of

@@ -40,9 +40,7 @@ from lit_recon.reporting.writing import Scalar
 from lit_recon.training.module import (
     BACKBONE_FILE,
     LAST_CHECKPOINT,
-    Figures,
     TrainingModule,
-    read_utility,
     training_callbacks,
     without_utility,
     write_utility,
@@ -235,11 +233,6 @@ class VictimModel:
             "backbone_accuracy": trained.accuracy,
             "split_hash": trained.split_hash,
         }
-
-    def utility(self) -> Figures:
-        """Test accuracy and loss of the backbone's training; see `lit_recon.training.module`."""
-        assert self.path is not None
-        return read_utility(self.path.parent)
 
 
 def find_target(

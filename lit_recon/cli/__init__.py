@@ -13,7 +13,7 @@ _COMMANDS = {
     "attack": [
         Command("run", "attack clients' updates and score the reconstructions", f"{_ROOM}.update_attack.run", "attack"),
         Command(
-            "evaluate", "compare defenses by the strongest attack at equal utility", f"{_ROOM}.evaluate.run", "evaluate"
+            "evaluate", "rank defenses by the strongest attack at equal utility", f"{_ROOM}.evaluate.run", "evaluate"
         ),
         Command("bounds", "compare attacks on two-layer networks with bounds", f"{_ROOM}.two_layer.run", "bounds"),
         Command("report", "build a run's page again, or compare several runs", "lit_recon.cli.report"),
@@ -25,12 +25,7 @@ _COMMANDS = {
     ],
     "reconn": [
         Command("run", "reconstruct the unknown image of released models", f"{_ROOM}.released_attack.run", "reconn"),
-        Command(
-            "factors",
-            "vary one factor at a time; `run` with factors does so too",
-            f"{_ROOM}.factors.run",
-            "reconn",
-        ),
+        Command("factors", "vary one factor at a time; so does `run` with factors", f"{_ROOM}.factors.run", "reconn"),
         Command("glm", "reconstruct records of linear models by their closed form", f"{_ROOM}.glm.run", "reconn"),
         Command("membership", "infer which of two candidates was trained on", f"{_ROOM}.membership.run", "reconn"),
         Command("rero", "compare attacks with bounds under differential privacy", f"{_ROOM}.rero.run", "reconn"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import re
 import shlex
@@ -20,14 +21,13 @@ CONSOLE = "lit-recon"
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: its name, purpose, and the module with its `parser()` and `execute(parser, values)`.
-
-    The module is imported only when the command is used: a report needs no PyTorch.
+    """A subcommand.
 
     Attributes:
         name: on the command line.
         purpose: for the list of commands.
-        module: import path.
+        module: import path of the module with `parser(program)` and `execute(parser, values)`. It is imported only when
+            the command is used: a report needs no PyTorch.
         folder: of the shipped configurations that are the command's own.
     """
 
@@ -38,12 +38,12 @@ class Command:
 
 
 def main(program: str, commands: Sequence[Command], arguments: Sequence[str] | None = None) -> int:
-    """Run one of `commands`.
+    """Run one of `commands`, by default with the arguments of this process.
 
     Args:
         program: as the user called it, `python attack.py` or `lit-recon attack`.
         commands: to choose from.
-        arguments: of the command line; default: those of this process.
+        arguments: of the command line.
 
     Returns:
         The exit code: 0, 2 after one line about bad input, or 128 plus the number of the signal that stopped it.
@@ -92,8 +92,8 @@ def refuse(program: str, message: str, help_command: str = "") -> int:
 
 def usage(synopsis: str, commands: Sequence[Command]) -> str:
     """The list of commands."""
-    lines = [f"usage: {synopsis}", "", "commands:"]
-    return "\n".join(lines + [f"  {command.name:<12}{command.purpose}" for command in commands])
+    listed = (f"  {command.name:<12}{command.purpose}" for command in commands)
+    return "\n".join([f"usage: {synopsis}", "", "commands:", *listed])
 
 
 def configurations(arguments: Sequence[str], replace: Callable[[str], str]) -> list[str]:
@@ -113,43 +113,28 @@ def configurations(arguments: Sequence[str], replace: Callable[[str], str]) -> l
 
 def _without_overwrite(arguments: Sequence[str]) -> list[str]:
     """The arguments that resume what these began: `--overwrite true` would begin anew."""
-    kept: list[str] = []
-    skip = False
-    for argument in arguments:
-        if not skip and not argument.startswith("--overwrite"):
-            kept.append(argument)
-        skip = argument == "--overwrite"
-    return kept
+    pairs = zip(["", *arguments], arguments, strict=False)
+    return [given for before, given in pairs if before != "--overwrite" and not given.startswith("--overwrite")]
 
 
 def named_by_content(arguments: Sequence[str]) -> list[str]:
-    """A command line with `factors` in the place of `run`, where a configuration that it names has `factors`.
-
-    Args:
-        arguments: of `reconn.py`.
+    """The arguments of `reconn.py`, with `factors` in the place of `run` where a configuration has `factors`.
 
     >>> named_by_content(["run", "--seed", "1"])
     ['run', '--seed', '1']
     """
+    from lit_recon.errors import LitReconError
+    from lit_recon.experiments.configuration import find_configuration
+
     given = list(arguments)
 
     def look_into(name: str) -> str:
-        if _has_factors(name):
-            given[0] = "factors"
+        with contextlib.suppress(LitReconError, OSError, ValueError, yaml.YAMLError):  # the command will report it
+            content = yaml.safe_load(find_configuration(name, "reconn").read_text(encoding="utf-8"))
+            if isinstance(content, dict) and "factors" in content:
+                given[0] = "factors"
         return name
 
     if given[:1] == ["run"]:
         configurations(given, look_into)
     return given
-
-
-def _has_factors(name: str) -> bool:
-    """Whether a configuration is YAML with `factors`; other faults of it are for the command to report."""
-    from lit_recon.errors import LitReconError
-    from lit_recon.experiments.configuration import find_configuration
-
-    try:
-        content = yaml.safe_load(find_configuration(name, "reconn").read_text(encoding="utf-8"))
-    except (LitReconError, OSError, ValueError, yaml.YAMLError):
-        return False
-    return isinstance(content, dict) and "factors" in content

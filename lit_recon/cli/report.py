@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
@@ -66,7 +66,6 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
 
 
 def _rebuilt(run: Path) -> Path:
-    """The page of a run, written by the package of the command that made the run."""
     command = _command_of(RunFolder(run))
     page = _PAGES.get(command, _PAGES["attack run"])
     if not page:
@@ -74,8 +73,7 @@ def _rebuilt(run: Path) -> Path:
             f"{run} holds a run of {command}, which has no page: see {RunFolder(run).metrics}, or give the folder of "
             "an attack"
         )
-    module, _, function = page.partition(":")
-    written: Path = getattr(importlib.import_module(module), function)(run)
+    written: Path = pkgutil.resolve_name(page)(run)
     return written
 
 

@@ -121,8 +121,7 @@ def find_configuration(given: Path | str, folder: str = "") -> Path:
     shipped = {file.relative_to(_SHIPPED).with_suffix("").as_posix(): file for file in _SHIPPED.glob("*/*.yaml")}
     name = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
     found = {full for full in shipped if name in (full, full.partition("/")[2])}
-    if len(found) > 1:
-        found = found & {f"{folder}/{name}"} or found
+    found = found & {f"{folder}/{name}"} or found
     if len(found) == 1:
         return shipped[found.pop()]
     if found:
@@ -137,10 +136,15 @@ def find_configuration(given: Path | str, folder: str = "") -> Path:
     )
 
 
-def settings_parser(program: str, description: str) -> ArgumentParser:
-    """A parser that reads `--config FILE`, any number of times, and reports errors as exceptions."""
+def settings_parser(program: str, description: str, *schemas: type[DataclassInstance]) -> ArgumentParser:
+    """A parser of the settings of dataclasses.
+
+    It reads `--config FILE`, any number of times, and reports errors as exceptions.
+    """
     parser = ArgumentParser(prog=program, description=description, exit_on_error=False)
     parser.add_argument("--config", action="config", help="YAML file of settings; options after it override it")
+    for schema in schemas:
+        parser.add_class_arguments(schema, as_group=False)
     return parser
 
 
@@ -151,12 +155,10 @@ def allow_class_path(parser: ArgumentParser, option: str) -> None:
 
 
 def resolved(parser: ArgumentParser, values: Namespace, name: str) -> tuple[Namespace, str]:
-    """Values with name and folder filled in, and the YAML text that gives these values again and names the command.
+    """All settings of a run, and the YAML text that gives them again and names the command.
 
-    Args:
-        parser: of the command.
-        values: that it read; they must have `name`, `out` and `overwrite`.
-        name: of a run without a configuration file.
+    `values`, which the parser read, need a `name`, `out` and `overwrite`; `name` is for a run without a configuration
+    file.
     """
     complete = values.clone()
     files = complete.pop("config", None) or []
@@ -205,7 +207,6 @@ def readable(message: str) -> str:
 
 
 def _renamed(line: str) -> str:
-    """An addition to a message about a renamed or removed setting."""
     missing = re.search(r"No module named '([\w.]+)'", line)
     absent = re.search(r"module '([\w.]+)' has no attribute '(\w+)'", line)
     module = missing[1] if missing else f"{absent[1]}.{absent[2]}" if absent else ""

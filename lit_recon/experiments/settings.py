@@ -12,12 +12,13 @@ from lit_recon.clients import ClientSettings, LocalTraining
 from lit_recon.data.sources import Digits, ImageSource
 from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError
+from lit_recon.experiments.call import PaperRunSettings, RunSettings, check_range
 from lit_recon.experiments.configuration import PaperSettings as PaperSettings
 from lit_recon.metrics import DEFAULT_METRICS, Metric
 from lit_recon.models import Imprint, Trunk, WideFeatureLayer
-from lit_recon.modules.loggers import WandbSettings
 from lit_recon.modules.private import PrivacySettings
 from lit_recon.records import Knowledge, Normalization
+from lit_recon.training.module import SGDSchedule
 from lit_recon.training.trainer import TrainerSettings
 
 #: A trunk but for the shape of its images, and a feature layer but for the length of its features.
@@ -53,7 +54,7 @@ class ModelSettings:
 
 
 @dataclass(frozen=True)
-class BackboneSettings:
+class BackboneSettings(SGDSchedule):
     """A victim model of this package and its training, used where no checkpoint is given.
 
     Args:
@@ -63,11 +64,6 @@ class BackboneSettings:
         feature_layer: wide layer between trunk and head; default: none.
         epochs: number of training epochs; 0 leaves the model untrained.
         batch_size: training images per step and process.
-        lr: initial learning rate of SGD.
-        momentum: momentum of SGD.
-        weight_decay: L2 penalty.
-        decay_every: epochs between two decays of the learning rate.
-        decay: factor of each decay.
         augment: augment by random crops and, with `flip`, mirroring.
         padding: black pixels around an image before it is cropped back.
         flip: mirror half of the training images; not for digits.
@@ -84,11 +80,6 @@ class BackboneSettings:
     feature_layer: FeatureLayerOf | None = None
     epochs: int = 1
     batch_size: int = 64
-    lr: float = 0.1
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    decay_every: int = 50
-    decay: float = 0.1
     augment: bool = True
     padding: int = 4
     flip: bool = True
@@ -98,8 +89,8 @@ class BackboneSettings:
     dp: PrivacySettings | None = None
 
     def __post_init__(self) -> None:
-        if self.epochs < 0:
-            raise ConfigError(f"epochs must be at least 0; got {self.epochs}")
+        super().__post_init__()
+        check_range({"epochs": self.epochs}, 0)
         if self.dp is not None and (self.defense is not None or self.local_steps is not None):
             raise ConfigError(
                 "dp has clipping and noise of its own, whose epsilon holds for nothing else: leave defense and "
@@ -142,59 +133,28 @@ class LpipsSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttackSettings:
-    """One run of `attack.py run`.
+class UpdateSettings(RunSettings):
+    """Settings of attacks on clients' updates.
 
     Args:
-        name: name of the run; default: that of its configuration file.
-        out: run folder; default: runs/NAME.
-        overwrite: start over where the folder holds a run already.
-        seed: seed of the backbone's weights and training; victims and attack have seeds of their own.
         data: where images come from.
         backbone: the victim model, if it is one of this package.
         model: the victim model, if it is a module of another library.
         client: how clients compute their updates.
-        defense: defense of the clients; default: none.
-        server: modification of the model by a malicious server; default: the server is honest.
-        knowledge: the attacker's knowledge besides model and update.
         victims: attacked images.
-        attack: attack on updates.
-        clients_per_batch: clients attacked at once; `auto` measures whether several at once are faster than one by one.
-        save_every_seconds: seconds between two checkpoints of the running attack.
         trainer: devices and threads.
-        metrics: metrics of reconstructions: names, or import paths of your own subclasses of
-            `lit_recon.metrics.Metric`; `rmse` is always measured.
         lpips: settings of the LPIPS metric.
-        wandb: Weights & Biases.
-        paper: reference whose setting this is.
     """
 
-    name: str | None = None
-    out: Path | None = None
-    overwrite: bool = False
-    seed: int = 0
     data: ImageSource = field(default_factory=Digits)
     backbone: BackboneSettings = field(default_factory=BackboneSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     client: ClientSettings = field(default_factory=ClientSettings)
-    defense: Defense | None = None
-    server: Imprint | None = None
-    knowledge: Knowledge = field(default_factory=Knowledge)
     victims: VictimSettings = field(default_factory=VictimSettings)
-    attack: Attack
-    clients_per_batch: int | Literal["auto"] = "auto"
-    save_every_seconds: float = 60.0
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
-    metrics: list[str | Metric] = field(default_factory=lambda: list(DEFAULT_METRICS))
     lpips: LpipsSettings = field(default_factory=LpipsSettings)
-    wandb: WandbSettings = field(default_factory=WandbSettings)
-    paper: PaperSettings | None = None
 
     def __post_init__(self) -> None:
-        if self.clients_per_batch != "auto" and self.clients_per_batch < 1:
-            raise ConfigError(f"clients_per_batch must be at least 1, or auto; got {self.clients_per_batch}")
-        if self.save_every_seconds <= 0:
-            raise ConfigError(f"save_every_seconds must be above 0; got {self.save_every_seconds:g}")
         if self.model.class_path is not None and self.backbone.checkpoint is not None:
             raise ConfigError(
                 f"there is one victim model, but both model.class_path ({self.model.class_path}) and "
@@ -202,24 +162,49 @@ class AttackSettings:
             )
 
 
-@dataclass(frozen=True)
-class TrainSettings:
+@dataclass(frozen=True, kw_only=True)
+class AttackSettings(UpdateSettings, PaperRunSettings):
+    """One run of `attack.py run`.
+
+    Args:
+        seed: seed of the backbone's weights and training; victims and attack have seeds of their own.
+        defense: defense of the clients; default: none.
+        server: modification of the model by a malicious server; default: the server is honest.
+        knowledge: the attacker's knowledge besides model and update.
+        attack: attack on updates.
+        clients_per_batch: clients attacked at once; `auto` measures whether several at once are faster than one by one.
+        save_every_seconds: seconds between two checkpoints of the running attack.
+        metrics: metrics of reconstructions: names, or import paths of your own subclasses of
+            `lit_recon.metrics.Metric`; `rmse` is always measured.
+    """
+
+    seed: int = 0
+    defense: Defense | None = None
+    server: Imprint | None = None
+    knowledge: Knowledge = field(default_factory=Knowledge)
+    attack: Attack
+    clients_per_batch: int | Literal["auto"] = "auto"
+    save_every_seconds: float = 60.0
+    metrics: list[str | Metric] = field(default_factory=lambda: list(DEFAULT_METRICS))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clients_per_batch != "auto" and self.clients_per_batch < 1:
+            raise ConfigError(f"clients_per_batch must be at least 1, or auto; got {self.clients_per_batch}")
+        if self.save_every_seconds <= 0:
+            raise ConfigError(f"save_every_seconds must be above 0; got {self.save_every_seconds:g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings(RunSettings):
     """One run of `train.py backbone`, besides the backbone's own settings.
 
     Args:
-        name: name of the run; default: that of its configuration file.
-        out: run folder; default: runs/NAME.
-        overwrite: start over where the folder holds a run already.
         seed: seed of the weights, the order of images and the augmentation.
         data: where images come from.
         trainer: devices and threads.
-        wandb: Weights & Biases.
     """
 
-    name: str | None = None
-    out: Path | None = None
-    overwrite: bool = False
     seed: int = 0
     data: ImageSource = field(default_factory=Digits)
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
-    wandb: WandbSettings = field(default_factory=WandbSettings)

@@ -9,15 +9,13 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-
-import lit_recon._torchvision
+from typing import TYPE_CHECKING
 
 import torch
 from filelock import FileLock
-from pytorch_lightning import LightningDataModule
-from pytorch_lightning.loggers import Logger
 from torch import nn
 
+from lit_recon.data import ImageSet
 from lit_recon.data.sources import ImageSource
 from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError, ShapeError
@@ -42,10 +40,7 @@ from lit_recon.reporting.writing import Scalar
 from lit_recon.training.module import (
     BACKBONE_FILE,
     LAST_CHECKPOINT,
-    Figures,
-    SGDSchedule,
     TrainingModule,
-    read_utility,
     training_callbacks,
     without_utility,
     write_utility,
@@ -53,16 +48,16 @@ from lit_recon.training.module import (
 from lit_recon.training.progress import TrainingProgress
 from lit_recon.training.trainer import TrainerSettings, build_trainer, is_first_process
 
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningDataModule
+    from pytorch_lightning.loggers import Logger
+
 
 @dataclass(frozen=True)
 class Training:
-    """A training that has been checked and can begin.
+    """A training that has been checked and can begin: an untrained model, its module, and batches of the data.
 
     Attributes:
-        model: untrained, its weights drawn from the seed.
-        module: around the model.
-        data: training images.
-        batches: loader of the training batches.
         epochs: over the data; 0 leaves the model as it is.
         notes: messages for the user before it begins.
     """
@@ -79,10 +74,11 @@ class Training:
         path = folder / BACKBONE_FILE
         names, split_hash = self.data.class_names, self.data.split_hash
         if self.epochs == 0:
+            untrained = BackboneCheckpoint(self.model, names, split_hash, epoch=0)
             if is_first_process():
                 write_utility(folder, without_utility("an untrained model is not evaluated"))
-                save_backbone(path, BackboneCheckpoint(self.model, names, split_hash, epoch=0))
-            return BackboneCheckpoint(self.model, names, split_hash, epoch=0)
+                save_backbone(path, untrained)
+            return untrained
         if is_first_process():
             (folder / LAST_CHECKPOINT).parent.mkdir(parents=True, exist_ok=True)
         callbacks = [*training_callbacks(folder, names, split_hash), TrainingProgress()]
@@ -92,41 +88,34 @@ class Training:
         return load_backbone(path)
 
 
-def training_data(settings: BackboneSettings, source: ImageSource, seed: int) -> BackboneDataModule:
-    """The training images of the backbone."""
-    return BackboneDataModule(
+def prepare_training(
+    settings: BackboneSettings, source: ImageSource, seed: int, splits: tuple[ImageSet, ImageSet] | None = None
+) -> Training:
+    """Build the model, and refuse settings that do not fit the data or each other; `splits` need not be read again."""
+    data = BackboneDataModule(
         source, settings.batch_size, settings.augment, settings.padding, settings.flip, settings.n_train, seed
     )
-
-
-def prepare_training(settings: BackboneSettings, data: BackboneDataModule, seed: int) -> Training:
-    """Build the model, and refuse settings that do not fit the data or each other."""
+    if splits is not None:
+        data.splits = splits
     data.setup("fit")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         trunk = (settings.trunk or ResNet18)(data.image_shape)
         layer = settings.feature_layer(trunk.out_features) if settings.feature_layer else None
         model = Backbone(trunk, data.n_classes, data.normalization, layer)
-    schedule = SGDSchedule(settings.lr, settings.momentum, settings.weight_decay, settings.decay_every, settings.decay)
     if settings.dp is not None:
-        return _private(settings.dp, settings, model, schedule, data, seed)
+        return _private(settings.dp, settings, model, data, seed)
     if settings.defense is None and settings.local_steps is None:
-        return Training(model, BackboneModule(model, schedule), data, data, settings.epochs)
+        return Training(model, BackboneModule(model, settings), data, data, settings.epochs)
     _check_batches(settings, data)
-    defense = settings.defense or Defense()
-    module = DefendedBackboneModule(model, defense, schedule, settings.local_steps, seed)
+    module = DefendedBackboneModule(model, settings.defense or Defense(), settings, settings.local_steps, seed)
     steps = f"{settings.local_steps.steps} local steps, " if settings.local_steps is not None else ""
-    note = f"defense     {steps}{defense if settings.defense is not None else 'no defense'}"
+    note = f"defense     {steps}{settings.defense or 'no defense'}"
     return Training(model, module, data, data, settings.epochs, (note,))
 
 
 def _private(
-    dp: PrivacySettings,
-    settings: BackboneSettings,
-    model: Backbone,
-    schedule: SGDSchedule,
-    data: BackboneDataModule,
-    seed: int,
+    dp: PrivacySettings, settings: BackboneSettings, model: Backbone, data: BackboneDataModule, seed: int
 ) -> Training:
     fitting, replaced = private_model(model)
     plan = dp.plan(len(data.train), settings.batch_size, max(1, settings.epochs))
@@ -138,13 +127,13 @@ def _private(
     ]
     if replaced:
         notes.append(f"            GroupNorm in place of {len(replaced)} BatchNorm layers, which mix private images")
-    module = PrivateBackboneModule(fitting, plan, schedule, seed)
     batches = PoissonDataModule(data, plan.sampling_rate, plan.steps_per_epoch)
-    return Training(fitting, module, data, batches, settings.epochs, tuple(notes))
+    return Training(
+        fitting, PrivateBackboneModule(fitting, plan, settings, seed), data, batches, settings.epochs, tuple(notes)
+    )
 
 
 def _check_batches(settings: BackboneSettings, data: BackboneDataModule) -> None:
-    """Refuse batches that cannot be divided among clients and steps."""
     n, size = len(data.train), settings.batch_size
     if size > n:
         raise ConfigError(
@@ -168,13 +157,7 @@ _OPTIONAL_SETTING = ("defense", "local_steps", "dp")
 
 @dataclass(frozen=True)
 class ForeignModel:
-    """A victim model of another library.
-
-    Attributes:
-        model: with its weights.
-        description: import path and arguments of its constructor.
-        weights: file of its weights; None: they are random.
-    """
+    """A victim model of another library, described by import path and arguments; without `weights`, they are random."""
 
     model: nn.Module
     description: str
@@ -182,7 +165,6 @@ class ForeignModel:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks for the reader of a report."""
         if self.weights is None:
             return ()
         return (f"it was not checked whether {self.weights} was trained on the attacked images, and so memorized them",)
@@ -252,22 +234,13 @@ class VictimModel:
             "split_hash": trained.split_hash,
         }
 
-    def utility(self) -> Figures:
-        """Test accuracy and loss of the backbone's training; see `lit_recon.training.module`."""
-        assert self.path is not None
-        return read_utility(self.path.parent)
-
 
 def find_target(
     settings: BackboneSettings, data: SourceDataModule, seed: int, foreign: ModelSettings | None = None
 ) -> VictimModel:
     """The victim model that the settings describe, checked against the data.
 
-    Args:
-        settings: of a backbone.
-        data: whose images are attacked.
-        seed: of random weights and of the training.
-        foreign: with a class path, the module of another library that takes the backbone's place.
+    With a class path, `foreign` takes the backbone's place; `seed` is that of random weights and of the training.
 
     Raises:
         MissingDataError, CorruptFileError: about the file of weights.
@@ -278,9 +251,7 @@ def find_target(
         return _foreign(foreign.class_path, foreign, data, seed)
     if settings.checkpoint is not None:
         return _existing(settings.checkpoint, data)
-    own = training_data(settings, data.source, seed)
-    own.splits = data.splits  # they need not be read twice
-    training = prepare_training(settings, own, seed)
+    training = prepare_training(settings, data.source, seed, data.splits)
     path = settings.cache / _identity(settings, training, seed) / BACKBONE_FILE
     return _existing(path, data) if path.is_file() else VictimModel(path, training.model, None, training)
 
@@ -344,13 +315,10 @@ def _identity(settings: BackboneSettings, training: Training, seed: int) -> str:
     """16 hexadecimal digits over everything that determines the weights."""
     layer, trunk = training.model.feature_layer, training.model.trunk
     recipe = {
-        name: value
+        name: repr(value) if name in _OPTIONAL_SETTING else value  # the repr has all that is needed to build it again
         for name, value in vars(settings).items()
-        if name not in _NO_TRAINING_SETTING and not (name in _OPTIONAL_SETTING and value is None)
+        if name not in _NO_TRAINING_SETTING and (value is not None or name not in _OPTIONAL_SETTING)
     }
-    for name in _OPTIONAL_SETTING:
-        if name in recipe:
-            recipe[name] = repr(recipe[name])  # all that is needed to build it again
     content = {
         "data": training.data.split_hash,
         "trunk": [trunk_path(type(trunk)).removeprefix("lit_recon.models."), trunk.arguments],

@@ -30,8 +30,7 @@ class AttackOutcome:
     """Result and cost of an attack on a group of victims; the cost includes interrupted processes.
 
     Attributes:
-        reconstructions: one per victim.
-        curves: per victim, the loss curve of every restart.
+        reconstructions, curves: one per victim; its curves are those of all restarts.
         seconds: of the whole group, beginning with its setup.
         timed_seconds, timed_steps: of the iterations alone, without the first one of every process.
     """
@@ -53,13 +52,12 @@ def run_attack(
 ) -> AttackOutcome:
     """Attack a group of victims together, resuming from `saved` where an earlier process left a state.
 
-    The result is bit for bit that of an attack that was never interrupted, on devices with deterministic arithmetic.
-    An attack that is not a `SteppableAttack` computes in one piece and starts over after an interruption.
+    On devices with deterministic arithmetic the result is bit for bit that of an attack that was never interrupted. An
+    attack that is not a `SteppableAttack` starts over after an interruption.
 
     Args:
-        attack: its settings must be those of the process that wrote `saved`.
-        observations: the same ones, too.
-        saved: file of the running state; removed by the caller once the outcome is safe.
+        attack, observations: the same as in the process that wrote `saved`.
+        saved: file of the running state; the caller removes it once the outcome is safe.
         save_every_seconds: between two saves.
         execution: how several victims are computed; None leaves it to the attack.
         watch: called at the start and after every iteration.
@@ -143,9 +141,9 @@ class FinishedBatch:
         index: of the batch, see `VictimBatch`.
         reconstruction: in the attack's order, on the CPU.
         curves: loss curve of every restart.
-        seconds: this batch's share of its group's time.
-        timed_seconds, timed_steps: this batch's share of the iterations' time, and how many iterations that is.
-        feature_scores: `(n,)` per image of the batch, where the attack recovers features; see `lit_recon.metrics`.
+        seconds, timed_seconds: this batch's share of its group's time, and of that of the iterations.
+        timed_steps: number of these iterations.
+        feature_scores: `(n,)` by metric, where the attack recovers features.
     """
 
     index: int
@@ -166,28 +164,14 @@ def finished_batches(
     indices: Sequence[int], outcome: AttackOutcome, feature_scores: Sequence[dict[str, list[float]]]
 ) -> list[FinishedBatch]:
     """A group's outcome, batch by batch."""
-    n = len(indices)
-    return [
-        FinishedBatch(
-            index,
-            Reconstruction(
-                result.images.cpu(),
-                result.labels.cpu(),
-                float(result.loss),
-                result.trace,
-                tuple(result.notes),
-                None if result.features is None else result.features.cpu().float(),
-            ),
-            curves,
-            outcome.seconds / n,
-            outcome.timed_seconds / n,
-            outcome.timed_steps,
-            scores,
-        )
-        for index, result, curves, scores in zip(
-            indices, outcome.reconstructions, outcome.curves, feature_scores, strict=True
-        )
-    ]
+    n, finished = len(indices), []
+    for i, result in enumerate(outcome.reconstructions):
+        features = None if result.features is None else result.features.cpu().float()
+        images, labels, loss = result.images.cpu(), result.labels.cpu(), float(result.loss)
+        kept = Reconstruction(images, labels, loss, result.trace, tuple(result.notes), features)
+        seconds, timed, steps = outcome.seconds / n, outcome.timed_seconds / n, outcome.timed_steps
+        finished.append(FinishedBatch(indices[i], kept, outcome.curves[i], seconds, timed, steps, feature_scores[i]))
+    return finished
 
 
 def save_finished(folder: Path, batches: Sequence[FinishedBatch]) -> None:
@@ -195,20 +179,12 @@ def save_finished(folder: Path, batches: Sequence[FinishedBatch]) -> None:
     tensors: dict[str, torch.Tensor] = {}
     facts: dict[str, dict[str, object]] = {}
     for batch in batches:
-        tensors[f"{batch.index}.images"] = batch.reconstruction.images.contiguous()
-        tensors[f"{batch.index}.labels"] = batch.reconstruction.labels.contiguous()
-        if batch.reconstruction.features is not None:
-            tensors[f"{batch.index}.features"] = batch.reconstruction.features.contiguous()
-        facts[str(batch.index)] = {
-            "loss": batch.reconstruction.loss,
-            "trace": batch.reconstruction.trace,
-            "notes": batch.reconstruction.notes,
-            "curves": batch.curves,
-            "seconds": batch.seconds,
-            "timed_seconds": batch.timed_seconds,
-            "timed_steps": batch.timed_steps,
-            "feature_scores": batch.feature_scores,
-        }
+        found = batch.reconstruction
+        for name in ("images", "labels", "features"):
+            if (value := getattr(found, name)) is not None:
+                tensors[f"{batch.index}.{name}"] = value.contiguous()
+        own = {name: value for name, value in vars(batch).items() if name not in ("index", "reconstruction")}
+        facts[str(batch.index)] = {"loss": found.loss, "trace": found.trace, "notes": found.notes, **own}
     path = folder / (group_name([batch.index for batch in batches]) + _SUFFIX)
     write_bytes(path, save(tensors, {_HEADER: json.dumps(facts)}))
 
@@ -228,26 +204,15 @@ def load_finished(folder: Path) -> dict[int, FinishedBatch]:
 def _read(path: Path) -> dict[int, FinishedBatch]:
     try:
         with safe_open(path, framework="pt") as file:
-            facts = json.loads((file.metadata() or {})[_HEADER])
-            return {
-                int(index): FinishedBatch(
-                    int(index),
-                    Reconstruction(
-                        file.get_tensor(f"{index}.images"),
-                        file.get_tensor(f"{index}.labels"),
-                        fact["loss"],
-                        fact["trace"],
-                        tuple(fact["notes"]),
-                        file.get_tensor(f"{index}.features") if f"{index}.features" in file.keys() else None,  # noqa: SIM118
-                    ),
-                    fact["curves"],
-                    fact["seconds"],
-                    fact["timed_seconds"],
-                    fact["timed_steps"],
-                    fact.get("feature_scores", {}),
-                )
-                for index, fact in facts.items()
-            }
+            facts, names = json.loads((file.metadata() or {})[_HEADER]), set(file.keys())
+            found = {}
+            for index, fact in facts.items():
+                images, labels = (file.get_tensor(f"{index}.{name}") for name in ("images", "labels"))
+                features = file.get_tensor(f"{index}.features") if f"{index}.features" in names else None
+                loss, trace, notes = (fact.pop(name) for name in ("loss", "trace", "notes"))
+                result = Reconstruction(images, labels, loss, trace, tuple(notes), features)
+                found[int(index)] = FinishedBatch(int(index), result, **fact)
+            return found
     except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
         raise CorruptFileError(
             f"{path} is damaged ({error}): delete it, and these victims are attacked from the start"

@@ -35,20 +35,16 @@ class BackboneModule(TrainingModule):
 
 
 def train_backbone(trainer: Trainer, module: TrainingModule, datamodule: LightningDataModule, out: Path) -> Path:
-    """Train, or resume a killed training, until the trainer's `max_epochs`.
+    """Train, or resume a killed training, until the trainer's `max_epochs`; returns the path of the backbone.
 
-    A resumed training ends with the weights of one that was never interrupted, provided that the batches are functions
-    of seed, epoch and position, as `BackboneDataModule`'s are. Training draws no other random numbers than those of a
-    defense or of a privacy mechanism, which are functions of seed, step and process.
+    A resumed training ends with the weights of one that was never interrupted, if batches are functions of seed, epoch
+    and position, as `BackboneDataModule`'s are; noise is a function of seed, step and process.
 
     Args:
         trainer: with `training_callbacks(out, ...)` among its callbacks.
         module: model and optimizer.
         datamodule: batches of images in [0, 1] and labels.
         out: the run folder.
-
-    Returns:
-        Path of the backbone.
 
     Raises:
         RunExistsError: `out` already holds a backbone.
@@ -80,16 +76,14 @@ class DefendedBackboneModule(TrainingModule):
     """Steps along `defended_gradient`, the function that also defends a client under attack.
 
     A step is a round of a federation with one client per process: each releases the defended gradient of its own batch,
-    or the defended result of its local training, and the server's SGD steps along the mean of the releases. The
-    defense's random numbers are a function of seed, step and process. Everything a client releases is defended, the
-    gradient of frozen parameters included, though only the others are trained.
+    or the defended result of its local training, and the server's SGD steps along the mean of the releases. The release
+    includes the gradient of frozen parameters, though only the others are trained.
 
     BatchNorm uses the statistics of the defended batch, which also updates running statistics and the center of a wide
     feature layer; buffers are released undefended. The logged training loss is that of the original batch and of the
     network without dropout, so that the losses of several defenses can be compared.
 
-    `DPSGD` as a defense applies the mechanism only, for any batch and beside other defenses. For training with Poisson
-    sampling and an epsilon, use `PrivateBackboneModule`.
+    The defense `DPSGD` guarantees no epsilon here; `PrivateBackboneModule` does.
 
     Args:
         model: takes images `(n, c, h, w)` in [0, 1].

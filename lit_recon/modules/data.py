@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import cached_property
+from typing import Any
 
 import lit_recon._torchvision
 
@@ -49,6 +50,10 @@ class SourceDataModule(pl.LightningDataModule, ABC):
         return self.source.load()
 
     @property
+    def test(self) -> ImageSet:
+        return self.splits[1]
+
+    @property
     def image_shape(self) -> tuple[int, int, int]:
         """`(c, h, w)`."""
         return self.splits[0].image_shape
@@ -60,7 +65,6 @@ class SourceDataModule(pl.LightningDataModule, ABC):
 
     @property
     def n_classes(self) -> int:
-        """Number of classes."""
         return self.splits[0].n_classes
 
     @cached_property
@@ -72,6 +76,15 @@ class SourceDataModule(pl.LightningDataModule, ABC):
     def split_hash(self) -> str:
         """Identifies both splits by content; a backbone with the same hash has seen no image of this test split."""
         return content_hash(*self.splits)
+
+    def _public(self, name: str, n: int | None, seed: int) -> ImageSet:
+        """A stratified sample of `n` public images, or all of them; `name` is the setting of `n`."""
+        public = self.splits[0]
+        if n is None:
+            return public
+        if not 1 <= n <= len(public):
+            raise ConfigError(f"{name} must be 1 to {len(public)}, the size of {public.name}; got {n}")
+        return public.subset(sample_victims(public.labels, n, seed))
 
     @property
     def _rank(self) -> int:
@@ -85,14 +98,8 @@ class SourceDataModule(pl.LightningDataModule, ABC):
 class BackboneDataModule(SourceDataModule):
     """Training and test images of a classifier; batches are `(images (n, c, h, w) in [0, 1], labels (n,))`.
 
-    Args:
-        source: where the images come from.
-        batch_size: training images per step and process.
-        augment: random crops and, if `flip`, mirroring.
-        padding: black pixels around an image before it is cropped back; 4 for 32x32 images, 1 for the digits.
-        flip: mirror half of the training images; not for digits.
-        n_train: train on a stratified sample of this many images instead of all.
-        seed: of that sample, of the order of images and of the augmentation.
+    The arguments are the settings of the same names of `BackboneSettings`; the batch size is per process, and `seed`
+    that of the sample, the order of images and the augmentation.
     """
 
     def __init__(
@@ -116,17 +123,7 @@ class BackboneDataModule(SourceDataModule):
     @cached_property
     def train(self) -> ImageSet:
         """The images trained on."""
-        public = self.splits[0]
-        if self.n_train is None:
-            return public
-        if not 1 <= self.n_train <= len(public):
-            raise ConfigError(f"n_train must be 1 to {len(public)}, the size of {public.name}; got {self.n_train}")
-        return public.subset(sample_victims(public.labels, self.n_train, self.seed))
-
-    @property
-    def test(self) -> ImageSet:
-        """The images that accuracy is measured on."""
-        return self.splits[1]
+        return self._public("n_train", self.n_train, self.seed)
 
     def setup(self, stage: str) -> None:
         height, width = self.train.image_shape[1:]
@@ -138,35 +135,28 @@ class BackboneDataModule(SourceDataModule):
 
     def train_dataloader(self) -> TrainingBatches:
         """This process's share of the training images, in an order of its own for every epoch."""
-        return TrainingBatches(
-            self.train,
-            self.batch_size,
-            padding=self.padding if self.augment else 0,
-            flip=self.flip and self.augment,
-            seed=self.seed,
-            rank=self._rank,
-            world_size=self._world_size,
-        )
+        return TrainingBatches(self.train, self.batch_size, **self.shared())
+
+    def shared(self) -> dict[str, Any]:
+        """Augmentation, seed and this process's share, as arguments of training batches."""
+        return {
+            "padding": self.padding if self.augment else 0,
+            "flip": self.flip and self.augment,
+            "seed": self.seed,
+            "rank": self._rank,
+            "world_size": self._world_size,
+        }
 
     def val_dataloader(self) -> EvaluationBatches:
-        """This process's share of the test images."""
         return EvaluationBatches(self.test, _EVALUATION_BATCH, self._rank, self._world_size)
 
-    def test_dataloader(self) -> EvaluationBatches:
-        """The same as for validation."""
-        return self.val_dataloader()
+    test_dataloader = val_dataloader
 
 
 class VictimDataModule(SourceDataModule):
     """The private batches of simulated clients, as `VictimBatch`, drawn from the test split.
 
-    Args:
-        source: where the images come from.
-        n_victims: images in the stratified sample.
-        batch_size: images per client.
-        distinct_labels: no two images of a client share a label; otherwise labels as drawn.
-        seed: of the sample and of its grouping into batches.
-        n_public: a stratified sample of this many public images for the baselines; default: all.
+    The arguments are those of `VictimSettings`, with `n_victims` for `n`.
     """
 
     def __init__(
@@ -185,17 +175,7 @@ class VictimDataModule(SourceDataModule):
     @cached_property
     def public(self) -> ImageSet:
         """Public images; none of them is a victim."""
-        public = self.splits[0]
-        if self.n_public is None:
-            return public
-        if not 1 <= self.n_public <= len(public):
-            raise ConfigError(f"n_public must be 1 to {len(public)}, the size of {public.name}; got {self.n_public}")
-        return public.subset(sample_victims(public.labels, self.n_public, self.seed))
-
-    @property
-    def test(self) -> ImageSet:
-        """The split that victims are drawn from."""
-        return self.splits[1]
+        return self._public("n_public", self.n_public, self.seed)
 
     @cached_property
     def batches(self) -> list[Tensor]:
@@ -261,10 +241,7 @@ class PoissonBatches(AugmentedBatches):
         images: the whole training set.
         rate: chance of an image to enter a batch.
         steps: batches in an epoch.
-        padding: of the random crop, in pixels; 0 for none.
-        flip: mirror half of the images.
-        seed: of sampling and augmentation.
-        rank, world_size: which share of every batch.
+        padding, flip, seed, rank, world_size: as for `TrainingBatches`.
     """
 
     sampler: PoissonSampling
@@ -293,45 +270,23 @@ class PoissonBatches(AugmentedBatches):
 
 
 class PoissonDataModule(pl.LightningDataModule):
-    """A backbone's data with Poisson-sampled training batches.
-
-    Args:
-        data: images, augmentation, seed and test split.
-        rate: chance of an image to enter a batch.
-        steps: batches in an epoch.
-    """
+    """The data of a backbone with `PoissonBatches` for training, `steps` of them in an epoch."""
 
     def __init__(self, data: BackboneDataModule, rate: float, steps: int) -> None:
         super().__init__()
         self.data, self.rate, self.steps = data, rate, steps
 
     def prepare_data(self) -> None:
-        """Fetch the files; Lightning lets one process per machine do so."""
         self.data.prepare_data()
 
     def setup(self, stage: str) -> None:
-        """Read the images."""
         self.data.trainer = self.trainer
         self.data.setup(stage)
 
     def train_dataloader(self) -> PoissonBatches:
-        """This process's share of the training batches."""
-        data, trainer = self.data, self.trainer
-        return PoissonBatches(
-            data.train,
-            self.rate,
-            self.steps,
-            padding=data.padding if data.augment else 0,
-            flip=data.flip and data.augment,
-            seed=data.seed,
-            rank=trainer.global_rank if trainer else 0,
-            world_size=trainer.world_size if trainer else 1,
-        )
+        return PoissonBatches(self.data.train, self.rate, self.steps, **self.data.shared())
 
     def val_dataloader(self) -> EvaluationBatches:
-        """This process's share of the test images."""
         return self.data.val_dataloader()
 
-    def test_dataloader(self) -> EvaluationBatches:
-        """The same as for validation."""
-        return self.data.val_dataloader()
+    test_dataloader = val_dataloader

@@ -13,7 +13,7 @@ from typing import Any
 import lit_recon._torchvision
 
 import torch
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import LightningModule
 from pytorch_lightning.loggers import Logger
 from torch import Tensor, nn, optim
 
@@ -35,10 +35,16 @@ from lit_recon.training.module import LAST_CHECKPOINT, ImageBatch, LastCheckpoin
 from lit_recon.training.progress import TrainingProgress
 from lit_recon.training.trainer import TrainerSettings, build_trainer
 
+#: Inside a run folder.
+GENERATOR_FILE = "generator.safetensors"
+#: Minutes between two saves within an epoch.
+_SAVE_EVERY = 1.0
 #: Steps between two looks at whether the loss is still finite; reading it makes a GPU wait.
 _DIVERGENCE_EVERY = 50
 #: Moment decays of Adam under which a critic and a generator follow each other.
 _BETAS = (0.5, 0.99)
+#: Learning rate of the search for latents, and the scale of its start: near the mean, from where all are near.
+_LR, _START = 0.05, 0.3
 
 
 @dataclass(frozen=True)
@@ -76,18 +82,16 @@ class GeneratorRecipe:
 
 
 class GeneratorModule(LightningModule):
-    """One step trains the critic on real and generated images, the next the generator with its encoder.
+    """Every batch trains the critic on real and generated images, then the generator with its encoder.
 
-    Logs `generator_loss`, and `critic_loss` and `reconstruction_rmse` where there are any.
+    Logs `generator_loss`, and `critic_loss` and `reconstruction_rmse` where there are any. `averaged` is the generator
+    with the running mean of its weights.
 
     Args:
         generator: to be trained.
-        recipe: what for.
+        recipe: losses and optimizer.
         width: of critic and encoder at full resolution.
         seed: of their weights and of the latents, which are functions of seed and step.
-
-    Attributes:
-        averaged: the generator with the running mean of its weights.
     """
 
     def __init__(self, generator: ConvGenerator, recipe: GeneratorRecipe, width: int, seed: int) -> None:
@@ -183,42 +187,8 @@ def autoencoder_loss(images: Tensor, drawn: Tensor, mean: Tensor, log_variance: 
     return (error + divergence).mean() / images[0].numel()
 
 
-#: Inside a run folder.
-GENERATOR_FILE = "generator.safetensors"
-
-
-#: Minutes between two saves within an epoch.
-_SAVE_EVERY = 1.0
-
-
-class ExportGenerator(Callback):
-    """Writes the averaged generator when training has ended.
-
-    Args:
-        path: of the file.
-        data: that it was trained on.
-    """
-
-    def __init__(self, path: Path, data: BackboneDataModule) -> None:
-        self.path, self.data = path, data
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the file."""
-        if not isinstance(pl_module, GeneratorModule):
-            raise ConfigError(f"only a GeneratorModule can be exported; got {type(pl_module).__name__}")
-        name, seen = self.data.train.name, fingerprints(self.data.train)
-        averaged = pl_module.averaged.cpu().eval()
-        save_generator(
-            self.path, GeneratorCheckpoint(averaged, name, self.data.split_hash, seen, trainer.current_epoch)
-        )
-
-
 def check_alone(processes: int) -> None:
-    """Refuse more than one process.
-
-    Raises:
-        ConfigError: there are several.
-    """
+    """Refuse more than one process by a ConfigError."""
     if processes > 1:
         raise ConfigError(
             f"a generator is trained by one process, as its networks are trained alternately; got {processes}: "
@@ -234,7 +204,7 @@ def train_generator(
     loggers: Sequence[Logger],
     out: Path,
 ) -> GeneratorCheckpoint:
-    """Train, or resume a killed training, and write `generator.safetensors` to `out`.
+    """Train, or resume a killed training, and write the averaged generator to `generator.safetensors` in `out`.
 
     A resumed training ends with the weights of one that was never interrupted: batches, latents and noise are functions
     of seed and step.
@@ -243,29 +213,19 @@ def train_generator(
         ConfigError: more than one process, or the training diverged.
         CorruptFileError: the state of a killed training cannot be read.
     """
-    last = out / LAST_CHECKPOINT
+    exported, last = out / GENERATOR_FILE, out / LAST_CHECKPOINT
     if last.exists() and not zipfile.is_zipfile(last):
         raise CorruptFileError(f"{last} is truncated or not a training state: delete it to start over")
     last.parent.mkdir(parents=True, exist_ok=True)
-    exported = out / GENERATOR_FILE
-    callbacks = [
-        ExportGenerator(exported, data),
-        LastCheckpoint(last, _SAVE_EVERY),
-        TrainingProgress(module.n_optimizers),
-    ]
+    callbacks = [LastCheckpoint(last, _SAVE_EVERY), TrainingProgress(module.n_optimizers)]
     trainer = build_trainer(settings, loggers, callbacks, max_epochs=epochs)
     check_alone(trainer.world_size)
-    trainer.fit(
-        module,
-        train_dataloaders=data.train_dataloader(),
-        ckpt_path=last if last.exists() else None,
-        weights_only=True,
+    trainer.fit(module, data.train_dataloader(), ckpt_path=last if last.exists() else None, weights_only=True)
+    averaged, seen = module.averaged.cpu().eval(), fingerprints(data.train)
+    save_generator(
+        exported, GeneratorCheckpoint(averaged, data.train.name, data.split_hash, seen, trainer.current_epoch)
     )
     return load_generator(exported)
-
-
-#: Learning rate of the search for latents, and the scale of its start: near the mean, from where all are near.
-_LR, _START = 0.05, 0.3
 
 
 @dataclass(frozen=True)
@@ -274,12 +234,11 @@ class Quality:
 
     Attributes:
         figures: means over samples or held-out images, RMSE of pixels in [0, 1]:
-            `sample_nearest_rmse`, of samples to the nearest training image, beside `held_out_nearest_rmse`, that of
-            real images which the generator has not seen: much lower means memorization, much higher unrealistic
-            samples;
-            `sample_spread_rmse`, between two samples, beside `held_out_spread_rmse`: much lower means mode collapse;
-            `search_rmse`, of held-out images to their best reconstructions by the generator, beside
-            `search_mean_image_rmse`: the error that a search for latents alone cannot go below.
+            `sample_nearest_rmse`, of samples to the nearest training image, beside `held_out_nearest_rmse` of real
+            images: much lower means memorization, much higher unrealistic samples; `sample_spread_rmse`, between two
+            samples, beside `held_out_spread_rmse`: much lower means mode collapse; `search_rmse`, of held-out images to
+            their best reconstructions by the generator, beside `search_mean_image_rmse`: the error that a search for
+            latents alone cannot go below.
         images: `(n, c, h, w)` by name: `samples`, `sample_nearest`, `held_out`, `held_out_nearest`, `found`.
     """
 
@@ -290,36 +249,25 @@ class Quality:
 def measure_quality(
     generator: ConvGenerator, train: ImageSet, test: ImageSet, n: int, search_steps: int, seed: int
 ) -> Quality:
-    """Quality by `n` samples and `n` held-out images.
-
-    Args:
-        generator: on the CPU.
-        train: what it was trained on.
-        test: images that it has not seen; a stratified sample is taken.
-        n: at least 2, at most the number of test images.
-        search_steps: iterations of the search for latents.
-        seed: of samples, of the choice and of the search.
-    """
+    """Quality by `n` samples and `n` test images, at least 2; the generator has not seen the test images."""
     samples = draw_samples(generator, generator.latent_size, n, seeded_generator(seed, "samples"))
     held_out = test.pixels(sample_victims(test.labels, n, seed))
     found = search_latents(generator, held_out, search_steps, seed)
-    public = NearestPublic(train.images)
-    near_samples, near_held_out = public.query(samples)[1], public.query(held_out)[1]
-    mean = MeanImage.from_images(train.images).query(held_out)
+    public, mean = NearestPublic(train.images), MeanImage.from_images(train.images).query(held_out)
+    images = {
+        "samples": samples,
+        "sample_nearest": public.query(samples)[1],
+        "held_out": held_out,
+        "held_out_nearest": public.query(held_out)[1],
+        "found": found,
+    }
     figures = {
-        "sample_nearest_rmse": _mean(rmse(samples, near_samples)),
-        "held_out_nearest_rmse": _mean(rmse(held_out, near_held_out)),
+        "sample_nearest_rmse": _mean(rmse(samples, images["sample_nearest"])),
+        "held_out_nearest_rmse": _mean(rmse(held_out, images["held_out_nearest"])),
         "sample_spread_rmse": _spread(samples),
         "held_out_spread_rmse": _spread(held_out),
         "search_rmse": _mean(rmse(found, held_out)),
         "search_mean_image_rmse": _mean(rmse(mean, held_out)),
-    }
-    images = {
-        "samples": samples,
-        "sample_nearest": near_samples,
-        "held_out": held_out,
-        "held_out_nearest": near_held_out,
-        "found": found,
     }
     return Quality(figures, images)
 

@@ -21,8 +21,6 @@ from lit_recon.errors import ConfigError
 from lit_recon.io.files import write_text
 from lit_recon.training.trainer import is_first_process
 
-_Mode = Literal["online", "offline", "disabled"]
-
 
 @dataclass(frozen=True)
 class WandbSettings:
@@ -39,18 +37,16 @@ class WandbSettings:
     project: str = "lit_recon"
     entity: str | None = None
 
-    def resolved_mode(self) -> _Mode:
+    def resolved_mode(self) -> Literal["online", "offline", "disabled"]:
         """The mode that `auto` stands for here.
 
         Raises:
             ConfigError: `online` without an API key.
         """
         asked = os.environ.get("WANDB_MODE", "auto") if self.mode == "auto" else self.mode
-        if asked in ("offline", "dryrun"):
-            return "offline"
         if asked == "disabled":
             return "disabled"
-        if _has_api_key():
+        if asked not in ("offline", "dryrun") and _has_api_key():
             return "online"
         if asked == "online":
             raise ConfigError(
@@ -61,22 +57,19 @@ class WandbSettings:
 
 
 def build_loggers(logs: Path, name: str, settings: WandbSettings, config: Mapping[str, object]) -> list[Logger]:
-    """Loggers that write below `logs`: a new CSV file for every process that works on the run, one W&B run for all.
+    """Loggers that write below the run folder's `logs`: a new CSV file for every process, one W&B run for all.
 
-    Args:
-        logs: the run folder's `logs`.
-        name: of the run.
-        settings: whether and where to log to Weights & Biases.
-        config: the resolved configuration, shown with the W&B run.
-
-    Raises:
-        ConfigError: W&B cannot start.
+    `config`, all settings, is shown with the W&B run. A ConfigError says that W&B cannot start.
     """
-    loggers: list[Logger] = [CSVLogger(logs, name="", version=None)]
-    mode = settings.resolved_mode()
-    if mode != "disabled":
-        loggers.append(_wandb_logger(logs, name, settings, mode, config))
-    return loggers
+    table, mode = CSVLogger(logs, name="", version=None), settings.resolved_mode()
+    return [table] if mode == "disabled" else [table, _wandb_logger(logs, name, settings, mode, config)]
+
+
+def log_numbers(loggers: Sequence[Logger], record: Mapping[str, object], step: int = 0) -> None:
+    """Log the floats of a record."""
+    numbers = {key: value for key, value in record.items() if isinstance(value, float)}
+    for logger in loggers:
+        logger.log_metrics(numbers, step)
 
 
 def log_grid(loggers: Sequence[Logger], key: str, png: bytes, step: int) -> None:

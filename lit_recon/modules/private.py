@@ -88,21 +88,15 @@ class PrivacySettings:
     neighbors: Neighbors = "add_or_remove_one"
 
     def __post_init__(self) -> None:
-        self.descent()
+        self._descent()
 
-    def descent(self) -> PrivateDescent:
-        """The same settings as a `PrivateDescent`."""
+    def _descent(self) -> PrivateDescent:
         return PrivateDescent(
             self.max_grad_norm, self.noise_multiplier, self.target_epsilon, self.delta, self.neighbors
         )
 
     def plan(self, n_images: int, batch_size: int, epochs: int) -> PrivacyPlan:
-        """DP-SGD for a training set and a number of epochs.
-
-        Args:
-            n_images: size of the training set.
-            batch_size: expected number of images per step, over all processes.
-            epochs: of the whole training, at least 1.
+        """DP-SGD for a training set of `n_images`, with an expected batch of `batch_size` over all processes.
 
         Raises:
             ConfigError: a batch larger than the data, a delta that guarantees nothing, or an epsilon out of reach.
@@ -118,7 +112,7 @@ class PrivacySettings:
                 f"{1 / n_images:.2g}, such as {0.1 / n_images:.1g}"
             )
         rate, per_epoch = batch_size / n_images, math.ceil(n_images / batch_size)
-        descent = self.descent()
+        descent = self._descent()
         noise = descent.noise(per_epoch * epochs, rate, _MOST_NOISE)
         return PrivacyPlan(descent.with_noise(noise), rate, batch_size, per_epoch)
 
@@ -145,45 +139,40 @@ def private_model(model: Backbone) -> tuple[Backbone, list[str]]:
         )
     replaced = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
     if replaced:
-        model = _with_group_norm(model, replaced)
+        rebuilt: Any = type(model.trunk)  # the arguments that a trunk remembers are those of its own constructor
+        arguments = model.trunk.arguments
+        if arguments.get("norm") != "batch":
+            raise UnsupportedModelError(
+                f"per-example gradients need a network without BatchNorm, but {rebuilt.__name__} has {replaced} and no "
+                "setting norm: group to replace them by"
+            )
+        with torch.random.fork_rng(devices=[]):
+            fixed = Backbone(rebuilt(**{**arguments, "norm": "group"}), model.n_classes, model.normalization)
+        fixed.load_state_dict(model.state_dict(), strict=False)  # all but running statistics
+        model = fixed
     problems = ModuleValidator.validate(copy.deepcopy(model).train())
     if problems:
         raise UnsupportedModelError(f"Opacus cannot train this model privately: {'; '.join(map(str, problems))}")
     return model, replaced
 
 
-def _with_group_norm(model: Backbone, replaced: list[str]) -> Backbone:
-    arguments = model.trunk.arguments
-    if arguments.get("norm") != "batch":
-        raise UnsupportedModelError(
-            f"per-example gradients need a network without BatchNorm, but {type(model.trunk).__name__} has {replaced} "
-            "and no setting norm: group to replace them by"
-        )
-    with torch.random.fork_rng(devices=[]):
-        rebuilt: Any = type(model.trunk)  # the arguments that a trunk remembers are those of its own constructor
-        trunk = rebuilt(**{**arguments, "norm": "group"})
-        fixed = Backbone(trunk, model.n_classes, model.normalization)
-    fixed.load_state_dict(model.state_dict(), strict=False)  # all but running statistics
-    return fixed
-
-
 class PrivateBackboneModule(TrainingModule):
     """Steps along the sum of clipped per-example gradients plus noise, divided by the expected batch size.
 
-    All trainable parameters are clipped as one vector. An empty batch is a step of noise alone. Sampling, noise and
-    augmentation are functions of the seed: whoever knows the seed can subtract the noise, so that a guarantee for a
-    published model needs a secret seed.
+    All trainable parameters are clipped as one vector. An empty batch is a step of noise alone. Whoever knows the seed
+    can
+    subtract the noise: a guarantee for a published model needs a secret seed.
 
     With several processes each samples its own share of the images, the first one adds the noise, and the sum is
     divided by the expected size of the whole batch; epsilon is that of one process.
 
     Epsilon is logged after every epoch. It comes from `lit_recon.privacy`: exact for full batches, else from the
-    privacy loss distribution, as Opacus' own PRV accountant does not terminate at little noise. A checkpoint contains
-    the mechanism and the number of its releases; a training resumes with the same mechanism only.
+    privacy loss distribution, as Opacus' own PRV accountant does not terminate at little noise. A training resumes with
+    the same mechanism only.
 
-    This is the module for a training with a guarantee. The defense `DPSGD` applies the same mechanism to an arbitrary
-    batch, for a client under attack or together with other defenses; on one batch and without noise both give the same
-    gradient, except for Opacus' 1e-6 added to the norm and for frozen parameters, which `DPSGD` includes in the norm.
+    The defense `DPSGD` applies the same mechanism to an arbitrary batch, without a guarantee for a training. On one
+    batch and without noise both give the same gradient, except for Opacus' 1e-6 added to the norm and for frozen
+    parameters, which `DPSGD` includes in the norm.
 
     Args:
         model: a result of `private_model`.
@@ -235,7 +224,6 @@ class PrivateBackboneModule(TrainingModule):
         return loss
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Set the gradients that the optimizer steps along."""
         mechanism = self._mechanism
         if mechanism is None:
             raise ConfigError("a PrivateBackboneModule is trained by a Trainer, which starts its mechanism")
@@ -257,11 +245,9 @@ class PrivateBackboneModule(TrainingModule):
     def guarantee(self) -> Figures:
         """Epsilon after the releases so far, with delta, neighbors and mechanism."""
         plan, epsilon = self.plan, self.plan.epsilon(self.releases)
-        spent: Figures = {"epsilon": epsilon}
-        if math.isinf(epsilon):
-            spent = {"epsilon": None, "epsilon_reason": "without noise no epsilon is guaranteed"}
+        none: Figures = {"epsilon": None, "epsilon_reason": "without noise no epsilon is guaranteed"}
         return {
-            **spent,
+            **(none if math.isinf(epsilon) else {"epsilon": epsilon}),
             "delta": plan.descent.delta,
             "neighbors": plan.descent.neighbors,
             "accountant": plan.accountant,
@@ -272,7 +258,7 @@ class PrivateBackboneModule(TrainingModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the mechanism and the number of its releases."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["privacy"] = {**self._identity(), "releases": self.releases}
+        checkpoint["privacy"] = {**self._mechanism_settings, "releases": self.releases}
 
     def on_load_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
         """Restore the number of releases.
@@ -283,16 +269,16 @@ class PrivateBackboneModule(TrainingModule):
         super().on_load_checkpoint(checkpoint)
         spent = dict(checkpoint["privacy"])
         self.releases = spent.pop("releases")
-        if spent != self._identity():
+        if spent != self._mechanism_settings:
             raise ConfigError(
-                f"the interrupted training used the mechanism {spent}, this one uses {self._identity()}: resume it "
-                "with its own settings, or start a new run"
+                f"the interrupted training used the mechanism {spent}, this one uses {self._mechanism_settings}: "
+                "resume it with its own settings, or start a new run"
             )
 
-    def _identity(self) -> dict[str, float]:
-        plan = self.plan
+    @property
+    def _mechanism_settings(self) -> dict[str, float]:
         return {
-            "noise_multiplier": plan.noise_multiplier,
-            "max_grad_norm": plan.descent.bound,
-            "sampling_rate": plan.sampling_rate,
+            "noise_multiplier": self.plan.noise_multiplier,
+            "max_grad_norm": self.plan.descent.bound,
+            "sampling_rate": self.plan.sampling_rate,
         }

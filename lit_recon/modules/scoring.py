@@ -27,7 +27,7 @@ from lit_recon.records import Observation, Reconstruction
 from lit_recon.reporting.writing import Scalar
 
 _BASELINES = ("mean_image", "nearest_public")
-#: Entries that the record leaves out of baselines, and of labels, which are recovered by batches and not by images.
+#: Entries that the record leaves out of baselines, and of labels, which are recovered by the batch.
 _SPREADS = ("_std", "_low", "_high")
 
 
@@ -71,13 +71,9 @@ def feature_scores(
 def score_batches(
     finished: Sequence[FinishedBatch], batches: Sequence[VictimBatch], public: Tensor | None, metrics: Sequence[Metric]
 ) -> list[ScoredBatch]:
-    """Score finished batches against the truth.
+    """Score finished batches against the truth, `batches` in the same order, by metrics that are available here.
 
-    Args:
-        finished: one per batch.
-        batches: the truth, in the same order.
-        public: images `(N, c, h, w)` that the baselines know, bytes or floats in [0, 1]; None: no baselines.
-        metrics: that are available here.
+    The baselines know the images `public` `(N, c, h, w)`, bytes or floats in [0, 1]; None: no baselines.
     """
     if not batches:
         return []
@@ -88,20 +84,17 @@ def score_batches(
         targets = torch.cat([batch.images.cpu() for batch in batches])
         _, closest = NearestPublic(public).query(targets)
         nearest = closest.split(sizes)
-        guesses = zip(_BASELINES, (MeanImage.from_images(public).query(targets), closest), strict=True)
-        for name, guess in guesses:
-            scores = score_pairs(guess, targets, metrics)
-            baselines[name] = {key: values.split(sizes) for key, values in scores.items()}
-    return [
-        ScoredBatch(
-            batch,
-            done,
-            score_batch(done.reconstruction.images, batch.images, done.reconstruction.labels, batch.labels, metrics),
-            nearest[i],
-            {name: {key: values[i] for key, values in parts.items()} for name, parts in baselines.items()},
-        )
-        for i, (batch, done) in enumerate(zip(batches, finished, strict=True))
-    ]
+        means = MeanImage.from_images(public).query(targets)
+        for name, guess in zip(_BASELINES, (means, closest), strict=True):
+            scored_guess = score_pairs(guess, targets, metrics)
+            baselines[name] = {key: values.split(sizes) for key, values in scored_guess.items()}
+    scored = []
+    for i, (batch, done) in enumerate(zip(batches, finished, strict=True)):
+        found = done.reconstruction
+        scores = score_batch(found.images, batch.images, found.labels, batch.labels, metrics)
+        guesses = {name: {key: values[i] for key, values in parts.items()} for name, parts in baselines.items()}
+        scored.append(ScoredBatch(batch, done, scores, nearest[i], guesses))
+    return scored
 
 
 class RunScores(nn.Module):
@@ -141,7 +134,6 @@ class RunScores(nn.Module):
         score_pairs(images.cpu(), images.cpu(), self.metrics)
 
     def update(self, scored: Iterable[ScoredBatch]) -> None:
-        """Add batches."""
         for part in scored:
             values = part.per_image | part.scores.of_labels
             for key, score in self._ours.items():

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import lit_recon._torchvision
 
 from pytorch_lightning import LightningModule, Trainer
 
-from lit_recon.attacks.shadow import ExactSample, Plan, ShadowStore
+from lit_recon.attacks.shadow import Plan, ShadowStore
 from lit_recon.data import ImageSet
 from lit_recon.errors import MissingDataError
 from lit_recon.training.progress import Progress
@@ -18,30 +17,8 @@ from lit_recon.training.progress import Progress
 _NONE = -1
 
 
-class ShardNumbers:
-    """Numbers of the shards of one process; -1 if it has none."""
-
-    def __init__(self, numbers: list[int]) -> None:
-        self.numbers = numbers or [_NONE]
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.numbers)
-
-
 class ShadowModule(LightningModule):
-    """Trains the missing models of a store; `train_store` runs it.
-
-    Args:
-        plan: of the models.
-        images: one per model.
-        folder: of the store.
-        execution: of a new store; `auto` measures.
-        shard_size: models per file of a new store.
-        label: what the models are called on the screen.
-    """
+    """Trains the missing models of a store; `train_store` runs it and describes the arguments."""
 
     def __init__(self, plan: Plan, images: ImageSet, folder: Path, execution: str, shard_size: int, label: str) -> None:
         super().__init__()
@@ -62,15 +39,18 @@ class ShadowModule(LightningModule):
             raise MissingDataError(f"{self.folder} holds no store: all processes need access to the same folder")
         return self.store
 
-    def predict_dataloader(self) -> ShardNumbers:
-        """The shards of this process, finished ones included."""
-        shards = self.opened().shards(len(self.images))
-        return ShardNumbers(shards[self.trainer.global_rank :: self.trainer.world_size])
+    def predict_dataloader(self) -> range:
+        """Numbers of the shards of this process, finished ones included; -1 if it has none.
+
+        Lightning would take a list for several loaders.
+        """
+        shards = range(len(self.opened().shards(len(self.images))))
+        return shards[self.trainer.global_rank :: self.trainer.world_size] or range(_NONE, 0)
 
     def on_predict_start(self) -> None:
         """Find the shards that are missing."""
         self.opened().check(self.images)
-        shards, missing = list(self.predict_dataloader()), set(self.opened().missing(len(self.images)))
+        shards, missing = self.predict_dataloader(), set(self.opened().missing(len(self.images)))
         self._missing = [shard for shard in shards if shard in missing]
         self._trained = self.plan.train_shards(self.opened(), self._missing, self.images)
         total = sum(map(self._size, shards))
@@ -87,11 +67,9 @@ class ShadowModule(LightningModule):
         return n
 
     def _size(self, shard: int) -> int:
-        """Models of a shard."""
         return 0 if shard == _NONE else len(self.opened().members(shard, len(self.images)))
 
     def on_predict_end(self) -> None:
-        """Wait for all processes."""
         self._progress.close()
         self.trainer.strategy.barrier("all shadow models are done")
 
@@ -124,21 +102,16 @@ def train_store(
     """
     sample = plan.exact_sample(folder, images)
     if sample is not None:
-        _measure(trainer, plan, sample, folder, execution, shard_size)
+        known = ShadowStore.open(folder, plan.description)
+        exact = train_store(
+            trainer, sample.plan, sample.images, sample.folder, execution, shard_size, "models of the exact sample"
+        )
+        if trainer.is_global_zero:
+            if known is None:
+                ShadowStore.create(folder, plan.description, exact.execution, shard_size)
+            sample.measure()
+        trainer.strategy.barrier("the error is measured")
+        sample.check()
     module = ShadowModule(plan, images, folder, execution, shard_size, label)
     trainer.predict(module, return_predictions=False)
     return module.opened()
-
-
-def _measure(trainer: Trainer, plan: Plan, sample: ExactSample, folder: Path, execution: str, shard_size: int) -> None:
-    """Train the sample, and measure the error of the plan on it."""
-    known = ShadowStore.open(folder, plan.description)
-    exact = train_store(
-        trainer, sample.plan, sample.images, sample.folder, execution, shard_size, "models of the exact sample"
-    )
-    if trainer.is_global_zero and known is None:
-        ShadowStore.create(folder, plan.description, exact.execution, shard_size)
-    if trainer.is_global_zero:
-        sample.measure()
-    trainer.strategy.barrier("the error is measured")
-    sample.check()

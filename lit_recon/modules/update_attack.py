@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -30,7 +31,7 @@ from lit_recon.modules.attack_state import (
     save_finished,
 )
 from lit_recon.modules.data import VictimDataModule
-from lit_recon.modules.loggers import log_grid
+from lit_recon.modules.loggers import log_grid, log_numbers
 from lit_recon.modules.scoring import RunScores, ScoredBatch, feature_scores, score_batches
 from lit_recon.records import Knowledge, Observation
 from lit_recon.reporting.writing import Scalar
@@ -44,18 +45,9 @@ _TOGETHER_ELSEWHERE = 8
 class UpdateAttackModule(LightningModule):
     """Attacks the update of every client that a `VictimDataModule` yields; `trainer.test(module, victims)` runs it.
 
-    Finished victims and the state of the running attack are saved in files, so that a killed run can be resumed.
-
-    Args:
-        attack: on updates.
-        model: the public model, of which the clients send updates.
-        clients: how they compute updates, and their seeds.
-        defense: of the updates; None: none.
-        knowledge: what the attacker knows besides the model and the update.
-        checkpoints: folder of the files.
-        metrics: that the reconstructions are scored by.
-        clients_per_batch: clients attacked at once; `auto`: several where that is measured to be faster, else one.
-        save_every_seconds: between two saves of the running state.
+    Finished victims and the state of the running attack are saved in the folder `checkpoints`, so that a killed run can
+    be resumed. `model` is the public model, of which the clients send updates; the other arguments are settings of
+    `attack.py run`.
 
     Attributes:
         metrics: entries of the run's record, once all victims are done; the same in every process.
@@ -106,7 +98,7 @@ class UpdateAttackModule(LightningModule):
         self._done = load_finished(self.checkpoints)
         with torch.enable_grad():
             self._plan()
-        mine = range(self.trainer.global_rank, len(self._victims.batches), self.trainer.world_size)
+        mine = range(self.trainer.global_rank, len(victims.batches), self.trainer.world_size)
         self._progress = Progress(
             self._steps * len(mine), "attack", "iterations", quiet=not self.trainer.is_global_zero
         )
@@ -126,18 +118,12 @@ class UpdateAttackModule(LightningModule):
         if self._group:
             self._attack_group()
         self._progress.close()
-        self.scored = score_batches(
-            [self._done[batch.index] for batch in self._seen],
-            self._seen,
-            self._victims.public.images,
-            self.scores.metrics,
-        )
+        done, public = [self._done[batch.index] for batch in self._seen], self._victims.public.images
+        self.scored = score_batches(done, self._seen, public, self.scores.metrics)
         self.scores.update(self.scored)
         self.metrics = self.scores.record()
         self.measures = self.scores.measures(self.metrics)
-        numbers = {key: value for key, value in self.metrics.items() if isinstance(value, float)}
-        for logger in self.trainer.loggers:
-            logger.log_metrics(numbers, self._progress.done)
+        log_numbers(self.trainer.loggers, self.metrics, self._progress.done)
 
     def _attack_group(self) -> None:
         group, self._group = self._group, []
@@ -145,14 +131,8 @@ class UpdateAttackModule(LightningModule):
         saved, before = self.checkpoints / f"{group_name(indices)}.pt", self._progress.done
         with torch.enable_grad():
             observations = [self._observe(batch.images, batch.labels, batch.index) for batch in group]
-            outcome = run_attack(
-                self.attack,
-                observations,
-                saved,
-                self.save_every_seconds,
-                self.execution,
-                lambda state, new: self._watch(state, new, len(group)),
-            )
+            watch = partial(self._watch, len(group))
+            outcome = run_attack(self.attack, observations, saved, self.save_every_seconds, self.execution, watch)
         if self._progress.done == before:  # the attack computes in one piece
             self._progress.advance(self._steps * len(group))
         # FirstApplicable may have used an attack with another number of steps
@@ -170,8 +150,8 @@ class UpdateAttackModule(LightningModule):
     def _observe(self, images: Tensor, labels: Tensor, index: int) -> Observation:
         return self.client.observe(images, labels, self.knowledge, self.clients.generator(index))
 
-    def _watch(self, state: AttackState, new: int, n: int) -> None:
-        """Count an iteration, and log the newest point of the loss curves, if there is one."""
+    def _watch(self, n: int, state: AttackState, new: int) -> None:
+        """Count an iteration on `n` clients, and log the newest point of the loss curves, if there is one."""
         if new == 0:
             self._progress.skip(state.step * n)
             return
@@ -179,12 +159,10 @@ class UpdateAttackModule(LightningModule):
         curves = [curve for restarts in state.curves for curve in restarts if curve]
         noted = [curve for curve in curves if curve["step"][-1] == state.step - 1]
         if noted:
-            figures = {key: sum(curve[key][-1] for curve in noted) / len(noted) for key in noted[0] if key != "step"}
-            for logger in self.trainer.loggers:
-                logger.log_metrics(figures, self._progress.done)
+            means = {key: sum(curve[key][-1] for curve in noted) / len(noted) for key in noted[0] if key != "step"}
+            log_numbers(self.trainer.loggers, means, self._progress.done)
 
     def _show(self, group: list[VictimBatch], finished: list[FinishedBatch]) -> None:
-        """Print the errors of the group, and log its images to W&B."""
         from lit_recon.reporting.plots import image_grid
 
         for batch, done in zip(group, finished, strict=True):
@@ -193,35 +171,28 @@ class UpdateAttackModule(LightningModule):
             rmse = float(scores.per_image["rmse"].mean())
             self._progress.write(f"victim {batch.index + 1}: RMSE {rmse:.3f}, loss {found.loss:.3g}")
             grid = image_grid({"target": batch.images.cpu().numpy(), "found": scores.reconstructions.numpy()})
-            for logger in self.trainer.loggers:
-                logger.log_metrics({"victim_rmse": rmse}, self._progress.done)
+            log_numbers(self.trainer.loggers, {"victim_rmse": rmse}, self._progress.done)
             log_grid(self.trainer.loggers, "images", grid, self._progress.done)
 
     def _plan(self) -> None:
         """Fix the size of groups and how they are computed; a resumed run uses the measurement of the first one."""
-        limit = (
-            self.clients_per_batch
-            if self.clients_per_batch != "auto"
-            else _TOGETHER.get(self.device.type, _TOGETHER_ELSEWHERE)
-        )
+        asked = self.clients_per_batch
+        limit = _TOGETHER.get(self.device.type, _TOGETHER_ELSEWHERE) if asked == "auto" else asked
         n = min(limit, len(self._victims.batches))
         execution = self.attack.execution_for(n)
         if execution is None:
             return
         if execution == "auto":
             self.execution = execution = self._remembered_execution(n)
-        self._size = limit if self.clients_per_batch != "auto" or execution == "vmap" else 1
+        self._size = limit if asked != "auto" or execution == "vmap" else 1
 
     def _remembered_execution(self, n: int) -> Way:
-        path = self.checkpoints / "execution.json"
-        measured = ""
-        if self.trainer.is_global_zero and not path.is_file():
-            victims = self._victims
-            images = [victims.test.pixels(ids).to(self.device) for ids in victims.batches[:n]]
-            labels = [victims.test.labels[ids].to(self.device) for ids in victims.batches[:n]]
-            seen = [self._observe(*batch, index) for index, batch in enumerate(zip(images, labels, strict=True))]
-            measured = self.attack.measured_execution(seen)
-            write_text(path, json.dumps({"execution": measured}))
-        elif self.trainer.is_global_zero:
-            measured = str(json.loads(path.read_text(encoding="utf-8")).get("execution"))
+        path, measured = self.checkpoints / "execution.json", ""
+        if self.trainer.is_global_zero:
+            if not path.is_file():
+                test, ids = self._victims.test, self._victims.batches[:n]
+                batches = [(test.pixels(some).to(self.device), test.labels[some].to(self.device)) for some in ids]
+                seen = [self._observe(*batch, index) for index, batch in enumerate(batches)]
+                write_text(path, json.dumps({"execution": self.attack.measured_execution(seen)}))
+            measured = json.loads(path.read_text(encoding="utf-8")).get("execution")
         return "vmap" if self.trainer.strategy.broadcast(measured) == "vmap" else "loop"

@@ -88,13 +88,14 @@ class SGDSchedule:
     """SGD with a stepwise decaying rate; ConfigError if a rate or an interval is not positive.
 
     Args:
-        lr: initial learning rate.
-        momentum: of SGD.
-        weight_decay: L2 penalty; not given in the paper, this is the usual value.
-        decay_every: epochs between two decays of the rate.
+        lr: initial learning rate of SGD.
+        momentum: momentum of SGD.
+        weight_decay: L2 penalty.
+        decay_every: epochs between two decays of the learning rate.
         decay: factor of each decay.
 
-    Source: Liu et al. 2025, appendix F: 0.1, 0.9, a tenth every 50 of 200 epochs, batch 64.
+    Source: Liu et al. 2025, appendix F: 0.1, 0.9, a tenth every 50 of 200 epochs, batch 64; the weight decay, which it
+    does not give, is the usual one.
     """
 
     lr: float = 0.1

@@ -242,6 +242,72 @@ def test_attacks_can_be_judged_by_their_features(workplace: Path, attack: Run) -
     assert "paper 0.17" in (folder / "report.html").read_text()
 
 
+#: A module of the user's own, with a metric and a network.
+OWN = """
+from torch import nn
+from lit_recon.metrics import Measure, Metric, register
+
+@register
+class Brightness(Metric):
+    measure = Measure("brightness", "Brightness error", higher_is_better=False, decimals=5, unit="gray")
+
+    def __call__(self, found, truth):
+        return (found.mean(dim=(1, 2, 3)) - truth.mean(dim=(1, 2, 3))).abs()
+
+def network(hidden):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.GELU(), nn.Linear(hidden, 10))
+"""
+
+
+def test_a_metric_and_a_network_from_outside_the_package(
+    workplace: Path, attack: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (workplace / "own_parts.py").write_text(OWN)
+    monkeypatch.syspath_prepend(workplace)
+    few = {"attack": {"init_args": {"steps": 10, "restarts": 1}}}
+    elsewhere = {"trunk": {"class_path": "MLP", "init_args": {"hidden": [4]}}, "epochs": 0}
+    content = {
+        "model": {"class_path": "own_parts.network", "init_args": {"hidden": 12}},
+        "metric": "own_parts.Brightness",
+        "utility": None,
+        "victims": {"n": 2},
+        "attacks": {
+            "shared": {"config": _attack_file("demo_digits"), "settings": few},
+            "other": {"config": _attack_file("demo_digits"), "settings": {**few, "backbone": elsewhere}},
+        },
+        "defenses": {
+            "noise": {
+                "strength": "defense.init_args.std",
+                "values": [0.1],
+                "settings": {"defense": {"class_path": "GaussianNoise"}},
+            }
+        },
+        "trainer": {"threads": 1},
+        "lpips": {"network": "none"},
+    }
+    config, folder = workplace / "own.yaml", workplace / "runs" / "own"
+    config.write_text(yaml.safe_dump(content, sort_keys=False))
+    for change, words in (
+        (("--utility", '{"epochs": 1}'), "set utility to null"),
+        (("--metric", "darkness"), "darkness"),
+    ):
+        refused = attack("evaluate", "--config", config, "--out", folder, *change)
+        assert refused.code == 2
+        assert words in refused.err
+    ended = attack("evaluate", "--config", config, "--out", folder)
+    assert ended.code == 0, ended.err
+    rows = figures(folder)
+    assert [row["strongest"] for row in rows] == ["true", "false", "true", "false"]  # `other` has its own network
+    runs = [json.loads((folder / row["folder"] / "metrics.json").read_text()) for row in rows]
+    assert [float(row["brightness"]) for row in rows] == [run["brightness"] for run in runs]
+    assert [run.get("model") for run in runs] == ["own_parts.network(hidden=12)", None] * 2
+    assert float(rows[2]["bound_rmse"]) > 0
+    page = (folder / "report.html").read_text()
+    assert "<h2>Brightness error, batch size 1</h2>" in page
+    assert f"{runs[0]['brightness']:.5f}" in page
+    assert "on its own MLP(hidden=[4])" in page
+
+
 def test_a_figure_that_cannot_be_had_is_told_before_anything_runs(
     workplace: Path, grid: Path, attack: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

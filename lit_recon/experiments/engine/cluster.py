@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_recon.errors import ConfigError
+from lit_recon.experiments.call import check_range
 from lit_recon.experiments.engine.pieces import Piece, PieceOutcome, attempt
 from lit_recon.experiments.engine.runner import Executor, ThisProcess
 from lit_recon.reporting.run_folder import RunFolder
@@ -53,10 +54,7 @@ class ClusterSettings:
     piece_gpus: float | None = None
 
     def __post_init__(self) -> None:
-        if (self.piece_cpus or 0) < 0 or (self.piece_gpus or 0) < 0:
-            raise ConfigError(
-                f"piece_cpus and piece_gpus must be at least 0; got {self.piece_cpus} and {self.piece_gpus}"
-            )
+        check_range({"piece_cpus": self.piece_cpus or 0, "piece_gpus": self.piece_gpus or 0}, 0)
 
     def check(self) -> None:
         """Refuse a cluster that cannot be reached.
@@ -78,12 +76,9 @@ class ClusterSettings:
 
     @contextlib.contextmanager
     def executor(self, folder: RunFolder, threads: int | None = None, accelerator: str = "cpu") -> Iterator[Executor]:
-        """The executor of a study; a cluster that was started for it is stopped at the end.
+        """The executor of a study in `folder`; a cluster that was started for it is stopped at the end.
 
-        Args:
-            folder: of the study.
-            threads: that a piece uses; default: not known.
-            accelerator: that a piece uses: `cpu`, `gpu` or `auto`.
+        A piece uses so many threads, None for not known, and an accelerator (`cpu`, `gpu` or `auto`).
 
         Raises:
             ConfigError: the cluster refuses the connection, or lacks the CPUs and GPUs of a piece.
@@ -113,13 +108,7 @@ class ClusterSettings:
 
 
 class RayCluster:
-    """Runs pieces as tasks of a Ray cluster, as many at the same time as there are CPUs and GPUs for.
-
-    Args:
-        ray: the package, connected to a cluster.
-        folder: of the study.
-        cpus, gpus: of one piece.
-    """
+    """Runs pieces of the study in `folder` as tasks of the connected cluster, with so many CPUs and GPUs for each."""
 
     def __init__(self, ray: Any, folder: RunFolder, cpus: float, gpus: float) -> None:
         self._ray, self._folder = ray, RunFolder(folder.path.absolute())
@@ -136,7 +125,6 @@ class RayCluster:
         self._task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=_RETRIES)(task)
 
     def submit(self, piece: Piece) -> None:
-        """Give a piece to the cluster."""
         packed = self._ray.cloudpickle.dumps((piece, self._folder))
         self._running[self._task.options(name=piece.title).remote(packed)] = piece
 
@@ -147,20 +135,17 @@ class RayCluster:
             while not ended:
                 ended, _ = self._ray.wait(list(self._running), timeout=1.0)
                 if (number := signalled()) is not None:
-                    self._interrupt()
+                    said = f"interrupting the cluster's pieces; they have {_SAVE_SECONDS:g} s to save their state"
+                    print(said, file=sys.stderr)
+                    for task in self._running:
+                        self._ray.cancel(task, force=False)
+                    self._ray.wait(list(self._running), num_returns=len(self._running), timeout=_SAVE_SECONDS)
                     raise Interrupted(number)
         piece = self._running.pop(ended[0])
         try:
             return piece, PieceOutcome(**self._ray.get(ended[0]))
         except self._ray.exceptions.RayError as error:
             return piece, PieceOutcome(reason=f"the cluster lost it: {' '.join(str(error).split())}")
-
-    def _interrupt(self) -> None:
-        """Interrupt running pieces and wait until they have saved their state."""
-        print(f"interrupting the cluster's pieces; they have {_SAVE_SECONDS:g} s to save their state", file=sys.stderr)
-        for task in self._running:
-            self._ray.cancel(task, force=False)
-        self._ray.wait(list(self._running), num_returns=len(self._running), timeout=_SAVE_SECONDS)
 
 
 def run_packed(loads: Any, packed: bytes, place: str) -> dict[str, Any]:
@@ -200,11 +185,7 @@ def _connected(address: str) -> Iterator[Any]:
 
 
 def _address(cluster: str) -> str:
-    """`HOST:PORT` of a cluster.
-
-    Raises:
-        ConfigError: no cluster is running on this machine.
-    """
+    """`HOST:PORT` of a cluster; a ConfigError where none is running on this machine."""
     if cluster != "auto":
         return cluster if ":" in cluster else f"{cluster}:{_PORT}"
     # Where `ray start` notes the address.
@@ -219,11 +200,7 @@ def _address(cluster: str) -> str:
 
 
 def _check_address(address: str) -> None:
-    """Refuse an address where no Ray cluster answers.
-
-    Raises:
-        ConfigError: says why.
-    """
+    """Refuse an address where no Ray cluster answers by a ConfigError that says why."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     reason, end = "it is no HOST:PORT", time.monotonic() + _ANSWER_SECONDS
     if host and port.isdecimal():

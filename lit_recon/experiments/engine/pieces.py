@@ -11,7 +11,7 @@ import platform
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ class Piece:
     """One run of a study.
 
     Attributes:
-        folder: of the run, below the study's; it is the piece's key and names the hash of its settings.
+        folder: of the run, below the study's; it identifies the piece, and contains a hash of its settings.
         title: for the screen.
         work: called with the absolute path of the folder, in any process; returns what to print about the result.
             It must be picklable.
@@ -98,14 +98,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class PieceOutcome:
-    """The outcome of a piece.
+    """The outcome of a piece: what to print of its result, or the reason why there is none.
 
-    Attributes:
-        summary: of the result; empty where there is none.
-        reason: why there is no result; empty where there is one.
-        applicable: false where the piece cannot have a result.
-        traceback: of an unexpected error.
-        seconds: that it took.
+    `applicable` is false where the piece cannot have a result; `traceback` is that of an unexpected error.
     """
 
     summary: str = ""
@@ -121,40 +116,28 @@ def attempt(piece: Piece, study: Path, log: Path) -> PieceOutcome:
     Raises:
         Interrupted: after SIGINT or SIGTERM.
     """
-    started = time.perf_counter()
-    found = PieceOutcome()
+    started, found = time.perf_counter(), PieceOutcome()
     with _logged(log), interruptible():
         print(f"{piece.title}: started on {platform.node()}, process {os.getpid()}", flush=True)
         try:
             found = PieceOutcome(piece.work((study / piece.folder).absolute()))
         except Exception as error:  # noqa: BLE001  # of whatever kind: the other pieces are still to be run
             reason = " ".join(str(error).split()) or type(error).__name__
-            expected = isinstance(error, LitReconError)
-            applicable = not isinstance(error, piece.not_applicable)
-            found = PieceOutcome("", reason, applicable, "" if expected else traceback.format_exc())
-    return PieceOutcome(found.summary, found.reason, found.applicable, found.traceback, time.perf_counter() - started)
+            unexpected = "" if isinstance(error, LitReconError) else traceback.format_exc()
+            found = PieceOutcome("", reason, not isinstance(error, piece.not_applicable), unexpected)
+    return replace(found, seconds=time.perf_counter() - started)
 
 
 @contextlib.contextmanager
 def _logged(log: Path) -> Iterator[None]:
-    """Append what is printed to a log."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        log.open("a", encoding="utf-8") as stream,
-        contextlib.redirect_stdout(stream),
-        contextlib.redirect_stderr(stream),
-    ):
+    with log.open("a", encoding="utf-8") as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         yield
 
 
 @dataclass(frozen=True)
 class Subcommand:
-    """A command whose runs are pieces of a study.
-
-    Attributes:
-        name: such as `attack.py run`.
-        module: that holds its `parser(program)` and `execute(parser, values)`.
-    """
+    """A command such as `attack.py run` whose runs are pieces of a study; `module` holds its `parser` and `execute`."""
 
     name: str
     module: str
@@ -198,13 +181,7 @@ def _parser(command: Subcommand) -> ArgumentParser:
 
 @dataclass(frozen=True)
 class CommandRun:
-    """The work of a piece that is a run of a command.
-
-    Attributes:
-        command: to run.
-        settings: of the run, nested.
-        shown: names and keys of the metrics to print; those after the first are given for comparison.
-    """
+    """The work of a piece that is a run of a command with nested settings; `shown` is as for `metrics_in_words`."""
 
     command: Subcommand
     settings: Mapping[str, Any] = field(hash=False)
@@ -219,9 +196,7 @@ class CommandRun:
 def metrics_in_words(folder: Path, shown: Sequence[tuple[str, str]]) -> str:
     """Metrics of the finished run in a folder, such as `MSE 0.012 (mean image 0.068)`.
 
-    Args:
-        folder: of the run.
-        shown: names and keys of metrics, all with the unit of the first one.
+    `shown` holds names and keys of metrics, all with the unit of the first one.
     """
     metrics = read_metrics(RunFolder(folder).metrics)
     values = [(name, value if isinstance(value := metrics.get(key), float) else None) for name, key in shown]

@@ -26,7 +26,6 @@ class Executor(Protocol):
 
     def submit(self, piece: Piece) -> None:
         """Queue a piece; all pieces that it needs are finished."""
-        ...
 
     def next(self) -> tuple[Piece, PieceOutcome]:
         """Wait for any of the submitted pieces to end.
@@ -34,36 +33,24 @@ class Executor(Protocol):
         Raises:
             Interrupted: after SIGINT or SIGTERM; running pieces have saved their state.
         """
-        ...
 
 
 class ThisProcess:
-    """Runs one piece after the other in this process.
-
-    Args:
-        folder: of the study.
-    """
+    """Runs one piece of the study in `folder` after the other in this process."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder, self._queue = folder, deque[Piece]()
 
     def submit(self, piece: Piece) -> None:
-        """Queue a piece."""
         self._queue.append(piece)
 
     def next(self) -> tuple[Piece, PieceOutcome]:
-        """Run the first piece of the queue."""
         piece = self._queue.popleft()
         return piece, attempt(piece, self._folder.path, self._folder.log(piece.folder))
 
 
 class StudyRunner:
-    """The pieces of a study in its folder.
-
-    Args:
-        pieces: all of them, in the order in which they are to be run.
-        path: of the study's folder.
-    """
+    """The pieces of a study, in the order in which they are to be run, and its folder."""
 
     def __init__(self, pieces: Iterable[Piece], path: Path) -> None:
         self.pieces, self.folder = list(pieces), RunFolder(path)
@@ -87,12 +74,14 @@ class StudyRunner:
             self._note(folder, PieceOutcome(reason=reason, applicable=False))
 
     def is_done(self, piece: Piece) -> bool:
-        """Whether a piece has its result."""
         return piece.is_done(self.folder.path)
 
     def is_settled(self, piece: Piece) -> bool:
         """Whether there is nothing to run: the piece has its result, or it is not applicable."""
-        return self.is_done(piece) or self._is_not_applicable(piece)
+        path = self.folder.failure(piece.folder)
+        if self.is_done(piece) or not path.is_file():
+            return self.is_done(piece)
+        return not json.loads(path.read_text(encoding="utf-8")).get("applicable", True)
 
     def progress(self) -> str:
         """The numbers of all, finished and not applicable pieces, as text."""
@@ -103,8 +92,7 @@ class StudyRunner:
     def run(self, executor: Executor) -> list[Piece]:
         """Run every piece that is not settled, once, each after those that it needs.
 
-        Returns:
-            The pieces without a result: those that failed or are not applicable, and those that need one of them.
+        Returns the pieces without a result: those that failed or are not applicable, and those that need one of them.
 
         Raises:
             Interrupted: after SIGINT or SIGTERM; the next call resumes.
@@ -129,20 +117,16 @@ class StudyRunner:
                 unfinished.remove(piece.folder)
                 continue
             lost = [piece]
-            while lost:
-                failed.append(lost.pop())
-                for other in [other for other in waiting if failed[-1].folder in other.needs]:
+            for each in lost:  # grows by those that need one of them
+                for other in [other for other in waiting if each.folder in other.needs]:
                     waiting.remove(other)
-                    self._ended(other, PieceOutcome(reason=f"it needs {failed[-1].title}, which has no result"))
+                    self._ended(other, PieceOutcome(reason=f"it needs {each.title}, which has no result"))
                     lost.append(other)
+            failed += lost
         return failed
 
     def require(self, failed: Sequence[Piece]) -> None:
-        """Raise an error if a piece has no result.
-
-        Raises:
-            ConfigError: there is one.
-        """
+        """Refuse to go on without the results of pieces that failed, by a ConfigError that names one."""
         if failed:
             raise ConfigError(
                 f"{len(failed)} of {len(self.pieces)} cells have no result, such as {failed[0].title} (see "
@@ -152,44 +136,33 @@ class StudyRunner:
 
     def _ended(self, piece: Piece, outcome: PieceOutcome) -> bool:
         """Print and record the outcome of a piece; return whether it has a result."""
-        number = self.pieces.index(piece) + 1
-        title = f"[{number}/{len(self.pieces)}] {piece.title}"
+        title = f"[{self.pieces.index(piece) + 1}/{len(self.pieces)}] {piece.title}"
         if not outcome.reason:
             print(f"{title}: {outcome.summary} ({duration(outcome.seconds)})", flush=True)
             return True
         path = self._note(piece.folder, outcome)
-        if outcome.applicable:
-            more = f" (traceback in {path})" if outcome.traceback else ""
-            print(f"{title}: FAILED, {outcome.reason}{more}", flush=True)
-        else:
-            print(f"{title}: not applicable, {outcome.reason}", flush=True)
+        more = f" (traceback in {path})" if outcome.traceback else ""
+        said = f"FAILED, {outcome.reason}{more}" if outcome.applicable else f"not applicable, {outcome.reason}"
+        print(f"{title}: {said}", flush=True)
         return False
 
     def _note(self, folder: str, outcome: PieceOutcome) -> Path:
         path = self.folder.failure(folder)
-        content = {"reason": outcome.reason, "applicable": outcome.applicable, "traceback": outcome.traceback}
+        content = {name: getattr(outcome, name) for name in ("reason", "applicable", "traceback")}
         write_text(path, json.dumps(content, indent=2))
         return path
 
-    def _is_not_applicable(self, piece: Piece) -> bool:
-        path = self.folder.failure(piece.folder)
-        return path.is_file() and not json.loads(path.read_text(encoding="utf-8")).get("applicable", True)
-
 
 def refuse_several_processes(command: str, trainer: TrainerSettings | None = None) -> None:
-    """Refuse torchrun, and settings that would spread a single piece over devices.
-
-    Raises:
-        ConfigError: names `--cluster`, which runs pieces at the same time.
-    """
+    """Refuse torchrun, and settings that spread a piece over devices, by a ConfigError that names `--cluster`."""
+    several = "--cluster local (or the address of a Ray cluster) to run several pieces at the same time"
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
             f"{command} runs in one process; torchrun started {os.environ['WORLD_SIZE']}: start it without torchrun, "
-            "and with --cluster local (or the address of a Ray cluster) to run several pieces at the same time"
+            f"and with {several}"
         )
     if trainer is not None and (trainer.devices != 1 or trainer.num_nodes != 1):
         raise ConfigError(
             f"{command} runs every piece on one device; got trainer.devices={trainer.devices} and trainer.num_nodes="
-            f"{trainer.num_nodes}: leave both at 1, and use --cluster local (or the address of a Ray cluster) to run "
-            "several pieces at the same time"
+            f"{trainer.num_nodes}: leave both at 1, and use {several}"
         )

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from lit_recon.errors import ConfigError, LitReconError, ThreatModelError, UnsupportedModelError
-from lit_recon.experiments.configuration import find_configuration, readable
+from lit_recon.experiments.configuration import find_configuration
 from lit_recon.experiments.engine.pieces import CommandRun, Piece, Subcommand, merged, nested, settings_hash
 from lit_recon.experiments.evaluate.judgement import NO_DEFENSE
 from lit_recon.experiments.evaluate.settings import DefenseFamily, EvaluateSettings, GridAttack
+from lit_recon.metrics import DEFAULT_METRICS, metrics_of
 from lit_recon.modules.generator import GENERATOR_FILE
 from lit_recon.reporting.provenance import parse_settings
 from lit_recon.reporting.wording import measure_of
@@ -40,13 +41,11 @@ class GridCell:
 
     Attributes:
         kind: an attack, a training that measures the defense's utility, or that of a generator which attacks draw from.
-        folder: of the run, below that of the grid; it names a hash of the settings.
+        folder: of the run, below that of the grid; it contains a hash of the settings.
         settings: of the run, nested.
-        defense: name of the family, or `none`.
-        strength: of the defense; None without one.
-        attack: name; empty for a training.
+        defense, strength: name of the family, or `none`; None without one.
+        attack, batch_size: empty and 0 for a training.
         aware: the attacker knows the defense; None where there is none to know.
-        batch_size: images per client; 0 for a training.
         paper: printed value of the metric.
         generator: folder of the cell that trains the attack's generator, if one does.
     """
@@ -74,29 +73,29 @@ class GridCell:
 
     def entry(self) -> dict[str, Any]:
         """Description of the cell for the page of the grid."""
-        names = ("kind", "folder", "defense", "strength", "attack", "aware", "batch_size", "paper")
-        return {name: getattr(self, name) for name in names}
+        return {name: value for name, value in vars(self).items() if name not in ("settings", "generator")}
+
+    @property
+    def network(self) -> str:
+        """The settings that determine the victim model, as text."""
+        kept = [self.settings.get(name) for name in ("data", "backbone", "model", "seed")]
+        return json.dumps(kept, sort_keys=True, default=str)
 
     def piece(self, study: Path, metric: str) -> Piece:
         """The piece of the study in this folder; `metric` is printed of a finished attack."""
         shown = _SHOWN.get(self.kind, (measure_of(metric).name, metric))
-        backbone = self.settings.get("backbone", {})
-        trains = self.kind == "attack" and not backbone.get("checkpoint")
+        given = self.settings.get("backbone", {}).get("checkpoint") or _module(self.settings)
         return Piece(
             folder=self.folder,
             title=self.describe(),
             work=CommandRun(_COMMANDS[self.kind], self._complete(study), (shown,)),
             needs=(self.generator,) if self.generator else (),
-            shares=_text([self.settings.get(name) for name in ("data", "backbone", "seed")]) if trains else "",
+            shares=self.network if self.kind == "attack" and not given else "",
             not_applicable=INAPPLICABLE if self.kind == "attack" else (),
         )
 
     def built(self, study: Path, generator: Path | None = None) -> dict[str, Any]:
-        """The cell's settings as objects.
-
-        Args:
-            study: folder of the grid.
-            generator: to be used in place of the one that the attack draws from, before that is trained.
+        """The cell's settings as objects; `generator` replaces one that is still to be trained in the folder `study`.
 
         Raises:
             ConfigError: the command has no such setting, or a constructor refuses a value; names the cell.
@@ -105,8 +104,6 @@ class GridCell:
             return _COMMANDS[self.kind].built(self._complete(study, generator))
         except LitReconError as error:
             raise ConfigError(f"{self.describe()}: {error}") from error
-        except Exception as error:  # the parser's own, of several kinds
-            raise ConfigError(f"{self.describe()}: {readable(str(error))}") from error
 
     def _complete(self, study: Path, generator: Path | None = None) -> dict[str, Any]:
         """The settings with the path of the generator."""
@@ -123,10 +120,11 @@ def build_cells(settings: EvaluateSettings, own: Mapping[str, Any]) -> list[Grid
         own: the same, as the nested mapping that its configuration file would hold.
 
     Raises:
-        MissingDataError: an attack's configuration file is not there.
-        ConfigError, CorruptFileError: or is not one.
+        MissingDataError, ConfigError, CorruptFileError: about an attack's configuration file.
     """
     common = {key: own[key] for key in _COMMON}
+    if settings.model.class_path is not None:
+        common["model"] = own["model"]
     rows = list(_rows(settings.defenses))
     trainings = [] if settings.utility is None else [_training(common, settings.utility, row) for row in rows]
     knowledge = own.get("knowledge")
@@ -136,7 +134,7 @@ def build_cells(settings: EvaluateSettings, own: Mapping[str, Any]) -> list[Grid
         if attack.generator is not None
     }
     entrants = [
-        _Entrant(name, aware, merged(_base(attack, common, knowledge), attack.settings), generators.get(name))
+        _Entrant(name, aware, _entrant(attack, common, knowledge, settings), generators.get(name))
         for name, attack in settings.attacks.items()
         for aware in ((True, False) if settings.aware == "both" else (settings.aware,))
     ]
@@ -150,6 +148,20 @@ def build_cells(settings: EvaluateSettings, own: Mapping[str, Any]) -> list[Grid
     ]
     once = {cell.folder: cell for cell in generators.values()}
     return [*once.values(), *trainings, *attacks]
+
+
+def own_network(cell: GridCell, own: Mapping[str, Any]) -> str | None:
+    """Description of the network of an attack that is not on that of the grid, whose settings are `own`; else None."""
+    model = _module(cell.settings)
+    if cell.settings["backbone"] == own["backbone"] and model == _module(own):
+        return None
+    return f"its own {model['class_path']}" if model else network_in_words(cell.settings["backbone"])
+
+
+def _module(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of a victim model of another library; empty where it is a backbone."""
+    model: Mapping[str, Any] = settings.get("model") or {}
+    return model if model.get("class_path") else {}
 
 
 def network_in_words(backbone: Mapping[str, Any]) -> str:
@@ -212,17 +224,24 @@ def _training(common: Mapping[str, Any], utility: Mapping[str, Any], row: _Row) 
 
 
 def _generator(path: Path, common: Mapping[str, Any]) -> GridCell:
-    """The training of a generator on the grid's data."""
     shared = {key: common[key] for key in ("data", "trainer")}
     settings = {**_of_file(path, "train"), **shared, "wandb": {"mode": "disabled"}}
     return GridCell("generator", _folder(f"generators/{path.stem}", settings), settings, NO_DEFENSE, None)
 
 
-def _base(attack: GridAttack, common: Mapping[str, Any], knowledge: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The attack's settings in its file, without those that the grid replaces."""
+def _entrant(
+    attack: GridAttack, common: Mapping[str, Any], knowledge: Mapping[str, Any] | None, grid: EvaluateSettings
+) -> dict[str, Any]:
+    """The attack's settings on the grid's data and network, with the metric that ranks attacks."""
     own = _of_file(attack.config, "attack")
     known = knowledge if knowledge is not None else own.get("knowledge", {})
-    return {**own, **common, "knowledge": known, "wandb": {"mode": "disabled"}}
+    below = {**own, **common, "knowledge": known, "wandb": {"mode": "disabled"}}
+    if "backbone" in attack.settings:
+        below.pop("model", None)
+    settings = merged(below, attack.settings)
+    chosen = settings.get("metrics", list(DEFAULT_METRICS))
+    measured = {metric.measure.key for metric in metrics_of([one for one in chosen if isinstance(one, str)])}
+    return settings if grid.ranking.key in measured else {**settings, "metrics": [*chosen, grid.metric]}
 
 
 def _of_file(path: Path, folder: str) -> dict[str, Any]:
@@ -239,7 +258,7 @@ def _attack(entrant: _Entrant, row: _Row, size: int, grid: EvaluateSettings) -> 
     printed = None
     if (paper := grid.paper) is not None:
         printed = paper.printed(entrant.attack, row.defense, row.position, size)
-        values = {} if printed is None else {grid.metric: printed}
+        values = {} if printed is None else {grid.ranking.key: printed}
         settings["paper"] = {"citation": paper.citation, "values": values, "note": paper.note}
     generator = "" if entrant.generator is None else entrant.generator.folder
     parts = [_name(row), entrant.attack, *(["unaware"] if aware is False else []), f"b{size}"]
@@ -257,10 +276,5 @@ def _folder(place: str, settings: Mapping[str, Any], generator: str = "") -> str
     return f"{place}-{settings_hash({**settings, 'generator': generator} if generator else settings)}"
 
 
-def _text(settings: object) -> str:
-    return json.dumps(settings, sort_keys=True, default=str)
-
-
 def _number(value: float) -> float | int:
-    """An int for whole numbers, such as local steps."""
     return int(value) if value == int(value) else value

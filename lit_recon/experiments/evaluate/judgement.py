@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from lit_recon.experiments.evaluate.results import CellResult, Evaluation, LeakageMetric
 
@@ -21,31 +21,39 @@ NO_DEFENSE = "none"
 
 @dataclass(frozen=True)
 class Level:
-    """A defense at one strength and one batch size.
+    """A defense at one strength and one batch size; `strongest` is the attack with the best reconstructions, if any."""
 
-    Attributes:
-        defense, strength: None as strength without a defense.
-        batch_size: images per client.
-        title: defense and strength in words.
-        strongest: the attack with the best reconstructions; None where none has results.
-        price: loss of test accuracy against no defense, in [0, 1]; None where it was not measured.
-        accuracy, train_loss: of the training under the defense.
-        metric: by which attacks are compared.
-    """
-
+    evaluation: Evaluation
     defense: str
     strength: float | None
-    batch_size: int
-    title: str
     strongest: CellResult | None
-    price: float | None
-    accuracy: float | None
-    train_loss: float | None
-    metric: LeakageMetric = field(default_factory=LeakageMetric)
+
+    @property
+    def title(self) -> str:
+        return self.evaluation.title(self.defense, self.strength)
+
+    @property
+    def attack(self) -> str:
+        """The strongest attack in words."""
+        return self.evaluation.attack_title(self.strongest) if self.strongest else "none"
+
+    @property
+    def metric(self) -> LeakageMetric:
+        return self.evaluation.metric
+
+    @property
+    def accuracy(self) -> float | None:
+        """Test accuracy of the training under the defense; None where it was not measured."""
+        return self.evaluation.utility(self.defense, self.strength, "accuracy")
+
+    @property
+    def price(self) -> float | None:
+        """Loss of test accuracy against no defense, in [0, 1]; None where it was not measured."""
+        plain = self.evaluation.utility(*self.evaluation.levels[0], "accuracy")
+        return None if self.accuracy is None or plain is None else plain - self.accuracy
 
     @property
     def value(self) -> float | None:
-        """The metric of the strongest attack."""
         return self.strongest.number(self.metric.key) if self.strongest else None
 
     @property
@@ -85,37 +93,14 @@ def strongest(cells: Sequence[CellResult], metric: LeakageMetric) -> CellResult 
 def levels(evaluation: Evaluation, batch_size: int, honest: bool = False) -> list[Level]:
     """Every defense at every strength for one batch size, in the order of the grid; no defense comes first.
 
-    Args:
-        evaluation: all cells.
-        batch_size: images per client.
-        honest: consider honest-but-curious servers only.
+    With `honest`, honest-but-curious servers alone are considered.
     """
     barred = {*evaluation.networks, *(evaluation.malicious if honest else ())}
-    plain = evaluation.training(*evaluation.levels[0])
-    reference = plain.number("accuracy") if plain else None
+    rivals = [cell for cell in evaluation.attacked if cell.batch_size == batch_size and cell.attack not in barred]
     found = []
     for defense, strength in evaluation.levels:
-        training = evaluation.training(defense, strength)
-        accuracy = training.number("accuracy") if training else None
-        cells = [
-            cell
-            for cell in evaluation.attacked
-            if (cell.defense, cell.strength, cell.batch_size) == (defense, strength, batch_size)
-            and cell.attack not in barred
-        ]
-        found.append(
-            Level(
-                defense,
-                strength,
-                batch_size,
-                evaluation.title(defense, strength),
-                strongest(cells, evaluation.metric),
-                None if accuracy is None or reference is None else reference - accuracy,
-                accuracy,
-                training.number("final_train_loss") if training else None,
-                evaluation.metric,
-            )
-        )
+        cells = [cell for cell in rivals if (cell.defense, cell.strength) == (defense, strength)]
+        found.append(Level(evaluation, defense, strength, strongest(cells, evaluation.metric)))
     return found
 
 
@@ -127,11 +112,9 @@ def pareto_front(points: Sequence[Level]) -> list[Level]:
         if level.accuracy is not None and level.distance is not None
     ]
     front: list[Level] = []
-    best = -math.inf
     for _, distance, level in sorted(known, key=lambda one: (-one[0], -one[1])):
-        if distance > best:
+        if not front or distance > (front[-1].distance or 0.0):
             front.append(level)
-            best = distance
     return front
 
 
@@ -140,13 +123,13 @@ def best_within(points: Sequence[Level], budget: float) -> dict[str, Level]:
 
     No defense is among them under its own name, for comparison.
     """
-    best: dict[str, tuple[float, Level]] = {}
+    best: dict[str, Level] = {}
     for level in points:
         if level.price is None or level.distance is None or level.price > budget + 1e-12:
             continue
-        if level.defense not in best or level.distance > best[level.defense][0]:
-            best[level.defense] = (level.distance, level)
-    return {defense: level for defense, (_, level) in best.items()}
+        if level.defense not in best or level.distance > (best[level.defense].distance or 0.0):
+            best[level.defense] = level
+    return best
 
 
 def verdicts(evaluation: Evaluation) -> list[tuple[str, list[str]]]:
@@ -155,30 +138,31 @@ def verdicts(evaluation: Evaluation) -> list[tuple[str, list[str]]]:
     for name, title in evaluation.defenses.items():
         sentences = []
         for size in evaluation.batch_sizes:
-            said = _verdict(evaluation, name, levels(evaluation, size))
+            said = _verdict(name, levels(evaluation, size))
             sentences.append(f"Batch size {size}: {said}")
-            honest = _verdict(evaluation, name, levels(evaluation, size, honest=True))
+            honest = _verdict(name, levels(evaluation, size, honest=True))
             if evaluation.has_both_servers and honest != said:
                 sentences.append(f"Batch size {size}, honest servers only: {honest}")
         found.append((title, sentences))
     return found
 
 
-def _verdict(evaluation: Evaluation, name: str, points: Sequence[Level]) -> str:
+def _verdict(name: str, points: Sequence[Level]) -> str:
     own = [level for level in points if level.defense == name and level.distance is not None]
     if not own:
         return "not known, as no attack on it has results."
     plain = next((level for level in points if level.strength is None), None)
     best = max(own, key=lambda level: level.distance or 0.0)
-    if evaluation.metric.of_features:
+    measure = best.metric.measure
+    if best.metric.of_features:
         without = "" if plain is None or plain.value is None else f" against {_value(plain)} without a defense"
         return (
-            f"the strongest protection is {best.title}, where {_attack(evaluation, best)} reaches a "
-            f"{best.metric.measure.name.lower()} of {_value(best)}{without}{_price(best)}."
+            f"the strongest protection is {best.title}, where {best.attack} reaches a {measure.name.lower()} of "
+            f"{_value(best)}{without}{_price(best)}."
         )
     judged = [level for level in own if level.stops is not None]
     if not judged:
-        return f"not known, as the nearest public image has no {evaluation.metric.measure.name}."
+        return f"not known, as the nearest public image has no {measure.name}."
     if plain is not None and plain.stops:
         return (
             "not known: even without a defense no attack of the grid is better than the nearest public image "
@@ -188,20 +172,16 @@ def _verdict(evaluation: Evaluation, name: str, points: Sequence[Level]) -> str:
     if stopping is None:
         return (
             f"no strength of the grid stops the strongest attack. The strongest protection is {best.title}, where "
-            f"{_attack(evaluation, best)} is still better than the nearest public image "
-            f"({_against(best)}){_price(best)}."
+            f"{best.attack} is still better than the nearest public image ({_against(best)}){_price(best)}."
         )
-    weaker = [level for level in judged[judged.index(stopping) + 1 :] if not level.stops]
-    odd = f"; some larger strengths do not ({', '.join(level.title for level in weaker)})" if weaker else ""
-    margin = ", a margin within one standard error" if _is_close(stopping) else ""
+    weaker = [level.title for level in judged[judged.index(stopping) + 1 :] if not level.stops]
+    odd = f"; some larger strengths do not ({', '.join(weaker)})" if weaker else ""
+    error, margin = stopping.standard_error, abs((stopping.value or 0.0) - (stopping.baseline or 0.0))
+    close = ", a margin within one standard error" if error is not None and margin < error else ""
     return (
-        f"{stopping.title} stops the strongest attack, {_attack(evaluation, stopping)} "
-        f"({_against(stopping)}{margin}){_price(stopping)}{odd}."
+        f"{stopping.title} stops the strongest attack, {stopping.attack} ({_against(stopping)}{close})"
+        f"{_price(stopping)}{odd}."
     )
-
-
-def _attack(evaluation: Evaluation, level: Level) -> str:
-    return evaluation.attack_title(level.strongest) if level.strongest else "none"
 
 
 def _value(level: Level) -> str:
@@ -221,10 +201,3 @@ def _price(level: Level) -> str:
     if points <= 0:
         return ", and costs no accuracy" + (f" ({-points:.1f} percentage points gained)" if points else "")
     return f", and costs {points:.1f} percentage points of accuracy"
-
-
-def _is_close(level: Level) -> bool:
-    error = level.standard_error
-    if error is None or level.value is None or level.baseline is None:
-        return False
-    return abs(level.value - level.baseline) < error

@@ -22,14 +22,10 @@ from lit_recon.reporting.writing import Scalar, csv_text, write_metrics
 
 
 def build_evaluation(folder: Path | str) -> Path:
-    """Write everything about an evaluation into its folder, from the files of its cells alone.
-
-    Returns:
-        The page's path.
+    """Write everything about an evaluation into its folder, from the files of its cells alone; returns the page's path.
 
     Raises:
-        MissingDataError: the folder holds no evaluation.
-        CorruptFileError: one of its files, or of its cells' files, is malformed.
+        MissingDataError, CorruptFileError: the folder holds no evaluation, or one of the files is malformed.
     """
     evaluation = Evaluation.read(folder)
     grid, facts = evaluation.folder, environment()
@@ -179,26 +175,25 @@ def gallery_grids(evaluation: Evaluation) -> dict[str, bytes]:
     None where attacks are compared by a metric of features: they need not return images.
     """
     grids: dict[str, bytes] = {}
-    if evaluation.metric.of_features:
-        return grids
-    for size in evaluation.batch_sizes:
-        points = [level for level in levels(evaluation, size) if level.strongest is not None]
-        records = {id(level): RunRecord.read(level.strongest.folder) for level in points if level.strongest}
+    for size in () if evaluation.metric.of_features else evaluation.batch_sizes:
+        points = [
+            (level, RunRecord.read(level.strongest.folder)) for level in levels(evaluation, size) if level.strongest
+        ]
         for name, title in evaluation.defenses.items():
-            shown = [level for level in points if level.strength is None or level.defense == name]
-            if any(level.defense == name for level in shown):
-                grids[f"{title}, batch {size}"] = _grid(evaluation, [(level, records[id(level)]) for level in shown])
+            rows = [point for point in points if point[0].strength is None or point[0].defense == name]
+            if any(level.defense == name for level, _ in rows):
+                grids[f"{title}, batch {size}"] = _grid(rows)
     return grids
 
 
-def _grid(evaluation: Evaluation, rows: list[tuple[Level, RunRecord]]) -> bytes:
+def _grid(rows: list[tuple[Level, RunRecord]]) -> bytes:
     shared = set.intersection(*({row.id for row in record.victims} for _, record in rows))
     ids = [row.id for row in rows[0][1].victims if row.id in shared][:_IMAGES]
     images = {"target": _of(rows[0][1], rows[0][1].targets, ids)}
     for level, record in rows:
-        attack = evaluation.attack_title(level.strongest) if level.strongest else ""
         strength = "no defense" if level.strength is None else f"{level.strength:g}"
-        images[f"{strength}: {level.metric.format(level.value)}, {attack}"] = _of(record, record.reconstructions, ids)
+        title = f"{strength}: {level.metric.format(level.value)}, {level.attack}"
+        images[title] = _of(record, record.reconstructions, ids)
     return image_grid(images, columns=_IMAGES)
 
 
@@ -211,13 +206,10 @@ def _of(record: RunRecord, images: NDArray[np.float32], ids: list[int]) -> NDArr
 def scatter(evaluation: Evaluation, kind: str) -> bytes:
     """Accuracy lost against the metric of the strongest attack: a column per batch size, a row per kind of server.
 
-    Args:
-        evaluation: with trainings; without them the plots are empty and say so.
-        kind: `svg` or `png`.
+    The picture is of the kind `svg` or `png`; without trainings the plots are empty and say so.
     """
     sizes = evaluation.batch_sizes
-    servers = (False, True) if evaluation.has_both_servers else (False,)
-    plots = [_price_plot(evaluation, size, honest) for honest in servers for size in sizes]
+    plots = [_price_plot(evaluation, size, honest) for honest in evaluation.servers for size in sizes]
     return draw(plots, columns=len(sizes), size=(5.4, 4.4), kind=kind, shared_y=True)
 
 
@@ -225,20 +217,19 @@ def _price_plot(evaluation: Evaluation, size: int, honest: bool) -> Plot:
     points = [level for level in levels(evaluation, size, honest) if None not in (level.price, level.value)]
     series = []
     for index, (name, title) in enumerate({"": "no defense", **evaluation.defenses}.items()):
-        own = [level for level in points if level.strength is None or level.defense == name]
-        own = [level for level in own if (level.strength is None) == (not name)]
+        own = [level for level in points if (level.defense == name if name else level.strength is None)]
         if own:
             labels = [f"{level.strength:g}" for level in own if level.strength is not None]
             colour, marker = (COLOURS[index % 8 - 1], MARKS[index % 8 - 1]) if name else ("black", "o")
             series.append(Series(title, *_places(own), "-" if name else "", marker, colour, 0.9, labels=labels))
     if points:
-        series.append(Series("Pareto front", *_steps(*_places(pareto_front(points))), "--"))
+        xs, ys = _places(pareto_front(points))  # drawn as a line that rises at each point only
+        series.append(Series("Pareto front", np.repeat(xs, 2)[1:].tolist(), np.repeat(ys, 2)[:-1].tolist(), "--"))
     baseline = next((level.baseline for level in points if level.baseline is not None), None)
     measure = evaluation.metric.measure
     better = "lower" if measure.better == "↑" else "higher"
-    who = ", honest servers only" if honest else ", any server" if evaluation.has_both_servers else ""
     return Plot(
-        f"batch size {size}{who}",
+        f"batch size {size}{evaluation.servers[honest]}",
         x_label="accuracy lost, in percentage points",
         y_label=f"{measure.name} of the strongest attack ({better}: protects better)",
         series=series,
@@ -250,11 +241,6 @@ def _price_plot(evaluation: Evaluation, size: int, honest: bool) -> Plot:
 def _places(points: Sequence[Level]) -> tuple[list[float], list[float]]:
     """Accuracies lost, in percentage points, and metrics of levels that have both."""
     return [100 * (level.price or 0.0) for level in points], [level.value or 0.0 for level in points]
-
-
-def _steps(xs: list[float], ys: list[float]) -> tuple[list[float], list[float]]:
-    """A line through the points that rises at each of them only."""
-    return [x for x in xs for _ in range(2)][1:], [y for y in ys for _ in range(2)][:-1]
 
 
 def summary_lines(evaluation: Evaluation) -> list[str]:
@@ -281,30 +267,29 @@ def not_applicable(evaluation: Evaluation) -> list[tuple[str, str]]:
 
 
 def _record(evaluation: Evaluation) -> dict[str, Scalar]:
-    """Metrics under flat keys."""
-    record: dict[str, Scalar] = {"n_cells": len(evaluation.cells), "metric": evaluation.metric.key}
+    key = evaluation.metric.key
+    record: dict[str, Scalar] = {"n_cells": len(evaluation.cells), "metric": key}
     for cell in evaluation.cells:
-        if cell.kind == "generator":
-            continue
-        key = ".".join(cell.folder.name.split("-")[:-1])
+        name = ".".join(cell.folder.name.split("-")[:-1])
         if cell.kind == "utility":
-            record |= {f"accuracy.{key}": cell.number("accuracy")}
-            record |= {f"final_train_loss.{key}": cell.number("final_train_loss")}
-        else:
-            record[f"{evaluation.metric.key}.{key}"] = cell.number(evaluation.metric.key)
+            record |= {f"{fact}.{name}": cell.number(fact) for fact in ("accuracy", "final_train_loss")}
+        elif cell.kind == "attack":
+            record[f"{key}.{name}"] = cell.number(key)
             if cell.bound:
-                record[f"bound_rmse.{key}"] = cell.bound.get("rmse")
-                record |= {f"bound_rmse.{key}_reason": cell.bound["reason"]} if "reason" in cell.bound else {}
-        if cell.reason:
-            what = evaluation.metric.key if cell.kind == "attack" else "accuracy"
-            record[f"{what}.{key}_reason"] = cell.reason
-    for suffix, honest in (("", False), *((("_honest", True),) if evaluation.has_both_servers else ())):
+                record[f"bound_rmse.{name}"] = cell.bound.get("rmse")
+            if "reason" in cell.bound:
+                record[f"bound_rmse.{name}_reason"] = cell.bound["reason"]
+        if cell.reason and cell.kind != "generator":
+            record[f"{key if cell.kind == 'attack' else 'accuracy'}.{name}_reason"] = cell.reason
+    for honest in evaluation.servers:
+        suffix = "_honest" if honest else ""
         for size in evaluation.batch_sizes:
             for level in levels(evaluation, size, honest):
-                name = level.defense if level.strength is None else f"{level.defense}_{level.strength:g}"
-                winner = level.strongest.attack if level.strongest else None
-                record[f"strongest{suffix}.{name}.b{size}"] = winner
-                record[f"stops{suffix}.{name}.b{size}"] = level.stops
+                place = f"{level.defense}.b{size}"
+                if level.strength is not None:
+                    place = f"{level.defense}_{level.strength:g}.b{size}"
+                record[f"strongest{suffix}.{place}"] = level.strongest.attack if level.strongest else None
+                record[f"stops{suffix}.{place}"] = level.stops
     return record
 
 

@@ -17,7 +17,7 @@ from lit_recon.experiments.evaluate.judgement import NO_DEFENSE
 from lit_recon.experiments.evaluate.results import LeakageMetric
 from lit_recon.experiments.settings import AttackSettings, BackboneSettings
 from lit_recon.experiments.update_attack.run import rehearse, sent_out, victim_data
-from lit_recon.experiments.victim_model import VictimModel, find_target, prepare_training, training_data
+from lit_recon.experiments.victim_model import VictimModel, find_target, prepare_training
 from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, save_generator
 from lit_recon.modules.data import VictimDataModule
 from lit_recon.reporting.run_folder import RunFolder
@@ -26,27 +26,19 @@ from lit_recon.reporting.run_folder import RunFolder
 class Rehearsal:
     """Sets up every training and every defense, and every attack at every batch size, on the first victims.
 
-    An attack that is not applicable to a network or a batch size does not stop the others. An untrained generator
-    takes the place of one that is still to be trained. To save time in large grids, attacks and defenses are each
-    tried once, not in every combination. Data are read once, and models built once, for all cells that share them.
-
-    Args:
-        cells: of the grid.
-        folder: of the grid.
-        metric: that attacks are judged by.
+    An untrained generator takes the place of one that is still to be trained. To save time in large grids, attacks and
+    defenses are each tried once, not in every combination. Data are read once, and models built once, for all cells
+    that share them.
     """
 
-    def __init__(self, cells: Sequence[GridCell], folder: Path, metric: LeakageMetric | None = None) -> None:
-        self._cells, self._folder, self._metric = cells, folder, metric or LeakageMetric()
+    def __init__(self, cells: Sequence[GridCell], folder: Path, metric: LeakageMetric) -> None:
+        self._cells, self._folder, self._metric = cells, folder, metric
         self._victims: dict[str, VictimDataModule] = {}
         self._targets: dict[str, VictimModel] = {}
         self._inapplicable: dict[tuple[str, ...], LitReconError] = {}
 
     def check(self) -> dict[str, str]:
-        """Check the cells that are not done.
-
-        Returns:
-            By folder of a cell, why its attack is not applicable.
+        """By folder of a cell that is not done, why its attack is not applicable; this does not stop the others.
 
         Raises:
             LitReconError: about the first cell that cannot work for another reason, or about the first of all where no
@@ -64,30 +56,24 @@ class Rehearsal:
             if cell.kind == "generator"
         }
         built = {cell.folder: cell.built(self._folder, stand_ins.get(cell.generator)) for cell in self._cells}
-        for cell in [cell for cell in attacks if not self._is_done(cell)]:
-            settings = AttackSettings(**built[cell.folder])
+        left = [cell for cell in self._cells if not RunFolder(self._folder / cell.folder).is_complete]
+        for cell in sorted(left, key=lambda cell: cell.kind):  # attacks before the trainings that measure utility
             try:
-                self._try_attack(cell, settings, tried)
+                if cell.kind == "attack":
+                    self._try_attack(cell, AttackSettings(**built[cell.folder]), tried)
+                elif cell.kind == "utility":
+                    self._try_training(built[cell.folder], attacks[0], AttackSettings(**built[attacks[0].folder]))
             except LitReconError as error:
                 raise type(error)(f"{cell.describe()}: {error}") from error
-        for cell in self._cells:
-            if cell.kind == "utility" and not self._is_done(cell):
-                try:
-                    self._try_training(cell, built[cell.folder], built[attacks[0].folder])
-                except LitReconError as error:
-                    raise type(error)(f"{cell.describe()}: {error}") from error
         reasons = {
             cell.folder: str(self._inapplicable[_attack(cell)])
-            for cell in attacks
-            if _attack(cell) in self._inapplicable and not self._is_done(cell)
+            for cell in left
+            if cell.kind == "attack" and _attack(cell) in self._inapplicable
         }
         if len(reasons) == len(attacks):
             first = self._inapplicable[_attack(attacks[0])]
             raise type(first)(f"{attacks[0].describe()}: {first}") from first
         return reasons
-
-    def _is_done(self, cell: GridCell) -> bool:
-        return RunFolder(self._folder / cell.folder).is_complete
 
     def _stand_in(self, cell: GridCell, path: Path) -> Path:
         """An untrained generator as the cell's settings describe it."""
@@ -101,19 +87,13 @@ class Rehearsal:
 
     def _try_attack(self, cell: GridCell, settings: AttackSettings, tried: set[tuple[str, ...]]) -> None:
         attack = _attack(cell)
-        key = _text([cell.settings[name] for name in ("data", "backbone", "seed")])
-        defense = ("defense", cell.defense, str(cell.strength), key)
+        defense = ("defense", cell.defense, str(cell.strength), cell.network)
         if {attack, defense} <= tried:
             return
         victims = self._victims_of(cell.settings, settings)
-        if key not in self._targets:
-            if settings.model.class_path is not None:
-                raise ConfigError(
-                    f"attack.py evaluate takes no model.class_path, but {cell.attack} has {settings.model.class_path}: "
-                    "attack it with attack.py run"
-                )
-            self._targets[key] = find_target(settings.backbone, victims, settings.seed)
-        target = self._targets[key]
+        if cell.network not in self._targets:
+            self._targets[cell.network] = find_target(settings.backbone, victims, settings.seed, settings.model)
+        target = self._targets[cell.network]
         if cell.defense != NO_DEFENSE:
             settings.client.client(sent_out(settings, target.model, victims), settings.defense)
         if attack not in tried:
@@ -127,24 +107,16 @@ class Rehearsal:
                 )
         tried |= {attack, defense}
 
-    def _try_training(self, cell: GridCell, built: dict[str, Any], attack: dict[str, Any]) -> None:
-        backbone = settings_of(BackboneSettings, built)
-        data = training_data(backbone, built["data"], built["seed"])
-        first = next(c for c in self._cells if c.kind == "attack")
-        data.splits = self._victims_of(first.settings, AttackSettings(**attack)).splits  # read once
-        prepare_training(backbone, data, built["seed"])
+    def _try_training(self, built: dict[str, Any], first: GridCell, attack: AttackSettings) -> None:
+        splits = self._victims_of(first.settings, attack).splits
+        prepare_training(settings_of(BackboneSettings, built), built["data"], built["seed"], splits)
 
     def _victims_of(self, own: dict[str, Any], settings: AttackSettings) -> VictimDataModule:
-        key = _text([own[name] for name in ("data", "victims")])
+        key = json.dumps([own["data"], own["victims"]], sort_keys=True, default=str)
         if key not in self._victims:
             self._victims[key] = victim_data(settings)
         return self._victims[key]
 
 
 def _attack(cell: GridCell) -> tuple[str, ...]:
-    """Key of an attack at a batch size, whatever the defense."""
     return ("attack", cell.attack, str(cell.batch_size))
-
-
-def _text(settings: object) -> str:
-    return json.dumps(settings, sort_keys=True, default=str)

@@ -4,66 +4,54 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lit_recon.errors import CorruptFileError, MissingDataError
+from lit_recon.measures import MEASURES, Measure
 from lit_recon.reporting.provenance import parse_settings
-from lit_recon.reporting.record import read_metrics
+from lit_recon.reporting.record import read_measures, read_metrics
 from lit_recon.reporting.run_folder import RunFolder
-from lit_recon.reporting.wording import Measure, format_score, measure_of
+from lit_recon.reporting.wording import format_score, measure_of
 from lit_recon.reporting.writing import Scalar
-
-#: Metrics of attacks that need not return images.
-_OF_FEATURES = ("feature_error", "feature_cosine")
 
 
 @dataclass(frozen=True)
 class LeakageMetric:
-    """The metric by which attacks are compared, under its key in `metrics.json`.
+    """The metric by which attacks are compared; it is `of` images, labels or features."""
 
-    >>> LeakageMetric("psnr").distance(30.0) < LeakageMetric("psnr").distance(20.0)
-    True
-    """
-
-    key: str = "rmse"
+    measure: Measure = MEASURES["rmse"]
+    of: str = "images"
 
     @property
-    def measure(self) -> Measure:
-        """Its title, direction and unit."""
-        return measure_of(self.key)
+    def key(self) -> str:
+        return self.measure.key
 
     @property
     def of_features(self) -> bool:
-        """Whether it is a metric of features; images, their baselines and bounds are then not used."""
-        return self.key in _OF_FEATURES
+        return self.of == "features"
 
     @property
     def baseline(self) -> str | None:
-        """Key of the same metric of the nearest public image; None for features, which have no such baseline."""
-        return None if self.of_features else f"baseline_nearest_public_{self.key}"
+        """Key of the same metric of the nearest public image; None for labels and features, which have none."""
+        return f"baseline_nearest_public_{self.key}" if self.of == "images" else None
 
     def distance(self, value: float) -> float:
         """The metric, with the sign that makes larger values worse reconstructions."""
-        return -value if self.measure.better == "↑" else value
+        return -value if self.measure.higher_is_better else value
 
     def format(self, value: float | None) -> str:
-        """A value as text."""
-        return format_score(self.key, value)
+        return format_score(self.measure, value)
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """One cell.
+    """One cell, with the entries of `GridCell` and its results.
 
     Attributes:
-        kind: `attack`, `utility` for a training, or `generator` for that of an attack's generator.
-        folder: of the cell's run.
-        defense, strength: None as strength without a defense.
-        attack, batch_size: empty and 0 for a training.
-        aware: whether the attacker knew the defense; None without a defense.
-        paper: value in the paper, if any.
         metrics: of the run; empty where it has not finished.
+        measures: how to print them, by key.
         reason: why there are no results; empty where there are.
         applicable: false where the attack cannot work on such a network, client or batch, as `reason` says.
         bound: lower bounds on the error of any attack: `rmse`, `unbiased_rmse` (None: infinite), or `reason`; empty
@@ -79,9 +67,10 @@ class CellResult:
     batch_size: int
     paper: float | str | None
     metrics: Mapping[str, Scalar]
+    measures: Mapping[str, Measure]
     reason: str
-    applicable: bool = True
-    bound: Mapping[str, Scalar] = field(default_factory=dict)
+    applicable: bool
+    bound: Mapping[str, Scalar]
 
     def number(self, key: str) -> float | None:
         """A metric; None where there is none."""
@@ -94,14 +83,14 @@ class Evaluation:
     """All cells of an evaluation in the order of its grid.
 
     Attributes:
-        folder: where it is.
-        settings: its configuration, nested.
+        folder, settings: where it is, and its configuration, nested.
         cells: of all kinds.
         attacks, defenses: titles by name.
         max_accuracy_drops: losses of accuracy at which defenses are compared.
         malicious: names of the attacks whose server modifies the model.
         networks: descriptions of the networks of attacks that do not use the grid's, by name of the attack.
         metric: by which attacks are compared.
+        measures: how to print metrics, by key: the package's own, then others that the cells measured.
     """
 
     folder: RunFolder
@@ -111,8 +100,9 @@ class Evaluation:
     defenses: Mapping[str, str]
     max_accuracy_drops: list[float]
     malicious: list[str]
-    networks: Mapping[str, str] = field(default_factory=dict)
-    metric: LeakageMetric = field(default_factory=LeakageMetric)
+    networks: Mapping[str, str]
+    metric: LeakageMetric
+    measures: Mapping[str, Measure]
 
     @classmethod
     def read(cls, folder: RunFolder | Path | str) -> Evaluation:
@@ -128,17 +118,22 @@ class Evaluation:
         try:
             content = json.loads(grid.grid.read_text(encoding="utf-8"))
             bounds = read_metrics(grid.bounds) if grid.bounds.is_file() else {}
+            cells = [_result(grid, entry, bounds.get(entry["folder"])) for entry in content["cells"]]
+            measures = MEASURES | {key: measure for cell in cells for key, measure in cell.measures.items()}
+            # files of earlier releases say nothing about networks, the metric and what it compares
+            key = content.get("metric", "rmse")
+            of = content.get("of", "features" if key.startswith("feature_") else "images")
             return cls(
                 grid,
                 parse_settings(grid.config.read_text(encoding="utf-8"), grid.config),
-                [_result(grid, entry, bounds.get(entry["folder"])) for entry in content["cells"]],
+                cells,
                 content["attacks"],
                 content["defenses"],
                 content["max_accuracy_drops"],
                 content["malicious"],
-                # files of earlier releases say nothing about these two
                 content.get("networks", {}),
-                LeakageMetric(content.get("metric", "rmse")),
+                LeakageMetric(measures.get(key) or measure_of(key), of),
+                measures,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptFileError(
@@ -167,11 +162,15 @@ class Evaluation:
         rivals = {cell.attack for cell in self.attacked if cell.applicable and cell.attack not in self.networks}
         return bool(rivals & set(self.malicious)) and bool(rivals - set(self.malicious))
 
-    def training(self, defense: str, strength: float | None) -> CellResult | None:
-        """The training that measured a defense's price; None where the grid has none."""
-        return next(
-            (c for c in self.cells if c.kind == "utility" and (c.defense, c.strength) == (defense, strength)), None
-        )
+    @property
+    def servers(self) -> dict[bool, str]:
+        """Words for all servers, and where there are both kinds also for honest ones only, which have the key True."""
+        return {False: ", any server", True: ", honest servers only"} if self.has_both_servers else {False: ""}
+
+    def utility(self, defense: str, strength: float | None, key: str) -> float | None:
+        """A metric of the training under a defense; None where it was not measured."""
+        trainings = (c for c in self.cells if c.kind == "utility" and (c.defense, c.strength) == (defense, strength))
+        return next((cell.number(key) for cell in trainings), None)
 
     def title(self, defense: str, strength: float | None) -> str:
         """A defense and its strength in words."""
@@ -196,30 +195,18 @@ class Evaluation:
         return f"{defense}, {self.attack_title(cell)}, batch {cell.batch_size}"
 
 
-def _result(grid: RunFolder, entry: Mapping[str, object], bound: object) -> CellResult:
-    run = RunFolder(grid.path / str(entry["folder"]))
-    failure = grid.failure(str(entry["folder"]))
-    metrics: Mapping[str, Scalar] = {}
-    reason, applicable = "", True
-    if run.is_complete:
-        metrics = read_metrics(run.metrics)
+def _result(grid: RunFolder, entry: Mapping[str, Any], bound: Any) -> CellResult:
+    run, failure = RunFolder(grid.path / entry["folder"]), grid.failure(entry["folder"])
+    done, why = run.is_complete, {"reason": "not run yet"}
+    if done:
+        why = {"reason": ""}
     elif failure.is_file():
         why = json.loads(failure.read_text(encoding="utf-8"))
-        reason, applicable = str(why["reason"]), bool(why.get("applicable", True))
-    else:
-        reason = "not run yet"
-    strength, aware, paper = entry["strength"], entry["aware"], entry["paper"]
     return CellResult(
-        kind=str(entry["kind"]),
-        folder=run.path,
-        defense=str(entry["defense"]),
-        strength=float(strength) if isinstance(strength, int | float) else None,
-        attack=str(entry["attack"]),
-        aware=aware if isinstance(aware, bool) else None,
-        batch_size=int(str(entry["batch_size"])),
-        paper=paper if isinstance(paper, int | float | str) else None,
-        metrics=metrics,
-        reason=reason,
-        applicable=applicable,
-        bound=bound if isinstance(bound, dict) else {},
+        **{**entry, "folder": run.path},
+        metrics=read_metrics(run.metrics) if done else {},
+        measures=read_measures(run.metrics) if done else {},
+        reason=why["reason"],
+        applicable=bool(why.get("applicable", True)),
+        bound=bound or {},
     )

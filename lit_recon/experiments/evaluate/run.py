@@ -6,11 +6,9 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import yaml
 from jsonargparse import ArgumentParser, Namespace
 from torch import Tensor
 
@@ -18,24 +16,28 @@ from lit_recon.bounds import GaussianPrior, autograd_jacobian, cramer_rao, van_t
 from lit_recon.bounds.fisher import check_size
 from lit_recon.defenses import Batch, BatchGradient, Defense, defended_gradient, simulated_gradient
 from lit_recon.errors import ConfigError, LitReconError, MissingDataError
-from lit_recon.experiments.configuration import instantiated, resolved, settings_of, settings_parser
+from lit_recon.experiments.call import Call
+from lit_recon.experiments.configuration import allow_class_path, settings_parser
 from lit_recon.experiments.engine.cluster import ClusterSettings
 from lit_recon.experiments.engine.runner import StudyRunner, refuse_several_processes
-from lit_recon.experiments.evaluate.grid import GridCell, build_cells, network_in_words
+from lit_recon.experiments.evaluate.grid import GridCell, build_cells, own_network
 from lit_recon.experiments.evaluate.page import build_evaluation, gallery_grids, summary_lines
 from lit_recon.experiments.evaluate.rehearsal import Rehearsal
-from lit_recon.experiments.evaluate.results import Evaluation, LeakageMetric
+from lit_recon.experiments.evaluate.results import Evaluation
 from lit_recon.experiments.evaluate.settings import EvaluateSettings
 from lit_recon.experiments.evaluate.tables import csv_table
 from lit_recon.experiments.settings import AttackSettings
 from lit_recon.experiments.update_attack.run import sent_out, victim_data
 from lit_recon.experiments.victim_model import find_target
 from lit_recon.io.files import write_text
-from lit_recon.metrics import Unavailable, load_lpips
-from lit_recon.modules.loggers import build_loggers, finish, log_grid, log_table
+from lit_recon.metrics import PerceptualDistance, metrics_of
+from lit_recon.modules.loggers import finish, log_grid, log_table
 from lit_recon.records import Update, Weights
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import Scalar
+
+if TYPE_CHECKING:
+    from pytorch_lightning.loggers import Logger
 
 #: Variance that is added to every pixel of the prior, that of an error of 0.01.
 _FLOOR = 1e-4
@@ -61,17 +63,14 @@ def write_bounds(cells: Sequence[GridCell], folder: RunFolder) -> None:
 
 
 def _bound(cell: GridCell, settings: AttackSettings, information: dict[str, list[Tensor]]) -> dict[str, Scalar]:
-    """The record of one cell.
-
-    Raises:
-        LitReconError: there is no bound; the message says why.
-    """
+    """The record of one cell; a LitReconError says why there is no bound."""
     defense = settings.defense or Defense()
     std = defense.released_std(settings.victims.batch_size)
     if std == 0:
         raise ConfigError("without noise an update may determine its images exactly: the only bound is 0")
-    key = _identity(cell, defense)
-    victims = victim_data(settings)
+    # everything that the Jacobian depends on: not the attack, not the size of the noise
+    shared = [cell.network, *map(cell.settings.get, ("server", "victims", "client")), repr(defense.without_noise())]
+    key, victims = json.dumps(shared, default=str), victim_data(settings)
     if key not in information:
         information[key] = _informations(settings, defense)
     found = [value / std**2 for value in information[key]]
@@ -88,7 +87,7 @@ def _bound(cell: GridCell, settings: AttackSettings, information: dict[str, list
 def _informations(settings: AttackSettings, defense: Defense) -> list[Tensor]:
     """`J^T J` of every victim batch, `J` the Jacobian of the mean of the release with respect to all its pixels."""
     victims = victim_data(settings)
-    target = find_target(settings.backbone, victims, settings.seed)
+    target = find_target(settings.backbone, victims, settings.seed, settings.model)
     size = sum(value.numel() for value in target.model.parameters())
     check_size(size, settings.victims.batch_size * math.prod(victims.image_shape))
     model = sent_out(settings, target.trained(settings.trainer).model, victims)
@@ -97,7 +96,7 @@ def _informations(settings: AttackSettings, defense: Defense) -> list[Tensor]:
     for index, ids in enumerate(victims.batches):
         images, labels = victims.test.pixels(ids), victims.test.labels[ids]
         seen = client.observe(images, labels, generator=settings.client.generator(index))
-        exact = Weights(*({name: _double(v) for name, v in part.items()} for part in seen.weights))
+        exact = _double(seen.weights)
         gradient, batch = partial(seen.operator, exact), Batch(images.double(), labels)
         kept = defended_gradient(
             defense.without_noise(), client.model, gradient, batch, settings.client.generator(index)
@@ -107,18 +106,14 @@ def _informations(settings: AttackSettings, defense: Defense) -> list[Tensor]:
     return found
 
 
+def _double(weights: Weights) -> Weights:
+    """The weights in double precision."""
+    parts = ({name: value.detach() for name, value in part.items()} for part in weights)
+    return Weights(*({name: v.double() if v.is_floating_point() else v for name, v in part.items()} for part in parts))
+
+
 def _mean(defense: Defense, gradient: BatchGradient, labels: Tensor, kept: Update, pixels: Tensor) -> Update:
     return simulated_gradient(defense, gradient, Batch(pixels, labels), kept, "functional")
-
-
-def _double(value: Tensor) -> Tensor:
-    return value.detach().double() if value.is_floating_point() else value
-
-
-def _identity(cell: GridCell, defense: Defense) -> str:
-    """Everything that the Jacobian depends on: not the attack, not the size of the noise."""
-    names = ("data", "backbone", "seed", "server", "victims", "client")
-    return json.dumps([[cell.settings.get(name) for name in names], repr(defense.without_noise())], default=str)
 
 
 #: Settings that may change between two calls on one folder: finished cells are kept, new ones are run.
@@ -127,26 +122,24 @@ _GROWS = ("attacks", "defenses", "batch_sizes", "utility", "max_accuracy_drops",
 
 def parser(program: str) -> ArgumentParser:
     """The command's settings."""
-    settings = settings_parser(program, "Compare defenses by the strongest attack at equal utility.")
-    settings.add_class_arguments(EvaluateSettings, as_group=False)
-    settings.add_class_arguments(ClusterSettings, as_group=False)
+    purpose = "Compare defenses by the strongest attack at equal utility."
+    settings = settings_parser(program, purpose, EvaluateSettings, ClusterSettings)
+    allow_class_path(settings, "--model")
     return settings
 
 
 def execute(arguments: ArgumentParser, values: Namespace) -> None:
     """Validate the settings, run the cells without results, and write the page."""
-    complete, config = resolved(arguments, values, "evaluate")
-    built = instantiated(arguments, complete)
-    settings, cluster = settings_of(EvaluateSettings, built), settings_of(ClusterSettings, built)
+    call = Call(arguments, values, "evaluate")
+    settings, cluster = call.settings(EvaluateSettings), call.settings(ClusterSettings)
+    path, own, metric = call.folder.path, call.own, settings.ranking
     refuse_several_processes(arguments.prog, settings.trainer)
     cluster.check()
-    settings.wandb.resolved_mode()
-    path, own, metric = Path(complete.out), yaml.safe_load(config), LeakageMetric(settings.metric)
     cells = build_cells(settings, own)
     inapplicable = Rehearsal(cells, path, metric).check()
-    _refuse_missing_lpips(settings)
-    study = StudyRunner([cell.piece(path, settings.metric) for cell in cells], path)
-    study.open(config, settings.overwrite, _GROWS, inapplicable)
+    _refuse_unavailable(settings)
+    study = StudyRunner([cell.piece(path, metric.key) for cell in cells], path)
+    study.open(call.config, settings.overwrite, _GROWS, inapplicable)
     write_text(study.folder.grid, json.dumps(_description(settings, cells, own), indent=2))
     print(f"grid        {study.progress()}")
     print(f"run folder  {path}", flush=True)
@@ -156,22 +149,19 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         write_bounds(cells, study.folder)
     build_evaluation(path)
     evaluation = Evaluation.read(study.folder)
-    _log(settings, evaluation, str(complete.name), own)
+    _log(call.loggers(), evaluation)
     print("\n".join(summary_lines(evaluation)))
     print(f"report      {study.folder.report}")
 
 
-def _refuse_missing_lpips(settings: EvaluateSettings) -> None:
-    """Refuse LPIPS as metric where it cannot be loaded."""
-    if settings.metric != "lpips" or settings.lpips.network == "none":
-        return
-    found = load_lpips(settings.lpips.network, settings.lpips.weights, settings.lpips.download)
-    if isinstance(found, Unavailable):
-        raise MissingDataError(f"metric is lpips, which cannot be loaded: {found.reason}")
+def _refuse_unavailable(settings: EvaluateSettings) -> None:
+    lpips = PerceptualDistance(settings.lpips.network, settings.lpips.weights, settings.lpips.download)
+    reason = metrics_of([settings.metric], [lpips])[-1].unavailable()
+    if reason:
+        raise MissingDataError(f"metric is {settings.metric}, which cannot be loaded: {reason}")
 
 
 def _description(settings: EvaluateSettings, cells: Sequence[GridCell], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Information for the page beyond the cells' folders."""
     return {
         "cells": [cell.entry() for cell in cells],
         "attacks": {name: attack.title or name for name, attack in settings.attacks.items()},
@@ -179,18 +169,17 @@ def _description(settings: EvaluateSettings, cells: Sequence[GridCell], own: Map
         "malicious": sorted({c.attack for c in cells if c.settings.get("server")}),
         "defenses": {name: family.title or name for name, family in settings.defenses.items()},
         "networks": {
-            cell.attack: network_in_words(cell.settings["backbone"])
+            cell.attack: network
             for cell in cells
-            if cell.kind == "attack" and cell.settings["backbone"] != own["backbone"]
+            if cell.kind == "attack" and (network := own_network(cell, own)) is not None
         },
-        "metric": settings.metric,
+        "metric": settings.ranking.key,
+        "of": settings.ranking.of,
         "max_accuracy_drops": sorted(settings.max_accuracy_drops),
     }
 
 
-def _log(settings: EvaluateSettings, evaluation: Evaluation, name: str, config: Mapping[str, Any]) -> None:
-    """The tables and pictures on W&B."""
-    loggers = build_loggers(evaluation.folder.logs, name, settings.wandb, dict(config))
+def _log(loggers: Sequence[Logger], evaluation: Evaluation) -> None:
     columns, rows = csv_table(evaluation)
     log_table(loggers, "cells", columns, rows)
     for title, grid in gallery_grids(evaluation).items():

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lit_recon.clients import ClientSettings
-from lit_recon.data.sources import Digits, ImageSource
 from lit_recon.errors import ConfigError
+from lit_recon.experiments.call import check_range
 from lit_recon.experiments.evaluate.judgement import NO_DEFENSE
-from lit_recon.experiments.settings import BackboneSettings, LpipsSettings, VictimSettings
-from lit_recon.modules.loggers import WandbSettings
+from lit_recon.experiments.evaluate.results import LeakageMetric
+from lit_recon.experiments.settings import UpdateSettings
+from lit_recon.metrics import metrics_of
 from lit_recon.records import Knowledge
-from lit_recon.training.trainer import TrainerSettings
 
 
 @dataclass(frozen=True)
@@ -91,20 +90,16 @@ class GridPaper:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateSettings:
+class EvaluateSettings(UpdateSettings):
     """One run of `attack.py evaluate`: every defense, at every strength, against every attack, at every batch size.
 
     Args:
-        name: name of the run; default: that of its configuration file.
-        out: run folder; default: runs/NAME.
-        overwrite: start over where the folder holds a run already.
         seed: seed of the backbone's weights and of the trainings that measure utility.
-        data: where images come from.
-        backbone: the victim model, the same for all defenses.
-        client: clients' computation of their updates.
+        model: the victim model, if it is a module of another library; needs `utility: null`.
         knowledge: knowledge of all attackers; default: that of each attack's own configuration.
         aware: attackers know the defense: `true`, `false`, or `both`, which runs each attack twice.
-        metric: metric that ranks attacks; `feature_error` is for attacks that recover features, and needs no images.
+        metric: metric that ranks attacks, and is measured in every cell: the name of one, or the import path of your
+            own subclass of `lit_recon.metrics.Metric`. Metrics of features are for attacks that recover them.
         victims: attacked images; their `batch_size` is replaced by `batch_sizes`.
         batch_sizes: images per client.
         attacks: by name.
@@ -112,43 +107,37 @@ class EvaluateSettings:
         utility: backbone settings that differ in the trainings that measure each defense's utility, such as `epochs`;
             null: utility is not measured.
         max_accuracy_drops: losses of accuracy, as fractions, at which defenses are compared.
-        trainer: devices and threads.
-        lpips: settings of the LPIPS metric.
-        wandb: Weights & Biases.
         paper: published tables.
 
     Raises:
         ConfigError: an empty grid, a batch size below 1, or values of the paper that fit no cell.
     """
 
-    name: str | None = None
-    out: Path | None = None
-    overwrite: bool = False
     seed: int = 0
-    data: ImageSource = field(default_factory=Digits)
-    backbone: BackboneSettings = field(default_factory=BackboneSettings)
-    client: ClientSettings = field(default_factory=ClientSettings)
     knowledge: Knowledge | None = None
     aware: bool | Literal["both"] = True
-    metric: Literal["rmse", "psnr", "ssim", "lpips", "feature_error"] = "rmse"
-    victims: VictimSettings = field(default_factory=VictimSettings)
+    metric: str = "rmse"
     batch_sizes: list[int] = field(default_factory=lambda: [1])
     attacks: dict[str, GridAttack]
     defenses: dict[str, DefenseFamily]
     utility: dict[str, Any] | None = field(default_factory=dict)
     max_accuracy_drops: list[float] = field(default_factory=lambda: [0.01, 0.02, 0.05, 0.1])
-    trainer: TrainerSettings = field(default_factory=TrainerSettings)
-    lpips: LpipsSettings = field(default_factory=LpipsSettings)
-    wandb: WandbSettings = field(default_factory=WandbSettings)
     paper: GridPaper | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.attacks:
             raise ConfigError("an evaluation needs at least one attack; got none: name one under `attacks`")
         if not self.batch_sizes or min(self.batch_sizes) < 1 or len(set(self.batch_sizes)) < len(self.batch_sizes):
             raise ConfigError(f"batch_sizes must be different numbers of at least 1; got {self.batch_sizes}")
-        if any(not 0 <= budget <= 1 for budget in self.max_accuracy_drops):
-            raise ConfigError(f"max_accuracy_drops are losses of accuracy in [0, 1]; got {self.max_accuracy_drops}")
+        check_range({"max_accuracy_drops": self.max_accuracy_drops}, 0, 1)
+        if self.model.class_path is not None and self.utility is not None:
+            raise ConfigError(
+                f"utility is measured by trainings of the backbone, not of a module such as {self.model.class_path}: "
+                "set utility to null"
+            )
+        if self.ranking.measure.higher_is_better is None:
+            raise ConfigError(f"metric must say which values are better, to rank attacks; {self.metric} does not")
         if self.metric == "lpips" and self.lpips.network == "none":
             raise ConfigError("metric is lpips, which lpips.network: none leaves out: name a network")
         for attack, families in (self.paper or GridPaper()).values.items():
@@ -161,3 +150,9 @@ class EvaluateSettings:
                         f"paper.values.{attack}.{family} must name an attack, a defense and batch sizes of this grid, "
                         f"and hold one entry per strength; got {found}"
                     )
+
+    @property
+    def ranking(self) -> LeakageMetric:
+        """The metric that ranks attacks; a ConfigError where there is none of this name."""
+        metric = metrics_of([self.metric])[-1]
+        return LeakageMetric(metric.measure, metric.of)

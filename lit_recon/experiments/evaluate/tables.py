@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 from lit_recon.experiments.evaluate.judgement import NO_DEFENSE, Level, best_within, levels, strongest
-from lit_recon.experiments.evaluate.results import CellResult, Evaluation, LeakageMetric
+from lit_recon.experiments.evaluate.results import CellResult, Evaluation
+from lit_recon.measures import Measure
 from lit_recon.reporting.pages import Panel, TableCell
 from lit_recon.reporting.wording import ABSENT, MISSING, format_printed, format_score, measure_of, percent, short
 
-#: Metrics of an attack's run in the CSV file, by column.
+#: Further columns of the CSV file, and the keys of their values in an attack's record.
 _COLUMNS = {
-    "n": "n",
-    "rmse": "rmse",
     "rmse_std": "rmse_std",
-    "psnr": "psnr",
-    "ssim": "ssim",
-    "lpips": "lpips",
-    "feature_error": "feature_error",
-    "feature_cosine": "feature_cosine",
-    "label_accuracy": "label_accuracy",
     "nearest_public_rmse": "baseline_nearest_public_rmse",
     "mean_image_rmse": "baseline_mean_image_rmse",
     "seconds": "seconds",
 }
-#: Metrics with tables of their own, besides the one that attacks are compared by: of images, and of features.
-_SHOWN = ("rmse", "psnr", "ssim", "lpips", "feature_error", "feature_cosine")
-_NOT_APPLICABLE = "not applicable"
 
 
 def equal_utility(evaluation: Evaluation) -> list[Panel]:
@@ -34,18 +24,15 @@ def equal_utility(evaluation: Evaluation) -> list[Panel]:
     """
     if not any(cell.kind == "utility" for cell in evaluation.cells):
         return []
-    names = [NO_DEFENSE, *evaluation.defenses]
     panels = []
     for size in evaluation.batch_sizes:
-        for honest in (False, True) if evaluation.has_both_servers else (False,):
-            points = levels(evaluation, size, honest)
-            rows = list[list[str | TableCell]]()
+        for honest, server in evaluation.servers.items():
+            points, rows = levels(evaluation, size, honest), list[list[str | TableCell]]()
             for budget in evaluation.max_accuracy_drops:
                 best = best_within(points, budget)
                 top = max(best.values(), key=lambda level: level.distance or 0.0, default=None)
-                entries = [_protection(best.get(name), top) for name in names]
+                entries = [_protection(best.get(name), top) for name in (NO_DEFENSE, *evaluation.defenses)]
                 rows.append([f"≤ {short(100 * budget, 6)}", *entries])
-            server = ", honest servers only" if honest else ", any server" if evaluation.has_both_servers else ""
             panels.append(
                 Panel(
                     f"At equal utility, batch size {size}{server}",
@@ -62,9 +49,7 @@ def equal_utility(evaluation: Evaluation) -> list[Panel]:
 def attack_tables(evaluation: Evaluation, key: str | None = None) -> list[Panel]:
     """One table per batch size of the metric under `key`; none where no attack has it.
 
-    Args:
-        evaluation: all cells.
-        key: default: the metric that attacks are compared by, with the utility of each defense beside it.
+    The default is the metric that attacks are compared by, with the utility of each defense beside it.
     """
     key = key or evaluation.metric.key
     if all(cell.number(key) is None for cell in evaluation.attacked):
@@ -73,16 +58,18 @@ def attack_tables(evaluation: Evaluation, key: str | None = None) -> list[Panel]
 
 
 def other_tables(evaluation: Evaluation) -> list[Panel]:
-    """The tables of all other metrics; of features only where attacks are compared by a metric of features."""
-    keys = [key for key in _SHOWN if key != evaluation.metric.key]
-    if evaluation.metric.of_features:
-        keys = [key for key in keys if LeakageMetric(key).of_features]
+    """The tables of all other metrics; none of images where attacks are compared by a metric of features."""
+    cells, metric = evaluation.attacked, evaluation.metric
+    keys = [key for key in evaluation.measures if key != metric.key]
+    if metric.of_features:
+        keys = [key for key in keys if not any(f"baseline_nearest_public_{key}" in cell.metrics for cell in cells)]
     return [table for key in keys for table in attack_tables(evaluation, key)]
 
 
 def csv_table(evaluation: Evaluation) -> tuple[list[str], list[list[object]]]:
     """Header and rows, one per attack, with the utility of its defense; None for missing values."""
-    header = ["defense", "strength", "attack", "aware", "batch_size", *_COLUMNS, "paper"]
+    measured = {"n": "n", **{key: key for key in evaluation.measures}, **_COLUMNS}
+    header = ["defense", "strength", "attack", "aware", "batch_size", *measured, "paper"]
     header += ["strongest", "strongest_honest", "accuracy", "final_train_loss"]
     header += ["bound_rmse", "unbiased_bound_rmse", "bound_reason", "folder", "applicable", "reason"]
     winners, honest = (
@@ -91,12 +78,12 @@ def csv_table(evaluation: Evaluation) -> tuple[list[str], list[list[object]]]:
     )
     rows: list[list[object]] = []
     for cell in evaluation.attacked:
-        training = evaluation.training(cell.defense, cell.strength)
-        utility = [training.number(key) if training else None for key in ("accuracy", "final_train_loss")]
+        level = (cell.defense, cell.strength)
+        utility = [evaluation.utility(*level, key) for key in ("accuracy", "final_train_loss")]
         place = cell.folder.relative_to(evaluation.folder.path).as_posix()
         aware = None if cell.aware is None else str(cell.aware).lower()
-        identity = [cell.defense, cell.strength, cell.attack, aware, cell.batch_size]
-        scores = [cell.number(key) for key in _COLUMNS.values()]
+        identity = [*level, cell.attack, aware, cell.batch_size]
+        scores = [cell.number(key) for key in measured.values()]
         judged = [cell.paper, *(str(id(cell) in chosen).lower() for chosen in (winners, honest))]
         bound = [cell.bound.get(key) for key in ("rmse", "unbiased_rmse", "reason")]
         applicable = str(cell.applicable).lower()
@@ -105,7 +92,7 @@ def csv_table(evaluation: Evaluation) -> tuple[list[str], list[list[object]]]:
 
 
 def _table(evaluation: Evaluation, size: int, key: str) -> Panel:
-    judged, measure = key == evaluation.metric.key, measure_of(key)
+    judged, measure = key == evaluation.metric.key, evaluation.measures.get(key) or measure_of(key)
     cells = [cell for cell in evaluation.attacked if cell.batch_size == size]
     columns = list(dict.fromkeys((cell.attack, cell.aware is False) for cell in cells))
     found = {(cell.defense, cell.strength, cell.attack, cell.aware is False): cell for cell in cells}
@@ -113,16 +100,23 @@ def _table(evaluation: Evaluation, size: int, key: str) -> Panel:
     rows = list[list[str | TableCell]]()
     for level, honest in zip(levels(evaluation, size), levels(evaluation, size, honest=True), strict=True):
         entries = [
-            _entry(found.get((level.defense, level.strength, *column)), level, honest, key, unknown=column[1])
+            _entry(found.get((level.defense, level.strength, *column)), level, honest, measure, unknown=column[1])
             for column in columns
         ]
         stops = MISSING if level.stops is None else "✓" if level.stops else "✗"
         accuracy = MISSING if level.accuracy is None else percent(level.accuracy, 1)
-        loss = MISSING if level.train_loss is None else short(level.train_loss, 4)
-        rows.append([level.title, *entries, *([accuracy, _price(level), loss, stops] if judged else [])])
+        loss = evaluation.utility(level.defense, level.strength, "final_train_loss")
+        price = MISSING if level.price is None else ABSENT if level.strength is None else f"{100 * level.price:+.1f}"
+        rows.append(
+            [
+                level.title,
+                *entries,
+                *([accuracy, price, MISSING if loss is None else short(loss, 4), stops] if judged else []),
+            ]
+        )
     best = strongest(cells, evaluation.metric)
     baselines = ", ".join(
-        f"{words} {format_score(key, value)}"
+        f"{words} {format_score(measure, value)}"
         for name, words in (("nearest_public", "nearest public image"), ("mean_image", "mean image"))
         if best is not None and (value := best.number(f"baseline_{name}_{key}")) is not None
     )
@@ -139,7 +133,6 @@ def _table(evaluation: Evaluation, size: int, key: str) -> Panel:
 
 
 def _explained(evaluation: Evaluation, baselines: str) -> str:
-    """How to read the tables of the metric that attacks are compared by."""
     honest = ", in black the strongest one by an honest server if that is another" * evaluation.has_both_servers
     elsewhere = ", ".join(evaluation.attacks.get(name, name) for name in evaluation.networks)
     sentences = [
@@ -158,23 +151,17 @@ def _protection(level: Level | None, top: Level | None) -> TableCell:
     return TableCell(level.metric.format(level.value), strength, "ours" if level is top else "")
 
 
-def _entry(cell: CellResult | None, level: Level, honest: Level, key: str, unknown: bool) -> TableCell:
+def _entry(cell: CellResult | None, level: Level, honest: Level, measure: Measure, unknown: bool) -> TableCell:
     if cell is None:
         why = "without a defense there is nothing to know" if unknown and level.strength is None else "not in the grid"
         return TableCell(ABSENT, mark="missing", reason=why)
     if not cell.applicable:
-        return TableCell(_NOT_APPLICABLE, mark="missing", reason=cell.reason)
-    printed = cell.paper if key == level.metric.key else None
-    paper = [] if printed is None else [f"paper {format_printed(key, printed)}"]
-    value, spread = cell.number(key), cell.number(f"{key}_std")
+        return TableCell("not applicable", mark="missing", reason=cell.reason)
+    printed = cell.paper if measure.key == level.metric.key else None
+    paper = [] if printed is None else [f"paper {format_printed(measure, printed)}"]
+    value, spread = cell.number(measure.key), cell.number(f"{measure.key}_std")
     if value is None:
         return TableCell(MISSING, paper, "missing", cell.reason or "the run did not measure it")
-    small = [] if spread is None else [f"± {format_score(key, spread, unit=False)}"]
+    small = [] if spread is None else [f"± {format_score(measure, spread, unit=False)}"]
     mark = "ours" if cell is level.strongest else "rival" if cell is honest.strongest else ""
-    return TableCell(format_score(key, value), [*small, *paper], mark)
-
-
-def _price(level: Level) -> str:
-    if level.price is None:
-        return MISSING
-    return ABSENT if level.strength is None else f"{100 * level.price:+.1f}"
+    return TableCell(format_score(measure, value), [*small, *paper], mark)

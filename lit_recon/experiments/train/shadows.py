@@ -58,8 +58,7 @@ def announce(folder: Path, plan: Plan, n: int) -> None:
     """Print how many models there are and how many have to be trained.
 
     Raises:
-        ConfigError: the folder holds models of another training.
-        CorruptFileError: one of its files is damaged.
+        ConfigError, CorruptFileError: the folder holds models of another training, or a damaged file.
     """
     store = ShadowStore.open(folder, plan.description)
     missing = n if store is None else sum(len(store.members(shard, n)) for shard in store.missing(n))

@@ -9,8 +9,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import lit_recon._torchvision
-
 import torch
 from torch import Tensor
 
@@ -81,14 +79,15 @@ def evaluate(
     where = next(iter(client.model.parameters())).device
     positions = torch.arange(len(targets)).split(batch_size)
     batches = [VictimBatch(i, targets[ids].to(where), labels[ids].to(where), ids) for i, ids in enumerate(positions)]
-    first = client.observe(batches[0].images, batches[0].labels, knowledge, _generator(seed, 0))
+    first = client.observe(batches[0].images, batches[0].labels, knowledge, seeded_generator(seed, "defense", 0))
     attack.check([first])
     scores = RunScores(chosen, baselines=public is not None)
     scores.rehearse(batches[0].images)
     finished = []
+    # the defense draws its random numbers as in `attack.py run`
     with tempfile.TemporaryDirectory() as folder:
         for batch in batches:
-            seen = client.observe(batch.images, batch.labels, knowledge, _generator(seed, batch.index))
+            seen = client.observe(batch.images, batch.labels, knowledge, seeded_generator(seed, "defense", batch.index))
             outcome = run_attack(attack, [seen], Path(folder) / "state.pt", math.inf, None, lambda state, new: None)
             found = outcome.reconstructions[0]
             features = feature_scores(scores.metrics, seen, found, batch.images, client.batch_norm)
@@ -105,22 +104,17 @@ def evaluate(
         "defense": None if type(client.defense) is Defense else described(client.defense, lost),
         "knowledge": dataclasses.asdict(knowledge),
         "victims": {"n": len(targets), "batch_size": batch_size},
-        "metrics": [_named(metric, lost) for metric in chosen],
+        "metrics": [
+            m.measure.key if type(m).__module__.startswith("lit_recon.metrics.") else described(m, lost) for m in chosen
+        ],
     }
     return AttackResult(scored, record, scores.measures(record), class_names, settings, lost)
-
-
-def _generator(seed: int, index: int) -> torch.Generator:
-    """The random numbers of a client's defense, as `attack.py run` draws them."""
-    return seeded_generator(seed, "defense", index)
 
 
 def described(value: object, lost: list[str]) -> object:
     """A value as in configuration files: objects by class path and the arguments that they keep as attributes.
 
-    Args:
-        value: to be described.
-        lost: extended by the names of arguments that an object does not keep, such as `LBFGS.line_search`.
+    `lost` is extended by the names of arguments that an object does not keep, such as `LBFGS.line_search`.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -138,7 +132,6 @@ def described(value: object, lost: list[str]) -> object:
 
 
 def _described_client(client: Client, seen: Observation, seed: int) -> dict[str, object]:
-    """The section `client` of a configuration."""
     one = getattr(seen.operator, "operator", seen.operator)  # of a secure sum, the rule of each client
     settings: dict[str, object] = {"batch_norm": client.batch_norm, "seed": seed}
     settings["n_clients"] = getattr(seen.operator, "clients", 1)
@@ -146,9 +139,3 @@ def _described_client(client: Client, seen: Observation, seed: int) -> dict[str,
         names = [field.name for field in dataclasses.fields(LocalTraining) if hasattr(one, field.name)]
         settings["local_steps"] = {name: described(getattr(one, name), []) for name in names}
     return settings
-
-
-def _named(metric: Metric, lost: list[str]) -> object:
-    """A metric as the setting `metrics` writes it."""
-    key = metric.measure.key
-    return key if type(metric).__module__.startswith("lit_recon.metrics.") else described(metric, lost)

@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import lit_recon._torchvision
-
 import torch
-import yaml
 from jsonargparse import ArgumentParser, Namespace
 from torch import nn
 
 from lit_recon.attacks.base import Attack
 from lit_recon.data.dataset import fingerprints
 from lit_recon.errors import ConfigError
-from lit_recon.experiments.configuration import SAME_RUN, allow_class_path, instantiated, resolved, settings_parser
+from lit_recon.experiments.call import Call
+from lit_recon.experiments.configuration import SAME_RUN, allow_class_path, settings_parser
 from lit_recon.experiments.settings import AttackSettings
 from lit_recon.experiments.update_attack.score import AttackResult, all_scored, run_facts, show_outcome
 from lit_recon.experiments.victim_model import VictimModel, find_target
 from lit_recon.metrics import PerceptualDistance, metrics_of
 from lit_recon.modules.data import VictimDataModule
-from lit_recon.modules.loggers import build_loggers, finish
+from lit_recon.modules.loggers import finish
 from lit_recon.modules.update_attack import UpdateAttackModule
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import MISSING
-from lit_recon.reporting.writing import Scalar
 from lit_recon.training.trainer import build_trainer, check_trainer, configure_process, is_first_process
 
 
 def refuse_known_victims(attack: Attack, victims: VictimDataModule) -> None:
-    """Compare the target images with those that the attack's own models were trained on.
+    """Refuse an attack one of whose own models was trained on a target image, by a ConfigError.
 
     A user's own generator does not list its training images and is not checked.
-
-    Raises:
-        ConfigError: a model of the attack was trained on a target image.
     """
     ids = torch.cat(victims.batches)
     for checkpoint, seen in attack.training_images.items():
@@ -53,8 +45,7 @@ _PUBLIC_FOR_SERVER = 4096
 
 def parser(program: str) -> ArgumentParser:
     """The command's settings."""
-    settings = settings_parser(program, "Attack the updates of simulated clients.")
-    settings.add_class_arguments(AttackSettings, as_group=False)
+    settings = settings_parser(program, "Attack the updates of simulated clients.", AttackSettings)
     allow_class_path(settings, "--model")
     settings.set_defaults(attack={"class_path": "lit_recon.attacks.updates.GradientMatching"})
     return settings
@@ -62,22 +53,20 @@ def parser(program: str) -> ArgumentParser:
 
 def execute(arguments: ArgumentParser, values: Namespace) -> None:
     """Validate the settings, train the victim model where needed, attack, score and report."""
-    complete, config = resolved(arguments, values, values.attack.class_path.rpartition(".")[2])
-    settings = AttackSettings(**instantiated(arguments, complete))
+    call = Call(arguments, values, values.attack.class_path.rpartition(".")[2])
+    settings, folder = call.settings(AttackSettings), call.folder
     configure_process(settings.trainer)
     victims = victim_data(settings)
     lpips = PerceptualDistance(settings.lpips.network, settings.lpips.weights, settings.lpips.download)
     metrics = metrics_of(settings.metrics, [lpips])
     target = find_target(settings.backbone, victims, settings.seed, settings.model)
     rehearse(settings, target, victims)
-    settings.wandb.resolved_mode()
     check_trainer(settings.trainer)
-    folder = RunFolder(Path(complete.out))
     if is_first_process():
-        RunFolder.open(folder.path, config, settings.overwrite, SAME_RUN)
+        RunFolder.open(folder.path, call.config, settings.overwrite, SAME_RUN)
         _announce(target, victims, folder)
     checkpoint = target.trained(settings.trainer)
-    loggers = build_loggers(folder.logs, str(complete.name), settings.wandb, yaml.safe_load(config))
+    loggers = call.loggers()
     module = UpdateAttackModule(
         settings.attack,
         sent_out(settings, checkpoint.model, victims),
@@ -94,14 +83,16 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     trainer.strategy.barrier("all victims are done")
     if is_first_process():
         scored = all_scored(module, victims, folder)
-        facts = run_facts(scored, str(trainer.strategy.root_device), target.notes)
-        record = {**module.metrics, **facts, "seed": settings.seed, **target.facts(checkpoint)}
+        facts = run_facts(scored, str(trainer.strategy.root_device), target.notes) | {"seed": settings.seed}
+        record = {**module.metrics, **facts, **target.facts(checkpoint)}
         record |= {"execution": module.execution, "processes": trainer.world_size}
         result = AttackResult(scored, record, module.measures, victims.class_names)
         show_outcome(loggers, result)
         finish(loggers)
         result.write(folder)
-        print(_summary(record))
+        keys = ("rmse", "baseline_mean_image_rmse", "baseline_nearest_public_rmse")
+        ours, mean, nearest = (f"{v:.3f}" if isinstance(v := record.get(key), float) else MISSING for key in keys)
+        print(f"RMSE        {ours} (mean image {mean}, nearest public image {nearest})")
         print(f"report      {folder.report}")
 
 
@@ -114,11 +105,7 @@ def victim_data(settings: AttackSettings) -> VictimDataModule:
 
 
 def rehearse(settings: AttackSettings, target: VictimModel, victims: VictimDataModule) -> None:
-    """Set up the attack on the first victim, to refuse unsupported settings before any training.
-
-    Raises:
-        LitReconError: the model, the client, its defense and the attack do not go together.
-    """
+    """Set up the attack on the first victim: a LitReconError before any training says what does not go together."""
     refuse_known_victims(settings.attack, victims)
     ids = victims.batches[0]
     client = settings.client.client(sent_out(settings, target.model, victims), settings.defense)
@@ -130,13 +117,11 @@ def sent_out(settings: AttackSettings, model: nn.Module, victims: VictimDataModu
     """The model that the server sends to its clients: the trained one, or a modified copy."""
     if settings.server is None:
         return model
-    public = victims.public
-    chosen = torch.arange(min(len(public), _PUBLIC_FOR_SERVER))
-    return settings.server.modify(model, public.pixels(chosen))
+    chosen = torch.arange(min(len(victims.public), _PUBLIC_FOR_SERVER))
+    return settings.server.modify(model, victims.public.pixels(chosen))
 
 
 def _announce(target: VictimModel, victims: VictimDataModule, folder: RunFolder) -> None:
-    """Print the plan of the run."""
     public, test = victims.splits
     sizes = sorted({len(ids) for ids in victims.batches})
     print(f"data        {public.name} ({len(public)} images), {test.name} ({len(test)} images)")
@@ -145,15 +130,3 @@ def _announce(target: VictimModel, victims: VictimDataModule, folder: RunFolder)
         print(f"            {victims.n_left_over} of {victims.n_victims} images fit into no further batch")
     print("\n".join(target.announcement()))
     print(f"run folder  {folder.path}", flush=True)
-
-
-def _summary(metrics: dict[str, Scalar]) -> str:
-    """The error beside that of the baselines."""
-    ours, mean, nearest = (
-        metrics.get(key) for key in ("rmse", "baseline_mean_image_rmse", "baseline_nearest_public_rmse")
-    )
-    return f"RMSE        {_shown(ours)} (mean image {_shown(mean)}, nearest public image {_shown(nearest)})"
-
-
-def _shown(value: Scalar) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else MISSING

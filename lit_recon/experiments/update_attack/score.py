@@ -6,13 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
-
-import lit_recon._torchvision
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import yaml
-from pytorch_lightning.loggers import Logger
 from torch import Tensor
 
 from lit_recon.data.batches import VictimBatches
@@ -35,6 +32,9 @@ from lit_recon.reporting.writing import (
     write_tensors,
     write_victims,
 )
+
+if TYPE_CHECKING:
+    from pytorch_lightning.loggers import Logger
 
 _BASELINES = {"mean_image": "mean public image", "nearest_public": "nearest public image"}
 
@@ -59,11 +59,9 @@ class AttackResult:
 
     Attributes:
         batches: all batches of clients in order, with their reconstructions and scores.
-        record: entries of `metrics.json`.
-        measures: how to print the metrics among them.
+        record, measures: entries of `metrics.json`, and how to print the metrics among them.
         class_names: for the page; empty where classes have numbers only.
-        settings: configuration of the run as far as it is known, for `save`.
-        unknown: settings that are not among them, named in a comment.
+        settings, unknown: configuration of the run as far as it is known, for `save`, and settings that are not.
     """
 
     batches: Sequence[ScoredBatch]
@@ -113,39 +111,29 @@ class AttackResult:
     @property
     def baselines(self) -> dict[str, dict[str, float | None]]:
         """Mean scores of guesses without the update, by guess and metric; empty without public images."""
-        return {
-            name: {
-                m.key: self._number(key) for m in self.measures if (key := f"baseline_{name}_{m.key}") in self.record
-            }
-            for name in _BASELINES
-            if f"baseline_{name}_rmse" in self.record
-        }
+        found = {}
+        for name in (name for name in _BASELINES if f"baseline_{name}_rmse" in self.record):
+            keys = {measure.key: f"baseline_{name}_{measure.key}" for measure in self.measures}
+            found[name] = {short: self._number(key) for short, key in keys.items() if key in self.record}
+        return found
 
     @property
     def notes(self) -> list[str]:
-        """Notes of the attack."""
         notes = self.record.get("notes")
         return list(notes) if isinstance(notes, list) else []
 
     @property
     def curves(self) -> list[LossCurve]:
         """The loss of every batch and restart over the steps."""
-        return [
-            LossCurve(part.batch.index, restart, curve)
-            for part in self.batches
-            for restart, curve in enumerate(part.finished.curves)
-            if curve
-        ]
+        found = [(part.batch.index, enumerate(part.finished.curves)) for part in self.batches]
+        return [LossCurve(index, restart, curve) for index, curves in found for restart, curve in curves if curve]
 
     def save(self, folder: Path | str, overwrite: bool = False) -> Path:
-        """Write a run folder as `attack.py run` does; returns the path of its page.
-
-        Args:
-            folder: new or empty.
-            overwrite: replace a run that is already there.
+        """Write a run folder as `attack.py run` does, into a new or empty folder; returns the path of its page.
 
         Raises:
-            RunExistsError: the folder holds a finished run, or an unfinished one with other settings.
+            RunExistsError: the folder holds a finished run, or an unfinished one with other settings, without
+                `overwrite`.
             ConfigError: the folder holds other files.
         """
         unknown = ", ".join(("the images", "the model", *self.unknown))
@@ -173,7 +161,6 @@ class AttackResult:
         build_report(folder.path)
 
     def rows(self) -> list[VictimRow]:
-        """One row per image."""
         known = {key for part in self.batches for key in part.per_image}
         keys = [m.key for m in self.measures if m.key in known or self.record.get(m.key) is None]
         return [row for part in self.batches for row in _rows(part, keys)]
@@ -257,19 +244,11 @@ def _features(scored: Sequence[ScoredBatch]) -> dict[str, torch.Tensor]:
 
 def _rows(part: ScoredBatch, keys: Sequence[str]) -> list[VictimRow]:
     """One row per image of a batch, with these scores and the RMSE of the baselines."""
-    values = part.per_image
-    columns = {
-        **{key: values.get(key) for key in keys},
-        **{f"{base}_rmse": scores["rmse"] for base, scores in part.baselines.items()},
-    }
-    return [
-        VictimRow(
-            batch=part.batch.index,
-            id=int(part.batch.ids[i]),
-            label=int(part.batch.labels[i]),
-            recovered_label=int(part.scores.recovered_labels[i]),
-            loss=part.finished.reconstruction.loss,
-            scores={name: None if values is None else float(values[i]) for name, values in columns.items()},
-        )
-        for i in range(len(part.batch.labels))
-    ]
+    own, batch = part.per_image, part.batch
+    columns = {key: own.get(key) for key in keys} | {f"{name}_rmse": v["rmse"] for name, v in part.baselines.items()}
+    recovered, loss = part.scores.recovered_labels, part.finished.reconstruction.loss
+    rows = []
+    for i, (identity, label) in enumerate(zip(batch.ids.tolist(), batch.labels.tolist(), strict=True)):
+        scores = {name: None if values is None else float(values[i]) for name, values in columns.items()}
+        rows.append(VictimRow(batch.index, identity, label, int(recovered[i]), loss, scores))
+    return rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +32,14 @@ from lit_recon.metrics.baselines import NearestNeighborOracle
 from lit_recon.models import Backbone, load_backbone
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import format_score, percent
-from lit_recon.reporting.writing import Scalar, VictimRow, write_metrics, write_tensors, write_victims
+from lit_recon.reporting.writing import (
+    Scalar,
+    rows_by_column,
+    with_deviations,
+    write_metrics,
+    write_tensors,
+    write_victims,
+)
 
 
 def classifier_of(checkpoint: Path | None, images: ImageSet) -> Backbone | Unavailable:
@@ -58,26 +64,23 @@ def classifier_of(checkpoint: Path | None, images: ImageSet) -> Backbone | Unava
 
 @dataclass(frozen=True)
 class ReconnOutcome:
-    """An attack on released models, scored.
+    """A scored attack on released models.
 
     Attributes:
-        found: what the attack returned, one image per target.
+        found: one image per target.
         nearest: for every target, the nearest image that the adversary holds, `(m, c, h, w)`.
-        per_image: scores `(m,)` by name; None where a metric is not available.
-        metrics: entries of the run's record.
+        per_image: scores `(m,)` by name, all None where a metric is not available.
+        metrics: entries of the run's record, but for the notes.
         measures: how to print the metrics among them.
+        notes: remarks for readers of the page.
     """
 
     found: ReconstructedTargets
     nearest: Tensor
-    per_image: Mapping[str, Tensor | None]
+    per_image: Mapping[str, Iterable[float | None]]
     metrics: dict[str, Scalar]
     measures: list[Measure]
-
-    def note(self, sentence: str) -> None:
-        """Add a remark for readers of the page."""
-        there = self.metrics.get("notes")
-        self.metrics["notes"] = [*(there if isinstance(there, list) else []), sentence]
+    notes: list[str]
 
 
 def score_targets(
@@ -119,10 +122,7 @@ def score_targets(
     }
     oracle = NearestNeighborOracle.measure(targets, torch.cat([held, *(part.images for part in split.others)]))
     metrics: dict[str, Scalar] = {"n": len(targets), "n_batches": len(targets)}
-    for name, values in {**scores, "oracle_mse": oracle.nearest}.items():
-        # This process alone scores, so that no metric may wait for the others to synchronize.
-        metrics[name] = float(values.mean())
-        metrics[f"{name}_std"] = float(values.std()) if len(values) > 1 else math.nan
+    metrics |= with_deviations({**scores, "oracle_mse": oracle.nearest})
     for name, reason in reasons.items():
         if reason:
             metrics |= {name: None, f"{name}_reason": reason}
@@ -136,16 +136,17 @@ def score_targets(
         metrics["certified_mse"] = None if there is None else float(there.mean())
         metrics["certified_mse_max"] = None if there is None else float(there.max())
     metrics["label_accuracy"] = float((found.labels == split.targets.labels).double().mean())
-    metrics |= {**curve, **fitted.facts, "notes": [*_notes(metrics, curve, split), *fitted.notes]}
-    per_image: dict[str, Tensor | None] = {name: scores.get(name) for name in reasons}
-    per_image |= {
+    metrics |= {**curve, **fitted.facts}
+    per_image = {
+        **{name: scores.get(name, [None] * len(targets)) for name in reasons},
         "mean_image_rmse": scores["baseline_mean_image_rmse"],
         "nearest_public_rmse": scores["baseline_nearest_public_rmse"],
         "oracle_mse": oracle.nearest,
         "success": success,
     }
     measures = [metric.measure for metric in asked] + [MEASURES["label_accuracy"]]
-    return ReconnOutcome(found, nearest, per_image, metrics, measures)
+    notes = [*_notes(metrics, curve, split), *fitted.notes]
+    return ReconnOutcome(found, nearest, per_image, metrics, measures, notes)
 
 
 def write_reconn(folder: RunFolder, split: InformedSplit, outcome: ReconnOutcome, facts: Mapping[str, Scalar]) -> None:
@@ -159,25 +160,10 @@ def write_reconn(folder: RunFolder, split: InformedSplit, outcome: ReconnOutcome
         recovered_labels=outcome.found.labels,
         class_names=split.targets.class_names,
     )
-    write_victims(folder, _rows(split.targets, outcome))
-    write_metrics(folder, {**outcome.metrics, **facts}, outcome.measures)
+    found = outcome.found
+    write_victims(folder, rows_by_column(split.targets.labels, found.labels, found.uncertainty, outcome.per_image))
+    write_metrics(folder, {**outcome.metrics, "notes": outcome.notes, **facts}, outcome.measures)
     write_page(folder.path)
-
-
-def _rows(targets: ImageSet, outcome: ReconnOutcome) -> list[VictimRow]:
-    return [
-        VictimRow(
-            batch=index,
-            id=index,
-            label=int(label),
-            recovered_label=int(outcome.found.labels[index]),
-            loss=float(outcome.found.uncertainty[index]),
-            scores={
-                name: None if values is None else float(values[index]) for name, values in outcome.per_image.items()
-            },
-        )
-        for index, label in enumerate(targets.labels)
-    ]
 
 
 def _notes(metrics: Mapping[str, Scalar], curve: Mapping[str, Scalar], split: InformedSplit) -> list[str]:

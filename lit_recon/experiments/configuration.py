@@ -137,10 +137,15 @@ def find_configuration(given: Path | str, folder: str = "") -> Path:
     )
 
 
-def settings_parser(program: str, description: str) -> ArgumentParser:
-    """A parser that reads `--config FILE`, any number of times, and reports errors as exceptions."""
+def settings_parser(program: str, description: str, *schemas: type[DataclassInstance]) -> ArgumentParser:
+    """A parser of the settings of dataclasses.
+
+    It reads `--config FILE`, any number of times, and reports errors as exceptions.
+    """
     parser = ArgumentParser(prog=program, description=description, exit_on_error=False)
     parser.add_argument("--config", action="config", help="YAML file of settings; options after it override it")
+    for schema in schemas:
+        parser.add_class_arguments(schema, as_group=False)
     return parser
 
 

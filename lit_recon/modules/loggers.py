@@ -79,6 +79,13 @@ def build_loggers(logs: Path, name: str, settings: WandbSettings, config: Mappin
     return loggers
 
 
+def log_numbers(loggers: Sequence[Logger], record: Mapping[str, object], step: int = 0) -> None:
+    """Log the floats of a record."""
+    numbers = {key: value for key, value in record.items() if isinstance(value, float)}
+    for logger in loggers:
+        logger.log_metrics(numbers, step)
+
+
 def log_grid(loggers: Sequence[Logger], key: str, png: bytes, step: int) -> None:
     """Show an image grid on W&B."""
     for logger in _wandb_of(loggers):

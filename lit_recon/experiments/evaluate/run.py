@@ -6,19 +6,18 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from jsonargparse import ArgumentParser, Namespace
+from pytorch_lightning.loggers import Logger
 from torch import Tensor
 
 from lit_recon.bounds import GaussianPrior, autograd_jacobian, cramer_rao, van_trees
 from lit_recon.bounds.fisher import check_size
 from lit_recon.defenses import Batch, BatchGradient, Defense, at_weights, defended_gradient, simulated_gradient
 from lit_recon.errors import ConfigError, LitReconError, MissingDataError
-from lit_recon.experiments.configuration import instantiated, resolved, settings_of, settings_parser
+from lit_recon.experiments.configuration import settings_parser
 from lit_recon.experiments.engine.cluster import ClusterSettings
 from lit_recon.experiments.engine.runner import StudyRunner, refuse_several_processes
 from lit_recon.experiments.evaluate.grid import GridCell, build_cells, network_in_words
@@ -27,12 +26,12 @@ from lit_recon.experiments.evaluate.rehearsal import Rehearsal
 from lit_recon.experiments.evaluate.results import Evaluation, LeakageMetric
 from lit_recon.experiments.evaluate.settings import EvaluateSettings
 from lit_recon.experiments.evaluate.tables import csv_table
-from lit_recon.experiments.settings import AttackSettings
+from lit_recon.experiments.settings import AttackSettings, Call
 from lit_recon.experiments.update_attack.run import sent_out, victim_data
 from lit_recon.experiments.victim_model import find_target
 from lit_recon.io.files import write_text
 from lit_recon.metrics import Unavailable, load_lpips
-from lit_recon.modules.loggers import build_loggers, finish, log_grid, log_table
+from lit_recon.modules.loggers import finish, log_grid, log_table
 from lit_recon.records import Update
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import Scalar
@@ -127,26 +126,22 @@ _GROWS = ("attacks", "defenses", "batch_sizes", "utility", "max_accuracy_drops",
 
 def parser(program: str) -> ArgumentParser:
     """The command's settings."""
-    settings = settings_parser(program, "Compare defenses by the strongest attack at equal utility.")
-    settings.add_class_arguments(EvaluateSettings, as_group=False)
-    settings.add_class_arguments(ClusterSettings, as_group=False)
-    return settings
+    purpose = "Compare defenses by the strongest attack at equal utility."
+    return settings_parser(program, purpose, EvaluateSettings, ClusterSettings)
 
 
 def execute(arguments: ArgumentParser, values: Namespace) -> None:
     """Validate the settings, run the cells without results, and write the page."""
-    complete, config = resolved(arguments, values, "evaluate")
-    built = instantiated(arguments, complete)
-    settings, cluster = settings_of(EvaluateSettings, built), settings_of(ClusterSettings, built)
+    call = Call(arguments, values, "evaluate")
+    settings, cluster = call.settings(EvaluateSettings), call.settings(ClusterSettings)
+    path, own, metric = call.folder.path, call.own, LeakageMetric(settings.metric)
     refuse_several_processes(arguments.prog, settings.trainer)
     cluster.check()
-    settings.wandb.resolved_mode()
-    path, own, metric = Path(complete.out), yaml.safe_load(config), LeakageMetric(settings.metric)
     cells = build_cells(settings, own)
     inapplicable = Rehearsal(cells, path, metric).check()
     _refuse_missing_lpips(settings)
     study = StudyRunner([cell.piece(path, settings.metric) for cell in cells], path)
-    study.open(config, settings.overwrite, _GROWS, inapplicable)
+    study.open(call.config, settings.overwrite, _GROWS, inapplicable)
     write_text(study.folder.grid, json.dumps(_description(settings, cells, own), indent=2))
     print(f"grid        {study.progress()}")
     print(f"run folder  {path}", flush=True)
@@ -156,7 +151,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         write_bounds(cells, study.folder)
     build_evaluation(path)
     evaluation = Evaluation.read(study.folder)
-    _log(settings, evaluation, str(complete.name), own)
+    _log(call.loggers(), evaluation)
     print("\n".join(summary_lines(evaluation)))
     print(f"report      {study.folder.report}")
 
@@ -188,9 +183,8 @@ def _description(settings: EvaluateSettings, cells: Sequence[GridCell], own: Map
     }
 
 
-def _log(settings: EvaluateSettings, evaluation: Evaluation, name: str, config: Mapping[str, Any]) -> None:
+def _log(loggers: Sequence[Logger], evaluation: Evaluation) -> None:
     """The tables and pictures on W&B."""
-    loggers = build_loggers(evaluation.folder.logs, name, settings.wandb, dict(config))
     columns, rows = csv_table(evaluation)
     log_table(loggers, "cells", columns, rows)
     for title, grid in gallery_grids(evaluation).items():

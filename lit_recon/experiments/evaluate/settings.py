@@ -11,8 +11,7 @@ from lit_recon.clients import ClientSettings
 from lit_recon.data.sources import Digits, ImageSource
 from lit_recon.errors import ConfigError
 from lit_recon.experiments.evaluate.judgement import NO_DEFENSE
-from lit_recon.experiments.settings import BackboneSettings, LpipsSettings, VictimSettings
-from lit_recon.modules.loggers import WandbSettings
+from lit_recon.experiments.settings import BackboneSettings, LpipsSettings, RunSettings, VictimSettings
 from lit_recon.records import Knowledge
 from lit_recon.training.trainer import TrainerSettings
 
@@ -91,13 +90,10 @@ class GridPaper:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateSettings:
+class EvaluateSettings(RunSettings):
     """One run of `attack.py evaluate`: every defense, at every strength, against every attack, at every batch size.
 
     Args:
-        name: name of the run; default: that of its configuration file.
-        out: run folder; default: runs/NAME.
-        overwrite: start over where the folder holds a run already.
         seed: seed of the backbone's weights and of the trainings that measure utility.
         data: where images come from.
         backbone: the victim model, the same for all defenses.
@@ -114,16 +110,12 @@ class EvaluateSettings:
         max_accuracy_drops: losses of accuracy, as fractions, at which defenses are compared.
         trainer: devices and threads.
         lpips: settings of the LPIPS metric.
-        wandb: Weights & Biases.
         paper: published tables.
 
     Raises:
         ConfigError: an empty grid, a batch size below 1, or values of the paper that fit no cell.
     """
 
-    name: str | None = None
-    out: Path | None = None
-    overwrite: bool = False
     seed: int = 0
     data: ImageSource = field(default_factory=Digits)
     backbone: BackboneSettings = field(default_factory=BackboneSettings)
@@ -139,7 +131,6 @@ class EvaluateSettings:
     max_accuracy_drops: list[float] = field(default_factory=lambda: [0.01, 0.02, 0.05, 0.1])
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
     lpips: LpipsSettings = field(default_factory=LpipsSettings)
-    wandb: WandbSettings = field(default_factory=WandbSettings)
     paper: GridPaper | None = None
 
     def __post_init__(self) -> None:

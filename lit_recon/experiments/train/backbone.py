@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
-import yaml
 from jsonargparse import ArgumentParser, Namespace
 
-from lit_recon.experiments.configuration import SAME_RUN, instantiated, resolved, settings_of, settings_parser
-from lit_recon.experiments.settings import BackboneSettings, TrainSettings
+from lit_recon.experiments.configuration import SAME_RUN, settings_parser
+from lit_recon.experiments.settings import BackboneSettings, Call, TrainSettings
 from lit_recon.experiments.victim_model import prepare_training, training_data
 from lit_recon.models import load_backbone
-from lit_recon.modules.loggers import build_loggers, finish
+from lit_recon.modules.loggers import finish
 from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import write_metrics
@@ -27,8 +25,7 @@ _EPOCHS = 200
 
 def parser(program: str) -> ArgumentParser:
     """The command's settings."""
-    settings = settings_parser(program, "Train a classifier to be attacked.")
-    settings.add_class_arguments(TrainSettings, as_group=False)
+    settings = settings_parser(program, "Train a classifier to be attacked.", TrainSettings)
     settings.add_class_arguments(BackboneSettings, as_group=False, skip=_SKIPPED)
     settings.set_defaults(epochs=_EPOCHS)
     return settings
@@ -36,17 +33,14 @@ def parser(program: str) -> ArgumentParser:
 
 def execute(arguments: ArgumentParser, values: Namespace) -> None:
     """Validate the settings, then train or resume an interrupted training."""
-    complete, config = resolved(arguments, values, "backbone")
-    built = instantiated(arguments, complete)
-    settings, backbone = settings_of(TrainSettings, built), settings_of(BackboneSettings, built)
+    call = Call(arguments, values, "backbone")
+    settings, backbone, folder = call.settings(TrainSettings), call.settings(BackboneSettings), call.folder
     configure_process(settings.trainer)
     training = prepare_training(backbone, training_data(backbone, settings.data, settings.seed), settings.seed)
-    settings.wandb.resolved_mode()
     check_trainer(settings.trainer)
-    folder = RunFolder(Path(complete.out))
     exported = folder.path / BACKBONE_FILE
     if is_first_process():
-        RunFolder.open(folder.path, config, settings.overwrite, SAME_RUN)
+        RunFolder.open(folder.path, call.config, settings.overwrite, SAME_RUN)
         if settings.overwrite:
             exported.unlink(missing_ok=True)
             (folder.path / UTILITY_FILE).unlink(missing_ok=True)
@@ -59,7 +53,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     if exported.is_file():  # killed between the last two files
         checkpoint = load_backbone(exported)
     else:
-        loggers = build_loggers(folder.logs, str(complete.name), settings.wandb, yaml.safe_load(config))
+        loggers = call.loggers()
         checkpoint = training.run(folder.path, settings.trainer, loggers)
         finish(loggers)
     if is_first_process():

@@ -7,10 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import lit_recon._torchvision
-
 import torch
-import yaml
 from jsonargparse import ArgumentParser, Namespace
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
@@ -18,8 +15,8 @@ from safetensors.torch import save
 
 from lit_recon.data.sources import Digits, ImageSource
 from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError
-from lit_recon.experiments.configuration import SAME_RUN, instantiated, resolved, settings_of, settings_parser
-from lit_recon.experiments.settings import PaperSettings
+from lit_recon.experiments.configuration import SAME_RUN, settings_parser
+from lit_recon.experiments.settings import Call, PaperRunSettings, check_range
 from lit_recon.io.files import write_bytes
 from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, load_generator
 from lit_recon.modules.data import BackboneDataModule
@@ -31,7 +28,7 @@ from lit_recon.modules.generator import (
     measure_quality,
     train_generator,
 )
-from lit_recon.modules.loggers import WandbSettings, build_loggers, finish
+from lit_recon.modules.loggers import finish
 from lit_recon.reporting.pages import Page, Panel, Picture
 from lit_recon.reporting.plots import image_grid
 from lit_recon.reporting.provenance import environment, parse_settings
@@ -61,14 +58,11 @@ _ROWS = (
 )
 
 
-@dataclass(frozen=True)
-class GeneratorSettings:
+@dataclass(frozen=True, kw_only=True)
+class GeneratorSettings(PaperRunSettings):
     """One run of `train.py generator`.
 
     Args:
-        name: name of the run; default: that of its configuration file.
-        out: run folder; default: runs/NAME.
-        overwrite: start over where the folder holds a run already.
         seed: seed of weights, of the order of images, of latents and of the samples in the report.
         data: where images come from; the generator is trained on the training split only, target images are drawn
             from the test split.
@@ -83,13 +77,8 @@ class GeneratorSettings:
         n_shown: number of samples, and of held-out images whose latents are searched for, in the report.
         search_steps: optimization steps of that search.
         trainer: devices and precision.
-        wandb: Weights & Biases.
-        paper: reference whose setting this is.
     """
 
-    name: str | None = None
-    out: Path | None = None
-    overwrite: bool = False
     seed: int = 0
     data: ImageSource = field(default_factory=Digits)
     n_train: int | None = None
@@ -103,28 +92,21 @@ class GeneratorSettings:
     n_shown: int = 40
     search_steps: int = 300
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
-    wandb: WandbSettings = field(default_factory=WandbSettings)
-    paper: PaperSettings | None = None
 
     def __post_init__(self) -> None:
-        if min(self.critic_width, self.epochs, self.search_steps) < 1 or self.n_shown < 2:
-            raise ConfigError(
-                "critic_width, epochs and search_steps must be at least 1 and n_shown at least 2; "
-                f"got {self.critic_width}, {self.epochs}, {self.search_steps} and {self.n_shown}"
-            )
+        check_range({name: getattr(self, name) for name in ("critic_width", "epochs", "search_steps")}, 1)
+        check_range({"n_shown": self.n_shown}, 2)
 
 
 def parser(program: str) -> ArgumentParser:
     """The command's settings."""
-    settings = settings_parser(program, "Train a generator of images on public data.")
-    settings.add_class_arguments(GeneratorSettings, as_group=False)
-    return settings
+    return settings_parser(program, "Train a generator of images on public data.", GeneratorSettings)
 
 
 def execute(arguments: ArgumentParser, values: Namespace) -> None:
     """Validate the settings, then train or resume, measure and report."""
-    complete, config = resolved(arguments, values, "generator")
-    settings = settings_of(GeneratorSettings, instantiated(arguments, complete))
+    call = Call(arguments, values, "generator")
+    settings, folder = call.settings(GeneratorSettings), call.folder
     configure_process(settings.trainer)
     data = BackboneDataModule(
         settings.data, settings.batch_size, settings.flip, 0, settings.flip, settings.n_train, settings.seed
@@ -135,17 +117,14 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
             f"n_shown must be at most {len(data.test)}, the number of test images; got {settings.n_shown}"
         )
     module = _module(settings, data)
-    settings.wandb.resolved_mode()
     check_alone(check_trainer(settings.trainer).processes)
-    folder = RunFolder.open(
-        Path(complete.out), config, settings.overwrite, SAME_RUN, more=(GENERATOR_FILE, IMAGES_FILE)
-    )
+    RunFolder.open(folder.path, call.config, settings.overwrite, SAME_RUN, more=(GENERATOR_FILE, IMAGES_FILE))
     n_weights = sum(value.numel() for value in module.generator.parameters())
     print(f"data        {data.train.name} ({len(data.train)} images)")
     print(f"generator   {n_weights} weights, {settings.latent_size} latents")
     print(f"run folder  {folder.path}", flush=True)
     started = time.perf_counter()
-    checkpoint = _trained(settings, module, data, folder, yaml.safe_load(config))
+    checkpoint = _trained(call, settings, module, data)
     seconds = time.perf_counter() - started
     quality = measure_quality(
         checkpoint.generator, data.train, data.test, settings.n_shown, settings.search_steps, settings.seed
@@ -179,18 +158,14 @@ def _module(settings: GeneratorSettings, data: BackboneDataModule) -> GeneratorM
 
 
 def _trained(
-    settings: GeneratorSettings,
-    module: GeneratorModule,
-    data: BackboneDataModule,
-    folder: RunFolder,
-    config: dict[str, object],
+    call: Call, settings: GeneratorSettings, module: GeneratorModule, data: BackboneDataModule
 ) -> GeneratorCheckpoint:
     """The generator, read from the run folder where an earlier process has trained it."""
-    exported = folder.path / GENERATOR_FILE
+    exported = call.folder.path / GENERATOR_FILE
     if exported.is_file():
         return load_generator(exported)
-    loggers = build_loggers(folder.logs, str(settings.name or folder.path.name), settings.wandb, config)
-    checkpoint = train_generator(module, data, settings.epochs, settings.trainer, loggers, folder.path)
+    loggers = call.loggers()
+    checkpoint = train_generator(module, data, settings.epochs, settings.trainer, loggers, call.folder.path)
     finish(loggers)
     return checkpoint
 

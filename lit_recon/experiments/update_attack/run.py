@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import lit_recon._torchvision
 
 import torch
-import yaml
 from jsonargparse import ArgumentParser, Namespace
 from torch import nn
 
 from lit_recon.attacks.base import Attack
 from lit_recon.data.dataset import fingerprints
 from lit_recon.errors import ConfigError
-from lit_recon.experiments.configuration import SAME_RUN, allow_class_path, instantiated, resolved, settings_parser
-from lit_recon.experiments.settings import AttackSettings
+from lit_recon.experiments.configuration import SAME_RUN, allow_class_path, settings_parser
+from lit_recon.experiments.settings import AttackSettings, Call
 from lit_recon.experiments.update_attack.score import AttackResult, all_scored, run_facts, show_outcome
 from lit_recon.experiments.victim_model import VictimModel, find_target
 from lit_recon.metrics import PerceptualDistance, metrics_of
 from lit_recon.modules.data import VictimDataModule
-from lit_recon.modules.loggers import build_loggers, finish
+from lit_recon.modules.loggers import finish
 from lit_recon.modules.update_attack import UpdateAttackModule
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import MISSING
@@ -53,8 +50,7 @@ _PUBLIC_FOR_SERVER = 4096
 
 def parser(program: str) -> ArgumentParser:
     """The command's settings."""
-    settings = settings_parser(program, "Attack the updates of simulated clients.")
-    settings.add_class_arguments(AttackSettings, as_group=False)
+    settings = settings_parser(program, "Attack the updates of simulated clients.", AttackSettings)
     allow_class_path(settings, "--model")
     settings.set_defaults(attack={"class_path": "lit_recon.attacks.updates.GradientMatching"})
     return settings
@@ -62,22 +58,20 @@ def parser(program: str) -> ArgumentParser:
 
 def execute(arguments: ArgumentParser, values: Namespace) -> None:
     """Validate the settings, train the victim model where needed, attack, score and report."""
-    complete, config = resolved(arguments, values, values.attack.class_path.rpartition(".")[2])
-    settings = AttackSettings(**instantiated(arguments, complete))
+    call = Call(arguments, values, values.attack.class_path.rpartition(".")[2])
+    settings, folder = call.settings(AttackSettings), call.folder
     configure_process(settings.trainer)
     victims = victim_data(settings)
     lpips = PerceptualDistance(settings.lpips.network, settings.lpips.weights, settings.lpips.download)
     metrics = metrics_of(settings.metrics, [lpips])
     target = find_target(settings.backbone, victims, settings.seed, settings.model)
     rehearse(settings, target, victims)
-    settings.wandb.resolved_mode()
     check_trainer(settings.trainer)
-    folder = RunFolder(Path(complete.out))
     if is_first_process():
-        RunFolder.open(folder.path, config, settings.overwrite, SAME_RUN)
+        RunFolder.open(folder.path, call.config, settings.overwrite, SAME_RUN)
         _announce(target, victims, folder)
     checkpoint = target.trained(settings.trainer)
-    loggers = build_loggers(folder.logs, str(complete.name), settings.wandb, yaml.safe_load(config))
+    loggers = call.loggers()
     module = UpdateAttackModule(
         settings.attack,
         sent_out(settings, checkpoint.model, victims),

@@ -84,7 +84,7 @@ def test_damaged_or_unfinished_pages_are_refused(
 
 def test_settings_without_sense_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for wrong, expected in (
-        (("--n_shown", "1"), "n_shown at least 2"),
+        (("--n_shown", "1"), "n_shown must be at least 2"),
         (("--n_shown", "500"), "at most 359"),
         (("--trainer.devices", "2"), "one process"),
     ):

@@ -2,135 +2,30 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
-
-import yaml
-from jsonargparse import ArgumentParser, Namespace
-from pytorch_lightning.loggers import Logger
+from typing import Any, Literal
 
 from lit_recon.attacks.base import Attack
 from lit_recon.clients import ClientSettings, LocalTraining
 from lit_recon.data.sources import Digits, ImageSource
 from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError
+from lit_recon.experiments.call import Call as Call
+from lit_recon.experiments.call import PaperRunSettings as PaperRunSettings
+from lit_recon.experiments.call import RunSettings as RunSettings
+from lit_recon.experiments.call import check_range as check_range
 from lit_recon.experiments.configuration import PaperSettings as PaperSettings
-from lit_recon.experiments.configuration import instantiated, resolved, settings_of
 from lit_recon.metrics import DEFAULT_METRICS, Metric
 from lit_recon.models import Imprint, Trunk, WideFeatureLayer
-from lit_recon.modules.loggers import WandbSettings, build_loggers
 from lit_recon.modules.private import PrivacySettings
 from lit_recon.records import Knowledge, Normalization
-from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.training.trainer import TrainerSettings
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-_Schema = TypeVar("_Schema", bound="DataclassInstance")
 
 #: A trunk but for the shape of its images, and a feature layer but for the length of its features.
 TrunkOf = Callable[[tuple[int, int, int]], Trunk]
 FeatureLayerOf = Callable[[int], WideFeatureLayer]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSettings:
-    """Settings of every command that writes a run folder.
-
-    Args:
-        name: name of the run; default: that of its configuration file.
-        out: run folder; default: runs/NAME.
-        overwrite: start over where the folder holds a run already.
-        wandb: Weights & Biases.
-    """
-
-    name: str | None = None
-    out: Path | None = None
-    overwrite: bool = False
-    wandb: WandbSettings = field(default_factory=WandbSettings)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PaperRunSettings(RunSettings):
-    """Settings of a run that may repeat one of a paper.
-
-    Args:
-        paper: reference whose setting this is.
-    """
-
-    paper: PaperSettings | None = None
-
-
-class Call:
-    """One call of a command that writes a run folder.
-
-    Args:
-        parser: of the command; one of its settings is a RunSettings.
-        values: that the parser read.
-        name: of a run without a configuration file.
-
-    Attributes:
-        name: of the run.
-        folder: of the run; it need not exist yet.
-        config: YAML text with all settings, which repeats the run.
-
-    Raises:
-        LitReconError: a constructor refused its arguments, or W&B is to log online without an API key.
-    """
-
-    def __init__(self, parser: ArgumentParser, values: Namespace, name: str) -> None:
-        complete, self.config = resolved(parser, values, name)
-        self._built = instantiated(parser, complete)
-        self._wandb: WandbSettings = self._built["wandb"]
-        self._wandb.resolved_mode()
-        self.name, self.folder = str(complete.name), RunFolder(Path(complete.out))
-
-    @property
-    def own(self) -> dict[str, Any]:
-        """All settings as in the configuration file."""
-        settings: dict[str, Any] = yaml.safe_load(self.config)
-        return settings
-
-    def settings(self, schema: type[_Schema]) -> _Schema:
-        """The settings of one dataclass, of those that the command reads."""
-        return settings_of(schema, self._built)
-
-    def loggers(self) -> list[Logger]:
-        """Loggers of the run; the caller ends them by `finish`."""
-        return build_loggers(self.folder.logs, self.name, self._wandb, self.own)
-
-
-def check_range(
-    values: Mapping[str, float | Sequence[float]], low: float, high: float = math.inf, strict: bool = False
-) -> None:
-    """Refuse numbers outside an interval.
-
-    Args:
-        values: by name of the setting: one number or several.
-        low: smallest value allowed; values must be above it where `strict`.
-        high: largest value allowed; values must be below it where `strict`.
-        strict: refuse the interval's ends.
-
-    Raises:
-        ConfigError: names all settings and their values.
-
-    >>> check_range({"steps": 0, "rates": [0.5, 2.0]}, 1)
-    Traceback (most recent call last):
-    lit_recon.errors.ConfigError: steps and rates must be at least 1; got 0 and 0.5, 2
-    """
-    several = {name: value if isinstance(value, Sequence) else [value] for name, value in values.items()}
-    if all(low < x < high if strict else low <= x <= high for numbers in several.values() for x in numbers):
-        return
-    if math.isinf(high):
-        expected = f"above {low:g} and finite" if strict else f"at least {low:g}"
-    else:
-        expected = f"{'strictly ' if strict else ''}between {low:g} and {high:g}"
-    given = [", ".join(f"{x:g}" for x in numbers) for numbers in several.values()]
-    raise ConfigError(f"{' and '.join(several)} must be {expected}; got {' and '.join(given)}")
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
-
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
 from lit_recon.errors import CorruptFileError
 from lit_recon.experiments.released_attack.page import batch_grants
 from lit_recon.reporting.pages import Page, Panel, Picture, knowledge_panel, notes_panels
 from lit_recon.reporting.plots import COLOURS, STYLES, Plot, Series, draw, image_grid
-from lit_recon.reporting.record import RunRecord
+from lit_recon.reporting.record import RunRecord, read_arrays, read_table
 from lit_recon.reporting.tables import facts
 from lit_recon.reporting.wording import ABSENT, Grant, notes, percent, short
 
@@ -20,8 +16,8 @@ from lit_recon.reporting.wording import ABSENT, Grant, notes, percent, short
 GAMES, LOSSES = "games.safetensors", "losses.csv"
 FILES = (GAMES, LOSSES)
 
-_KINDS = {"known": "known initial weights", "fresh": "unknown initial weights"}
-_ATTACKS = {
+KINDS = {"known": "known initial weights", "fresh": "unknown initial weights"}
+ATTACKS = {
     "train_both": "train on both",
     "loss": "compare losses",
     "calibrated_loss": "compare calibrated losses",
@@ -32,13 +28,8 @@ _SHOWN = 12
 
 
 def write_page(folder: Path) -> Path:
-    """Write the page of a finished run of `reconn.py membership` into its folder, from the files in it alone.
-
-    Raises:
-        MissingDataError: the folder holds no finished run.
-        CorruptFileError: one of its files is malformed.
-    """
-    record = RunRecord.read(Path(folder))
+    """Write the page of a finished run of `reconn.py membership` into its folder; raises as `build_report` does."""
+    record = RunRecord.read(folder)
     page = Page(
         kind="Membership report",
         settings=record.settings,
@@ -68,8 +59,8 @@ def write_page(folder: Path) -> Path:
 def verdict(record: RunRecord) -> str:
     """One sentence: the advantages of all attacks with known and with unknown initial weights."""
     parts = []
-    for kind, words in _KINDS.items():
-        values = (f"{record.number(f'{kind}.{name}.advantage') or 0:.2f} ({title})" for name, title in _ATTACKS.items())
+    for kind, words in KINDS.items():
+        values = (f"{record.number(f'{kind}.{name}.advantage') or 0:.2f} ({title})" for name, title in ATTACKS.items())
         parts.append(f"with {words} {', '.join(values)}")
     return f"Advantage over guessing, 1 for an attack that is always correct: {'; '.join(parts)}."
 
@@ -109,8 +100,8 @@ def _advantages(record: RunRecord) -> Panel:
         header=["Attack", "Advantage", "AUC", *(f"TPR at {percent(float(rate))} FPR" for rate in rates)],
         rows=[
             [f"{title}, {words}", *(_interval(record, f"{kind}.{name}.{key}") for key in keys)]
-            for kind, words in _KINDS.items()
-            for name, title in _ATTACKS.items()
+            for kind, words in KINDS.items()
+            for name, title in ATTACKS.items()
         ],
     )
 
@@ -119,7 +110,7 @@ def _histograms(record: RunRecord) -> Panel:
     losses = _losses(record.folder.path / LOSSES)
     images = sorted({image for _, image, _ in losses})
     plots = []
-    for kind, words in _KINDS.items():
+    for kind, words in KINDS.items():
         with_image, without = (losses.get((kind, images[0], member), []) for member in (1, 0))
         plots.append(
             Plot(
@@ -136,9 +127,9 @@ def _histograms(record: RunRecord) -> Panel:
         "image in its place. The table shows the area under the ROC curve of a loss threshold for this and further "
         "images. With known initial weights all models trained on the image are equal, so there is only one.",
         [Picture(draw(plots, size=(5.0, 3.4)), "Losses of models with and without the image")],
-        header=["Image", *(f"AUC, {words}" for words in _KINDS.values())],
+        header=["Image", *(f"AUC, {words}" for words in KINDS.values())],
         rows=[
-            [f"#{image}", *(_interval(record, f"{kind}.histogram_{image}.auc") for kind in _KINDS)] for image in images
+            [f"#{image}", *(_interval(record, f"{kind}.histogram_{image}.auc") for kind in KINDS)] for image in images
         ],
     )
 
@@ -148,9 +139,9 @@ def _curves(record: RunRecord) -> Panel:
 
     members = [row.scores["member"] for row in record.victims]
     floor, plots = 0.5 / len(members), []
-    for kind, words in _KINDS.items():
+    for kind, words in KINDS.items():
         series = [Series("guessing", [floor, 1], [floor, 1], "--")]
-        for index, (name, title) in enumerate(_ATTACKS.items()):
+        for index, (name, title) in enumerate(ATTACKS.items()):
             rates = roc_curve(members, [row.scores[f"{kind}.{name}"] for row in record.victims])[:2]
             false, true = ([max(rate, floor) for rate in values] for values in rates)
             series.append(Series(title, false, true, ("-", *STYLES)[index], colour=COLOURS[index], width=1.8))
@@ -176,14 +167,14 @@ def _curves(record: RunRecord) -> Panel:
 
 def _pictures(record: RunRecord) -> Panel:
     path = record.folder.path / GAMES
+    found = read_arrays(path)
     try:
-        found = load_file(path)
         rows = {"first": found["first"], "second": found["second"], "trained on": record.targets}
-        rows |= {f"found, {kind} start": found[f"{kind}.reconstruction"] for kind in _KINDS}
+        rows |= {f"found, {kind} start": found[f"{kind}.reconstruction"] for kind in KINDS}
         grid = image_grid({name: images[:_SHOWN] for name, images in rows.items()}, columns=_SHOWN)
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+    except KeyError as error:
         raise CorruptFileError(
-            f"{path} must hold the images of a run's games ({error}): restore the file or repeat the run"
+            f"{path} holds no {error} of a run's games: restore the file or repeat the run"
         ) from error
     implied, right = (record.number(f"known.reconstruction.implied_{key}") for key in ("share", "right"))
     certain = "" if right is None else f" Of these guesses {percent(right)} were right."
@@ -201,11 +192,10 @@ def _losses(path: Path) -> dict[tuple[str, int, int], list[float]]:
     """Losses by kind of initial weights, image and membership."""
     found: dict[tuple[str, int, int], list[float]] = {}
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                key = (row["initialization"], int(row["image"]), int(row["member"]))
-                found.setdefault(key, []).append(float(row["loss"]))
-    except (OSError, KeyError, TypeError, ValueError) as error:
+        for row in read_table(path, ("initialization", "image", "member", "loss")):
+            key = (row["initialization"], int(row["image"]), int(row["member"]))
+            found.setdefault(key, []).append(float(row["loss"]))
+    except ValueError as error:
         raise CorruptFileError(f"{path} must hold the losses of a run ({error}): repeat the run") from error
     if not found:
         raise CorruptFileError(f"{path} holds no losses: restore the file or repeat the run")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import lit_recon._torchvision
@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.released.base import ReconstructedTargets
+from lit_recon.attacks.shadow import ShadowPlan, ShadowStore
 from lit_recon.data import ImageSet
 from lit_recon.data.informed_splits import InformedSplit
-from lit_recon.errors import ShapeError
+from lit_recon.errors import MissingDataError, ShapeError
 from lit_recon.experiments.released_attack.page import write_page
 from lit_recon.experiments.released_attack.settings import ReconnSettings
 from lit_recon.measures import MEASURES, Measure
@@ -60,6 +61,19 @@ def classifier_of(checkpoint: Path | None, images: ImageSet) -> Backbone | Unava
             f"{images.image_shape} of {images.n_classes}: give one that was trained on such data"
         )
     return model
+
+
+def released_store(plan: ShadowPlan, folder: RunFolder) -> ShadowStore:
+    """The released models of a finished run, whose shadow models are those of `plan`.
+
+    Raises:
+        MissingDataError: they are gone.
+    """
+    there = folder.checkpoints / "released"
+    store = ShadowStore.open(there, replace(plan, purpose="released").description)
+    if store is None:
+        raise MissingDataError(f"{there} is not there: repeat the cell by deleting {folder.path}")
+    return store
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,15 @@ from lit_recon.attacks.shadow import (
 from lit_recon.data.informed_splits import InformedSplit, InformedSplitSettings, draw_informed_split
 from lit_recon.data.sources import Digits, ImageSource
 from lit_recon.errors import ConfigError
-from lit_recon.experiments.settings import LpipsSettings, PaperSettings
+from lit_recon.experiments.call import PaperRunSettings, check_range
+from lit_recon.experiments.engine.pieces import Subcommand
+from lit_recon.experiments.settings import LpipsSettings
 from lit_recon.models.released import ReleasedMLP, ReleasedNetwork
-from lit_recon.modules.loggers import WandbSettings
 from lit_recon.training.progress import announced
 from lit_recon.training.trainer import TrainerSettings
+
+#: The command whose runs are the cells of studies of released models.
+RECONN = Subcommand("reconn.py run", "lit_recon.experiments.released_attack.run")
 
 #: A released network but for the shape of its images and its number of classes.
 NetworkOf = Callable[[tuple[int, int, int], int], ReleasedNetwork]
@@ -74,8 +78,7 @@ class ShadowSettings:
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
 
     def __post_init__(self) -> None:
-        if self.shard_size < 1:
-            raise ConfigError(f"shard_size must be at least 1 model; got {self.shard_size}")
+        check_range({"shard_size": self.shard_size}, 1)
 
     def drawn(self) -> InformedSplit:
         """The split of the data."""
@@ -140,13 +143,10 @@ class ShadowSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReconnSettings:
+class ReconnSettings(PaperRunSettings):
     """One run of `reconn.py run`, besides the settings of its shadow models.
 
     Args:
-        name: name of the run; default: that of its configuration file.
-        out: run folder; default: runs/NAME.
-        overwrite: start over where the folder holds a run already.
         released: weights of the models under attack, one per test target; default: they are trained here.
         reconstructor: attack, fitted to the shadow models.
         access: access of the adversary to a released model.
@@ -154,21 +154,14 @@ class ReconnSettings:
         lpips: settings of the LPIPS metric; its network was trained on photographs.
         classifier: a `backbone.safetensors` of `train.py backbone`; adds the KL divergence between its predictions for
             target image and reconstruction.
-        wandb: Weights & Biases.
-        paper: reference whose setting this is.
     """
 
-    name: str | None = None
-    out: Path | None = None
-    overwrite: bool = False
     released: Path | None = None
     reconstructor: Reconstructor = field(default_factory=KernelRidge)
     access: ModelAccess = field(default_factory=WholeModel)
     curve: list[int] = field(default_factory=list)
     lpips: LpipsSettings = field(default_factory=lambda: LpipsSettings(network="none"))
     classifier: Path | None = None
-    wandb: WandbSettings = field(default_factory=WandbSettings)
-    paper: PaperSettings | None = None
 
     def bind(self, plan: ShadowPlan | None, state: Path | None = None) -> ReconnSettings:
         """The same with a reconstructor that knows the training, where it sees whole models.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,6 @@ from lit_recon.privacy import FullBatchSGD, PoissonSGD
 
 #: Orders of theorem 2, dense where the best one lies for any epsilon and kappa.
 _ORDERS = tuple(1 + 10 ** (exponent / 20) for exponent in range(-60, 81))
-_LOG_10 = math.log(10)
 #: Beyond it the odds of theorem 5's candidates leave too few digits of the chance to fail.
 _MOST_EPSILON = 20.0
 
@@ -65,7 +64,13 @@ class PriorSpec(NamedTuple):
     @property
     def log10_kappa(self) -> float:
         """Decimal logarithm of the baseline error."""
-        return self.baseline.log_kappa / _LOG_10
+        return self.baseline.log_kappa / math.log(10)
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """For the page, as JSON content."""
+        own = {"threshold": self.threshold, "candidates": self.candidates}
+        return {**own, "log10_kappa": self.log10_kappa, "caveat": self.baseline.caveat}
 
 
 @dataclass(frozen=True)
@@ -123,23 +128,19 @@ def priors(settings: PriorSettings, samples: NDArray[np.floating]) -> list[Prior
     m, d = samples.shape
     sigma = float(np.sqrt(samples.var(axis=0).mean()))
     radius = sigma * math.sqrt(d)
-    found = [
-        PriorSpec(f"one of {n} candidates", finite_prior([1 / n] * n), candidates=n)
-        for n in sorted(settings.candidates)
-    ]
+    sizes = sorted(settings.candidates)
+    found = [PriorSpec(f"one of {n} candidates", finite_prior([1 / n] * n), candidates=n) for n in sizes]
     for threshold in sorted(settings.thresholds):
         eta = math.sqrt(threshold * d)
+        idealized = {
+            "uniform ball (proposition 6)": uniform_ball(eta, d, radius),
+            "Gaussian (proposition 7, exact)": gaussian_prior(eta, sigma, d),
+            "Gaussian (proposition 7, as printed)": gaussian_prior_chernoff(eta, sigma, d),
+        }
         found += [
             PriorSpec(f"{m} images, sought among them", empirical_prior(samples, eta), threshold, is_certified=False),
             PriorSpec(f"{m} images, certified", empirical_prior_ceiling(samples, eta), threshold),
-            PriorSpec("uniform ball (proposition 6)", uniform_ball(eta, d, radius), threshold, is_drawn_from=False),
-            PriorSpec("Gaussian (proposition 7, exact)", gaussian_prior(eta, sigma, d), threshold, is_drawn_from=False),
-            PriorSpec(
-                "Gaussian (proposition 7, as printed)",
-                gaussian_prior_chernoff(eta, sigma, d),
-                threshold,
-                is_drawn_from=False,
-            ),
+            *(PriorSpec(name, baseline, threshold, is_drawn_from=False) for name, baseline in idealized.items()),
         ]
     return found
 
@@ -167,8 +168,8 @@ def sampled_rows(
                         "kappa": kappa,
                         "closed": gaussian_bound(log_kappa, math.sqrt(steps) / noise) if rate == 1 else None,
                         "profile": profile_bound(log_kappa, losses.profile),
-                        "simulated": None if found is None else found.value,
-                        "standard_error": None if found is None else found.standard_error,
+                        "simulated": found and found.value,
+                        "standard_error": found and found.standard_error,
                     }
                 )
     return rows

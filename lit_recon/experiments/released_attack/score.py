@@ -116,7 +116,6 @@ def score_targets(
         curve[f"mse_at_{k}_shadows"] = float(mse(fewer.reconstruct(observed).images, targets).mean())
     fitted = settings.reconstructor.fitted(differences, shadow, labels, n_classes)
     found = fitted.reconstruct(observed)
-
     lpips = PerceptualDistance(settings.lpips.network, settings.lpips.weights, settings.lpips.download)
     classifier = PredictionDivergence(classifier_of(settings.classifier, split.targets))
     asked = metrics_of(["mse", "rmse", "psnr", "ssim", lpips, classifier])
@@ -142,13 +141,13 @@ def score_targets(
             metrics |= {name: None, f"{name}_reason": reason}
     metrics |= {f"oracle_mse_percentile_{percent}": value for percent, value in oracle.percentiles.items()}
     success = (scores["mse"] < oracle.nearest).double()
-    metrics["success_rate"] = float(success.mean())
-    metrics["success_rate_held"] = float((scores["mse"] < scores["baseline_nearest_public_mse"]).double().mean())
+    held_too = (scores["mse"] < scores["baseline_nearest_public_mse"]).double()
+    metrics |= {"success_rate": float(success.mean()), "success_rate_held": float(held_too.mean())}
     if found.certified is not None:
+        there = scores["mse"][found.certified]
         metrics["certified_rate"] = float(found.certified.double().mean())
-        there = scores["mse"][found.certified] if found.certified.any() else None
-        metrics["certified_mse"] = None if there is None else float(there.mean())
-        metrics["certified_mse_max"] = None if there is None else float(there.max())
+        metrics["certified_mse"] = float(there.mean()) if len(there) else None
+        metrics["certified_mse_max"] = float(there.max()) if len(there) else None
     metrics["label_accuracy"] = float((found.labels == split.targets.labels).double().mean())
     metrics |= {**curve, **fitted.facts}
     per_image = {
@@ -183,28 +182,31 @@ def write_reconn(folder: RunFolder, split: InformedSplit, outcome: ReconnOutcome
 def _notes(metrics: Mapping[str, Scalar], curve: Mapping[str, Scalar], split: InformedSplit) -> list[str]:
     """Remarks for readers of the page."""
     pool = sum(map(len, (split.fixed, split.shadow, *split.others)))
-    one, ten, half = (_shown(metrics[f"oracle_mse_percentile_{share}"]) for share in (1, 10, 50))
+    one, ten, half = (shown_mse(metrics[f"oracle_mse_percentile_{share}"]) for share in (1, 10, 50))
     against_oracle = (
         f"An oracle that knows the target image and picks the nearest of all {pool} other images has an MSE of "
-        f"{_shown(metrics['oracle_mse'])}. This attack has an MSE of {_shown(metrics['mse'])}; its success rate, the "
-        f"share of target images for which it is nearer than the oracle, is {_share(metrics['success_rate'])}. For "
+        f"{shown_mse(metrics['oracle_mse'])}. This attack has an MSE of {shown_mse(metrics['mse'])}; its success rate, "
+        f"the share of target images for which it is nearer than the oracle, is {_share(metrics['success_rate'])}. For "
         f"{_share(metrics['success_rate_held'])} it is nearer than the nearest image that the adversary holds."
     )
     spread = (
         f"Of all other images, 1 % are within an MSE of {one} of a target image, 10 % within {ten}, half within {half}."
     )
-    fewer = ", ".join(f"{_shown(value)} with {name.split('_')[2]}" for name, value in curve.items())
-    notes = [against_oracle, spread, *([f"MSE with fewer shadow models: {fewer}."] if fewer else [])]
+    notes = [against_oracle, spread]
+    if curve:
+        fewer = ", ".join(f"{shown_mse(value)} with {name.split('_')[2]}" for name, value in curve.items())
+        notes.append(f"MSE with fewer shadow models: {fewer}.")
     if metrics.get("certified_mse") is not None:
         notes.append(
             f"For {_share(metrics['certified_rate'], 1)} of the reconstructions the attack certifies that they are the "
-            f"unknown images: their mean MSE is {_shown(metrics['certified_mse'])}, the largest "
-            f"{_shown(metrics['certified_mse_max'])}."
+            f"unknown images: their mean MSE is {shown_mse(metrics['certified_mse'])}, the largest "
+            f"{shown_mse(metrics['certified_mse_max'])}."
         )
     return notes
 
 
-def _shown(value: Scalar) -> str:
+def shown_mse(value: Scalar) -> str:
+    """A mean squared error in words."""
     return format_score("mse", value if isinstance(value, float) else None)
 
 

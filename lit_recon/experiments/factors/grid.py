@@ -6,23 +6,20 @@ Values with the same settings share a cell: a factor's value that is the base's 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.engine.pieces import NOT_HASHED, merged, nested, settings_hash
 from lit_recon.experiments.factors.settings import Case, Factor, FactorsSettings, Measure, TransferSettings, shown
-from lit_recon.experiments.released_attack.settings import ReconnSettings, ShadowSettings
+from lit_recon.experiments.released_attack.settings import RECONN, ReconnSettings, ShadowSettings
 from lit_recon.reporting.provenance import differences
 
 #: Settings of a run that no factor may vary.
 _NO_FACTOR = ("name", "out", "overwrite", "released", "store", "curve", "wandb", "paper", "cache", "trainer")
 #: Letters of a folder's name before the hash.
 _NAME = 96
-
-#: Completes and checks the settings of a run.
-Canonical = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 @dataclass(eq=False)
@@ -44,34 +41,39 @@ class FactorCell:
     measures: set[Measure] = field(default_factory=set)
 
 
-@dataclass(frozen=True)
 class FactorGrid:
     """A study's cells.
 
-    Attributes:
-        cells: each once; those of the base first.
-        description: the cells of each value of each factor, as JSON content.
-    """
-
-    cells: list[FactorCell]
-    description: dict[str, Any]
-
-
-def build_grid(settings: FactorsSettings, own: Mapping[str, Any], canonical: Canonical) -> FactorGrid:
-    """All cells of a study.
-
     Args:
-        settings: of the study.
-        own: all its settings, as the nested mapping that its configuration file would hold.
-        canonical: completes the settings of a run, so that equal runs have equal settings.
+        study: its settings.
+        own: all its settings, as in its configuration file.
+
+    Attributes:
+        description: the cells of each value of each factor, as JSON content.
 
     Raises:
         ConfigError: a factor names an unknown setting, or an invalid value.
     """
-    book = _Book(settings, own, canonical)
-    base = [cell.folder for cell in book.cells_of("base", Case("", {}), settings.seeds)]
-    described = {
-        name: {
+
+    def __init__(self, study: FactorsSettings, own: Mapping[str, Any]) -> None:
+        names = [item.name for schema in (ReconnSettings, ShadowSettings) for item in fields(schema)]
+        self._study = study
+        self._base = {**{name: own[name] for name in names}, "wandb": {"mode": "disabled"}, "paper": None}
+        self._varied = {name for name in names if name not in _NO_FACTOR} | {"transfer"}
+        self._paper, self._transfer = own.get("paper"), own.get("transfer")
+        self._cells: dict[str, FactorCell] = {}
+        self._plain = self._complete({})
+        base = [cell.folder for cell in self._cells_of("base", Case("", {}), study.seeds)]
+        factors = {name: self._factor(name, factor) for name, factor in study.factors.items()}
+        self.description = {"base": base, "factors": factors, "kappas": study.kappas}
+
+    @property
+    def cells(self) -> list[FactorCell]:
+        """All of them, each once, those of the base first."""
+        return list(self._cells.values())
+
+    def _factor(self, name: str, factor: Factor) -> dict[str, Any]:
+        return {
             "title": factor.title or name.replace("_", " ").capitalize(),
             "axis": factor.axis or factor.setting.rpartition(".")[2].replace("_", " "),
             "setting": factor.setting,
@@ -80,47 +82,20 @@ def build_grid(settings: FactorsSettings, own: Mapping[str, Any], canonical: Can
             "scale": factor.scale,
             "measures": list(factor.measures),
             "lines": [
-                {"name": line, "points": [_point(book, name, factor, line, case) for case in factor.of(series)]}
+                {"name": line, "points": [self._point(name, factor, line, case) for case in factor.of(series)]}
                 for line, series in factor.lines.items()
             ],
         }
-        for name, factor in settings.factors.items()
-    }
-    return FactorGrid(book.cells, {"base": base, "factors": described, "kappas": settings.kappas})
 
+    def _point(self, name: str, factor: Factor, line: str, case: Case) -> dict[str, Any]:
+        title = ", ".join(part for part in (f"{factor.title or name}: {case.label}", line) if part)
+        cells = self._cells_of(title, case, self._study.seeds if factor.seeds is None else factor.seeds)
+        for cell in cells:
+            cell.measures.update(factor.measures)
+        place, folders = _place(case.overrides.get(factor.setting)), [cell.folder for cell in cells]
+        return {"label": case.label, "place": place, "paper": case.paper, "cells": folders}
 
-def _point(book: _Book, name: str, factor: Factor, line: str, case: Case) -> dict[str, Any]:
-    seeds = book.study.seeds if factor.seeds is None else factor.seeds
-    title = ", ".join(part for part in (f"{factor.title or name}: {case.label}", line) if part)
-    cells = book.cells_of(title, case, seeds)
-    for cell in cells:
-        cell.measures.update(factor.measures)
-    return {
-        "label": case.label,
-        "place": _place(case.overrides.get(factor.setting)),
-        "paper": case.paper,
-        "cells": [cell.folder for cell in cells],
-    }
-
-
-class _Book:
-    """Cells by their identity."""
-
-    def __init__(self, study: FactorsSettings, own: Mapping[str, Any], canonical: Canonical) -> None:
-        names = [item.name for schema in (ReconnSettings, ShadowSettings) for item in fields(schema)]
-        self.study, self._canonical = study, canonical
-        self._base = {**{name: own[name] for name in names}, "wandb": {"mode": "disabled"}, "paper": None}
-        self._varied = {name for name in names if name not in _NO_FACTOR} | {"transfer"}
-        self._paper, self._transfer = own.get("paper"), own.get("transfer")
-        self._cells: dict[str, FactorCell] = {}
-        self._plain = self._complete({})
-
-    @property
-    def cells(self) -> list[FactorCell]:
-        """All of them, in the order in which they were named."""
-        return list(self._cells.values())
-
-    def cells_of(self, title: str, case: Case, seeds: list[int]) -> list[FactorCell]:
+    def _cells_of(self, title: str, case: Case, seeds: list[int]) -> list[FactorCell]:
         """The cells of one value, one per seed; fewer where the value sets the seed itself."""
         try:
             drawn: list[int | None] = [*seeds] or [None]
@@ -129,7 +104,7 @@ class _Book:
             raise ConfigError(f"{title}: {error}") from error
 
     def _cell(self, title: str, case: Case, seed: int | None) -> FactorCell:
-        drawn = {} if seed is None else dict.fromkeys(self.study.seeded, seed)
+        drawn = {} if seed is None else dict.fromkeys(self._study.seeded, seed)
         whole = self._complete({**drawn, **case.overrides})
         digest = settings_hash(whole)
         if digest not in self._cells:
@@ -149,7 +124,7 @@ class _Book:
                 raise ConfigError(f"{key!r} is no setting that a factor may vary; choose from {sorted(self._varied)}")
             settings = merged(settings, nested(key, value))
         transfer = _transfer(settings.pop("transfer"))
-        return {**self._canonical(settings), "transfer": transfer}
+        return {**RECONN.canonical(settings), "transfer": transfer}
 
     def _name(self, settings: Mapping[str, Any]) -> str:
         """The difference of the cell from the base, shortened for a folder's name."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from lit_recon.errors import ConfigError
+from lit_recon.experiments.call import check_range
 from lit_recon.experiments.released_attack.settings import ReconnSettings, ShadowSettings
 
 #: A figure that a paper prints, or words in its place.
@@ -82,7 +83,7 @@ class Factor:
         if self.cases:
             whole = not self.setting and not self.values and all(line.values is None for line in lines)
         else:
-            whole = bool(self.setting) and all(self.values if line.values is None else line.values for line in lines)
+            whole = bool(self.setting) and all(self._values(line) for line in lines)
         if not whole:
             raise ConfigError(
                 "a factor needs either a setting with its values, or cases; got "
@@ -90,8 +91,8 @@ class Factor:
             )
         if self.labels and (self.cases or len(self.labels) != len(self.values)):
             raise ConfigError(f"labels name the values, one each; got {len(self.labels)} for {len(self.values)} values")
-        for line in self.lines.values():
-            n = len(self.cases or self.values if line.values is None else line.values)
+        for line in lines:
+            n = len(self.cases or self._values(line))
             if line.paper and len(line.paper) != n:
                 raise ConfigError(f"paper must hold one entry per value or case, {n} of them; got {len(line.paper)}")
         if self.seeds is not None and not self.seeds:
@@ -102,13 +103,15 @@ class Factor:
         """The series by name; one without a name where none is given."""
         return self.series or {"": FactorSeries(paper=self.paper)}
 
+    def _values(self, line: FactorSeries) -> list[Any]:
+        return self.values if line.values is None else line.values
+
     def of(self, line: FactorSeries) -> list[Case]:
         """The values or cases of one line, in order."""
-        if self.cases:
-            named = [(name, overrides) for name, overrides in self.cases.items()]
-        else:
-            values = self.values if line.values is None else line.values
-            labels = self.labels if line.values is None and self.labels else [shown(value) for value in values]
+        named = list(self.cases.items())
+        if not named:
+            values = self._values(line)
+            labels = self.labels if line.values is None and self.labels else map(shown, values)
             named = [(label, {self.setting: value}) for label, value in zip(labels, values, strict=True)]
         printed = line.paper or [None] * len(named)
         return [
@@ -176,13 +179,9 @@ class FactorsSettings:
             raise ConfigError(
                 f"seeds must differ from each other, and seeded must name a setting; got {self.seeds} and {self.seeded}"
             )
-        if min(self.test_images, self.tried, self.gradient_targets, self.gradient_steps) < 1:
-            raise ConfigError(
-                "test_images, tried, gradient_targets and gradient_steps must be at least 1; got "
-                f"{self.test_images}, {self.tried}, {self.gradient_targets} and {self.gradient_steps}"
-            )
-        if not all(0 < kappa < 1 for kappa in self.kappas):
-            raise ConfigError(f"kappas must lie strictly between 0 and 1; got {self.kappas}")
+        counts = ("test_images", "tried", "gradient_targets", "gradient_steps")
+        check_range({name: getattr(self, name) for name in counts}, 1)
+        check_range({"kappas": self.kappas}, 0, 1, strict=True)
 
 
 def check_base(base: ReconnSettings, shadows: ShadowSettings) -> None:

@@ -159,7 +159,9 @@ def _released(
     defense = family.defense(cell.strength)
     if family.relative:
         single = Stage.PER_EXAMPLE in defense.stages
-        defense = family.defense(cell.strength * (_median_norm(gradient, batch) if single else _norm(jacobian.update)))
+        defense = family.defense(
+            cell.strength * (_median_norm(gradient, batch) if single else norm_of(jacobian.update))
+        )
     return defense.released_information(jacobian, Round(batch, gradient), cell.sizes.noise, generator)
 
 
@@ -201,7 +203,7 @@ def _likeliest_error(instance: Instance, observed: Update, released: ReleasedInf
 
 def _facts(instance: Instance, released: ReleasedInformation) -> tuple[float, float]:
     """Share of the Jacobian's squared norm that is kept, and factor by which clipping shrinks the update."""
-    clip = min(1.0, released.release.bound / _norm(released.update))
+    clip = min(1.0, released.release.bound / norm_of(released.update))
     if released.release.kept is None:
         return 1.0, clip
     jacobian = TwoLayerJacobian(instance.net, instance.inputs, instance.targets)
@@ -213,9 +215,10 @@ def _within(attack: TwoLayerAttack, cell: TwoLayerCell) -> bool:
     return attack.at_most is None or cell.sizes.m * cell.sizes.d <= attack.at_most
 
 
-def _norm(update: Update) -> float:
+def norm_of(update: Update) -> float:
+    """Euclidean norm of a whole update."""
     return math.sqrt(sum(float(value.square().sum()) for value in update.values()))
 
 
 def _median_norm(gradient: BatchGradient, batch: Batch) -> float:
-    return float(np.median([_norm(single) for single in per_example_gradients(gradient, batch, 1)]))
+    return float(np.median([norm_of(single) for single in per_example_gradients(gradient, batch, 1)]))

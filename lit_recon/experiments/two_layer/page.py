@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 from lit_recon.bounds.two_layer import RATES, log_slope
 from lit_recon.experiments.two_layer.results import LOCAL, SYMBOLS, Study, TwoLayerCellScores
@@ -54,12 +55,7 @@ def write_page(folder: Path) -> Path:
 
 
 def rate_curves(study: Study, kind: str = "svg") -> bytes:
-    """Errors of all attacks and the bounds over d, m, B and s, without a defense; both axes logarithmic.
-
-    Args:
-        study: with at least one sweep of two values.
-        kind: `svg` or `png`.
-    """
+    """Errors of all attacks and the bounds over d, m, B and s, without a defense; `kind` is `svg` or `png`."""
     plots = [_rate_plot(study, axis) for axis in SYMBOLS if len(study.sweep(axis)) > 1]
     return draw(plots, columns=2, size=(4.3, 3.6), kind=kind, shared_y=True)
 
@@ -67,10 +63,6 @@ def rate_curves(study: Study, kind: str = "svg") -> bytes:
 def _rate_plot(study: Study, axis: str) -> Plot:
     cells = study.sweep(axis)
     places = [cell.sizes[axis] for cell in cells]
-
-    def errors(name: str) -> list[float]:
-        return [cell.error(name) or math.nan for cell in cells]
-
     return Plot(
         f"over {SYMBOLS[axis]}",
         x_label=SYMBOLS[axis],
@@ -83,10 +75,10 @@ def _rate_plot(study: Study, axis: str) -> Plot:
             Series("relaxed by the trace", places, _bounds(cells, "relaxed"), ":", colour="black"),
             Series("van Trees, any attack", places, [cell.van_trees for cell in cells], "--"),
             *(
-                Series(title, places, errors(name), "", MARKS[index], COLOURS[index])
+                Series(title, places, _errors(cells, name), "", MARKS[index], COLOURS[index])
                 for index, (name, title) in enumerate(study.attacks.items())
             ),
-            Series("maximum likelihood, from the truth", places, errors("likelihood"), "", "+"),
+            Series("maximum likelihood, from the truth", places, _errors(cells, "likelihood"), "", "+"),
         ],
     )
 
@@ -103,14 +95,7 @@ def _strength_plot(study: Study, name: str) -> Plot:
         series=[
             Series("bound", places, _bounds(cells, "unit_norm"), marker=".", colour="black"),
             *(
-                Series(
-                    title,
-                    places,
-                    [cell.error(attack) or math.nan for cell in cells],
-                    marker=MARKS[index],
-                    colour=COLOURS[index],
-                    width=0.8,
-                )
+                Series(title, places, _errors(cells, attack), "-", MARKS[index], COLOURS[index], 0.8)
                 for index, (attack, title) in enumerate(study.attacks.items())
             ),
         ],
@@ -120,6 +105,10 @@ def _strength_plot(study: Study, name: str) -> Plot:
 def _bounds(cells: Sequence[TwoLayerCellScores], name: str) -> list[float]:
     values = [cell.bound(name) for cell in cells]
     return [value if math.isfinite(value) else math.nan for value in values]
+
+
+def _errors(cells: Sequence[TwoLayerCellScores], attack: str) -> list[float]:
+    return [cell.error(attack) or math.nan for cell in cells]
 
 
 def _rates(study: Study) -> Panel:
@@ -135,7 +124,6 @@ def _rates(study: Study) -> Panel:
 
 
 def _orders(study: Study) -> Panel:
-    """For every defense its attacks and bounds: the order in theory, and the measured exponents."""
     families: dict[str, tuple[str, str, float | None]] = {"none": ("no defense", "none", None)}
     families |= {name: (str(f["title"]), str(f["rate"]), f["at"]) for name, f in study.defenses.items()}
     rows = []
@@ -198,15 +186,16 @@ def _defenses(study: Study) -> Panel:
 
 
 def _predicted(rate: str, cell: TwoLayerCellScores) -> str:
-    kept = sum(cell.kept_share) / len(cell.kept_share)
-    clip = sum(cell.clip) / len(cell.clip)
-    factors = {
-        "dropout": 1 / math.sqrt(1 - (cell.strength or 0.0)) if (cell.strength or 0.0) < 1 else math.inf,
-        "pruning": 1 / math.sqrt(kept) if kept > 0 else math.inf,
-        "clipping": 1 / clip,
+    # the share of the squared error's information that is kept, by column of the table of orders
+    kept = {
+        "dropout": max(0.0, 1 - (cell.strength or 0.0)),
+        "pruning": fmean(cell.kept_share),
+        "clipping": fmean(cell.clip) ** 2,
         "local_steps": 1.0,
     }
-    return _times(factors[rate]) if rate in factors else ABSENT
+    if rate not in kept:
+        return ABSENT
+    return _times(1 / math.sqrt(kept[rate]) if kept[rate] else math.inf)
 
 
 def _times(value: float) -> str:

@@ -185,11 +185,7 @@ class FactorsSettings:
 
 
 def check_base(base: ReconnSettings, shadows: ShadowSettings) -> None:
-    """Refuse settings of the base that no two cells can share, or that are a factor's matter.
-
-    Raises:
-        ConfigError: says which.
-    """
+    """Refuse, by a ConfigError, settings of the base that no two cells can share, or that are a factor's matter."""
     if base.released is not None:
         raise ConfigError("released is not set for a study: every cell trains the models that it attacks")
     if shadows.store is not None:

@@ -85,11 +85,7 @@ class GlmSettings(PaperRunSettings):
         return ["even", "odd"] if self.target == "odd" else images.class_names
 
     def check_classes(self, targets: Array) -> None:
-        """Refuse classifiers of records without one of the classes: the others would be renumbered.
-
-        Raises:
-            ConfigError: a class is missing, or all records have the same target.
-        """
+        """Refuse, by a ConfigError, equal targets, and classifiers that lack a class: others would be renumbered."""
         found = np.unique(targets)
         if any(model.classifies for model in self.models.values()) and not np.array_equal(found, np.arange(len(found))):
             raise ConfigError(

@@ -46,18 +46,10 @@ class MembershipSettings(PaperRunSettings):
     histogram: HistogramSettings = field(default_factory=HistogramSettings)
 
     def __post_init__(self) -> None:
-        if any(not 0 <= rate <= 1 for rate in self.false_positive_rates):
-            raise ConfigError(f"false_positive_rates must lie in [0, 1]; got {self.false_positive_rates}")
+        check_range({"false_positive_rates": self.false_positive_rates}, 0, 1)
 
     def check_games(self, bits: Sequence[int]) -> None:
-        """Refuse games that cannot be scored or plotted.
-
-        Args:
-            bits: membership bit of every game: 1 if the second candidate was trained on.
-
-        Raises:
-            ConfigError: all bits are equal, or there are fewer games than images for histograms.
-        """
+        """Refuse, by a ConfigError, games that cannot be scored, given their membership bits, or not be plotted."""
         if len(set(bits)) < 2:
             raise ConfigError(
                 f"all {len(bits)} membership bits are equal, so that no attack can be scored: raise split.targets or "

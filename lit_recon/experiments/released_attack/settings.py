@@ -83,16 +83,11 @@ class ShadowSettings:
     def drawn(self) -> InformedSplit:
         """The split of the data."""
         split = draw_informed_split(self.data, self.split, self.shadow_data)
-        if isinstance(self.initialization, Pretraining):
-            split = split.with_pretraining(self.initialization.images)
-        return split
+        start = self.initialization
+        return split.with_pretraining(start.images) if isinstance(start, Pretraining) else split
 
     def check_final_models(self, command: str) -> None:
-        """Refuse snapshots where a command looks at final models only.
-
-        Raises:
-            ConfigError: names them.
-        """
+        """Refuse, by a ConfigError, snapshots where a command looks at final models only."""
         if self.descent.snapshots:
             raise ConfigError(
                 f"descent.snapshots are for `reconn.py run`; {command} looks at final models only; "
@@ -105,17 +100,20 @@ class ShadowSettings:
         Raises:
             ConfigError: such models cannot be trained on this split.
         """
-        network = (self.network or ReleasedMLP)(split.fixed.image_shape, split.fixed.n_classes)
-        kind: Initialization = "known" if isinstance(self.initialization, Pretraining) else self.initialization
+        network, start = (
+            (self.network or ReleasedMLP)(split.fixed.image_shape, split.fixed.n_classes),
+            self.initialization,
+        )
+        kind: Initialization = "known" if isinstance(start, Pretraining) else start
         plan = ShadowPlan(network, split.fixed, self.descent, self.seed, kind, device=device)
         _ = plan.known  # refuses batches larger than the fixed set, and the like, before a folder is made
-        if not isinstance(self.initialization, Pretraining):
+        if not isinstance(start, Pretraining):
             return plan
         if split.pretraining is None:
             raise ConfigError("initialization.images are not set aside in this split: draw it by these settings")
         plan.initial_weights()  # the network's own weights, where pre-training begins
         images, labels = split.pretraining.pixels().to(device), split.pretraining.labels.to(device)
-        return dataclasses.replace(plan, start=pretrained_weights(network, images, labels, self.initialization))
+        return dataclasses.replace(plan, start=pretrained_weights(network, images, labels, start))
 
     def shadow_models(self, plan: ShadowPlan, split: InformedSplit) -> Plan:
         """How the adversary has the models of a plan: by training them, or by linear response.
@@ -130,11 +128,7 @@ class ShadowSettings:
         return linear
 
     def check_exact(self, command: str) -> None:
-        """Refuse linear response where a command trains all of its models.
-
-        Raises:
-            ConfigError: says so.
-        """
+        """Refuse, by a ConfigError, linear response where a command trains all of its models."""
         if self.shadows != "exact":
             raise ConfigError(
                 "shadows by linear response are for `train.py shadows` and `reconn.py run`; "
@@ -168,7 +162,7 @@ class ReconnSettings(PaperRunSettings):
 
         Args:
             plan: of the models; None where nobody knows the training of all models that it is for.
-            state: folder in which a long training of the reconstructor keeps what it needs to go on after a kill.
+            state: folder of what a long training of the reconstructor needs to go on after a kill.
 
         Raises:
             ThreatModelError, UnsupportedModelError, ConfigError: the reconstructor needs something else.
@@ -177,11 +171,7 @@ class ReconnSettings(PaperRunSettings):
         return dataclasses.replace(self, reconstructor=self.reconstructor.bind(Background(whole, state, announced)))
 
     def check_curve(self, n: int) -> None:
-        """Refuse numbers of shadow models that `n` do not contain.
-
-        Raises:
-            ConfigError: names them.
-        """
+        """Refuse, by a ConfigError, numbers of shadow models that `n` do not contain."""
         outside = [k for k in self.curve if not 2 <= k <= n]
         if outside:
             raise ConfigError(f"curve must hold numbers of shadow models from 2 to split.shadow={n}; got {outside}")

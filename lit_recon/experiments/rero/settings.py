@@ -117,11 +117,7 @@ class ReroSettings(PaperRunSettings):
         check_range({"test_images": self.test_images}, 1)
 
     def check_shadows(self, shadows: ShadowSettings) -> None:
-        """Refuse settings of shadow models that this study makes itself, or that leave it no candidates.
-
-        Raises:
-            ConfigError: says which.
-        """
+        """Refuse, by a ConfigError, settings that this study makes itself, or that leave it no candidates."""
         if shadows.descent.dp is not None:
             raise ConfigError("descent.dp is not set for this command: it follows from budget.epsilons")
         shadows.check_final_models("reconn.py rero")
@@ -143,14 +139,7 @@ class ReroSettings(PaperRunSettings):
 
 @dataclass(frozen=True)
 class ReroCell:
-    """One run.
-
-    Attributes:
-        name: unique, fit for a file name.
-        title: for the screen.
-        epsilon: budget; None without noise.
-        settings: of the run, nested.
-    """
+    """One run of `reconn.py run`, by a name that is fit for a file; `epsilon` is None without noise."""
 
     name: str
     title: str
@@ -169,16 +158,14 @@ class ReroCell:
         return Piece(self.folder, self.title, CommandRun(RECONN, self.settings, shown))
 
     def shadows(self) -> ShadowSettings:
-        """The settings of its shadow models, as an object."""
+        """The settings of its shadow models."""
         return settings_of(ShadowSettings, RECONN.built(self.settings))
 
 
 def rero_cells(budget: BudgetSettings, own: Mapping[str, Any]) -> list[ReroCell]:
     """All cells, the ones without noise first, then from the largest budget down.
 
-    Args:
-        budget: of the study.
-        own: all settings of the study, as in its configuration file.
+    `own` holds all settings of the study, as in its configuration file.
     """
     names = (*(field.name for field in fields(ShadowSettings)), "reconstructor")
     common = {**{name: own[name] for name in names}, "wandb": {"mode": "disabled"}}

@@ -20,12 +20,7 @@ _SLOPES = {"unit_norm": "Cramér-Rao bound", "relaxed": "relaxed bound"}
 
 
 def write_page(folder: Path) -> Path:
-    """Write the page, the table and the plots of a study into its folder, from the files of its cells alone.
-
-    Raises:
-        MissingDataError: the folder holds no study.
-        CorruptFileError: one of its files is malformed.
-    """
+    """Write the page, the table and the plots of a study, from its files alone; raises as `Study.read` does."""
     study = Study.read(folder)
     *findings, verdict = study.summary()
     write_bytes(folder / "figures" / "rates.png", rate_curves(study, "png"))
@@ -159,13 +154,16 @@ def _slope(study: Study, axis: str, series: str, defense: str, strength: float |
 
 def _defenses(study: Study) -> Panel:
     plots = [_strength_plot(study, name) for name in study.defenses if len(study.strengths(name)) > 1]
-    drawn = draw(plots, columns=2 if len(plots) <= 4 else 3, size=(4.3, 3.0)) if plots else b""
+    pictures = []
+    if plots:
+        drawn = draw(plots, columns=2 if len(plots) <= 4 else 3, size=(4.3, 3.0))
+        pictures.append(Picture(drawn, "Bound and errors of attacks by strength of each defense", "defenses.svg"))
     return Panel(
         "Defenses",
         "The bound under each defense at the same noise s, and the increase that the order predicts from the strength: "
         "1/√(1−p) for dropout, |g|/S for clipping, and 1/√(1−P') for pruning, where P' is the share of the Jacobian's "
         "squared norm that is pruned. Optimal Gradient Noise and DP-SGD add their own noise.",
-        [Picture(drawn, "Bound and errors of attacks by strength of each defense", "defenses.svg")] if plots else [],
+        pictures,
         header=["Defense", "Bound", "Over no defense", "Order", "van Trees", *study.attacks.values()],
         rows=[
             [

@@ -28,14 +28,10 @@ class TwoLayerCellScores:
     """Errors and bounds of one cell: roots of the squared error of one input, one per draw.
 
     Attributes:
-        defense, strength: None as strength without a defense.
-        sizes: by axis.
         bounds: `exact`, `relaxed`, `unit_norm`; infinite where no bound holds.
         van_trees: over all draws.
         errors: by attack, and of maximum likelihood started at the truth; None where there is none.
         kept_share, clip: share of the Jacobian's squared norm, and of the update's norm, that the defense keeps.
-        seconds: by part.
-        notes: remarks on the cell.
     """
 
     defense: str
@@ -80,14 +76,11 @@ class Study:
     """All cells of a study.
 
     Attributes:
-        folder: where it is.
-        settings: its configuration, nested.
         cells: in order; the first one is the base.
         attacks: titles by name.
         moments: names of the attacks to which the theory's orders apply.
         defenses: `title`, `rate` and `at` by name.
-        privacy: rows about differential privacy.
-        delta: of that privacy.
+        privacy: rows about differential privacy with this `delta`.
     """
 
     folder: Path
@@ -131,15 +124,13 @@ class Study:
 
     def sweep(self, axis: str, defense: str = "none", strength: float | None = None) -> list[TwoLayerCellScores]:
         """The cells that differ from the base in one quantity alone, in its order."""
-        return sorted(
-            (
-                cell
-                for cell in self.cells
-                if (cell.defense, cell.strength) == (defense, strength)
-                and all(cell.sizes[other] == self.base.sizes[other] for other in SYMBOLS if other != axis)
-            ),
-            key=lambda cell: cell.sizes[axis],
-        )
+        cells = [
+            cell
+            for cell in self.cells
+            if (cell.defense, cell.strength) == (defense, strength)
+            and all(cell.sizes[other] == self.base.sizes[other] for other in SYMBOLS if other != axis)
+        ]
+        return sorted(cells, key=lambda cell: cell.sizes[axis])
 
     def strengths(self, defense: str) -> list[TwoLayerCellScores]:
         """A defense at all its strengths, everything else as in the base."""
@@ -174,7 +165,7 @@ class Study:
 
     def compared(self) -> int:
         """Number of pairs of a cell and an attack whose bound is binding."""
-        return sum(1 for cell in self.cells if cell.is_local for name in self.attacks if cell.error(name) is not None)
+        return sum(cell.error(name) is not None for cell in self.cells if cell.is_local for name in self.attacks)
 
     def summary(self) -> list[str]:
         """A sentence per attack, and one that says whether the bounds hold."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import lit_recon._torchvision
 
@@ -65,8 +66,7 @@ class TwoLayerCellRun:
             torch.set_num_threads(self.settings.threads)
         found = measured(self.settings, self.cell)
         write_text(folder / _CELL, json.dumps(found, indent=2))
-        exact = found["bounds"]["exact"]
-        return f"bound {sum(exact) / len(exact):.3g}"
+        return f"bound {fmean(found['bounds']['exact']):.3g}"
 
 
 def execute(arguments: ArgumentParser, values: Namespace) -> None:

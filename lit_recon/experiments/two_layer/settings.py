@@ -177,13 +177,9 @@ _SHARED = ("seed", "local_rho", "attacks", "activation", "loss", "n_classes", "r
 
 @dataclass(frozen=True)
 class TwoLayerCell:
-    """One cell.
+    """One cell; the `digest`, a hash of everything that determines its result, seeds its draws.
 
-    Attributes:
-        sizes: of the network, its batch and the noise.
-        defense: name, or `none`.
-        strength: None without a defense.
-        digest: hash of everything that determines its result; seeds its draws.
+    Without a defense, `defense` is `none` and `strength` None.
     """
 
     sizes: Sizes

@@ -37,7 +37,6 @@ from lit_recon.metrics.membership import area_under_roc
 from lit_recon.modules.shadows import train_store
 from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.run_folder import RunFolder
-from lit_recon.reporting.writing import Scalar
 from lit_recon.training.trainer import build_trainer
 
 #: `models` is measured on every cell, the others on request.
@@ -46,16 +45,7 @@ _Kind = Literal["models"] | Measure
 
 @dataclass(frozen=True)
 class Measures:
-    """The measures of a finished cell.
-
-    Args:
-        study: settings of the measurements.
-        access: access to a released model.
-        plan: of the cell's models.
-        split: of its images.
-        public: images that the adversary holds besides the fixed set.
-        folder: of its run.
-    """
+    """The measures of a finished cell; `public` are the images that the adversary holds besides the fixed set."""
 
     study: FactorsSettings
     access: ModelAccess
@@ -79,7 +69,7 @@ class Measures:
     def _models(self) -> dict[str, Any]:
         """Accuracy and privacy of the released models."""
         plan, descent = self.plan, self.plan.descent
-        tried = self.split.targets.subset(torch.arange(min(self.study.tried, len(self.split.targets))))
+        tried = _first(self.split.targets, self.study.tried)
         own = plan.known.n_parameters
         weights = (plan.reference() + self._released.read(tried)).float()[:, -own:]  # the last of several snapshots
         others = self.split.shadow if self.split.rest is None else self.split.rest
@@ -109,7 +99,7 @@ class Measures:
 
     def _gradients(self) -> dict[str, Any]:
         """The gradients of the unknown images along training."""
-        chosen = self.split.targets.subset(torch.arange(min(self.study.gradient_targets, len(self.split.targets))))
+        chosen = _first(self.split.targets, self.study.gradient_targets)
         owners = dataclasses.replace(self.plan, purpose="released")
         found = along_training(owners, chosen, self.study.gradient_steps, execution_of(self._released.execution))
         return {
@@ -131,6 +121,10 @@ class Measures:
             "agreement": neighbor_agreement(points, labels),
             "chance": float(shares.square().sum()),
         }
+
+
+def _first(images: ImageSet, n: int) -> ImageSet:
+    return images.subset(torch.arange(min(n, len(images))))
 
 
 def files_of(wanted: Iterable[Measure]) -> dict[_Kind, str]:
@@ -178,18 +172,10 @@ class Transfer:
         labels = [old.fixed.labels, old.rest.labels[n:], old.shadow.labels[used:]]
         rest = dataclasses.replace(old.rest, images=torch.cat(spare), labels=torch.cat(labels))
         fixed = old.rest.subset(torch.arange(n), f"{old.fixed.name}, another")
-        return dataclasses.replace(old, fixed=fixed, shadow=old.shadow.subset(torch.arange(used)), rest=rest)
+        return dataclasses.replace(old, fixed=fixed, shadow=_first(old.shadow, used), rest=rest)
 
     def attack(self, plan: ShadowPlan, state: Path | None = None) -> ReconnSettings:
-        """The attack; a transferred reconstructor is not given the training of either fixed set.
-
-        Args:
-            plan: of the models of the new fixed set.
-            state: see `ReconnSettings.bind`.
-
-        Raises:
-            LitReconError: the reconstructor does not support these models.
-        """
+        """The attack, by `ReconnSettings.bind`; a transferred reconstructor is not given the training of either set."""
         return self.base.bind(plan if self.how.way == "scratch" else None, state)
 
     def run(self, folder: RunFolder) -> None:
@@ -212,14 +198,8 @@ class Transfer:
             fitted = base.reconstructor.fitted(known, shadow.pixels(), shadow.labels, split.fixed.n_classes)
             learner = base.reconstructor if self.how.shadows else None
             base = dataclasses.replace(base, reconstructor=Adapted(fitted, learner))
-        facts: dict[str, Scalar] = {
-            "seed": self.shadows.seed,
-            "split_hash": split.hash,
-            "n_fixed": len(split.fixed),
-            "n_shadow": self.how.shadows,
-            "seconds": time.perf_counter() - started,
-            **environment(device),
-        }
+        facts = {**self.shadows.facts(split), "n_shadow": self.how.shadows}
+        facts |= {"seconds": time.perf_counter() - started, **environment(device)}
         write_reconn(folder, split, score_targets(base, split, differences, observed), facts)
 
     def _trained(

@@ -51,27 +51,23 @@ class FactorCellRun:
         return Piece(self.cell.folder, self.cell.title, self, shares=self._store_key(), results=results)
 
     def check(self, splits: Splits) -> None:
-        """Set the cell up, without training anything.
-
-        Args:
-            splits: that were drawn for other cells; what is drawn for this one is added.
+        """Set the cell up, without training anything; `splits` were drawn for other cells, and get this one's.
 
         Raises:
             ConfigError: the cell cannot work.
         """
         cell = self.cell
         try:
-            base, shadows = self._built()
-            drawn = self._drawn(shadows, splits)
-            split = self._split(base, shadows, drawn)
+            base, shadows, drawn, transfer = self._built(splits)
+            split = drawn if transfer is None else transfer.split
             plan = shadows.plan(split)
             base.access.describe(plan.network, drawn.shadow)
             plan.known.on("cpu")
             shadows.shadow_models(plan, split)
-            if cell.transfer is None:
+            if transfer is None:
                 base.bind(plan)
             else:
-                self._transfer(base, shadows, drawn).attack(plan)
+                transfer.attack(plan)
             if "embedding" in cell.measures and len(split.targets) < FEWEST:
                 raise ConfigError(f"embedding needs split.targets of at least {FEWEST}; got {len(split.targets)}")
         except LitReconError as error:
@@ -80,38 +76,33 @@ class FactorCellRun:
     def __call__(self, path: Path) -> str:
         """Run the cell in its folder, or resume it, and measure what is missing; its metrics in words."""
         folder, cell = RunFolder(path), self.cell
-        base, shadows = self._built()
+        base, shadows, drawn, transfer = self._built({})
         configure_process(shadows.trainer)
-        drawn = self._drawn(shadows, {})
         if not folder.is_complete:
-            if cell.transfer is None:
+            if transfer is None:
                 RECONN.run(cell.settings, path)
             else:
                 whole = {**cell.settings, "name": path.name, "transfer": cell.transfer}
                 RunFolder.open(path, marked(yaml.safe_dump(whole, sort_keys=False), RECONN.name))
-                self._transfer(base, shadows, drawn).run(folder)
-        split = self._split(base, shadows, drawn)
+                transfer.run(folder)
+        split = drawn if transfer is None else transfer.split
         plan = shadows.plan(split, check_trainer(shadows.trainer).device)
         Measures(self.study, base.access, plan, split, drawn.shadow, folder).take(cell.measures)
         return metrics_in_words(path, _SHOWN)
 
-    def _built(self) -> tuple[ReconnSettings, ShadowSettings]:
-        built = RECONN.built(self.cell.settings)
-        return settings_of(ReconnSettings, built), settings_of(ShadowSettings, built)
-
-    def _split(self, base: ReconnSettings, shadows: ShadowSettings, drawn: InformedSplit) -> InformedSplit:
-        return drawn if self.cell.transfer is None else self._transfer(base, shadows, drawn).split
-
-    def _transfer(self, base: ReconnSettings, shadows: ShadowSettings, drawn: InformedSplit) -> Transfer:
-        return Transfer(TransferSettings(**(self.cell.transfer or {})), base, shadows, drawn)
-
-    def _drawn(self, shadows: ShadowSettings, splits: Splits) -> InformedSplit:
-        start = self.cell.settings["initialization"]
-        own = [self.cell.settings[name] for name in ("data", "shadow_data", "split")]
+    def _built(self, splits: Splits) -> tuple[ReconnSettings, ShadowSettings, InformedSplit, Transfer | None]:
+        """The cell's settings, the split of the base's data, and the transfer to another one."""
+        settings = self.cell.settings
+        built = RECONN.built(settings)
+        base, shadows = settings_of(ReconnSettings, built), settings_of(ShadowSettings, built)
+        start = settings["initialization"]
+        own = [settings[name] for name in ("data", "shadow_data", "split")]
         key = json.dumps([*own, isinstance(start, dict) and start], sort_keys=True)
         if key not in splits:
             splits[key] = shadows.drawn()
-        return splits[key]
+        if self.cell.transfer is None:
+            return base, shadows, splits[key], None
+        return base, shadows, splits[key], Transfer(TransferSettings(**self.cell.transfer), base, shadows, splits[key])
 
     def _store_key(self) -> str:
         """Cells with the same key train the same shadow models, or more of them."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 from lit_recon.errors import CorruptFileError
 from lit_recon.experiments.released_attack.page import batch_grants
@@ -36,10 +38,7 @@ def write_page(folder: Path) -> Path:
         facts=record.metrics,
         lead=verdict(record),
         panels=[
-            _advantages(record),
-            _histograms(record),
-            _curves(record),
-            _pictures(record),
+            *(build(record) for build in (_advantages, _histograms, _curves, _pictures)),
             knowledge_panel(grants(record)),
             *notes_panels(notes(record)),
         ],
@@ -67,15 +66,12 @@ def verdict(record: RunRecord) -> str:
 
 def grants(record: RunRecord) -> list[Grant]:
     """The informed adversary's knowledge, then what was not known."""
+    shadows = f"{record.text('n_shadow')} other images, to train shadow models on"
     return [
         Grant(True, f"All training images but one, {record.text('n_fixed')} of them, with their labels."),
         Grant(True, "Two candidates for that one, of which one was drawn with probability 1/2."),
         Grant(True, "The released model: its architecture, its weights, and the optimizer that trained it."),
-        Grant(
-            True,
-            f"{record.text('n_shadow')} other images, to train shadow models on: to calibrate losses and to "
-            "reconstruct.",
-        ),
+        Grant(True, f"{shadows}: to calibrate losses and to reconstruct."),
         Grant(True, "In half of the games, the initial weights that training began from."),
         Grant(False, "In the other half, the initial weights: every model, released or the adversary's, has its own."),
         *batch_grants(record),
@@ -84,11 +80,8 @@ def grants(record: RunRecord) -> list[Grant]:
 
 
 def _advantages(record: RunRecord) -> Panel:
-    rates = sorted(
-        key.removeprefix("known.loss.tpr_at_")
-        for key in record.metrics
-        if key.startswith("known.loss.tpr_at_") and not key.endswith(("_low", "_high"))
-    )
+    found = (re.fullmatch(r"known\.loss\.tpr_at_([^_]+)", key) for key in record.metrics)
+    rates = sorted(match[1] for match in found if match)
     keys = ["advantage", "auc", *(f"tpr_at_{rate}" for rate in rates)]
     n, members = len(record.victims), record.number("n_members") or 0
     return Panel(
@@ -111,16 +104,10 @@ def _histograms(record: RunRecord) -> Panel:
     images = sorted({image for _, image, _ in losses})
     plots = []
     for kind, words in KINDS.items():
-        with_image, without = (losses.get((kind, images[0], member), []) for member in (1, 0))
-        plots.append(
-            Plot(
-                f"{words}: {len(with_image)} model{'s' if len(with_image) > 1 else ''} with the image, "
-                f"{len(without)} without",
-                x_label="loss on the image",
-                y_label="share of the models",
-                samples={"without the image": without, "with the image": with_image},
-            )
-        )
+        own, others = (losses.get((kind, images[0], member), []) for member in (1, 0))
+        title = f"{words}: {len(own)} model{'s' * (len(own) > 1)} with the image, {len(others)} without"
+        samples = {"without the image": others, "with the image": own}
+        plots.append(Plot(title, "loss on the image", "share of the models", samples=samples))
     return Panel(
         "Losses with and without one image",
         "Losses on the second candidate of the first game: of models trained on it, and of models trained on another "
@@ -145,18 +132,8 @@ def _curves(record: RunRecord) -> Panel:
             rates = roc_curve(members, [row.scores[f"{kind}.{name}"] for row in record.victims])[:2]
             false, true = ([max(rate, floor) for rate in values] for values in rates)
             series.append(Series(title, false, true, ("-", *STYLES)[index], colour=COLOURS[index], width=1.8))
-        plots.append(
-            Plot(
-                words,
-                x_label="false positive rate",
-                y_label="true positive rate",
-                series=series,
-                x_scale="log",
-                y_scale="log",
-                x_range=(floor, 1.1),
-                y_range=(floor, 1.1),
-            )
-        )
+        axes: dict[str, Any] = {"x_scale": "log", "y_scale": "log", "x_range": (floor, 1.1), "y_range": (floor, 1.1)}
+        plots.append(Plot(words, "false positive rate", "true positive rate", series=series, **axes))
     return Panel(
         "ROC curves",
         "Both axes are logarithmic: the left end shows whether an attack is ever certain. Rates of 0 are drawn at the "

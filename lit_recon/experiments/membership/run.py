@@ -60,15 +60,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     started = time.perf_counter()
     played = {kind: found for kind, each in plans.items() if (found := experiment.play(each)) is not None}
     if is_first_process():
-        facts: dict[str, Scalar] = {
-            "seed": shadows.seed,
-            "split_hash": split.hash,
-            "processes": trainer.world_size,
-            "n_fixed": len(split.fixed),
-            "n_shadow": len(split.shadow),
-            "seconds": time.perf_counter() - started,
-            **environment(device),
-        }
+        facts: dict[str, Scalar] = {**shadows.facts(split), "processes": trainer.world_size}
+        facts |= {"seconds": time.perf_counter() - started, **environment(device)}
         metrics = write_membership(folder, settings, split, games, played, facts)
         log_numbers(loggers, metrics)
         finish(loggers)

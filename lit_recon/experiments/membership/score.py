@@ -15,16 +15,8 @@ from pytorch_lightning import Trainer
 from safetensors.torch import save
 from torch import Tensor
 
-from lit_recon.attacks.membership import (
-    MembershipGames,
-    all_losses,
-    compare_losses,
-    compare_reconstructions,
-    compare_trained,
-    distances,
-    implies_membership,
-    own_losses,
-)
+from lit_recon.attacks import membership as attacks
+from lit_recon.attacks.membership import MembershipGames, distances
 from lit_recon.attacks.released.base import Background, ReconstructedTargets, Reconstructor
 from lit_recon.attacks.shadow import ShadowPlan
 from lit_recon.data import ImageSet
@@ -60,7 +52,6 @@ class PlayedGames:
 
     Attributes:
         scores: of every attack by name, `(m,)`; above 0 it guesses the second candidate.
-        found: reconstructions from the released models.
         losses: per image of the histograms, the losses of models trained on it, `(s,)`, and of others, `(t,)`.
         copy_error: distance of the released model to the adversary's model of the true candidate, relative to that to
             the adversary's model of the other candidate; maximum over all games.
@@ -114,21 +105,23 @@ class MembershipExperiment:
         found = fitted.reconstruct(released)
         network, reference = copy.deepcopy(plan.network).double().cpu(), plan.reference()
         candidates = [(part.pixels().double(), part.labels) for part in (games.first, games.second)]
-        losses = [own_losses(network, released.double() + reference, *part) for part in candidates]
+        losses = [attacks.own_losses(network, released.double() + reference, *part) for part in candidates]
         others = differences.double() + reference
-        calibration = [all_losses(network, others[:_CALIBRATION], *part) for part in candidates]
+        calibration = [attacks.all_losses(network, others[:_CALIBRATION], *part) for part in candidates]
         chosen, labels = (part[: len(members)] for part in candidates[1])
-        without = all_losses(network, others, chosen, labels)
+        without = attacks.all_losses(network, others, chosen, labels)
         having = [
-            all_losses(network, models.double() + reference, chosen[[index]], labels[[index]])[:, 0]
+            attacks.all_losses(network, models.double() + reference, chosen[[index]], labels[[index]])[:, 0]
             for index, models in enumerate(members)
         ]
         return PlayedGames(
             scores={
-                "train_both": compare_trained(released, first, second),
-                "loss": compare_losses(*losses),
-                "calibrated_loss": compare_losses(*losses, *calibration),
-                "reconstruction": compare_reconstructions(found.images, games.first.pixels(), games.second.pixels()),
+                "train_both": attacks.compare_trained(released, first, second),
+                "loss": attacks.compare_losses(*losses),
+                "calibrated_loss": attacks.compare_losses(*losses, *calibration),
+                "reconstruction": attacks.compare_reconstructions(
+                    found.images, games.first.pixels(), games.second.pixels()
+                ),
             },
             found=found,
             losses=list(zip(having, without.T, strict=True)),
@@ -199,7 +192,7 @@ def write_membership(
             for measured, estimate in found.items():
                 metrics |= _named(f"{key}.{measured}", estimate)
         columns[f"{kind}.rmse"] = errors = distances(one.found.images, pixels)
-        sure = implies_membership(errors, apart)
+        sure = attacks.implies_membership(errors, apart)
         implied[kind] = float(sure.double().mean())
         right = (one.scores["reconstruction"] > 0) == (games.bits == 1)
         measures.append(Measure(f"{kind}.reconstruction.rmse", f"RMSE, {KINDS[kind]}", higher_is_better=False))

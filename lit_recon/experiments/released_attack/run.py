@@ -72,12 +72,9 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         feature_map = settings.access.feature_map(plan, split.shadow)
         features = feature_map(observed)
         facts: dict[str, Scalar] = {
-            "seed": shadows.seed,
-            "split_hash": split.hash,
+            **shadows.facts(split),
             "execution": store.execution,
             "processes": trainer.world_size,
-            "n_fixed": len(split.fixed),
-            "n_shadow": len(split.shadow),
             "shadow_seconds": trained,
             "seen": seen.shown,
             "n_features": features.shape[1],

@@ -28,6 +28,7 @@ from lit_recon.experiments.call import PaperRunSettings, check_range
 from lit_recon.experiments.engine.pieces import Subcommand
 from lit_recon.experiments.settings import LpipsSettings
 from lit_recon.models.released import ReleasedMLP, ReleasedNetwork
+from lit_recon.reporting.writing import Scalar
 from lit_recon.training.progress import announced
 from lit_recon.training.trainer import TrainerSettings
 
@@ -85,6 +86,11 @@ class ShadowSettings:
         split = draw_informed_split(self.data, self.split, self.shadow_data)
         start = self.initialization
         return split.with_pretraining(start.images) if isinstance(start, Pretraining) else split
+
+    def facts(self, split: InformedSplit) -> dict[str, Scalar]:
+        """Entries of a run's record about the models and their images."""
+        sizes = {"n_fixed": len(split.fixed), "n_shadow": len(split.shadow)}
+        return {"seed": self.seed, "split_hash": split.hash, **sizes}
 
     def check_final_models(self, command: str) -> None:
         """Refuse, by a ConfigError, snapshots where a command looks at final models only."""

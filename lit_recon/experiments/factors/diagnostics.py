@@ -30,10 +30,7 @@ _SMALL, _NAMED_CLASSES = (3.3, 2.9), 10
 def factor_curve(study: FactorStudy, factor: FactorResult, kind: str = "svg") -> bytes:
     """The attack's error over the values of a factor, with reference errors and the paper's values.
 
-    Args:
-        study: with the base.
-        factor: one of its factors, with at least one value that has an error.
-        kind: `svg` or `png`.
+    At least one value must have an error; `kind` is `svg` or `png`.
     """
     points = [point for _, point in factor.points]
     numeric = all(point.place is not None for point in points)
@@ -53,14 +50,13 @@ def factor_curve(study: FactorStudy, factor: FactorResult, kind: str = "svg") ->
     base = study.base.mean("mse")
     if base is not None and not any(study.is_base(point) for point in points):
         levels["base"] = base
-    private = is_private(factor)
-    if private:
+    if is_private(factor):
         xs, ys = _means(points, places, "accuracy")
         series.append(Series("accuracy (right)", xs, ys, "-", "s", COLOURS[2], 1, right=True))
     plot = Plot(
         x_label=factor.axis,
         y_label="mean squared error",
-        right_label="accuracy of released models" if private else "",
+        right_label="accuracy of released models" if is_private(factor) else "",
         series=series,
         levels=levels,
         x_scale=_scale(factor.scale, sorted(places.values())) if numeric else "linear",
@@ -101,10 +97,8 @@ def _scale(scale: str, values: Sequence[float]) -> str:
 
 def _line(name: str, points: Sequence[Point], places: dict[str, float], index: int, joined: bool) -> list[Series]:
     """The attack's errors, and the errors that the paper prints."""
-    known = sorted(
-        ((places[point.label], value, point.spread) for point in points if (value := point.mean("mse")) is not None),
-        key=lambda item: item[0],
-    )
+    known = [(places[p.label], value, p.spread) for p in points if (value := p.mean("mse")) is not None]
+    known.sort(key=lambda item: item[0])
     printed = {places[point.label]: point.paper for point in points if isinstance(point.paper, int | float)}
     found = []
     if known:
@@ -239,20 +233,15 @@ def _gradients(factor: FactorResult, named: Sequence[tuple[str, FactorCellScores
 def _zeros(named: Sequence[tuple[str, FactorCellScores, dict[str, Any]]]) -> bytes:
     """Shares of zero coordinates in the gradient of every layer's weights, over training steps."""
     layers = [name for name in named[0][2]["zeros"] if name.endswith("weight")]
-    plots = [
-        Plot(
-            f"layer {number} of {len(layers)}",
-            x_label="step",
-            y_label="zero coordinates",
-            y_range=(-0.03, 1.03),
-            series=[
-                Series(words, content["steps"], content["zeros"][name], "-", MARKS[index % 8], COLOURS[index % 8], 1.1)
-                for index, (words, _, content) in enumerate(named)
-                if name in content["zeros"]
-            ],
-        )
-        for number, name in enumerate(layers, start=1)
-    ]
+    plots = []
+    for number, name in enumerate(layers, start=1):
+        series = [
+            Series(words, content["steps"], content["zeros"][name], "-", MARKS[index % 8], COLOURS[index % 8], 1.1)
+            for index, (words, _, content) in enumerate(named)
+            if name in content["zeros"]
+        ]
+        title = f"layer {number} of {len(layers)}"
+        plots.append(Plot(title, "step", "zero coordinates", series=series, y_range=(-0.03, 1.03)))
     return draw(plots, size=_SMALL, shared_y=True)
 
 
@@ -260,11 +249,10 @@ def _embedding(factor: FactorResult, named: Sequence[tuple[str, FactorCellScores
     rows, plots = [], []
     for words, cell, content in named:
         classes = content["class_names"]
-        series = []
+        series, points, labels = [], np.array(content["points"]), np.array(content["labels"])
         for label, name in enumerate(classes):
-            own = [p for p, of in zip(content["points"], content["labels"], strict=True) if of == label]
-            xs, ys = [point[0] for point in own], [point[1] for point in own]
             shown = name if len(classes) <= _NAMED_CLASSES else ""
+            xs, ys = points[labels == label].T.tolist()
             series.append(Series(shown, xs, ys, "", "o", f"C{label % 10}"))
         plots.append(Plot(words, series=series, x_ticks={}, y_ticks={}))
         agreement, chance = (percent(content[key]) for key in ("agreement", "chance"))
@@ -282,23 +270,14 @@ def _embedding(factor: FactorResult, named: Sequence[tuple[str, FactorCellScores
 
 def _seeds(factor: FactorResult, named: Sequence[tuple[str, FactorCellScores]]) -> Panel:
     followed = min(_FOLLOWED, *(len(cell.errors) for _, cell in named))
-    x_label, y_label = "seed of the initial weights", "squared error"
-    boxes = Plot(
-        x_label=x_label,
-        y_label=y_label,
-        samples={words: cell.errors for words, cell in named},
-        boxes=True,
-        levels=_oracle(named[0][1]),
-    )
-    lines = Plot(
-        x_label=x_label,
-        y_label=y_label,
-        series=[
-            Series("", range(len(named)), [cell.errors[i] for _, cell in named], "-", "o", f"C{i % 10}", 0.7)
-            for i in range(followed)
-        ],
-        x_ticks={words: index for index, (words, _) in enumerate(named)},
-    )
+    labels = ("", "seed of the initial weights", "squared error")
+    samples = {words: cell.errors for words, cell in named}
+    boxes = Plot(*labels, samples=samples, boxes=True, levels=_oracle(named[0][1]))
+    series = [
+        Series("", range(len(named)), [cell.errors[i] for _, cell in named], "-", "o", f"C{i % 10}", 0.7)
+        for i in range(followed)
+    ]
+    lines = Plot(*labels, series=series, x_ticks={words: index for index, (words, _) in enumerate(named)})
     correlations = [rank_correlation(a.errors, b.errors) for (_, a), (_, b) in combinations(named, 2)]
     means = [fmean(cell.errors) for _, cell in named]
     low, high = (format_score("mse", value) for value in (min(means), max(means)))

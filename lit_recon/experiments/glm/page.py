@@ -12,13 +12,13 @@ from lit_recon.reporting.wording import ABSENT, Grant, percent, short
 #: Reconstructions from the further models, by model name.
 BESIDE = "beside.safetensors"
 
-_ORIGIN = (
-    "Left the missing record, in the middle what the closed form computes from the released coefficients and all other "
-    "records"
-)
+_RELEASE = "the released coefficients and all other records"
+_ORIGIN = f"Left the missing record, in the middle what the closed form computes from {_RELEASE}"
 #: Columns of the tables of all models and of all records.
-_METRICS = ("max_error_median", "max_error_worst", "exact_share", "condition_median", "error_estimate_median")
-_METRICS += ("estimate_holds", "held_out_score")
+_METRICS = (
+    *("max_error_median", "max_error_worst", "exact_share", "condition_median", "error_estimate_median"),
+    *("estimate_holds", "held_out_score"),
+)
 _ERRORS = ("residual", "condition", "error_estimate", "max_error")
 #: Records in the picture of all models.
 _SHOWN = 12

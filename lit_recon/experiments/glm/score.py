@@ -34,6 +34,8 @@ from lit_recon.reporting.writing import (
 
 #: Errors of pixels below this count as exact: a level of gray is 4e-3.
 EXACT = 1e-6
+#: Metrics of a reconstructed record, and the attributes that hold them.
+_OF_RECORD = {"error_estimate": "error", "condition": "condition", "residual": "residual", "target_gap": "target_gap"}
 #: Notes that share this number of first characters count as the same.
 _BEGINNING = 40
 _METRICS = metrics_of(["mse", "rmse", "psnr", "ssim"])
@@ -46,9 +48,6 @@ class AttackedModel:
     """A model, and one attack for each target.
 
     Attributes:
-        regression: how it was trained.
-        fitted: the model.
-        attempts: one per target.
         truth: the targets' pixels `(m, d)`.
         targets: their values `(m,)`.
         means: mean of the other records for each target, `(m, d)`: the guess where the attack is impossible.
@@ -86,10 +85,7 @@ class AttackedModel:
         found = [attempt.found for attempt in self.attempts]
         return {
             "max_error": [None if math.isnan(error) else float(error) for error in self.errors],
-            "error_estimate": [one and one.error for one in found],
-            "condition": [one and one.condition for one in found],
-            "residual": [one and one.residual for one in found],
-            "target_gap": [one and one.target_gap for one in found],
+            **{key: [getattr(one, name, None) for one in found] for key, name in _OF_RECORD.items()},
             "refused": [float(one is None) for one in found],
         }
 
@@ -97,14 +93,11 @@ class AttackedModel:
         """Metrics over all targets."""
         columns, errors = self.columns(), self.errors
         there = errors[~np.isnan(errors)]
-        pairs = [
-            (error, estimate)
-            for error, estimate in zip(columns["max_error"], columns["error_estimate"], strict=True)
-            if error is not None and estimate is not None
-        ]
+        both = zip(columns["max_error"], columns["error_estimate"], strict=True)
+        pairs = [(error, estimate) for error, estimate in both if error is not None and estimate is not None]
         return {
             "regression": repr(self.regression),
-            "refused": int(sum(columns["refused"])),
+            "refused": sum(attempt.found is None for attempt in self.attempts),
             "max_error_median": _over(np.median, there),
             "max_error_worst": _over(np.max, there),
             "exact_share": float(np.mean(np.nan_to_num(errors, nan=math.inf) < EXACT)),

@@ -203,7 +203,7 @@ def write_membership(
             f"{kind}.copy_error": one.copy_error,
         }
         for index, (having, others) in enumerate(one.losses):
-            members = np.arange(len(having) + len(others)) < len(having)
+            members = np.concatenate([np.ones(len(having)), np.zeros(len(others))])
             auc = area_under_roc(-torch.cat([having, others]).numpy(), members)
             metrics |= _named(f"{kind}.histogram_{index}.auc", auc)
     known = played["known"].found

@@ -176,14 +176,11 @@ def _images(run: RunFolder, record: Mapping[str, Any]) -> Panel:
 def _attacks(record: Mapping[str, Any]) -> Panel:
     named = [prior for prior in record["priors"] if prior["threshold"] is None]
     within = [p for p in record["priors"] if p["threshold"] is not None and p["name"].endswith("certified")]
-    pictures = [
-        Picture(_rates(record, priors, words), description)
-        for priors, words, description in (
-            (named, "bound", "Chance of identifying the image among candidates against epsilon"),
-            (within, "bound (certified kappa)", "Chance of a reconstruction within a threshold against epsilon"),
-        )
-        if priors
-    ]
+    kinds = (
+        (named, "bound", "Chance of identifying the image among candidates against epsilon"),
+        (within, "bound (certified kappa)", "Chance of a reconstruction within a threshold against epsilon"),
+    )
+    pictures = [Picture(_rates(record, priors, words), text) for priors, words, text in kinds if priors]
     return Panel(
         "Attacks and their bounds",
         "First, identifying the unknown image among equally likely candidates, by training on each candidate without "
@@ -236,20 +233,15 @@ def _rates(record: Mapping[str, Any], priors: Sequence[Mapping[str, Any]], words
 
 def _chances(record: Mapping[str, Any], series: Sequence[Series], scale: str, limits: tuple[float, float]) -> bytes:
     epsilons = [point["epsilon"] for point in record["curve"]]
+    span = (min(epsilons) / _MARGIN, max(epsilons) * _MARGIN)
     plot = Plot(
-        x_label="epsilon",
-        y_label="chance of success",
-        series=series,
-        x_scale="log",
-        y_scale=scale,
-        x_range=(min(epsilons) / _MARGIN, max(epsilons) * _MARGIN),
-        y_range=limits,
+        "", "epsilon", "chance of success", "", series, x_scale="log", y_scale=scale, x_range=span, y_range=limits
     )
     return draw([plot], size=(6.6, 4.4))
 
 
 def _bounds(record: Mapping[str, Any], kappas: Sequence[float]) -> Panel:
-    curve, series = record["curve"], list[Series]()
+    curve, series, pictures = record["curve"], list[Series](), list[Picture]()
     epsilons = [point["epsilon"] for point in curve]
     for index, kappa in enumerate(sorted(kappas, reverse=True)):
         colour = COLOURS[index % len(COLOURS)]
@@ -259,12 +251,14 @@ def _bounds(record: Mapping[str, Any], kappas: Sequence[float]) -> Panel:
         series.append(Series("", epsilons, loose, _DASHED, colour=colour, width=1.1))
     series.append(Series("tight (Gaussian noise)", [], [], colour=_INK, width=1.8))
     series.append(Series("corollary 4", [], [], _DASHED, colour=_INK, width=1.1))
-    drawn = _chances(record, series, "log", (1e-5, 1.6)) if kappas else b""
+    if kappas:
+        drawn = _chances(record, series, "log", (1e-5, 1.6))
+        pictures.append(Picture(drawn, "Bounds on the chance of success against epsilon"))
     return Panel(
         "Bounds",
         "Upper bounds on the success probability of any attack, by the probability kappa of success without the "
         "release. The smaller kappa is, the larger the epsilon that still protects.",
-        [Picture(drawn, "Bounds on the chance of success against epsilon")] if drawn else [],
+        pictures,
         header=["Epsilon", "Success and prior", "Kappa", "Tight", "Theorem 2", "Cor. 4", "Cor. 3", "(ε, δ) alone"],
         rows=[
             [

@@ -48,14 +48,7 @@ _BOUNDS = tuple(field.name for field in dataclasses.fields(Bounds))
 
 
 class CellEvaluator:
-    """Measures the cells of a study, whose targets and priors are the same.
-
-    Args:
-        settings: of the study.
-        shadows: of all its cells, but for the privacy.
-        split: of the images.
-        folder: of the study.
-    """
+    """Measures the cells of a study, whose targets and priors are the same; `shadows` leaves the privacy open."""
 
     def __init__(
         self, settings: ReroSettings, shadows: ShadowSettings, split: InformedSplit, folder: RunFolder

@@ -155,16 +155,21 @@ class VictimRow:
     scores: Mapping[str, float | None]
 
 
-def rows_by_column(
-    labels: Tensor, recovered_labels: Tensor, losses: Iterable[float], scores: Mapping[str, Iterable[float | None]]
-) -> list[VictimRow]:
-    """Rows of images that were attacked one by one, each a batch of its own; scores are `(n,)` by name."""
+def write_scores(
+    folder: RunFolder,
+    labels: Tensor,
+    recovered_labels: Tensor,
+    losses: Iterable[float],
+    scores: Mapping[str, Iterable[float | None]],
+) -> None:
+    """Write `victims.csv` of images that were attacked one by one, each a batch of its own; scores are `(n,)`."""
     columns = {name: [None if one is None else float(one) for one in own] for name, own in scores.items()}
     classes = zip(labels.tolist(), recovered_labels.tolist(), losses, strict=True)
-    return [
+    rows = [
         VictimRow(index, index, label, recovered, float(loss), {name: own[index] for name, own in columns.items()})
         for index, (label, recovered, loss) in enumerate(classes)
     ]
+    write_victims(folder, rows)
 
 
 def with_deviations(scores: Mapping[str, Tensor]) -> dict[str, Scalar]:

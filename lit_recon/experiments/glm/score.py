@@ -23,14 +23,7 @@ from lit_recon.io.files import write_bytes
 from lit_recon.measures import MEASURES
 from lit_recon.metrics import NearestPublic, metrics_of, score_pairs
 from lit_recon.reporting.run_folder import RunFolder
-from lit_recon.reporting.writing import (
-    Scalar,
-    rows_by_column,
-    with_deviations,
-    write_metrics,
-    write_tensors,
-    write_victims,
-)
+from lit_recon.reporting.writing import Scalar, with_deviations, write_metrics, write_scores, write_tensors
 
 #: Errors of pixels below this count as exact: a level of gray is 4e-3.
 EXACT = 1e-6
@@ -154,7 +147,7 @@ def write_glm(
         class_names=settings.class_names(split.targets),
     )
     write_bytes(folder.path / BESIDE, save({name: tensor.float() for name, tensor in images.items() if name}))
-    write_victims(folder, rows_by_column(labels, recovered, estimates, columns))
+    write_scores(folder, labels, recovered, estimates, columns)
     write_metrics(folder, metrics, _MEASURES)
     write_page(folder.path)
     return metrics

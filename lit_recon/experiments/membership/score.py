@@ -32,14 +32,7 @@ from lit_recon.metrics.membership import Estimate, advantage, area_under_roc, tr
 from lit_recon.modules.shadows import train_store
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import percent, short
-from lit_recon.reporting.writing import (
-    Scalar,
-    csv_text,
-    rows_by_column,
-    write_metrics,
-    write_tensors,
-    write_victims,
-)
+from lit_recon.reporting.writing import Scalar, csv_text, write_metrics, write_scores, write_tensors
 from lit_recon.training.trainer import is_first_process
 
 #: Shadow models whose losses on a candidate calibrate the released model's loss.
@@ -96,7 +89,11 @@ class MembershipExperiment:
         own_way = way if again == "auto" else again
         first = self._trained(plan, "own", games.first, own_way, "adversary's, first candidates", "first")
         second = self._trained(plan, "own", games.second, own_way, "adversary's, second candidates", "second")
-        members = [self._on_one_image(plan, index, way) for index in range(self.settings.histogram.images)]
+        n = 1 if plan.is_repeatable else self.settings.histogram.models  # equal models are trained once
+        members = [
+            self._trained(plan, f"with_{i}", games.second.subset(torch.full((n,), i)), way, f"models with image {i}")
+            for i in range(self.settings.histogram.images)
+        ]
         if not is_first_process():
             return None
         differences, images = shadow.read(split.shadow), split.shadow
@@ -140,12 +137,6 @@ class MembershipExperiment:
         owner = dataclasses.replace(plan, purpose=purpose)
         store = train_store(self.trainer, owner, images, place, way, self.shadows.shard_size, label)
         return store.read(images) if is_first_process() else torch.empty(0)
-
-    def _on_one_image(self, plan: ShadowPlan, index: int, way: str) -> Tensor:
-        """Models trained on the same image; a single one where training is deterministic."""
-        n = 1 if plan.is_repeatable else self.settings.histogram.models
-        images = self.games.second.subset(torch.full((n,), index))
-        return self._trained(plan, f"with_{index}", images, way, f"models with image {index}")
 
 
 def _copy_error(released: Tensor, first: Tensor, second: Tensor, bits: Tensor) -> float:
@@ -227,7 +218,7 @@ def write_membership(
     pictures |= {f"{kind}.reconstruction": one.found.images for kind, one in played.items()}
     write_bytes(folder.path / GAMES, save({name: images.contiguous() for name, images in pictures.items()}))
     write_text(folder.path / LOSSES, _losses(played))
-    write_victims(folder, rows_by_column(truth.labels, known.labels, known.uncertainty, columns))
+    write_scores(folder, truth.labels, known.labels, known.uncertainty, columns)
     write_metrics(folder, metrics, measures)
     write_page(folder.path)
     return metrics

@@ -8,13 +8,9 @@ from collections.abc import Mapping
 
 import lit_recon._torchvision
 
-import torch
 from jsonargparse import ArgumentParser, Namespace
-from pytorch_lightning import Trainer
-from torch import Tensor
 
-from lit_recon.attacks.shadow import ShadowPlan, ShadowStore, deltas, load_released
-from lit_recon.data.informed_splits import InformedSplit
+from lit_recon.attacks.shadow import ShadowStore, deltas, load_released
 from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import SAME_RUN, settings_parser
 from lit_recon.experiments.released_attack.score import classifier_of, score_targets, shown_mse, write_reconn
@@ -67,9 +63,13 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     started = time.perf_counter()
     store = train_store(trainer, models, split.shadow, stored, shadows.execution, shadows.shard_size)
     trained = time.perf_counter() - started
-    observed = _observed(trainer, plan, split, store, folder, released)
+    owners, there = dataclasses.replace(plan, purpose="released"), folder.checkpoints / "released"
+    own = None
+    if released is None:
+        own = train_store(trainer, owners, split.targets, there, store.execution, store.shard_size, "released models")
     if is_first_process():
         feature_map = settings.access.feature_map(plan, split.shadow)
+        observed = deltas(released, plan.reference()) if own is None else own.read(split.targets)
         features = feature_map(observed)
         facts: dict[str, Scalar] = {
             **shadows.facts(split),
@@ -95,22 +95,6 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         write_reconn(folder, split, outcome, facts)
         print(_summary(outcome.metrics))
         print(f"report      {folder.report}")
-
-
-def _observed(
-    trainer: Trainer,
-    plan: ShadowPlan,
-    split: InformedSplit,
-    store: ShadowStore,
-    folder: RunFolder,
-    released: Tensor | None,
-) -> Tensor:
-    """Weight differences of the released models from the reference, `(m, p)`, with snapshots `(m, t * p)`."""
-    if released is not None:
-        return deltas(released, plan.reference())
-    owners, there = dataclasses.replace(plan, purpose="released"), folder.checkpoints / "released"
-    models = train_store(trainer, owners, split.targets, there, store.execution, store.shard_size, "released models")
-    return models.read(split.targets) if is_first_process() else torch.empty(0)
 
 
 def _summary(metrics: Mapping[str, Scalar]) -> str:

@@ -33,14 +33,7 @@ from lit_recon.metrics.baselines import NearestNeighborOracle
 from lit_recon.models import Backbone, load_backbone
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import format_score, percent
-from lit_recon.reporting.writing import (
-    Scalar,
-    rows_by_column,
-    with_deviations,
-    write_metrics,
-    write_tensors,
-    write_victims,
-)
+from lit_recon.reporting.writing import Scalar, with_deviations, write_metrics, write_scores, write_tensors
 
 
 def classifier_of(checkpoint: Path | None, images: ImageSet) -> Backbone | Unavailable:
@@ -174,7 +167,7 @@ def write_reconn(folder: RunFolder, split: InformedSplit, outcome: ReconnOutcome
         class_names=split.targets.class_names,
     )
     found = outcome.found
-    write_victims(folder, rows_by_column(split.targets.labels, found.labels, found.uncertainty, outcome.per_image))
+    write_scores(folder, split.targets.labels, found.labels, found.uncertainty, outcome.per_image)
     write_metrics(folder, {**outcome.metrics, "notes": outcome.notes, **facts}, outcome.measures)
     write_page(folder.path)
 

@@ -13,20 +13,9 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from lit_recon import bounds as theory
 from lit_recon.attacks.updates.features import LayerGradient
 from lit_recon.attacks.updates.features.activations import Activation, activation_of
-from lit_recon.bounds import (
-    GaussianPrior,
-    GaussianRelease,
-    ReleasedInformation,
-    TwoLayerJacobian,
-    TwoLayerNet,
-    autograd_jacobian,
-    cramer_rao,
-    likeliest_inputs,
-    unit_norm_cramer_rao,
-    van_trees,
-)
 from lit_recon.defenses import Batch, Round, Stage, per_example_gradients
 from lit_recon.errors import LitReconError
 from lit_recon.experiments.two_layer.settings import TwoLayerCell, TwoLayerSettings
@@ -38,7 +27,7 @@ from lit_recon.records import Update
 class Instance:
     """A network and a batch, drawn for one repetition of a cell."""
 
-    net: TwoLayerNet
+    net: theory.TwoLayerNet
     inputs: Tensor
     targets: Tensor
     activation: Activation
@@ -77,7 +66,7 @@ def drawn_instance(settings: TwoLayerSettings, cell: TwoLayerCell, generator: to
     inputs = torch.nn.functional.normalize(normal(sizes.batch, sizes.d), dim=1)
     targets = torch.randint(k if k > 1 else 2, (sizes.batch,), generator=generator)
     activation = activation_of(activation_layer(settings.activation))
-    net = TwoLayerNet(weight, weight.new_zeros(sizes.m), head, activation, settings.loss)
+    net = theory.TwoLayerNet(weight, weight.new_zeros(sizes.m), head, activation, settings.loss)
     return Instance(net, inputs, (2.0 * targets[:, None] - 1).double() if squared else targets, activation)
 
 
@@ -98,8 +87,8 @@ def measured(settings: TwoLayerSettings, cell: TwoLayerCell) -> dict[str, Any]:
         released = _released(settings, cell, instance, generator)
         notes |= dict.fromkeys(released.notes)
         information = information + released.information / settings.repeats
-        unbiased = cramer_rao(released.information)
-        known_norm = unit_norm_cramer_rao(released.information, instance.inputs)
+        unbiased = theory.cramer_rao(released.information)
+        known_norm = theory.unit_norm_cramer_rao(released.information, instance.inputs)
         for name, value in zip(bounds, (unbiased.squared, unbiased.relaxed, known_norm.squared), strict=True):
             bounds[name].append((value / cell.sizes.batch) ** 0.5)
         seconds["bound"] += time.perf_counter() - clock
@@ -116,8 +105,8 @@ def measured(settings: TwoLayerSettings, cell: TwoLayerCell) -> dict[str, Any]:
                 notes[f"{name}: {error}"] = None
             seconds[name] += time.perf_counter() - clock
         errors["likelihood"].append(_likeliest_error(instance, observed, released))
-    prior = GaussianPrior.isotropic(cell.sizes.d, 1 / cell.sizes.d)
-    every = (van_trees(information, prior).squared / cell.sizes.batch) ** 0.5
+    prior = theory.GaussianPrior.isotropic(cell.sizes.d, 1 / cell.sizes.d)
+    every = (theory.van_trees(information, prior).squared / cell.sizes.batch) ** 0.5
     found = {"bounds": bounds, "van_trees": every, "errors": errors, **facts}
     return {**cell.identity(), **found, "seconds": seconds, "notes": list(notes)}
 
@@ -135,12 +124,12 @@ def root_error(found: Tensor, truth: Tensor) -> float:
 
 def _released(
     settings: TwoLayerSettings, cell: TwoLayerCell, instance: Instance, generator: torch.Generator
-) -> ReleasedInformation:
+) -> theory.ReleasedInformation:
     family = settings.defenses.get(cell.defense)
     if family is not None and family.defense is None:
         local = local_update(instance, int(cell.strength or 1), settings.local_rho)
-        return autograd_jacobian(local, instance.inputs).released(cell.sizes.noise)
-    jacobian = TwoLayerJacobian(instance.net, instance.inputs, instance.targets)
+        return theory.autograd_jacobian(local, instance.inputs).released(cell.sizes.noise)
+    jacobian = theory.TwoLayerJacobian(instance.net, instance.inputs, instance.targets)
     if family is None or family.defense is None or cell.strength is None:
         return jacobian.released(cell.sizes.noise)
     batch, gradient = Batch(instance.inputs, instance.targets), instance.gradient
@@ -172,23 +161,23 @@ def local_update(instance: Instance, steps: int, rho: float) -> Callable[[Tensor
     return update
 
 
-def _likeliest_error(instance: Instance, observed: Update, released: ReleasedInformation) -> float | None:
+def _likeliest_error(instance: Instance, observed: Update, released: theory.ReleasedInformation) -> float | None:
     """Error of maximum likelihood started at the truth; None where the defense is more than mask and noise."""
     release, mean = replace(released.release, bound=math.inf), released.release.mean(released.update)
     masked = release.mean(instance.net.update(instance.inputs, instance.targets))
     if any(not torch.equal(masked[name], value) for name, value in mean.items()):
         return None
-    found = likeliest_inputs(instance.net, instance.inputs, instance.targets, observed, release)
+    found = theory.likeliest_inputs(instance.net, instance.inputs, instance.targets, observed, release)
     return float((found - instance.inputs).square().sum(dim=1).mean().sqrt())
 
 
-def _facts(instance: Instance, released: ReleasedInformation) -> tuple[float, float]:
+def _facts(instance: Instance, released: theory.ReleasedInformation) -> tuple[float, float]:
     """Share of the Jacobian's squared norm that is kept, and factor by which clipping shrinks the update."""
     clip = min(1.0, released.release.bound / norm_of(released.update))
     if released.release.kept is None:
         return 1.0, clip
-    jacobian = TwoLayerJacobian(instance.net, instance.inputs, instance.targets)
-    kept = GaussianRelease(1.0, released.release.kept).precision(jacobian.update)
+    jacobian = theory.TwoLayerJacobian(instance.net, instance.inputs, instance.targets)
+    kept = theory.GaussianRelease(1.0, released.release.kept).precision(jacobian.update)
     return float(jacobian.gram(kept).trace() / jacobian.gram().trace()), clip
 
 

@@ -13,14 +13,7 @@ import lit_recon._torchvision
 import torch
 from jsonargparse import ArgumentParser, Namespace
 
-from lit_recon.bounds import (
-    GaussianRelease,
-    TwoLayerJacobian,
-    cramer_rao,
-    fisher_information,
-    moments_noise,
-    replacement_sensitivity,
-)
+from lit_recon import bounds as theory
 from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import settings_parser
 from lit_recon.experiments.engine.cluster import ClusterSettings
@@ -115,18 +108,18 @@ def _privacy(settings: TwoLayerSettings, base: TwoLayerCell) -> list[dict[str, f
         return []
     instance = drawn_instance(settings, base, torch.Generator().manual_seed(settings.seed))
     # GELU's slope is at most 1.129, all other activations' at most 1
-    sensitivity = replacement_sensitivity(instance.net, 1.13 if settings.activation == "gelu" else 1.0)
-    jacobian = TwoLayerJacobian(instance.net, instance.inputs, instance.targets)
+    sensitivity = theory.replacement_sensitivity(instance.net, 1.13 if settings.activation == "gelu" else 1.0)
+    jacobian = theory.TwoLayerJacobian(instance.net, instance.inputs, instance.targets)
     norm, size = norm_of(jacobian.update), sum(value.numel() for value in jacobian.update.values())
     rows = []
     for epsilon in settings.epsilons:
         noise = sensitivity / gaussian_mu(epsilon, settings.delta)
-        found = cramer_rao(fisher_information(jacobian, GaussianRelease(noise)))
+        found = theory.cramer_rao(theory.fisher_information(jacobian, theory.GaussianRelease(noise)))
         rows.append(
             {
                 "epsilon": epsilon,
                 "sensitivity": sensitivity,
-                "noise_moments": moments_noise(sensitivity, epsilon, settings.delta),
+                "noise_moments": theory.moments_noise(sensitivity, epsilon, settings.delta),
                 "noise": noise,
                 "noise_over_gradient": noise * size**0.5 / norm,
                 "bound": (found.squared / base.sizes.batch) ** 0.5,

@@ -43,6 +43,9 @@ def test_known_initial_weights_give_membership_away_and_unknown_ones_hide_it(
     assert metrics["fresh.train_both.auc_low"] < 0.5 < metrics["fresh.train_both.auc_high"]
     assert metrics["known.reconstruction.auc"] > 0.7
     assert metrics["known.reconstruction.implied_right"] == 1
+    assert metrics["formats"].keys() < metrics.keys()
+    assert metrics["formats"]["fresh.loss.auc"]["name"] == "AUC, compare losses, unknown initial weights"
+    assert metrics["formats"]["known.reconstruction.rmse"]["higher_is_better"] is False
     with (folder / "victims.csv").open() as file:
         rows = list(csv.DictReader(file))
     right = [(float(row["known.reconstruction"]) > 0) == (row["member"] == "1.0") for row in rows]

@@ -24,14 +24,9 @@ _NAME = 96
 
 @dataclass(eq=False)
 class FactorCell:
-    """One run.
+    """One run of `reconn.py run` with its complete settings, after a transfer to another fixed set where there is one.
 
-    Attributes:
-        folder: of the run, below that of the study; it names a hash of the settings.
-        title: for the screen.
-        settings: of `reconn.py run`, complete.
-        transfer: to another fixed set; None for none.
-        measures: further measurements of any factor.
+    Its `folder`, below that of the study, names a hash of the settings.
     """
 
     folder: str
@@ -42,14 +37,11 @@ class FactorCell:
 
 
 class FactorGrid:
-    """A study's cells.
+    """The cells of a study, and as its `description`, JSON content, those of each value of each factor.
 
     Args:
         study: its settings.
         own: all its settings, as in its configuration file.
-
-    Attributes:
-        description: the cells of each value of each factor, as JSON content.
 
     Raises:
         ConfigError: a factor names an unknown setting, or an invalid value.

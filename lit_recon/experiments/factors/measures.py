@@ -135,14 +135,7 @@ def files_of(wanted: Iterable[Measure]) -> dict[_Kind, str]:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A cell with a transfer to another fixed set.
-
-    Args:
-        how: settings of the transfer.
-        base: of the attack.
-        shadows: of the shadow models of the old fixed set.
-        old: the split that they are trained on.
-    """
+    """A cell with a transfer to another fixed set; `old` is the split of the shadow models before it."""
 
     how: TransferSettings
     base: ReconnSettings

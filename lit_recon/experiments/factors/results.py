@@ -40,25 +40,14 @@ class FactorCellScores:
         return [row.scores["mse"] or 0.0 for row in read_victims(self.folder.victims)]
 
     def measure(self, kind: str) -> dict[str, Any] | None:
-        """Another measure, such as `gradients`; None where it was not taken.
-
-        Raises:
-            CorruptFileError: its file is malformed.
-        """
+        """Another measure, such as `gradients`; None where it was not taken."""
         path = self.folder.path / f"{kind}.json"
         return read_json(path, _REMEDY) if path.is_file() else None
 
 
 @dataclass(frozen=True)
 class Point:
-    """One value of a factor, with a cell per seed.
-
-    Attributes:
-        label: the value in words.
-        place: on a numeric axis; None where it has none.
-        paper: printed MSE, if any.
-        cells: of all seeds.
-    """
+    """One value of a factor, with a cell per seed; `place` is on a numeric axis, `paper` the printed MSE."""
 
     label: str
     place: float | None

@@ -144,7 +144,7 @@ def write_glm(
         nearest_public=nearest,
         labels=labels,
         recovered_labels=recovered,
-        class_names=settings.class_names(split.targets),
+        class_names=["even", "odd"] if settings.target == "odd" else split.targets.class_names,
     )
     write_bytes(folder.path / BESIDE, save({name: tensor.float() for name, tensor in images.items() if name}))
     write_scores(folder, labels, recovered, estimates, columns)

@@ -80,10 +80,6 @@ class GlmSettings(PaperRunSettings):
         pixels = images.images.flatten(1).numpy().astype(np.float64) / 255
         return pixels, (labels % 2 if self.target == "odd" else labels).astype(np.float64)
 
-    def class_names(self, images: ImageSet) -> list[str]:
-        """Names of the targets."""
-        return ["even", "odd"] if self.target == "odd" else images.class_names
-
     def check_classes(self, targets: Array) -> None:
         """Refuse, by a ConfigError, equal targets, and classifiers that lack a class: others would be renumbered."""
         found = np.unique(targets)

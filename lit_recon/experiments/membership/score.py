@@ -153,10 +153,9 @@ def write_membership(
     played: Mapping[str, PlayedGames],
     facts: Mapping[str, Scalar],
 ) -> dict[str, Scalar]:
-    """Score all attacks and write the files of the run; `played` is by the kind of initial weights.
+    """Score all attacks, write the files of the run, the metrics last, and return these.
 
-    Returns:
-        The metrics, which are written last, and `facts`.
+    The games in `played` are by the kind of initial weights; `facts` are further metrics.
     """
     truth, bits = games.chosen, games.bits.numpy()
     pixels = truth.pixels()

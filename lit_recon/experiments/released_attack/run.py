@@ -8,9 +8,11 @@ from collections.abc import Mapping
 
 import lit_recon._torchvision
 
+import torch
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.attacks.shadow import ShadowStore, deltas, load_released
+from lit_recon.errors import ConfigError
 from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import SAME_RUN, settings_parser
 from lit_recon.experiments.released_attack.score import classifier_of, score_targets, shown_mse, write_reconn
@@ -38,7 +40,10 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     call = Call(arguments, values, "reconn")
     settings, shadows, folder = call.settings(ReconnSettings), call.settings(ShadowSettings), call.folder
     configure_process(shadows.trainer)
-    settings.check_curve(shadows.split.shadow)
+    outside = [k for k in settings.curve if not 2 <= k <= shadows.split.shadow]
+    if outside:
+        most = shadows.split.shadow
+        raise ConfigError(f"curve must hold numbers of shadow models from 2 to split.shadow={most}; got {outside}")
     split = shadows.drawn()
     trainer = build_trainer(shadows.trainer, loggers=[])
     device = str(trainer.strategy.root_device)
@@ -64,12 +69,12 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     store = train_store(trainer, models, split.shadow, stored, shadows.execution, shadows.shard_size)
     trained = time.perf_counter() - started
     owners, there = dataclasses.replace(plan, purpose="released"), folder.checkpoints / "released"
-    own = None
-    if released is None:
+    observed = None if released is None else deltas(released, plan.reference())
+    if observed is None:
         own = train_store(trainer, owners, split.targets, there, store.execution, store.shard_size, "released models")
+        observed = own.read(split.targets) if is_first_process() else torch.empty(0)
     if is_first_process():
         feature_map = settings.access.feature_map(plan, split.shadow)
-        observed = deltas(released, plan.reference()) if own is None else own.read(split.targets)
         features = feature_map(observed)
         facts: dict[str, Scalar] = {
             **shadows.facts(split),

@@ -57,11 +57,7 @@ def classifier_of(checkpoint: Path | None, images: ImageSet) -> Backbone | Unava
 
 
 def released_store(plan: ShadowPlan, folder: RunFolder) -> ShadowStore:
-    """The released models of a finished run, whose shadow models are those of `plan`.
-
-    Raises:
-        MissingDataError: they are gone.
-    """
+    """The released models of a finished run with these shadow models; a MissingDataError where they are gone."""
     there = folder.checkpoints / "released"
     store = ShadowStore.open(there, replace(plan, purpose="released").description)
     if store is None:
@@ -71,15 +67,11 @@ def released_store(plan: ShadowPlan, folder: RunFolder) -> ShadowStore:
 
 @dataclass(frozen=True)
 class ReconnOutcome:
-    """A scored attack on released models.
+    """A scored attack on released models; its `metrics` and `notes` are for the run's record.
 
     Attributes:
-        found: one image per target.
         nearest: for every target, the nearest image that the adversary holds, `(m, c, h, w)`.
         per_image: scores `(m,)` by name, all None where a metric is not available.
-        metrics: entries of the run's record, but for the notes.
-        measures: how to print the metrics among them.
-        notes: remarks for readers of the page.
     """
 
     found: ReconstructedTargets
@@ -157,17 +149,17 @@ def score_targets(
 
 def write_reconn(folder: RunFolder, split: InformedSplit, outcome: ReconnOutcome, facts: Mapping[str, Scalar]) -> None:
     """Write all files of the run: the metrics, which mark it as complete, and last the page."""
+    found, targets = outcome.found, split.targets
     write_tensors(
         folder,
-        reconstructions=outcome.found.images,
-        targets=split.targets.pixels(),
+        reconstructions=found.images,
+        targets=targets.pixels(),
         nearest_public=outcome.nearest,
-        labels=split.targets.labels,
-        recovered_labels=outcome.found.labels,
-        class_names=split.targets.class_names,
+        labels=targets.labels,
+        recovered_labels=found.labels,
+        class_names=targets.class_names,
     )
-    found = outcome.found
-    write_scores(folder, split.targets.labels, found.labels, found.uncertainty, outcome.per_image)
+    write_scores(folder, targets.labels, found.labels, found.uncertainty, outcome.per_image)
     write_metrics(folder, {**outcome.metrics, "notes": outcome.notes, **facts}, outcome.measures)
     write_page(folder.path)
 

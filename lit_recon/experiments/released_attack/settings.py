@@ -133,14 +133,6 @@ class ShadowSettings:
         linear.sample(split.shadow)
         return linear
 
-    def check_exact(self, command: str) -> None:
-        """Refuse, by a ConfigError, linear response where a command trains all of its models."""
-        if self.shadows != "exact":
-            raise ConfigError(
-                "shadows by linear response are for `train.py shadows` and `reconn.py run`; "
-                f"{command} trains exactly; got {self.shadows}"
-            )
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReconnSettings(PaperRunSettings):
@@ -175,9 +167,3 @@ class ReconnSettings(PaperRunSettings):
         """
         whole = plan if self.access.whole else None
         return dataclasses.replace(self, reconstructor=self.reconstructor.bind(Background(whole, state, announced)))
-
-    def check_curve(self, n: int) -> None:
-        """Refuse, by a ConfigError, numbers of shadow models that `n` do not contain."""
-        outside = [k for k in self.curve if not 2 <= k <= n]
-        if outside:
-            raise ConfigError(f"curve must hold numbers of shadow models from 2 to split.shadow={n}; got {outside}")

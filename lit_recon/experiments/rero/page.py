@@ -31,12 +31,7 @@ _DASHED = (0, (4.0, 2.0))
 
 
 def write_page(folder: Path) -> Path:
-    """Write the page of a finished run of `reconn.py rero` into its folder, from the files in it alone.
-
-    Raises:
-        MissingDataError: the folder holds no finished run.
-        CorruptFileError: one of its files is malformed.
-    """
+    """Write the page of a finished run of `reconn.py rero` into its folder; raises as `build_report` does."""
     run = RunFolder(folder)
     if not run.is_complete:
         raise MissingDataError(f"{run.path} holds no finished run: finish it with the command that began it")

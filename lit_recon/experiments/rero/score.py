@@ -64,14 +64,7 @@ class CellEvaluator:
         self.priors = priors(settings.prior, self.samples)
 
     def measure(self, cell: ReroCell, own: ShadowSettings, done: RunFolder, trainer: Trainer) -> dict[str, Any]:
-        """The metrics of a finished cell, as JSON content.
-
-        Args:
-            cell: which one.
-            own: the settings of its shadow models.
-            done: its run.
-            trainer: for the candidates' models.
-        """
+        """The metrics of a cell, as JSON content, from its finished run `done`; `own` are its shadow models."""
         plan = own.plan(self.split, str(trainer.strategy.root_device))
         observed = released_store(plan, done).read(self.split.targets)
         correct = accuracies(plan, (plan.reference() + observed[:_TRIED]).float(), self.test)
@@ -88,12 +81,10 @@ class CellEvaluator:
         }
         limits: list[Bounds | None] = [None] * len(self.priors)
         if cell.epsilon is not None:
-            delta, training = (
-                self.settings.budget.delta,
-                full_batch(self.settings.budget, cell.epsilon, own.descent.steps),
-            )
-            epsilon = training.epsilon(delta)
-            limits = [bounds(training, epsilon, delta, prior.baseline.log_kappa) for prior in self.priors]
+            budget = self.settings.budget
+            training = full_batch(budget, cell.epsilon, own.descent.steps)
+            epsilon = training.epsilon(budget.delta)
+            limits = [bounds(training, epsilon, budget.delta, prior.baseline.log_kappa) for prior in self.priors]
             found["noise_multiplier"] = training.noise_multiplier
             found["equivalence"] = equivalence_row(training, cell.epsilon)
         errors = torch.tensor([row.scores["mse"] for row in read_victims(done.victims)], dtype=torch.float64)
@@ -127,11 +118,10 @@ class CellEvaluator:
 
     def record(self, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Everything that the page shows."""
-        budget, steps = self.settings.budget, self.shadows.descent.steps
-        sampled = self.settings.sampled
+        budget, sampled, steps = self.settings.budget, self.settings.sampled, self.shadows.descent.steps
         curve = [
             {"epsilon": epsilon, "mu": math.sqrt(steps) / full_batch(budget, epsilon, steps).noise_multiplier}
-            for epsilon in _grid([*budget.epsilons])
+            for epsilon in _grid(budget.epsilons)
         ]
         return {
             "cells": list(cells),
@@ -146,8 +136,8 @@ class CellEvaluator:
 
 def accuracies(plan: ShadowPlan, weights: Tensor, images: ImageSet) -> Tensor:
     """Share of images that each model classifies correctly, `(m,)`, of weights `(m, p)`."""
-    found = [(logits.argmax(1) == images.labels).double().mean() for logits in _logits(plan, weights, images)]
-    return torch.stack(found)
+    right = [(logits.argmax(1) == images.labels).double().mean() for logits in _logits(plan, weights, images)]
+    return torch.stack(right)
 
 
 def losses(plan: ShadowPlan, weights: Tensor, images: ImageSet) -> Tensor:

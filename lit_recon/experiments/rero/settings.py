@@ -121,7 +121,11 @@ class ReroSettings(PaperRunSettings):
         if shadows.descent.dp is not None:
             raise ConfigError("descent.dp is not set for this command: it follows from budget.epsilons")
         shadows.check_final_models("reconn.py rero")
-        shadows.check_exact("reconn.py rero")
+        if shadows.shadows != "exact":
+            raise ConfigError(
+                "shadows by linear response are for `train.py shadows` and `reconn.py run`; reconn.py rero trains "
+                f"exactly; got {shadows.shadows}"
+            )
         if shadows.store is not None:
             raise ConfigError("store is not set for this command: every budget has a store of its own below cache")
         if shadows.initialization != "known":

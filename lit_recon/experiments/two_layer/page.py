@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from lit_recon.bounds.two_layer import RATES, log_slope
 from lit_recon.experiments.two_layer.results import LOCAL, SYMBOLS, Study, TwoLayerCellScores
@@ -56,45 +57,36 @@ def rate_curves(study: Study, kind: str = "svg") -> bytes:
 
 
 def _rate_plot(study: Study, axis: str) -> Plot:
-    cells = study.sweep(axis)
+    cells, symbol = study.sweep(axis), SYMBOLS[axis]
     places = [cell.sizes[axis] for cell in cells]
-    return Plot(
-        f"over {SYMBOLS[axis]}",
-        x_label=SYMBOLS[axis],
-        y_label="root mean squared error of an input",
-        x_scale="log",
-        y_scale="log",
-        x_ticks={f"{place:g}": place for place in places},
-        series=[
-            Series("Cramér-Rao, norms known", places, _bounds(cells, "unit_norm"), colour="black"),
-            Series("relaxed by the trace", places, _bounds(cells, "relaxed"), ":", colour="black"),
-            Series("van Trees, any attack", places, [cell.van_trees for cell in cells], "--"),
-            *(
-                Series(title, places, _errors(cells, name), "", MARKS[index], COLOURS[index])
-                for index, (name, title) in enumerate(study.attacks.items())
-            ),
-            Series("maximum likelihood, from the truth", places, _errors(cells, "likelihood"), "", "+"),
-        ],
-    )
+    series = [
+        Series("Cramér-Rao, norms known", places, _bounds(cells, "unit_norm"), colour="black"),
+        Series("relaxed by the trace", places, _bounds(cells, "relaxed"), ":", colour="black"),
+        Series("van Trees, any attack", places, [cell.van_trees for cell in cells], "--"),
+        *_attacks(study, cells, places, line=""),
+        Series("maximum likelihood, from the truth", places, _errors(cells, "likelihood"), "", "+"),
+    ]
+    scales: dict[str, Any] = {"x_scale": "log", "y_scale": "log", "x_ticks": {f"{place:g}": place for place in places}}
+    return Plot(f"over {symbol}", symbol, "root mean squared error of an input", series=series, **scales)
 
 
 def _strength_plot(study: Study, name: str) -> Plot:
     cells = study.strengths(name)
     places = [cell.strength or 0.0 for cell in cells]
-    return Plot(
-        str(study.defenses[name]["title"]),
-        x_label="strength",
-        y_label="root mean squared error",
-        y_scale="log",
-        levels={"bound, no defense": study.base.bound("unit_norm")},
-        series=[
-            Series("bound", places, _bounds(cells, "unit_norm"), marker=".", colour="black"),
-            *(
-                Series(title, places, _errors(cells, attack), "-", MARKS[index], COLOURS[index], 0.8)
-                for index, (attack, title) in enumerate(study.attacks.items())
-            ),
-        ],
-    )
+    bound = Series("bound", places, _bounds(cells, "unit_norm"), marker=".", colour="black")
+    series = [bound, *_attacks(study, cells, places, width=0.8)]
+    levels = {"bound, no defense": study.base.bound("unit_norm")}
+    title = str(study.defenses[name]["title"])
+    return Plot(title, "strength", "root mean squared error", series=series, levels=levels, y_scale="log")
+
+
+def _attacks(
+    study: Study, cells: Sequence[TwoLayerCellScores], places: Sequence[float], line: str = "-", width: float = 1.3
+) -> list[Series]:
+    return [
+        Series(title, places, _errors(cells, attack), line, MARKS[index], COLOURS[index], width)
+        for index, (attack, title) in enumerate(study.attacks.items())
+    ]
 
 
 def _bounds(cells: Sequence[TwoLayerCellScores], name: str) -> list[float]:

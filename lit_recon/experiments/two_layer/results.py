@@ -73,10 +73,9 @@ class TwoLayerCellScores:
 
 @dataclass(frozen=True)
 class Study:
-    """All cells of a study.
+    """All cells of a study, the base first, and what its settings say about them.
 
     Attributes:
-        cells: in order; the first one is the base.
         attacks: titles by name.
         moments: names of the attacks to which the theory's orders apply.
         defenses: `title`, `rate` and `at` by name.

@@ -207,9 +207,7 @@ class TwoLayerCell:
 def build_cells(settings: TwoLayerSettings, own: Mapping[str, Any]) -> list[TwoLayerCell]:
     """All cells, without repetitions: the sweeps, then every defense at every strength, then sweeps under defenses.
 
-    Args:
-        settings: of the study.
-        own: the same, as in its configuration file.
+    `own` holds the settings as in the configuration file.
     """
     base, defenses = settings.base, settings.defenses
     found = [TwoLayerCell(base), *(TwoLayerCell(sizes) for sizes in _swept(settings, AXES))]

@@ -19,11 +19,16 @@ from lit_recon.experiments.configuration import settings_of, settings_parser
 from lit_recon.experiments.engine.cluster import ClusterSettings
 from lit_recon.experiments.engine.pieces import Piece, metrics_in_words, settings_hash
 from lit_recon.experiments.engine.runner import StudyRunner, refuse_several_processes
-from lit_recon.experiments.factors.grid import FactorCell, FactorGrid
 from lit_recon.experiments.factors.measures import Measures, Transfer, files_of
 from lit_recon.experiments.factors.page import csv_table, write_page
 from lit_recon.experiments.factors.results import FactorStudy
-from lit_recon.experiments.factors.settings import FactorsSettings, TransferSettings, check_base
+from lit_recon.experiments.factors.settings import (
+    FactorCell,
+    FactorGrid,
+    FactorsSettings,
+    TransferSettings,
+    check_base,
+)
 from lit_recon.experiments.released_attack.settings import RECONN, ReconnSettings, ShadowSettings
 from lit_recon.io.files import write_text
 from lit_recon.modules.loggers import finish, log_grid, log_table

@@ -60,11 +60,6 @@ class Sweeps:
     batch: list[int] = field(default_factory=list)
     noise: list[float] = field(default_factory=list)
 
-    def of(self, axis: str) -> Sequence[float]:
-        """The values of one axis."""
-        values: Sequence[float] = getattr(self, axis)
-        return values
-
 
 @dataclass(frozen=True)
 class TwoLayerDefense:
@@ -167,7 +162,7 @@ class TwoLayerSettings(PaperRunSettings):
         check_range({"n_classes": self.n_classes}, 2)
         check_range({"local_rho": self.local_rho, "delta": self.delta}, 0, 1, strict=True)
         check_range({"epsilons": self.epsilons}, 0, strict=True)
-        if not any(self.sweeps.of(axis) for axis in AXES):
+        if not any(vars(self.sweeps).values()):
             raise ConfigError(f"a study needs a size to vary; got none: give `sweeps` values of {', '.join(AXES)}")
 
 
@@ -223,8 +218,8 @@ def build_cells(settings: TwoLayerSettings, own: Mapping[str, Any]) -> list[TwoL
 
 
 def _swept(settings: TwoLayerSettings, axes: Sequence[str]) -> list[Sizes]:
-    changes: list[dict[str, Any]] = [{axis: value} for axis in axes for value in settings.sweeps.of(axis)]
-    return [replace(settings.base, **change) for change in changes]
+    sweeps = vars(settings.sweeps)
+    return [replace(settings.base, **{axis: value}) for axis in axes for value in sweeps[axis]]
 
 
 def _digest(cell: TwoLayerCell, defenses: Mapping[str, Any], shared: Mapping[str, Any]) -> str:

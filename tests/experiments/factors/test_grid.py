@@ -19,10 +19,16 @@ from lit_recon.data.informed_splits import InformedSplit, InformedSplitSettings
 from lit_recon.errors import ConfigError, LitReconError, ThreatModelError
 from lit_recon.experiments.configuration import instantiated, resolved, settings_of
 from lit_recon.experiments.factors import run as factors
-from lit_recon.experiments.factors.grid import FactorGrid
 from lit_recon.experiments.factors.measures import Transfer
 from lit_recon.experiments.factors.run import FactorCellRun, Splits
-from lit_recon.experiments.factors.settings import Factor, FactorSeries, FactorsSettings, TransferSettings, check_base
+from lit_recon.experiments.factors.settings import (
+    Factor,
+    FactorGrid,
+    FactorSeries,
+    FactorsSettings,
+    TransferSettings,
+    check_base,
+)
 from lit_recon.experiments.released_attack.settings import RECONN, ReconnSettings, ShadowSettings
 from lit_recon.reporting.record import read_metrics
 from lit_recon.reporting.run_folder import RunFolder

@@ -52,15 +52,10 @@ class PaperRunSettings(RunSettings):
 
 
 class Call:
-    """One call of a command that writes a run folder.
-
-    Args:
-        parser: of the command; one of its settings is a RunSettings.
-        values: that the parser read.
-        name: of a run without a configuration file.
+    """One call of a command that writes a run folder, for which one of its settings is a RunSettings.
 
     Attributes:
-        name: of the run.
+        name: of the run; by default that of its configuration file, or the argument `name` where there is none.
         folder: of the run; it need not exist yet.
         config: YAML text with all settings, which repeats the run.
 
@@ -93,16 +88,7 @@ class Call:
 def check_range(
     values: Mapping[str, float | Sequence[float]], low: float, high: float = math.inf, strict: bool = False
 ) -> None:
-    """Refuse numbers outside an interval.
-
-    Args:
-        values: by name of the setting: one number or several.
-        low: smallest value allowed; values must be above it where `strict`.
-        high: largest value allowed; values must be below it where `strict`.
-        strict: refuse the interval's ends.
-
-    Raises:
-        ConfigError: names all settings and their values.
+    """Refuse numbers outside an interval by a ConfigError; `strict` excludes the interval's ends.
 
     >>> check_range({"steps": 0, "rates": [0.5, 2.0]}, 1)
     Traceback (most recent call last):

@@ -1,6 +1,7 @@
 """A class is an interface or a leaf: what others of ours derive from is abstract.
 
-Errors form a family tree by nature, and a defense's stages have identity defaults: these two are the exceptions.
+Errors form a family tree by nature, a defense's stages have identity defaults, and dataclasses of settings share
+fields, which stay flat in a configuration: these are the exceptions.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import ast
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "lit_recon"
-EXEMPT = (PACKAGE / "errors.py", PACKAGE / "defenses" / "base.py")
+SETTINGS = (PACKAGE / "experiments" / "call.py", PACKAGE / "experiments" / "settings.py")
+EXEMPT = (PACKAGE / "errors.py", PACKAGE / "defenses" / "base.py", *SETTINGS)
 
 
 def last_name(expression: ast.expr) -> str:

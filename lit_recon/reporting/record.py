@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file
 
 from lit_recon.errors import CorruptFileError, MissingDataError
 from lit_recon.measures import Measure
@@ -20,6 +21,7 @@ from lit_recon.reporting.provenance import parse_settings
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import LossCurve, Scalar, VictimRow
 
+_REMEDY = "restore the file or repeat the run"
 _IDENTITY = ("batch", "id", "label", "recovered_label")
 _FORMAT = ("name", "higher_is_better", "decimals", "unit")
 _CURVE = ("batch", "restart", "step", "loss")
@@ -36,7 +38,7 @@ class RunImages(NamedTuple):
 
 def read_metrics(path: Path) -> dict[str, Scalar]:
     """The flat values and facts of `metrics.json`."""
-    metrics = _read_json(path)
+    metrics = read_json(path)
     metrics.pop("formats", None)
     return metrics
 
@@ -44,25 +46,34 @@ def read_metrics(path: Path) -> dict[str, Scalar]:
 def read_measures(path: Path) -> dict[str, Measure]:
     """How the run's metrics are printed, by key; empty for runs of earlier releases."""
     try:
-        stated = _read_json(path).get("formats", {}).items()
+        stated = read_json(path).get("formats", {}).items()
         return {str(key): Measure(str(key), **{name: own[name] for name in _FORMAT}) for key, own in stated}
     except (AttributeError, KeyError, TypeError) as error:
         raise _corrupt(path, f"must hold {', '.join(_FORMAT)} of every metric under formats") from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, remedy: str = _REMEDY) -> dict[str, Any]:
+    """The JSON object in a file; `remedy` says in messages what to do without it."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise _corrupt(path, f"must be JSON: {error}") from error
+    except (OSError, ValueError) as error:
+        raise _corrupt(path, f"must be JSON: {error}", remedy) from error
     if not isinstance(content, dict):
-        raise _corrupt(path, f"must hold a JSON object; got {type(content).__name__}")
+        raise _corrupt(path, f"must hold a JSON object; got {type(content).__name__}", remedy)
     return content
+
+
+def read_arrays(path: Path, remedy: str = _REMEDY) -> dict[str, NDArray[np.float32]]:
+    """The arrays of a safetensors file; `remedy` says in messages what to do without it."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise _corrupt(path, f"must be a safetensors file: {error}", remedy) from error
 
 
 def read_victims(path: Path) -> list[VictimRow]:
     """The rows of `victims.csv`."""
-    rows = _read_table(path, (*_IDENTITY, "loss"))
+    rows = read_table(path, (*_IDENTITY, "loss"))
     try:
         return [
             VictimRow(
@@ -80,7 +91,7 @@ def read_losses(path: Path) -> list[LossCurve]:
     """The curves of `logs/losses.csv`, by batch and restart; NaN where a cell is empty."""
     curves: dict[tuple[int, int], dict[str, list[float]]] = {}
     try:
-        for row in _read_table(path, _CURVE):
+        for row in read_table(path, _CURVE):
             values = curves.setdefault((int(row["batch"]), int(row["restart"])), {})
             for name in row.keys() - {"batch", "restart"}:
                 values.setdefault(name, []).append(float(row[name]) if row[name] else math.nan)
@@ -105,11 +116,12 @@ def read_images(path: Path) -> RunImages:
     return RunImages(found["reconstructions"], found["targets"], nearest, [str(name) for name in class_names])
 
 
-def _read_table(path: Path, required: Sequence[str]) -> list[dict[str, str]]:
+def read_table(path: Path, required: Sequence[str]) -> list[dict[str, str]]:
+    """The rows of a CSV table with these columns, and perhaps others."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.reader(file, strict=True))
-    except (ValueError, csv.Error) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise _corrupt(path, f"must be a CSV table: {error}") from error
     header = rows[0] if rows else []
     missing = [name for name in required if name not in header]
@@ -121,8 +133,8 @@ def _read_table(path: Path, required: Sequence[str]) -> list[dict[str, str]]:
     return [dict(zip(header, row, strict=True)) for row in rows[1:]]
 
 
-def _corrupt(path: Path, problem: str) -> CorruptFileError:
-    return CorruptFileError(f"{path} {problem}; restore the file or repeat the run")
+def _corrupt(path: Path, problem: str, remedy: str = _REMEDY) -> CorruptFileError:
+    return CorruptFileError(f"{path} {problem}; {remedy}")
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,32 @@ class VictimRow:
     scores: Mapping[str, float | None]
 
 
+def write_scores(
+    folder: RunFolder,
+    labels: Tensor,
+    recovered_labels: Tensor,
+    losses: Iterable[float],
+    scores: Mapping[str, Iterable[float | None]],
+) -> None:
+    """Write `victims.csv` of images that were attacked one by one, each a batch of its own; scores are `(n,)`."""
+    columns = {name: [None if one is None else float(one) for one in own] for name, own in scores.items()}
+    classes = zip(labels.tolist(), recovered_labels.tolist(), losses, strict=True)
+    rows = [
+        VictimRow(index, index, label, recovered, float(loss), {name: own[index] for name, own in columns.items()})
+        for index, (label, recovered, loss) in enumerate(classes)
+    ]
+    write_victims(folder, rows)
+
+
+def with_deviations(scores: Mapping[str, Tensor]) -> dict[str, Scalar]:
+    """Mean of every score `(n,)`, and its standard deviation over the images under `<name>_std`."""
+    metrics: dict[str, Scalar] = {}
+    for name, values in scores.items():
+        metrics[name] = float(values.mean())
+        metrics[f"{name}_std"] = float(values.std()) if len(values) > 1 else math.nan
+    return metrics
+
+
 @dataclass(frozen=True)
 class LossCurve:
     """The losses of one restart on one batch: equally long lists by name, `step` and `loss` among them."""

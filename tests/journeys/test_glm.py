@@ -35,6 +35,8 @@ def test_linear_models_give_digits_away(reconn: Callable[..., Any], workplace: P
         assert metrics[f"{prefix}max_error_worst"] < 1e-6
         assert metrics[f"{prefix}estimate_holds"] == 1
     assert metrics["ridge.refused"] == 0
+    assert list(metrics["formats"]) == ["mse", "rmse", "psnr", "ssim", "lpips", "label_accuracy"]
+    assert metrics["formats"]["psnr"]["unit"] == "dB"
     assert metrics["no_intercept.root_told_right_share"] == 1
     with (folder / "victims.csv").open() as file:
         rows = list(csv.DictReader(file))

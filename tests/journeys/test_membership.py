@@ -43,6 +43,9 @@ def test_known_initial_weights_give_membership_away_and_unknown_ones_hide_it(
     assert metrics["fresh.train_both.auc_low"] < 0.5 < metrics["fresh.train_both.auc_high"]
     assert metrics["known.reconstruction.auc"] > 0.7
     assert metrics["known.reconstruction.implied_right"] == 1
+    assert metrics["formats"].keys() < metrics.keys()
+    assert metrics["formats"]["fresh.loss.auc"]["name"] == "AUC, compare losses, unknown initial weights"
+    assert metrics["formats"]["known.reconstruction.rmse"]["higher_is_better"] is False
     with (folder / "victims.csv").open() as file:
         rows = list(csv.DictReader(file))
     right = [(float(row["known.reconstruction"]) > 0) == (row["member"] == "1.0") for row in rows]
@@ -86,7 +89,7 @@ def test_the_page_has_metrics_histograms_and_curves(reconn: Callable[..., Any], 
         (["--split.targets", 2, "--histogram.images", 1], "all 1 membership bits are equal"),
         (["--histogram.images", 31], "histogram.images must be at most 20"),
         (["--histogram.models", 0], "histogram.images and histogram.models must be at least 1"),
-        (["--false_positive_rates", "[2]"], "false_positive_rates must lie in [0, 1]"),
+        (["--false_positive_rates", "[2]"], "false_positive_rates must be between 0 and 1"),
         (["--initialization", "known"], "initialization"),
         (["--reconstructor", "FirstLayerRidge"], "known initial weights and without noise; got fresh weights"),
         (["--descent.snapshots", "[5]"], "reconn.py membership looks at final models only; got [5]"),

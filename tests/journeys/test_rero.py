@@ -63,6 +63,9 @@ def test_attacks_stay_below_their_bounds(folder: Path) -> None:
     # Two finite priors, and one threshold at a certified kappa.
     assert metrics["comparisons"] == 3
     assert metrics["comparisons_below"] == 3
+    assert metrics["formats"].keys() < metrics.keys()
+    assert metrics["formats"]["epsilon_10.mse"]["name"] == "MSE, epsilon 10"
+    assert metrics["formats"]["epsilon_10.success_rate_of_2"]["unit"] == "%"
     cells = {cell["name"]: cell for cell in record(folder)["cells"]}
     assert list(cells) == ["plain", "unknown_initialization", "clipped", "epsilon_10"]
     mean = cells["plain"]["baseline_mean_image_mse"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import chain, combinations
 from statistics import fmean
 from typing import Any
 
@@ -30,10 +30,7 @@ _SMALL, _NAMED_CLASSES = (3.3, 2.9), 10
 def factor_curve(study: FactorStudy, factor: FactorResult, kind: str = "svg") -> bytes:
     """The attack's error over the values of a factor, with reference errors and the paper's values.
 
-    Args:
-        study: with the base.
-        factor: one of its factors, with at least one value that has an error.
-        kind: `svg` or `png`.
+    At least one value must have an error; `kind` is `svg` or `png`.
     """
     points = [point for _, point in factor.points]
     numeric = all(point.place is not None for point in points)
@@ -42,10 +39,8 @@ def factor_curve(study: FactorStudy, factor: FactorResult, kind: str = "svg") ->
         label: float(index if place is None or not numeric else place)
         for index, (label, place) in enumerate(labels.items())
     }
-    series = [
-        one for index, line in enumerate(factor.lines) for one in _line(line.name, line.points, places, index, numeric)
-    ]
-    levels = {}
+    lines = [_line(line.name, line.points, places, index, numeric) for index, line in enumerate(factor.lines)]
+    series, levels = list(chain.from_iterable(lines)), dict[str, float]()
     for key, words, style in _LEVELS:
         xs, ys = _means(points, places, key)
         if ys and math.isclose(min(ys), max(ys), rel_tol=1e-9):
@@ -55,14 +50,13 @@ def factor_curve(study: FactorStudy, factor: FactorResult, kind: str = "svg") ->
     base = study.base.mean("mse")
     if base is not None and not any(study.is_base(point) for point in points):
         levels["base"] = base
-    private = is_private(factor)
-    if private:
+    if is_private(factor):
         xs, ys = _means(points, places, "accuracy")
         series.append(Series("accuracy (right)", xs, ys, "-", "s", COLOURS[2], 1, right=True))
     plot = Plot(
         x_label=factor.axis,
         y_label="mean squared error",
-        right_label="accuracy of released models" if private else "",
+        right_label="accuracy of released models" if is_private(factor) else "",
         series=series,
         levels=levels,
         x_scale=_scale(factor.scale, sorted(places.values())) if numeric else "linear",
@@ -83,11 +77,10 @@ def bound_curves(study: FactorStudy, factor: FactorResult) -> bytes:
     private = [(epsilon, p) for _, p in factor.points if (epsilon := p.mean("epsilon")) is not None]
     private.sort(key=lambda pair: pair[0])
     epsilons = [epsilon for epsilon, _ in private]
+    bounds = zip(study.kappas, zip(*(point.bounds for _, point in private), strict=True), strict=True)
     series = [
-        Series(
-            f"tight bound, kappa {kappa:g}", epsilons, [point.bounds[i] for _, point in private], "-", "o", COLOURS[i]
-        )
-        for i, kappa in enumerate(study.kappas)
+        Series(f"tight bound, kappa {kappa:g}", epsilons, own, "-", "o", COLOURS[index % len(COLOURS)])
+        for index, (kappa, own) in enumerate(bounds)
     ]
     plot = Plot(x_label="epsilon", y_label="chance of success", series=series, x_scale="log", y_range=(-0.03, 1.05))
     return draw([plot], size=(6.6, 3.9))
@@ -104,35 +97,30 @@ def _scale(scale: str, values: Sequence[float]) -> str:
 
 def _line(name: str, points: Sequence[Point], places: dict[str, float], index: int, joined: bool) -> list[Series]:
     """The attack's errors, and the errors that the paper prints."""
-    known = sorted(
-        ((places[point.label], value, point.spread) for point in points if (value := point.mean("mse")) is not None),
-        key=lambda item: item[0],
-    )
-    printed = [(places[point.label], point.paper) for point in points if isinstance(point.paper, int | float)]
+    known = [(places[p.label], value, p.spread) for p in points if (value := p.mean("mse")) is not None]
+    known.sort(key=lambda item: item[0])
+    printed = {places[point.label]: point.paper for point in points if isinstance(point.paper, int | float)}
     found = []
     if known:
         xs, ys, errors = zip(*known, strict=True)
         style = "-" if joined else ""
         found.append(Series(name or "attack", xs, ys, style, MARKS[index % 8], COLOURS[index % 8], errors=errors))
     if printed:
-        found.append(Series("paper", [place for place, _ in printed], [value for _, value in printed], "", "x"))
+        found.append(Series("paper", list(printed), list(printed.values()), "", "x"))
     return found
 
 
 def _means(points: Sequence[Point], places: dict[str, float], key: str) -> tuple[list[float], list[float]]:
     """Places and means of the values that have the metric, by place."""
-    found = sorted({places[p.label]: value for p in points if (value := p.mean(key)) is not None}.items())
-    return [place for place, _ in found], [value for _, value in found]
+    found = {places[p.label]: value for p in points if (value := p.mean(key)) is not None}
+    return sorted(found), [found[place] for place in sorted(found)]
 
 
 def factor_galleries(factor: FactorResult) -> list[bytes]:
     """A PNG per shape of images: targets, then a row per value; the targets again where a value has others."""
     shapes: dict[tuple[int, ...], dict[str, NDArray[np.float32]]] = {}
     last: dict[tuple[int, ...], NDArray[np.float32]] = {}
-    for words, point in factor.points:
-        if not point.known:
-            continue
-        cell = point.known[0]
+    for words, cell in _finished(factor):
         images = read_images(cell.folder.reconstructions)
         targets = images.targets[:_IMAGES]
         key = targets.shape
@@ -144,11 +132,8 @@ def factor_galleries(factor: FactorResult) -> list[bytes]:
     return [image_grid(rows, columns=_IMAGES) for rows in shapes.values()]
 
 
-def extremes(cells: Sequence[FactorCellScores]) -> bytes | None:
-    """Target images with the smallest and with the largest errors of the first finished run; None without one."""
-    cell = next((cell for cell in cells if not cell.reason), None)
-    if cell is None:
-        return None
+def extremes(cell: FactorCellScores) -> bytes:
+    """Target images with the smallest and with the largest errors of a finished run."""
     images, order = read_images(cell.folder.reconstructions), np.argsort(cell.errors)
     chosen = np.concatenate([order[:_EXTREME], order[_EXTREME:][-_EXTREME:]])
     rows = {"target": images.targets[chosen], "reconstruction": images.reconstructions[chosen]}
@@ -157,13 +142,35 @@ def extremes(cells: Sequence[FactorCellScores]) -> bytes | None:
 
 def measured_panels(factor: FactorResult) -> list[Panel]:
     """The panels of a factor's cases and measures; nothing for values without results."""
-    found = [
-        _errors(factor),
-        _gradients(factor) if "gradients" in factor.measures else None,
-        _embedding(factor) if "embedding" in factor.measures else None,
-        _seeds(factor) if factor.setting == "seed" else None,
-    ]
-    return [panel for panel in found if panel is not None]
+    panels = []
+    named = _finished(factor)
+    if not factor.setting and 2 <= len(named) <= _MOST:
+        panels.append(_errors(factor, named))
+    if "gradients" in factor.measures and (measured := _measured(named, "gradients")):
+        panels.append(_gradients(factor, measured))
+    if "embedding" in factor.measures and (measured := _measured(named, "embedding")):
+        panels.append(_embedding(factor, measured))
+    if factor.setting == "seed" and len(named) > 1:
+        panels.append(_seeds(factor, named))
+    return panels
+
+
+def _finished(factor: FactorResult) -> list[tuple[str, FactorCellScores]]:
+    """The first finished run of every value, with the value in words."""
+    return [(words, point.known[0]) for words, point in factor.points if point.known]
+
+
+def _measured(
+    named: Sequence[tuple[str, FactorCellScores]], kind: str
+) -> list[tuple[str, FactorCellScores, dict[str, Any]]]:
+    """The runs with such a measure, and its content."""
+    return [(words, cell, content) for words, cell in named if (content := cell.measure(kind)) is not None]
+
+
+def _oracle(cell: FactorCellScores) -> dict[str, float]:
+    """The reference line of plots of single images' errors."""
+    oracle = cell.number("oracle_mse")
+    return {} if oracle is None else {"nearest other image, mean": oracle}
 
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
@@ -179,17 +186,12 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
     return float(spearmanr(a, b).statistic)
 
 
-def _errors(factor: FactorResult) -> Panel | None:
-    """Distributions of the errors, for a factor with a few named cases."""
-    named = [(words, point.known[0]) for words, point in factor.points if point.known]
-    if factor.setting or not 2 <= len(named) <= _MOST:
-        return None
-    oracle = named[0][1].number("oracle_mse")
+def _errors(factor: FactorResult, named: Sequence[tuple[str, FactorCellScores]]) -> Panel:
     plot = Plot(
         x_label="squared error of a target image",
         y_label="share of the target images",
         samples={words: cell.errors for words, cell in named},
-        levels={} if oracle is None else {"nearest other image, mean": oracle},
+        levels=_oracle(named[0][1]),
     )
     description = "Histograms of the squared error over all target images"
     return Panel(
@@ -199,25 +201,16 @@ def _errors(factor: FactorResult) -> Panel | None:
     )
 
 
-def _gradients(factor: FactorResult) -> Panel | None:
-    named = _measured(factor, "gradients")
-    if not named:
-        return None
+def _gradients(factor: FactorResult, named: Sequence[tuple[str, FactorCellScores, dict[str, Any]]]) -> Panel:
     rows, plots = [], []
     for words, cell, content in named:
         norms = [fmean(column) for column in zip(*content["norms"], strict=True)]
         errors = cell.errors[: len(norms)]
         correlation = rank_correlation(norms, errors)
         zeros = [fmean(shares) for name, shares in content["zeros"].items() if name.endswith("weight")]
-        rows.append(
-            [
-                words,
-                format_score("mse", fmean(errors)),
-                short(fmean(norms)),
-                f"{correlation:+.2f}" if math.isfinite(correlation) else ABSENT,
-                ", ".join(map(percent, zeros)),
-            ]
-        )
+        told = f"{correlation:+.2f}" if math.isfinite(correlation) else ABSENT
+        numbers = [format_score("mse", fmean(errors)), short(fmean(norms))]
+        rows.append([words, *numbers, told, ", ".join(map(percent, zeros))])
         points = Series("", norms, errors, "", "o", COLOURS[0])
         plots.append(Plot(words, x_label="gradient norm", y_label="squared error", series=[points]))
     scatter = draw(plots[:_MOST], size=_SMALL)
@@ -240,40 +233,30 @@ def _gradients(factor: FactorResult) -> Panel | None:
 def _zeros(named: Sequence[tuple[str, FactorCellScores, dict[str, Any]]]) -> bytes:
     """Shares of zero coordinates in the gradient of every layer's weights, over training steps."""
     layers = [name for name in named[0][2]["zeros"] if name.endswith("weight")]
-    plots = [
-        Plot(
-            f"layer {number} of {len(layers)}",
-            x_label="step",
-            y_label="zero coordinates",
-            y_range=(-0.03, 1.03),
-            series=[
-                Series(words, content["steps"], content["zeros"][name], "-", MARKS[index % 8], COLOURS[index % 8], 1.1)
-                for index, (words, _, content) in enumerate(named)
-                if name in content["zeros"]
-            ],
-        )
-        for number, name in enumerate(layers, start=1)
-    ]
+    plots = []
+    for number, name in enumerate(layers, start=1):
+        series = [
+            Series(words, content["steps"], content["zeros"][name], "-", MARKS[index % 8], COLOURS[index % 8], 1.1)
+            for index, (words, _, content) in enumerate(named)
+            if name in content["zeros"]
+        ]
+        title = f"layer {number} of {len(layers)}"
+        plots.append(Plot(title, "step", "zero coordinates", series=series, y_range=(-0.03, 1.03)))
     return draw(plots, size=_SMALL, shared_y=True)
 
 
-def _embedding(factor: FactorResult) -> Panel | None:
-    named = _measured(factor, "embedding")
-    if not named:
-        return None
+def _embedding(factor: FactorResult, named: Sequence[tuple[str, FactorCellScores, dict[str, Any]]]) -> Panel:
     rows, plots = [], []
     for words, cell, content in named:
         classes = content["class_names"]
-        series = []
+        series, points, labels = [], np.array(content["points"]), np.array(content["labels"])
         for label, name in enumerate(classes):
-            own = [p for p, of in zip(content["points"], content["labels"], strict=True) if of == label]
-            xs, ys = [point[0] for point in own], [point[1] for point in own]
             shown = name if len(classes) <= _NAMED_CLASSES else ""
+            xs, ys = points[labels == label].T.tolist()
             series.append(Series(shown, xs, ys, "", "o", f"C{label % 10}"))
         plots.append(Plot(words, series=series, x_ticks={}, y_ticks={}))
         agreement, chance = (percent(content[key]) for key in ("agreement", "chance"))
-        mse = cell.number("mse")
-        rows.append([words, ABSENT if mse is None else format_score("mse", mse), agreement, chance])
+        rows.append([words, format_score("mse", cell.number("mse")), agreement, chance])
     description = "t-SNE of the released models, one plot per value"
     return Panel(
         f"{factor.title}: embedding of the released models",
@@ -285,52 +268,25 @@ def _embedding(factor: FactorResult) -> Panel | None:
     )
 
 
-def _seeds(factor: FactorResult) -> Panel | None:
-    named = [(words, point.known[0]) for words, point in factor.points if point.known]
-    if len(named) < 2:
-        return None
-    oracle = named[0][1].number("oracle_mse")
+def _seeds(factor: FactorResult, named: Sequence[tuple[str, FactorCellScores]]) -> Panel:
     followed = min(_FOLLOWED, *(len(cell.errors) for _, cell in named))
-    x_label, y_label = "seed of the initial weights", "squared error"
-    boxes = Plot(
-        x_label=x_label,
-        y_label=y_label,
-        samples={words: cell.errors for words, cell in named},
-        boxes=True,
-        levels={} if oracle is None else {"nearest other image, mean": oracle},
-    )
-    lines = Plot(
-        x_label=x_label,
-        y_label=y_label,
-        series=[
-            Series("", range(len(named)), [cell.errors[i] for _, cell in named], "-", "o", f"C{i % 10}", 0.7)
-            for i in range(followed)
-        ],
-        x_ticks={words: index for index, (words, _) in enumerate(named)},
-    )
+    labels = ("", "seed of the initial weights", "squared error")
+    samples = {words: cell.errors for words, cell in named}
+    boxes = Plot(*labels, samples=samples, boxes=True, levels=_oracle(named[0][1]))
+    series = [
+        Series("", range(len(named)), [cell.errors[i] for _, cell in named], "-", "o", f"C{i % 10}", 0.7)
+        for i in range(followed)
+    ]
+    lines = Plot(*labels, series=series, x_ticks={words: index for index, (words, _) in enumerate(named)})
     correlations = [rank_correlation(a.errors, b.errors) for (_, a), (_, b) in combinations(named, 2)]
     means = [fmean(cell.errors) for _, cell in named]
     low, high = (format_score("mse", value) for value in (min(means), max(means)))
+    drawn = draw([boxes, lines], size=(4.3, 3.6))
     return Panel(
         f"{factor.title}: the same target images",
         f"Errors of all target images under {len(named)} seeds, and of the first {followed} followed over the seeds. "
         f"Means lie between {low} and {high}; the rank correlation of the target images' errors between two seeds is "
         f"{fmean(correlations):.2f} on average: 1 would mean that the same images are hard whatever the initial "
         "weights.",
-        [
-            Picture(
-                draw([boxes, lines], size=(4.3, 3.6)),
-                "Errors of the target images by seed",
-                f"{factor.name}_targets.svg",
-            )
-        ],
+        [Picture(drawn, "Errors of the target images by seed", f"{factor.name}_targets.svg")],
     )
-
-
-def _measured(factor: FactorResult, kind: str) -> list[tuple[str, FactorCellScores, dict[str, Any]]]:
-    """Words, run and content of every value with such a measure, of its first seed."""
-    return [
-        (words, point.known[0], content)
-        for words, point in factor.points
-        if point.known and (content := point.known[0].measure(kind)) is not None
-    ]

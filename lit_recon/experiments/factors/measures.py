@@ -26,9 +26,9 @@ from lit_recon.attacks.shadow.engine import execution_of
 from lit_recon.bounds import gaussian_bound
 from lit_recon.data import ImageSet
 from lit_recon.data.informed_splits import InformedSplit
-from lit_recon.errors import ConfigError, MissingDataError
+from lit_recon.errors import ConfigError
 from lit_recon.experiments.factors.settings import FactorsSettings, Measure, TransferSettings
-from lit_recon.experiments.released_attack.score import score_targets, write_reconn
+from lit_recon.experiments.released_attack.score import released_store, score_targets, write_reconn
 from lit_recon.experiments.released_attack.settings import ReconnSettings, ShadowSettings
 from lit_recon.experiments.rero.score import accuracies, losses
 from lit_recon.experiments.train.shadows import store_folder
@@ -37,7 +37,6 @@ from lit_recon.metrics.membership import area_under_roc
 from lit_recon.modules.shadows import train_store
 from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.run_folder import RunFolder
-from lit_recon.reporting.writing import Scalar
 from lit_recon.training.trainer import build_trainer
 
 #: `models` is measured on every cell, the others on request.
@@ -46,16 +45,7 @@ _Kind = Literal["models"] | Measure
 
 @dataclass(frozen=True)
 class Measures:
-    """The measures of a finished cell.
-
-    Args:
-        study: settings of the measurements.
-        access: access to a released model.
-        plan: of the cell's models.
-        split: of its images.
-        public: images that the adversary holds besides the fixed set.
-        folder: of its run.
-    """
+    """The measures of a finished cell; `public` are the images that the adversary holds besides the fixed set."""
 
     study: FactorsSettings
     access: ModelAccess
@@ -67,17 +57,21 @@ class Measures:
     def take(self, wanted: Iterable[Measure]) -> None:
         """Take the requested measures that are missing."""
         take = {"models": self._models, "gradients": self._gradients, "embedding": self._embedding}
-        for kind in kinds_of(wanted):
-            path = self.folder.path / file_of(kind)
+        for kind, name in files_of(wanted).items():
+            path = self.folder.path / name
             if not path.is_file():
                 write_text(path, json.dumps(take[kind]()) + "\n")
+
+    @property
+    def _released(self) -> ShadowStore:
+        return released_store(self.plan, self.folder)
 
     def _models(self) -> dict[str, Any]:
         """Accuracy and privacy of the released models."""
         plan, descent = self.plan, self.plan.descent
-        tried = self.split.targets.subset(torch.arange(min(self.study.tried, len(self.split.targets))))
+        tried = _first(self.split.targets, self.study.tried)
         own = plan.known.n_parameters
-        weights = (plan.reference() + self._released().read(tried)).float()[:, -own:]  # the last of several snapshots
+        weights = (plan.reference() + self._released.read(tried)).float()[:, -own:]  # the last of several snapshots
         others = self.split.shadow if self.split.rest is None else self.split.rest
         # the last ones: more shadow targets take away the first
         test = others.subset(torch.arange(max(0, len(others) - self.study.test_images), len(others)))
@@ -105,9 +99,9 @@ class Measures:
 
     def _gradients(self) -> dict[str, Any]:
         """The gradients of the unknown images along training."""
-        chosen = self.split.targets.subset(torch.arange(min(self.study.gradient_targets, len(self.split.targets))))
+        chosen = _first(self.split.targets, self.study.gradient_targets)
         owners = dataclasses.replace(self.plan, purpose="released")
-        found = along_training(owners, chosen, self.study.gradient_steps, execution_of(self._released().execution))
+        found = along_training(owners, chosen, self.study.gradient_steps, execution_of(self._released.execution))
         return {
             "steps": found.steps,
             "norms": found.norms.tolist(),
@@ -117,9 +111,8 @@ class Measures:
     def _embedding(self) -> dict[str, Any]:
         """A two-dimensional embedding of the released models."""
         targets, labels = self.split.targets, self.split.targets.labels
-        points = embedded(
-            self._released().read(targets, self.access.feature_map(self.plan, self.public)), self.plan.seed
-        )
+        features = self._released.read(targets, self.access.feature_map(self.plan, self.public))
+        points = embedded(features, self.plan.seed)
         shares = torch.bincount(labels) / len(labels)
         return {
             "points": points.tolist(),
@@ -129,34 +122,20 @@ class Measures:
             "chance": float(shares.square().sum()),
         }
 
-    def _released(self) -> ShadowStore:
-        owners, there = dataclasses.replace(self.plan, purpose="released"), self.folder.checkpoints / "released"
-        store = ShadowStore.open(there, owners.description)
-        if store is None:
-            raise MissingDataError(f"{there} is not there: repeat the cell by deleting {self.folder.path}")
-        return store
+
+def _first(images: ImageSet, n: int) -> ImageSet:
+    return images.subset(torch.arange(min(n, len(images))))
 
 
-def kinds_of(wanted: Iterable[Measure]) -> list[_Kind]:
-    """All that is measured on a cell."""
-    return ["models", *sorted(wanted)]
-
-
-def file_of(kind: _Kind) -> str:
-    """Name of a measure's file in the cell's folder."""
-    return f"{kind}.json"
+def files_of(wanted: Iterable[Measure]) -> dict[_Kind, str]:
+    """Names of the files of all that is measured on a cell."""
+    kinds: list[_Kind] = ["models", *sorted(wanted)]
+    return {kind: f"{kind}.json" for kind in kinds}
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """One such cell.
-
-    Args:
-        how: settings of the transfer.
-        base: of the attack.
-        shadows: of the shadow models of the old fixed set.
-        old: the split that they are trained on.
-    """
+    """A cell with a transfer to another fixed set; `old` is the split of the shadow models before it."""
 
     how: TransferSettings
     base: ReconnSettings
@@ -165,7 +144,7 @@ class Transfer:
 
     @property
     def split(self) -> InformedSplit:
-        """The new fixed set, with the same targets and as many of the shadow targets as there are new models of.
+        """The new fixed set, the same targets, and as many of the shadow targets as there are new models.
 
         Raises:
             ConfigError: too few images are left for another fixed set.
@@ -185,24 +164,11 @@ class Transfer:
         spare = [old.fixed.images, old.rest.images[n:], old.shadow.images[used:]]
         labels = [old.fixed.labels, old.rest.labels[n:], old.shadow.labels[used:]]
         rest = dataclasses.replace(old.rest, images=torch.cat(spare), labels=torch.cat(labels))
-        return InformedSplit(
-            old.rest.subset(torch.arange(n), f"{old.fixed.name}, another"),
-            old.shadow.subset(torch.arange(used)),
-            old.targets,
-            rest,
-            old.pretraining,
-        )
+        fixed = old.rest.subset(torch.arange(n), f"{old.fixed.name}, another")
+        return dataclasses.replace(old, fixed=fixed, shadow=_first(old.shadow, used), rest=rest)
 
     def attack(self, plan: ShadowPlan, state: Path | None = None) -> ReconnSettings:
-        """The attack; a transferred reconstructor is not given the training of either fixed set.
-
-        Args:
-            plan: of the models of the new fixed set.
-            state: see `ReconnSettings.bind`.
-
-        Raises:
-            LitReconError: the reconstructor does not support these models.
-        """
+        """The attack, by `ReconnSettings.bind`; a transferred reconstructor is not given the training of either set."""
         return self.base.bind(plan if self.how.way == "scratch" else None, state)
 
     def run(self, folder: RunFolder) -> None:
@@ -225,14 +191,8 @@ class Transfer:
             fitted = base.reconstructor.fitted(known, shadow.pixels(), shadow.labels, split.fixed.n_classes)
             learner = base.reconstructor if self.how.shadows else None
             base = dataclasses.replace(base, reconstructor=Adapted(fitted, learner))
-        facts: dict[str, Scalar] = {
-            "seed": self.shadows.seed,
-            "split_hash": split.hash,
-            "n_fixed": len(split.fixed),
-            "n_shadow": self.how.shadows,
-            "seconds": time.perf_counter() - started,
-            **environment(device),
-        }
+        facts = {**self.shadows.facts(split), "n_shadow": self.how.shadows}
+        facts |= {"seconds": time.perf_counter() - started, **environment(device)}
         write_reconn(folder, split, score_targets(base, split, differences, observed), facts)
 
     def _trained(
@@ -244,8 +204,7 @@ class Transfer:
         folder: RunFolder | None = None,
     ) -> Tensor:
         """Observations of the models of these images, stored below a run's folder or, without one, in the cache."""
-        there = store_folder(self.shadows, plan) if folder is None else folder.checkpoints / "released"
         shadows = self.shadows
-        return train_store(trainer, plan, images, there, shadows.execution, shadows.shard_size).read(
-            images, feature_map
-        )
+        there = store_folder(shadows, plan) if folder is None else folder.checkpoints / "released"
+        store = train_store(trainer, plan, images, there, shadows.execution, shadows.shard_size)
+        return store.read(images, feature_map)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,28 +35,9 @@ from lit_recon.reporting.writing import csv_text, write_metrics
 
 #: Columns of the table file.
 _COLUMNS = (
-    "mse",
-    "mse_std",
-    "oracle_mse",
-    "baseline_mean_image_mse",
-    "success_rate",
-    "psnr",
-    "ssim",
-    "lpips",
-    "kl",
-    "label_accuracy",
-    "accuracy",
-    "train_accuracy",
-    "membership_auc",
-    "certified_rate",
-    "epsilon",
-    "noise_multiplier",
-    "n_parameters",
-    "n",
-    "n_fixed",
-    "n_shadow",
-    "seed",
-    "seconds",
+    *("mse", "mse_std", "oracle_mse", "baseline_mean_image_mse", "success_rate", "psnr", "ssim", "lpips", "kl"),
+    *("label_accuracy", "accuracy", "train_accuracy", "membership_auc", "certified_rate", "epsilon"),
+    *("noise_multiplier", "n_parameters", "n", "n_fixed", "n_shadow", "seed", "seconds"),
 )
 
 
@@ -82,7 +64,7 @@ def factor_table(study: FactorStudy, factor: FactorResult) -> tuple[list[str], l
         _Column("Membership AUC", lambda point: short(point.mean("membership_auc"), 2), optional=True),
         _Column("Epsilon", lambda point: short(point.mean("epsilon"), 4), optional=True),
         _Column("Noise", lambda point: short(point.mean("noise_multiplier"), 4), optional=True),
-        *(_bound_column(index, kappa) for index, kappa in enumerate(study.kappas)),
+        *(_Column(f"Bound, κ {kappa:g}", partial(_bound, index), True) for index, kappa in enumerate(study.kappas)),
         _Column("Paper", lambda point: format_printed("mse", point.paper), optional=True),
     ]
     points = factor.points
@@ -103,10 +85,8 @@ def _score(point: Point, key: str, kind: str = "") -> str:
     return ABSENT if value is None else format_score(kind or key, value)
 
 
-def _bound_column(index: int, kappa: float) -> _Column:
-    return _Column(
-        f"Bound, κ {kappa:g}", lambda point: short(point.bounds[index]) if point.bounds else ABSENT, optional=True
-    )
+def _bound(index: int, point: Point) -> str:
+    return short(point.bounds[index]) if point.bounds else ABSENT
 
 
 def csv_table(study: FactorStudy) -> tuple[list[str], list[list[Any]]]:
@@ -114,12 +94,17 @@ def csv_table(study: FactorStudy) -> tuple[list[str], list[list[Any]]]:
     named = [("base", "", "", study.base)]
     for factor in study.factors:
         named += [(factor.name, line.name, point.label, point) for line in factor.lines for point in line.points]
-    rows: list[list[Any]] = []
-    for name, line, label, point in named:
-        for cell in point.cells:
-            values = [cell.number(name) for name in _COLUMNS]
-            where = str(cell.folder.path.relative_to(study.folder.path))
-            rows.append([name, line, label, *values, point.paper, cell.reason, where])
+    rows = [
+        [
+            *words,
+            *map(cell.number, _COLUMNS),
+            point.paper,
+            cell.reason,
+            str(cell.folder.path.relative_to(study.folder.path)),
+        ]
+        for *words, point in named
+        for cell in point.cells
+    ]
     return ["factor", "line", "value", *_COLUMNS, "paper_mse", "reason", "folder"], rows
 
 
@@ -133,20 +118,14 @@ _OTHER_SCORES = ("ssim", "lpips", "kl", "loss")
 
 
 def write_page(folder: Path) -> Path:
-    """Write everything about a study into its folder, from the files of its cells alone.
-
-    Raises:
-        MissingDataError: the folder holds no study.
-        CorruptFileError: one of its files, or of its cells' files, is malformed.
-    """
+    """Write everything about a study into its folder, from its files alone; raises as `FactorStudy.read` does."""
     study = FactorStudy.read(folder)
     findings = study.findings()
-    failed = [(cell.folder.path.name, cell.reason) for cell in study.cells if cell.reason]
     panels = [Panel("Findings", items=findings[1:]), *_base_panels(study)]
     for factor in study.factors:
         panels += _factor_panels(study, factor)
-    if failed:
-        panels.append(Panel("Cells without results", "The same command runs them again.", items=failed))
+    if study.failed:
+        panels.append(Panel("Cells without results", "The same command runs them again.", items=study.failed))
     write_text(study.folder.path / "factors.csv", csv_text(*csv_table(study)))
     facts = environment()
     page = Page(
@@ -169,8 +148,7 @@ def write_page(folder: Path) -> Path:
 
 def _base_panels(study: FactorStudy) -> list[Panel]:
     """The base's target images with the smallest and largest errors, and how the metrics of all of them agree."""
-    grid = extremes(study.base.cells)
-    if grid is None:
+    if not study.base.known:
         return []
     cell = study.base.known[0]
     victims = read_victims(cell.folder.victims)
@@ -188,7 +166,7 @@ def _base_panels(study: FactorStudy) -> list[Panel]:
             "Every factor below changes one setting of this base, whose MSE is "
             f"{format_score('mse', study.base.mean('mse'))}. Left the target images with the smallest errors, right "
             "those with the largest.",
-            [Picture(grid, "Target images with the smallest and the largest errors", "base.png")],
+            [Picture(extremes(cell), "Target images with the smallest and the largest errors", "base.png")],
             header=["Metric of a target image", "Rank correlation with its squared error"],
             rows=rows,
         )
@@ -196,7 +174,6 @@ def _base_panels(study: FactorStudy) -> list[Panel]:
 
 
 def _factor_panels(study: FactorStudy, factor: FactorResult) -> list[Panel]:
-    """The panel of a factor, then those of its measures."""
     pictures = []
     if any(point.known for _, point in factor.points):
         write_bytes(study.folder.figures / f"{factor.name}.png", factor_curve(study, factor, "png"))

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from lit_recon.errors import CorruptFileError, MissingDataError
 from lit_recon.reporting.provenance import parse_settings
-from lit_recon.reporting.record import read_metrics, read_victims
+from lit_recon.reporting.record import read_json, read_metrics, read_victims
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import format_score
 from lit_recon.reporting.writing import Scalar
 
+_REMEDY = "delete it and run the study again"
+
 
 @dataclass(frozen=True, eq=False)
 class FactorCellScores:
-    """One run.
-
-    Attributes:
-        folder: of the run.
-        metrics: of the attack; empty where it has not finished.
-        models: accuracy, privacy and bounds of the released models; empty where there are none.
-        reason: why there are no results; empty where there are.
-    """
+    """One run: metrics of the attack and of the released models, or the reason why there are none."""
 
     folder: RunFolder
     metrics: Mapping[str, Scalar]
@@ -46,25 +40,14 @@ class FactorCellScores:
         return [row.scores["mse"] or 0.0 for row in read_victims(self.folder.victims)]
 
     def measure(self, kind: str) -> dict[str, Any] | None:
-        """Another measure, such as `gradients`; None where it was not taken.
-
-        Raises:
-            CorruptFileError: its file is malformed.
-        """
+        """Another measure, such as `gradients`; None where it was not taken."""
         path = self.folder.path / f"{kind}.json"
-        return _content(path) if path.is_file() else None
+        return read_json(path, _REMEDY) if path.is_file() else None
 
 
 @dataclass(frozen=True)
 class Point:
-    """One value of a factor: as many runs as there are seeds.
-
-    Attributes:
-        label: the value in words.
-        place: on a numeric axis; None where it has none.
-        paper: printed MSE, if any.
-        cells: of all seeds.
-    """
+    """One value of a factor, with a cell per seed; `place` is on a numeric axis, `paper` the printed MSE."""
 
     label: str
     place: float | None
@@ -78,9 +61,8 @@ class Point:
 
     def mean(self, key: str) -> float | None:
         """A metric, averaged over the seeds; None where a run has none."""
-        values = [cell.number(key) for cell in self.known]
-        known = [value for value in values if value is not None]
-        return fmean(known) if known and len(known) == len(values) else None
+        known = [value for cell in self.known if (value := cell.number(key)) is not None]
+        return fmean(known) if known and len(known) == len(self.known) else None
 
     @property
     def bounds(self) -> list[float]:
@@ -114,18 +96,7 @@ class Line:
 
 @dataclass(frozen=True)
 class FactorResult:
-    """One factor.
-
-    Attributes:
-        name, title: short, and in words.
-        axis: label of the values' axis.
-        setting: dotted key; empty where the cases differ in several settings.
-        source: place in the paper.
-        note: shown above the plots.
-        scale: of the values' axis: `auto`, `linear` or `log`.
-        measures: requested besides the attack.
-        lines: one or more.
-    """
+    """One factor; see `lit_recon.experiments.factors.settings.Factor`."""
 
     name: str
     title: str
@@ -149,14 +120,9 @@ class FactorResult:
 
 @dataclass(frozen=True)
 class FactorStudy:
-    """A study.
+    """A study: its nested configuration, the cells that all others are compared with, and its factors.
 
-    Attributes:
-        folder: where it is.
-        settings: its configuration, nested.
-        base: the cells that everything is compared with.
-        factors: in the order of the configuration.
-        kappas: baseline errors of the bounds on reconstruction.
+    `kappas` are the baseline success probabilities of the bounds on reconstruction.
     """
 
     folder: RunFolder
@@ -173,17 +139,11 @@ class FactorStudy:
             MissingDataError: the folder holds none.
             CorruptFileError: one of its files is malformed.
         """
-        grid = RunFolder(Path(folder))
+        grid = RunFolder(folder)
         if not grid.factors.is_file():
             raise MissingDataError(f"{grid.path} holds no study ({grid.factors.name} is missing): check the path")
         settings = parse_settings(grid.config.read_text(encoding="utf-8"), grid.config)
-        content, cells = _content(grid.factors), dict[str, FactorCellScores]()
-
-        def cell(name: str) -> FactorCellScores:
-            if name not in cells:
-                cells[name] = _cell(grid, name)
-            return cells[name]
-
+        content, cell = read_json(grid.factors, _REMEDY), cache(partial(_cell, grid))
         try:
             base = Point("base", None, None, [cell(name) for name in content["base"]])
             factors = [_factor(name, found, cell) for name, found in content["factors"].items()]
@@ -200,6 +160,11 @@ class FactorStudy:
         named = [cell for factor in self.factors for _, point in factor.points for cell in point.cells]
         return list({cell.folder.path: cell for cell in [*self.base.cells, *named]}.values())
 
+    @property
+    def failed(self) -> list[tuple[str, str]]:
+        """The cells without results, and why."""
+        return [(cell.folder.path.name, cell.reason) for cell in self.cells if cell.reason]
+
     def is_base(self, point: Point) -> bool:
         """Whether a value is the base's own."""
         return point.cells[: len(self.base.cells)] == self.base.cells
@@ -213,10 +178,8 @@ class FactorStudy:
             told = [format_score("mse", value) for value in (mse, *others)]
             lines.append(f"Base: MSE {told[0]} (nearest other image {told[1]}, mean image {told[2]}).")
         for factor in self.factors:
-            known = sorted(
-                ((found, words) for words, point in factor.points if (found := point.mean("mse")) is not None),
-                key=lambda pair: pair[0],
-            )
+            known = [(found, words) for words, point in factor.points if (found := point.mean("mse")) is not None]
+            known.sort(key=lambda pair: pair[0])
             if not known:
                 continue
             (low, best), (high, worst) = known[0], known[-1]
@@ -226,13 +189,13 @@ class FactorStudy:
             if fails:
                 sentence += f" No nearer than the nearest other image: {'; '.join(fails)}."
             lines.append(sentence)
-        failed = sum(1 for cell in self.cells if cell.reason)
-        return [*lines, *([f"{failed} of {len(self.cells)} cells have no results; see below."] if failed else [])]
+        if self.failed:
+            lines.append(f"{len(self.failed)} of {len(self.cells)} cells have no results; see below.")
+        return lines
 
     def record(self) -> dict[str, Scalar]:
         """Metrics under flat keys."""
-        record: dict[str, Scalar] = {"n_cells": len(self.cells)}
-        record["n_failed"] = sum(1 for cell in self.cells if cell.reason)
+        record: dict[str, Scalar] = {"n_cells": len(self.cells), "n_failed": len(self.failed)}
         for name in ("mse", "oracle_mse", "baseline_mean_image_mse", "success_rate", "accuracy"):
             record[name] = self.base.mean(name)
         for factor in self.factors:
@@ -247,35 +210,16 @@ class FactorStudy:
 
 def _factor(name: str, found: Mapping[str, Any], cell: Callable[[str], FactorCellScores]) -> FactorResult:
     def point(own: Mapping[str, Any]) -> Point:
-        return Point(own["label"], own["place"], own["paper"], [cell(folder) for folder in own["cells"]])
+        return Point(**{**own, "cells": [cell(folder) for folder in own["cells"]]})
 
-    return FactorResult(
-        name=name,
-        title=found["title"],
-        axis=found["axis"],
-        setting=found["setting"],
-        source=found["source"],
-        note=found["note"],
-        scale=found["scale"],
-        measures=found["measures"],
-        lines=[Line(line["name"], [point(own) for own in line["points"]]) for line in found["lines"]],
-    )
+    lines = [Line(line["name"], [point(own) for own in line["points"]]) for line in found["lines"]]
+    return FactorResult(name, **{**found, "lines": lines})
 
 
 def _cell(grid: RunFolder, name: str) -> FactorCellScores:
     folder, failure = RunFolder(grid.path / name), grid.failure(name)
     models = folder.path / "models.json"
     if folder.is_complete and models.is_file() and not failure.is_file():
-        return FactorCellScores(folder, read_metrics(folder.metrics), _content(models))
-    reason = str(_content(failure).get("reason")) if failure.is_file() else "it has not been run yet"
+        return FactorCellScores(folder, read_metrics(folder.metrics), read_json(models, _REMEDY))
+    reason = str(read_json(failure, _REMEDY).get("reason")) if failure.is_file() else "it has not been run yet"
     return FactorCellScores(folder, {}, {}, reason)
-
-
-def _content(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CorruptFileError(f"{path} cannot be read ({error}): delete it and run the study again") from error
-    if not isinstance(content, dict):
-        raise CorruptFileError(f"{path} must hold a JSON object: delete it and run the study again")
-    return content

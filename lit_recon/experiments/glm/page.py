@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
-
-from lit_recon.errors import CorruptFileError
 from lit_recon.reporting.pages import Panel, Picture, build_report
 from lit_recon.reporting.plots import COLOURS, MARKS, Plot, Series, draw, image_grid
-from lit_recon.reporting.record import RunRecord
+from lit_recon.reporting.record import RunRecord, read_arrays
 from lit_recon.reporting.wording import ABSENT, Grant, percent, short
 
 #: Reconstructions from the further models, by model name.
 BESIDE = "beside.safetensors"
 
-_ORIGIN = (
-    "Left the missing record, in the middle what the closed form computes from the released coefficients and all other "
-    "records"
+_RELEASE = "the released coefficients and all other records"
+_ORIGIN = f"Left the missing record, in the middle what the closed form computes from {_RELEASE}"
+#: Columns of the tables of all models and of all records.
+_METRICS = (
+    *("max_error_median", "max_error_worst", "exact_share", "condition_median", "error_estimate_median"),
+    *("estimate_holds", "held_out_score"),
 )
+_ERRORS = ("residual", "condition", "error_estimate", "max_error")
 #: Records in the picture of all models.
 _SHOWN = 12
 #: Smallest error that is drawn: a logarithmic axis has no zero, and smaller errors are rounding.
@@ -29,21 +27,16 @@ _FLOOR = 1e-17
 
 
 def write_page(folder: Path) -> Path:
-    """Write the page of a finished run of `reconn.py glm` into its folder, from the files in it alone.
-
-    Raises:
-        MissingDataError: the folder holds no finished run.
-        CorruptFileError: one of its files is malformed.
-    """
+    """Write the page of a finished run of `reconn.py glm`; see `build_report`."""
     return build_report(folder, _ORIGIN, grants, panels)
 
 
 def grants(record: RunRecord) -> list[Grant]:
     """The informed adversary's knowledge, then what was not known."""
     n = record.metrics.get("n_records")
-    others = f"All records but one, {n - 1 if isinstance(n, int) else 'all others'} of them, with their labels."
+    known = n - 1 if isinstance(n, int) else "all others"
     found = [
-        Grant(True, others),
+        Grant(True, f"All records but one, {known} of them, with their labels."),
         Grant(True, "The released coefficients, and the objective that they minimize: family and penalty."),
         Grant(True, "The solver and its tolerance, for the error estimate only."),
         Grant(False, "The missing record. It was used only after the attack, to score it."),
@@ -56,7 +49,8 @@ def grants(record: RunRecord) -> list[Grant]:
 
 def panels(record: RunRecord) -> list[Panel]:
     """The errors of all models, their estimates, and the results for every record."""
-    prefixes = {name: f"{name}." if name else "" for name in _models(record)}
+    beside = [key.removesuffix(".regression") for key in record.metrics if key.endswith(".regression")]
+    prefixes = {"": "", **{name: f"{name}." for name in beside}}
     return [
         Panel(
             "Accuracy of the reconstructions",
@@ -76,13 +70,8 @@ def panels(record: RunRecord) -> list[Panel]:
             header=["Record", "Class", "Recovered", "|Residual|", "Condition", "Estimate", "Largest error"],
             rows=[
                 [
-                    f"#{row.id}",
-                    str(row.label),
-                    str(row.recovered_label) if row.recovered_label >= 0 else ABSENT,
-                    *(
-                        short(row.scores.get(key), 2)
-                        for key in ("residual", "condition", "error_estimate", "max_error")
-                    ),
+                    *(f"#{row.id}", str(row.label), str(row.recovered_label) if row.recovered_label >= 0 else ABSENT),
+                    *(short(row.scores.get(key), 2) for key in _ERRORS),
                 ]
                 for row in record.victims
             ],
@@ -91,36 +80,24 @@ def panels(record: RunRecord) -> list[Panel]:
     ]
 
 
-def _models(record: RunRecord) -> list[str]:
-    """Names of the models; the one under attack has an empty name."""
-    ending = ".regression"
-    return ["", *(key.removesuffix(ending) for key in record.metrics if key.endswith(ending))]
-
-
 def _title(name: str) -> str:
     return name.replace("_", " ") if name else "under attack"
 
 
 def _row(record: RunRecord, name: str, prefix: str) -> list[str]:
-    def number(key: str) -> float | None:
-        return record.number(f"{prefix}{key}")
-
+    values = {key: record.number(f"{prefix}{key}") for key in _METRICS}
     return [
         f"{_title(name)}: {record.text(f'{prefix}regression')}",
         f"{record.text(f'{prefix}refused')} of {len(record.victims)}",
-        short(number("max_error_median"), 2),
-        short(number("max_error_worst"), 2),
-        percent(number("exact_share")),
-        short(number("condition_median"), 2),
-        short(number("error_estimate_median"), 2),
-        percent(number("estimate_holds")),
-        short(number("held_out_score"), 2),
+        *(percent(x) if key in ("exact_share", "estimate_holds") else short(x, 2) for key, x in values.items()),
     ]
 
 
 def _pictures(record: RunRecord, prefixes: dict[str, str]) -> list[Panel]:
     rows = {"true record": record.targets, "under attack": record.reconstructions}
-    rows |= {_title(name): images for name, images in _beside(record).items()}
+    path = record.folder.path / BESIDE
+    beside = read_arrays(path) if path.is_file() else {}
+    rows |= {_title(name): beside[name] for name in prefixes if name in beside}
     if record.nearest_public is not None:
         rows["nearest other"] = record.nearest_public
     grid = image_grid({label: images[:_SHOWN] for label, images in rows.items()}, columns=_SHOWN)
@@ -171,12 +148,10 @@ def _estimates(record: RunRecord, prefixes: dict[str, str]) -> Plot:
 def _roots(record: RunRecord, prefixes: dict[str, str]) -> list[Panel]:
     rows = []
     for name, prefix in prefixes.items():
-        decided, right, best, sure = (
-            record.number(f"{prefix}{key}")
-            for key in ("root_told_share", "root_right_share", "max_error_best_root_worst", "root_told_right_share")
-        )
-        if decided is not None and right is not None:
-            rows.append([_title(name), percent(decided), percent(sure), percent(right), short(best, 2)])
+        keys = ("root_told_share", "root_told_right_share", "root_right_share", "max_error_best_root_worst")
+        *shares, best = (record.number(f"{prefix}{key}") for key in keys)
+        if shares[0] is not None:
+            rows.append([_title(name), *map(percent, shares), short(best, 2)])
     if not rows:
         return []
     return [
@@ -195,17 +170,3 @@ def _roots(record: RunRecord, prefixes: dict[str, str]) -> list[Panel]:
             rows=rows,
         )
     ]
-
-
-def _beside(record: RunRecord) -> dict[str, NDArray[np.float32]]:
-    path = record.folder.path / BESIDE
-    if not path.is_file():
-        return {}
-    try:
-        found = load_file(path)
-    except (SafetensorError, ValueError) as error:
-        raise CorruptFileError(
-            f"{path} is no valid safetensors file ({error}): restore it or repeat the run"
-        ) from error
-    order = [name for name in _models(record) if name in found]
-    return {name: found[name] for name in order if found[name].shape == record.targets.shape}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import lit_recon._torchvision
 
@@ -13,21 +14,25 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from lit_recon.attacks.glm.family import Array
+from lit_recon.attacks.glm.family import Array, GLMReconstruction
 from lit_recon.attacks.glm.training import Attempt, FittedRegression, Regression
 from lit_recon.data.informed_splits import InformedSplit
 from lit_recon.experiments.glm.page import BESIDE, write_page
 from lit_recon.experiments.glm.settings import GlmSettings
 from lit_recon.io.files import write_bytes
+from lit_recon.measures import MEASURES
 from lit_recon.metrics import NearestPublic, metrics_of, score_pairs
 from lit_recon.reporting.run_folder import RunFolder
-from lit_recon.reporting.writing import Scalar, VictimRow, write_metrics, write_tensors, write_victims
+from lit_recon.reporting.writing import Scalar, with_deviations, write_metrics, write_scores, write_tensors
 
 #: Errors of pixels below this count as exact: a level of gray is 4e-3.
 EXACT = 1e-6
+#: Metrics of a reconstructed record, and the attributes that hold them.
+_OF_RECORD = {"error_estimate": "error", "condition": "condition", "residual": "residual", "target_gap": "target_gap"}
 #: Notes that share this number of first characters count as the same.
 _BEGINNING = 40
 _METRICS = metrics_of(["mse", "rmse", "psnr", "ssim"])
+_MEASURES = [MEASURES[key] for key in ("mse", "rmse", "psnr", "ssim", "lpips", "label_accuracy")]
 _NO_LPIPS = "not measured here: closed forms are judged by their errors"
 
 
@@ -36,9 +41,6 @@ class AttackedModel:
     """A model, and one attack for each target.
 
     Attributes:
-        regression: how it was trained.
-        fitted: the model.
-        attempts: one per target.
         truth: the targets' pixels `(m, d)`.
         targets: their values `(m,)`.
         means: mean of the other records for each target, `(m, d)`: the guess where the attack is impossible.
@@ -62,12 +64,8 @@ class AttackedModel:
     @property
     def errors(self) -> Array:
         """Largest error of a pixel, before clipping, `(m,)`; NaN where the attack is impossible."""
-        return np.array(
-            [
-                math.nan if attempt.found is None else np.abs(attempt.found.inputs - true).max()
-                for attempt, true in zip(self.attempts, self.truth, strict=True)
-            ]
-        )
+        pairs = zip(self.attempts, self.truth, strict=True)
+        return np.array([_largest_error(attempt.found, true) for attempt, true in pairs])
 
     @property
     def recovered(self) -> list[int]:
@@ -78,13 +76,9 @@ class AttackedModel:
     def columns(self) -> dict[str, list[float | None]]:
         """Metrics by name, one value per target; None where the attack is impossible or gives no value."""
         found = [attempt.found for attempt in self.attempts]
-        errors = self.errors
         return {
-            "max_error": [None if math.isnan(error) else float(error) for error in errors],
-            "error_estimate": [None if one is None else one.error for one in found],
-            "condition": [None if one is None else one.condition for one in found],
-            "residual": [None if one is None else one.residual for one in found],
-            "target_gap": [None if one is None else one.target_gap for one in found],
+            "max_error": [None if math.isnan(error) else float(error) for error in self.errors],
+            **{key: [getattr(one, name, None) for one in found] for key, name in _OF_RECORD.items()},
             "refused": [float(one is None) for one in found],
         }
 
@@ -92,23 +86,19 @@ class AttackedModel:
         """Metrics over all targets."""
         columns, errors = self.columns(), self.errors
         there = errors[~np.isnan(errors)]
-        pairs = [
-            (error, estimate)
-            for error, estimate in zip(columns["max_error"], columns["error_estimate"], strict=True)
-            if error is not None and estimate is not None
-        ]
-        right = [value == target for value, target in zip(self.recovered, self.targets, strict=True)]
+        both = zip(columns["max_error"], columns["error_estimate"], strict=True)
+        pairs = [(error, estimate) for error, estimate in both if error is not None and estimate is not None]
         return {
             "regression": repr(self.regression),
-            "refused": int(sum(attempt.found is None for attempt in self.attempts)),
+            "refused": sum(attempt.found is None for attempt in self.attempts),
             "max_error_median": _over(np.median, there),
             "max_error_worst": _over(np.max, there),
             "exact_share": float(np.mean(np.nan_to_num(errors, nan=math.inf) < EXACT)),
-            "error_estimate_median": _over(np.median, np.array([estimate for _, estimate in pairs])),
-            "estimate_holds": _over(np.mean, np.array([error <= estimate for error, estimate in pairs])),
-            "condition_median": _over(np.median, _known(columns["condition"])),
-            "residual_median": _over(np.median, _known(columns["residual"])),
-            "label_accuracy": float(np.mean(right)),
+            "error_estimate_median": _over(np.median, [estimate for _, estimate in pairs]),
+            "estimate_holds": _over(np.mean, [error <= estimate for error, estimate in pairs]),
+            "condition_median": _over(np.median, columns["condition"]),
+            "residual_median": _over(np.median, columns["residual"]),
+            "label_accuracy": float(np.mean(np.equal(self.recovered, self.targets))),
             "held_out_score": self.held_out_score,
             **_roots(self),
         }
@@ -123,40 +113,30 @@ def write_glm(
 ) -> dict[str, Scalar]:
     """Score and write all files; the metrics come last and mark the run as complete. Returns the metrics."""
     main, shape = models[""], (-1, *split.targets.image_shape)
-    truth, means = _tensor(main.truth, shape), _tensor(main.means, shape)
+    truth = _tensor(main.truth, shape)
     images = {name: _tensor(model.images, shape) for name, model in models.items()}
     nearest = _nearest(split)
-    compared = {"": images[""], "baseline_mean_image_": means, "baseline_nearest_public_": nearest.double()}
+    compared = {
+        "": images[""],
+        "baseline_mean_image_": _tensor(main.means, shape),
+        "baseline_nearest_public_": nearest.double(),
+    }
     scores = {
         f"{prefix}{name}": values
         for prefix, shown in compared.items()
         for name, values in score_pairs(shown, truth, _METRICS).items()
     }
-    metrics: dict[str, Scalar] = {"n": len(truth), "n_batches": len(truth)}
-    for name, values in scores.items():
-        metrics[name] = float(values.mean())
-        metrics[f"{name}_std"] = float(values.std()) if len(values) > 1 else math.nan
+    metrics: dict[str, Scalar] = {"n": len(truth), "n_batches": len(truth), **with_deviations(scores)}
     metrics |= {"lpips": None, "lpips_reason": _NO_LPIPS}
+    columns: dict[str, Iterable[float | None]] = {key: scores[key] for key in ("mse", "rmse", "psnr", "ssim")}
+    columns |= {f"{key}_rmse": scores[f"baseline_{key}_rmse"] for key in ("mean_image", "nearest_public")}
     for name, model in models.items():
         prefix = f"{name}." if name else ""
         metrics |= {f"{prefix}{key}": value for key, value in model.metrics().items()}
+        columns |= {f"{prefix}{key}": values for key, values in model.columns().items()}
     metrics |= {"notes": _notes(models), **facts}
-    columns: dict[str, list[float | None]] = {key: _listed(scores[key]) for key in ("mse", "rmse", "psnr", "ssim")}
-    columns |= {f"{key}_rmse": _listed(scores[f"baseline_{key}_rmse"]) for key in ("mean_image", "nearest_public")}
-    for name, model in models.items():
-        columns |= {f"{name}.{key}" if name else key: value for key, value in model.columns().items()}
     labels, recovered = torch.from_numpy(main.targets).long(), torch.tensor(main.recovered)
-    rows = [
-        VictimRow(
-            batch=index,
-            id=index,
-            label=int(labels[index]),
-            recovered_label=int(recovered[index]),
-            loss=math.nan if (estimate := columns["error_estimate"][index]) is None else estimate,
-            scores={key: values[index] for key, values in columns.items()},
-        )
-        for index in range(len(truth))
-    ]
+    estimates = [math.nan if one is None else one for one in main.columns()["error_estimate"]]
     write_tensors(
         folder,
         reconstructions=images[""],
@@ -164,11 +144,11 @@ def write_glm(
         nearest_public=nearest,
         labels=labels,
         recovered_labels=recovered,
-        class_names=settings.class_names(split.targets),
+        class_names=["even", "odd"] if settings.target == "odd" else split.targets.class_names,
     )
     write_bytes(folder.path / BESIDE, save({name: tensor.float() for name, tensor in images.items() if name}))
-    write_victims(folder, rows)
-    write_metrics(folder, metrics)
+    write_scores(folder, labels, recovered, estimates, columns)
+    write_metrics(folder, metrics, _MEASURES)
     write_page(folder.path)
     return metrics
 
@@ -183,24 +163,24 @@ def _nearest(split: InformedSplit) -> Tensor:
 
 def _roots(model: AttackedModel) -> dict[str, Scalar]:
     """How often the range of pixels decides between the two candidates, and how often the chosen one is right."""
-    both = [attempt for attempt in model.attempts if attempt.other is not None]
-    if not both:
+    pairs = [(attempt, true) for attempt, true in zip(model.attempts, model.truth, strict=True) if attempt.other]
+    if not pairs:
         return {}
-    best = [
-        min(float(np.abs(one.inputs - true).max()) for one in (attempt.found, attempt.other) if one is not None)
-        for attempt, true in zip(model.attempts, model.truth, strict=True)
-        if attempt.other is not None
-    ]
-    chosen = [error for error in model.errors if not math.isnan(error)]
-    told = [attempt.told for attempt in both]
-    right = [error <= least for error, least in zip(chosen, best, strict=True)]
+    best = [min(_largest_error(one, true) for one in (attempt.found, attempt.other)) for attempt, true in pairs]
+    right = [_largest_error(attempt.found, true) <= least for (attempt, true), least in zip(pairs, best, strict=True)]
+    told = [attempt.told for attempt, _ in pairs]
     return {
         "root_told_share": float(np.mean(told)),
         "root_right_share": float(np.mean(right)),
-        "root_told_right_share": _over(np.mean, np.array([ok for ok, known in zip(right, told, strict=True) if known])),
+        "root_told_right_share": _over(np.mean, [ok for ok, known in zip(right, told, strict=True) if known]),
         "max_error_best_root_median": float(np.median(best)),
         "max_error_best_root_worst": float(np.max(best)),
     }
+
+
+def _largest_error(found: GLMReconstruction | None, true: Array) -> float:
+    """Of a pixel, before clipping; NaN where nothing was found."""
+    return math.nan if found is None else float(np.abs(found.inputs - true).max())
 
 
 def _notes(models: Mapping[str, AttackedModel]) -> list[str]:
@@ -218,17 +198,11 @@ def _notes(models: Mapping[str, AttackedModel]) -> list[str]:
     return notes
 
 
-def _over(statistic: object, values: Array) -> float | None:
-    return float(statistic(values)) if callable(statistic) and len(values) else None
-
-
-def _known(values: list[float | None]) -> Array:
-    return np.array([value for value in values if value is not None])
+def _over(statistic: Callable[[Array], Any], values: Iterable[float | None]) -> float | None:
+    """A statistic of the values that are there; None without any."""
+    known = np.array([value for value in values if value is not None])
+    return float(statistic(known)) if len(known) else None
 
 
 def _tensor(pixels: Array, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(pixels)).view(shape)
-
-
-def _listed(values: Tensor) -> list[float | None]:
-    return [float(value) for value in values]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -15,13 +14,7 @@ from lit_recon.data import ImageSet
 from lit_recon.data.informed_splits import InformedSplit, InformedSplitSettings, draw_informed_split
 from lit_recon.data.sources import Digits, ImageSource
 from lit_recon.errors import ConfigError
-from lit_recon.experiments.configuration import (
-    PaperSettings,
-)
-from lit_recon.modules.loggers import WandbSettings
-
-#: Names of models, which are columns of a table.
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
+from lit_recon.experiments.call import PaperRunSettings
 
 
 @dataclass(frozen=True)
@@ -54,35 +47,25 @@ class RecordSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GlmSettings:
+class GlmSettings(PaperRunSettings):
     """One run of `reconn.py glm`.
 
     Args:
-        name: name of the run; default: that of its configuration file.
-        out: run folder; default: runs/NAME.
-        overwrite: replace an existing run.
         data: where images come from, training and test images together.
         split: the records.
         target: the model's target for an image: its label, or whether the label is odd.
         regression: the model under attack.
         beside: further models of the same records by name, attacked in the same way for comparison.
-        wandb: Weights & Biases.
-        paper: reference whose setting this is.
     """
 
-    name: str | None = None
-    out: Path | None = None
-    overwrite: bool = False
     data: ImageSource = field(default_factory=Digits)
     split: RecordSettings = field(default_factory=RecordSettings)
     target: Literal["label", "odd"] = "label"
     regression: Regression
     beside: dict[str, Regression] = field(default_factory=dict)
-    wandb: WandbSettings = field(default_factory=WandbSettings)
-    paper: PaperSettings | None = None
 
     def __post_init__(self) -> None:
-        odd = [name for name in self.beside if not _NAME.fullmatch(name)]
+        odd = [name for name in self.beside if not re.fullmatch(r"[a-z][a-z0-9_]*", name)]
         if odd:
             raise ConfigError(f"names in beside must be lower-case letters, digits and underscores; got {odd}")
 
@@ -97,16 +80,8 @@ class GlmSettings:
         pixels = images.images.flatten(1).numpy().astype(np.float64) / 255
         return pixels, (labels % 2 if self.target == "odd" else labels).astype(np.float64)
 
-    def class_names(self, images: ImageSet) -> list[str]:
-        """Names of the targets."""
-        return ["even", "odd"] if self.target == "odd" else images.class_names
-
     def check_classes(self, targets: Array) -> None:
-        """Refuse classifiers of records without one of the classes: the others would be renumbered.
-
-        Raises:
-            ConfigError: a class is missing, or all records have the same target.
-        """
+        """Refuse, by a ConfigError, equal targets, and classifiers that lack a class: others would be renumbered."""
         found = np.unique(targets)
         if any(model.classifies for model in self.models.values()) and not np.array_equal(found, np.arange(len(found))):
             raise ConfigError(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import csv
+import re
 from pathlib import Path
-
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
+from typing import Any
 
 from lit_recon.errors import CorruptFileError
 from lit_recon.experiments.released_attack.page import batch_grants
 from lit_recon.reporting.pages import Page, Panel, Picture, knowledge_panel, notes_panels
 from lit_recon.reporting.plots import COLOURS, STYLES, Plot, Series, draw, image_grid
-from lit_recon.reporting.record import RunRecord
+from lit_recon.reporting.record import RunRecord, read_arrays, read_table
 from lit_recon.reporting.tables import facts
 from lit_recon.reporting.wording import ABSENT, Grant, notes, percent, short
 
@@ -20,8 +18,8 @@ from lit_recon.reporting.wording import ABSENT, Grant, notes, percent, short
 GAMES, LOSSES = "games.safetensors", "losses.csv"
 FILES = (GAMES, LOSSES)
 
-_KINDS = {"known": "known initial weights", "fresh": "unknown initial weights"}
-_ATTACKS = {
+KINDS = {"known": "known initial weights", "fresh": "unknown initial weights"}
+ATTACKS = {
     "train_both": "train on both",
     "loss": "compare losses",
     "calibrated_loss": "compare calibrated losses",
@@ -32,23 +30,15 @@ _SHOWN = 12
 
 
 def write_page(folder: Path) -> Path:
-    """Write the page of a finished run of `reconn.py membership` into its folder, from the files in it alone.
-
-    Raises:
-        MissingDataError: the folder holds no finished run.
-        CorruptFileError: one of its files is malformed.
-    """
-    record = RunRecord.read(Path(folder))
+    """Write the page of a finished run of `reconn.py membership` into its folder; raises as `build_report` does."""
+    record = RunRecord.read(folder)
     page = Page(
         kind="Membership report",
         settings=record.settings,
         facts=record.metrics,
         lead=verdict(record),
         panels=[
-            _advantages(record),
-            _histograms(record),
-            _curves(record),
-            _pictures(record),
+            *(build(record) for build in (_advantages, _histograms, _curves, _pictures)),
             knowledge_panel(grants(record)),
             *notes_panels(notes(record)),
         ],
@@ -68,23 +58,20 @@ def write_page(folder: Path) -> Path:
 def verdict(record: RunRecord) -> str:
     """One sentence: the advantages of all attacks with known and with unknown initial weights."""
     parts = []
-    for kind, words in _KINDS.items():
-        values = (f"{record.number(f'{kind}.{name}.advantage') or 0:.2f} ({title})" for name, title in _ATTACKS.items())
+    for kind, words in KINDS.items():
+        values = (f"{record.number(f'{kind}.{name}.advantage') or 0:.2f} ({title})" for name, title in ATTACKS.items())
         parts.append(f"with {words} {', '.join(values)}")
     return f"Advantage over guessing, 1 for an attack that is always correct: {'; '.join(parts)}."
 
 
 def grants(record: RunRecord) -> list[Grant]:
     """The informed adversary's knowledge, then what was not known."""
+    shadows = f"{record.text('n_shadow')} other images, to train shadow models on"
     return [
         Grant(True, f"All training images but one, {record.text('n_fixed')} of them, with their labels."),
         Grant(True, "Two candidates for that one, of which one was drawn with probability 1/2."),
         Grant(True, "The released model: its architecture, its weights, and the optimizer that trained it."),
-        Grant(
-            True,
-            f"{record.text('n_shadow')} other images, to train shadow models on: to calibrate losses and to "
-            "reconstruct.",
-        ),
+        Grant(True, f"{shadows}: to calibrate losses and to reconstruct."),
         Grant(True, "In half of the games, the initial weights that training began from."),
         Grant(False, "In the other half, the initial weights: every model, released or the adversary's, has its own."),
         *batch_grants(record),
@@ -93,11 +80,8 @@ def grants(record: RunRecord) -> list[Grant]:
 
 
 def _advantages(record: RunRecord) -> Panel:
-    rates = sorted(
-        key.removeprefix("known.loss.tpr_at_")
-        for key in record.metrics
-        if key.startswith("known.loss.tpr_at_") and not key.endswith(("_low", "_high"))
-    )
+    found = (re.fullmatch(r"known\.loss\.tpr_at_([^_]+)", key) for key in record.metrics)
+    rates = sorted(match[1] for match in found if match)
     keys = ["advantage", "auc", *(f"tpr_at_{rate}" for rate in rates)]
     n, members = len(record.victims), record.number("n_members") or 0
     return Panel(
@@ -109,8 +93,8 @@ def _advantages(record: RunRecord) -> Panel:
         header=["Attack", "Advantage", "AUC", *(f"TPR at {percent(float(rate))} FPR" for rate in rates)],
         rows=[
             [f"{title}, {words}", *(_interval(record, f"{kind}.{name}.{key}") for key in keys)]
-            for kind, words in _KINDS.items()
-            for name, title in _ATTACKS.items()
+            for kind, words in KINDS.items()
+            for name, title in ATTACKS.items()
         ],
     )
 
@@ -119,26 +103,20 @@ def _histograms(record: RunRecord) -> Panel:
     losses = _losses(record.folder.path / LOSSES)
     images = sorted({image for _, image, _ in losses})
     plots = []
-    for kind, words in _KINDS.items():
-        with_image, without = (losses.get((kind, images[0], member), []) for member in (1, 0))
-        plots.append(
-            Plot(
-                f"{words}: {len(with_image)} model{'s' if len(with_image) > 1 else ''} with the image, "
-                f"{len(without)} without",
-                x_label="loss on the image",
-                y_label="share of the models",
-                samples={"without the image": without, "with the image": with_image},
-            )
-        )
+    for kind, words in KINDS.items():
+        own, others = (losses.get((kind, images[0], member), []) for member in (1, 0))
+        title = f"{words}: {len(own)} model{'s' * (len(own) > 1)} with the image, {len(others)} without"
+        samples = {"without the image": others, "with the image": own}
+        plots.append(Plot(title, "loss on the image", "share of the models", samples=samples))
     return Panel(
         "Losses with and without one image",
         "Losses on the second candidate of the first game: of models trained on it, and of models trained on another "
         "image in its place. The table shows the area under the ROC curve of a loss threshold for this and further "
         "images. With known initial weights all models trained on the image are equal, so there is only one.",
         [Picture(draw(plots, size=(5.0, 3.4)), "Losses of models with and without the image")],
-        header=["Image", *(f"AUC, {words}" for words in _KINDS.values())],
+        header=["Image", *(f"AUC, {words}" for words in KINDS.values())],
         rows=[
-            [f"#{image}", *(_interval(record, f"{kind}.histogram_{image}.auc") for kind in _KINDS)] for image in images
+            [f"#{image}", *(_interval(record, f"{kind}.histogram_{image}.auc") for kind in KINDS)] for image in images
         ],
     )
 
@@ -148,24 +126,14 @@ def _curves(record: RunRecord) -> Panel:
 
     members = [row.scores["member"] for row in record.victims]
     floor, plots = 0.5 / len(members), []
-    for kind, words in _KINDS.items():
+    for kind, words in KINDS.items():
         series = [Series("guessing", [floor, 1], [floor, 1], "--")]
-        for index, (name, title) in enumerate(_ATTACKS.items()):
+        for index, (name, title) in enumerate(ATTACKS.items()):
             rates = roc_curve(members, [row.scores[f"{kind}.{name}"] for row in record.victims])[:2]
             false, true = ([max(rate, floor) for rate in values] for values in rates)
             series.append(Series(title, false, true, ("-", *STYLES)[index], colour=COLOURS[index], width=1.8))
-        plots.append(
-            Plot(
-                words,
-                x_label="false positive rate",
-                y_label="true positive rate",
-                series=series,
-                x_scale="log",
-                y_scale="log",
-                x_range=(floor, 1.1),
-                y_range=(floor, 1.1),
-            )
-        )
+        axes: dict[str, Any] = {"x_scale": "log", "y_scale": "log", "x_range": (floor, 1.1), "y_range": (floor, 1.1)}
+        plots.append(Plot(words, "false positive rate", "true positive rate", series=series, **axes))
     return Panel(
         "ROC curves",
         "Both axes are logarithmic: the left end shows whether an attack is ever certain. Rates of 0 are drawn at the "
@@ -176,14 +144,14 @@ def _curves(record: RunRecord) -> Panel:
 
 def _pictures(record: RunRecord) -> Panel:
     path = record.folder.path / GAMES
+    found = read_arrays(path)
     try:
-        found = load_file(path)
         rows = {"first": found["first"], "second": found["second"], "trained on": record.targets}
-        rows |= {f"found, {kind} start": found[f"{kind}.reconstruction"] for kind in _KINDS}
+        rows |= {f"found, {kind} start": found[f"{kind}.reconstruction"] for kind in KINDS}
         grid = image_grid({name: images[:_SHOWN] for name, images in rows.items()}, columns=_SHOWN)
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+    except KeyError as error:
         raise CorruptFileError(
-            f"{path} must hold the images of a run's games ({error}): restore the file or repeat the run"
+            f"{path} holds no {error} of a run's games: restore the file or repeat the run"
         ) from error
     implied, right = (record.number(f"known.reconstruction.implied_{key}") for key in ("share", "right"))
     certain = "" if right is None else f" Of these guesses {percent(right)} were right."
@@ -201,11 +169,10 @@ def _losses(path: Path) -> dict[tuple[str, int, int], list[float]]:
     """Losses by kind of initial weights, image and membership."""
     found: dict[tuple[str, int, int], list[float]] = {}
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                key = (row["initialization"], int(row["image"]), int(row["member"]))
-                found.setdefault(key, []).append(float(row["loss"]))
-    except (OSError, KeyError, TypeError, ValueError) as error:
+        for row in read_table(path, ("initialization", "image", "member", "loss")):
+            key = (row["initialization"], int(row["image"]), int(row["member"]))
+            found.setdefault(key, []).append(float(row["loss"]))
+    except ValueError as error:
         raise CorruptFileError(f"{path} must hold the losses of a run ({error}): repeat the run") from error
     if not found:
         raise CorruptFileError(f"{path} holds no losses: restore the file or repeat the run")

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from pathlib import Path
 from typing import get_args
 
-import lit_recon._torchvision
-
-import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.attacks.membership import MembershipGames
 from lit_recon.attacks.shadow import Initialization
-from lit_recon.experiments.configuration import SAME_RUN, instantiated, resolved, settings_of, settings_parser
+from lit_recon.experiments.call import Call
+from lit_recon.experiments.configuration import SAME_RUN, settings_parser
 from lit_recon.experiments.membership.page import FILES
 from lit_recon.experiments.membership.score import MembershipExperiment, write_membership
 from lit_recon.experiments.membership.settings import MembershipSettings
 from lit_recon.experiments.released_attack.settings import ShadowSettings
-from lit_recon.modules.loggers import build_loggers, finish
+from lit_recon.modules.loggers import finish, log_numbers
 from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import Scalar
@@ -30,56 +27,43 @@ from lit_recon.training.trainer import build_trainer, configure_process, is_firs
 _NOT_SET = {"initialization", "store", "cache", "shadows", "linear"}
 
 
-#: Settings that do not change the results.
-_SAME_RUN = (*SAME_RUN, "shard_size")
-
-
 def parser(program: str) -> ArgumentParser:
     """The command's settings."""
-    settings = settings_parser(program, "Infer which of two candidates a released model was trained on.")
-    settings.add_class_arguments(MembershipSettings, as_group=False)
+    settings = settings_parser(
+        program, "Infer which of two candidates a released model was trained on.", MembershipSettings
+    )
     settings.add_class_arguments(ShadowSettings, as_group=False, skip=_NOT_SET)
     return settings
 
 
 def execute(arguments: ArgumentParser, values: Namespace) -> None:
     """Validate the settings, then train the models that are missing, score all attacks and report."""
-    complete, config = resolved(arguments, values, "membership")
-    built = instantiated(arguments, complete)
-    settings, shadows = settings_of(MembershipSettings, built), settings_of(ShadowSettings, built)
+    call = Call(arguments, values, "membership")
+    settings, shadows, folder = call.settings(MembershipSettings), call.settings(ShadowSettings), call.folder
     configure_process(shadows.trainer)
     shadows.check_final_models("reconn.py membership")
     split = shadows.drawn()
     games = MembershipGames.draw(split.targets, shadows.split.seed)
     settings.check_games(games.bits.tolist())
-    settings.wandb.resolved_mode()
     trainer = build_trainer(shadows.trainer, loggers=[])
-    plan = shadows.plan(split, str(trainer.strategy.root_device))
+    device = str(trainer.strategy.root_device)
+    plan = shadows.plan(split, device)
     plans = {kind: dataclasses.replace(plan, initialization=kind) for kind in get_args(Initialization)}
-    folder = RunFolder(Path(complete.out))
     experiment = MembershipExperiment(trainer, settings, shadows, split, games, folder)
     for each in plans.values():
         experiment.reconstructor(each)
     if is_first_process():
-        RunFolder.open(folder.path, config, settings.overwrite, _SAME_RUN, more=FILES)
+        RunFolder.open(folder.path, call.config, settings.overwrite, (*SAME_RUN, "shard_size"), more=FILES)
         print(f"games       {len(games.bits)} released models, each trained on one of two candidates")
         print(f"run folder  {folder.path}", flush=True)
-    loggers = build_loggers(folder.logs, str(complete.name), settings.wandb, yaml.safe_load(config))
+    loggers = call.loggers()
     started = time.perf_counter()
     played = {kind: found for kind, each in plans.items() if (found := experiment.play(each)) is not None}
     if is_first_process():
-        facts: dict[str, Scalar] = {
-            "seed": shadows.seed,
-            "split_hash": split.hash,
-            "processes": trainer.world_size,
-            "n_fixed": len(split.fixed),
-            "n_shadow": len(split.shadow),
-            "seconds": time.perf_counter() - started,
-            **environment(str(trainer.strategy.root_device)),
-        }
+        facts: dict[str, Scalar] = {**shadows.facts(split), "processes": trainer.world_size}
+        facts |= {"seconds": time.perf_counter() - started, **environment(device)}
         metrics = write_membership(folder, settings, split, games, played, facts)
-        for logger in loggers:
-            logger.log_metrics({key: value for key, value in metrics.items() if isinstance(value, float)}, 0)
+        log_numbers(loggers, metrics)
         finish(loggers)
         for kind, one in played.items():
             shown = ", ".join(f"{name} {metrics[f'{kind}.{name}.auc']:.3f}" for name in one.scores)

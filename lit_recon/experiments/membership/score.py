@@ -15,31 +15,24 @@ from pytorch_lightning import Trainer
 from safetensors.torch import save
 from torch import Tensor
 
-from lit_recon.attacks.membership import (
-    MembershipGames,
-    all_losses,
-    compare_losses,
-    compare_reconstructions,
-    compare_trained,
-    distances,
-    implies_membership,
-    own_losses,
-)
+from lit_recon.attacks import membership as attacks
+from lit_recon.attacks.membership import MembershipGames, distances
 from lit_recon.attacks.released.base import Background, ReconstructedTargets, Reconstructor
 from lit_recon.attacks.shadow import ShadowPlan
 from lit_recon.data import ImageSet
 from lit_recon.data.informed_splits import InformedSplit
-from lit_recon.experiments.membership.page import GAMES, LOSSES, write_page
+from lit_recon.experiments.membership.page import ATTACKS, GAMES, KINDS, LOSSES, write_page
 from lit_recon.experiments.membership.settings import MembershipSettings
 from lit_recon.experiments.released_attack.settings import ShadowSettings
 from lit_recon.experiments.train.shadows import announce
 from lit_recon.io.files import write_bytes, write_text
+from lit_recon.measures import Measure
 from lit_recon.metrics import MeanImage, NearestPublic
 from lit_recon.metrics.membership import Estimate, advantage, area_under_roc, true_positive_rate
 from lit_recon.modules.shadows import train_store
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import percent, short
-from lit_recon.reporting.writing import Scalar, VictimRow, csv_text, write_metrics, write_tensors, write_victims
+from lit_recon.reporting.writing import Scalar, csv_text, write_metrics, write_scores, write_tensors
 from lit_recon.training.trainer import is_first_process
 
 #: Shadow models whose losses on a candidate calibrate the released model's loss.
@@ -52,7 +45,6 @@ class PlayedGames:
 
     Attributes:
         scores: of every attack by name, `(m,)`; above 0 it guesses the second candidate.
-        found: reconstructions from the released models.
         losses: per image of the histograms, the losses of models trained on it, `(s,)`, and of others, `(t,)`.
         copy_error: distance of the released model to the adversary's model of the true candidate, relative to that to
             the adversary's model of the other candidate; maximum over all games.
@@ -86,46 +78,50 @@ class MembershipExperiment:
 
     def play(self, plan: ShadowPlan) -> PlayedGames | None:
         """Train the models that are missing, then run every attack; None in all processes but the first."""
-        games, split = self.games, self.split
+        games, split, shadows = self.games, self.split, self.shadows
         store = self.folder.checkpoints / f"{plan.initialization}_shadow"
         if is_first_process():
             print(f"start       {plan.initialization} initial weights")
             announce(store, plan, len(split.shadow))
-        shadow = train_store(self.trainer, plan, split.shadow, store, self.shadows.execution, self.shadows.shard_size)
+        shadow = train_store(self.trainer, plan, split.shadow, store, shadows.execution, shadows.shard_size)
         way, again = shadow.execution, self.settings.adversary_execution
         released = self._trained(plan, "released", games.chosen, way, "released models")
         own_way = way if again == "auto" else again
         first = self._trained(plan, "own", games.first, own_way, "adversary's, first candidates", "first")
         second = self._trained(plan, "own", games.second, own_way, "adversary's, second candidates", "second")
-        members = [self._on_one_image(plan, index, way) for index in range(self.settings.histogram.images)]
+        n = 1 if plan.is_repeatable else self.settings.histogram.models  # equal models are trained once
+        members = [
+            self._trained(plan, f"with_{i}", games.second.subset(torch.full((n,), i)), way, f"models with image {i}")
+            for i in range(self.settings.histogram.images)
+        ]
         if not is_first_process():
             return None
-        differences = shadow.read(split.shadow)
-        learner, shadows = self.reconstructor(plan), split.shadow
-        fitted = learner.fitted(differences, shadows.pixels(), shadows.labels, split.fixed.n_classes)
+        differences, images = shadow.read(split.shadow), split.shadow
+        learner = self.reconstructor(plan)
+        fitted = learner.fitted(differences, images.pixels(), images.labels, split.fixed.n_classes)
         found = fitted.reconstruct(released)
         network, reference = copy.deepcopy(plan.network).double().cpu(), plan.reference()
         candidates = [(part.pixels().double(), part.labels) for part in (games.first, games.second)]
-        losses = [own_losses(network, released.double() + reference, *part) for part in candidates]
+        losses = [attacks.own_losses(network, released.double() + reference, *part) for part in candidates]
         others = differences.double() + reference
-        calibration = [all_losses(network, others[:_CALIBRATION], *part) for part in candidates]
-        images, labels = (part[: len(members)] for part in candidates[1])
-        without = all_losses(network, others, images, labels)
+        calibration = [attacks.all_losses(network, others[:_CALIBRATION], *part) for part in candidates]
+        chosen, labels = (part[: len(members)] for part in candidates[1])
+        without = attacks.all_losses(network, others, chosen, labels)
+        having = [
+            attacks.all_losses(network, models.double() + reference, chosen[[index]], labels[[index]])[:, 0]
+            for index, models in enumerate(members)
+        ]
         return PlayedGames(
             scores={
-                "train_both": compare_trained(released, first, second),
-                "loss": compare_losses(*losses),
-                "calibrated_loss": compare_losses(*losses, *calibration),
-                "reconstruction": compare_reconstructions(found.images, games.first.pixels(), games.second.pixels()),
+                "train_both": attacks.compare_trained(released, first, second),
+                "loss": attacks.compare_losses(*losses),
+                "calibrated_loss": attacks.compare_losses(*losses, *calibration),
+                "reconstruction": attacks.compare_reconstructions(
+                    found.images, games.first.pixels(), games.second.pixels()
+                ),
             },
             found=found,
-            losses=[
-                (
-                    all_losses(network, models.double() + reference, images[[index]], labels[[index]])[:, 0],
-                    without[:, index],
-                )
-                for index, models in enumerate(members)
-            ],
+            losses=list(zip(having, without.T, strict=True)),
             copy_error=_copy_error(released, first, second, games.bits),
         )
 
@@ -142,12 +138,6 @@ class MembershipExperiment:
         store = train_store(self.trainer, owner, images, place, way, self.shadows.shard_size, label)
         return store.read(images) if is_first_process() else torch.empty(0)
 
-    def _on_one_image(self, plan: ShadowPlan, index: int, way: str) -> Tensor:
-        """Models trained on the same image; a single one where training is deterministic."""
-        n = 1 if plan.is_repeatable else self.settings.histogram.models
-        images = self.games.second.subset(torch.full((n,), index))
-        return self._trained(plan, f"with_{index}", images, way, f"models with image {index}")
-
 
 def _copy_error(released: Tensor, first: Tensor, second: Tensor, bits: Tensor) -> float:
     trained, places = torch.stack([first, second]).double(), torch.arange(len(bits))
@@ -163,15 +153,9 @@ def write_membership(
     played: Mapping[str, PlayedGames],
     facts: Mapping[str, Scalar],
 ) -> dict[str, Scalar]:
-    """Score all attacks and write the files of the run, its metrics last; returns the metrics.
+    """Score all attacks, write the files of the run, the metrics last, and return these.
 
-    Args:
-        folder: of the run.
-        settings: of the run.
-        split: whose fixed set and shadow images the adversary holds.
-        games: with the membership bits.
-        played: all games by the kind of initial weights.
-        facts: further entries of `metrics.json`.
+    The games in `played` are by the kind of initial weights; `facts` are further metrics.
     """
     truth, bits = games.chosen, games.bits.numpy()
     pixels = truth.pixels()
@@ -185,16 +169,23 @@ def write_membership(
         "mean_image_rmse": distances(mean, pixels),
         "nearest_public_rmse": distances(nearest, pixels),
     }
-    implied = dict[str, float]()
+    measures, implied = [], dict[str, float]()
     for kind, one in played.items():
         for name, scores in one.scores.items():
-            metrics |= _scores(f"{kind}.{name}", scores.numpy(), bits, settings.false_positive_rates)
-            columns[f"{kind}.{name}"] = scores
-        errors = distances(one.found.images, pixels)
-        columns[f"{kind}.rmse"] = errors
-        sure = implies_membership(errors, apart)
+            key, of = f"{kind}.{name}", f", {ATTACKS[name]}, {KINDS[kind]}"
+            columns[key] = scores
+            measures.append(Measure(f"{key}.advantage", f"Advantage{of}", higher_is_better=True, decimals=2))
+            measures.append(Measure(f"{key}.auc", f"AUC{of}", higher_is_better=True))
+            found = {"advantage": advantage(scores.numpy(), bits), "auc": area_under_roc(scores.numpy(), bits)}
+            for rate in settings.false_positive_rates:
+                found[f"tpr_at_{rate:g}"] = true_positive_rate(scores.numpy(), bits, rate)
+            for measured, estimate in found.items():
+                metrics |= _named(f"{key}.{measured}", estimate)
+        columns[f"{kind}.rmse"] = errors = distances(one.found.images, pixels)
+        sure = attacks.implies_membership(errors, apart)
         implied[kind] = float(sure.double().mean())
         right = (one.scores["reconstruction"] > 0) == (games.bits == 1)
+        measures.append(Measure(f"{kind}.reconstruction.rmse", f"RMSE, {KINDS[kind]}", higher_is_better=False))
         metrics |= {
             f"{kind}.reconstruction.rmse": float(errors.mean()),
             f"{kind}.reconstruction.implied_share": implied[kind],
@@ -202,9 +193,10 @@ def write_membership(
             f"{kind}.copy_error": one.copy_error,
         }
         for index, (having, others) in enumerate(one.losses):
-            labels = np.concatenate([np.ones(len(having)), np.zeros(len(others))])
-            auc = area_under_roc(-torch.cat([having, others]).numpy(), labels)
+            members = np.concatenate([np.ones(len(having)), np.zeros(len(others))])
+            auc = area_under_roc(-torch.cat([having, others]).numpy(), members)
             metrics |= _named(f"{kind}.histogram_{index}.auc", auc)
+    known = played["known"].found
     metrics |= {
         "candidates_apart": float(apart.mean()),
         "baseline_mean_image_rmse": float(columns["mean_image_rmse"].mean()),
@@ -212,7 +204,6 @@ def write_membership(
         "notes": _notes(played["known"].copy_error, implied["known"]),
         **facts,
     }
-    known = played["known"].found
     write_tensors(
         folder,
         reconstructions=known.images,
@@ -226,30 +217,10 @@ def write_membership(
     pictures |= {f"{kind}.reconstruction": one.found.images for kind, one in played.items()}
     write_bytes(folder.path / GAMES, save({name: images.contiguous() for name, images in pictures.items()}))
     write_text(folder.path / LOSSES, _losses(played))
-    write_victims(
-        folder,
-        [
-            VictimRow(
-                batch=index,
-                id=index,
-                label=int(label),
-                recovered_label=int(known.labels[index]),
-                loss=float(known.uncertainty[index]),
-                scores={name: float(values[index]) for name, values in columns.items()},
-            )
-            for index, label in enumerate(truth.labels)
-        ],
-    )
-    write_metrics(folder, metrics)
+    write_scores(folder, truth.labels, known.labels, known.uncertainty, columns)
+    write_metrics(folder, metrics, measures)
     write_page(folder.path)
     return metrics
-
-
-def _scores(key: str, scores: np.ndarray, bits: np.ndarray, rates: list[float]) -> dict[str, Scalar]:
-    found = _named(f"{key}.advantage", advantage(scores, bits)) | _named(f"{key}.auc", area_under_roc(scores, bits))
-    for rate in rates:
-        found |= _named(f"{key}.tpr_at_{rate:g}", true_positive_rate(scores, bits, rate))
-    return found
 
 
 def _named(key: str, estimate: Estimate) -> dict[str, Scalar]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from lit_recon.attacks.released.base import Reconstructor
 from lit_recon.attacks.released.kernel_ridge import KernelRidge
 from lit_recon.errors import ConfigError
-from lit_recon.experiments.settings import PaperSettings
-from lit_recon.modules.loggers import WandbSettings
+from lit_recon.experiments.call import PaperRunSettings, check_range
 
 
 @dataclass(frozen=True)
@@ -27,52 +25,31 @@ class HistogramSettings:
     models: int = 200
 
     def __post_init__(self) -> None:
-        if self.images < 1 or self.models < 1:
-            raise ConfigError(
-                f"histogram.images and histogram.models must be at least 1; got {self.images} and {self.models}"
-            )
+        check_range({"histogram.images": self.images, "histogram.models": self.models}, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MembershipSettings:
+class MembershipSettings(PaperRunSettings):
     """One run of `reconn.py membership`, besides the settings of its shadow models; each game takes two test targets.
 
     Args:
-        name: name of the run; default: that of its configuration file.
-        out: run folder; default: runs/NAME.
-        overwrite: start over where the folder holds a run already.
         adversary_execution: how the adversary trains on both candidates; if it differs from `execution`, the
             adversary's copy of the released model differs from it by rounding.
         reconstructor: attack on released models whose reconstructions are turned into guesses.
         false_positive_rates: rates at which the true positive rate is reported.
         histogram: losses with and without single images.
-        wandb: Weights & Biases.
-        paper: reference whose setting this is.
     """
 
-    name: str | None = None
-    out: Path | None = None
-    overwrite: bool = False
     adversary_execution: Literal["auto", "batched_mlp", "vmap", "loop"] = "auto"
     reconstructor: Reconstructor = field(default_factory=KernelRidge)
     false_positive_rates: list[float] = field(default_factory=lambda: [0.01, 0.1])
     histogram: HistogramSettings = field(default_factory=HistogramSettings)
-    wandb: WandbSettings = field(default_factory=WandbSettings)
-    paper: PaperSettings | None = None
 
     def __post_init__(self) -> None:
-        if any(not 0 <= rate <= 1 for rate in self.false_positive_rates):
-            raise ConfigError(f"false_positive_rates must lie in [0, 1]; got {self.false_positive_rates}")
+        check_range({"false_positive_rates": self.false_positive_rates}, 0, 1)
 
     def check_games(self, bits: Sequence[int]) -> None:
-        """Refuse games that cannot be scored or plotted.
-
-        Args:
-            bits: membership bit of every game: 1 if the second candidate was trained on.
-
-        Raises:
-            ConfigError: all bits are equal, or there are fewer games than images for histograms.
-        """
+        """Refuse, by a ConfigError, games that cannot be scored, given their membership bits, or not be plotted."""
         if len(set(bits)) < 2:
             raise ConfigError(
                 f"all {len(bits)} membership bits are equal, so that no attack can be scored: raise split.targets or "

@@ -22,12 +22,7 @@ _LEVELS = {
 
 
 def write_page(folder: Path) -> Path:
-    """Write the page of a finished run of `reconn.py run` into its folder, from the files in it alone.
-
-    Raises:
-        MissingDataError: the folder holds no finished run.
-        CorruptFileError: one of its files is malformed.
-    """
+    """Write the page of a finished run of `reconn.py run`; see `build_report`."""
     return build_report(folder, _ORIGIN, grants, panels)
 
 
@@ -58,7 +53,8 @@ def grants(record: RunRecord) -> list[Grant]:
     fresh = find_setting(record.settings, "initialization") == "fresh"
     earlier = find_setting(record.settings, "initialization.images")
     which = ": every model, released or shadow, has its own" if fresh else ""
-    which = which if earlier is None else f": those of a model that was trained on {earlier} other images before"
+    if earlier is not None:
+        which = f": those of a model that was trained on {earlier} other images before"
     seen = record.text("seen") or "its weights"
     found = [
         Grant(True, f"All training images but one, {record.text('n_fixed')} of them, with their labels."),
@@ -74,9 +70,8 @@ def grants(record: RunRecord) -> list[Grant]:
     found += batch_grants(record)
     epsilon = record.number("epsilon")
     if epsilon is not None:
-        found.append(
-            Grant(False, f"The noise of the released model's training, with an epsilon of {short(epsilon, 6)}.")
-        )
+        noise = f"The noise of the released model's training, with an epsilon of {short(epsilon, 6)}."
+        found.append(Grant(False, noise))
     return sorted(found, key=lambda grant: not grant.known)
 
 

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from pathlib import Path
+from collections.abc import Mapping
 
 import lit_recon._torchvision
 
 import torch
-import yaml
 from jsonargparse import ArgumentParser, Namespace
-from pytorch_lightning import Trainer
-from torch import Tensor
 
-from lit_recon.attacks.shadow import ShadowPlan, ShadowStore, deltas, load_released
-from lit_recon.data.informed_splits import InformedSplit
-from lit_recon.experiments.configuration import SAME_RUN, instantiated, resolved, settings_of, settings_parser
-from lit_recon.experiments.released_attack.score import classifier_of, score_targets, write_reconn
+from lit_recon.attacks.shadow import ShadowStore, deltas, load_released
+from lit_recon.errors import ConfigError
+from lit_recon.experiments.call import Call
+from lit_recon.experiments.configuration import SAME_RUN, settings_parser
+from lit_recon.experiments.released_attack.score import classifier_of, score_targets, shown_mse, write_reconn
 from lit_recon.experiments.released_attack.settings import ReconnSettings, ShadowSettings
 from lit_recon.experiments.train.shadows import announce, store_folder
-from lit_recon.modules.loggers import build_loggers, finish
+from lit_recon.modules.loggers import finish, log_numbers
 from lit_recon.modules.shadows import train_store
 from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.run_folder import RunFolder
-from lit_recon.reporting.wording import format_score
 from lit_recon.reporting.writing import Scalar
 from lit_recon.training.trainer import build_trainer, configure_process, is_first_process
 
@@ -34,55 +31,55 @@ _SAME_RUN = (*SAME_RUN, "store", "cache", "shard_size", "classifier")
 
 def parser(program: str) -> ArgumentParser:
     """The command's settings."""
-    settings = settings_parser(program, "Reconstruct the one unknown training image of released models.")
-    settings.add_class_arguments(ReconnSettings, as_group=False)
-    settings.add_class_arguments(ShadowSettings, as_group=False)
-    return settings
+    purpose = "Reconstruct the one unknown training image of released models."
+    return settings_parser(program, purpose, ReconnSettings, ShadowSettings)
 
 
 def execute(arguments: ArgumentParser, values: Namespace) -> None:
     """Validate the settings, train the missing models, attack, score and report."""
-    complete, config = resolved(arguments, values, "reconn")
-    built = instantiated(arguments, complete)
-    settings, shadows = settings_of(ReconnSettings, built), settings_of(ShadowSettings, built)
+    call = Call(arguments, values, "reconn")
+    settings, shadows, folder = call.settings(ReconnSettings), call.settings(ShadowSettings), call.folder
     configure_process(shadows.trainer)
-    settings.check_curve(shadows.split.shadow)
+    outside = [k for k in settings.curve if not 2 <= k <= shadows.split.shadow]
+    if outside:
+        most = shadows.split.shadow
+        raise ConfigError(f"curve must hold numbers of shadow models from 2 to split.shadow={most}; got {outside}")
     split = shadows.drawn()
-    settings.wandb.resolved_mode()
     trainer = build_trainer(shadows.trainer, loggers=[])
-    plan = shadows.plan(split, str(trainer.strategy.root_device))
+    device = str(trainer.strategy.root_device)
+    plan = shadows.plan(split, device)
     seen, released = settings.access.describe(plan.network, split.shadow), None
     if settings.released is not None:
-        released = load_released(
-            settings.released, plan.network, len(split.targets), 1 + len(shadows.descent.snapshots)
-        )
+        steps = 1 + len(shadows.descent.snapshots)
+        released = load_released(settings.released, plan.network, len(split.targets), steps)
     models = shadows.shadow_models(plan, split)
-    stored, folder = store_folder(shadows, models), RunFolder(Path(complete.out))
+    stored = store_folder(shadows, models)
     settings = settings.bind(plan, folder.checkpoints / "reconstructor")
     classifier_of(settings.classifier, split.targets)
     kept = ShadowStore.open(stored, models.description)
     if kept is not None:
         kept.check(split.shadow)
     if is_first_process():
-        RunFolder.open(folder.path, config, settings.overwrite, _SAME_RUN)
+        RunFolder.open(folder.path, call.config, settings.overwrite, _SAME_RUN)
         announce(stored, models, len(split.shadow))
         print(f"targets     {len(split.targets)} released models, each with one unknown image")
         print(f"run folder  {folder.path}", flush=True)
-    loggers = build_loggers(folder.logs, str(complete.name), settings.wandb, yaml.safe_load(config))
+    loggers = call.loggers()
     started = time.perf_counter()
     store = train_store(trainer, models, split.shadow, stored, shadows.execution, shadows.shard_size)
     trained = time.perf_counter() - started
-    observed = _observed(trainer, plan, split, store, folder, released)
+    owners, there = dataclasses.replace(plan, purpose="released"), folder.checkpoints / "released"
+    observed = None if released is None else deltas(released, plan.reference())
+    if observed is None:
+        own = train_store(trainer, owners, split.targets, there, store.execution, store.shard_size, "released models")
+        observed = own.read(split.targets) if is_first_process() else torch.empty(0)
     if is_first_process():
         feature_map = settings.access.feature_map(plan, split.shadow)
         features = feature_map(observed)
         facts: dict[str, Scalar] = {
-            "seed": shadows.seed,
-            "split_hash": split.hash,
+            **shadows.facts(split),
             "execution": store.execution,
             "processes": trainer.world_size,
-            "n_fixed": len(split.fixed),
-            "n_shadow": len(split.shadow),
             "shadow_seconds": trained,
             "seen": seen.shown,
             "n_features": features.shape[1],
@@ -96,41 +93,18 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
             facts |= {"epsilon": shadows.descent.dp.epsilon(steps), "noise_multiplier": shadows.descent.dp.noise(steps)}
         outcome = score_targets(settings, split, store.read(split.shadow, feature_map), features)
         facts |= models.facts(stored, len(split.shadow))
-        for note in models.notes(stored, len(split.shadow)):
-            outcome.note(note)
-        figures = {key: value for key, value in outcome.metrics.items() if isinstance(value, float)}
-        for logger in loggers:
-            logger.log_metrics(figures, 0)
+        outcome.notes.extend(models.notes(stored, len(split.shadow)))
+        log_numbers(loggers, outcome.metrics)
         finish(loggers)
-        facts |= {"seconds": time.perf_counter() - started, **environment(str(trainer.strategy.root_device))}
+        facts |= {"seconds": time.perf_counter() - started, **environment(device)}
         write_reconn(folder, split, outcome, facts)
         print(_summary(outcome.metrics))
         print(f"report      {folder.report}")
 
 
-def _observed(
-    trainer: Trainer,
-    plan: ShadowPlan,
-    split: InformedSplit,
-    store: ShadowStore,
-    folder: RunFolder,
-    released: Tensor | None,
-) -> Tensor:
-    """Weight differences of the released models from the reference, `(m, p)`, with snapshots `(m, t * p)`."""
-    if released is not None:
-        return deltas(released, plan.reference())
-    owners = dataclasses.replace(plan, purpose="released")
-    there = folder.checkpoints / "released"
-    models = train_store(trainer, owners, split.targets, there, store.execution, store.shard_size, "released models")
-    return models.read(split.targets) if is_first_process() else torch.empty(0)
-
-
-def _summary(metrics: dict[str, Scalar]) -> str:
+def _summary(metrics: Mapping[str, Scalar]) -> str:
     """The main metrics as one line."""
-    shown = [
-        format_score("mse", value if isinstance(value := metrics.get(key), float) else None)
-        for key in ("mse", "oracle_mse", "baseline_mean_image_mse")
-    ]
+    shown = [shown_mse(metrics[key]) for key in ("mse", "oracle_mse", "baseline_mean_image_mse")]
     certified = metrics.get("certified_rate")
     told = f"; the attack certifies {certified:.1%}" if isinstance(certified, float) else ""
     return f"MSE         {shown[0]} (nearest of all other images {shown[1]}, mean image {shown[2]}){told}"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import lit_recon._torchvision
@@ -13,9 +12,10 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.released.base import ReconstructedTargets
+from lit_recon.attacks.shadow import ShadowPlan, ShadowStore
 from lit_recon.data import ImageSet
 from lit_recon.data.informed_splits import InformedSplit
-from lit_recon.errors import ShapeError
+from lit_recon.errors import MissingDataError, ShapeError
 from lit_recon.experiments.released_attack.page import write_page
 from lit_recon.experiments.released_attack.settings import ReconnSettings
 from lit_recon.measures import MEASURES, Measure
@@ -33,7 +33,7 @@ from lit_recon.metrics.baselines import NearestNeighborOracle
 from lit_recon.models import Backbone, load_backbone
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import format_score, percent
-from lit_recon.reporting.writing import Scalar, VictimRow, write_metrics, write_tensors, write_victims
+from lit_recon.reporting.writing import Scalar, with_deviations, write_metrics, write_scores, write_tensors
 
 
 def classifier_of(checkpoint: Path | None, images: ImageSet) -> Backbone | Unavailable:
@@ -56,28 +56,30 @@ def classifier_of(checkpoint: Path | None, images: ImageSet) -> Backbone | Unava
     return model
 
 
+def released_store(plan: ShadowPlan, folder: RunFolder) -> ShadowStore:
+    """The released models of a finished run with these shadow models; a MissingDataError where they are gone."""
+    there = folder.checkpoints / "released"
+    store = ShadowStore.open(there, replace(plan, purpose="released").description)
+    if store is None:
+        raise MissingDataError(f"{there} is not there: repeat the cell by deleting {folder.path}")
+    return store
+
+
 @dataclass(frozen=True)
 class ReconnOutcome:
-    """An attack on released models, scored.
+    """A scored attack on released models; its `metrics` and `notes` are for the run's record.
 
     Attributes:
-        found: what the attack returned, one image per target.
         nearest: for every target, the nearest image that the adversary holds, `(m, c, h, w)`.
-        per_image: scores `(m,)` by name; None where a metric is not available.
-        metrics: entries of the run's record.
-        measures: how to print the metrics among them.
+        per_image: scores `(m,)` by name, all None where a metric is not available.
     """
 
     found: ReconstructedTargets
     nearest: Tensor
-    per_image: Mapping[str, Tensor | None]
+    per_image: Mapping[str, Iterable[float | None]]
     metrics: dict[str, Scalar]
     measures: list[Measure]
-
-    def note(self, sentence: str) -> None:
-        """Add a remark for readers of the page."""
-        there = self.metrics.get("notes")
-        self.metrics["notes"] = [*(there if isinstance(there, list) else []), sentence]
+    notes: list[str]
 
 
 def score_targets(
@@ -99,7 +101,6 @@ def score_targets(
         curve[f"mse_at_{k}_shadows"] = float(mse(fewer.reconstruct(observed).images, targets).mean())
     fitted = settings.reconstructor.fitted(differences, shadow, labels, n_classes)
     found = fitted.reconstruct(observed)
-
     lpips = PerceptualDistance(settings.lpips.network, settings.lpips.weights, settings.lpips.download)
     classifier = PredictionDivergence(classifier_of(settings.classifier, split.targets))
     asked = metrics_of(["mse", "rmse", "psnr", "ssim", lpips, classifier])
@@ -119,92 +120,78 @@ def score_targets(
     }
     oracle = NearestNeighborOracle.measure(targets, torch.cat([held, *(part.images for part in split.others)]))
     metrics: dict[str, Scalar] = {"n": len(targets), "n_batches": len(targets)}
-    for name, values in {**scores, "oracle_mse": oracle.nearest}.items():
-        # This process alone scores, so that no metric may wait for the others to synchronize.
-        metrics[name] = float(values.mean())
-        metrics[f"{name}_std"] = float(values.std()) if len(values) > 1 else math.nan
+    metrics |= with_deviations({**scores, "oracle_mse": oracle.nearest})
     for name, reason in reasons.items():
         if reason:
             metrics |= {name: None, f"{name}_reason": reason}
     metrics |= {f"oracle_mse_percentile_{percent}": value for percent, value in oracle.percentiles.items()}
     success = (scores["mse"] < oracle.nearest).double()
-    metrics["success_rate"] = float(success.mean())
-    metrics["success_rate_held"] = float((scores["mse"] < scores["baseline_nearest_public_mse"]).double().mean())
+    held_too = (scores["mse"] < scores["baseline_nearest_public_mse"]).double()
+    metrics |= {"success_rate": float(success.mean()), "success_rate_held": float(held_too.mean())}
     if found.certified is not None:
+        there = scores["mse"][found.certified]
         metrics["certified_rate"] = float(found.certified.double().mean())
-        there = scores["mse"][found.certified] if found.certified.any() else None
-        metrics["certified_mse"] = None if there is None else float(there.mean())
-        metrics["certified_mse_max"] = None if there is None else float(there.max())
+        metrics["certified_mse"] = float(there.mean()) if len(there) else None
+        metrics["certified_mse_max"] = float(there.max()) if len(there) else None
     metrics["label_accuracy"] = float((found.labels == split.targets.labels).double().mean())
-    metrics |= {**curve, **fitted.facts, "notes": [*_notes(metrics, curve, split), *fitted.notes]}
-    per_image: dict[str, Tensor | None] = {name: scores.get(name) for name in reasons}
-    per_image |= {
+    metrics |= {**curve, **fitted.facts}
+    per_image = {
+        **{name: scores.get(name, [None] * len(targets)) for name in reasons},
         "mean_image_rmse": scores["baseline_mean_image_rmse"],
         "nearest_public_rmse": scores["baseline_nearest_public_rmse"],
         "oracle_mse": oracle.nearest,
         "success": success,
     }
     measures = [metric.measure for metric in asked] + [MEASURES["label_accuracy"]]
-    return ReconnOutcome(found, nearest, per_image, metrics, measures)
+    notes = [*_notes(metrics, curve, split), *fitted.notes]
+    return ReconnOutcome(found, nearest, per_image, metrics, measures, notes)
 
 
 def write_reconn(folder: RunFolder, split: InformedSplit, outcome: ReconnOutcome, facts: Mapping[str, Scalar]) -> None:
     """Write all files of the run: the metrics, which mark it as complete, and last the page."""
+    found, targets = outcome.found, split.targets
     write_tensors(
         folder,
-        reconstructions=outcome.found.images,
-        targets=split.targets.pixels(),
+        reconstructions=found.images,
+        targets=targets.pixels(),
         nearest_public=outcome.nearest,
-        labels=split.targets.labels,
-        recovered_labels=outcome.found.labels,
-        class_names=split.targets.class_names,
+        labels=targets.labels,
+        recovered_labels=found.labels,
+        class_names=targets.class_names,
     )
-    write_victims(folder, _rows(split.targets, outcome))
-    write_metrics(folder, {**outcome.metrics, **facts}, outcome.measures)
+    write_scores(folder, targets.labels, found.labels, found.uncertainty, outcome.per_image)
+    write_metrics(folder, {**outcome.metrics, "notes": outcome.notes, **facts}, outcome.measures)
     write_page(folder.path)
-
-
-def _rows(targets: ImageSet, outcome: ReconnOutcome) -> list[VictimRow]:
-    return [
-        VictimRow(
-            batch=index,
-            id=index,
-            label=int(label),
-            recovered_label=int(outcome.found.labels[index]),
-            loss=float(outcome.found.uncertainty[index]),
-            scores={
-                name: None if values is None else float(values[index]) for name, values in outcome.per_image.items()
-            },
-        )
-        for index, label in enumerate(targets.labels)
-    ]
 
 
 def _notes(metrics: Mapping[str, Scalar], curve: Mapping[str, Scalar], split: InformedSplit) -> list[str]:
     """Remarks for readers of the page."""
     pool = sum(map(len, (split.fixed, split.shadow, *split.others)))
-    one, ten, half = (_shown(metrics[f"oracle_mse_percentile_{share}"]) for share in (1, 10, 50))
+    one, ten, half = (shown_mse(metrics[f"oracle_mse_percentile_{share}"]) for share in (1, 10, 50))
     against_oracle = (
         f"An oracle that knows the target image and picks the nearest of all {pool} other images has an MSE of "
-        f"{_shown(metrics['oracle_mse'])}. This attack has an MSE of {_shown(metrics['mse'])}; its success rate, the "
-        f"share of target images for which it is nearer than the oracle, is {_share(metrics['success_rate'])}. For "
+        f"{shown_mse(metrics['oracle_mse'])}. This attack has an MSE of {shown_mse(metrics['mse'])}; its success rate, "
+        f"the share of target images for which it is nearer than the oracle, is {_share(metrics['success_rate'])}. For "
         f"{_share(metrics['success_rate_held'])} it is nearer than the nearest image that the adversary holds."
     )
     spread = (
         f"Of all other images, 1 % are within an MSE of {one} of a target image, 10 % within {ten}, half within {half}."
     )
-    fewer = ", ".join(f"{_shown(value)} with {name.split('_')[2]}" for name, value in curve.items())
-    notes = [against_oracle, spread, *([f"MSE with fewer shadow models: {fewer}."] if fewer else [])]
+    notes = [against_oracle, spread]
+    if curve:
+        fewer = ", ".join(f"{shown_mse(value)} with {name.split('_')[2]}" for name, value in curve.items())
+        notes.append(f"MSE with fewer shadow models: {fewer}.")
     if metrics.get("certified_mse") is not None:
         notes.append(
             f"For {_share(metrics['certified_rate'], 1)} of the reconstructions the attack certifies that they are the "
-            f"unknown images: their mean MSE is {_shown(metrics['certified_mse'])}, the largest "
-            f"{_shown(metrics['certified_mse_max'])}."
+            f"unknown images: their mean MSE is {shown_mse(metrics['certified_mse'])}, the largest "
+            f"{shown_mse(metrics['certified_mse_max'])}."
         )
     return notes
 
 
-def _shown(value: Scalar) -> str:
+def shown_mse(value: Scalar) -> str:
+    """A mean squared error in words."""
     return format_score("mse", value if isinstance(value, float) else None)
 
 

@@ -24,11 +24,16 @@ from lit_recon.attacks.shadow import (
 from lit_recon.data.informed_splits import InformedSplit, InformedSplitSettings, draw_informed_split
 from lit_recon.data.sources import Digits, ImageSource
 from lit_recon.errors import ConfigError
-from lit_recon.experiments.settings import LpipsSettings, PaperSettings
+from lit_recon.experiments.call import PaperRunSettings, check_range
+from lit_recon.experiments.engine.pieces import Subcommand
+from lit_recon.experiments.settings import LpipsSettings
 from lit_recon.models.released import ReleasedMLP, ReleasedNetwork
-from lit_recon.modules.loggers import WandbSettings
+from lit_recon.reporting.writing import Scalar
 from lit_recon.training.progress import announced
 from lit_recon.training.trainer import TrainerSettings
+
+#: The command whose runs are the cells of studies of released models.
+RECONN = Subcommand("reconn.py run", "lit_recon.experiments.released_attack.run")
 
 #: A released network but for the shape of its images and its number of classes.
 NetworkOf = Callable[[tuple[int, int, int], int], ReleasedNetwork]
@@ -74,22 +79,21 @@ class ShadowSettings:
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
 
     def __post_init__(self) -> None:
-        if self.shard_size < 1:
-            raise ConfigError(f"shard_size must be at least 1 model; got {self.shard_size}")
+        check_range({"shard_size": self.shard_size}, 1)
 
     def drawn(self) -> InformedSplit:
         """The split of the data."""
         split = draw_informed_split(self.data, self.split, self.shadow_data)
-        if isinstance(self.initialization, Pretraining):
-            split = split.with_pretraining(self.initialization.images)
-        return split
+        start = self.initialization
+        return split.with_pretraining(start.images) if isinstance(start, Pretraining) else split
+
+    def facts(self, split: InformedSplit) -> dict[str, Scalar]:
+        """Entries of a run's record about the models and their images."""
+        sizes = {"n_fixed": len(split.fixed), "n_shadow": len(split.shadow)}
+        return {"seed": self.seed, "split_hash": split.hash, **sizes}
 
     def check_final_models(self, command: str) -> None:
-        """Refuse snapshots where a command looks at final models only.
-
-        Raises:
-            ConfigError: names them.
-        """
+        """Refuse, by a ConfigError, snapshots where a command looks at final models only."""
         if self.descent.snapshots:
             raise ConfigError(
                 f"descent.snapshots are for `reconn.py run`; {command} looks at final models only; "
@@ -102,17 +106,20 @@ class ShadowSettings:
         Raises:
             ConfigError: such models cannot be trained on this split.
         """
-        network = (self.network or ReleasedMLP)(split.fixed.image_shape, split.fixed.n_classes)
-        kind: Initialization = "known" if isinstance(self.initialization, Pretraining) else self.initialization
+        network, start = (
+            (self.network or ReleasedMLP)(split.fixed.image_shape, split.fixed.n_classes),
+            self.initialization,
+        )
+        kind: Initialization = "known" if isinstance(start, Pretraining) else start
         plan = ShadowPlan(network, split.fixed, self.descent, self.seed, kind, device=device)
         _ = plan.known  # refuses batches larger than the fixed set, and the like, before a folder is made
-        if not isinstance(self.initialization, Pretraining):
+        if not isinstance(start, Pretraining):
             return plan
         if split.pretraining is None:
             raise ConfigError("initialization.images are not set aside in this split: draw it by these settings")
         plan.initial_weights()  # the network's own weights, where pre-training begins
         images, labels = split.pretraining.pixels().to(device), split.pretraining.labels.to(device)
-        return dataclasses.replace(plan, start=pretrained_weights(network, images, labels, self.initialization))
+        return dataclasses.replace(plan, start=pretrained_weights(network, images, labels, start))
 
     def shadow_models(self, plan: ShadowPlan, split: InformedSplit) -> Plan:
         """How the adversary has the models of a plan: by training them, or by linear response.
@@ -126,27 +133,12 @@ class ShadowSettings:
         linear.sample(split.shadow)
         return linear
 
-    def check_exact(self, command: str) -> None:
-        """Refuse linear response where a command trains all of its models.
-
-        Raises:
-            ConfigError: says so.
-        """
-        if self.shadows != "exact":
-            raise ConfigError(
-                "shadows by linear response are for `train.py shadows` and `reconn.py run`; "
-                f"{command} trains exactly; got {self.shadows}"
-            )
-
 
 @dataclass(frozen=True, kw_only=True)
-class ReconnSettings:
+class ReconnSettings(PaperRunSettings):
     """One run of `reconn.py run`, besides the settings of its shadow models.
 
     Args:
-        name: name of the run; default: that of its configuration file.
-        out: run folder; default: runs/NAME.
-        overwrite: start over where the folder holds a run already.
         released: weights of the models under attack, one per test target; default: they are trained here.
         reconstructor: attack, fitted to the shadow models.
         access: access of the adversary to a released model.
@@ -154,41 +146,24 @@ class ReconnSettings:
         lpips: settings of the LPIPS metric; its network was trained on photographs.
         classifier: a `backbone.safetensors` of `train.py backbone`; adds the KL divergence between its predictions for
             target image and reconstruction.
-        wandb: Weights & Biases.
-        paper: reference whose setting this is.
     """
 
-    name: str | None = None
-    out: Path | None = None
-    overwrite: bool = False
     released: Path | None = None
     reconstructor: Reconstructor = field(default_factory=KernelRidge)
     access: ModelAccess = field(default_factory=WholeModel)
     curve: list[int] = field(default_factory=list)
     lpips: LpipsSettings = field(default_factory=lambda: LpipsSettings(network="none"))
     classifier: Path | None = None
-    wandb: WandbSettings = field(default_factory=WandbSettings)
-    paper: PaperSettings | None = None
 
     def bind(self, plan: ShadowPlan | None, state: Path | None = None) -> ReconnSettings:
         """The same with a reconstructor that knows the training, where it sees whole models.
 
         Args:
             plan: of the models; None where nobody knows the training of all models that it is for.
-            state: folder in which a long training of the reconstructor keeps what it needs to go on after a kill.
+            state: folder of what a long training of the reconstructor needs to go on after a kill.
 
         Raises:
             ThreatModelError, UnsupportedModelError, ConfigError: the reconstructor needs something else.
         """
         whole = plan if self.access.whole else None
         return dataclasses.replace(self, reconstructor=self.reconstructor.bind(Background(whole, state, announced)))
-
-    def check_curve(self, n: int) -> None:
-        """Refuse numbers of shadow models that `n` do not contain.
-
-        Raises:
-            ConfigError: names them.
-        """
-        outside = [k for k in self.curve if not 2 <= k <= n]
-        if outside:
-            raise ConfigError(f"curve must hold numbers of shadow models from 2 to split.shadow={n}; got {outside}")

@@ -5,38 +5,18 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_recon.bounds import (
-    BaselineError,
-    Simulated,
-    approximate_bound,
-    concentrated_bound,
-    empirical_prior,
-    empirical_prior_ceiling,
-    finite_prior,
-    gaussian_bound,
-    gaussian_prior,
-    gaussian_prior_chernoff,
-    privacy_from_robustness,
-    profile_bound,
-    pure_bound,
-    renyi_bound,
-    robustness_from_privacy,
-    simulated_bound,
-    two_point_baseline,
-    uniform_ball,
-)
+from lit_recon import bounds as theory
 from lit_recon.errors import ConfigError
 from lit_recon.experiments.rero.settings import BudgetSettings, PriorSettings, SampledSettings
 from lit_recon.privacy import FullBatchSGD, PoissonSGD
 
 #: Orders of theorem 2, dense where the best one lies for any epsilon and kappa.
 _ORDERS = tuple(1 + 10 ** (exponent / 20) for exponent in range(-60, 81))
-_LOG_10 = math.log(10)
 #: Beyond it the odds of theorem 5's candidates leave too few digits of the chance to fail.
 _MOST_EPSILON = 20.0
 
@@ -45,8 +25,6 @@ class PriorSpec(NamedTuple):
     """A prior of the adversary, and its criterion of success.
 
     Attributes:
-        name: in words.
-        baseline: baseline error, with its caveat.
         threshold: mean squared error up to which a reconstruction succeeds; None where success is to identify the
             image.
         candidates: size of a finite prior; None elsewhere.
@@ -56,7 +34,7 @@ class PriorSpec(NamedTuple):
     """
 
     name: str
-    baseline: BaselineError
+    baseline: theory.BaselineError
     threshold: float | None = None
     candidates: int | None = None
     is_drawn_from: bool = True
@@ -65,7 +43,13 @@ class PriorSpec(NamedTuple):
     @property
     def log10_kappa(self) -> float:
         """Decimal logarithm of the baseline error."""
-        return self.baseline.log_kappa / _LOG_10
+        return self.baseline.log_kappa / math.log(10)
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """For the page, as JSON content."""
+        own = {"threshold": self.threshold, "candidates": self.candidates}
+        return {**own, "log10_kappa": self.log10_kappa, "caveat": self.baseline.caveat}
 
 
 @dataclass(frozen=True)
@@ -95,8 +79,7 @@ def full_batch(budget: BudgetSettings, epsilon: float, steps: int) -> FullBatchS
 def bounds(training: FullBatchSGD, epsilon: float, delta: float, log_kappa: float) -> Bounds:
     """All bounds for a training on full batches.
 
-    What limits reconstruction compares the output with a record to that without: one record added, whatever relation
-    epsilon is stated for.
+    They compare the output with a record to that without it, whatever neighboring relation epsilon is stated for.
 
     Raises:
         ConfigError: an argument is out of its range.
@@ -104,42 +87,38 @@ def bounds(training: FullBatchSGD, epsilon: float, delta: float, log_kappa: floa
     mu = math.sqrt(training.steps) / training.noise_multiplier
     rho = mu**2 / 2
     return Bounds(
-        gaussian_bound(log_kappa, mu),
-        renyi_bound(log_kappa, _ORDERS, [order * rho for order in _ORDERS]),
-        pure_bound(log_kappa, epsilon),
-        concentrated_bound(log_kappa, rho),
-        approximate_bound(log_kappa, epsilon, delta),
+        theory.gaussian_bound(log_kappa, mu),
+        theory.renyi_bound(log_kappa, _ORDERS, [order * rho for order in _ORDERS]),
+        theory.pure_bound(log_kappa, epsilon),
+        theory.concentrated_bound(log_kappa, rho),
+        theory.approximate_bound(log_kappa, epsilon, delta),
     )
 
 
 def priors(settings: PriorSettings, samples: NDArray[np.floating]) -> list[PriorSpec]:
     """The baseline errors of all priors.
 
-    Args:
-        settings: thresholds and sizes.
-        samples: images `(m, d)` of the empirical prior. Their mean and variance are those of the Gaussian prior, and
-            the ball has the radius at which that one's mass lies.
+    The images `samples`, `(m, d)`, are the empirical prior. The Gaussian prior has their mean and variance, and the
+    ball has the radius at which the Gaussian's mass lies.
     """
     m, d = samples.shape
     sigma = float(np.sqrt(samples.var(axis=0).mean()))
     radius = sigma * math.sqrt(d)
-    found = [
-        PriorSpec(f"one of {n} candidates", finite_prior([1 / n] * n), candidates=n)
-        for n in sorted(settings.candidates)
-    ]
+    sizes = sorted(settings.candidates)
+    found = [PriorSpec(f"one of {n} candidates", theory.finite_prior([1 / n] * n), candidates=n) for n in sizes]
     for threshold in sorted(settings.thresholds):
         eta = math.sqrt(threshold * d)
+        idealized = {
+            "uniform ball (proposition 6)": theory.uniform_ball(eta, d, radius),
+            "Gaussian (proposition 7, exact)": theory.gaussian_prior(eta, sigma, d),
+            "Gaussian (proposition 7, as printed)": theory.gaussian_prior_chernoff(eta, sigma, d),
+        }
         found += [
-            PriorSpec(f"{m} images, sought among them", empirical_prior(samples, eta), threshold, is_certified=False),
-            PriorSpec(f"{m} images, certified", empirical_prior_ceiling(samples, eta), threshold),
-            PriorSpec("uniform ball (proposition 6)", uniform_ball(eta, d, radius), threshold, is_drawn_from=False),
-            PriorSpec("Gaussian (proposition 7, exact)", gaussian_prior(eta, sigma, d), threshold, is_drawn_from=False),
             PriorSpec(
-                "Gaussian (proposition 7, as printed)",
-                gaussian_prior_chernoff(eta, sigma, d),
-                threshold,
-                is_drawn_from=False,
+                f"{m} images, sought among them", theory.empirical_prior(samples, eta), threshold, is_certified=False
             ),
+            PriorSpec(f"{m} images, certified", theory.empirical_prior_ceiling(samples, eta), threshold),
+            *(PriorSpec(name, baseline, threshold, is_drawn_from=False) for name, baseline in idealized.items()),
         ]
     return found
 
@@ -155,20 +134,20 @@ def sampled_rows(
             losses = PoissonSGD(noise, steps, budget.neighbors, rate)
             for kappa in settings.kappas:
                 log_kappa = math.log(kappa)
-                found: Simulated | None = None
+                found: theory.Simulated | None = None
                 # Too few simulations tell anything about a chance that is too small.
                 with contextlib.suppress(ConfigError):
-                    found = simulated_bound(log_kappa, noise, steps, rate, settings.simulations, seed)
+                    found = theory.simulated_bound(log_kappa, noise, steps, rate, settings.simulations, seed)
                 rows.append(
                     {
                         "rate": rate,
                         "epsilon": epsilon,
                         "noise_multiplier": noise,
                         "kappa": kappa,
-                        "closed": gaussian_bound(log_kappa, math.sqrt(steps) / noise) if rate == 1 else None,
-                        "profile": profile_bound(log_kappa, losses.profile),
-                        "simulated": None if found is None else found.value,
-                        "standard_error": None if found is None else found.standard_error,
+                        "closed": theory.gaussian_bound(log_kappa, math.sqrt(steps) / noise) if rate == 1 else None,
+                        "profile": theory.profile_bound(log_kappa, losses.profile),
+                        "simulated": found and found.value,
+                        "standard_error": found and found.standard_error,
                     }
                 )
     return rows
@@ -182,11 +161,11 @@ def equivalence_row(training: FullBatchSGD, epsilon: float) -> dict[str, float] 
     if epsilon > _MOST_EPSILON:
         return None
     delta = FullBatchSGD(training.noise_multiplier, training.steps, "replace_one").delta(epsilon)
-    gamma = robustness_from_privacy(epsilon, delta)
+    gamma = theory.robustness_from_privacy(epsilon, delta)
     return {
         "epsilon": epsilon,
-        "guess": two_point_baseline(epsilon),
+        "guess": theory.two_point_baseline(epsilon),
         "gamma": gamma,
         "delta": delta,
-        "delta_from_gamma": privacy_from_robustness(epsilon, gamma),
+        "delta_from_gamma": theory.privacy_from_robustness(epsilon, gamma),
     }

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
-
 from lit_recon.bounds import concentrated_bound, gaussian_bound
-from lit_recon.errors import CorruptFileError, MissingDataError
+from lit_recon.errors import MissingDataError
 from lit_recon.reporting.pages import Page, Panel, Picture, notes_panels
 from lit_recon.reporting.plots import COLOURS, MARKS, Plot, Series, draw, image_grid
-from lit_recon.reporting.provenance import parse_settings
-from lit_recon.reporting.record import read_metrics
+from lit_recon.reporting.provenance import find_setting, parse_settings
+from lit_recon.reporting.record import read_arrays, read_json, read_metrics
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import ABSENT, format_score, percent, power_of_ten, short, with_error
 
@@ -26,30 +22,22 @@ RECORD, TABLE = "rero.json", "rero.csv"
 _JUDGEMENT = {True: "below", False: "ABOVE", None: "(estimate)"}
 #: Target images in the picture.
 _SHOWN = 12
-_CERTIFIED = "certified"
 #: Left and right of the epsilons in plots, as a factor.
 _MARGIN = 1.5
+#: Significant digits of the bounds for sampled batches.
+_DIGITS = {"rate": 6, "epsilon": 6, "noise_multiplier": 4, "kappa": 6, "closed": 5, "profile": 5}
 _INK = "#3b4252"
 _DASHED = (0, (4.0, 2.0))
 
 
 def write_page(folder: Path) -> Path:
-    """Write the page of a finished run of `reconn.py rero` into its folder, from the files in it alone.
-
-    Raises:
-        MissingDataError: the folder holds no finished run.
-        CorruptFileError: one of its files is malformed.
-    """
-    run = RunFolder(Path(folder))
+    """Write the page of a finished run of `reconn.py rero` into its folder; raises as `build_report` does."""
+    run = RunFolder(folder)
     if not run.is_complete:
         raise MissingDataError(f"{run.path} holds no finished run: finish it with the command that began it")
-    try:
-        record = json.loads((run.path / RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CorruptFileError(f"{run.path / RECORD} cannot be read ({error}): repeat the run") from error
+    record = read_json(run.path / RECORD)
     settings = parse_settings(run.config.read_text(encoding="utf-8"), run.config)
-    prior = settings.get("prior")
-    kappas = prior.get("kappas") if isinstance(prior, Mapping) else None
+    kappas = find_setting(settings, "prior.kappas")
     page = Page(
         kind="Reconstruction robustness",
         settings=settings,
@@ -59,7 +47,7 @@ def write_page(folder: Path) -> Path:
             _errors(record),
             _images(run, record),
             _attacks(record),
-            _bounds(record, [float(kappa) for kappa in kappas or []]),
+            _bounds(record, [float(str(kappa)) for kappa in kappas] if isinstance(kappas, list) else []),
             _priors(record),
             *_sampled(record),
             *_equivalence(record),
@@ -77,9 +65,7 @@ def write_page(folder: Path) -> Path:
 
 
 def _verdict(record: Mapping[str, Any]) -> str:
-    """The main findings, in two or three sentences."""
-    compared = [row for cell in record["cells"] for row in cell["comparisons"] if row["below"] is not None]
-    above = [row for row in compared if not row["below"]]
+    compared = [row["below"] for cell in record["cells"] for row in cell["comparisons"] if row["below"] is not None]
     private, plain = _private(record), _named(record, "plain")
     parts = [
         f"At epsilon {short(cell['epsilon'], 6)} the attack's MSE is {_mse(cell)} and the released models' accuracy is "
@@ -89,16 +75,13 @@ def _verdict(record: Mapping[str, Any]) -> str:
     first = f"{parts[0]}; {parts[1][0].lower()}{parts[1][1:]}" if len(private) > 1 else parts[0]
     mean = f"The MSE of the mean image is {_mse(private[0], 'baseline_mean_image_mse')}"
     without = f", that of the attack without noise {_mse(plain)}" if plain else ""
-    bound = (
-        f"No attack succeeded more often than its bound allows, beyond chance, in {len(compared)} comparisons."
-        if not above
-        else f"{len(above)} of {len(compared)} success rates lie above their bound: see the table."
-    )
+    bound = f"No attack succeeded more often than its bound allows, beyond chance, in {len(compared)} comparisons."
+    if not all(compared):
+        bound = f"{compared.count(False)} of {len(compared)} success rates lie above their bound: see the table."
     return f"{first}. {mean}{without}. {bound}"
 
 
 def _notes(record: Mapping[str, Any]) -> list[str]:
-    """Caveats for readers of the page."""
     caveats = sorted({prior["caveat"] for prior in record["priors"]} - {""})
     unknown, plain = _named(record, "unknown_initialization"), _named(record, "plain")
     found = [f"Caveat of a baseline error: {caveat}." for caveat in caveats]
@@ -127,7 +110,6 @@ def _notes(record: Mapping[str, Any]) -> list[str]:
 
 
 def _errors(record: Mapping[str, Any]) -> Panel:
-    """The attack's error and the released models' accuracy, by budget."""
     private, plain, clipped = _private(record), _named(record, "plain"), _named(record, "clipped")
     levels = {"mean image": private[0]["baseline_mean_image_mse"], "nearest other image": private[0]["oracle_mse"]}
     levels |= {"attack, no clipping or noise": plain["mse"]} if plain else {}
@@ -173,18 +155,10 @@ def _errors(record: Mapping[str, Any]) -> Panel:
 
 
 def _images(run: RunFolder, record: Mapping[str, Any]) -> Panel:
-    """The first target images and their reconstructions, one row per cell.
-
-    Raises:
-        CorruptFileError: a cell's images cannot be read.
-    """
     rows: dict[str, Any] = {}
     for cell in record["cells"]:
         path = RunFolder(run.path / cell["folder"]).reconstructions
-        try:
-            images = load_file(path)
-        except (SafetensorError, OSError, ValueError) as error:
-            raise CorruptFileError(f"{path} cannot be read ({error}): delete the cell and run it again") from error
+        images = read_arrays(path, "delete the cell and run it again")
         rows.setdefault("true image", images["targets"][:_SHOWN])
         rows[cell["title"]] = images["reconstructions"][:_SHOWN]
     return Panel(
@@ -195,21 +169,13 @@ def _images(run: RunFolder, record: Mapping[str, Any]) -> Panel:
 
 
 def _attacks(record: Mapping[str, Any]) -> Panel:
-    """Success rates beside the bounds that they may not exceed."""
-    named, within = list[dict[str, Any]](), list[dict[str, Any]]()
-    for prior in record["priors"]:
-        if prior["threshold"] is None:
-            named.append(prior)
-        elif prior["name"].endswith(_CERTIFIED):
-            within.append(prior)
-    pictures = [
-        Picture(_rates(record, priors, words), description)
-        for priors, words, description in (
-            (named, "bound", "Chance of identifying the image among candidates against epsilon"),
-            (within, "bound (certified kappa)", "Chance of a reconstruction within a threshold against epsilon"),
-        )
-        if priors
-    ]
+    named = [prior for prior in record["priors"] if prior["threshold"] is None]
+    within = [p for p in record["priors"] if p["threshold"] is not None and p["name"].endswith("certified")]
+    kinds = (
+        (named, "bound", "Chance of identifying the image among candidates against epsilon"),
+        (within, "bound (certified kappa)", "Chance of a reconstruction within a threshold against epsilon"),
+    )
+    pictures = [Picture(_rates(record, priors, words), text) for priors, words, text in kinds if priors]
     return Panel(
         "Attacks and their bounds",
         "First, identifying the unknown image among equally likely candidates, by training on each candidate without "
@@ -229,8 +195,7 @@ def _attacks(record: Mapping[str, Any]) -> Panel:
                 f"{short(row['low'])} to {short(row['high'])}",
                 _JUDGEMENT[row["below"]],
             ]
-            for cell in _private(record)
-            for row in cell["comparisons"]
+            for cell, row in _compared(record)
             if row["success_rate"] is not None
         ],
         folded=True,
@@ -242,14 +207,13 @@ def _rates(record: Mapping[str, Any], priors: Sequence[Mapping[str, Any]], words
     series = []
     for index, prior in enumerate(priors):
         colour, threshold = COLOURS[index % len(COLOURS)], prior["threshold"]
-        title = prior["name"] if threshold is None else f"MSE up to {threshold:g}"
+        title = _within(prior, prior["name"])
         epsilons = [point["epsilon"] for point in record["curve"]]
         bounds = [gaussian_bound(prior["log10_kappa"] * math.log(10), point["mu"]) for point in record["curve"]]
         series.append(Series(title, epsilons, bounds, colour=colour, width=1.8))
         found = [
             (cell["epsilon"], row["success_rate"], row["low"], row["high"])
-            for cell in _private(record)
-            for row in cell["comparisons"]
+            for cell, row in _compared(record)
             if row["prior"] == prior["name"] and row["threshold"] == threshold and row["success_rate"] is not None
         ]
         if found:
@@ -264,21 +228,15 @@ def _rates(record: Mapping[str, Any], priors: Sequence[Mapping[str, Any]], words
 
 def _chances(record: Mapping[str, Any], series: Sequence[Series], scale: str, limits: tuple[float, float]) -> bytes:
     epsilons = [point["epsilon"] for point in record["curve"]]
+    span = (min(epsilons) / _MARGIN, max(epsilons) * _MARGIN)
     plot = Plot(
-        x_label="epsilon",
-        y_label="chance of success",
-        series=series,
-        x_scale="log",
-        y_scale=scale,
-        x_range=(min(epsilons) / _MARGIN, max(epsilons) * _MARGIN),
-        y_range=limits,
+        "", "epsilon", "chance of success", "", series, x_scale="log", y_scale=scale, x_range=span, y_range=limits
     )
     return draw([plot], size=(6.6, 4.4))
 
 
 def _bounds(record: Mapping[str, Any], kappas: Sequence[float]) -> Panel:
-    """The bounds, by baseline success probability."""
-    curve, series = record["curve"], list[Series]()
+    curve, series, pictures = record["curve"], list[Series](), list[Picture]()
     epsilons = [point["epsilon"] for point in curve]
     for index, kappa in enumerate(sorted(kappas, reverse=True)):
         colour = COLOURS[index % len(COLOURS)]
@@ -288,12 +246,14 @@ def _bounds(record: Mapping[str, Any], kappas: Sequence[float]) -> Panel:
         series.append(Series("", epsilons, loose, _DASHED, colour=colour, width=1.1))
     series.append(Series("tight (Gaussian noise)", [], [], colour=_INK, width=1.8))
     series.append(Series("corollary 4", [], [], _DASHED, colour=_INK, width=1.1))
-    drawn = _chances(record, series, "log", (1e-5, 1.6)) if kappas else b""
+    if kappas:
+        drawn = _chances(record, series, "log", (1e-5, 1.6))
+        pictures.append(Picture(drawn, "Bounds on the chance of success against epsilon"))
     return Panel(
         "Bounds",
         "Upper bounds on the success probability of any attack, by the probability kappa of success without the "
         "release. The smaller kappa is, the larger the epsilon that still protects.",
-        [Picture(drawn, "Bounds on the chance of success against epsilon")] if drawn else [],
+        pictures,
         header=["Epsilon", "Success and prior", "Kappa", "Tight", "Theorem 2", "Cor. 4", "Cor. 3", "(ε, δ) alone"],
         rows=[
             [
@@ -302,8 +262,7 @@ def _bounds(record: Mapping[str, Any], kappas: Sequence[float]) -> Panel:
                 power_of_ten(row["log10_kappa"]),
                 *(short(row[name]) for name in ("tight", "theorem_2", "corollary_4", "corollary_3", "approximate")),
             ]
-            for cell in _private(record)
-            for row in cell["comparisons"]
+            for cell, row in _compared(record)
         ],
         note="Corollary 3 is for pure epsilon-DP, which Gaussian noise does not give: it is shown for comparison.",
         folded=True,
@@ -320,7 +279,7 @@ def _priors(record: Mapping[str, Any]) -> Panel:
         rows=[
             [
                 prior["name"],
-                "identified" if prior["threshold"] is None else f"MSE up to {prior['threshold']:g}",
+                _within(prior, "identified"),
                 power_of_ten(prior["log10_kappa"]),
                 "see notes" if prior["caveat"] else "none",
             ]
@@ -330,7 +289,6 @@ def _priors(record: Mapping[str, Any]) -> Panel:
 
 
 def _sampled(record: Mapping[str, Any]) -> list[Panel]:
-    """The bound for sampled batches, computed in two ways; nothing where it was not asked for."""
     if not record["sampled"]:
         return []
     names = ("Sampling rate", "Epsilon", "Noise multiplier", "Kappa", "Closed form", "Distributions", "Simulation")
@@ -342,12 +300,7 @@ def _sampled(record: Mapping[str, Any]) -> list[Panel]:
             header=names,
             rows=[
                 [
-                    short(row["rate"], 6),
-                    short(row["epsilon"], 6),
-                    short(row["noise_multiplier"], 4),
-                    short(row["kappa"], 6),
-                    short(row["closed"], 5),
-                    short(row["profile"], 5),
+                    *(short(row[key], digits) for key, digits in _DIGITS.items()),
                     ABSENT
                     if row["simulated"] is None
                     else f"{short(row['simulated'], 5)} ± {short(row['standard_error'], 1)}",
@@ -359,26 +312,28 @@ def _sampled(record: Mapping[str, Any]) -> list[Panel]:
 
 
 def _equivalence(record: Mapping[str, Any]) -> list[Panel]:
-    """Theorem 5 at all budgets at which its probabilities can be told from 1."""
     rows = [cell["equivalence"] for cell in _private(record) if cell["equivalence"] is not None]
     if not rows:
         return []
+    keys = ("epsilon", "guess", "gamma", "delta", "delta_from_gamma")
     return [
         Panel(
             "From reconstruction back to privacy",
             "Theorem 5: two candidates whose prior odds are e to the epsilon. The success probability of the best "
             "attack follows from the training's delta (one record replaced by another), and vice versa.",
             header=["Epsilon", "Guess", "Best attack", "Delta", "Delta from the attack"],
-            rows=[
-                [short(row[key], 6) for key in ("epsilon", "guess", "gamma", "delta", "delta_from_gamma")]
-                for row in rows
-            ],
+            rows=[[short(row[key], 6) for key in keys] for row in rows],
         )
     ]
 
 
 def _private(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     return sorted((cell for cell in record["cells"] if cell["epsilon"] is not None), key=lambda cell: cell["epsilon"])
+
+
+def _compared(record: Mapping[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Every private cell with every comparison of it."""
+    return [(cell, row) for cell in _private(record) for row in cell["comparisons"]]
 
 
 def _named(record: Mapping[str, Any], name: str) -> dict[str, Any] | None:
@@ -395,4 +350,9 @@ def _error(cell: Mapping[str, Any]) -> float:
 
 
 def _success(row: Mapping[str, Any]) -> str:
-    return row["prior"] if row["threshold"] is None else f"MSE up to {row['threshold']:g}, {row['prior']}"
+    return row["prior"] if row["threshold"] is None else f"{_within(row)}, {row['prior']}"
+
+
+def _within(prior: Mapping[str, Any], identified: str = "") -> str:
+    """The criterion of success; for a finite prior, whose image is to be identified, the given words."""
+    return identified if prior["threshold"] is None else f"MSE up to {prior['threshold']:g}"

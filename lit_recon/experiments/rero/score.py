@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import lit_recon._torchvision
@@ -20,12 +17,12 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from lit_recon.attacks.released.diagnostics import identified
-from lit_recon.attacks.shadow import ShadowPlan, ShadowStore
+from lit_recon.attacks.shadow import ShadowPlan
 from lit_recon.attacks.shadow.training import unflatten
 from lit_recon.data import ImageSet
 from lit_recon.data.dataset import seeded_generator
 from lit_recon.data.informed_splits import InformedSplit
-from lit_recon.errors import MissingDataError
+from lit_recon.experiments.released_attack.score import released_store
 from lit_recon.experiments.released_attack.settings import ShadowSettings
 from lit_recon.experiments.rero.bounds import (
     Bounds,
@@ -39,26 +36,19 @@ from lit_recon.experiments.rero.bounds import (
 from lit_recon.experiments.rero.page import RECORD, TABLE
 from lit_recon.experiments.rero.settings import ReroCell, ReroSettings
 from lit_recon.io.files import write_text
+from lit_recon.measures import MEASURES, Measure
 from lit_recon.modules.shadows import train_store
 from lit_recon.reporting.record import read_metrics, read_victims
 from lit_recon.reporting.run_folder import RunFolder
-from lit_recon.reporting.writing import Scalar
+from lit_recon.reporting.writing import Scalar, csv_text
 
 #: Released models that are tried on test images.
 _TRIED = 20
-_CONFIDENCE = 0.95
 _BOUNDS = tuple(field.name for field in dataclasses.fields(Bounds))
 
 
 class CellEvaluator:
-    """Measures the cells of a study, whose targets and priors are the same.
-
-    Args:
-        settings: of the study.
-        shadows: of all its cells, but for the privacy.
-        split: of the images.
-        folder: of the study.
-    """
+    """Measures the cells of a study, whose targets and priors are the same; `shadows` leaves the privacy open."""
 
     def __init__(
         self, settings: ReroSettings, shadows: ShadowSettings, split: InformedSplit, folder: RunFolder
@@ -74,17 +64,10 @@ class CellEvaluator:
         self.priors = priors(settings.prior, self.samples)
 
     def measure(self, cell: ReroCell, own: ShadowSettings, done: RunFolder, trainer: Trainer) -> dict[str, Any]:
-        """The metrics of one finished cell, as JSON content.
-
-        Args:
-            cell: which one.
-            own: the settings of its shadow models.
-            done: its run.
-            trainer: for the candidates' models.
-        """
+        """The metrics of a cell, as JSON content, from its finished run `done`; `own` are its shadow models."""
         plan = own.plan(self.split, str(trainer.strategy.root_device))
-        reference, observed = plan.reference(), _released(plan, self.split, done)
-        correct = accuracies(plan, (reference + observed[:_TRIED]).float(), self.test)
+        observed = released_store(plan, done).read(self.split.targets)
+        correct = accuracies(plan, (plan.reference() + observed[:_TRIED]).float(), self.test)
         metrics = read_metrics(done.metrics)
         found: dict[str, Any] = {
             "name": cell.name,
@@ -95,26 +78,21 @@ class CellEvaluator:
             **{key: metrics[key] for key in ("mse", "mse_std", "baseline_mean_image_mse", "oracle_mse", "seconds")},
             "accuracy": float(correct.mean()),
             "accuracy_std": float(correct.std()) if len(correct) > 1 else 0.0,
-            "comparisons": [],
         }
-        training = None
+        limits: list[Bounds | None] = [None] * len(self.priors)
         if cell.epsilon is not None:
-            training = full_batch(self.settings.budget, cell.epsilon, own.descent.steps)
-            found |= {
-                "noise_multiplier": training.noise_multiplier,
-                "equivalence": equivalence_row(training, cell.epsilon),
-            }
+            budget = self.settings.budget
+            training = full_batch(budget, cell.epsilon, own.descent.steps)
+            epsilon = training.epsilon(budget.delta)
+            limits = [bounds(training, epsilon, budget.delta, prior.baseline.log_kappa) for prior in self.priors]
+            found["noise_multiplier"] = training.noise_multiplier
+            found["equivalence"] = equivalence_row(training, cell.epsilon)
         errors = torch.tensor([row.scores["mse"] for row in read_victims(done.victims)], dtype=torch.float64)
         expected = self._expected(plan, trainer) if own.descent.dp is not None else None
-        for prior in self.priors:
-            won = self._won(prior, errors, observed, expected)
-            limits = None
-            if training is not None:
-                log_kappa = prior.baseline.log_kappa
-                limits = bounds(
-                    training, training.epsilon(self.settings.budget.delta), self.settings.budget.delta, log_kappa
-                )
-            found["comparisons"].append(_comparison(prior, won, limits))
+        found["comparisons"] = [
+            _comparison(prior, self._won(prior, errors, observed, expected), limit)
+            for prior, limit in zip(self.priors, limits, strict=True)
+        ]
         return found
 
     def _won(self, prior: PriorSpec, errors: Tensor, observed: Tensor, expected: Tensor | None) -> Tensor | None:
@@ -134,31 +112,20 @@ class CellEvaluator:
             silent = dataclasses.replace(descent.dp, noise_multiplier=0.0, target_epsilon=None)
             descent = dataclasses.replace(descent, dp=silent)
         quiet = dataclasses.replace(plan, descent=descent, purpose="candidate")
-        there = self.folder.checkpoints / "candidates"
-        targets, how = self.split.targets, self.shadows.execution
-        store = train_store(trainer, quiet, targets, there, how, self.shadows.shard_size, "candidates' models")
-        return store.read(targets)
+        there, targets, shadows = self.folder.checkpoints / "candidates", self.split.targets, self.shadows
+        what = "candidates' models"
+        return train_store(trainer, quiet, targets, there, shadows.execution, shadows.shard_size, what).read(targets)
 
     def record(self, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Everything that the page shows."""
-        budget, steps = self.settings.budget, self.shadows.descent.steps
-        sampled = self.settings.sampled
+        budget, sampled, steps = self.settings.budget, self.settings.sampled, self.shadows.descent.steps
         curve = [
             {"epsilon": epsilon, "mu": math.sqrt(steps) / full_batch(budget, epsilon, steps).noise_multiplier}
-            for epsilon in _grid([*budget.epsilons])
+            for epsilon in _grid(budget.epsilons)
         ]
         return {
             "cells": list(cells),
-            "priors": [
-                {
-                    "name": prior.name,
-                    "threshold": prior.threshold,
-                    "candidates": prior.candidates,
-                    "log10_kappa": prior.log10_kappa,
-                    "caveat": prior.baseline.caveat,
-                }
-                for prior in self.priors
-            ],
+            "priors": [{"name": prior.name, **prior.description} for prior in self.priors],
             "curve": curve,
             "sampled": [] if sampled is None else sampled_rows(sampled, budget, steps, self.shadows.seed),
             "n_prior_samples": len(self.samples),
@@ -169,9 +136,8 @@ class CellEvaluator:
 
 def accuracies(plan: ShadowPlan, weights: Tensor, images: ImageSet) -> Tensor:
     """Share of images that each model classifies correctly, `(m,)`, of weights `(m, p)`."""
-    return torch.stack(
-        [(logits.argmax(1) == images.labels).double().mean() for logits in _logits(plan, weights, images)]
-    )
+    right = [(logits.argmax(1) == images.labels).double().mean() for logits in _logits(plan, weights, images)]
+    return torch.stack(right)
 
 
 def losses(plan: ShadowPlan, weights: Tensor, images: ImageSet) -> Tensor:
@@ -187,26 +153,16 @@ def _logits(plan: ShadowPlan, weights: Tensor, images: ImageSet) -> list[Tensor]
     return [functional_call(plan.network, unflatten(plan.network, own), pixels) for own in weights]
 
 
-def _released(plan: ShadowPlan, split: InformedSplit, done: RunFolder) -> Tensor:
-    """Weight differences of the cell's released models from their reference, `(m, p)`."""
-    owners, there = dataclasses.replace(plan, purpose="released"), done.checkpoints / "released"
-    store = ShadowStore.open(there, owners.description)
-    if store is None:
-        raise MissingDataError(f"{there} is not there: repeat the cell by deleting {done.path}")
-    return store.read(split.targets)
-
-
 def _comparison(prior: PriorSpec, won: Tensor | None, limits: Bounds | None) -> dict[str, Any]:
     from scipy.stats import binomtest
 
-    found: dict[str, Any] = {"prior": prior.name, "threshold": prior.threshold, "candidates": prior.candidates}
-    found |= {"log10_kappa": prior.log10_kappa, "caveat": prior.baseline.caveat}
+    found: dict[str, Any] = {"prior": prior.name, **prior.description}
     found |= dict.fromkeys((*_BOUNDS, "n", "success_rate", "low", "high", "below"))
     if limits is not None:
-        found |= asdict(limits)
+        found |= dataclasses.asdict(limits)
     if won is not None:
         successes, n = int(won.sum()), len(won)
-        interval = binomtest(successes, n).proportion_ci(_CONFIDENCE, method="exact")
+        interval = binomtest(successes, n).proportion_ci(0.95, method="exact")
         found |= {"n": n, "success_rate": successes / n, "low": float(interval.low), "high": float(interval.high)}
         if limits is not None and prior.is_certified:
             found["below"] = bool(interval.low <= limits.tight)
@@ -225,33 +181,51 @@ def _grid(epsilons: Sequence[float], per_decade: int = 8) -> list[float]:
 def write_record(folder: RunFolder, record: Mapping[str, Any]) -> None:
     """Write the record and its table, one row per cell and prior."""
     write_text(folder.path / RECORD, json.dumps(record, indent=1) + "\n")
-    names = ["prior", "threshold", "candidates", "log10_kappa", *_BOUNDS, "success_rate", "low", "high", "n", "below"]
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["cell", "epsilon", "noise_multiplier", "mse", "accuracy", *names, "caveat"])
-    for cell in record["cells"]:
-        own = [cell["name"], cell["epsilon"], cell.get("noise_multiplier"), cell["mse"], cell["accuracy"]]
-        for row in cell["comparisons"]:
-            writer.writerow([*own, *(row[name] for name in names), row["caveat"]])
-    write_text(folder.path / TABLE, buffer.getvalue())
+    of_cell = ["epsilon", "noise_multiplier", "mse", "accuracy"]
+    of_prior = ["prior", "threshold", "candidates", "log10_kappa", *_BOUNDS, "success_rate", "low", "high", "n"]
+    of_prior += ["below", "caveat"]
+    rows = (
+        [cell["name"], *map(cell.get, of_cell), *map(row.get, of_prior)]
+        for cell in record["cells"]
+        for row in cell["comparisons"]
+    )
+    write_text(folder.path / TABLE, csv_text(["cell", *of_cell, *of_prior], rows))
 
 
 def figures(record: Mapping[str, Any]) -> dict[str, Scalar]:
     """Scalar metrics of the study under flat keys."""
+    cells = record["cells"]
     found: dict[str, Scalar] = {}
-    for cell in record["cells"]:
-        found |= {f"{cell['name']}.{key}": cell[key] for key in ("mse", "mse_std", "accuracy", "accuracy_std")}
-        if cell["epsilon"] is not None:
-            found[f"{cell['name']}.noise_multiplier"] = cell["noise_multiplier"]
-        for row in cell["comparisons"]:
-            if row["success_rate"] is not None:
-                found[f"{cell['name']}.success_rate_{criterion(row)}"] = row["success_rate"]
-    compared = [row["below"] for cell in record["cells"] for row in cell["comparisons"] if row["below"] is not None]
-    first = record["cells"][0]
-    found |= {f"{key}": first[key] for key in ("n", "baseline_mean_image_mse", "oracle_mse")}
+    for cell in cells:
+        keys = ["mse", "mse_std", "accuracy", "accuracy_std"]
+        keys += [] if cell["epsilon"] is None else ["noise_multiplier"]
+        found |= {f"{cell['name']}.{key}": cell[key] for key in keys}
+        found |= {
+            f"{cell['name']}.success_rate_{_criterion(row)}": row["success_rate"]
+            for row in cell["comparisons"]
+            if row["success_rate"] is not None
+        }
+    found |= {key: cells[0][key] for key in ("n", "baseline_mean_image_mse", "oracle_mse")}
+    compared = [row["below"] for cell in cells for row in cell["comparisons"] if row["below"] is not None]
     return {**found, "comparisons": len(compared), "comparisons_below": sum(compared)}
 
 
-def criterion(row: Mapping[str, Any]) -> str:
+def measures(record: Mapping[str, Any]) -> list[Measure]:
+    """How to print the errors, accuracies and success rates among these metrics."""
+    found = []
+    for cell in record["cells"]:
+        name, of = cell["name"], f", {cell['title']}"
+        found.append(dataclasses.replace(MEASURES["mse"], key=f"{name}.mse", name=f"MSE{of}"))
+        rates = {"accuracy": "Accuracy"}
+        for row in cell["comparisons"]:
+            if row["success_rate"] is not None:
+                rates[f"success_rate_{_criterion(row)}"] = f"Success, {_criterion(row).replace('_', ' ')}"
+        found += [
+            Measure(f"{name}.{key}", words + of, key == "accuracy" or None, 1, "%") for key, words in rates.items()
+        ]
+    return found
+
+
+def _criterion(row: Mapping[str, Any]) -> str:
     """The criterion of success, as part of a key."""
     return f"of_{row['candidates']}" if row["threshold"] is None else f"mse_{row['threshold']:g}"

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 from lit_recon.attacks.released.base import Reconstructor
 from lit_recon.attacks.released.kernel_ridge import KernelRidge
 from lit_recon.errors import ConfigError
+from lit_recon.experiments.call import PaperRunSettings, check_range
 from lit_recon.experiments.configuration import settings_of
-from lit_recon.experiments.engine.pieces import CommandRun, Piece, Subcommand, settings_hash
-from lit_recon.experiments.released_attack.settings import ShadowSettings
-from lit_recon.experiments.settings import PaperSettings
-from lit_recon.modules.loggers import WandbSettings
+from lit_recon.experiments.engine.pieces import CommandRun, Piece, settings_hash
+from lit_recon.experiments.released_attack.settings import RECONN, ShadowSettings
 from lit_recon.privacy.noisy_sgd import Neighbors, PrivateDescent
 
 
@@ -41,9 +38,9 @@ class BudgetSettings:
     def __post_init__(self) -> None:
         if not self.epsilons or len(set(self.epsilons)) < len(self.epsilons):
             raise ConfigError(f"budget.epsilons must be one or more different numbers; got {self.epsilons}")
-        _check_all("budget.epsilons", self.epsilons, 0, math.inf, "above 0 and finite")
-        _check_all("budget.delta", [self.delta], 0, 1, "strictly between 0 and 1")
-        _check_all("budget.bound", [self.bound], 0, math.inf, "above 0 and finite, such as 1.0")
+        check_range({"budget.epsilons": self.epsilons}, 0, strict=True)
+        check_range({"budget.delta": self.delta}, 0, 1, strict=True)
+        check_range({"budget.bound": self.bound}, 0, strict=True)
 
     def descent(self, epsilon: float) -> PrivateDescent:
         """DP-SGD with one of the budgets."""
@@ -68,13 +65,10 @@ class PriorSettings:
     kappas: list[float] = field(default_factory=lambda: [0.1, 1e-3, 1e-10, 1e-30])
 
     def __post_init__(self) -> None:
-        _check_all("prior.thresholds", self.thresholds, 0, math.inf, "above 0 and finite")
+        check_range({"prior.thresholds": self.thresholds}, 0, strict=True)
         if not all(0 < kappa <= 1 for kappa in self.kappas):
             raise ConfigError(f"prior.kappas must be probabilities above 0 and at most 1; got {self.kappas}")
-        if min(self.candidates, default=2) < 2 or self.samples < 2:
-            raise ConfigError(
-                f"prior.candidates and prior.samples must be at least 2; got {self.candidates} and {self.samples}"
-            )
+        check_range({"prior.candidates": self.candidates, "prior.samples": self.samples}, 2)
 
 
 @dataclass(frozen=True)
@@ -94,57 +88,44 @@ class SampledSettings:
     simulations: int = 40_000
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate <= 1 or self.simulations < 2:
-            raise ConfigError(
-                "sampled.rate must be above 0 and at most 1, sampled.simulations at least 2; "
-                f"got {self.rate} and {self.simulations}"
-            )
-        _check_all("sampled.epsilons", self.epsilons, 0, math.inf, "above 0 and finite")
-        _check_all("sampled.kappas", self.kappas, 0, 1, "strictly between 0 and 1")
+        if not 0 < self.rate <= 1:
+            raise ConfigError(f"sampled.rate must be above 0 and at most 1; got {self.rate}")
+        check_range({"sampled.simulations": self.simulations}, 2)
+        check_range({"sampled.epsilons": self.epsilons}, 0, strict=True)
+        check_range({"sampled.kappas": self.kappas}, 0, 1, strict=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReroSettings:
+class ReroSettings(PaperRunSettings):
     """One run of `reconn.py rero`, besides the settings of its shadow models.
 
     Args:
-        name: name of the run; default: that of its configuration file.
-        out: run folder; default: runs/NAME.
-        overwrite: start over where the folder holds a run already.
         budget: the privacy of the released models.
         prior: prior knowledge of the adversary, and criteria of success.
         sampled: bounds for Poisson-sampled batches; null for none.
         reconstructor: attack, fitted to the shadow models.
         test_images: number of test images for the accuracy of released models.
-        wandb: Weights & Biases.
-        paper: reference whose setting this is.
     """
 
-    name: str | None = None
-    out: Path | None = None
-    overwrite: bool = False
     budget: BudgetSettings = field(default_factory=BudgetSettings)
     prior: PriorSettings = field(default_factory=PriorSettings)
     sampled: SampledSettings | None = field(default_factory=SampledSettings)
     reconstructor: Reconstructor = field(default_factory=KernelRidge)
     test_images: int = 5_000
-    wandb: WandbSettings = field(default_factory=WandbSettings)
-    paper: PaperSettings | None = None
 
     def __post_init__(self) -> None:
-        if self.test_images < 1:
-            raise ConfigError(f"test_images must be at least 1; got {self.test_images}")
+        check_range({"test_images": self.test_images}, 1)
 
     def check_shadows(self, shadows: ShadowSettings) -> None:
-        """Refuse settings of shadow models that this study makes itself, or that leave it no candidates.
-
-        Raises:
-            ConfigError: says which.
-        """
+        """Refuse, by a ConfigError, settings that this study makes itself, or that leave it no candidates."""
         if shadows.descent.dp is not None:
             raise ConfigError("descent.dp is not set for this command: it follows from budget.epsilons")
         shadows.check_final_models("reconn.py rero")
-        shadows.check_exact("reconn.py rero")
+        if shadows.shadows != "exact":
+            raise ConfigError(
+                "shadows by linear response are for `train.py shadows` and `reconn.py run`; reconn.py rero trains "
+                f"exactly; got {shadows.shadows}"
+            )
         if shadows.store is not None:
             raise ConfigError("store is not set for this command: every budget has a store of its own below cache")
         if shadows.initialization != "known":
@@ -160,32 +141,9 @@ class ReroSettings:
             )
 
 
-def _check_all(name: str, values: Sequence[float], low: float, high: float, expected: str) -> None:
-    if not all(low < value < high for value in values):
-        raise ConfigError(f"{name} must be {expected}; got {', '.join(f'{value:g}' for value in values)}")
-
-
-_RECONN = Subcommand("reconn.py run", "lit_recon.experiments.released_attack.run")
-
-
-#: Settings of a cell beside those of its shadow models.
-_ATTACK = ("reconstructor",)
-
-
-#: Names and keys of the metrics that are printed of a finished cell.
-_SHOWN = (("MSE", "mse"), ("mean image", "baseline_mean_image_mse"))
-
-
 @dataclass(frozen=True)
 class ReroCell:
-    """One run.
-
-    Attributes:
-        name: unique, fit for a file name.
-        title: for the screen.
-        epsilon: budget; None without noise.
-        settings: of the run, nested.
-    """
+    """One run of `reconn.py run`, by a name that is fit for a file; `epsilon` is None without noise."""
 
     name: str
     title: str
@@ -200,21 +158,20 @@ class ReroCell:
     @property
     def piece(self) -> Piece:
         """The piece of the study."""
-        return Piece(self.folder, self.title, CommandRun(_RECONN, self.settings, _SHOWN))
+        shown = (("MSE", "mse"), ("mean image", "baseline_mean_image_mse"))
+        return Piece(self.folder, self.title, CommandRun(RECONN, self.settings, shown))
 
     def shadows(self) -> ShadowSettings:
-        """The settings of its shadow models, as an object."""
-        return settings_of(ShadowSettings, _RECONN.built(self.settings))
+        """The settings of its shadow models."""
+        return settings_of(ShadowSettings, RECONN.built(self.settings))
 
 
 def rero_cells(budget: BudgetSettings, own: Mapping[str, Any]) -> list[ReroCell]:
     """All cells, the ones without noise first, then from the largest budget down.
 
-    Args:
-        budget: of the study.
-        own: all settings of the study, as the nested mapping that its configuration file would hold.
+    `own` holds all settings of the study, as in its configuration file.
     """
-    names = (*(field.name for field in fields(ShadowSettings)), *_ATTACK)
+    names = (*(field.name for field in fields(ShadowSettings)), "reconstructor")
     common = {**{name: own[name] for name in names}, "wandb": {"mode": "disabled"}}
 
     def cell(name: str, title: str, epsilon: float | None, dp: dict[str, Any] | None, **more: Any) -> ReroCell:

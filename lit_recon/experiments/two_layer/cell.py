@@ -13,24 +13,12 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from lit_recon import bounds as theory
 from lit_recon.attacks.updates.features import LayerGradient
 from lit_recon.attacks.updates.features.activations import Activation, activation_of
-from lit_recon.bounds import (
-    GaussianPrior,
-    GaussianRelease,
-    ReleasedInformation,
-    TwoLayerJacobian,
-    TwoLayerNet,
-    autograd_jacobian,
-    cramer_rao,
-    likeliest_inputs,
-    unit_norm_cramer_rao,
-    van_trees,
-)
-from lit_recon.bounds.two_layer import SmoothActivation
-from lit_recon.defenses import BatchGradient, Round, Stage, per_example_gradients
+from lit_recon.defenses import Round, Stage, per_example_gradients
 from lit_recon.errors import LitReconError
-from lit_recon.experiments.two_layer.settings import TwoLayerAttack, TwoLayerCell, TwoLayerSettings
+from lit_recon.experiments.two_layer.settings import TwoLayerCell, TwoLayerSettings
 from lit_recon.models.layers import activation_layer
 from lit_recon.records import Batch, Differentiable, Update
 
@@ -39,18 +27,14 @@ from lit_recon.records import Batch, Differentiable, Update
 class Instance:
     """A network and a batch, drawn for one repetition of a cell."""
 
-    net: TwoLayerNet
+    net: theory.TwoLayerNet
     inputs: Tensor
     targets: Tensor
     activation: Activation
 
-    def gradient(self) -> BatchGradient:
-        """Of the loss summed over a batch."""
-
-        def summed(batch: Batch, differentiable: Differentiable = "no") -> Update:
-            return self.net.update(batch.images, batch.labels)
-
-        return summed
+    def gradient(self, batch: Batch, differentiable: Differentiable = "no") -> Update:
+        """The gradient of the loss summed over a batch."""
+        return self.net.update(batch.images, batch.labels)
 
     def seen(self, observed: Update, released: str) -> LayerGradient:
         """The attacker's observation: the public network and the released update."""
@@ -82,14 +66,14 @@ def drawn_instance(settings: TwoLayerSettings, cell: TwoLayerCell, generator: to
     inputs = torch.nn.functional.normalize(normal(sizes.batch, sizes.d), dim=1)
     targets = torch.randint(k if k > 1 else 2, (sizes.batch,), generator=generator)
     activation = activation_of(activation_layer(settings.activation))
-    smooth: SmoothActivation = activation
-    net = TwoLayerNet(weight, weight.new_zeros(sizes.m), head, smooth, settings.loss)
+    net = theory.TwoLayerNet(weight, weight.new_zeros(sizes.m), head, activation, settings.loss)
     return Instance(net, inputs, (2.0 * targets[:, None] - 1).double() if squared else targets, activation)
 
 
 def measured(settings: TwoLayerSettings, cell: TwoLayerCell) -> dict[str, Any]:
     """The cell's metrics; errors and bounds are roots of the squared error of one input, one number per repetition."""
-    attacks = {name: attack for name, attack in settings.attacks.items() if _within(attack, cell)}
+    size = cell.sizes.m * cell.sizes.d
+    attacks = {name: one for name, one in settings.attacks.items() if one.at_most is None or size <= one.at_most}
     bounds: dict[str, list[float]] = {"exact": [], "relaxed": [], "unit_norm": []}
     errors: dict[str, list[float | None]] = {name: [] for name in (*attacks, "likelihood")}
     seconds = dict.fromkeys(("bound", *attacks), 0.0)
@@ -102,9 +86,9 @@ def measured(settings: TwoLayerSettings, cell: TwoLayerCell) -> dict[str, Any]:
         clock = time.perf_counter()
         released = _released(settings, cell, instance, generator)
         notes |= dict.fromkeys(released.notes)
-        found = released.information
-        information = information + found / settings.repeats
-        unbiased, known_norm = cramer_rao(found), unit_norm_cramer_rao(found, instance.inputs)
+        information = information + released.information / settings.repeats
+        unbiased = theory.cramer_rao(released.information)
+        known_norm = theory.unit_norm_cramer_rao(released.information, instance.inputs)
         for name, value in zip(bounds, (unbiased.squared, unbiased.relaxed, known_norm.squared), strict=True):
             bounds[name].append((value / cell.sizes.batch) ** 0.5)
         seconds["bound"] += time.perf_counter() - clock
@@ -121,17 +105,10 @@ def measured(settings: TwoLayerSettings, cell: TwoLayerCell) -> dict[str, Any]:
                 notes[f"{name}: {error}"] = None
             seconds[name] += time.perf_counter() - clock
         errors["likelihood"].append(_likeliest_error(instance, observed, released))
-    prior = GaussianPrior.isotropic(cell.sizes.d, 1 / cell.sizes.d)
-    every = (van_trees(information, prior).squared / cell.sizes.batch) ** 0.5
-    return {
-        **cell.identity(),
-        "bounds": bounds,
-        "van_trees": every,
-        "errors": errors,
-        **facts,
-        "seconds": seconds,
-        "notes": list(notes),
-    }
+    prior = theory.GaussianPrior.isotropic(cell.sizes.d, 1 / cell.sizes.d)
+    every = (theory.van_trees(information, prior).squared / cell.sizes.batch) ** 0.5
+    found = {"bounds": bounds, "van_trees": every, "errors": errors, **facts}
+    return {**cell.identity(), **found, "seconds": seconds, "notes": list(notes)}
 
 
 def root_error(found: Tensor, truth: Tensor) -> float:
@@ -147,19 +124,21 @@ def root_error(found: Tensor, truth: Tensor) -> float:
 
 def _released(
     settings: TwoLayerSettings, cell: TwoLayerCell, instance: Instance, generator: torch.Generator
-) -> ReleasedInformation:
+) -> theory.ReleasedInformation:
     family = settings.defenses.get(cell.defense)
     if family is not None and family.defense is None:
         local = local_update(instance, int(cell.strength or 1), settings.local_rho)
-        return autograd_jacobian(local, instance.inputs).released(cell.sizes.noise)
-    jacobian = TwoLayerJacobian(instance.net, instance.inputs, instance.targets)
+        return theory.autograd_jacobian(local, instance.inputs).released(cell.sizes.noise)
+    jacobian = theory.TwoLayerJacobian(instance.net, instance.inputs, instance.targets)
     if family is None or family.defense is None or cell.strength is None:
         return jacobian.released(cell.sizes.noise)
-    batch, gradient = Batch(instance.inputs, instance.targets), instance.gradient()
+    batch, gradient = Batch(instance.inputs, instance.targets), instance.gradient
     defense = family.defense(cell.strength)
     if family.relative:
-        single = Stage.PER_EXAMPLE in defense.stages
-        defense = family.defense(cell.strength * (_median_norm(gradient, batch) if single else _norm(jacobian.update)))
+        unit = norm_of(jacobian.update)
+        if Stage.PER_EXAMPLE in defense.stages:
+            unit = float(np.median([norm_of(single) for single in per_example_gradients(gradient, batch, 1)]))
+        defense = family.defense(cell.strength * unit)
     return defense.released_information(jacobian, Round(batch, gradient), cell.sizes.noise, generator)
 
 
@@ -167,55 +146,41 @@ def local_update(instance: Instance, steps: int, rho: float) -> Callable[[Tensor
     """Mean gradient over `steps` steps on the whole batch; each layer's rate moves it by `rho` of its norm at first."""
     start, targets = instance.net, instance.targets
     first = start.update(instance.inputs, targets)
-    rates = {
-        "head": rho * float(start.head.norm() / first["head"].norm()),
-        "layer": rho * float(start.weight.norm() / first["layer"].norm()),
-    }
+    head_rate = rho * float(start.head.norm() / first["head"].norm())
+    layer_rate = rho * float(start.weight.norm() / first["layer"].norm())
 
     def update(inputs: Tensor) -> Update:
         net, total = start, {name: torch.zeros_like(value) for name, value in first.items()}
         for _ in range(steps):
             gradient = net.update(inputs, targets)
             total = {name: total[name] + value / steps for name, value in gradient.items()}
-            net = replace(
-                net,
-                head=net.head - rates["head"] * gradient["head"],
-                weight=net.weight - rates["layer"] * gradient["layer"],
-            )
+            head, weight = net.head - head_rate * gradient["head"], net.weight - layer_rate * gradient["layer"]
+            net = replace(net, head=head, weight=weight)
         return total
 
     return update
 
 
-def _likeliest_error(instance: Instance, observed: Update, released: ReleasedInformation) -> float | None:
+def _likeliest_error(instance: Instance, observed: Update, released: theory.ReleasedInformation) -> float | None:
     """Error of maximum likelihood started at the truth; None where the defense is more than mask and noise."""
-    plain = instance.net.update(instance.inputs, instance.targets)
-    mean = released.release.mean(released.update)
-    masked = replace(released.release, bound=float("inf")).mean(plain)
+    release, mean = replace(released.release, bound=math.inf), released.release.mean(released.update)
+    masked = release.mean(instance.net.update(instance.inputs, instance.targets))
     if any(not torch.equal(masked[name], value) for name, value in mean.items()):
         return None
-    release = replace(released.release, bound=float("inf"))
-    found = likeliest_inputs(instance.net, instance.inputs, instance.targets, observed, release)
+    found = theory.likeliest_inputs(instance.net, instance.inputs, instance.targets, observed, release)
     return float((found - instance.inputs).square().sum(dim=1).mean().sqrt())
 
 
-def _facts(instance: Instance, released: ReleasedInformation) -> tuple[float, float]:
+def _facts(instance: Instance, released: theory.ReleasedInformation) -> tuple[float, float]:
     """Share of the Jacobian's squared norm that is kept, and factor by which clipping shrinks the update."""
-    clip = min(1.0, released.release.bound / _norm(released.update))
+    clip = min(1.0, released.release.bound / norm_of(released.update))
     if released.release.kept is None:
         return 1.0, clip
-    jacobian = TwoLayerJacobian(instance.net, instance.inputs, instance.targets)
-    kept = GaussianRelease(1.0, released.release.kept).precision(jacobian.update)
+    jacobian = theory.TwoLayerJacobian(instance.net, instance.inputs, instance.targets)
+    kept = theory.GaussianRelease(1.0, released.release.kept).precision(jacobian.update)
     return float(jacobian.gram(kept).trace() / jacobian.gram().trace()), clip
 
 
-def _within(attack: TwoLayerAttack, cell: TwoLayerCell) -> bool:
-    return attack.at_most is None or cell.sizes.m * cell.sizes.d <= attack.at_most
-
-
-def _norm(update: Update) -> float:
+def norm_of(update: Update) -> float:
+    """Euclidean norm of a whole update."""
     return math.sqrt(sum(float(value.square().sum()) for value in update.values()))
-
-
-def _median_norm(gradient: BatchGradient, batch: Batch) -> float:
-    return float(np.median([_norm(single) for single in per_example_gradients(gradient, batch, 1)]))

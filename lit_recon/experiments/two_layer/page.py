@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from lit_recon.bounds.two_layer import RATES, log_slope
 from lit_recon.experiments.two_layer.results import LOCAL, SYMBOLS, Study, TwoLayerCellScores
@@ -19,12 +21,7 @@ _SLOPES = {"unit_norm": "Cramér-Rao bound", "relaxed": "relaxed bound"}
 
 
 def write_page(folder: Path) -> Path:
-    """Write the page, the table and the plots of a study into its folder, from the files of its cells alone.
-
-    Raises:
-        MissingDataError: the folder holds no study.
-        CorruptFileError: one of its files is malformed.
-    """
+    """Write the page, the table and the plots of a study, from its files alone; raises as `Study.read` does."""
     study = Study.read(folder)
     *findings, verdict = study.summary()
     write_bytes(folder / "figures" / "rates.png", rate_curves(study, "png"))
@@ -54,72 +51,51 @@ def write_page(folder: Path) -> Path:
 
 
 def rate_curves(study: Study, kind: str = "svg") -> bytes:
-    """Errors of all attacks and the bounds over d, m, B and s, without a defense; both axes logarithmic.
-
-    Args:
-        study: with at least one sweep of two values.
-        kind: `svg` or `png`.
-    """
+    """Errors of all attacks and the bounds over d, m, B and s, without a defense; `kind` is `svg` or `png`."""
     plots = [_rate_plot(study, axis) for axis in SYMBOLS if len(study.sweep(axis)) > 1]
     return draw(plots, columns=2, size=(4.3, 3.6), kind=kind, shared_y=True)
 
 
 def _rate_plot(study: Study, axis: str) -> Plot:
-    cells = study.sweep(axis)
+    cells, symbol = study.sweep(axis), SYMBOLS[axis]
     places = [cell.sizes[axis] for cell in cells]
-
-    def errors(name: str) -> list[float]:
-        return [cell.error(name) or math.nan for cell in cells]
-
-    return Plot(
-        f"over {SYMBOLS[axis]}",
-        x_label=SYMBOLS[axis],
-        y_label="root mean squared error of an input",
-        x_scale="log",
-        y_scale="log",
-        x_ticks={f"{place:g}": place for place in places},
-        series=[
-            Series("Cramér-Rao, norms known", places, _bounds(cells, "unit_norm"), colour="black"),
-            Series("relaxed by the trace", places, _bounds(cells, "relaxed"), ":", colour="black"),
-            Series("van Trees, any attack", places, [cell.van_trees for cell in cells], "--"),
-            *(
-                Series(title, places, errors(name), "", MARKS[index], COLOURS[index])
-                for index, (name, title) in enumerate(study.attacks.items())
-            ),
-            Series("maximum likelihood, from the truth", places, errors("likelihood"), "", "+"),
-        ],
-    )
+    series = [
+        Series("Cramér-Rao, norms known", places, _bounds(cells, "unit_norm"), colour="black"),
+        Series("relaxed by the trace", places, _bounds(cells, "relaxed"), ":", colour="black"),
+        Series("van Trees, any attack", places, [cell.van_trees for cell in cells], "--"),
+        *_attacks(study, cells, places, line=""),
+        Series("maximum likelihood, from the truth", places, _errors(cells, "likelihood"), "", "+"),
+    ]
+    scales: dict[str, Any] = {"x_scale": "log", "y_scale": "log", "x_ticks": {f"{place:g}": place for place in places}}
+    return Plot(f"over {symbol}", symbol, "root mean squared error of an input", series=series, **scales)
 
 
 def _strength_plot(study: Study, name: str) -> Plot:
     cells = study.strengths(name)
     places = [cell.strength or 0.0 for cell in cells]
-    return Plot(
-        str(study.defenses[name]["title"]),
-        x_label="strength",
-        y_label="root mean squared error",
-        y_scale="log",
-        levels={"bound, no defense": study.base.bound("unit_norm")},
-        series=[
-            Series("bound", places, _bounds(cells, "unit_norm"), marker=".", colour="black"),
-            *(
-                Series(
-                    title,
-                    places,
-                    [cell.error(attack) or math.nan for cell in cells],
-                    marker=MARKS[index],
-                    colour=COLOURS[index],
-                    width=0.8,
-                )
-                for index, (attack, title) in enumerate(study.attacks.items())
-            ),
-        ],
-    )
+    bound = Series("bound", places, _bounds(cells, "unit_norm"), marker=".", colour="black")
+    series = [bound, *_attacks(study, cells, places, width=0.8)]
+    levels = {"bound, no defense": study.base.bound("unit_norm")}
+    title = str(study.defenses[name]["title"])
+    return Plot(title, "strength", "root mean squared error", series=series, levels=levels, y_scale="log")
+
+
+def _attacks(
+    study: Study, cells: Sequence[TwoLayerCellScores], places: Sequence[float], line: str = "-", width: float = 1.3
+) -> list[Series]:
+    return [
+        Series(title, places, _errors(cells, attack), line, MARKS[index], COLOURS[index], width)
+        for index, (attack, title) in enumerate(study.attacks.items())
+    ]
 
 
 def _bounds(cells: Sequence[TwoLayerCellScores], name: str) -> list[float]:
     values = [cell.bound(name) for cell in cells]
     return [value if math.isfinite(value) else math.nan for value in values]
+
+
+def _errors(cells: Sequence[TwoLayerCellScores], attack: str) -> list[float]:
+    return [cell.error(attack) or math.nan for cell in cells]
 
 
 def _rates(study: Study) -> Panel:
@@ -135,7 +111,6 @@ def _rates(study: Study) -> Panel:
 
 
 def _orders(study: Study) -> Panel:
-    """For every defense its attacks and bounds: the order in theory, and the measured exponents."""
     families: dict[str, tuple[str, str, float | None]] = {"none": ("no defense", "none", None)}
     families |= {name: (str(f["title"]), str(f["rate"]), f["at"]) for name, f in study.defenses.items()}
     rows = []
@@ -171,13 +146,16 @@ def _slope(study: Study, axis: str, series: str, defense: str, strength: float |
 
 def _defenses(study: Study) -> Panel:
     plots = [_strength_plot(study, name) for name in study.defenses if len(study.strengths(name)) > 1]
-    drawn = draw(plots, columns=2 if len(plots) <= 4 else 3, size=(4.3, 3.0)) if plots else b""
+    pictures = []
+    if plots:
+        drawn = draw(plots, columns=2 if len(plots) <= 4 else 3, size=(4.3, 3.0))
+        pictures.append(Picture(drawn, "Bound and errors of attacks by strength of each defense", "defenses.svg"))
     return Panel(
         "Defenses",
         "The bound under each defense at the same noise s, and the increase that the order predicts from the strength: "
         "1/√(1−p) for dropout, |g|/S for clipping, and 1/√(1−P') for pruning, where P' is the share of the Jacobian's "
         "squared norm that is pruned. Optimal Gradient Noise and DP-SGD add their own noise.",
-        [Picture(drawn, "Bound and errors of attacks by strength of each defense", "defenses.svg")] if plots else [],
+        pictures,
         header=["Defense", "Bound", "Over no defense", "Order", "van Trees", *study.attacks.values()],
         rows=[
             [
@@ -198,15 +176,16 @@ def _defenses(study: Study) -> Panel:
 
 
 def _predicted(rate: str, cell: TwoLayerCellScores) -> str:
-    kept = sum(cell.kept_share) / len(cell.kept_share)
-    clip = sum(cell.clip) / len(cell.clip)
-    factors = {
-        "dropout": 1 / math.sqrt(1 - (cell.strength or 0.0)) if (cell.strength or 0.0) < 1 else math.inf,
-        "pruning": 1 / math.sqrt(kept) if kept > 0 else math.inf,
-        "clipping": 1 / clip,
+    # the share of the squared error's information that is kept, by column of the table of orders
+    kept = {
+        "dropout": max(0.0, 1 - (cell.strength or 0.0)),
+        "pruning": fmean(cell.kept_share),
+        "clipping": fmean(cell.clip) ** 2,
         "local_steps": 1.0,
     }
-    return _times(factors[rate]) if rate in factors else ABSENT
+    if rate not in kept:
+        return ABSENT
+    return _times(1 / math.sqrt(kept[rate]) if kept[rate] else math.inf)
 
 
 def _times(value: float) -> str:

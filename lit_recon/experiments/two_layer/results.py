@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 from lit_recon.errors import CorruptFileError, MissingDataError
 from lit_recon.reporting.provenance import parse_settings
+from lit_recon.reporting.record import read_json
 from lit_recon.reporting.wording import short
 from lit_recon.reporting.writing import Scalar, csv_text
 
@@ -28,14 +28,10 @@ class TwoLayerCellScores:
     """Errors and bounds of one cell: roots of the squared error of one input, one per draw.
 
     Attributes:
-        defense, strength: None as strength without a defense.
-        sizes: by axis.
         bounds: `exact`, `relaxed`, `unit_norm`; infinite where no bound holds.
         van_trees: over all draws.
         errors: by attack, and of maximum likelihood started at the truth; None where there is none.
         kept_share, clip: share of the Jacobian's squared norm, and of the update's norm, that the defense keeps.
-        seconds: by part.
-        notes: remarks on the cell.
     """
 
     defense: str
@@ -58,18 +54,16 @@ class TwoLayerCellScores:
         known = [value for value in self.errors.get(attack, []) if value is not None]
         return _root(known) if known and len(known) == len(self.errors[attack]) else None
 
-    def below(self, attack: str, bound: str = "unit_norm") -> bool:
-        """Whether the attack's squared error lies below the bound's, beyond chance."""
+    def below(self, attack: str) -> bool:
+        """Whether the attack's squared error lies below that of the bound with known norms, beyond chance."""
         from scipy.stats import t
 
-        known = [
-            e**2 - b**2 for e, b in zip(self.errors.get(attack, []), self.bounds[bound], strict=False) if e is not None
-        ]
-        if len(known) < 2 or not all(map(math.isfinite, known)):
+        pairs = zip(self.errors.get(attack, []), self.bounds["unit_norm"], strict=False)
+        known = [error**2 - limit**2 for error, limit in pairs if error is not None]
+        n = len(known)
+        if n < 2 or not all(map(math.isfinite, known)):
             return False
-        middle = mean(known)
-        spread = math.sqrt(sum((value - middle) ** 2 for value in known) / (len(known) - 1) / len(known))
-        return middle + spread * float(t.ppf(_LEVEL, len(known) - 1)) < 0
+        return mean(known) + stdev(known) / math.sqrt(n) * float(t.ppf(_LEVEL, n - 1)) < 0
 
     @property
     def is_local(self) -> bool:
@@ -79,17 +73,13 @@ class TwoLayerCellScores:
 
 @dataclass(frozen=True)
 class Study:
-    """All cells of a study.
+    """All cells of a study, the base first, and what its settings say about them.
 
     Attributes:
-        folder: where it is.
-        settings: its configuration, nested.
-        cells: in order; the first one is the base.
         attacks: titles by name.
         moments: names of the attacks to which the theory's orders apply.
         defenses: `title`, `rate` and `at` by name.
-        privacy: rows about differential privacy.
-        delta: of that privacy.
+        privacy: rows about differential privacy with this `delta`.
     """
 
     folder: Path
@@ -109,25 +99,22 @@ class Study:
             MissingDataError: the folder holds none.
             CorruptFileError: one of its files is malformed.
         """
-        path = folder / "study.json"
+        path, config = folder / "study.json", folder / "config.yaml"
         if not path.is_file():
             raise MissingDataError(f"{folder} holds no study ({path.name} is missing): check the path, or finish it")
+        remedy = "delete it and run the study again, which keeps its other cells"
+        content = read_json(path, remedy)
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
             cells = []
             for name in content["cells"]:
                 path = folder / "cells" / name
-                cells.append(_cell(json.loads(path.read_text(encoding="utf-8"))))
-            path = folder / "config.yaml"
-            settings = parse_settings(path.read_text(encoding="utf-8"), path)
+                cells.append(_cell(read_json(path, remedy)))
+            settings = parse_settings(config.read_text(encoding="utf-8"), config)
             path = folder / "study.json"
             names = ("attacks", "moments", "defenses", "privacy", "delta")
             return cls(folder, settings, cells, *(content[name] for name in names))
-        except (KeyError, TypeError, ValueError, OSError) as error:
-            raise CorruptFileError(
-                f"{path} is malformed or missing ({type(error).__name__}: {error}): delete it and run the study again, "
-                "which keeps its other cells"
-            ) from error
+        except (KeyError, TypeError, OSError) as error:
+            raise CorruptFileError(f"{path} is malformed ({type(error).__name__}: {error}): {remedy}") from error
 
     @property
     def base(self) -> TwoLayerCellScores:
@@ -136,15 +123,13 @@ class Study:
 
     def sweep(self, axis: str, defense: str = "none", strength: float | None = None) -> list[TwoLayerCellScores]:
         """The cells that differ from the base in one quantity alone, in its order."""
-        return sorted(
-            (
-                cell
-                for cell in self.cells
-                if (cell.defense, cell.strength) == (defense, strength)
-                and all(cell.sizes[other] == self.base.sizes[other] for other in SYMBOLS if other != axis)
-            ),
-            key=lambda cell: cell.sizes[axis],
-        )
+        cells = [
+            cell
+            for cell in self.cells
+            if (cell.defense, cell.strength) == (defense, strength)
+            and all(cell.sizes[other] == self.base.sizes[other] for other in SYMBOLS if other != axis)
+        ]
+        return sorted(cells, key=lambda cell: cell.sizes[axis])
 
     def strengths(self, defense: str) -> list[TwoLayerCellScores]:
         """A defense at all its strengths, everything else as in the base."""
@@ -166,25 +151,24 @@ class Study:
         """Attacks below a bound that holds for them, beyond chance; expected to be empty."""
         return [(cell, name) for cell in self.cells if cell.is_local for name in self.attacks if cell.below(name)]
 
-    def ratio(self, attack: str, cells: Sequence[TwoLayerCellScores] | None = None) -> float | None:
+    def ratio(self, attack: str, cells: Sequence[TwoLayerCellScores]) -> float | None:
         """Root of the mean of squared error over squared bound, over local cells; at least 1 up to chance."""
-        pairs = [
-            (error, bound)
-            for cell in (self.cells if cells is None else cells)
+        ratios = [
+            error / bound
+            for cell in cells
             if cell.is_local
             for error, bound in zip(cell.errors.get(attack, []), cell.bounds["unit_norm"], strict=False)
             if error is not None
         ]
-        return math.sqrt(mean((error / bound) ** 2 for error, bound in pairs)) if pairs else None
+        return _root(ratios) if ratios else None
 
     def compared(self) -> int:
         """Number of pairs of a cell and an attack whose bound is binding."""
-        return sum(1 for cell in self.cells if cell.is_local for name in self.attacks if cell.error(name) is not None)
+        return sum(cell.error(name) is not None for cell in self.cells if cell.is_local for name in self.attacks)
 
     def summary(self) -> list[str]:
         """A sentence per attack, and one that says whether the bounds hold."""
-        lines = []
-        plain = [cell for cell in self.cells if cell.strength is None]
+        lines, plain = [], [cell for cell in self.cells if cell.strength is None]
         for name, title in self.attacks.items():
             ratio, own = self.ratio(name, plain), self.base.error(name)
             if ratio is not None and own is not None:
@@ -194,19 +178,18 @@ class Study:
                     "a defense."
                 )
         compared, below = self.compared(), len(self.below())
-        if not below:
-            return [*lines, f"No attack lies below its bound beyond chance, in {compared} comparisons."]
-        return [*lines, f"{below} of {compared} comparisons lie below the bound beyond chance: see the table of cells."]
+        verdict = f"No attack lies below its bound beyond chance, in {compared} comparisons."
+        if below:
+            verdict = f"{below} of {compared} comparisons lie below the bound beyond chance: see the table of cells."
+        return [*lines, verdict]
 
     def record(self) -> dict[str, Scalar]:
         """Metrics under flat keys."""
         record: dict[str, Scalar] = {"n_cells": len(self.cells), "n_compared": self.compared()}
         record["n_below_bound"] = len(self.below())
         for cell in self.cells:
-            key = ".".join(
-                [cell.defense if cell.strength is None else f"{cell.defense}_{cell.strength:g}"]
-                + [f"{symbol}{cell.sizes[axis]:g}" for axis, symbol in SYMBOLS.items()]
-            )
+            defense = cell.defense if cell.strength is None else f"{cell.defense}_{cell.strength:g}"
+            key = ".".join([defense, *(f"{symbol}{cell.sizes[axis]:g}" for axis, symbol in SYMBOLS.items())])
             bounds = {name: cell.bound(name) for name in cell.bounds}
             record |= {f"bound_{n}.{key}": bound if math.isfinite(bound) else None for n, bound in bounds.items()}
             record[f"bound_van_trees.{key}"] = cell.van_trees
@@ -232,9 +215,8 @@ class Study:
 
 
 def _cell(content: Mapping[str, Any]) -> TwoLayerCellScores:
-    sizes = {axis: content[axis] for axis in SYMBOLS}
-    names = ("bounds", "van_trees", "errors", "kept_share", "clip", "seconds", "notes")
-    return TwoLayerCellScores(content["defense"], content["strength"], sizes, *(content[name] for name in names))
+    own = {name: value for name, value in content.items() if name not in SYMBOLS}
+    return TwoLayerCellScores(sizes={axis: content[axis] for axis in SYMBOLS}, **own)
 
 
 def _root(values: Sequence[float]) -> float:

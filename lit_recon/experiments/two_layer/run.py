@@ -6,31 +6,25 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import lit_recon._torchvision
 
 import torch
-import yaml
 from jsonargparse import ArgumentParser, Namespace
 
-from lit_recon.bounds import (
-    GaussianRelease,
-    TwoLayerJacobian,
-    cramer_rao,
-    fisher_information,
-    moments_noise,
-)
-from lit_recon.bounds.two_layer import replacement_sensitivity
-from lit_recon.experiments.configuration import instantiated, resolved, settings_of, settings_parser
+from lit_recon import bounds as theory
+from lit_recon.experiments.call import Call
+from lit_recon.experiments.configuration import settings_parser
 from lit_recon.experiments.engine.cluster import ClusterSettings
 from lit_recon.experiments.engine.pieces import Piece
 from lit_recon.experiments.engine.runner import StudyRunner, refuse_several_processes
-from lit_recon.experiments.two_layer.cell import drawn_instance, measured
+from lit_recon.experiments.two_layer.cell import drawn_instance, measured, norm_of
 from lit_recon.experiments.two_layer.page import write_page
 from lit_recon.experiments.two_layer.results import Study
 from lit_recon.experiments.two_layer.settings import TwoLayerCell, TwoLayerSettings, build_cells
 from lit_recon.io.files import write_text
-from lit_recon.modules.loggers import build_loggers, finish, log_grid
+from lit_recon.modules.loggers import finish, log_grid, log_numbers
 from lit_recon.privacy import gaussian_mu
 from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.writing import write_metrics
@@ -43,20 +37,13 @@ _CELL = "cell.json"
 
 def parser(program: str) -> ArgumentParser:
     """The command's settings."""
-    settings = settings_parser(program, "Compare attacks on two-layer networks with bounds on the error of any attack.")
-    settings.add_class_arguments(TwoLayerSettings, as_group=False)
-    settings.add_class_arguments(ClusterSettings, as_group=False)
-    return settings
+    purpose = "Compare attacks on two-layer networks with bounds on the error of any attack."
+    return settings_parser(program, purpose, TwoLayerSettings, ClusterSettings)
 
 
 @dataclass(frozen=True)
 class TwoLayerCellRun:
-    """The work of a cell.
-
-    Attributes:
-        settings: of the study.
-        cell: to be measured.
-    """
+    """The work of a cell of a study."""
 
     settings: TwoLayerSettings
     cell: TwoLayerCell
@@ -72,32 +59,26 @@ class TwoLayerCellRun:
             torch.set_num_threads(self.settings.threads)
         found = measured(self.settings, self.cell)
         write_text(folder / _CELL, json.dumps(found, indent=2))
-        exact = found["bounds"]["exact"]
-        return f"bound {sum(exact) / len(exact):.3g}"
+        return f"bound {fmean(found['bounds']['exact']):.3g}"
 
 
 def execute(arguments: ArgumentParser, values: Namespace) -> None:
     """Run the cells without results, and write the page."""
-    complete, config = resolved(arguments, values, "bounds")
-    built = instantiated(arguments, complete)
-    settings, cluster = settings_of(TwoLayerSettings, built), settings_of(ClusterSettings, built)
+    call = Call(arguments, values, "bounds")
+    settings, cluster = call.settings(TwoLayerSettings), call.settings(ClusterSettings)
     refuse_several_processes(arguments.prog)
     cluster.check()
-    settings.wandb.resolved_mode()
-    own, path = yaml.safe_load(config), Path(complete.out)
-    cells = build_cells(settings, own)
+    path, cells = call.folder.path, build_cells(settings, call.own)
     study = StudyRunner([TwoLayerCellRun(settings, cell).piece for cell in cells], path)
-    study.open(config, settings.overwrite, _GROWS)
+    study.open(call.config, settings.overwrite, _GROWS)
     print(f"study       {study.progress()}; {settings.repeats} draws in each")
     print(f"run folder  {path}", flush=True)
     with cluster.executor(study.folder, settings.threads) as executor:
         study.require(study.run(executor))
     write_text(path / "study.json", json.dumps(_description(settings, cells), indent=2))
     found, page = Study.read(path), write_page(path)
-    record = found.record()
-    loggers = build_loggers(study.folder.logs, str(complete.name), settings.wandb, own)
-    for logger in loggers:
-        logger.log_metrics({key: value for key, value in record.items() if isinstance(value, float)}, 0)
+    record, loggers = found.record(), call.loggers()
+    log_numbers(loggers, record)
     log_grid(loggers, "rates", (study.folder.figures / "rates.png").read_bytes(), 0)
     finish(loggers)
     write_metrics(study.folder, {**record, **environment()})
@@ -127,19 +108,18 @@ def _privacy(settings: TwoLayerSettings, base: TwoLayerCell) -> list[dict[str, f
         return []
     instance = drawn_instance(settings, base, torch.Generator().manual_seed(settings.seed))
     # GELU's slope is at most 1.129, all other activations' at most 1
-    sensitivity = replacement_sensitivity(instance.net, 1.13 if settings.activation == "gelu" else 1.0)
-    jacobian = TwoLayerJacobian(instance.net, instance.inputs, instance.targets)
-    norm = sum(float(value.square().sum()) for value in jacobian.update.values()) ** 0.5
-    size = sum(value.numel() for value in jacobian.update.values())
+    sensitivity = theory.replacement_sensitivity(instance.net, 1.13 if settings.activation == "gelu" else 1.0)
+    jacobian = theory.TwoLayerJacobian(instance.net, instance.inputs, instance.targets)
+    norm, size = norm_of(jacobian.update), sum(value.numel() for value in jacobian.update.values())
     rows = []
     for epsilon in settings.epsilons:
         noise = sensitivity / gaussian_mu(epsilon, settings.delta)
-        found = cramer_rao(fisher_information(jacobian, GaussianRelease(noise)))
+        found = theory.cramer_rao(theory.fisher_information(jacobian, theory.GaussianRelease(noise)))
         rows.append(
             {
                 "epsilon": epsilon,
                 "sensitivity": sensitivity,
-                "noise_moments": moments_noise(sensitivity, epsilon, settings.delta),
+                "noise_moments": theory.moments_noise(sensitivity, epsilon, settings.delta),
                 "noise": noise,
                 "noise_over_gradient": noise * size**0.5 / norm,
                 "bound": (found.squared / base.sizes.batch) ** 0.5,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from lit_recon.attacks.updates.features import FeatureRecovery
@@ -13,12 +12,11 @@ from lit_recon.bounds import RATES
 from lit_recon.bounds.two_layer import Loss
 from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError
+from lit_recon.experiments.call import PaperRunSettings, check_range
 from lit_recon.experiments.engine.pieces import settings_hash
-from lit_recon.experiments.settings import PaperSettings
-from lit_recon.modules.loggers import WandbSettings
 
-#: The quantities that a sweep may vary, and their symbols.
-AXES = {"d": "d", "m": "m", "batch": "B", "noise": "s"}
+#: The quantities that a sweep may vary.
+AXES = ("d", "m", "batch", "noise")
 
 
 @dataclass(frozen=True)
@@ -61,11 +59,6 @@ class Sweeps:
     m: list[int] = field(default_factory=list)
     batch: list[int] = field(default_factory=list)
     noise: list[float] = field(default_factory=list)
-
-    def of(self, axis: str) -> Sequence[float]:
-        """The values of one axis."""
-        values: Sequence[float] = getattr(self, axis)
-        return values
 
 
 @dataclass(frozen=True)
@@ -120,15 +113,12 @@ class TwoLayerAttack:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TwoLayerSettings:
+class TwoLayerSettings(PaperRunSettings):
     """One run of `attack.py bounds`: attacks on two-layer networks and lower bounds on their errors.
 
     Weights are drawn from N(0, 1), heads from N(0, 1/m^2), inputs uniformly from the unit sphere.
 
     Args:
-        name: name of the run; default: that of its configuration file.
-        out: run folder; default: runs/NAME.
-        overwrite: start over where the folder holds a run already.
         seed: seed of all draws.
         base: sizes that stay fixed while one is varied.
         sweeps: varied sizes.
@@ -142,16 +132,11 @@ class TwoLayerSettings:
         epsilons: privacy budgets for which the noise is computed; with the squared loss only.
         delta: probability with which the privacy guarantee may fail.
         threads: CPU threads; default: PyTorch's choice.
-        wandb: Weights & Biases.
-        paper: source of the theory.
 
     Raises:
         ConfigError: nothing to vary, no attack, or a number out of its range.
     """
 
-    name: str | None = None
-    out: Path | None = None
-    overwrite: bool = False
     seed: int = 0
     base: Sizes = field(default_factory=Sizes)
     sweeps: Sweeps = field(default_factory=Sweeps)
@@ -165,8 +150,6 @@ class TwoLayerSettings:
     epsilons: list[float] = field(default_factory=lambda: [1.0, 10.0, 100.0, 1000.0])
     delta: float = 1e-5
     threads: int | None = None
-    wandb: WandbSettings = field(default_factory=WandbSettings)
-    paper: PaperSettings | None = None
 
     def __post_init__(self) -> None:
         if not self.attacks or self.repeats < 2:
@@ -176,17 +159,10 @@ class TwoLayerSettings:
             )
         if "none" in self.defenses:
             raise ConfigError("no defense is always part of the study: leave 'none' out of `defenses`")
-        if (
-            self.n_classes < 2
-            or not 0 < self.local_rho < 1
-            or not 0 < self.delta < 1
-            or min(self.epsilons, default=1) <= 0
-        ):
-            raise ConfigError(
-                "a study needs n_classes >= 2, local_rho and delta in (0, 1) and epsilons above 0; got "
-                f"{self.n_classes}, {self.local_rho:g}, {self.delta:g} and {self.epsilons}"
-            )
-        if not any(self.sweeps.of(axis) for axis in AXES):
+        check_range({"n_classes": self.n_classes}, 2)
+        check_range({"local_rho": self.local_rho, "delta": self.delta}, 0, 1, strict=True)
+        check_range({"epsilons": self.epsilons}, 0, strict=True)
+        if not any(vars(self.sweeps).values()):
             raise ConfigError(f"a study needs a size to vary; got none: give `sweeps` values of {', '.join(AXES)}")
 
 
@@ -196,13 +172,9 @@ _SHARED = ("seed", "local_rho", "attacks", "activation", "loss", "n_classes", "r
 
 @dataclass(frozen=True)
 class TwoLayerCell:
-    """One cell.
+    """One cell; the `digest`, a hash of everything that determines its result, seeds its draws.
 
-    Attributes:
-        sizes: of the network, its batch and the noise.
-        defense: name, or `none`.
-        strength: None without a defense.
-        digest: hash of everything that determines its result; seeds its draws.
+    Without a defense, `defense` is `none` and `strength` None.
     """
 
     sizes: Sizes
@@ -218,8 +190,8 @@ class TwoLayerCell:
 
     def describe(self) -> str:
         """A one-line description."""
-        sizes, strength = self.sizes, "" if self.strength is None else f" {self.strength:g}"
-        defense = "no defense" if self.defense == "none" else f"{self.defense}{strength}"
+        sizes = self.sizes
+        defense = "no defense" if self.strength is None else f"{self.defense} {self.strength:g}"
         return f"{defense}, d {sizes.d}, m {sizes.m}, B {sizes.batch}, s {sizes.noise:g}"
 
     def identity(self) -> dict[str, Any]:
@@ -230,38 +202,28 @@ class TwoLayerCell:
 def build_cells(settings: TwoLayerSettings, own: Mapping[str, Any]) -> list[TwoLayerCell]:
     """All cells, without repetitions: the sweeps, then every defense at every strength, then sweeps under defenses.
 
-    Args:
-        settings: of the study.
-        own: the same, as the nested mapping that its configuration file would hold.
+    `own` holds the settings as in the configuration file.
     """
-    shared = {key: own[key] for key in _SHARED}
-    found = dict.fromkeys(_cells(settings))
-    return [
-        replace(cell, digest=_digest({**shared, **cell.identity(), "how": own["defenses"].get(cell.defense)}))
-        for cell in found
+    base, defenses = settings.base, settings.defenses
+    found = [TwoLayerCell(base), *(TwoLayerCell(sizes) for sizes in _swept(settings, AXES))]
+    found += [TwoLayerCell(base, name, strength) for name, family in defenses.items() for strength in family.values]
+    found += [
+        TwoLayerCell(sizes, name, family.at)
+        for name, family in defenses.items()
+        if family.at is not None
+        for sizes in _swept(settings, AXES[:3])
     ]
+    shared = {key: own[key] for key in _SHARED}
+    return [replace(cell, digest=_digest(cell, own["defenses"], shared)) for cell in dict.fromkeys(found)]
 
 
-def _cells(settings: TwoLayerSettings) -> Iterator[TwoLayerCell]:
-    yield TwoLayerCell(settings.base)
-    for axis in AXES:
-        for value in settings.sweeps.of(axis):
-            yield TwoLayerCell(_changed(settings.base, axis, value))
-    for name, family in settings.defenses.items():
-        for strength in family.values:
-            yield TwoLayerCell(settings.base, name, strength)
-    for name, family in settings.defenses.items():
-        for axis in ("d", "m", "batch"):
-            for value in settings.sweeps.of(axis) if family.at is not None else ():
-                yield TwoLayerCell(_changed(settings.base, axis, value), name, family.at)
+def _swept(settings: TwoLayerSettings, axes: Sequence[str]) -> list[Sizes]:
+    sweeps = vars(settings.sweeps)
+    return [replace(settings.base, **{axis: value}) for axis in axes for value in sweeps[axis]]
 
 
-def _changed(base: Sizes, axis: str, value: float) -> Sizes:
-    change: dict[str, Any] = {axis: value}
-    return replace(base, **change)
-
-
-def _digest(content: Mapping[str, Any]) -> str:
-    how = content["how"]
+def _digest(cell: TwoLayerCell, defenses: Mapping[str, Any], shared: Mapping[str, Any]) -> str:
+    how = defenses.get(cell.defense)
     # the other strengths of a family, and its titles, change no cell
-    return settings_hash({**content, "how": how and {key: how[key] for key in ("defense", "relative")}})
+    how = how and {key: how[key] for key in ("defense", "relative")}
+    return settings_hash({**shared, **cell.identity(), "how": how})

@@ -19,11 +19,17 @@ from lit_recon.data.informed_splits import InformedSplit, InformedSplitSettings
 from lit_recon.errors import ConfigError, LitReconError, ThreatModelError
 from lit_recon.experiments.configuration import instantiated, resolved, settings_of
 from lit_recon.experiments.factors import run as factors
-from lit_recon.experiments.factors.grid import FactorGrid, build_grid
 from lit_recon.experiments.factors.measures import Transfer
-from lit_recon.experiments.factors.run import RECONN, FactorCellRun, Splits
-from lit_recon.experiments.factors.settings import Factor, FactorSeries, FactorsSettings, TransferSettings, check_base
-from lit_recon.experiments.released_attack.settings import ReconnSettings, ShadowSettings
+from lit_recon.experiments.factors.run import FactorCellRun, Splits
+from lit_recon.experiments.factors.settings import (
+    Factor,
+    FactorGrid,
+    FactorSeries,
+    FactorsSettings,
+    TransferSettings,
+    check_base,
+)
+from lit_recon.experiments.released_attack.settings import RECONN, ReconnSettings, ShadowSettings
 from lit_recon.reporting.record import read_metrics
 from lit_recon.reporting.run_folder import RunFolder
 
@@ -36,7 +42,7 @@ def grid_of(path: Path, *arguments: str) -> tuple[FactorGrid, FactorsSettings]:
     parser = factors.parser("reconn.py factors")
     complete, config = resolved(parser, parser.parse_args(["--config", str(path), *arguments]), "nameless")
     study = settings_of(FactorsSettings, instantiated(parser, complete))
-    return build_grid(study, yaml.safe_load(config), RECONN.canonical), study
+    return FactorGrid(study, yaml.safe_load(config)), study
 
 
 def check(study: FactorsSettings, grid: FactorGrid) -> None:

@@ -211,10 +211,10 @@ def test_rank_correlation_sees_order_alone() -> None:
     ("spoil", "error", "words"),
     [
         (lambda folder: (folder / "factors.json").unlink(), MissingDataError, "holds no study"),
-        (lambda folder: (folder / "factors.json").write_text("{"), CorruptFileError, "cannot be read"),
+        (lambda folder: (folder / "factors.json").write_text("{"), CorruptFileError, "must be JSON"),
         (lambda folder: (folder / "factors.json").write_text("[]"), CorruptFileError, "must hold a JSON object"),
         (lambda folder: (folder / "factors.json").write_text('{"base": []}'), CorruptFileError, "is malformed"),
-        (lambda folder: (folder / "cells/base/models.json").write_text("x"), CorruptFileError, "models.json cannot be"),
+        (lambda folder: (folder / "cells/base/models.json").write_text("x"), CorruptFileError, "models.json must be"),
     ],
 )
 def test_damaged_files_are_named(

@@ -118,7 +118,7 @@ def test_no_attack_of_the_study_lies_below_its_bound(study: Path) -> None:
     found = Study.read(study)
     assert found.compared() >= 6
     assert found.below() == []
-    ratio = found.ratio("likelihood")
+    ratio = found.ratio("likelihood", found.cells)
     assert ratio is not None
     assert 0.5 < ratio < 1.6  # measured 0.9; two draws of four coordinates each
     for cell in found.cells:
@@ -149,7 +149,7 @@ def test_a_finished_study_is_not_touched_but_grows(
         (lambda: TwoLayerDefense([0.5]), "local steps must be integers"),
         (lambda: TwoLayerSettings(attacks={}), "at least one attack"),
         (lambda: settings(defenses={"none": TwoLayerDefense([2.0])}), "always part"),
-        (lambda: settings(delta=0.0), "delta in"),
+        (lambda: settings(delta=0.0), "delta must be strictly between"),
         (lambda: settings(sweeps=Sweeps()), "needs a size to vary"),
     ],
 )

@@ -18,15 +18,17 @@ from lit_recon.bounds.robustness import (
     approximate_bound,
     concentrated_bound,
     gaussian_bound,
+    laplace_bound,
     privacy_from_robustness,
     profile_bound,
     pure_bound,
     renyi_bound,
     robustness_from_privacy,
     simulated_bound,
+    tight_pure_bound,
     two_point_baseline,
 )
-from lit_recon.bounds.two_layer import RATES, TwoLayerJacobian, TwoLayerNet, moments_noise
+from lit_recon.bounds.two_layer import RATES, TwoLayerJacobian, TwoLayerNet, moments_noise, replacement_sensitivity
 
 __all__ = [
     "RATES",
@@ -48,14 +50,17 @@ __all__ = [
     "gaussian_bound",
     "gaussian_prior",
     "gaussian_prior_chernoff",
+    "laplace_bound",
     "likeliest_inputs",
     "moments_noise",
     "privacy_from_robustness",
     "profile_bound",
     "pure_bound",
     "renyi_bound",
+    "replacement_sensitivity",
     "robustness_from_privacy",
     "simulated_bound",
+    "tight_pure_bound",
     "two_point_baseline",
     "uniform_ball",
     "unit_norm_cramer_rao",

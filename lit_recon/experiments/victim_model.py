@@ -32,7 +32,7 @@ from lit_recon.models import (
 )
 from lit_recon.models.classifiers.backbone import trunk_path
 from lit_recon.modules.backbone import BackboneModule, DefendedBackboneModule, train_backbone
-from lit_recon.modules.data import BackboneDataModule, PoissonDataModule, SourceDataModule
+from lit_recon.modules.data import BackboneDataModule, SourceDataModule
 from lit_recon.modules.loggers import WandbSettings, build_loggers
 from lit_recon.modules.private import PrivacySettings, PrivateBackboneModule, private_model
 from lit_recon.records import Normalization
@@ -49,23 +49,16 @@ from lit_recon.training.progress import TrainingProgress
 from lit_recon.training.trainer import TrainerSettings, build_trainer, is_first_process
 
 if TYPE_CHECKING:
-    from pytorch_lightning import LightningDataModule
     from pytorch_lightning.loggers import Logger
 
 
 @dataclass(frozen=True)
 class Training:
-    """A training that has been checked and can begin: an untrained model, its module, and batches of the data.
-
-    Attributes:
-        epochs: over the data; 0 leaves the model as it is.
-        notes: messages for the user before it begins.
-    """
+    """A training that has been checked and can begin; 0 epochs leave the model as it is, `notes` are for the user."""
 
     model: Backbone
     module: TrainingModule
     data: BackboneDataModule
-    batches: LightningDataModule
     epochs: int
     notes: tuple[str, ...] = ()
 
@@ -83,7 +76,7 @@ class Training:
             (folder / LAST_CHECKPOINT).parent.mkdir(parents=True, exist_ok=True)
         callbacks = [*training_callbacks(folder, names, split_hash), TrainingProgress()]
         running = build_trainer(trainer, loggers, callbacks, max_epochs=self.epochs)
-        train_backbone(running, self.module, self.batches, folder)
+        train_backbone(running, self.module, self.data, folder)
         running.strategy.barrier("the first process has written the backbone")
         return load_backbone(path)
 
@@ -106,12 +99,12 @@ def prepare_training(
     if settings.dp is not None:
         return _private(settings.dp, settings, model, data, seed)
     if settings.defense is None and settings.local_steps is None:
-        return Training(model, BackboneModule(model, settings), data, data, settings.epochs)
+        return Training(model, BackboneModule(model, settings), data, settings.epochs)
     _check_batches(settings, data)
     module = DefendedBackboneModule(model, settings.defense or Defense(), settings, settings.local_steps, seed)
     steps = f"{settings.local_steps.steps} local steps, " if settings.local_steps is not None else ""
     note = f"defense     {steps}{settings.defense or 'no defense'}"
-    return Training(model, module, data, data, settings.epochs, (note,))
+    return Training(model, module, data, settings.epochs, (note,))
 
 
 def _private(
@@ -127,10 +120,9 @@ def _private(
     ]
     if replaced:
         notes.append(f"            GroupNorm in place of {len(replaced)} BatchNorm layers, which mix private images")
-    batches = PoissonDataModule(data, plan.sampling_rate, plan.steps_per_epoch)
-    return Training(
-        fitting, PrivateBackboneModule(fitting, plan, settings, seed), data, batches, settings.epochs, tuple(notes)
-    )
+    data.poisson = plan.sampling_rate, plan.steps_per_epoch
+    module = PrivateBackboneModule(fitting, plan, settings, seed)
+    return Training(fitting, module, data, settings.epochs, tuple(notes))
 
 
 def _check_batches(settings: BackboneSettings, data: BackboneDataModule) -> None:
@@ -157,28 +149,17 @@ _OPTIONAL_SETTING = ("defense", "local_steps", "dp")
 
 @dataclass(frozen=True)
 class ForeignModel:
-    """A victim model of another library, described by import path and arguments; without `weights`, they are random."""
+    """A victim model of another library, described by import path and arguments."""
 
     model: nn.Module
     description: str
-    weights: Path | None
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        if self.weights is None:
-            return ()
-        return (f"it was not checked whether {self.weights} was trained on the attacked images, and so memorized them",)
 
 
 @dataclass(frozen=True)
 class VictimModel:
-    """The model under attack, perhaps still to be trained.
+    """The model under attack, and the path of its weights, which is None where they are random.
 
-    Attributes:
-        path: of the file of its weights; None: they are random.
-        model: trained only if `checkpoint` exists.
-        checkpoint: content of the file, if it exists.
-        training: training that will write the file, if it does not exist.
+    Where there is no such file yet, `checkpoint` is None, the model untrained, and `training` will write the file.
     """
 
     path: Path | None
@@ -207,7 +188,9 @@ class VictimModel:
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks for the reader of a report."""
-        return self.checkpoint.notes if isinstance(self.checkpoint, ForeignModel) else ()
+        if self.path is None or not isinstance(self.checkpoint, ForeignModel):
+            return ()
+        return (f"it was not checked whether {self.path} was trained on the attacked images, and so memorized them",)
 
     def announcement(self) -> list[str]:
         """Lines that say which model it is, before the run begins."""
@@ -276,7 +259,7 @@ def _foreign(class_path: str, settings: ModelSettings, data: SourceDataModule, s
             "number of outputs in model.init_args (num_classes in torchvision and timm)"
         )
     arguments = ", ".join(f"{name}={value!r}" for name, value in settings.init_args.items())
-    foreign = ForeignModel(public.model, f"{class_path}({arguments})", settings.weights)
+    foreign = ForeignModel(public.model, f"{class_path}({arguments})")
     return VictimModel(settings.weights, public.model, foreign)
 
 

@@ -1,7 +1,6 @@
 """DataModules of trainings and of victims; Poisson-sampled batches for trainings with differential privacy.
 
-Their loaders share the data between processes themselves (see `lit_recon.data.batches`); Lightning's
-`use_distributed_sampler` has no effect.
+Their loaders share the data between processes themselves (see `lit_recon.data.batches`).
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Any
 
 import lit_recon._torchvision
 
@@ -99,8 +97,11 @@ class BackboneDataModule(SourceDataModule):
     """Training and test images of a classifier; batches are `(images (n, c, h, w) in [0, 1], labels (n,))`.
 
     The arguments are the settings of the same names of `BackboneSettings`; the batch size is per process, and `seed`
-    that of the sample, the order of images and the augmentation.
+    that of the sample, the order of images and the augmentation. With `poisson`, a sampling rate and a number of steps,
+    an epoch has so many `PoissonBatches`.
     """
+
+    poisson: tuple[float, int] | None = None
 
     def __init__(
         self,
@@ -133,19 +134,13 @@ class BackboneDataModule(SourceDataModule):
                 f"{height}x{width}: set padding to about an eighth of the side"
             )
 
-    def train_dataloader(self) -> TrainingBatches:
+    def train_dataloader(self) -> TrainingBatches | PoissonBatches:
         """This process's share of the training images, in an order of its own for every epoch."""
-        return TrainingBatches(self.train, self.batch_size, **self.shared())
-
-    def shared(self) -> dict[str, Any]:
-        """Augmentation, seed and this process's share, as arguments of training batches."""
-        return {
-            "padding": self.padding if self.augment else 0,
-            "flip": self.flip and self.augment,
-            "seed": self.seed,
-            "rank": self._rank,
-            "world_size": self._world_size,
-        }
+        padding, flip = (self.padding, self.flip) if self.augment else (0, False)
+        shared = padding, flip, self.seed, self._rank, self._world_size
+        if self.poisson is not None:
+            return PoissonBatches(self.train, *self.poisson, *shared)
+        return TrainingBatches(self.train, self.batch_size, *shared)
 
     def val_dataloader(self) -> EvaluationBatches:
         return EvaluationBatches(self.test, _EVALUATION_BATCH, self._rank, self._world_size)
@@ -227,21 +222,16 @@ class PoissonSampling:
         if not len(self.share):
             return self.share
         generator = seeded_generator(self.seed, "poisson", epoch, self.rank, step)
-        sampler = UniformWithReplacementSampler(
+        [drawn] = UniformWithReplacementSampler(
             num_samples=len(self.share), sample_rate=self.rate, generator=generator, steps=1
         )
-        [drawn] = sampler
         return self.share[torch.tensor(drawn, dtype=torch.int64)]
 
 
 class PoissonBatches(AugmentedBatches):
-    """Batches of random sizes, 0 included.
+    """`steps` batches of random sizes, 0 included, which every image enters with probability `rate`.
 
-    Args:
-        images: the whole training set.
-        rate: chance of an image to enter a batch.
-        steps: batches in an epoch.
-        padding, flip, seed, rank, world_size: as for `TrainingBatches`.
+    The other arguments are those of `TrainingBatches`.
     """
 
     sampler: PoissonSampling
@@ -267,26 +257,3 @@ class PoissonBatches(AugmentedBatches):
     def indices(self, start: int) -> Iterable[Tensor]:
         epoch = self.sampler.epoch
         return (self.sampler.indices(epoch, step) for step in range(start, self.steps))
-
-
-class PoissonDataModule(pl.LightningDataModule):
-    """The data of a backbone with `PoissonBatches` for training, `steps` of them in an epoch."""
-
-    def __init__(self, data: BackboneDataModule, rate: float, steps: int) -> None:
-        super().__init__()
-        self.data, self.rate, self.steps = data, rate, steps
-
-    def prepare_data(self) -> None:
-        self.data.prepare_data()
-
-    def setup(self, stage: str) -> None:
-        self.data.trainer = self.trainer
-        self.data.setup(stage)
-
-    def train_dataloader(self) -> PoissonBatches:
-        return PoissonBatches(self.data.train, self.rate, self.steps, **self.data.shared())
-
-    def val_dataloader(self) -> EvaluationBatches:
-        return self.data.val_dataloader()
-
-    test_dataloader = val_dataloader

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_recon.data.sources import Digits
-from lit_recon.modules.data import BackboneDataModule, PoissonBatches, PoissonDataModule, PoissonSampling
+from lit_recon.modules.data import BackboneDataModule, PoissonBatches, PoissonSampling
 
 DATA = BackboneDataModule(Digits(), padding=1, flip=True, n_train=100)
 
@@ -72,9 +72,9 @@ def test_empty_batches_have_a_shape() -> None:
 @pytest.mark.parametrize(("augment", "same"), [(False, True), (True, False)])
 def test_the_data_modules_augmentation_is_kept(augment: bool, same: bool) -> None:
     data = BackboneDataModule(Digits(), augment=augment, padding=1, flip=False, n_train=50)
-    module = PoissonDataModule(data, 1.0, 1)
-    module.prepare_data()
-    [(images, labels)] = module.train_dataloader()
+    data.poisson = 1.0, 1
+    data.prepare_data()
+    [(images, labels)] = data.train_dataloader()
     assert torch.equal(images, data.train.pixels()) == same
     assert torch.equal(labels, data.train.labels)
-    assert len(list(module.val_dataloader())) == len(list(module.test_dataloader())) == len(data.val_dataloader())
+    assert len(list(data.val_dataloader())) == len(data.test_dataloader()) == 1

@@ -20,7 +20,7 @@ from lit_recon.defenses import DPSGD, Batch, defended_gradient
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import MLP, Backbone, ConvNet, LeNet, ResNet18, Trunk, WideFeatureLayer, load_backbone
 from lit_recon.modules.backbone import train_backbone
-from lit_recon.modules.data import BackboneDataModule, PoissonBatches, PoissonDataModule
+from lit_recon.modules.data import BackboneDataModule, PoissonBatches
 from lit_recon.modules.private import PrivacyPlan, PrivacySettings, PrivateBackboneModule, private_model
 from lit_recon.privacy import FullBatchSGD, PoissonSGD, PrivateDescent
 from lit_recon.records import Weights
@@ -58,15 +58,18 @@ def train(
 ) -> tuple[Backbone, Figures]:
     (out / LAST_CHECKPOINT).parent.mkdir(parents=True, exist_ok=True)
     data = BackboneDataModule(Digits(), 50, padding=1, flip=False, n_train=n_train)
-    batches = PoissonDataModule(data, module.plan.sampling_rate, module.plan.steps_per_epoch)
+    data.poisson = module.plan.sampling_rate, module.plan.steps_per_epoch
     every = [*callbacks, *training_callbacks(out, data.class_names, data.split_hash, minutes)]
     trainer = build_trainer(TrainerSettings(accelerator="cpu"), [], every, max_epochs=epochs)
-    return load_backbone(train_backbone(trainer, module, batches, out)).model, read_utility(out)
+    return load_backbone(train_backbone(trainer, module, data, out)).model, read_utility(out)
 
 
 def batches_of(module: PrivateBackboneModule, n_train: int = 200) -> PoissonBatches:
     data = BackboneDataModule(Digits(), 50, padding=1, flip=False, n_train=n_train)
-    return PoissonDataModule(data, module.plan.sampling_rate, module.plan.steps_per_epoch).train_dataloader()
+    data.poisson = module.plan.sampling_rate, module.plan.steps_per_epoch
+    batches = data.train_dataloader()
+    assert isinstance(batches, PoissonBatches)
+    return batches
 
 
 def assert_same(one: nn.Module, two: nn.Module) -> None:

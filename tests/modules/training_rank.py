@@ -21,7 +21,7 @@ from lit_recon.data.sources import Digits
 from lit_recon.defenses import Defense, GradientClipping
 from lit_recon.models import Backbone, ConvNet
 from lit_recon.modules.backbone import BackboneModule, DefendedBackboneModule, train_backbone
-from lit_recon.modules.data import BackboneDataModule, PoissonDataModule
+from lit_recon.modules.data import BackboneDataModule
 from lit_recon.modules.private import PrivacyPlan, PrivateBackboneModule
 from lit_recon.privacy import PrivateDescent
 from lit_recon.training.module import LAST_CHECKPOINT, SGDSchedule, TrainingModule, training_callbacks
@@ -50,7 +50,9 @@ def build(kind: str, rank: int) -> tuple[TrainingModule, LightningDataModule]:
     """What is trained, on what."""
     if kind == "private":
         module = PrivateBackboneModule(model("group", rank), PLAN, SCHEDULE)
-        return module, PoissonDataModule(images(50), PLAN.sampling_rate, PLAN.steps_per_epoch)
+        data = images(50)
+        data.poisson = PLAN.sampling_rate, PLAN.steps_per_epoch
+        return module, data
     if kind == "plain":
         return BackboneModule(model("batch", rank), SCHEDULE), images(20)
     if kind == "identity":

@@ -54,7 +54,8 @@ class ClusterSettings:
     piece_gpus: float | None = None
 
     def __post_init__(self) -> None:
-        check_range({"piece_cpus": self.piece_cpus or 0, "piece_gpus": self.piece_gpus or 0}, 0)
+        given = {"piece_cpus": self.piece_cpus, "piece_gpus": self.piece_gpus}
+        check_range({name: value for name, value in given.items() if value is not None}, 0)
 
     def check(self) -> None:
         """Refuse a cluster that cannot be reached.

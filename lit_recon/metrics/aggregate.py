@@ -34,11 +34,7 @@ def interval_of_mean(n: float, batches: float, mean: float, deviations: float) -
 
 
 class ImageScore(Metric):
-    """Mean, sample standard deviation and confidence interval of the mean of one score over all images.
-
-    Args:
-        name: key in the run's record, such as `rmse` or `baseline_mean_image_rmse`.
-    """
+    """Mean, sample standard deviation and confidence interval of the mean of the score `name` over all images."""
 
     is_differentiable = False
     full_state_update = False

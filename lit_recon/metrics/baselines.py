@@ -112,7 +112,7 @@ class NearestNeighborOracle:
 
         A ShapeError says that targets and images differ in shape, or there are none.
 
-        Source: Balle, Cherubin and Hayes 2022, section V-B and figure 4.
+        Source: [Balle2022], section V-B and figure 4.
 
         >>> images = torch.tensor([0, 51, 255], dtype=torch.uint8).reshape(3, 1, 1, 1)
         >>> oracle = NearestNeighborOracle.measure(torch.zeros(1, 1, 1, 1), images[1:], percents=[100])

@@ -17,13 +17,11 @@ _NO_CLASSIFIER = Unavailable("no classifier was given")
 def prediction_divergence(images: Tensor, targets: Tensor, classifier: nn.Module) -> Tensor:
     """Kullback-Leibler divergence of a classifier's predictions on images from those on their targets.
 
-    Images and targets are pairs `(n, c, h, w)` in [0, 1]. The classifier, in evaluation mode, gives finite logits
-    `(n, k)`. A ShapeError says that one of them does not fit.
+    `(n,)` float64, in nats: the sum over classes of `p log(p / q)` with `p` of the target and `q` of the image. Images
+    and targets are pairs `(n, c, h, w)` in [0, 1]; the classifier, in evaluation mode, gives finite logits `(n, k)`. A
+    ShapeError says that one of them does not fit.
 
-    Returns:
-        `(n,)` float64, in nats: sum over classes of `p log(p / q)` with `p` of the target and `q` of the image.
-
-    Source: Balle, Cherubin and Hayes 2022, section V-B; the direction, which is not printed, is that of a loss.
+    Source: [Balle2022], section V-B; the direction, which is not printed, is that of a loss.
 
     >>> images = torch.rand(3, 1, 2, 2, generator=torch.Generator().manual_seed(0))
     >>> prediction_divergence(images, images, nn.Flatten()).tolist()

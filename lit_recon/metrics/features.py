@@ -32,14 +32,11 @@ def label_hits(recovered: Tensor, true: Tensor) -> Tensor:
 
 
 def span_error(recovered: Tensor, features: Tensor) -> Tensor:
-    """Norm of each normalized true feature's part outside the span of the recovered ones.
+    """Norm `(n,)`, float64 in [0, 1], of each normalized true feature's part outside the span of the recovered ones.
 
     Args:
-        recovered: rows `(r, d)` that span the subspace; their order, sign and norm do not count.
+        recovered: rows `(r, d)`; their order, sign and norm do not count.
         features: true features `(n, d)`, not 0.
-
-    Returns:
-        `(n,)` float64 in [0, 1]; 0 where the subspace contains the feature.
 
     Raises:
         ShapeError: not two matrices of equal width, no true feature, or entries that are not finite.
@@ -59,14 +56,10 @@ def span_error(recovered: Tensor, features: Tensor) -> Tensor:
 
 
 def feature_cosines(recovered: Tensor, features: Tensor) -> Tensor:
-    """|cos| of every true feature and the recovered one assigned to it, the assignment with the greatest total.
+    """|cos|, `(n,)` float64, of every true feature and the recovered one that an optimal assignment gives it.
 
+    The assignment (Kuhn 1955) has the greatest total; features that get none, as fewer were recovered, have 0.
     Arguments and errors as for `span_error`.
-
-    Returns:
-        `(n,)` float64 in [0, 1]; 0 for features that got none because fewer were recovered.
-
-    Source: Kuhn 1955, The Hungarian method for the assignment problem; solved by SciPy.
 
     >>> feature_cosines(torch.tensor([[0.0, -2.0], [1.0, 0.0]]), torch.eye(2)).tolist()
     [1.0, 1.0]
@@ -102,9 +95,7 @@ class LabelAccuracy(Metric):
 
     measure = MEASURES["label_accuracy"]
     of = "labels"
-
-    def __call__(self, found: Tensor, truth: Tensor) -> Tensor:
-        return label_hits(found, truth)
+    __call__ = staticmethod(label_hits)
 
 
 @register
@@ -113,9 +104,7 @@ class FeatureError(Metric):
 
     measure = MEASURES["feature_error"]
     of = "features"
-
-    def __call__(self, found: Tensor, truth: Tensor) -> Tensor:
-        return span_error(found, truth)
+    __call__ = staticmethod(span_error)
 
 
 @register
@@ -124,6 +113,4 @@ class FeatureCosine(Metric):
 
     measure = MEASURES["feature_cosine"]
     of = "features"
-
-    def __call__(self, found: Tensor, truth: Tensor) -> Tensor:
-        return feature_cosines(found, truth)
+    __call__ = staticmethod(feature_cosines)

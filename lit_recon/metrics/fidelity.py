@@ -12,7 +12,7 @@ from lit_recon.errors import ShapeError
 from lit_recon.measures import MEASURES
 from lit_recon.metrics.registry import Metric, check_pairs, register
 
-#: Radius in pixels and standard deviation of the Gaussian window of [Wang2004]: 11 x 11 pixels.
+#: Radius in pixels and standard deviation of the Gaussian window of [Wang2004].
 _RADIUS, _SIGMA = 5, 1.5
 _TRUNCATE = 3.5  # standard deviations at which the window ends, as in torchmetrics and scikit-image
 
@@ -44,17 +44,13 @@ def psnr(images: Tensor, targets: Tensor) -> Tensor:
 
 
 def ssim(images: Tensor, targets: Tensor) -> Tensor:
-    """Structural similarity with the original settings: Gaussian window of 11 pixels, K1 = 0.01, K2 = 0.03, range 1.
+    """Structural similarity, `(n,)` float64 in [-1, 1]: Gaussian window of 11 pixels, K1 = 0.01, K2 = 0.03, range 1.
 
-    Only windows that lie inside the image count, and channels are averaged, as in [Wang2004] and scikit-image (with
-    Gaussian weights and `use_sample_covariance=False`). Images with a side `s` below 11 pixels get the largest odd
-    window that fits, of radius `r = (s - 1) // 2` and standard deviation `r / 3.5`: their values compare among
-    themselves only.
+    Only windows inside the image count, and channels are averaged, as in scikit-image (with Gaussian weights and
+    `use_sample_covariance=False`). Images with a side `s` below 11 pixels get the largest odd window that fits, of
+    radius `r = (s - 1) // 2` and standard deviation `r / 3.5`: their values compare among themselves only.
 
-    Arguments and errors as for `mse`; also a ShapeError for sides below 3 pixels. Returns `(n,)` float64 in [-1, 1].
-
-    Source: [Wang2004] Wang, Bovik, Sheikh, Simoncelli: Image Quality Assessment: From Error Visibility to Structural
-    Similarity, section III.
+    Arguments and errors as for `mse`; also a ShapeError for sides below 3 pixels. Source: [Wang2004], section III.
 
     >>> image = torch.linspace(0, 1, 256).reshape(1, 1, 16, 16)
     >>> ssim(torch.cat([image, image]), torch.cat([image, 1 - image])).round(decimals=2).tolist()
@@ -92,9 +88,7 @@ class MSE(Metric):
     """See `mse`."""
 
     measure = MEASURES["mse"]
-
-    def __call__(self, found: Tensor, truth: Tensor) -> Tensor:
-        return mse(found, truth)
+    __call__ = staticmethod(mse)
 
 
 @register
@@ -102,9 +96,7 @@ class RMSE(Metric):
     """See `rmse`."""
 
     measure = MEASURES["rmse"]
-
-    def __call__(self, found: Tensor, truth: Tensor) -> Tensor:
-        return rmse(found, truth)
+    __call__ = staticmethod(rmse)
 
 
 @register
@@ -112,9 +104,7 @@ class PSNR(Metric):
     """See `psnr`."""
 
     measure = MEASURES["psnr"]
-
-    def __call__(self, found: Tensor, truth: Tensor) -> Tensor:
-        return psnr(found, truth)
+    __call__ = staticmethod(psnr)
 
 
 @register
@@ -122,6 +112,4 @@ class SSIM(Metric):
     """See `ssim`."""
 
     measure = MEASURES["ssim"]
-
-    def __call__(self, found: Tensor, truth: Tensor) -> Tensor:
-        return ssim(found, truth)
+    __call__ = staticmethod(ssim)

@@ -1,6 +1,5 @@
-"""Scores of membership inference: advantage, area under the ROC curve, and true positives at few false ones.
+"""Scores of membership inference, each with a 95 % confidence interval that has a width where every guess is right.
 
-Each with a 95 % confidence interval that does not collapse where every guess is right. Members are the positives.
 Scores are `(m,)`, members 0 or 1 `(m,)`; a ShapeError says that lengths differ, one of the two kinds is missing, or a
 score is NaN.
 """

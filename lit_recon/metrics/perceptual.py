@@ -86,8 +86,7 @@ class Lpips:
 
     Images with a side below 32 pixels are first resized, bilinearly, to a shorter side of 64.
 
-    Source: [Zhang2018] Zhang, Isola, Efros, Shechtman, Wang: The Unreasonable Effectiveness of Deep Features as a
-    Perceptual Metric, section 3; calibrated linear weights v0.1, as shipped with the `lpips` package.
+    Source: [Zhang2018], section 3; calibrated linear weights v0.1, as shipped with the `lpips` package.
     """
 
     def __init__(self, network: LpipsNetwork, weights: Mapping[str, Tensor]) -> None:
@@ -121,29 +120,20 @@ class Lpips:
 def load_lpips(
     network: LpipsNetwork = "alex", weights: Path | None = None, download: bool = True
 ) -> Lpips | Unavailable:
-    """LPIPS with weights from the given file, else from torch.hub's cache, else from a download.
-
-    Args:
-        network: backbone; `alex` is the one that its authors recommend for scores.
-        weights: torchvision's ImageNet weights of that backbone, .safetensors or a torch state dict.
-        download: whether to fetch weights that are not cached.
-
-    Returns:
-        The metric, or why its weights are missing.
+    """LPIPS, or why its weights are missing; arguments as for `PerceptualDistance`.
 
     Raises:
         MissingDataError, CorruptFileError: only about a file that was asked for by `weights`.
     """
     if weights is not None:
         return Lpips(network, read_weights(weights))
-    found: Path | Unavailable = cached_weights(network)
-    if not cached_weights(network).is_file():
-        if not download:
-            return Unavailable(
-                f"the ImageNet weights of the LPIPS backbone '{network}' are not at {found}, and downloading is off: "
-                "allow it by download=true, or give a file by weights="
-            )
-        found = download_weights(network)
+    path = cached_weights(network)
+    if not path.is_file() and not download:
+        return Unavailable(
+            f"the ImageNet weights of the LPIPS backbone '{network}' are not at {path}, and downloading is off: allow "
+            "it by download=true, or give a file by weights="
+        )
+    found = path if path.is_file() else download_weights(network)
     if isinstance(found, Unavailable):
         return found
     try:
@@ -157,8 +147,9 @@ class PerceptualDistance(Metric):
     """LPIPS; weights that are not given as a file are looked for when they are first needed.
 
     Args:
-        network: backbone; `none` switches the metric off.
-        weights: file of the backbone's ImageNet weights, read at once; default: the cache of torch.hub.
+        network: backbone, of which its authors recommend `alex` for scores; `none` switches the metric off.
+        weights: file of torchvision's ImageNet weights of the backbone, .safetensors or a torch state dict, read at
+            once; default: the cache of torch.hub.
         download: fetch the weights if they are not in the cache.
 
     Raises:

@@ -53,7 +53,7 @@ class Metric(ABC):
         return ""
 
     @abstractmethod
-    def __call__(self, found: Tensor, truth: Tensor) -> Tensor:
+    def __call__(self, found: Tensor, truth: Tensor, /) -> Tensor:
         """The score of every image of a batch, `(n,)`, without NaN.
 
         Args:

@@ -16,9 +16,7 @@ from lit_recon.metrics.registry import Metric, check_pairs
 def match(reconstructions: Tensor, targets: Tensor) -> Tensor:
     """The permutation `(n,)`, int64, with the least total MSE of `reconstructions[permutation]` and `targets`.
 
-    Both are `(n, c, h, w)` in [0, 1]; a ShapeError for others.
-
-    Source: Kuhn 1955, The Hungarian method for the assignment problem; solved by SciPy.
+    Both are `(n, c, h, w)` in [0, 1]; a ShapeError for others. Source: Kuhn 1955, the Hungarian method.
 
     >>> targets = torch.rand(3, 1, 8, 8)
     >>> match(targets[[2, 0, 1]], targets).tolist()

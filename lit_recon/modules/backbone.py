@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -18,10 +17,17 @@ from torch.nn.parallel import DistributedDataParallel
 from lit_recon.clients import GradientOperator, LocalTraining
 from lit_recon.data.dataset import seeded_generator
 from lit_recon.defenses import Defense, Stage, defended_gradient
-from lit_recon.errors import ConfigError, CorruptFileError, RunExistsError
+from lit_recon.errors import ConfigError, RunExistsError
 from lit_recon.models import Backbone
 from lit_recon.records import Batch, Weights
-from lit_recon.training.module import BACKBONE_FILE, LAST_CHECKPOINT, ImageBatch, SGDSchedule, TrainingModule
+from lit_recon.training.module import (
+    BACKBONE_FILE,
+    LAST_CHECKPOINT,
+    ImageBatch,
+    SGDSchedule,
+    TrainingModule,
+    state_to_resume,
+)
 
 
 class BackboneModule(TrainingModule):
@@ -37,25 +43,19 @@ class BackboneModule(TrainingModule):
 def train_backbone(trainer: Trainer, module: TrainingModule, datamodule: LightningDataModule, out: Path) -> Path:
     """Train, or resume a killed training, until the trainer's `max_epochs`; returns the path of the backbone.
 
-    A resumed training ends with the weights of one that was never interrupted, if batches are functions of seed, epoch
-    and position, as `BackboneDataModule`'s are; noise is a function of seed, step and process.
-
-    Args:
-        trainer: with `training_callbacks(out, ...)` among its callbacks.
-        module: model and optimizer.
-        datamodule: batches of images in [0, 1] and labels.
-        out: the run folder.
+    The trainer needs `training_callbacks(out, ...)`, where `out` is the run folder. A resumed training ends with the
+    weights of one that was never interrupted, if batches are functions of seed, epoch and position, as those of a
+    `BackboneDataModule` are; noise is a function of seed, step and process.
 
     Raises:
         RunExistsError: `out` already holds a backbone.
         CorruptFileError: the state of a killed training cannot be read.
     """
-    exported, last = out / BACKBONE_FILE, out / LAST_CHECKPOINT
+    exported = out / BACKBONE_FILE
     if exported.exists():
         raise RunExistsError(f"{exported} is already trained: choose another output folder, or delete it to train anew")
-    if last.exists() and not zipfile.is_zipfile(last):
-        raise CorruptFileError(f"{last} is truncated or not a training state: delete it to start over")
-    trainer.fit(module, datamodule=datamodule, ckpt_path=last if last.exists() else None, weights_only=True)
+    last = state_to_resume(out / LAST_CHECKPOINT)
+    trainer.fit(module, datamodule=datamodule, ckpt_path=last, weights_only=True)
     return exported
 
 
@@ -81,17 +81,11 @@ class DefendedBackboneModule(TrainingModule):
 
     BatchNorm uses the statistics of the defended batch, which also updates running statistics and the center of a wide
     feature layer; buffers are released undefended. The logged training loss is that of the original batch and of the
-    network without dropout, so that the losses of several defenses can be compared.
+    network without dropout, so that the losses of several defenses can be compared. The defense `DPSGD` guarantees no
+    epsilon here; `PrivateBackboneModule` does.
 
-    The defense `DPSGD` guarantees no epsilon here; `PrivateBackboneModule` does.
-
-    Args:
-        model: takes images `(n, c, h, w)` in [0, 1].
-        defense: of every client's release.
-        schedule: of the server's optimizer.
-        local_steps: of the clients; default: one gradient. Weights before minus after (release: difference) take a
-            server with lr 1 and no momentum; in units of a gradient, the usual rates serve.
-        seed: of the defense's random numbers.
+    Where local steps release the weights before minus after (release: difference), the schedule has to be lr 1 without
+    momentum; in units of a gradient, the usual rates serve.
 
     Raises:
         UnsupportedModelError: the defense cannot work on this model while BatchNorm uses batch statistics.

@@ -139,7 +139,8 @@ class BackboneDataModule(SourceDataModule):
         padding, flip = (self.padding, self.flip) if self.augment else (0, False)
         shared = padding, flip, self.seed, self._rank, self._world_size
         if self.poisson is not None:
-            return PoissonBatches(self.train, *self.poisson, *shared)
+            rate, steps = self.poisson
+            return PoissonBatches(self.train, rate, steps, *shared)
         return TrainingBatches(self.train, self.batch_size, *shared)
 
     def val_dataloader(self) -> EvaluationBatches:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch import Tensor, nn, optim
 
 from lit_recon.data.dataset import ImageSet, fingerprints, seeded_generator
 from lit_recon.data.splits import sample_victims
-from lit_recon.errors import ConfigError, CorruptFileError
+from lit_recon.errors import ConfigError
 from lit_recon.metrics.baselines import MeanImage, NearestPublic
 from lit_recon.metrics.fidelity import pairwise_mse, rmse
 from lit_recon.models.generative.generator import (
@@ -31,7 +30,7 @@ from lit_recon.models.generative.generator import (
     save_generator,
 )
 from lit_recon.modules.data import BackboneDataModule
-from lit_recon.training.module import LAST_CHECKPOINT, ImageBatch, LastCheckpoint
+from lit_recon.training.module import LAST_CHECKPOINT, ImageBatch, LastCheckpoint, state_to_resume
 from lit_recon.training.progress import TrainingProgress
 from lit_recon.training.trainer import TrainerSettings, build_trainer
 
@@ -58,9 +57,6 @@ class GeneratorRecipe:
         lr: learning rate of Adam.
         average: decay of the running mean of the weights, which is saved.
 
-    Raises:
-        ConfigError: a setting outside its range, or no loss.
-
     Source: [Lim2017] for the hinge loss, [Kingma2014] for the autoencoder, [Larsen2016] for both together.
     """
 
@@ -85,13 +81,8 @@ class GeneratorModule(LightningModule):
     """Every batch trains the critic on real and generated images, then the generator with its encoder.
 
     Logs `generator_loss`, and `critic_loss` and `reconstruction_rmse` where there are any. `averaged` is the generator
-    with the running mean of its weights.
-
-    Args:
-        generator: to be trained.
-        recipe: losses and optimizer.
-        width: of critic and encoder at full resolution.
-        seed: of their weights and of the latents, which are functions of seed and step.
+    with the running mean of its weights. `width` is that of critic and encoder at full resolution; their weights are
+    drawn from `seed`, and latents are functions of seed and step.
     """
 
     def __init__(self, generator: ConvGenerator, recipe: GeneratorRecipe, width: int, seed: int) -> None:
@@ -176,11 +167,8 @@ def critic_loss(real: Tensor, fake: Tensor) -> Tensor:
 def autoencoder_loss(images: Tensor, drawn: Tensor, mean: Tensor, log_variance: Tensor, noise: float) -> Tensor:
     """Negative evidence bound, up to a constant, divided by the number of pixels. [Kingma2014], eq. 10.
 
-    Args:
-        images: `(n, c, h, w)` in [0, 1].
-        drawn: the decoder's images of latents drawn from the encoder's distribution.
-        mean, log_variance: of that distribution, `(n, latent_size)`.
-        noise: standard deviation of a pixel around its reconstruction.
+    `mean` and `log_variance` `(n, latent_size)` are those of the encoder's distribution, `drawn` the decoder's images
+    `(n, c, h, w)` of latents drawn from it, and `noise` the standard deviation of a pixel around its reconstruction.
     """
     error = (drawn - images).square().flatten(1).sum(1) / (2 * noise**2)
     divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1)
@@ -206,21 +194,17 @@ def train_generator(
 ) -> GeneratorCheckpoint:
     """Train, or resume a killed training, and write the averaged generator to `generator.safetensors` in `out`.
 
-    A resumed training ends with the weights of one that was never interrupted: batches, latents and noise are functions
-    of seed and step.
-
     Raises:
         ConfigError: more than one process, or the training diverged.
         CorruptFileError: the state of a killed training cannot be read.
     """
     exported, last = out / GENERATOR_FILE, out / LAST_CHECKPOINT
-    if last.exists() and not zipfile.is_zipfile(last):
-        raise CorruptFileError(f"{last} is truncated or not a training state: delete it to start over")
+    resumed = state_to_resume(last)
     last.parent.mkdir(parents=True, exist_ok=True)
     callbacks = [LastCheckpoint(last, _SAVE_EVERY), TrainingProgress(module.n_optimizers)]
     trainer = build_trainer(settings, loggers, callbacks, max_epochs=epochs)
     check_alone(trainer.world_size)
-    trainer.fit(module, data.train_dataloader(), ckpt_path=last if last.exists() else None, weights_only=True)
+    trainer.fit(module, data.train_dataloader(), ckpt_path=resumed, weights_only=True)
     averaged, seen = module.averaged.cpu().eval(), fingerprints(data.train)
     save_generator(
         exported, GeneratorCheckpoint(averaged, data.train.name, data.split_hash, seen, trainer.current_epoch)
@@ -230,16 +214,11 @@ def train_generator(
 
 @dataclass(frozen=True)
 class Quality:
-    """Metrics of a generator, and their images.
+    """Metrics of a generator, RMSE of pixels in [0, 1], and their images `(n, c, h, w)`.
 
-    Attributes:
-        figures: means over samples or held-out images, RMSE of pixels in [0, 1]:
-            `sample_nearest_rmse`, of samples to the nearest training image, beside `held_out_nearest_rmse` of real
-            images: much lower means memorization, much higher unrealistic samples; `sample_spread_rmse`, between two
-            samples, beside `held_out_spread_rmse`: much lower means mode collapse; `search_rmse`, of held-out images to
-            their best reconstructions by the generator, beside `search_mean_image_rmse`: the error that a search for
-            latents alone cannot go below.
-        images: `(n, c, h, w)` by name: `samples`, `sample_nearest`, `held_out`, `held_out_nearest`, `found`.
+    `sample_nearest_rmse`, of samples to the nearest training image, much below that of real images means memorization,
+    much above it unrealistic samples. `sample_spread_rmse`, between two samples, much below that of real images means
+    mode collapse. A search for latents alone cannot have an error below `search_rmse`.
     """
 
     figures: dict[str, float]

@@ -32,13 +32,10 @@ _MOST_NOISE = 1000.0
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """DP-SGD for one training set.
+    """DP-SGD for one training set: clipping, noise and guarantee, with a noise that is given.
 
-    Attributes:
-        descent: clipping, noise and guarantee; the noise is given.
-        sampling_rate: probability that an image is in a step's batch.
-        batch_size: expected number of images in a batch, over all processes: the divisor of the sum.
-        steps_per_epoch: the same number as in plain training.
+    The sampling rate is the probability that an image is in a step's batch, and the batch size the expected number of
+    images in it, over all processes, by which the sum is divided. An epoch has as many steps as in plain training.
     """
 
     descent: PrivateDescent
@@ -65,8 +62,7 @@ class PrivacyPlan:
 class PrivacySettings:
     """DP-SGD through Opacus: Poisson-sampled batches, clipped gradients of single images, Gaussian noise.
 
-    The guarantee does not cover the normalization of the images, which is measured without noise. It needs a secret
-    seed, which determines the noise.
+    The guarantee does not cover the normalization of the images, measured without noise. It needs a secret seed.
 
     Args:
         max_grad_norm: norm that the gradient of a single image is clipped to; at 0 the weights change by weight decay
@@ -124,8 +120,7 @@ _HARMLESS = "Full backward hook is firing when gradients are computed with respe
 def private_model(model: Backbone) -> tuple[Backbone, list[str]]:
     """The model with GroupNorm in place of BatchNorm, all other weights kept, and the names of the replaced layers.
 
-    Opacus' own `ModuleValidator.fix` would give a network that a checkpoint cannot describe; here the network is built
-    again with `norm: group`, and then has to pass Opacus' validation.
+    Opacus' own `ModuleValidator.fix` would give a network that a checkpoint cannot describe.
 
     Raises:
         UnsupportedModelError: a layer mixes the examples of a batch and cannot be replaced.
@@ -160,28 +155,19 @@ class PrivateBackboneModule(TrainingModule):
     """Steps along the sum of clipped per-example gradients plus noise, divided by the expected batch size.
 
     All trainable parameters are clipped as one vector. An empty batch is a step of noise alone. Whoever knows the seed
-    can
-    subtract the noise: a guarantee for a published model needs a secret seed.
+    can subtract the noise: a guarantee for a published model needs a secret seed. A training resumes with the same
+    mechanism only. With several processes each samples its own share of the images, the first one adds the noise, and
+    the sum is divided by the expected size of the whole batch; epsilon is that of one process.
 
-    With several processes each samples its own share of the images, the first one adds the noise, and the sum is
-    divided by the expected size of the whole batch; epsilon is that of one process.
-
-    Epsilon is logged after every epoch. It comes from `lit_recon.privacy`: exact for full batches, else from the
-    privacy loss distribution, as Opacus' own PRV accountant does not terminate at little noise. A training resumes with
-    the same mechanism only.
+    Epsilon is logged after every epoch: exact for full batches, else from the privacy loss distribution, as Opacus' own
+    PRV accountant does not terminate at little noise.
 
     The defense `DPSGD` applies the same mechanism to an arbitrary batch, without a guarantee for a training. On one
     batch and without noise both give the same gradient, except for Opacus' 1e-6 added to the norm and for frozen
     parameters, which `DPSGD` includes in the norm.
 
-    Args:
-        model: a result of `private_model`.
-        plan: mechanism and guarantee.
-        schedule: of the optimizer.
-        seed: of the noise.
-
     Raises:
-        UnsupportedModelError: the model mixes the examples of a batch.
+        UnsupportedModelError: the model is no result of `private_model`: it mixes the examples of a batch.
 
     Source: [Abadi2016], algorithm 1, with Poisson sampling.
     """

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import time
+import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ def without_utility(reason: str) -> Figures:
     return dict.fromkeys(_NAMES) | {f"{name}_reason": reason for name in _NAMES}
 
 
-def write_utility(folder: Path, figures: Mapping[str, str | float | None]) -> None:
+def write_utility(folder: Path, figures: Figures) -> None:
     """Write `utility.json` into a run folder, atomically."""
     write_text(folder / UTILITY_FILE, json.dumps(figures, indent=2, allow_nan=False) + "\n")
 
@@ -113,15 +114,10 @@ class TrainingModule(LightningModule, ABC):
     """Cross-entropy training; subclasses define the gradient of a step.
 
     Logs `train_loss_step`, `train_loss_epoch`, `test_loss` and `test_accuracy`. A training whose loss is no longer
-    finite stops within 50 steps, with a utility that says so.
+    finite stops within 50 steps; `utility`, which holds `utility_figures` and `guarantee` of the last epoch, says so.
 
-    Parameters that do not require a gradient, such as the random rows of a wide feature layer, never reach the
-    optimizer: neither a step nor weight decay moves them. The head behind such a layer of m neurons learns at the rate
-    `lr * 64 / m`: one step changes a logit in proportion to m times the rate, and at the full rate thousands of random
-    neurons let the loss grow instead of fall.
-
-    Attributes:
-        utility: `utility_figures` and `guarantee` after the last epoch.
+    The head behind a wide feature layer of m random neurons, which are not trained, learns at the rate `lr * 64 / m`:
+    one step changes a logit in proportion to m times the rate, and at the full rate the loss would grow.
     """
 
     def __init__(self, model: Backbone, schedule: SGDSchedule | None = None) -> None:
@@ -164,8 +160,7 @@ class TrainingModule(LightningModule, ABC):
         self.trainer.should_stop = self._diverged_at is not None
 
     def on_train_batch_end(self, outputs: Any, batch: ImageBatch, batch_idx: int) -> None:
-        due = self.trainer.is_last_batch or batch_idx % _DIVERGENCE_EVERY == 0
-        if due:
+        if self.trainer.is_last_batch or batch_idx % _DIVERGENCE_EVERY == 0:
             self._stop_unless_finite(self._newest_loss)  # the same in all processes
 
     def _stop_unless_finite(self, loss: Tensor | float) -> None:
@@ -245,8 +240,15 @@ class LastCheckpoint(Checkpoint):
         self._saved_at = time.monotonic()
 
 
+def state_to_resume(path: Path) -> Path | None:
+    """The state that `LastCheckpoint` has left at `path`, None where there is none; a damaged one is refused."""
+    if path.exists() and not zipfile.is_zipfile(path):
+        raise CorruptFileError(f"{path} is truncated or not a training state: delete it to start over")
+    return path if path.exists() else None
+
+
 class ExportBackbone(Callback):
-    """Writes the trained backbone and, before it, its utility when training has ended; see `training_callbacks`."""
+    """Writes the utility of the trained backbone, then the backbone, when training has ended."""
 
     def __init__(self, out: Path, class_names: list[str], split_hash: str) -> None:
         self.out, self.class_names, self.split_hash = out, class_names, split_hash
@@ -258,19 +260,11 @@ class ExportBackbone(Callback):
             return
         write_utility(self.out, pl_module.utility)
         accuracy = pl_module.utility.get("accuracy")
-        checkpoint = BackboneCheckpoint(
-            pl_module.model,
-            self.class_names,
-            self.split_hash,
-            trainer.current_epoch,
-            accuracy if isinstance(accuracy, float) else None,
-        )
-        save_backbone(self.out / BACKBONE_FILE, checkpoint)
+        known = accuracy if isinstance(accuracy, float) else None
+        facts = self.class_names, self.split_hash, trainer.current_epoch, known
+        save_backbone(self.out / BACKBONE_FILE, BackboneCheckpoint(pl_module.model, *facts))
 
 
 def training_callbacks(out: Path, class_names: list[str], split_hash: str, minutes: float = 5.0) -> list[Callback]:
-    """Callbacks for `train_backbone`, which keep a resumable state and the backbone in the run folder `out`.
-
-    Names of the classes and the hash of the training data are stored with the backbone.
-    """
+    """Callbacks for `train_backbone`, which keep a resumable state and the backbone in the run folder `out`."""
     return [ExportBackbone(out, class_names, split_hash), LastCheckpoint(out / LAST_CHECKPOINT, minutes)]

@@ -3,7 +3,6 @@
 # Annotations are not postponed: the command line would evaluate those of a base class in the modules of its subclasses.
 
 import pickle
-import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from lit_recon.attacks.released.base import ReconstructedTargets, Reconstructor,
 from lit_recon.attacks.released.kernel_ridge import unit_length
 from lit_recon.data.dataset import seeded_generator
 from lit_recon.errors import ConfigError, CorruptFileError, ShapeError
-from lit_recon.training.module import LastCheckpoint
+from lit_recon.training.module import LastCheckpoint, state_to_resume
 from lit_recon.training.progress import TrainingProgress
 
 Accelerator = Literal["auto", "cpu", "gpu", "mps"]
@@ -148,8 +147,6 @@ class TrainedReconstructor(Reconstructor):
             last = state / f"{digest(settings, pairs.features, pairs.images)}.ckpt"
             state.mkdir(parents=True, exist_ok=True)
             callbacks.append(LastCheckpoint(last, minutes=float("inf")))  # a resumed training begins at an epoch
-            if last.exists() and not zipfile.is_zipfile(last):
-                raise CorruptFileError(f"{last} is truncated or not a training state: delete it to start over")
         trainer = Trainer(
             accelerator=self.accelerator,
             devices=1,
@@ -162,7 +159,7 @@ class TrainedReconstructor(Reconstructor):
             enable_progress_bar=False,
             use_distributed_sampler=False,
         )
-        resumed = last if last is not None and last.exists() else None
+        resumed = None if last is None else state_to_resume(last)
         try:
             with torch.enable_grad():
                 trainer.fit(module, pairs, ckpt_path=resumed, weights_only=True if resumed else None)

@@ -21,14 +21,10 @@ CONSOLE = "lit-recon"
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand.
+    """A subcommand, with the folder of its shipped configurations.
 
-    Attributes:
-        name: on the command line.
-        purpose: for the list of commands.
-        module: import path of the module with `parser(program)` and `execute(parser, values)`. It is imported only when
-            the command is used: a report needs no PyTorch.
-        folder: of the shipped configurations that are the command's own.
+    Its module, with `parser(program)` and `execute(parser, values)`, is imported only when it is used: a report needs
+    no PyTorch.
     """
 
     name: str
@@ -38,15 +34,9 @@ class Command:
 
 
 def main(program: str, commands: Sequence[Command], arguments: Sequence[str] | None = None) -> int:
-    """Run one of `commands`, by default with the arguments of this process.
+    """Run one of the commands of a program, `python attack.py` or `lit-recon attack`; default: this process' arguments.
 
-    Args:
-        program: as the user called it, `python attack.py` or `lit-recon attack`.
-        commands: to choose from.
-        arguments: of the command line.
-
-    Returns:
-        The exit code: 0, 2 after one line about bad input, or 128 plus the number of the signal that stopped it.
+    Returns the exit code: 0, 2 after one line about bad input, or 128 plus the number of the signal that stopped it.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help"):

@@ -52,12 +52,10 @@ class PaperRunSettings(RunSettings):
 
 
 class Call:
-    """One call of a command that writes a run folder, for which one of its settings is a RunSettings.
+    """One call of a command that writes a run folder, one of whose settings is a RunSettings.
 
-    Attributes:
-        name: of the run; by default that of its configuration file, or the argument `name` where there is none.
-        folder: of the run; it need not exist yet.
-        config: YAML text with all settings, which repeats the run.
+    The run has the name that it was given, or that of its configuration file, or `name`. `config` is the YAML text of
+    all settings, which repeats the run.
 
     Raises:
         LitReconError: a constructor refused its arguments, or W&B is to log online without an API key.

@@ -101,12 +101,10 @@ _SHIPPED = Path(__file__).parents[1] / "configs"
 
 
 def find_configuration(given: Path | str, folder: str = "") -> Path:
-    """The file of a configuration that is given by path or name.
+    """The file of a configuration: a path, or else the name of a shipped one.
 
-    Args:
-        given: a path, which wins if it exists; else the name of a shipped configuration, such as `geiping2020`,
-            `attack/geiping2020` or `configs/attack/geiping2020.yaml`.
-        folder: of the shipped configurations; decides between two of the same name.
+    Such a name is `geiping2020`, `attack/geiping2020` or `configs/attack/geiping2020.yaml`; the folder, such as
+    `attack`, decides between two of the same name.
 
     Raises:
         MissingDataError: there is neither such a file nor such a configuration.
@@ -137,10 +135,7 @@ def find_configuration(given: Path | str, folder: str = "") -> Path:
 
 
 def settings_parser(program: str, description: str, *schemas: type[DataclassInstance]) -> ArgumentParser:
-    """A parser of the settings of dataclasses.
-
-    It reads `--config FILE`, any number of times, and reports errors as exceptions.
-    """
+    """A parser of the settings of dataclasses and of `--config FILE`, which reports errors as exceptions."""
     parser = ArgumentParser(prog=program, description=description, exit_on_error=False)
     parser.add_argument("--config", action="config", help="YAML file of settings; options after it override it")
     for schema in schemas:
@@ -155,11 +150,7 @@ def allow_class_path(parser: ArgumentParser, option: str) -> None:
 
 
 def resolved(parser: ArgumentParser, values: Namespace, name: str) -> tuple[Namespace, str]:
-    """All settings of a run, and the YAML text that gives them again and names the command.
-
-    `values`, which the parser read, need a `name`, `out` and `overwrite`; `name` is for a run without a configuration
-    file.
-    """
+    """All settings of a run, and the YAML text that repeats it; `name` is for a run without a configuration file."""
     complete = values.clone()
     files = complete.pop("config", None) or []
     if complete.name is None:
@@ -178,11 +169,7 @@ def settings_of(schema: type[_Schema], built: Mapping[str, Any]) -> _Schema:
 
 
 def instantiated(parser: ArgumentParser, values: Namespace) -> dict[str, Any]:
-    """The objects that the values describe.
-
-    Raises:
-        LitReconError: a constructor refused its arguments.
-    """
+    """The objects that the values describe; a LitReconError where a constructor refuses its arguments."""
     try:
         return dict(vars(parser.instantiate(values)))
     except ValueError as error:  # the parser wraps what the constructors of nested classes raise

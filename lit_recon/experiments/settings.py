@@ -13,7 +13,6 @@ from lit_recon.data.sources import Digits, ImageSource
 from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError
 from lit_recon.experiments.call import PaperRunSettings, RunSettings, check_range
-from lit_recon.experiments.configuration import PaperSettings as PaperSettings
 from lit_recon.metrics import DEFAULT_METRICS, Metric
 from lit_recon.models import Imprint, Trunk, WideFeatureLayer
 from lit_recon.modules.private import PrivacySettings
@@ -31,14 +30,11 @@ class ModelSettings:
     """A victim model of another library instead of a backbone: any module from images to logits.
 
     Args:
-        class_path: import path of a class or function that returns a torch.nn.Module, such as
-            torchvision.models.resnet18; default: the victim model is a backbone.
+        class_path: of a class or function, such as torchvision.models.resnet18; default: a backbone is the victim.
         init_args: keyword arguments of the class or function.
-        weights: safetensors file, or .pt or .pth file of a state dict, with the names of the module's own state dict;
-            default: random weights drawn from `seed`.
+        weights: .safetensors file, or .pt or .pth file of a state dict; default: random, drawn from `seed`.
         image_shape: channels, height and width; default: those of the data.
-        normalization: mean and std per channel, applied to pixels in [0, 1]; default: measured on the data, unless
-            the module has an attribute `normalization`.
+        normalization: mean and std per channel of pixels in [0, 1]; default: the module's own, else that of the data.
     """
 
     class_path: str | None = None
@@ -70,8 +66,7 @@ class BackboneSettings(SGDSchedule):
         n_train: train on a stratified sample of this many images; default: all.
         defense: train on the updates of clients with this defense; default: on plain gradients.
         local_steps: local training of these clients before each release; default: one gradient.
-        dp: train with differential privacy; batch_size is then the expected number of images per step, over all
-            processes.
+        dp: train with differential privacy; batch_size is then the mean number of images per step, over all processes.
     """
 
     checkpoint: Path | None = None
@@ -174,8 +169,7 @@ class AttackSettings(UpdateSettings, PaperRunSettings):
         attack: attack on updates.
         clients_per_batch: clients attacked at once; `auto` measures whether several at once are faster than one by one.
         save_every_seconds: seconds between two checkpoints of the running attack.
-        metrics: metrics of reconstructions: names, or import paths of your own subclasses of
-            `lit_recon.metrics.Metric`; `rmse` is always measured.
+        metrics: names, or import paths of your own subclasses of `lit_recon.metrics.Metric`; `rmse` always is one.
     """
 
     seed: int = 0

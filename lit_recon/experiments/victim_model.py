@@ -221,14 +221,12 @@ class VictimModel:
 def find_target(
     settings: BackboneSettings, data: SourceDataModule, seed: int, foreign: ModelSettings | None = None
 ) -> VictimModel:
-    """The victim model that the settings describe, checked against the data.
+    """The victim model that the settings describe; with a class path, `foreign` takes the backbone's place.
 
-    With a class path, `foreign` takes the backbone's place; `seed` is that of random weights and of the training.
+    The seed is that of random weights and of the training.
 
     Raises:
-        MissingDataError, CorruptFileError: about the file of weights.
-        ShapeError, ConfigError: the weights or the model do not fit, or belong to other images, classes or splits.
-        UnsupportedModelError: the module is no classifier of images.
+        LitReconError: no or a damaged file of weights; or the model is no classifier of such images, classes and split.
     """
     if foreign is not None and foreign.class_path is not None:
         return _foreign(foreign.class_path, foreign, data, seed)

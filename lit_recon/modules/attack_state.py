@@ -13,26 +13,25 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 
-from lit_recon.attacks.base import Attack, AttackRun, AttackState, Curve, Way
+from lit_recon.attacks.base import Attack, AttackState, Curve, Way
 from lit_recon.errors import CorruptFileError
 from lit_recon.io.files import write_bytes
 from lit_recon.records import Observation, Reconstruction
 from lit_recon.training.progress import Interrupted, deferred_interruption
 
+_COST = ("seconds", "timed_seconds", "timed_steps")
 #: Called with the state and the number of iterations just done: 0 at the start or after resuming, then 1.
 Watch = Callable[[AttackState, int], None]
 
 
 @dataclass
 class AttackOutcome:
-    """Result and cost of an attack on a group of victims; the cost includes interrupted processes.
+    """Result and cost of an attack on a group of victims, each with a reconstruction and the curves of all restarts.
 
-    Attributes:
-        reconstructions, curves: one per victim; its curves are those of all restarts.
-        seconds: of the whole group, beginning with its setup.
-        timed_seconds, timed_steps: of the iterations alone, without the first one of every process.
+    The cost includes interrupted processes: `seconds` with the setup, and seconds and number of the iterations alone,
+    without the first one of every process.
     """
 
     reconstructions: list[Reconstruction] = field(default_factory=list)
@@ -50,13 +49,13 @@ def run_attack(
     execution: Way | None,
     watch: Watch,
 ) -> AttackOutcome:
-    """Attack a group of victims together, resuming from `saved` where an earlier process left a state.
+    """Attack a group of victims together, resuming where an earlier process left a state.
 
     On devices with deterministic arithmetic the result is bit for bit that of an attack that was never interrupted. An
     attack that is not a `SteppableAttack` starts over after an interruption.
 
     Args:
-        attack, observations: the same as in the process that wrote `saved`.
+        attack, observations: the same as in an earlier process.
         saved: file of the running state; the caller removes it once the outcome is safe.
         save_every_seconds: between two saves.
         execution: how several victims are computed; None leaves it to the attack.
@@ -72,47 +71,33 @@ def run_attack(
         if saved.is_file():
             _load(saved, run.state, outcome)
         started -= outcome.seconds
-        _iterate(run, run.state, outcome, started, saved, save_every_seconds, watch)
+        watch(run.state, 0)
+        saved_at, step_began = time.monotonic(), None
+        with deferred_interruption() as signal_arrived:
+            while run.state.step < run.n_steps:
+                run.advance()
+                watch(run.state, 1)
+                now = time.perf_counter()
+                if step_began is not None:
+                    outcome.timed_seconds += now - step_began
+                    outcome.timed_steps += 1
+                number = signal_arrived()
+                if number is not None or time.monotonic() - saved_at >= save_every_seconds:
+                    outcome.seconds = now - started
+                    _save(saved, run.state, outcome)
+                    saved_at = time.monotonic()
+                if number is not None:
+                    raise Interrupted(number)
+                step_began = time.perf_counter()
     outcome.reconstructions = run.results()
     outcome.curves = [[result.trace] for result in outcome.reconstructions] if run.state is None else run.state.curves
     outcome.seconds = time.perf_counter() - started
     return outcome
 
 
-def _iterate(
-    run: AttackRun,
-    state: AttackState,
-    outcome: AttackOutcome,
-    started: float,
-    saved: Path,
-    save_every_seconds: float,
-    watch: Watch,
-) -> None:
-    """All iterations that are left; `started` is when the attack began, less the time of interrupted processes."""
-    watch(state, 0)
-    saved_at, step_began = time.monotonic(), None
-    with deferred_interruption() as signal_arrived:
-        while state.step < run.n_steps:
-            run.advance()
-            watch(state, 1)
-            now = time.perf_counter()
-            if step_began is not None:
-                outcome.timed_seconds += now - step_began
-                outcome.timed_steps += 1
-            number = signal_arrived()
-            if number is not None or time.monotonic() - saved_at >= save_every_seconds:
-                outcome.seconds = now - started
-                _save(saved, state, outcome)
-                saved_at = time.monotonic()
-            if number is not None:
-                raise Interrupted(number)
-            step_began = time.perf_counter()
-
-
 def _save(path: Path, state: AttackState, outcome: AttackOutcome) -> None:
     buffer = io.BytesIO()
-    cost = {"seconds": outcome.seconds, "timed_seconds": outcome.timed_seconds, "timed_steps": outcome.timed_steps}
-    torch.save({"attack": state.state_dict(), **cost}, buffer)
+    torch.save({"attack": state.state_dict(), **{name: getattr(outcome, name) for name in _COST}}, buffer)
     write_bytes(path, buffer.getvalue())
 
 
@@ -120,8 +105,8 @@ def _load(path: Path, state: AttackState, outcome: AttackOutcome) -> None:
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         state.load_state_dict(content["attack"])
-        outcome.seconds, outcome.timed_seconds = content["seconds"], content["timed_seconds"]
-        outcome.timed_steps = content["timed_steps"]
+        for name in _COST:
+            setattr(outcome, name, content[name])
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, TypeError) as error:
         raise CorruptFileError(
             f"{path} is damaged or of another attack ({' '.join(str(error).split())[:200]}): delete it, and these "
@@ -135,15 +120,10 @@ _HEADER = "lit_recon.victims"
 
 @dataclass(frozen=True)
 class FinishedBatch:
-    """The attack on one client's batch.
+    """The attack on the batch of a client, which is the `index` of a `VictimBatch`.
 
-    Attributes:
-        index: of the batch, see `VictimBatch`.
-        reconstruction: in the attack's order, on the CPU.
-        curves: loss curve of every restart.
-        seconds, timed_seconds: this batch's share of its group's time, and of that of the iterations.
-        timed_steps: number of these iterations.
-        feature_scores: `(n,)` by metric, where the attack recovers features.
+    The reconstruction is on the CPU, in the attack's order. Seconds are the batch's share of those of its group's
+    `AttackOutcome`. Feature scores `(n,)` by metric are there where the attack recovers features.
     """
 
     index: int
@@ -190,30 +170,20 @@ def save_finished(folder: Path, batches: Sequence[FinishedBatch]) -> None:
 
 
 def load_finished(folder: Path) -> dict[int, FinishedBatch]:
-    """All finished batches below `folder`, by index.
-
-    Raises:
-        CorruptFileError: a file cannot be read.
-    """
+    """All finished batches below `folder`, by index; a CorruptFileError for a file that cannot be read."""
     found: dict[int, FinishedBatch] = {}
     for path in sorted(folder.glob(f"victims_*{_SUFFIX}")):
-        found |= _read(path)
-    return found
-
-
-def _read(path: Path) -> dict[int, FinishedBatch]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            facts, names = json.loads((file.metadata() or {})[_HEADER]), set(file.keys())
-            found = {}
+        try:
+            with safe_open(path, framework="pt") as file:
+                facts = json.loads((file.metadata() or {})[_HEADER])
+            tensors = load_file(path)
             for index, fact in facts.items():
-                images, labels = (file.get_tensor(f"{index}.{name}") for name in ("images", "labels"))
-                features = file.get_tensor(f"{index}.features") if f"{index}.features" in names else None
+                images, labels = tensors[f"{index}.images"], tensors[f"{index}.labels"]
                 loss, trace, notes = (fact.pop(name) for name in ("loss", "trace", "notes"))
-                result = Reconstruction(images, labels, loss, trace, tuple(notes), features)
+                result = Reconstruction(images, labels, loss, trace, tuple(notes), tensors.get(f"{index}.features"))
                 found[int(index)] = FinishedBatch(int(index), result, **fact)
-            return found
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
-        raise CorruptFileError(
-            f"{path} is damaged ({error}): delete it, and these victims are attacked from the start"
-        ) from error
+        except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+            raise CorruptFileError(
+                f"{path} is damaged ({error}): delete it, and these victims are attacked from the start"
+            ) from error
+    return found

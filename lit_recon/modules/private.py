@@ -65,10 +65,9 @@ class PrivacySettings:
     The guarantee does not cover the normalization of the images, measured without noise. It needs a secret seed.
 
     Args:
-        max_grad_norm: norm that the gradient of a single image is clipped to; at 0 the weights change by weight decay
-            only; required with noise.
-        noise_multiplier: standard deviation of the noise on the sum of a batch's clipped gradients, over max_grad_norm;
-            default: the smallest that keeps target_epsilon.
+        max_grad_norm: norm that the gradient of a single image is clipped to; required with noise.
+        noise_multiplier: standard deviation of the noise on the sum of clipped gradients, over max_grad_norm; default:
+            the smallest that keeps target_epsilon.
         target_epsilon: privacy budget of the whole training; checked against noise_multiplier where both are given.
         delta: probability with which the guarantee may fail; below 1 / number of training images.
         neighbors: neighboring data sets: with and without one image, or with one image replaced.

@@ -35,12 +35,8 @@ _SPREADS = ("_std", "_low", "_high")
 class ScoredBatch:
     """One client's batch, its reconstruction and all scores; everything lies on the CPU, in the order of the targets.
 
-    Attributes:
-        batch: the truth.
-        finished: what the attack returned.
-        scores: of the reconstruction.
-        nearest_public: images `(n, c, h, w)`; None where there are no public images.
-        baselines: scores `(n,)` by baseline (`mean_image`, `nearest_public`) and metric; empty without public images.
+    Nearest public images are `(n, c, h, w)`, or None where there are no public images; scores of baselines are `(n,)`
+    by baseline (`mean_image`, `nearest_public`) and metric, or empty.
     """
 
     batch: VictimBatch
@@ -100,13 +96,8 @@ def score_batches(
 class RunScores(nn.Module):
     """Means and spreads over all victims of a run, whichever process attacked them.
 
-    Args:
-        metrics: requested metrics. Whether each is available is checked here, which may take a download.
-        baselines: whether there are public images to compare with.
-
-    Attributes:
-        metrics: those that are available.
-        unavailable: why the others are not, by key.
+    Of the requested metrics, `metrics` are available here, which may take a download; `unavailable` says by key why
+    the others are not. `baselines`: whether there are public images to compare with.
     """
 
     def __init__(self, metrics: Sequence[Metric], baselines: bool = True) -> None:
@@ -142,10 +133,7 @@ class RunScores(nn.Module):
                 baseline.update(part.baselines[base][key])
 
     def record(self) -> dict[str, Scalar]:
-        """Entries of `metrics.json`; every process has to call this, since it synchronizes.
-
-        Metrics of features are left out where the attack recovered none.
-        """
+        """Entries of `metrics.json`, those of recovered features if there are any; to be called by every process."""
         entries: dict[str, Scalar] = {}
         n = int(self._ours["rmse"].compute()["n"])
         for metric in self.metrics:

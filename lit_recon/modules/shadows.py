@@ -83,16 +83,10 @@ def train_store(
     shard_size: int = 250,
     label: str = "shadow models",
 ) -> ShadowStore:
-    """Complete a store, or create one; stored models are not trained again.
+    """Complete a store of one model per image, or create one; the trainer's processes share the work.
 
-    Args:
-        trainer: whose processes share the work.
-        plan: of the models.
-        images: one per model.
-        folder: of the store.
-        execution: of a new store: `batched_mlp`, `vmap`, `loop`, or `auto`, which measures.
-        shard_size: models per file of a new store.
-        label: what the models are called on the screen.
+    Stored models are not trained again. A new store has files of `shard_size` models, and the execution `batched_mlp`,
+    `vmap`, `loop`, or `auto`, which measures. `label` is for the screen.
 
     Raises:
         ConfigError: the folder holds models of another training or of other images, or the error of linear response

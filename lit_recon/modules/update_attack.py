@@ -37,9 +37,8 @@ from lit_recon.records import Knowledge, Observation
 from lit_recon.reporting.writing import Scalar
 from lit_recon.training.progress import Progress
 
-#: Victims per group where they are computed together, by type of device.
+#: Victims per group where they are computed together, by type of device; 8 on others.
 _TOGETHER = {"cuda": 16}
-_TOGETHER_ELSEWHERE = 8
 
 
 class UpdateAttackModule(LightningModule):
@@ -47,13 +46,8 @@ class UpdateAttackModule(LightningModule):
 
     Finished victims and the state of the running attack are saved in the folder `checkpoints`, so that a killed run can
     be resumed. `model` is the public model, of which the clients send updates; the other arguments are settings of
-    `attack.py run`.
-
-    Attributes:
-        metrics: entries of the run's record, once all victims are done; the same in every process.
-        measures: how to print the metrics among them.
-        scored: the batches of this process.
-        execution: how several victims are computed, if it was measured.
+    `attack.py run`. Once all victims are done, `metrics` are entries of the run's record, the same in every process,
+    `measures` say how to print them, and `scored` are the batches of this process.
     """
 
     def __init__(
@@ -77,7 +71,7 @@ class UpdateAttackModule(LightningModule):
         self.metrics: dict[str, Scalar] = {}
         self.measures: list[Measure] = []
         self.scored: list[ScoredBatch] = []
-        self.execution: Way | None = None
+        self.execution: Way | None = None  # how several victims are computed, if it was measured
         self._steps = attack.planned_steps
         self._size = 1
         self._group: list[VictimBatch] = []
@@ -177,7 +171,7 @@ class UpdateAttackModule(LightningModule):
     def _plan(self) -> None:
         """Fix the size of groups and how they are computed; a resumed run uses the measurement of the first one."""
         asked = self.clients_per_batch
-        limit = _TOGETHER.get(self.device.type, _TOGETHER_ELSEWHERE) if asked == "auto" else asked
+        limit = _TOGETHER.get(self.device.type, 8) if asked == "auto" else asked
         n = min(limit, len(self._victims.batches))
         execution = self.attack.execution_for(n)
         if execution is None:

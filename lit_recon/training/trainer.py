@@ -38,11 +38,7 @@ def keep_freed_memory() -> bool:
 #: Lightning's loggers, which announce devices and advertise products at level INFO.
 _LOGGERS = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning_fabric")]
 #: Warnings that tell a user nothing: two suggestions, and a call in Lightning that PyTorch has deprecated.
-_CHATTER = (
-    r".*does not have many workers.*",
-    r".*lower value for log_every_n_steps.*",
-    r".*isinstance\(treespec, LeafSpec\).*",
-)
+_CHATTER = ("does not have many workers", "lower value for log_every_n_steps", r"isinstance\(treespec, LeafSpec\)")
 
 
 @dataclass(frozen=True)
@@ -94,7 +90,7 @@ def configure_process(settings: TrainerSettings) -> None:
     """Set threads, precision, memory and Lightning's log level; only commands call this, once."""
     _silence_lightning()
     for chatter in _CHATTER:
-        warnings.filterwarnings("ignore", message=chatter)
+        warnings.filterwarnings("ignore", message=f".*{chatter}")
     keep_freed_memory()
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)

@@ -18,9 +18,10 @@ from typing import Any
 from lit_recon.errors import ConfigError
 from lit_recon.experiments.call import check_range
 from lit_recon.experiments.engine.pieces import Piece, PieceOutcome, attempt
-from lit_recon.experiments.engine.runner import Executor, ThisProcess
+from lit_recon.experiments.engine.runner import Executor, StudyRunner, ThisProcess, refuse_several_processes
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.training.progress import Interrupted, deferred_interruption, interruptible
+from lit_recon.training.trainer import TrainerSettings
 
 #: How often a piece is run again after its worker was lost.
 _RETRIES = 5
@@ -31,22 +32,19 @@ _PORT = 6379
 #: First bytes of an HTTP/2 connection, and the type of the frame that the server, such as Ray's, answers with.
 _GREETING, _SETTINGS_FRAME = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 4
 
+_ON_CPU = TrainerSettings("cpu")
+
 
 @dataclass(frozen=True)
 class ClusterSettings:
     """Execution of a study: in this process or on a Ray cluster.
 
     Args:
-        cluster: default: one after the other in this process. `local` starts a Ray cluster on this machine for the
-            command, `auto` uses the one that was started here with `ray start`, and `HOST:PORT` the one at this
-            address. All nodes must see the working directory and the study's folder under the same paths. Needs the
-            extra `ray`: pip install "lit_recon[ray]".
+        cluster: `local` starts a Ray cluster on this machine for the command, `auto` uses the one started here with
+            `ray start`, and `HOST:PORT` the one at this address, whose nodes must see the working directory and the
+            study's folder under the same paths. Needs lit_recon[ray]. Default: pieces run here, one after the other.
         piece_cpus: CPUs that the cluster reserves for a piece; default: trainer.threads, else 1.
-        piece_gpus: GPUs that the cluster reserves for a piece, such as 0.25 for four pieces on one GPU; default: 1
-            where the cluster has GPUs and the trainer may use them, else 0.
-
-    Raises:
-        ConfigError: a number of CPUs or GPUs out of its range.
+        piece_gpus: GPUs for a piece, such as 0.25; default: 1 where the cluster has some that the trainer may use, else 0.
     """
 
     cluster: str | None = None
@@ -57,12 +55,9 @@ class ClusterSettings:
         given = {"piece_cpus": self.piece_cpus, "piece_gpus": self.piece_gpus}
         check_range({name: value for name, value in given.items() if value is not None}, 0)
 
-    def check(self) -> None:
-        """Refuse a cluster that cannot be reached.
-
-        Raises:
-            ConfigError: Ray is not installed, or nothing answers at the address.
-        """
+    def check(self, command: str = "the command", trainer: TrainerSettings | None = None) -> None:
+        """Refuse several processes, a missing Ray, and a cluster that does not answer, by a ConfigError."""
+        refuse_several_processes(command, trainer)
         if self.cluster is None:
             return
         try:
@@ -75,24 +70,27 @@ class ClusterSettings:
         if self.cluster != "local":
             _check_address(_address(self.cluster))
 
+    def run(self, study: StudyRunner, trainer: TrainerSettings) -> list[Piece]:
+        """Run the pieces of an open study that are not settled; results and errors as for `run` and `executor`."""
+        print(f"run folder  {study.folder.path}", flush=True)
+        with self.executor(study.folder, trainer) as executor:
+            return study.run(executor)
+
     @contextlib.contextmanager
-    def executor(self, folder: RunFolder, threads: int | None = None, accelerator: str = "cpu") -> Iterator[Executor]:
-        """The executor of a study in `folder`; a cluster that was started for it is stopped at the end.
+    def executor(self, folder: RunFolder, trainer: TrainerSettings = _ON_CPU) -> Iterator[Executor]:
+        """The executor of a study in `folder`, whose pieces have such trainers.
 
-        A piece uses so many threads, None for not known, and an accelerator (`cpu`, `gpu` or `auto`).
-
-        Raises:
-            ConfigError: the cluster refuses the connection, or lacks the CPUs and GPUs of a piece.
+        A ConfigError says that the cluster refuses the connection, or lacks the CPUs and GPUs of a piece.
         """
         if self.cluster is None:
             yield ThisProcess(folder)
             return
         with _connected("local" if self.cluster == "local" else _address(self.cluster)) as ray:
             whole, nodes = ray.cluster_resources(), [node for node in ray.nodes() if node["Alive"]]
-            cpus = self.piece_cpus if self.piece_cpus is not None else float(threads or 1)
+            cpus = self.piece_cpus if self.piece_cpus is not None else float(trainer.threads or 1)
             gpus = self.piece_gpus
             if gpus is None:
-                gpus = 1.0 if accelerator in ("auto", "gpu") and whole.get("GPU") else 0.0
+                gpus = 1.0 if trainer.accelerator in ("auto", "gpu") and whole.get("GPU") else 0.0
             own = [node["Resources"] for node in nodes]
             if not any(has.get("CPU", 0) >= cpus and has.get("GPU", 0) >= gpus for has in own):
                 raise ConfigError(

@@ -74,8 +74,7 @@ class Piece:
     Attributes:
         folder: of the run, below the study's; it identifies the piece, and contains a hash of its settings.
         title: for the screen.
-        work: called with the absolute path of the folder, in any process; returns what to print about the result.
-            It must be picklable.
+        work: picklable; called with the absolute path of the folder, in any process; returns what to print.
         needs: folders of the pieces that must be finished before this one starts.
         shares: name of something that several pieces use and the first one makes, such as a model in a cache: the
             others start when the first has ended.
@@ -98,10 +97,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class PieceOutcome:
-    """The outcome of a piece: what to print of its result, or the reason why there is none.
-
-    `applicable` is false where the piece cannot have a result; `traceback` is that of an unexpected error.
-    """
+    """What to print of a piece's result, or why there is none, with the traceback of an unexpected error."""
 
     summary: str = ""
     reason: str = ""
@@ -143,11 +139,7 @@ class Subcommand:
     module: str
 
     def values(self, settings: Mapping[str, Any]) -> Namespace:
-        """The settings as the command reads them.
-
-        Raises:
-            ConfigError: the command has no such setting, or the value is of the wrong type.
-        """
+        """The settings as the command reads them; a ConfigError for unknown ones and values of the wrong type."""
         try:
             found: Namespace = _parser(self).parse_object(dict(settings))
         except LitReconError:
@@ -181,23 +173,19 @@ def _parser(command: Subcommand) -> ArgumentParser:
 
 @dataclass(frozen=True)
 class CommandRun:
-    """The work of a piece that is a run of a command with nested settings; `shown` is as for `metrics_in_words`."""
+    """The work of a piece that is a run of a command: runs or resumes it; returns `metrics_in_words`."""
 
     command: Subcommand
     settings: Mapping[str, Any] = field(hash=False)
     shown: tuple[tuple[str, str], ...]
 
     def __call__(self, folder: Path) -> str:
-        """Run the command in the folder, or resume its run; the metrics in words."""
         self.command.run(self.settings, folder)
         return metrics_in_words(folder, self.shown)
 
 
 def metrics_in_words(folder: Path, shown: Sequence[tuple[str, str]]) -> str:
-    """Metrics of the finished run in a folder, such as `MSE 0.012 (mean image 0.068)`.
-
-    `shown` holds names and keys of metrics, all with the unit of the first one.
-    """
+    """Metrics of a finished run by name and key, with the unit of the first one: `MSE 0.012 (mean image 0.068)`."""
     metrics = read_metrics(RunFolder(folder).metrics)
     values = [(name, value if isinstance(value := metrics.get(key), float) else None) for name, key in shown]
     first, *others = [f"{name} {format_score(shown[0][1], value)}" for name, value in values]

@@ -56,16 +56,10 @@ class StudyRunner:
         self.pieces, self.folder = list(pieces), RunFolder(path)
 
     def open(self, config: str, overwrite: bool, grows: Sequence[str], set_aside: dict[str, str] | None = None) -> None:
-        """Create or reopen the study's folder.
+        """Create or reopen the study's folder; arguments and errors as for `RunFolder.open`.
 
-        Args:
-            config: the resolved configuration of the study.
-            overwrite: start again where a study is already.
-            grows: settings that may change between two calls on one folder: finished pieces are kept, new ones are run.
-            set_aside: by folder of a piece, why it is not applicable.
-
-        Raises:
-            ConfigError, RunExistsError: as for `RunFolder.open`.
+        The settings `grows` may change between two calls on one folder: finished pieces are kept, new ones are run.
+        `set_aside` holds by folder of a piece why it is not applicable.
         """
         aside = set_aside or {}
         unfinished = not all(self.is_settled(piece) or piece.folder in aside for piece in self.pieces)
@@ -90,12 +84,9 @@ class StudyRunner:
         return f"{len(self.pieces)} cells, {done} of them done" + (f", {aside} not applicable" if aside else "")
 
     def run(self, executor: Executor) -> list[Piece]:
-        """Run every piece that is not settled, once, each after those that it needs.
+        """Run every piece that is not settled, once, each after those that it needs; Interrupted after a signal.
 
         Returns the pieces without a result: those that failed or are not applicable, and those that need one of them.
-
-        Raises:
-            Interrupted: after SIGINT or SIGTERM; the next call resumes.
         """
         waiting = [piece for piece in self.pieces if not self.is_settled(piece)]
         unfinished = {piece.folder for piece in waiting}

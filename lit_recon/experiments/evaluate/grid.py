@@ -37,29 +37,18 @@ _NO_TRAINING = ("checkpoint", "cache")
 
 @dataclass(frozen=True)
 class GridCell:
-    """One run of a grid.
-
-    Attributes:
-        kind: an attack, a training that measures the defense's utility, or that of a generator which attacks draw from.
-        folder: of the run, below that of the grid; it contains a hash of the settings.
-        settings: of the run, nested.
-        defense, strength: name of the family, or `none`; None without one.
-        attack, batch_size: empty and 0 for a training.
-        aware: the attacker knows the defense; None where there is none to know.
-        paper: printed value of the metric.
-        generator: folder of the cell that trains the attack's generator, if one does.
-    """
+    """One run of a grid: an attack, a training that measures a defense's utility, or that of an attack's generator."""
 
     kind: Literal["attack", "utility", "generator"]
-    folder: str
+    folder: str  # below that of the grid, with a hash of the settings
     settings: dict[str, Any]
     defense: str
     strength: float | None
     attack: str = ""
-    aware: bool | None = None
+    aware: bool | None = None  # of the defense; None where there is none to know
     batch_size: int = 0
-    paper: float | str | None = None
-    generator: str = ""
+    paper: float | str | None = None  # printed value of the metric
+    generator: str = ""  # folder of the cell that trains the attack's generator, if one does
 
     def describe(self) -> str:
         """The cell in words."""
@@ -95,10 +84,9 @@ class GridCell:
         )
 
     def built(self, study: Path, generator: Path | None = None) -> dict[str, Any]:
-        """The cell's settings as objects; `generator` replaces one that is still to be trained in the folder `study`.
+        """The cell's settings as objects, or a ConfigError that names the cell.
 
-        Raises:
-            ConfigError: the command has no such setting, or a constructor refuses a value; names the cell.
+        `generator` replaces one that is still to be trained in the folder `study`.
         """
         try:
             return _COMMANDS[self.kind].built(self._complete(study, generator))
@@ -113,14 +101,10 @@ class GridCell:
 
 
 def build_cells(settings: EvaluateSettings, own: Mapping[str, Any]) -> list[GridCell]:
-    """All cells: generators first, which attacks need, then utility trainings, then attacks.
+    """All cells: generators, which attacks need, then utility trainings, then attacks.
 
-    Args:
-        settings: of the evaluation.
-        own: the same, as the nested mapping that its configuration file would hold.
-
-    Raises:
-        MissingDataError, ConfigError, CorruptFileError: about an attack's configuration file.
+    `own` are the settings as the nested mapping of a configuration file. A MissingDataError, ConfigError or
+    CorruptFileError is about an attack's configuration file.
     """
     common = {key: own[key] for key in _COMMON}
     if settings.model.class_path is not None:

@@ -1,10 +1,8 @@
 """Comparison of defenses: the strongest attack on each, at equal loss of accuracy.
 
-The leakage of a defense at a strength is the mean metric (RMSE by default) of its strongest attack, the one with the
-best reconstructions. Its price is the loss of accuracy against training without a defense. The evaluator selects the
-strongest attack by the target images, which attacks never see.
-
-Attacks with their own networks are not compared: prices and all other attacks are for the grid's network.
+The leakage of a defense at a strength is the mean metric (RMSE by default) of its strongest attack, which the evaluator
+selects by the target images. Its price is the loss of accuracy against training without a defense. Attacks with their
+own networks are not compared.
 """
 
 from __future__ import annotations
@@ -91,10 +89,7 @@ def strongest(cells: Sequence[CellResult], metric: LeakageMetric) -> CellResult 
 
 
 def levels(evaluation: Evaluation, batch_size: int, honest: bool = False) -> list[Level]:
-    """Every defense at every strength for one batch size, in the order of the grid; no defense comes first.
-
-    With `honest`, honest-but-curious servers alone are considered.
-    """
+    """No defense, and every defense at every strength, for one batch size; with `honest`, against such servers only."""
     barred = {*evaluation.networks, *(evaluation.malicious if honest else ())}
     rivals = [cell for cell in evaluation.attacked if cell.batch_size == batch_size and cell.attack not in barred]
     found = []
@@ -119,10 +114,7 @@ def pareto_front(points: Sequence[Level]) -> list[Level]:
 
 
 def best_within(points: Sequence[Level], budget: float) -> dict[str, Level]:
-    """The strength of every defense that protects best among those that lose at most `budget` of accuracy.
-
-    No defense is among them under its own name, for comparison.
-    """
+    """The best strength of every defense, and of no defense, among those that lose at most `budget` of accuracy."""
     best: dict[str, Level] = {}
     for level in points:
         if level.price is None or level.distance is None or level.price > budget + 1e-12:

@@ -24,8 +24,7 @@ from lit_recon.reporting.writing import Scalar, csv_text, write_metrics
 def build_evaluation(folder: Path | str) -> Path:
     """Write everything about an evaluation into its folder, from the files of its cells alone; returns the page's path.
 
-    Raises:
-        MissingDataError, CorruptFileError: the folder holds no evaluation, or one of the files is malformed.
+    A MissingDataError or CorruptFileError says that there is no evaluation, or one of the files is malformed.
     """
     evaluation = Evaluation.read(folder)
     grid, facts = evaluation.folder, environment()
@@ -170,10 +169,7 @@ _IMAGES = 8
 
 
 def gallery_grids(evaluation: Evaluation) -> dict[str, bytes]:
-    """One PNG per defense and batch size, by title: target images, then a row per strength, from weak to strong.
-
-    None where attacks are compared by a metric of features: they need not return images.
-    """
+    """A PNG per defense and batch size: target images, then a row per strength; none for metrics of features."""
     grids: dict[str, bytes] = {}
     for size in () if evaluation.metric.of_features else evaluation.batch_sizes:
         points = [
@@ -204,10 +200,7 @@ def _of(record: RunRecord, images: NDArray[np.float32], ids: list[int]) -> NDArr
 
 
 def scatter(evaluation: Evaluation, kind: str) -> bytes:
-    """Accuracy lost against the metric of the strongest attack: a column per batch size, a row per kind of server.
-
-    The picture is of the kind `svg` or `png`; without trainings the plots are empty and say so.
-    """
+    """Accuracy lost against the strongest attack's metric, as `svg` or `png`, by batch size and kind of server."""
     sizes = evaluation.batch_sizes
     plots = [_price_plot(evaluation, size, honest) for honest in evaluation.servers for size in sizes]
     return draw(plots, columns=len(sizes), size=(5.4, 4.4), kind=kind, shared_y=True)

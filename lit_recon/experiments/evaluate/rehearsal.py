@@ -24,11 +24,9 @@ from lit_recon.reporting.run_folder import RunFolder
 
 
 class Rehearsal:
-    """Sets up every training and every defense, and every attack at every batch size, on the first victims.
+    """Sets up every training, every defense, and every attack at every batch size, each once, on the first victims.
 
-    An untrained generator takes the place of one that is still to be trained. To save time in large grids, attacks and
-    defenses are each tried once, not in every combination. Data are read once, and models built once, for all cells
-    that share them.
+    An untrained generator takes the place of one that is still to be trained. Cells share data and models.
     """
 
     def __init__(self, cells: Sequence[GridCell], folder: Path, metric: LeakageMetric) -> None:
@@ -38,11 +36,9 @@ class Rehearsal:
         self._inapplicable: dict[tuple[str, ...], LitReconError] = {}
 
     def check(self) -> dict[str, str]:
-        """By folder of a cell that is not done, why its attack is not applicable; this does not stop the others.
+        """By folder of a cell that is not done, why its attack is not applicable.
 
-        Raises:
-            LitReconError: about the first cell that cannot work for another reason, or about the first of all where no
-                attack is applicable.
+        A LitReconError is about the first cell that cannot work for another reason, or says that no attack can.
         """
         with tempfile.TemporaryDirectory() as place:
             return self._check(Path(place))

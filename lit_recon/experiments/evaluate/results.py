@@ -47,15 +47,10 @@ class LeakageMetric:
 
 @dataclass(frozen=True)
 class CellResult:
-    """One cell, with the entries of `GridCell` and its results.
+    """One cell, with the entries of `GridCell` and the metrics of its run, or the reason why there are none.
 
-    Attributes:
-        metrics: of the run; empty where it has not finished.
-        measures: how to print them, by key.
-        reason: why there are no results; empty where there are.
-        applicable: false where the attack cannot work on such a network, client or batch, as `reason` says.
-        bound: lower bounds on the error of any attack: `rmse`, `unbiased_rmse` (None: infinite), or `reason`; empty
-            where none was asked for.
+    `applicable` is false where the attack cannot work on such a network, client or batch. `bound` holds lower bounds on
+    the error of any attack, `rmse` and `unbiased_rmse` (None: infinite), or a `reason`, or nothing.
     """
 
     kind: str
@@ -82,15 +77,9 @@ class CellResult:
 class Evaluation:
     """All cells of an evaluation in the order of its grid.
 
-    Attributes:
-        folder, settings: where it is, and its configuration, nested.
-        cells: of all kinds.
-        attacks, defenses: titles by name.
-        max_accuracy_drops: losses of accuracy at which defenses are compared.
-        malicious: names of the attacks whose server modifies the model.
-        networks: descriptions of the networks of attacks that do not use the grid's, by name of the attack.
-        metric: by which attacks are compared.
-        measures: how to print metrics, by key: the package's own, then others that the cells measured.
+    Attacks and defenses are titles by name, `malicious` the names of attacks whose server modifies the model, and
+    `networks` descriptions by name of attacks that do not use the grid's. `measures` are the package's own, then others
+    that the cells measured.
     """
 
     folder: RunFolder
@@ -106,12 +95,7 @@ class Evaluation:
 
     @classmethod
     def read(cls, folder: RunFolder | Path | str) -> Evaluation:
-        """Read an evaluation, finished or not.
-
-        Raises:
-            MissingDataError: the folder holds no evaluation.
-            CorruptFileError: one of its files is malformed.
-        """
+        """Read an evaluation, finished or not; a MissingDataError for none, a CorruptFileError for a malformed one."""
         grid = folder if isinstance(folder, RunFolder) else RunFolder(Path(folder))
         if not grid.grid.is_file():
             raise MissingDataError(f"{grid.path} holds no evaluation ({grid.grid.name} is missing): check the path")

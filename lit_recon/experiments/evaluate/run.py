@@ -19,7 +19,7 @@ from lit_recon.errors import ConfigError, LitReconError, MissingDataError
 from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import allow_class_path, settings_parser
 from lit_recon.experiments.engine.cluster import ClusterSettings
-from lit_recon.experiments.engine.runner import StudyRunner, refuse_several_processes
+from lit_recon.experiments.engine.runner import StudyRunner
 from lit_recon.experiments.evaluate.grid import GridCell, build_cells, own_network
 from lit_recon.experiments.evaluate.page import build_evaluation, gallery_grids, summary_lines
 from lit_recon.experiments.evaluate.rehearsal import Rehearsal
@@ -133,8 +133,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     call = Call(arguments, values, "evaluate")
     settings, cluster = call.settings(EvaluateSettings), call.settings(ClusterSettings)
     path, own, metric = call.folder.path, call.own, settings.ranking
-    refuse_several_processes(arguments.prog, settings.trainer)
-    cluster.check()
+    cluster.check(arguments.prog, settings.trainer)
     cells = build_cells(settings, own)
     inapplicable = Rehearsal(cells, path, metric).check()
     _refuse_unavailable(settings)
@@ -142,9 +141,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     study.open(call.config, settings.overwrite, _GROWS, inapplicable)
     write_text(study.folder.grid, json.dumps(_description(settings, cells, own), indent=2))
     print(f"grid        {study.progress()}")
-    print(f"run folder  {path}", flush=True)
-    with cluster.executor(study.folder, settings.trainer.threads, settings.trainer.accelerator) as executor:
-        study.run(executor)
+    cluster.run(study, settings.trainer)
     if not metric.of_features:
         write_bounds(cells, study.folder)
     build_evaluation(path)

@@ -21,14 +21,10 @@ class DefenseFamily:
     """One defense at several strengths.
 
     Args:
-        settings: settings of `attack.py run` and `train.py backbone` that form the defense: `defense`, `client` or
-            both.
+        settings: the settings `defense`, `client` or both of `attack.py run`, which form the defense.
         strength: dotted key of the strength, such as `defense.init_args.fraction`.
         values: values of the strength, from weak to strong.
         title: for tables; default: the name in the grid.
-
-    Raises:
-        ConfigError: no values, a strength that is no number, or settings that are neither a defense nor a client's.
     """
 
     settings: dict[str, Any]
@@ -51,14 +47,11 @@ class GridAttack:
     """One attack of the grid.
 
     Args:
-        config: configuration of `attack.py run`, for example configs/attack/geiping2020.yaml; the grid's data,
-            backbone, victims and client replace those of this file.
-        settings: settings that override the file's. With a `backbone`, the attack runs on that network: its title names
-            the network, and it is not ranked with the others.
+        config: of `attack.py run`; the grid's data, backbone, victims and client replace those of this file.
+        settings: override the file's. With a `backbone`, the attack runs on that network and is not ranked.
         title: for tables; default: the name in the grid.
-        generator: configuration of `train.py generator`, for example configs/train/generator_digits.yaml, for the
-            attack's generator. It is trained once, on the grid's data, before the attacks; default: the checkpoint in
-            the attack's own settings.
+        generator: configuration of `train.py generator` for the attack's generator, such as
+            configs/train/generator_digits.yaml, to be trained on the grid's data; default: the attack's own checkpoint.
     """
 
     config: Path
@@ -73,8 +66,8 @@ class GridPaper:
 
     Args:
         citation: authors, title, venue.
-        values: printed values by attack, then by defense: one entry per value of the strength, numbers or text, or
-            such a list for each batch size. `none` is no defense, with a single entry.
+        values: printed values by attack, then by defense (`none` for no defense): one number or text per value of the
+            strength, or such a list for each batch size.
         note: differences between the paper's setting and this one.
     """
 
@@ -98,19 +91,14 @@ class EvaluateSettings(UpdateSettings):
         model: the victim model, if it is a module of another library; needs `utility: null`.
         knowledge: knowledge of all attackers; default: that of each attack's own configuration.
         aware: attackers know the defense: `true`, `false`, or `both`, which runs each attack twice.
-        metric: metric that ranks attacks, and is measured in every cell: the name of one, or the import path of your
-            own subclass of `lit_recon.metrics.Metric`. Metrics of features are for attacks that recover them.
+        metric: ranks attacks: a name, or the import path of your own subclass of `lit_recon.metrics.Metric`.
         victims: attacked images; their `batch_size` is replaced by `batch_sizes`.
         batch_sizes: images per client.
         attacks: by name.
         defenses: by name; no defense is always part of the grid.
-        utility: backbone settings that differ in the trainings that measure each defense's utility, such as `epochs`;
-            null: utility is not measured.
+        utility: backbone settings, such as `epochs`, of the trainings that measure utility; null: it is not measured.
         max_accuracy_drops: losses of accuracy, as fractions, at which defenses are compared.
         paper: published tables.
-
-    Raises:
-        ConfigError: an empty grid, a batch size below 1, or values of the paper that fit no cell.
     """
 
     seed: int = 0

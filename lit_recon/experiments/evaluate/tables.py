@@ -18,10 +18,7 @@ _COLUMNS = {
 
 
 def equal_utility(evaluation: Evaluation) -> list[Panel]:
-    """Defenses at equal loss of accuracy: one table per batch size, and one against honest servers only.
-
-    A row per largest loss, a column per defense, the best one marked; none where no loss was measured.
-    """
+    """Defenses at equal loss of accuracy, by batch size and kind of server; none where no loss was measured."""
     if not any(cell.kind == "utility" for cell in evaluation.cells):
         return []
     panels = []
@@ -47,10 +44,7 @@ def equal_utility(evaluation: Evaluation) -> list[Panel]:
 
 
 def attack_tables(evaluation: Evaluation, key: str | None = None) -> list[Panel]:
-    """One table per batch size of the metric under `key`; none where no attack has it.
-
-    The default is the metric that attacks are compared by, with the utility of each defense beside it.
-    """
+    """A table per batch size of the metric under `key`, if there are values, or of the ranking one with utilities."""
     key = key or evaluation.metric.key
     if all(cell.number(key) is None for cell in evaluation.attacked):
         return []

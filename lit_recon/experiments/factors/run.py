@@ -18,7 +18,7 @@ from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import settings_of, settings_parser
 from lit_recon.experiments.engine.cluster import ClusterSettings
 from lit_recon.experiments.engine.pieces import Piece, metrics_in_words, settings_hash
-from lit_recon.experiments.engine.runner import StudyRunner, refuse_several_processes
+from lit_recon.experiments.engine.runner import StudyRunner
 from lit_recon.experiments.factors.measures import Measures, Transfer, files_of
 from lit_recon.experiments.factors.page import csv_table, write_page
 from lit_recon.experiments.factors.results import FactorStudy
@@ -131,8 +131,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     factors, base = call.settings(FactorsSettings), call.settings(ReconnSettings)
     shadows, cluster = call.settings(ShadowSettings), call.settings(ClusterSettings)
     check_base(base, shadows)
-    refuse_several_processes(arguments.prog, shadows.trainer)
-    cluster.check()
+    cluster.check(arguments.prog, shadows.trainer)
     folder, grid, splits = call.folder, FactorGrid(factors, call.own), Splits()
     runs = [FactorCellRun(factors, cell) for cell in grid.cells]
     study = StudyRunner([run.piece for run in runs], folder.path)
@@ -142,9 +141,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     study.open(call.config, base.overwrite, _GROWS)
     write_text(folder.factors, json.dumps(grid.description, indent=2) + "\n")
     print(f"study       {len(factors.factors)} factors, {study.progress()}")
-    print(f"run folder  {folder.path}", flush=True)
-    with cluster.executor(folder, shadows.trainer.threads, shadows.trainer.accelerator) as executor:
-        study.run(executor)
+    cluster.run(study, shadows.trainer)
     page = write_page(folder.path)
     found = FactorStudy.read(folder.path)
     loggers = call.loggers()

@@ -11,7 +11,7 @@ from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import settings_parser
 from lit_recon.experiments.engine.cluster import ClusterSettings
-from lit_recon.experiments.engine.runner import StudyRunner, refuse_several_processes
+from lit_recon.experiments.engine.runner import StudyRunner
 from lit_recon.experiments.released_attack.settings import ShadowSettings
 from lit_recon.experiments.rero.page import write_page
 from lit_recon.experiments.rero.score import CellEvaluator, figures, measures, write_record
@@ -39,8 +39,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     cluster, folder = call.settings(ClusterSettings), call.folder
     configure_process(shadows.trainer)
     settings.check_shadows(shadows)
-    refuse_several_processes(arguments.prog, shadows.trainer)
-    cluster.check()
+    cluster.check(arguments.prog, shadows.trainer)
     split, cells = shadows.drawn(), rero_cells(settings.budget, call.own)
     planned = [cell.shadows() for cell in cells]
     for cell, each in zip(cells, planned, strict=True):
@@ -51,10 +50,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     study = StudyRunner([cell.piece for cell in cells], folder.path)
     study.open(call.config, settings.overwrite, _GROWS)
     print(f"study       {study.progress()}; {shadows.split.shadow} shadow models in each")
-    print(f"run folder  {folder.path}", flush=True)
     started = time.perf_counter()
-    with cluster.executor(folder, shadows.trainer.threads, shadows.trainer.accelerator) as executor:
-        study.require(study.run(executor))
+    study.require(cluster.run(study, shadows.trainer))
     trainer = build_trainer(shadows.trainer, loggers=[])
     judge = CellEvaluator(settings, shadows, split, folder)
     for caveat in sorted({prior.baseline.caveat for prior in judge.priors} - {""}):

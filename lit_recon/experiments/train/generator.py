@@ -18,7 +18,7 @@ from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError
 from lit_recon.experiments.call import Call, PaperRunSettings, check_range
 from lit_recon.experiments.configuration import SAME_RUN, settings_parser
 from lit_recon.io.files import write_bytes
-from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, load_generator
+from lit_recon.models.generative.generator import ConvGenerator, load_generator
 from lit_recon.modules.data import BackboneDataModule
 from lit_recon.modules.generator import (
     GENERATOR_FILE,
@@ -64,8 +64,7 @@ class GeneratorSettings(PaperRunSettings):
 
     Args:
         seed: seed of weights, of the order of images, of latents and of the samples in the report.
-        data: where images come from; the generator is trained on the training split only, target images are drawn
-            from the test split.
+        data: where images come from; the generator is trained on the training split.
         n_train: train on a stratified sample of this many public images; default: all.
         flip: mirror half of the training images; not for digits.
         latent_size: length of a latent.
@@ -74,7 +73,7 @@ class GeneratorSettings(PaperRunSettings):
         recipe: training losses, learning rate and weight averaging.
         epochs: over the training images.
         batch_size: training images per step.
-        n_shown: number of samples, and of held-out images whose latents are searched for, in the report.
+        n_shown: number of samples, and of held-out images whose latents are searched for.
         search_steps: optimization steps of that search.
         trainer: devices and precision.
     """
@@ -127,7 +126,13 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     print(f"generator   {n_weights} weights, {settings.latent_size} latents")
     print(f"run folder  {folder.path}", flush=True)
     started = time.perf_counter()
-    checkpoint = _trained(call, settings, module, data)
+    exported = folder.path / GENERATOR_FILE
+    if exported.is_file():  # killed after the training
+        checkpoint = load_generator(exported)
+    else:
+        loggers = call.loggers()
+        checkpoint = train_generator(module, data, settings.epochs, settings.trainer, loggers, folder.path)
+        finish(loggers)
     seconds = time.perf_counter() - started
     quality = measure_quality(
         checkpoint.generator, data.train, data.test, settings.n_shown, settings.search_steps, settings.seed
@@ -149,29 +154,12 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         f"held out    RMSE {_rmse(facts, 'search_rmse')} by latent search, "
         f"{_rmse(facts, 'search_mean_image_rmse')} the mean image"
     )
-    print(f"generator   {folder.path / GENERATOR_FILE}")
+    print(f"generator   {exported}")
     print(f"report      {write_page(folder.path)}")
 
 
-def _trained(
-    call: Call, settings: GeneratorSettings, module: GeneratorModule, data: BackboneDataModule
-) -> GeneratorCheckpoint:
-    """The generator, read from the run folder where an earlier process has trained it."""
-    exported = call.folder.path / GENERATOR_FILE
-    if exported.is_file():
-        return load_generator(exported)
-    loggers = call.loggers()
-    checkpoint = train_generator(module, data, settings.epochs, settings.trainer, loggers, call.folder.path)
-    finish(loggers)
-    return checkpoint
-
-
 def write_page(path: Path) -> Path:
-    """Write the page of a finished run of `train.py generator` into its folder, from the files in it alone.
-
-    Raises:
-        MissingDataError, CorruptFileError: the folder holds no finished run, or one of its files is malformed.
-    """
+    """Write the page of a finished run into its folder; a MissingDataError or CorruptFileError about its files."""
     folder = RunFolder(path)
     if not folder.is_complete:
         raise MissingDataError(f"{path} holds no finished training of a generator: run its command again")

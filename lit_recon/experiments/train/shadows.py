@@ -44,8 +44,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
 def store_folder(settings: ShadowSettings, plan: Plan) -> Path:
     """The folder of a plan's shadow models: the given one, or one in the cache named by a hash.
 
-    The hash covers the training and the number of target images: shadow images are drawn after the target images, so
-    that another number of these gives other shadow models.
+    The number of target images is part of the hash, since shadow images are drawn after them.
     """
     if settings.store is not None:
         return settings.store
@@ -55,11 +54,7 @@ def store_folder(settings: ShadowSettings, plan: Plan) -> Path:
 
 
 def announce(folder: Path, plan: Plan, n: int) -> None:
-    """Print how many models there are and how many have to be trained.
-
-    Raises:
-        ConfigError, CorruptFileError: the folder holds models of another training, or a damaged file.
-    """
+    """Print how many models there are and how many have to be trained; errors as for `ShadowStore.open`."""
     store = ShadowStore.open(folder, plan.description)
     missing = n if store is None else sum(len(store.members(shard, n)) for shard in store.missing(n))
     print(f"fixed set   {len(plan.fixed)} images of {plan.fixed.name}")

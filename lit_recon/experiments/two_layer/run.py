@@ -18,7 +18,7 @@ from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import settings_parser
 from lit_recon.experiments.engine.cluster import ClusterSettings
 from lit_recon.experiments.engine.pieces import Piece
-from lit_recon.experiments.engine.runner import StudyRunner, refuse_several_processes
+from lit_recon.experiments.engine.runner import StudyRunner
 from lit_recon.experiments.two_layer.cell import drawn_instance, measured, norm_of
 from lit_recon.experiments.two_layer.page import write_page
 from lit_recon.experiments.two_layer.results import Study
@@ -28,6 +28,7 @@ from lit_recon.modules.loggers import finish, log_grid, log_numbers
 from lit_recon.privacy import gaussian_mu
 from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.writing import write_metrics
+from lit_recon.training.trainer import TrainerSettings
 
 #: Settings that may change between two calls on one folder: finished cells are kept, new ones are run.
 _GROWS = ("sweeps", "defenses", "epsilons", "delta", "threads")
@@ -66,15 +67,12 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     """Run the cells without results, and write the page."""
     call = Call(arguments, values, "bounds")
     settings, cluster = call.settings(TwoLayerSettings), call.settings(ClusterSettings)
-    refuse_several_processes(arguments.prog)
-    cluster.check()
+    cluster.check(arguments.prog)
     path, cells = call.folder.path, build_cells(settings, call.own)
     study = StudyRunner([TwoLayerCellRun(settings, cell).piece for cell in cells], path)
     study.open(call.config, settings.overwrite, _GROWS)
     print(f"study       {study.progress()}; {settings.repeats} draws in each")
-    print(f"run folder  {path}", flush=True)
-    with cluster.executor(study.folder, settings.threads) as executor:
-        study.require(study.run(executor))
+    study.require(cluster.run(study, TrainerSettings("cpu", threads=settings.threads)))
     write_text(path / "study.json", json.dumps(_description(settings, cells), indent=2))
     found, page = Study.read(path), write_page(path)
     record, loggers = found.record(), call.loggers()

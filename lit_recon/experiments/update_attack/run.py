@@ -12,11 +12,11 @@ from lit_recon.errors import ConfigError
 from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import SAME_RUN, allow_class_path, settings_parser
 from lit_recon.experiments.settings import AttackSettings
-from lit_recon.experiments.update_attack.score import AttackResult, all_scored, run_facts, show_outcome
+from lit_recon.experiments.update_attack.score import AttackResult, all_scored, run_facts
 from lit_recon.experiments.victim_model import VictimModel, find_target
 from lit_recon.metrics import PerceptualDistance, metrics_of
 from lit_recon.modules.data import VictimDataModule
-from lit_recon.modules.loggers import finish
+from lit_recon.modules.loggers import finish, log_table
 from lit_recon.modules.update_attack import UpdateAttackModule
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import MISSING
@@ -24,10 +24,7 @@ from lit_recon.training.trainer import build_trainer, check_trainer, configure_p
 
 
 def refuse_known_victims(attack: Attack, victims: VictimDataModule) -> None:
-    """Refuse an attack one of whose own models was trained on a target image, by a ConfigError.
-
-    A user's own generator does not list its training images and is not checked.
-    """
+    """Refuse an attack one of whose own models lists a target image among its training images, by a ConfigError."""
     ids = torch.cat(victims.batches)
     for checkpoint, seen in attack.training_images.items():
         known = ids[torch.isin(fingerprints(victims.test.subset(ids)), seen)]
@@ -87,7 +84,10 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         record = {**module.metrics, **facts, **target.facts(checkpoint)}
         record |= {"execution": module.execution, "processes": trainer.world_size}
         result = AttackResult(scored, record, module.measures, victims.class_names)
-        show_outcome(loggers, result)
+        rows = result.rows()
+        columns = ["batch", "id", "label", "recovered_label", "loss", *rows[0].scores]
+        cells = [[row.batch, row.id, row.label, row.recovered_label, row.loss, *row.scores.values()] for row in rows]
+        log_table(loggers, "victims", columns, cells)
         finish(loggers)
         result.write(folder)
         keys = ("rmse", "baseline_mean_image_rmse", "baseline_nearest_public_rmse")

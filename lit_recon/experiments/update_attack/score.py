@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import yaml
@@ -16,7 +16,6 @@ from lit_recon.data.batches import VictimBatches
 from lit_recon.measures import Measure
 from lit_recon.modules.attack_state import load_finished
 from lit_recon.modules.data import VictimDataModule
-from lit_recon.modules.loggers import log_table
 from lit_recon.modules.scoring import ScoredBatch, score_batches
 from lit_recon.modules.update_attack import UpdateAttackModule
 from lit_recon.reporting.pages import build_report
@@ -33,17 +32,13 @@ from lit_recon.reporting.writing import (
     write_victims,
 )
 
-if TYPE_CHECKING:
-    from pytorch_lightning.loggers import Logger
-
 _BASELINES = {"mean_image": "mean public image", "nearest_public": "nearest public image"}
 
 
 class Mean(NamedTuple):
     """Mean of a metric over all images, with its standard deviation over images and its 95 % confidence interval.
 
-    The interval assumes independent batches, not independent images in a batch; it needs two batches. Values that
-    cannot be computed are None, and `reason` says why there is no mean.
+    The interval assumes two or more independent batches. Values that cannot be computed are None, a mean by `reason`.
     """
 
     value: float | None
@@ -131,10 +126,7 @@ class AttackResult:
     def save(self, folder: Path | str, overwrite: bool = False) -> Path:
         """Write a run folder as `attack.py run` does, into a new or empty folder; returns the path of its page.
 
-        Raises:
-            RunExistsError: the folder holds a finished run, or an unfinished one with other settings, without
-                `overwrite`.
-            ConfigError: the folder holds other files.
+        Errors as for `RunFolder.open`: the folder holds a run, without `overwrite`, or other files.
         """
         unknown = ", ".join(("the images", "the model", *self.unknown))
         config = f"# Scored from Python. Not in this file, so that the command takes its defaults: {unknown}.\n"
@@ -206,14 +198,6 @@ def all_scored(module: UpdateAttackModule, victims: VictimDataModule, folder: Ru
         scored = score_batches(finished, others, victims.public.images, module.scores.metrics)
         own |= {part.batch.index: part for part in scored}
     return [own[index] for index in sorted(own)]
-
-
-def show_outcome(loggers: Sequence[Logger], result: AttackResult) -> None:
-    """Show the scores of every image as one table on W&B."""
-    rows = result.rows()
-    columns = ["batch", "id", "label", "recovered_label", "loss", *rows[0].scores]
-    cells = [[row.batch, row.id, row.label, row.recovered_label, row.loss, *row.scores.values()] for row in rows]
-    log_table(loggers, "victims", columns, cells)
 
 
 def run_facts(scored: Sequence[ScoredBatch], device: str, notes: Sequence[str] = ()) -> dict[str, Scalar]:

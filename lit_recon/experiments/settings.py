@@ -20,10 +20,6 @@ from lit_recon.records import Knowledge, Normalization
 from lit_recon.training.module import SGDSchedule
 from lit_recon.training.trainer import TrainerSettings
 
-#: A trunk but for the shape of its images, and a feature layer but for the length of its features.
-TrunkOf = Callable[[tuple[int, int, int]], Trunk]
-FeatureLayerOf = Callable[[int], WideFeatureLayer]
-
 
 @dataclass(frozen=True)
 class ModelSettings:
@@ -71,8 +67,8 @@ class BackboneSettings(SGDSchedule):
 
     checkpoint: Path | None = None
     cache: Path = Path("runs/backbones")
-    trunk: TrunkOf | None = None
-    feature_layer: FeatureLayerOf | None = None
+    trunk: Callable[[tuple[int, int, int]], Trunk] | None = None  # built for the shape of the images
+    feature_layer: Callable[[int], WideFeatureLayer] | None = None  # built for the length of the trunk's features
     epochs: int = 1
     batch_size: int = 64
     augment: bool = True

@@ -78,12 +78,7 @@ class TensorFormat:
         write_bytes(path, save(state, {self.key: json.dumps({"version": self.version, **header})}))
 
     def read(self, path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Header and tensors, on the CPU.
-
-        Raises:
-            MissingDataError: no file at `path`.
-            CorruptFileError: truncated, of another kind or version, or without a header.
-        """
+        """Header and tensors, on the CPU; a CorruptFileError also for another kind or version, or no header."""
         return self.read_header(path), read_tensors(path, self.kind, self.remedy)
 
     def read_header(self, path: Path) -> dict[str, Any]:

@@ -95,12 +95,8 @@ class GeneratorModule(LightningModule):
             self.critic = ConvCritic(shape, 1, width) if recipe.adversarial else None
             encodes = recipe.pixel_noise is not None
             self.encoder = ConvCritic(shape, 2 * generator.latent_size, width, lipschitz=False) if encodes else None
+        self.n_optimizers = 1 if self.critic is None else 2  # so often Lightning's step counter advances in a batch
         self.averaged = copy.deepcopy(generator).requires_grad_(False)
-
-    @property
-    def n_optimizers(self) -> int:
-        """How often Lightning's step counter advances in a batch."""
-        return 1 if self.critic is None else 2
 
     def training_step(self, batch: ImageBatch, batch_idx: int) -> dict[str, Tensor]:
         """One step of every network; manual, as their losses differ."""
@@ -212,23 +208,15 @@ def train_generator(
     return load_generator(exported)
 
 
-@dataclass(frozen=True)
-class Quality:
-    """Metrics of a generator, RMSE of pixels in [0, 1], and their images `(n, c, h, w)`.
+def measure_quality(
+    generator: ConvGenerator, train: ImageSet, test: ImageSet, n: int, search_steps: int, seed: int
+) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """RMSEs of `n` samples and `n` unseen test images, at least 2, in pixels of [0, 1], and the images `(n, c, h, w)`.
 
     `sample_nearest_rmse`, of samples to the nearest training image, much below that of real images means memorization,
     much above it unrealistic samples. `sample_spread_rmse`, between two samples, much below that of real images means
     mode collapse. A search for latents alone cannot have an error below `search_rmse`.
     """
-
-    figures: dict[str, float]
-    images: dict[str, Tensor]
-
-
-def measure_quality(
-    generator: ConvGenerator, train: ImageSet, test: ImageSet, n: int, search_steps: int, seed: int
-) -> Quality:
-    """Quality by `n` samples and `n` test images, at least 2; the generator has not seen the test images."""
     samples = draw_samples(generator, generator.latent_size, n, seeded_generator(seed, "samples"))
     held_out = test.pixels(sample_victims(test.labels, n, seed))
     found = search_latents(generator, held_out, search_steps, seed)
@@ -241,14 +229,14 @@ def measure_quality(
         "found": found,
     }
     figures = {
-        "sample_nearest_rmse": _mean(rmse(samples, images["sample_nearest"])),
-        "held_out_nearest_rmse": _mean(rmse(held_out, images["held_out_nearest"])),
+        "sample_nearest_rmse": rmse(samples, images["sample_nearest"]).mean().item(),
+        "held_out_nearest_rmse": rmse(held_out, images["held_out_nearest"]).mean().item(),
         "sample_spread_rmse": _spread(samples),
         "held_out_spread_rmse": _spread(held_out),
-        "search_rmse": _mean(rmse(found, held_out)),
-        "search_mean_image_rmse": _mean(rmse(mean, held_out)),
+        "search_rmse": rmse(found, held_out).mean().item(),
+        "search_mean_image_rmse": rmse(mean, held_out).mean().item(),
     }
-    return Quality(figures, images)
+    return figures, images
 
 
 def search_latents(generator: ConvGenerator, images: Tensor, steps: int, seed: int) -> Tensor:
@@ -265,10 +253,6 @@ def search_latents(generator: ConvGenerator, images: Tensor, steps: int, seed: i
     with torch.no_grad():
         found: Tensor = generator(latents)
     return found
-
-
-def _mean(values: Tensor) -> float:
-    return float(values.double().mean())
 
 
 def _spread(images: Tensor) -> float:

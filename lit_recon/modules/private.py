@@ -161,9 +161,7 @@ class PrivateBackboneModule(TrainingModule):
     Epsilon is logged after every epoch: exact for full batches, else from the privacy loss distribution, as Opacus' own
     PRV accountant does not terminate at little noise.
 
-    The defense `DPSGD` applies the same mechanism to an arbitrary batch, without a guarantee for a training. On one
-    batch and without noise both give the same gradient, except for Opacus' 1e-6 added to the norm and for frozen
-    parameters, which `DPSGD` includes in the norm.
+    The defense `DPSGD` applies the same mechanism to an arbitrary batch, without a guarantee for a training.
 
     Raises:
         UnsupportedModelError: the model is no result of `private_model`: it mixes the examples of a batch.

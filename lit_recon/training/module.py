@@ -95,8 +95,7 @@ class SGDSchedule:
         decay_every: epochs between two decays of the learning rate.
         decay: factor of each decay.
 
-    Source: Liu et al. 2025, appendix F: 0.1, 0.9, a tenth every 50 of 200 epochs, batch 64; the weight decay, which it
-    does not give, is the usual one.
+    Source: [Liu2025], appendix F, but for the weight decay, which it does not give.
     """
 
     lr: float = 0.1

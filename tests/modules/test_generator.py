@@ -139,17 +139,17 @@ def test_what_cannot_be_trained_is_refused(data: BackboneDataModule, tmp_path: P
 
 def test_quality_compares_with_real_images(data: BackboneDataModule) -> None:
     generator = module().generator
-    quality = measure_quality(generator, data.train, data.test, 6, 2, seed=0)
-    samples, real = quality.images["samples"], quality.images["held_out"]
-    assert samples.shape == real.shape == quality.images["found"].shape == (6, 1, 8, 8)
+    figures, images = measure_quality(generator, data.train, data.test, 6, 2, seed=0)
+    samples, real = images["samples"], images["held_out"]
+    assert samples.shape == real.shape == images["found"].shape == (6, 1, 8, 8)
     train = data.train.pixels().flatten(1)
-    for name, images in (("sample", samples), ("held_out", real)):
-        distances = torch.cdist(images.flatten(1), train) / 8  # 64 pixels
-        assert quality.figures[f"{name}_nearest_rmse"] == pytest.approx(float(distances.min(1).values.mean()), rel=1e-4)
-        spread = torch.pdist(images.flatten(1)).mean() / 8
-        assert quality.figures[f"{name}_spread_rmse"] == pytest.approx(float(spread), rel=1e-4)
-    found = (quality.images["found"] - real).square().flatten(1).mean(1).sqrt().mean()
-    assert quality.figures["search_rmse"] == pytest.approx(float(found), rel=1e-4)
+    for name, shown in (("sample", samples), ("held_out", real)):
+        distances = torch.cdist(shown.flatten(1), train) / 8  # 64 pixels
+        assert figures[f"{name}_nearest_rmse"] == pytest.approx(float(distances.min(1).values.mean()), rel=1e-4)
+        spread = torch.pdist(shown.flatten(1)).mean() / 8
+        assert figures[f"{name}_spread_rmse"] == pytest.approx(float(spread), rel=1e-4)
+    found = (images["found"] - real).square().flatten(1).mean(1).sqrt().mean()
+    assert figures["search_rmse"] == pytest.approx(float(found), rel=1e-4)
 
 
 def test_fingerprints_tell_pixels_and_shapes_apart() -> None:

@@ -44,7 +44,7 @@ class ClusterSettings:
             `ray start`, and `HOST:PORT` the one at this address, whose nodes must see the working directory and the
             study's folder under the same paths. Needs lit_recon[ray]. Default: pieces run here, one after the other.
         piece_cpus: CPUs that the cluster reserves for a piece; default: trainer.threads, else 1.
-        piece_gpus: GPUs for a piece, such as 0.25; default: 1 where the cluster has some that the trainer may use, else 0.
+        piece_gpus: GPUs for a piece, such as 0.25; default: 1 where the trainer may use one of the cluster, else 0.
     """
 
     cluster: str | None = None

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jsonargparse import ArgumentParser, Namespace
@@ -35,9 +35,6 @@ from lit_recon.modules.loggers import finish, log_grid, log_table
 from lit_recon.records import Update, Weights
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import Scalar
-
-if TYPE_CHECKING:
-    from pytorch_lightning.loggers import Logger
 
 #: Variance that is added to every pixel of the prior, that of an error of 0.01.
 _FLOOR = 1e-4
@@ -116,10 +113,6 @@ def _mean(defense: Defense, gradient: BatchGradient, labels: Tensor, kept: Updat
     return simulated_gradient(defense, gradient, Batch(pixels, labels), kept, "functional")
 
 
-#: Settings that may change between two calls on one folder: finished cells are kept, new ones are run.
-_GROWS = ("attacks", "defenses", "batch_sizes", "utility", "max_accuracy_drops", "aware")
-
-
 def parser(program: str) -> ArgumentParser:
     """The command's settings."""
     purpose = "Compare defenses by the strongest attack at equal utility."
@@ -138,7 +131,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     inapplicable = Rehearsal(cells, path, metric).check()
     _refuse_unavailable(settings)
     study = StudyRunner([cell.piece(path, metric.key) for cell in cells], path)
-    study.open(call.config, settings.overwrite, _GROWS, inapplicable)
+    grows = ("attacks", "defenses", "batch_sizes", "utility", "max_accuracy_drops", "aware")
+    study.open(call.config, settings.overwrite, grows, inapplicable)
     write_text(study.folder.grid, json.dumps(_description(settings, cells, own), indent=2))
     print(f"grid        {study.progress()}")
     cluster.run(study, settings.trainer)
@@ -146,7 +140,12 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         write_bounds(cells, study.folder)
     build_evaluation(path)
     evaluation = Evaluation.read(study.folder)
-    _log(call.loggers(), evaluation)
+    loggers = call.loggers()
+    log_table(loggers, "cells", *csv_table(evaluation))
+    for title, grid in gallery_grids(evaluation).items():
+        log_grid(loggers, f"gallery/{title}", grid, 0)
+    log_grid(loggers, "utility_against_leakage", (study.folder.figures / "scatter.png").read_bytes(), 0)
+    finish(loggers)
     print("\n".join(summary_lines(evaluation)))
     print(f"report      {study.folder.report}")
 
@@ -174,12 +173,3 @@ def _description(settings: EvaluateSettings, cells: Sequence[GridCell], own: Map
         "of": settings.ranking.of,
         "max_accuracy_drops": sorted(settings.max_accuracy_drops),
     }
-
-
-def _log(loggers: Sequence[Logger], evaluation: Evaluation) -> None:
-    columns, rows = csv_table(evaluation)
-    log_table(loggers, "cells", columns, rows)
-    for title, grid in gallery_grids(evaluation).items():
-        log_grid(loggers, f"gallery/{title}", grid, 0)
-    log_grid(loggers, "utility_against_leakage", (evaluation.folder.figures / "scatter.png").read_bytes(), 0)
-    finish(loggers)

@@ -115,10 +115,6 @@ class FactorCellRun:
         return settings_hash({**own, "split": {**(own["split"] or {}), "shadow": 0}})
 
 
-#: Settings that may change between two calls on one folder: finished cells are kept, new ones are run.
-_GROWS = ("factors", "seeds", "cache", "shard_size")
-
-
 def parser(program: str) -> ArgumentParser:
     """The command's settings."""
     schemas = (FactorsSettings, ReconnSettings, ShadowSettings, ClusterSettings)
@@ -138,7 +134,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     for run, piece in zip(runs, study.pieces, strict=True):
         if not study.is_done(piece):
             run.check(splits)
-    study.open(call.config, base.overwrite, _GROWS)
+    grows = ("factors", "seeds", "cache", "shard_size")
+    study.open(call.config, base.overwrite, grows)
     write_text(folder.factors, json.dumps(grid.description, indent=2) + "\n")
     print(f"study       {len(factors.factors)} factors, {study.progress()}")
     cluster.run(study, shadows.trainer)

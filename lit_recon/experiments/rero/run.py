@@ -22,9 +22,6 @@ from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import Scalar, write_metrics
 from lit_recon.training.trainer import build_trainer, configure_process
 
-#: Settings that may change between two calls on one folder: finished cells are kept, new ones are run.
-_GROWS = ("budget.epsilons", "budget.without", "prior", "sampled", "test_images", "cache", "shard_size")
-
 
 def parser(program: str) -> ArgumentParser:
     """The command's settings."""
@@ -48,7 +45,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         except LitReconError as error:
             raise ConfigError(f"{cell.title}: {error}") from error
     study = StudyRunner([cell.piece for cell in cells], folder.path)
-    study.open(call.config, settings.overwrite, _GROWS)
+    grows = ("budget.epsilons", "budget.without", "prior", "sampled", "test_images", "cache", "shard_size")
+    study.open(call.config, settings.overwrite, grows)
     print(f"study       {study.progress()}; {shadows.split.shadow} shadow models in each")
     started = time.perf_counter()
     study.require(cluster.run(study, shadows.trainer))

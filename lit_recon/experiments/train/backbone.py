@@ -20,7 +20,7 @@ from lit_recon.training.trainer import check_trainer, configure_process, is_firs
 
 #: Settings of an attack's backbone that do not apply to a training.
 _SKIPPED = {"checkpoint", "cache"}
-#: Liu et al. 2025, appendix F.
+#: [Liu2025], appendix F.
 _EPOCHS = 200
 
 

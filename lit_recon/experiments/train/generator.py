@@ -38,7 +38,7 @@ from lit_recon.reporting.wording import MISSING, format_score
 from lit_recon.reporting.writing import Scalar, write_metrics
 from lit_recon.training.trainer import TrainerSettings, check_trainer, configure_process
 
-#: Inside a run folder: the images of `lit_recon.modules.generator.Quality`.
+#: Inside a run folder: the images of `measure_quality`.
 IMAGES_FILE = "samples.safetensors"
 
 _SAMPLES = (
@@ -134,13 +134,12 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         checkpoint = train_generator(module, data, settings.epochs, settings.trainer, loggers, folder.path)
         finish(loggers)
     seconds = time.perf_counter() - started
-    quality = measure_quality(
+    figures, images = measure_quality(
         checkpoint.generator, data.train, data.test, settings.n_shown, settings.search_steps, settings.seed
     )
-    images = {name: value.contiguous() for name, value in quality.images.items()}
-    write_bytes(folder.path / IMAGES_FILE, save(images))
+    write_bytes(folder.path / IMAGES_FILE, save({name: value.contiguous() for name, value in images.items()}))
     facts: dict[str, Scalar] = {
-        **quality.figures,
+        **figures,
         "n": settings.n_shown,
         "n_train": len(data.train),
         "n_weights": n_weights,

@@ -9,7 +9,7 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.attacks.shadow import Plan, ShadowStore
-from lit_recon.experiments.configuration import instantiated, settings_parser
+from lit_recon.experiments.configuration import instantiated, settings_of, settings_parser
 from lit_recon.experiments.released_attack.settings import ShadowSettings
 from lit_recon.modules.shadows import train_store
 from lit_recon.training.trainer import build_trainer, configure_process, is_first_process
@@ -17,16 +17,12 @@ from lit_recon.training.trainer import build_trainer, configure_process, is_firs
 
 def parser(program: str) -> ArgumentParser:
     """The command's settings."""
-    settings = settings_parser(program, "Train shadow models, or resume their training.")
-    settings.add_class_arguments(ShadowSettings, as_group=False)
-    return settings
+    return settings_parser(program, "Train shadow models, or resume their training.", ShadowSettings)
 
 
 def execute(arguments: ArgumentParser, values: Namespace) -> None:
     """Validate the settings, then train the models that are missing."""
-    built = instantiated(arguments, values)
-    built.pop("config", None)
-    settings = ShadowSettings(**built)
+    settings = settings_of(ShadowSettings, instantiated(arguments, values))
     configure_process(settings.trainer)
     split = settings.drawn()
     trainer = build_trainer(settings.trainer, loggers=[])

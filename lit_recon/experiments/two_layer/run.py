@@ -30,8 +30,6 @@ from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.writing import write_metrics
 from lit_recon.training.trainer import TrainerSettings
 
-#: Settings that may change between two calls on one folder: finished cells are kept, new ones are run.
-_GROWS = ("sweeps", "defenses", "epsilons", "delta", "threads")
 #: Name of a cell's file in its folder.
 _CELL = "cell.json"
 
@@ -70,7 +68,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     cluster.check(arguments.prog)
     path, cells = call.folder.path, build_cells(settings, call.own)
     study = StudyRunner([TwoLayerCellRun(settings, cell).piece for cell in cells], path)
-    study.open(call.config, settings.overwrite, _GROWS)
+    grows = ("sweeps", "defenses", "epsilons", "delta", "threads")
+    study.open(call.config, settings.overwrite, grows)
     print(f"study       {study.progress()}; {settings.repeats} draws in each")
     study.require(cluster.run(study, TrainerSettings("cpu", threads=settings.threads)))
     write_text(path / "study.json", json.dumps(_description(settings, cells), indent=2))

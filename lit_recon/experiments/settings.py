@@ -26,8 +26,8 @@ class ModelSettings:
     """A victim model of another library instead of a backbone: any module from images to logits.
 
     Args:
-        class_path: of a class or function, such as torchvision.models.resnet18; default: a backbone is the victim.
-        init_args: keyword arguments of the class or function.
+        class_path: import path, such as torchvision.models.resnet18; default: the victim model is a backbone.
+        init_args: keyword arguments of this class or function.
         weights: .safetensors file, or .pt or .pth file of a state dict; default: random, drawn from `seed`.
         image_shape: channels, height and width; default: those of the data.
         normalization: mean and std per channel of pixels in [0, 1]; default: the module's own, else that of the data.
@@ -62,7 +62,7 @@ class BackboneSettings(SGDSchedule):
         n_train: train on a stratified sample of this many images; default: all.
         defense: train on the updates of clients with this defense; default: on plain gradients.
         local_steps: local training of these clients before each release; default: one gradient.
-        dp: train with differential privacy; batch_size is then the mean number of images per step, over all processes.
+        dp: train with differential privacy; batch_size is then the expected number of images per step.
     """
 
     checkpoint: Path | None = None

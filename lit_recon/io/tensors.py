@@ -49,7 +49,7 @@ def read_state(path: Path, kind: str, remedy: str) -> dict[str, Tensor]:
         raise MissingDataError(f"there is no {kind} at {path}: {remedy}")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged bytes raise errors of ten kinds
+    except Exception as error:  # damaged bytes raise errors of many kinds
         raise CorruptFileError(
             f"{path} is truncated, or holds more than tensors ({type(error).__name__}): {remedy}"
         ) from error

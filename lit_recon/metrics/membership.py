@@ -1,4 +1,4 @@
-"""Scores of membership inference, each with a 95 % confidence interval that has a width where every guess is right.
+"""Scores of membership inference with 95 % confidence intervals that do not collapse where every guess is right.
 
 Scores are `(m,)`, members 0 or 1 `(m,)`; a ShapeError says that lengths differ, one of the two kinds is missing, or a
 score is NaN.

@@ -120,7 +120,7 @@ _HEADER = "lit_recon.victims"
 
 @dataclass(frozen=True)
 class FinishedBatch:
-    """The attack on the batch of a client, which is the `index` of a `VictimBatch`.
+    """The attack on one client's batch; `index` is that of the `VictimBatch`.
 
     The reconstruction is on the CPU, in the attack's order. Seconds are the batch's share of those of its group's
     `AttackOutcome`. Feature scores `(n,)` by metric are there where the attack recovers features.

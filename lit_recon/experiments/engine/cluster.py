@@ -78,7 +78,7 @@ class ClusterSettings:
 
     @contextlib.contextmanager
     def executor(self, folder: RunFolder, trainer: TrainerSettings = _ON_CPU) -> Iterator[Executor]:
-        """The executor of a study in `folder`, whose pieces have such trainers.
+        """The executor of a study in `folder`; the trainer says what a piece needs.
 
         A ConfigError says that the cluster refuses the connection, or lacks the CPUs and GPUs of a piece.
         """

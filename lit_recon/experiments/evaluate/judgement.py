@@ -89,7 +89,7 @@ def strongest(cells: Sequence[CellResult], metric: LeakageMetric) -> CellResult 
 
 
 def levels(evaluation: Evaluation, batch_size: int, honest: bool = False) -> list[Level]:
-    """No defense, and every defense at every strength, for one batch size; with `honest`, against such servers only."""
+    """No defense, then every defense at every strength, for one batch size; `honest`: against honest servers only."""
     barred = {*evaluation.networks, *(evaluation.malicious if honest else ())}
     rivals = [cell for cell in evaluation.attacked if cell.batch_size == batch_size and cell.attack not in barred]
     found = []

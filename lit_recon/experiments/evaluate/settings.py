@@ -47,8 +47,8 @@ class GridAttack:
     """One attack of the grid.
 
     Args:
-        config: of `attack.py run`; the grid's data, backbone, victims and client replace those of this file.
-        settings: override the file's. With a `backbone`, the attack runs on that network and is not ranked.
+        config: configuration of `attack.py run`, whose data, backbone, victims and client the grid's replace.
+        settings: settings that override the file's; with a `backbone`, the attack runs on that network, unranked.
         title: for tables; default: the name in the grid.
         generator: configuration of `train.py generator` for the attack's generator, such as
             configs/train/generator_digits.yaml, to be trained on the grid's data; default: the attack's own checkpoint.
@@ -91,7 +91,7 @@ class EvaluateSettings(UpdateSettings):
         model: the victim model, if it is a module of another library; needs `utility: null`.
         knowledge: knowledge of all attackers; default: that of each attack's own configuration.
         aware: attackers know the defense: `true`, `false`, or `both`, which runs each attack twice.
-        metric: ranks attacks: a name, or the import path of your own subclass of `lit_recon.metrics.Metric`.
+        metric: metric that ranks attacks: a name, or the import path of a subclass of `lit_recon.metrics.Metric`.
         victims: attacked images; their `batch_size` is replaced by `batch_sizes`.
         batch_sizes: images per client.
         attacks: by name.

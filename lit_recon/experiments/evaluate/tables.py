@@ -44,7 +44,7 @@ def equal_utility(evaluation: Evaluation) -> list[Panel]:
 
 
 def attack_tables(evaluation: Evaluation, key: str | None = None) -> list[Panel]:
-    """A table per batch size of the metric under `key`, if there are values, or of the ranking one with utilities."""
+    """A table per batch size of a metric, if it has values; default: of the ranking metric, with the utilities."""
     key = key or evaluation.metric.key
     if all(cell.number(key) is None for cell in evaluation.attacked):
         return []

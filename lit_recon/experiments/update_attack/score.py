@@ -38,7 +38,7 @@ _BASELINES = {"mean_image": "mean public image", "nearest_public": "nearest publ
 class Mean(NamedTuple):
     """Mean of a metric over all images, with its standard deviation over images and its 95 % confidence interval.
 
-    The interval assumes two or more independent batches. Values that cannot be computed are None, a mean by `reason`.
+    The interval assumes two or more independent batches. Values that cannot be computed are None; `reason` says why.
     """
 
     value: float | None

@@ -103,10 +103,7 @@ def distances(a: Tensor, b: Tensor) -> Tensor:
 
 
 def own_losses(network: nn.Module, weights: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy `(m,)` of models with flat weights `(m, p)` on one image `(m, c, h, w)` and label `(m,)` each.
-
-    The network has the dtype of weights and images.
-    """
+    """Cross-entropy `(m,)` of models with flat weights `(m, p)` on one image `(m, c, h, w)` and label `(m,)` each."""
     if not len(weights) == len(images) == len(labels):
         raise ShapeError(
             f"one image and one label per model are needed; got {len(weights)} models, {len(images)} images and "

@@ -34,7 +34,6 @@ class ReleasedGLM:
         gradient_error: upper bound on the entries of the sum's gradient at the coefficients, 0 for a direct solver and
             None if not known.
         notes: copied to every reconstruction.
-
     """
 
     family: Family

@@ -99,8 +99,7 @@ class Reconstructor(ABC):
             n_classes: number of labels there are.
 
         Raises:
-            ThreatModelError: `bind` has to be called before.
-            ConfigError: a setting forbids so many models.
+            ThreatModelError, ConfigError: `bind` has to be called before; a setting forbids so many models.
             ShapeError: see `check`.
         """
         if self.needs_background and self.background is None:
@@ -134,8 +133,7 @@ class Reconstructor(ABC):
     def reconstruct(self, differences: Tensor) -> ReconstructedTargets:
         """The images of released models, given the differences `(m, p)` of their weights from the reference.
 
-        Raises:
-            ShapeError: a difference is zero or not finite, or the models are of another network.
+        A ShapeError says that one is zero or not finite, or that they are of another network.
         """
 
     @property
@@ -153,10 +151,6 @@ class Improvement(Reconstructor):
     """A reconstructor that builds on the one that `prepare` sets as `guess`, and reports its facts and notes."""
 
     needs_background = True
-
-    @abstractmethod
-    def prepare(self, background: Background) -> None:
-        """Refuse a background that lacks what this reconstructor needs, and set `guess`."""
 
     def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
         self.guess: Reconstructor = self.guess.fitted(differences, images, labels, n_classes)

@@ -49,11 +49,9 @@ class WhitenedFirstLayer:
 
     @classmethod
     def of(cls, plan: ShadowPlan | None, who: str = "the attack") -> WhitenedFirstLayer:
-        """Of the models of a plan; errors name `who` needs it.
+        """Of the models of a plan; ThreatModelError without one, naming `who` needs it.
 
-        Raises:
-            ThreatModelError: the adversary does not see the whole model.
-            UnsupportedModelError, ConfigError: the rows of the first layer are not combinations of training images.
+        UnsupportedModelError or ConfigError where the rows of the first layer are not combinations of training images.
         """
         if plan is None:
             raise ThreatModelError(

@@ -188,15 +188,9 @@ def respond(
 ) -> Iterator[Tensor]:
     """Differences `(s, p)` of shadow models from `train_reference`, to first order, group by group.
 
-    All models advance together along the reference's path. The result of a group depends on its own images only.
-
-    Args:
-        known, initial: the training, by gradient descent on full batches, and its start `(p,)`.
-        groups: images `(s, c, h, w)` and labels `(s,)`; one group should fit into the processor's cache.
-        response: rank and number of images of the Hessian.
-
-    Raises:
-        ConfigError, ShapeError: see `n_coordinates`; arguments do not fit, or training diverged.
+    All models advance together along the reference's path, by gradient descent on full batches from `initial` `(p,)`.
+    The result of a group, images `(s, c, h, w)` and labels `(s,)`, depends on these only; one group should fit into the
+    processor's cache. ConfigError, ShapeError: see `n_coordinates`; arguments do not fit, or training diverged.
     """
     for images, labels in groups:
         known.check(initial, images, labels)

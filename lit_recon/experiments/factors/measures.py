@@ -88,10 +88,7 @@ class Measures:
         return found
 
     def _membership(self, weights: Tensor, others: ImageSet) -> float:
-        """Membership inference by an image's loss: area under the ROC, mean over the models.
-
-        Source: the threshold attack on losses in Balle et al. 2022, table IX.
-        """
+        """Area under the ROC of a threshold on an image's loss, mean over the models; Balle et al. 2022, table IX."""
         known = self.split.fixed
         scores = -torch.cat([losses(self.plan, weights, images) for images in (known, others)], dim=1).double()
         members = torch.arange(scores.shape[1]) < len(known)
@@ -144,11 +141,7 @@ class Transfer:
 
     @property
     def split(self) -> InformedSplit:
-        """The new fixed set, the same targets, and as many of the shadow targets as there are new models.
-
-        Raises:
-            ConfigError: too few images are left for another fixed set.
-        """
+        """The new fixed set, the same targets, and as many shadow targets as new models; ConfigError for too few."""
         old, n = self.old, len(self.old.fixed)
         left = 0 if old.rest is None else len(old.rest)
         if old.rest is None or left < n:

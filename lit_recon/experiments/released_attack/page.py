@@ -49,7 +49,7 @@ def panels(record: RunRecord) -> list[Panel]:
 
 
 def grants(record: RunRecord) -> list[Grant]:
-    """The informed adversary's knowledge, then what was not known."""
+    """What the informed adversary knew and did not know."""
     fresh = find_setting(record.settings, "initialization") == "fresh"
     earlier = find_setting(record.settings, "initialization.images")
     which = ": every model, released or shadow, has its own" if fresh else ""
@@ -72,7 +72,7 @@ def grants(record: RunRecord) -> list[Grant]:
     if epsilon is not None:
         noise = f"The noise of the released model's training, with an epsilon of {short(epsilon, 6)}."
         found.append(Grant(False, noise))
-    return sorted(found, key=lambda grant: not grant.known)
+    return found
 
 
 def batch_grants(record: RunRecord) -> list[Grant]:

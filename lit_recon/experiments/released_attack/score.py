@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import lit_recon._torchvision
 
 import torch
 from torch import Tensor
@@ -21,6 +19,7 @@ from lit_recon.experiments.released_attack.settings import ReconnSettings
 from lit_recon.measures import MEASURES, Measure
 from lit_recon.metrics import (
     MeanImage,
+    Metric,
     NearestPublic,
     PerceptualDistance,
     PredictionDivergence,
@@ -67,19 +66,26 @@ def released_store(plan: ShadowPlan, folder: RunFolder) -> ShadowStore:
 
 @dataclass(frozen=True)
 class ReconnOutcome:
-    """A scored attack on released models; its `metrics` and `notes` are for the run's record.
-
-    Attributes:
-        nearest: for every target, the nearest image that the adversary holds, `(m, c, h, w)`.
-        per_image: scores `(m,)` by name, all None where a metric is not available.
-    """
+    """A scored attack on released models; its `metrics` and `notes` are for the run's record."""
 
     found: ReconstructedTargets
-    nearest: Tensor
-    per_image: Mapping[str, Iterable[float | None]]
+    nearest: Tensor  # for every target, the nearest image that the adversary holds, `(m, c, h, w)`
+    per_image: Mapping[str, Iterable[float | None]]  # `(m,)` by metric, all None where one is not available
     metrics: dict[str, Scalar]
     measures: list[Measure]
     notes: list[str]
+
+
+def scores_with_baselines(
+    images: Tensor, mean: Tensor, nearest: Tensor, targets: Tensor, metrics: Sequence[Metric]
+) -> dict[str, Tensor]:
+    """Metrics `(m,)` by key of images, and with a prefix of the mean image and of the nearest public images."""
+    compared = {"": images, "baseline_mean_image_": mean, "baseline_nearest_public_": nearest}
+    return {
+        f"{prefix}{name}": values
+        for prefix, shown in compared.items()
+        for name, values in score_pairs(shown, targets, metrics).items()
+    }
 
 
 def score_targets(
@@ -87,11 +93,7 @@ def score_targets(
 ) -> ReconnOutcome:
     """Attack, then compare with the truth, with the mean image, and with the nearest other images.
 
-    Args:
-        settings: of the run.
-        split: whose shadow targets the adversary learns from.
-        differences: of the shadow models, `(s, p)`.
-        observed: of the released models, `(m, p)`.
+    The adversary learns from `differences` `(s, p)` of the shadow models, and observes those `(m, p)` of released ones.
     """
     shadow, targets = split.shadow.pixels(), split.targets.pixels()
     labels, n_classes = split.shadow.labels, split.fixed.n_classes
@@ -107,17 +109,8 @@ def score_targets(
     reasons = {metric.measure.key: metric.unavailable() for metric in asked}
     available = [metric for metric in asked if not reasons[metric.measure.key]]
     held = torch.cat([split.fixed.images, split.shadow.images])
-    nearest = NearestPublic(held).query(targets)[1]
-    compared = {
-        "": found.images,
-        "baseline_mean_image_": MeanImage.from_images(held).query(targets),
-        "baseline_nearest_public_": nearest,
-    }
-    scores = {
-        f"{prefix}{name}": values
-        for prefix, images in compared.items()
-        for name, values in score_pairs(images, targets, available).items()
-    }
+    mean, nearest = MeanImage.from_images(held).query(targets), NearestPublic(held).query(targets)[1]
+    scores = scores_with_baselines(found.images, mean, nearest, targets, available)
     oracle = NearestNeighborOracle.measure(targets, torch.cat([held, *(part.images for part in split.others)]))
     metrics: dict[str, Scalar] = {"n": len(targets), "n_batches": len(targets)}
     metrics |= with_deviations({**scores, "oracle_mse": oracle.nearest})
@@ -147,19 +140,29 @@ def score_targets(
     return ReconnOutcome(found, nearest, per_image, metrics, measures, notes)
 
 
-def write_reconn(folder: RunFolder, split: InformedSplit, outcome: ReconnOutcome, facts: Mapping[str, Scalar]) -> None:
-    """Write all files of the run: the metrics, which mark it as complete, and last the page."""
-    found, targets = outcome.found, split.targets
+def write_targets(
+    folder: RunFolder,
+    found: ReconstructedTargets,
+    targets: ImageSet,
+    nearest: Tensor,
+    per_image: Mapping[str, Iterable[float | None]],
+) -> None:
+    """Write the images of a run, and its scores by target image."""
     write_tensors(
         folder,
         reconstructions=found.images,
         targets=targets.pixels(),
-        nearest_public=outcome.nearest,
+        nearest_public=nearest,
         labels=targets.labels,
         recovered_labels=found.labels,
         class_names=targets.class_names,
     )
-    write_scores(folder, targets.labels, found.labels, found.uncertainty, outcome.per_image)
+    write_scores(folder, targets.labels, found.labels, found.uncertainty, per_image)
+
+
+def write_reconn(folder: RunFolder, split: InformedSplit, outcome: ReconnOutcome, facts: Mapping[str, Scalar]) -> None:
+    """Write all files of the run: the metrics, which mark it as complete, and last the page."""
+    write_targets(folder, outcome.found, split.targets, outcome.nearest, outcome.per_image)
     write_metrics(folder, {**outcome.metrics, "notes": outcome.notes, **facts}, outcome.measures)
     write_page(folder.path)
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import lit_recon._torchvision
-
 from torch import Tensor, nn, optim
 
 from lit_recon.attacks.released.networks.training import PairTraining, TrainedReconstructor

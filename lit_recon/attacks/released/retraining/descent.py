@@ -98,10 +98,9 @@ class Retraining(Improvement):
 
 
 def repeatable(plan: ShadowPlan | None, who: str) -> ShadowPlan:
-    """The plan, if its training can be repeated with any image in the place of the unknown one; errors name `who`.
+    """The plan, if its training can be repeated with any image in the place of the unknown one.
 
-    Raises:
-        ThreatModelError, ConfigError: the whole model is not seen; the training is random, or not by full batches.
+    Otherwise a ThreatModelError or ConfigError, which names `who` repeats it.
     """
     if plan is None:
         raise ThreatModelError(f"{who} needs an adversary who sees the whole model and can repeat its training")

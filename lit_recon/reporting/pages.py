@@ -232,9 +232,7 @@ def _losses(record: RunRecord, chart: Chart) -> Panel:
 def compare_report(folders: Sequence[Path | str], out: Path | str) -> Path:
     """Write a page that compares finished runs in the given order and links to their own pages; returns its path.
 
-    Raises:
-        ConfigError: fewer than two runs, or `out` is no `.html` file.
-        MissingDataError, CorruptFileError: see `RunRecord.read`.
+    ConfigError for fewer than two runs, or if `out` is no `.html` file; otherwise raises as `RunRecord.read` does.
     """
     target = Path(out)
     if len(folders) < 2:

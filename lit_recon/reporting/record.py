@@ -154,12 +154,7 @@ class RunRecord:
 
     @classmethod
     def read(cls, folder: RunFolder | Path) -> RunRecord:
-        """Read a finished run.
-
-        Raises:
-            MissingDataError: the folder holds none.
-            CorruptFileError: one of its files is malformed, or two of them contradict each other.
-        """
+        """Read a finished run; MissingDataError without one, CorruptFileError for malformed or contradictory files."""
         run = folder if isinstance(folder, RunFolder) else RunFolder(folder)
         if not run.is_complete:
             kind = "an unfinished" if run.is_run else "no"

@@ -75,7 +75,7 @@ def write_tensors(
     features: Tensor | None = None,
     feature_batches: Tensor | None = None,
 ) -> None:
-    """Write `reconstructions.safetensors`, row by row of the same victim.
+    """Write `reconstructions.safetensors`, row by row of the same victim; ShapeError for other shapes or pixels.
 
     Args:
         folder: of the run.
@@ -84,9 +84,6 @@ def write_tensors(
         class_names: name of every class, for the report.
         features: `(r, d)` that the attack recovered, in an order of its own.
         feature_batches: number of the client batch `(r,)` that each of them is from.
-
-    Raises:
-        ShapeError: shapes differ, or pixels lie outside [0, 1].
     """
     images = {"reconstructions": reconstructions, "targets": targets}
     if nearest_public is not None:

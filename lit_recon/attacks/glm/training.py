@@ -169,13 +169,8 @@ def attack_record(
 ) -> Attempt:
     """Reconstruct the record that a model was trained on beside the known ones, by [Balle2022], theorems 1 and 8.
 
-    Args:
-        known_inputs, known_targets: see `ReleasedGLM.reconstruct`.
-        target: of the missing record; required, and used, only for a model without intercept.
-        bounds: smallest and largest possible value of an input.
-
-    Raises:
-        ShapeError: the records do not fit the model, or a target is needed and not given.
+    The target of the missing record is needed for a model without intercept only, as are the `bounds` of an input.
+    ShapeError for a missing target; for known records see `ReleasedGLM.reconstruct`.
     """
     try:
         if not isinstance(released, ReleasedWithoutIntercept):

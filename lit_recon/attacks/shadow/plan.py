@@ -229,8 +229,7 @@ def load_released(path: Path, network: nn.Module, n: int, n_snapshots: int = 1) 
 
     Raises:
         MissingDataError, CorruptFileError: there is no such file, or it is not a safetensors file.
-        UnsupportedModelError: its models have another architecture.
-        ShapeError: it holds another number of models, or a weight is NaN or infinite.
+        UnsupportedModelError, ShapeError: another architecture; another number of models, NaN or infinite weights.
     """
     tensors = read_tensors(path, "safetensors file of released models", "copy it there")
     wanted = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}

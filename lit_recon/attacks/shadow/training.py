@@ -138,10 +138,8 @@ class GradientDescent:
 class KnownTraining:
     """Everything about a released model's training but one image.
 
-    Raises:
-        ShapeError: images and labels do not fit, or their dtype is not that of the network.
-        UnsupportedModelError: the network has buffers or random layers: its data do not determine the training.
-        ConfigError: a mini-batch is larger than the training set.
+    ShapeError for images that do not fit labels or network, ConfigError for mini-batches larger than the training set,
+    UnsupportedModelError for networks with buffers or random layers: data do not determine their training.
     """
 
     network: nn.Module  # its weights are not used

@@ -36,13 +36,9 @@ from lit_recon.reporting.writing import Scalar, with_deviations, write_metrics, 
 
 
 def classifier_of(checkpoint: Path | None, images: ImageSet) -> Backbone | Unavailable:
-    """The classifier in a file of `train.py backbone`, or the reason why there is none.
+    """The classifier in a file of `train.py backbone`, used for scoring only, or the reason why there is none.
 
-    It may have been trained on the target images: it is used for scoring only.
-
-    Raises:
-        MissingDataError, CorruptFileError: there is no such file, or it cannot be read.
-        ShapeError: it is for other images or classes.
+    Raises as `load_backbone` does, and a ShapeError if it is for other images or classes.
     """
     if checkpoint is None:
         return Unavailable("no classifier was given: train one by train.py backbone and give its file by classifier")

@@ -50,12 +50,10 @@ class ShadowSettings:
         split: fixed set, shadow targets and test targets.
         network: architecture of the released model; default: ReleasedMLP, 10 hidden ELU.
         descent: training of the released and shadow models.
-        initialization: `known` initial weights, `fresh` ones for every released and shadow model, or those of a known
-            model pretrained on its own `images`.
+        initialization: `known` initial weights, `fresh` ones for every model, or those pretrained on other `images`.
         execution: implementation of the training of shadow models; `auto` times them and takes the fastest.
-        shadows: `exact`: all are trained; `linear`: computed by a first-order approximation if its error on an exactly
-            trained sample is within tolerance; `mixed`: keeps the exact sample, and trains all where the error exceeds
-            the tolerance.
+        shadows: `exact`: all are trained; `linear`: by a first-order approximation, if its error on an exactly trained
+            sample is within tolerance; `mixed`: keeps that sample, and trains all where the error is larger.
         linear: rank and error tolerance of that approximation.
         shard_size: models per file.
         store: folder of the shadow models; default: below `cache`.
@@ -134,8 +132,7 @@ class ReconnSettings(PaperRunSettings):
         access: access of the adversary to a released model.
         curve: smaller numbers of shadow models to also attack with.
         lpips: settings of the LPIPS metric; its network was trained on photographs.
-        classifier: a `backbone.safetensors` of `train.py backbone`; adds the KL divergence between its predictions for
-            target image and reconstruction.
+        classifier: `backbone.safetensors` of `train.py backbone`; adds the KL divergence between its predictions.
     """
 
     released: Path | None = None

@@ -32,10 +32,15 @@ class PriorSpec(NamedTuple):
     is_certified: bool = True  # kappa is exact or an upper bound, so that no attack may exceed the bound
 
     @property
+    def log10_kappa(self) -> float:
+        """Decimal logarithm of the baseline error."""
+        return self.baseline.log_kappa / math.log(10)
+
+    @property
     def description(self) -> dict[str, Any]:
         """For the page, as JSON content."""
         own = {"threshold": self.threshold, "candidates": self.candidates}
-        return {**own, "log10_kappa": self.baseline.log_kappa / math.log(10), "caveat": self.baseline.caveat}
+        return {**own, "log10_kappa": self.log10_kappa, "caveat": self.baseline.caveat}
 
 
 @dataclass(frozen=True)

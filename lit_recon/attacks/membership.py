@@ -1,7 +1,6 @@
 """Informed membership inference: was a model trained on the known records and the first, or the second candidate?
 
-Every attack gives one score per model, and guesses the second candidate if it is above 0. All raise ShapeError for
-arguments of different shapes.
+Every attack gives one score per model, and guesses the second candidate if it is above 0; ShapeError for other shapes.
 
 Source: [Balle2022], section II-D and algorithm 2.
 """

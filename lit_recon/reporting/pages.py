@@ -42,15 +42,12 @@ class Picture:
 
 @dataclass(frozen=True)
 class TableCell:
-    """A table cell: `small` lines are below the text, a `reason` is shown when pointed at.
-
-    Of the marks `ours` and `rival` stand out, `missing` is muted.
-    """
+    """A cell of a table."""
 
     text: str
-    small: Sequence[str] = ()
-    mark: str = ""
-    reason: str = ""
+    small: Sequence[str] = ()  # lines below the text
+    mark: str = ""  # `ours` and `rival` stand out, `missing` is muted
+    reason: str = ""  # shown when pointed at
 
 
 @dataclass(frozen=True)

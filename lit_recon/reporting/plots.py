@@ -264,10 +264,7 @@ class Chart:
 
 
 def loss_chart(curves: Sequence[LossCurve]) -> Chart | None:
-    """One line per curve of two or more finite points, loss over step; None without any.
-
-    Logarithmic where all losses are positive and span a factor of 10.
-    """
+    """One line per curve of two or more finite points, loss over step; None without any."""
     points = [line for curve in curves if len(line := _finite_points(curve)) > 1]
     if not points:
         return None

@@ -116,9 +116,7 @@ class RunFolder:
         reopen: bool = False,
         more: Iterable[str] = (),
     ) -> Self:
-        """Create the folder of a new run, or reopen that of the same run if it was interrupted.
-
-        Of several processes one calls it; the others use `RunFolder(path)` after a barrier.
+        """Create the folder of a new run, or reopen that of the same run if it was interrupted; by one process only.
 
         Args:
             path: created with its parents when missing.

@@ -46,19 +46,16 @@ _FACTS = {
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """One metric of a run as text, with standard deviation over images and 95 % confidence interval of the mean.
-
-    `reasons` says of every missing value, ours first, why it is missing.
-    """
+    """One metric of a run, its baselines and its paper, as text."""
 
     measure: Measure
     ours: str
-    spread: str
-    interval: str
+    spread: str  # standard deviation over images
+    interval: str  # 95 % confidence interval of the mean
     mean_image: str
     nearest_public: str
     paper: str
-    reasons: list[str]
+    reasons: list[str]  # why each missing value is missing, ours first
 
 
 @dataclass(frozen=True)

@@ -77,8 +77,7 @@ class LeastSquares(Regression):
 
     Args:
         penalty: `|X theta - y|^2 + penalty |theta|^2` is minimized; 0 is ordinary least squares, above 0 it is ridge.
-        intercept: fit an intercept, without regularization. Without one only the attack of theorem 8 applies, whose
-            adversary also knows the missing record's target.
+        intercept: fit one, without regularization; otherwise the adversary needs the missing record's target, too.
     """
 
     penalty: float = 0.0
@@ -101,8 +100,7 @@ class Logistic(Regression):
 
     Args:
         C: inverse of the penalty, as in scikit-learn: cross-entropy summed over records plus `|theta|^2 / (2 C)`.
-        solver: of scikit-learn. `newton-cholesky` is exact where a matrix of all coefficients fits into memory;
-            `newton-cg` is for many classes; `lbfgs` is scikit-learn's default.
+        solver: of scikit-learn: `newton-cholesky` is exact, but needs a matrix of all coefficients in memory.
         tol: tolerance at which the solver stops.
         max_iter: largest number of iterations.
     """

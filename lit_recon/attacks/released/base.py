@@ -59,10 +59,6 @@ class Reconstructor(ABC):
 
     A reconstructor is never changed once it is built: `bind` and `fitted` return copies.
 
-    Attributes:
-        needs_background: whether `bind` has to come before `fitted`.
-        background: the argument of `bind`; None before.
-
     >>> class MeanImage(Reconstructor):
     ...     def fit(self, differences, images, labels, n_classes):
     ...         self.mean, self.label = images.mean(0), labels.mode().values
@@ -75,8 +71,8 @@ class Reconstructor(ABC):
     """
 
     # Without annotations, which the command line would evaluate in the modules of subclasses.
-    needs_background = False
-    background = cast("Background | None", None)
+    needs_background = False  # whether `bind` has to come before `fitted`
+    background = cast("Background | None", None)  # the argument of `bind`
 
     @final
     def bind(self, background: Background) -> Self:
@@ -148,7 +144,7 @@ class Reconstructor(ABC):
 
 
 class Improvement(Reconstructor):
-    """A reconstructor that builds on the one that `prepare` sets as `guess`, and reports its facts and notes."""
+    """A reconstructor that builds on another one, which its `prepare` sets as `guess`."""
 
     needs_background = True
 

@@ -34,10 +34,9 @@ class TargetGradients:
 
 
 def along_training(plan: ShadowPlan, targets: ImageSet, n_steps: int, execution: Execution) -> TargetGradients:
-    """Train one model per target image, and compute the gradient of the image's loss during training.
+    """Train one model per target image; gradients of its loss at `n_steps` evenly spaced points, start and end included.
 
-    There are `n_steps` evenly spaced points of training, from the initial to the trained model; ConfigError if fewer
-    than two. The plan of models that were released has the purpose `released`.
+    ConfigError for fewer than two points.
     """
     if n_steps < 2:
         raise ConfigError(f"gradients along training need at least two points, its start and its end; got {n_steps}")
@@ -111,10 +110,7 @@ def identified(observed: Tensor, expected: Tensor, n_candidates: int, generator:
     released one best, which is the maximum likelihood estimate for isotropic noise. Candidates of model `i` are its own
     image and `n_candidates - 1` of the other models' images, drawn at random.
 
-    Args:
-        observed, expected: differences `(m, p)` of the released and of the noise-free models from the reference.
-        n_candidates: from 2 to `m`; ConfigError for others.
-        generator: of the draw.
+    `observed` and `expected` are differences `(m, p)` of the released and of the noise-free models from the reference.
 
     >>> identified(torch.eye(3) + 0.1, torch.eye(3), 3, torch.Generator())
     tensor([True, True, True])

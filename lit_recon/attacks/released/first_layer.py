@@ -139,8 +139,7 @@ class FirstLayerRidge(Improvement):
 
     Args:
         inner: learns from the features; default: kernel ridge regression with wide kernels and small ridges.
-        remainder: weight of the first layer's remainder, where image, neurons and all other weights, each scaled to
-            unit length, have weight 1.
+        remainder: weight of the first layer's remainder; image, neurons and all other weights have weight 1.
     """
 
     inner: Reconstructor | None = None

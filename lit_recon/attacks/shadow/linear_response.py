@@ -162,8 +162,7 @@ class LinearResponse:
 
     Args:
         rank: leading directions of the fixed images that the Hessian is projected to; all if there are fewer.
-        hessian_images: images of the fixed set, drawn anew in every step, that the Hessian is estimated on; all if
-            there are fewer.
+        hessian_images: images of the fixed set, drawn anew in every step, that the Hessian is estimated on.
         sample: models that are also trained exactly, to measure the error.
         tolerance: largest median relative error of the sample's differences at which the approximation is used.
     """

@@ -30,16 +30,13 @@ class GradientDescent:
     Args:
         steps: number of steps, each over one batch.
         lr: learning rate.
-        momentum: `v <- momentum * v + gradient`, `theta <- theta - lr * v`, as in `torch.optim.SGD`; for Adam, the
-            decay of the mean gradient.
+        momentum: as in `torch.optim.SGD`, `v <- momentum * v + gradient`; for Adam, the decay of the mean gradient.
         optimizer: gradient descent with momentum, or Adam as in `torch.optim.Adam`.
         dp: clipping and noise, for full batches only; default: none.
         batch_size: images per batch; default: all of them.
-        order: of mini-batches: `known`: shadow models see the same batches as the released model; `unknown`: every
-            model, released or shadow, draws its own.
+        order: of mini-batches: `known`: the same for released and shadow models; `unknown`: every model draws its own.
         epochs: number of epochs, instead of `steps`; for mini-batches.
-        snapshots: number of steps, or of epochs if `epochs` is set, after which the model is also released, besides the
-            final one; ascending.
+        snapshots: ascending numbers of steps, or of epochs if that is set, after which the model is also released.
 
     Source: Balle, Cherubin and Hayes 2022, table V (MNIST); mini-batches: section VI-B.
 

@@ -28,10 +28,7 @@ _SMALL, _NAMED_CLASSES = (3.3, 2.9), 10
 
 
 def factor_curve(study: FactorStudy, factor: FactorResult, kind: str = "svg") -> bytes:
-    """The attack's error over the values of a factor, with reference errors and the paper's values.
-
-    At least one value must have an error; `kind` is `svg` or `png`.
-    """
+    """The attack's error over the values of a factor, one of which must have an error, with the paper's values."""
     points = [point for _, point in factor.points]
     numeric = all(point.place is not None for point in points)
     labels = {point.label: point.place for point in points}

@@ -144,10 +144,7 @@ def write_membership(
     played: Mapping[str, PlayedGames],
     facts: Mapping[str, Scalar],
 ) -> dict[str, Scalar]:
-    """Score all attacks, write the files of the run, the metrics last, and return these.
-
-    The games in `played` are by the kind of initial weights; `facts` are further metrics.
-    """
+    """Score all attacks on games by kind of initial weights, write the files, the metrics last, and return these."""
     truth, bits = games.chosen, games.bits.numpy()
     pixels = truth.pixels()
     apart = distances(games.first.pixels(), games.second.pixels())

@@ -77,11 +77,7 @@ def bounds(training: FullBatchSGD, epsilon: float, delta: float, log_kappa: floa
 
 
 def priors(settings: PriorSettings, samples: NDArray[np.floating]) -> list[PriorSpec]:
-    """The baseline errors of all priors.
-
-    The images `samples`, `(m, d)`, are the empirical prior. The Gaussian prior has their mean and variance, and the
-    ball has the radius at which the Gaussian's mass lies.
-    """
+    """The baseline errors of all priors: of images `samples` `(m, d)`, a Gaussian of their variance, and its ball."""
     m, d = samples.shape
     sigma = float(np.sqrt(samples.var(axis=0).mean()))
     radius = sigma * math.sqrt(d)
@@ -134,10 +130,7 @@ def sampled_rows(
 
 
 def equivalence_row(training: FullBatchSGD, epsilon: float) -> dict[str, float] | None:
-    """Theorem 5 for the training: from its delta, one record replaced, to the chance against two candidates, and back.
-
-    None for an epsilon at which that chance cannot be told from 1.
-    """
+    """Theorem 5: from delta, one record replaced, to the chance against two candidates, and back; None where it is 1."""
     if epsilon > _MOST_EPSILON:
         return None
     delta = FullBatchSGD(training.noise_multiplier, training.steps, "replace_one").delta(epsilon)

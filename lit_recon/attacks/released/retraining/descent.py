@@ -98,10 +98,7 @@ class Retraining(Improvement):
 
 
 def repeatable(plan: ShadowPlan | None, who: str) -> ShadowPlan:
-    """The plan, if its training can be repeated with any image in the place of the unknown one.
-
-    Otherwise a ThreatModelError or ConfigError, which names `who` repeats it.
-    """
+    """The plan, if its training can be repeated with another image, else a ThreatModelError or ConfigError to `who`."""
     if plan is None:
         raise ThreatModelError(f"{who} needs an adversary who sees the whole model and can repeat its training")
     descent = plan.descent
@@ -116,10 +113,7 @@ def repeatable(plan: ShadowPlan | None, who: str) -> ShadowPlan:
 
 
 def trained_weights(known: KnownTraining, initial: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-    """Weights `(m, p)` of models each trained on the fixed set and one image, differentiable in the images.
-
-    The training is gradient descent with momentum on full batches, which starts from weights `(p,)`.
-    """
+    """Weights `(m, p)` of models trained by full batches on the fixed set and one image, differentiable in the images."""
     descent, gradient = known.descent, mean_loss_gradient(known)
     weights = initial.expand(len(images), -1)
     speed = torch.zeros_like(weights)

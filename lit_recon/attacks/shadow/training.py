@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
@@ -230,6 +230,22 @@ def cross_entropy(
 ) -> Tensor:
     """Of a network with weights `(p,)` on images `(n, ...)` with labels `(n,)`; differentiable in the first two."""
     return F.cross_entropy(functional_call(network, unflatten(network, weights), images), labels, reduction=reduction)
+
+
+def of_own_images(
+    function: Callable[[Tensor, Tensor, Tensor], Tensor], weights: Tensor, images: Tensor, labels: Tensor, chunk: int
+) -> Tensor:
+    """A function of a model's weights, images and labels, for models `(m, p)` with one image and label `(m,)` each.
+
+    `chunk` models are computed at a time.
+    """
+    if not len(weights) == len(images) == len(labels) > 0:
+        raise ShapeError(
+            f"every model needs one image and one label; got {len(weights)} models, {len(images)} images and "
+            f"{len(labels)} labels"
+        )
+    parts = zip(weights.split(chunk), images[:, None].split(chunk), labels[:, None].split(chunk), strict=True)
+    return torch.cat([vmap(function)(*part) for part in parts])
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 import lit_recon._torchvision
 
@@ -39,9 +39,6 @@ from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.training.trainer import build_trainer
 
-#: `models` is measured on every cell, the others on request.
-_Kind = Literal["models"] | Measure
-
 
 @dataclass(frozen=True)
 class Measures:
@@ -57,10 +54,10 @@ class Measures:
     def take(self, wanted: Iterable[Measure]) -> None:
         """Take the requested measures that are missing."""
         take = {"models": self._models, "gradients": self._gradients, "embedding": self._embedding}
-        for kind, name in files_of(wanted).items():
+        for name in files_of(wanted):
             path = self.folder.path / name
             if not path.is_file():
-                write_text(path, json.dumps(take[kind]()) + "\n")
+                write_text(path, json.dumps(take[path.stem]()) + "\n")
 
     @property
     def _released(self) -> ShadowStore:
@@ -124,10 +121,9 @@ def _first(images: ImageSet, n: int) -> ImageSet:
     return images.subset(torch.arange(min(n, len(images))))
 
 
-def files_of(wanted: Iterable[Measure]) -> dict[_Kind, str]:
-    """Names of the files of all that is measured on a cell."""
-    kinds: list[_Kind] = ["models", *sorted(wanted)]
-    return {kind: f"{kind}.json" for kind in kinds}
+def files_of(wanted: Iterable[Measure]) -> list[str]:
+    """Names of the files of all that is measured on a cell: `models` on every cell, the others on request."""
+    return [f"{kind}.json" for kind in ("models", *sorted(wanted))]
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class FactorCellRun:
     @property
     def piece(self) -> Piece:
         """The piece of the study."""
-        results = ("metrics.json", *files_of(self.cell.measures).values())
+        results = ("metrics.json", *files_of(self.cell.measures))
         return Piece(self.cell.folder, self.cell.title, self, shares=self._store_key(), results=results)
 
     def check(self, splits: Splits) -> None:

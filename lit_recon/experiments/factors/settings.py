@@ -132,7 +132,7 @@ class TransferSettings:
 
     Args:
         shadows: number of shadow models trained on the new fixed set: 0, or at least 2.
-        way: `scratch`: only these are learned from; `adapted`: the errors on them of a reconstructor of the base's.
+        way: `adapted`: correct the base's reconstructor on the new shadow models; `scratch`: learn from these only.
     """
 
     shadows: int = 0

@@ -50,7 +50,7 @@ class ShadowSettings:
         split: fixed set, shadow targets and test targets.
         network: architecture of the released model; default: ReleasedMLP, 10 hidden ELU.
         descent: training of the released and shadow models.
-        initialization: `known` initial weights, `fresh` ones for every model, or those pretrained on other `images`.
+        initialization: `known` initial weights, `fresh` ones for every model, or known ones pretrained on `images`.
         execution: implementation of the training of shadow models; `auto` times them and takes the fastest.
         shadows: `exact`: all are trained; `linear`: by a first-order approximation, if its error on an exactly trained
             sample is within tolerance; `mixed`: keeps that sample, and trains all where the error is larger.

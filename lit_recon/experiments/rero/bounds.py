@@ -77,7 +77,7 @@ def bounds(training: FullBatchSGD, epsilon: float, delta: float, log_kappa: floa
 
 
 def priors(settings: PriorSettings, samples: NDArray[np.floating]) -> list[PriorSpec]:
-    """The baseline errors of all priors: of images `samples` `(m, d)`, a Gaussian of their variance, and its ball."""
+    """The baseline errors of all priors: images `(m, d)`, the Gaussian with their mean and variance, and its ball."""
     m, d = samples.shape
     sigma = float(np.sqrt(samples.var(axis=0).mean()))
     radius = sigma * math.sqrt(d)
@@ -130,7 +130,7 @@ def sampled_rows(
 
 
 def equivalence_row(training: FullBatchSGD, epsilon: float) -> dict[str, float] | None:
-    """Theorem 5: from delta, one record replaced, to the chance against two candidates, and back; None where it is 1."""
+    """Theorem 5: from delta, one record replaced, to the chance against two candidates, and back; None if that is 1."""
     if epsilon > _MOST_EPSILON:
         return None
     delta = FullBatchSGD(training.noise_multiplier, training.steps, "replace_one").delta(epsilon)

@@ -27,7 +27,7 @@ class Sizes:
         d: inputs.
         m: neurons.
         batch: examples `B`.
-        noise: standard deviation `s` of a coordinate of the gradient summed over the batch, even without a defense.
+        noise: standard deviation `s` of the noise on the summed gradient's coordinates, even without a defense.
     """
 
     d: int = 32

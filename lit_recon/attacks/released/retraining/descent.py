@@ -98,7 +98,7 @@ class Retraining(Improvement):
 
 
 def repeatable(plan: ShadowPlan | None, who: str) -> ShadowPlan:
-    """The plan, if its training can be repeated with another image, else a ThreatModelError or ConfigError to `who`."""
+    """The plan, if its training can be repeated with another image; otherwise an error that names `who` repeats it."""
     if plan is None:
         raise ThreatModelError(f"{who} needs an adversary who sees the whole model and can repeat its training")
     descent = plan.descent
@@ -113,7 +113,7 @@ def repeatable(plan: ShadowPlan | None, who: str) -> ShadowPlan:
 
 
 def trained_weights(known: KnownTraining, initial: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-    """Weights `(m, p)` of models trained by full batches on the fixed set and one image, differentiable in the images."""
+    """Weights `(m, p)` of models trained on full batches with one image each, differentiable in the images."""
     descent, gradient = known.descent, mean_loss_gradient(known)
     weights = initial.expand(len(images), -1)
     speed = torch.zeros_like(weights)

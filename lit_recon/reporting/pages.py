@@ -200,10 +200,7 @@ def _metrics(record: RunRecord) -> Panel:
                 f"{row.measure.name}\N{NO-BREAK SPACE}{row.measure.better}",
                 TableCell(
                     row.ours,
-                    [
-                        *([f"± {row.spread}"] if row.spread else []),
-                        *([f"95 %: {row.interval}"] if row.interval else []),
-                    ],
+                    [f"{what} {text}" for what, text in (("±", row.spread), ("95 %:", row.interval)) if text],
                     "missing" if row.ours == MISSING else "ours",
                 ),
                 row.mean_image,

@@ -144,9 +144,13 @@ class Reconstructor(ABC):
 
 
 class Improvement(Reconstructor):
-    """A reconstructor that builds on another one, which its `prepare` sets as `guess`."""
+    """A reconstructor that builds on another one, its `guess`, and reports that one's facts and notes."""
 
     needs_background = True
+
+    @abstractmethod
+    def prepare(self, background: Background) -> None:
+        """Refuse a background that lacks what this reconstructor needs, and set `guess`."""
 
     def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
         self.guess: Reconstructor = self.guess.fitted(differences, images, labels, n_classes)

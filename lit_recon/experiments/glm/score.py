@@ -17,10 +17,10 @@ from lit_recon.attacks.glm.training import Attempt, FittedRegression, Regression
 from lit_recon.data.informed_splits import InformedSplit
 from lit_recon.experiments.glm.page import BESIDE, write_page
 from lit_recon.experiments.glm.settings import GlmSettings
-from lit_recon.experiments.released_attack.score import scores_with_baselines
 from lit_recon.io.files import write_bytes
 from lit_recon.measures import MEASURES
 from lit_recon.metrics import NearestPublic, metrics_of
+from lit_recon.metrics.scores import scores_with_baselines
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import Scalar, with_deviations, write_metrics, write_scores, write_tensors
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,16 +19,15 @@ from lit_recon.experiments.released_attack.settings import ReconnSettings
 from lit_recon.measures import MEASURES, Measure
 from lit_recon.metrics import (
     MeanImage,
-    Metric,
     NearestPublic,
     PerceptualDistance,
     PredictionDivergence,
     Unavailable,
     metrics_of,
     mse,
-    score_pairs,
 )
 from lit_recon.metrics.baselines import NearestNeighborOracle
+from lit_recon.metrics.scores import scores_with_baselines
 from lit_recon.models import Backbone, load_backbone
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import format_score, percent
@@ -70,18 +69,6 @@ class ReconnOutcome:
     metrics: dict[str, Scalar]
     measures: list[Measure]
     notes: list[str]
-
-
-def scores_with_baselines(
-    images: Tensor, mean: Tensor, nearest: Tensor, targets: Tensor, metrics: Sequence[Metric]
-) -> dict[str, Tensor]:
-    """Metrics `(m,)` by key of images, and with a prefix of the mean image and of the nearest public images."""
-    compared = {"": images, "baseline_mean_image_": mean, "baseline_nearest_public_": nearest}
-    return {
-        f"{prefix}{name}": values
-        for prefix, shown in compared.items()
-        for name, values in score_pairs(shown, targets, metrics).items()
-    }
 
 
 def score_targets(

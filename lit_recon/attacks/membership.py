@@ -1,7 +1,6 @@
 """Informed membership inference: was a model trained on the known records and the first, or the second candidate?
 
-Every attack gives one score per model, and guesses the second candidate if it is above 0. All raise ShapeError for
-arguments of different shapes.
+Every attack gives one score per model, and guesses the second candidate if it is above 0; ShapeError for other shapes.
 
 Source: [Balle2022], section II-D and algorithm 2.
 """
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from lit_recon.attacks.shadow.training import cross_entropy
+from lit_recon.attacks.shadow.training import cross_entropy, of_own_images
 from lit_recon.data import ImageSet
 from lit_recon.data.dataset import seeded_generator
 from lit_recon.errors import ConfigError, ShapeError
@@ -103,19 +102,9 @@ def distances(a: Tensor, b: Tensor) -> Tensor:
 
 
 def own_losses(network: nn.Module, weights: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy `(m,)` of models with flat weights `(m, p)` on one image `(m, c, h, w)` and label `(m,)` each.
-
-    The network has the dtype of weights and images.
-    """
-    if not len(weights) == len(images) == len(labels):
-        raise ShapeError(
-            f"one image and one label per model are needed; got {len(weights)} models, {len(images)} images and "
-            f"{len(labels)} labels"
-        )
-    loss, own, own_labels = partial(cross_entropy, network), images[:, None], labels[:, None]
+    """Cross-entropy `(m,)` of models with flat weights `(m, p)` on one image `(m, c, h, w)` and label `(m,)` each."""
     with torch.no_grad():
-        parts = zip(weights.split(_CHUNK), own.split(_CHUNK), own_labels.split(_CHUNK), strict=True)
-        return torch.cat([vmap(loss)(*part) for part in parts])
+        return of_own_images(partial(cross_entropy, network), weights, images, labels, _CHUNK)
 
 
 def all_losses(network: nn.Module, weights: Tensor, images: Tensor, labels: Tensor) -> Tensor:

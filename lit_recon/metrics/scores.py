@@ -50,6 +50,18 @@ def score_pairs(images: Tensor, targets: Tensor, metrics: Sequence[Metric]) -> d
     return {metric.measure.key: checked_values(metric, images, targets, len(targets)) for metric in chosen}
 
 
+def scores_with_baselines(
+    images: Tensor, mean: Tensor, nearest: Tensor, targets: Tensor, metrics: Sequence[Metric]
+) -> dict[str, Tensor]:
+    """Metrics `(n,)` by key of images, and with a prefix of the mean image and of the nearest public images."""
+    compared = {"": images, "baseline_mean_image_": mean, "baseline_nearest_public_": nearest}
+    return {
+        f"{prefix}{name}": values
+        for prefix, shown in compared.items()
+        for name, values in score_pairs(shown, targets, metrics).items()
+    }
+
+
 def checked_values(metric: Metric, found: Tensor, truth: Tensor, n: int) -> Tensor:
     """The metric's values of a batch of `n` images, `(n,)` float64 on the CPU; a ShapeError for others or NaN."""
     with torch.no_grad():

@@ -50,28 +50,17 @@ class RunLine:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The content of a page that compares runs.
+    """The content of a page that compares runs."""
 
-    Attributes:
-        conclusion: which run comes closest to the images, a sentence for each set of images; empty without any RMSE.
-        measures, runs: columns and rows of the table.
-        footnotes: papers of the runs and reasons of missing values, each once.
-        alike: whether all runs are of one command, so that their settings can be compared.
-        settings: `(key, value in each run)` for the settings that are not the same in all runs.
-        shared: images that all runs attacked.
-        groups: where there are none, the runs that share images.
-        pixelated: whether images are so small that a page has to enlarge them.
-    """
-
-    conclusion: str
-    measures: list[Measure]
+    conclusion: str  # which run comes closest, a sentence for each set of images; empty without any RMSE
+    measures: list[Measure]  # columns of the table
     runs: list[RunLine]
-    footnotes: list[str]
-    alike: bool
-    settings: list[tuple[str, list[str]]]
-    shared: list[SharedImage]
-    groups: list[ImageGroup]
-    pixelated: bool
+    footnotes: list[str]  # papers of the runs and reasons of missing values, each once
+    alike: bool  # whether all runs are of one command, so that their settings can be compared
+    settings: list[tuple[str, list[str]]]  # `(key, value in each run)` of those that differ
+    shared: list[SharedImage]  # images that all runs attacked
+    groups: list[ImageGroup]  # where there are none, the runs that share images
+    pixelated: bool  # whether images are so small that a page has to enlarge them
 
 
 def compare(records: Sequence[RunRecord]) -> Comparison:
@@ -210,9 +199,7 @@ def _shared_images(records: Sequence[RunRecord]) -> list[SharedImage]:
 def _groups(records: Sequence[RunRecord], names: Sequence[str]) -> list[ImageGroup]:
     """Every run in the first group with which it shares images."""
     groups = _grouped(records, lambda group, record: bool(_shared_images([*group, record])))
-    return [
-        ImageGroup([names[i] for i in group], _shared_images([records[i] for i in group])[:_FIRST]) for group in groups
-    ]
+    return [ImageGroup([names[i] for i in own], _shared_images([records[i] for i in own])[:_FIRST]) for own in groups]
 
 
 def _image(found: Sequence[tuple[RunRecord, int]]) -> SharedImage:

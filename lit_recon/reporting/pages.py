@@ -42,66 +42,46 @@ class Picture:
 
 @dataclass(frozen=True)
 class TableCell:
-    """A table cell: `small` lines are below the text, a `reason` is shown when pointed at.
-
-    Of the marks `ours` and `rival` stand out, `missing` is muted.
-    """
+    """A cell of a table."""
 
     text: str
-    small: Sequence[str] = ()
-    mark: str = ""
-    reason: str = ""
+    small: Sequence[str] = ()  # lines below the text
+    mark: str = ""  # `ours` and `rival` stand out, `missing` is muted
+    reason: str = ""  # shown when pointed at
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One section of a page; what is empty is left out, the rest is shown in this order.
-
-    Attributes:
-        items: of a bulleted list; a pair is a term in bold and its explanation.
-        rows: of the table; the first cell names the row.
-        note: below the table; a paragraph per line.
-        folded: show the table on demand only.
-        parts: subsections, side by side if `columns`.
-    """
+    """One section of a page; what is empty is left out, the rest is shown in this order."""
 
     title: str = ""
     lead: str = ""
     pictures: Sequence[Picture] = ()
     chart: Chart | None = None
     gallery: Gallery | None = None
-    items: Sequence[str | tuple[str, str]] = ()
+    items: Sequence[str | tuple[str, str]] = ()  # of a list; a pair is a term in bold and its explanation
     code: str = ""
-    header: Sequence[str] = ()
-    rows: Sequence[Sequence[str | TableCell]] = ()
-    note: str = ""
-    folded: bool = False
-    parts: Sequence[Panel] = ()
-    columns: bool = False
+    header: Sequence[str] = ()  # of the table
+    rows: Sequence[Sequence[str | TableCell]] = ()  # the first cell names the row
+    note: str = ""  # a paragraph per line
+    folded: bool = False  # show the table on demand only
+    parts: Sequence[Panel] = ()  # subsections
+    columns: bool = False  # side by side
 
 
 @dataclass(frozen=True)
 class Page:
-    """The report of a run or a study.
+    """The report of a run or a study."""
 
-    Attributes:
-        kind: of report, above the title.
-        settings: nested configuration; its `name` is the title, its `paper` is cited.
-        facts: `created`, `version_lit_recon` and `command`, where known.
-        lead: the main finding, beside a chart of the `bars`.
-        files: what else the folder holds, by file name.
-        costs: cost, machine and versions, by name.
-    """
-
-    kind: str
-    settings: Mapping[str, object]
-    facts: Mapping[str, Scalar]
-    lead: str
+    kind: str  # of report, above the title
+    settings: Mapping[str, object]  # nested configuration; its `name` is the title, its `paper` is cited
+    facts: Mapping[str, Scalar]  # `created`, `version_lit_recon` and `command`, where known
+    lead: str  # the main finding
     panels: Sequence[Panel]
-    files: Mapping[str, str]
-    bars: Sequence[Bar] = ()
+    files: Mapping[str, str]  # what else the folder holds, by file name
+    bars: Sequence[Bar] = ()  # of a chart beside the main finding
     bars_title: str = ""
-    costs: Sequence[tuple[str, str]] = ()
+    costs: Sequence[tuple[str, str]] = ()  # cost, machine and versions, by name
 
     def write(self, path: Path) -> Path:
         """Write the page, and pictures that have file names into `figures` beside it; returns the page's path."""
@@ -147,13 +127,8 @@ def build_report(
 ) -> Path:
     """Write the page of a finished run into its folder, from the files in it alone; returns its path.
 
-    Args:
-        folder: of the run.
-        origin: describes the left and the middle image of every card.
-        knowledge: what the attacker knew and did not know.
-        panels: further panels, shown before the images.
-
-    Raises as `RunRecord.read` does.
+    `origin` describes the left and the middle image of every card; `panels` are shown before the images. Raises as
+    `RunRecord.read` does.
     """
     record = RunRecord.read(Path(folder))
     n, chart = len(record.victims), loss_chart(record.losses)
@@ -225,10 +200,7 @@ def _metrics(record: RunRecord) -> Panel:
                 f"{row.measure.name}\N{NO-BREAK SPACE}{row.measure.better}",
                 TableCell(
                     row.ours,
-                    [
-                        *([f"± {row.spread}"] if row.spread else []),
-                        *([f"95 %: {row.interval}"] if row.interval else []),
-                    ],
+                    [f"{what} {text}" for what, text in (("±", row.spread), ("95 %:", row.interval)) if text],
                     "missing" if row.ours == MISSING else "ours",
                 ),
                 row.mean_image,
@@ -254,9 +226,7 @@ def _losses(record: RunRecord, chart: Chart) -> Panel:
 def compare_report(folders: Sequence[Path | str], out: Path | str) -> Path:
     """Write a page that compares finished runs in the given order and links to their own pages; returns its path.
 
-    Raises:
-        ConfigError: fewer than two runs, or `out` is no `.html` file.
-        MissingDataError, CorruptFileError: see `RunRecord.read`.
+    ConfigError for fewer than two runs, or if `out` is no `.html` file; otherwise raises as `RunRecord.read` does.
     """
     target = Path(out)
     if len(folders) < 2:

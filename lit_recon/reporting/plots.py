@@ -88,56 +88,39 @@ _AUTOMATIC = (None, None)
 
 @dataclass(frozen=True)
 class Series:
-    """Points of a plot, with matplotlib's line style and marker; empty attributes are left out.
+    """Points of a plot, with matplotlib's line style and marker; empty attributes are left out."""
 
-    Attributes:
-        name: in the legend.
-        width: of the line, in points.
-        errors: half lengths of the error bars, or a pair (below, above) of such sequences.
-        labels: text beside each point.
-        right: use the axis on the right.
-    """
-
-    name: str
+    name: str  # in the legend
     x: Sequence[float]
     y: Sequence[float]
     line: LineStyle = "-"
     marker: str = ""
     colour: str = GREY
-    width: float = 1.3
-    errors: Sequence[float] | tuple[Sequence[float], Sequence[float]] = ()
-    labels: Sequence[str] = ()
-    right: bool = False
+    width: float = 1.3  # of the line, in points
+    errors: Sequence[float] | tuple[Sequence[float], Sequence[float]] = ()  # half lengths of bars, or (below, above)
+    labels: Sequence[str] = ()  # text beside each point
+    right: bool = False  # use the axis on the right
 
 
 @dataclass(frozen=True)
 class Plot:
-    """One pair of axes: curves and points, or the histogram (or box plot) of samples.
-
-    Attributes:
-        samples: values by name, drawn as histograms of shares, or as box plots if `boxes`.
-        levels: reference values by name, drawn as grey lines: vertical in a histogram, horizontal elsewhere.
-        x_scale, y_scale: `linear`, `log` or `symlog`.
-        x_range, y_range: limits; None for automatic.
-        x_ticks, y_ticks: position by label; None for automatic.
-        message: shown where there is nothing to draw.
-    """
+    """One pair of axes: curves and points, or the histogram (or box plot) of samples."""
 
     title: str = ""
     x_label: str = ""
     y_label: str = ""
     right_label: str = ""
     series: Sequence[Series] = ()
-    samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    boxes: bool = False
-    levels: Mapping[str, float] = field(default_factory=dict)
-    x_scale: str = "linear"
+    samples: Mapping[str, Sequence[float]] = field(default_factory=dict)  # by name, drawn as histograms of shares
+    boxes: bool = False  # box plots instead
+    levels: Mapping[str, float] = field(default_factory=dict)  # grey lines: vertical in a histogram, else horizontal
+    x_scale: str = "linear"  # or `log` or `symlog`
     y_scale: str = "linear"
     x_range: tuple[float, float] | None = None
     y_range: tuple[float | None, float | None] = _AUTOMATIC
-    x_ticks: Mapping[str, float] | None = None
+    x_ticks: Mapping[str, float] | None = None  # position by label
     y_ticks: Mapping[str, float] | None = None
-    message: str = ""
+    message: str = ""  # shown where there is nothing to draw
 
 
 def draw(
@@ -147,14 +130,9 @@ def draw(
     kind: str = "svg",
     shared_y: bool = False,
 ) -> bytes:
-    """Plots with one legend below; equal input gives equal bytes.
+    """Plots of a size in inches, at most `columns` side by side, with one legend below, as `svg` or `png`.
 
-    Args:
-        plots: one or more.
-        columns: maximum number side by side.
-        size: width and height of each, in inches.
-        kind: `svg` or `png`.
-        shared_y: all plots have the same y axis, labelled once per row.
+    With `shared_y` all have the same y axis, labelled once per row. Equal input gives equal bytes.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -286,10 +264,7 @@ class Chart:
 
 
 def loss_chart(curves: Sequence[LossCurve]) -> Chart | None:
-    """One line per curve of two or more finite points, loss over step; None without any.
-
-    Logarithmic where all losses are positive and span a factor of 10.
-    """
+    """One line per curve of two or more finite points, loss over step; None without any."""
     points = [line for curve in curves if len(line := _finite_points(curve)) > 1]
     if not points:
         return None

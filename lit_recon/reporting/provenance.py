@@ -24,11 +24,7 @@ _PACKAGES = ("torch", "torchvision", "pytorch-lightning", "torchmetrics", "lpips
 
 
 def environment(device: str = "cpu") -> dict[str, str | int | float]:
-    """Versions, machine and command of this process, under flat keys for `metrics.json`.
-
-    `version_*`, `device` (the name of the PyTorch device given), `cpu_count`, `platform`, `peak_memory_mib`, `command`,
-    `created` (UTC), and `peak_gpu_memory_mib` on a GPU.
-    """
+    """Versions, machine and command of this process, under flat keys for `metrics.json`; `device` is a PyTorch one."""
     facts: dict[str, str | int | float] = {"version_lit_recon": __version__}
     facts["version_python"] = platform.python_version()
     for package in _PACKAGES:
@@ -66,17 +62,11 @@ def _processor() -> str:
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper that a run follows.
+    """A paper that a run follows; empty if it follows none."""
 
-    Attributes:
-        citation: authors, title, venue; empty when the run follows no paper.
-        values: printed values by metric: numbers, or text such as `0.16 to 0.25`.
-        note: how the paper's setting differs from this run's, or where the paper has the values.
-    """
-
-    citation: str = ""
-    values: Mapping[str, object] = field(default_factory=dict)
-    note: str = ""
+    citation: str = ""  # authors, title, venue
+    values: Mapping[str, object] = field(default_factory=dict)  # by metric: numbers, or text such as `0.16 to 0.25`
+    note: str = ""  # how the paper's setting differs from this run's, or where the paper has the values
 
 
 def paper_of(settings: Mapping[str, object]) -> Paper:

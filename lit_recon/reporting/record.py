@@ -139,40 +139,23 @@ def _corrupt(path: Path, problem: str, remedy: str = _REMEDY) -> CorruptFileErro
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A finished run.
-
-    Attributes:
-        folder: where it is.
-        settings: the nested configuration.
-        metrics: flat values and facts.
-        victims: one row per image, in the order of the images.
-        reconstructions, targets, nearest_public: float32 `(n, c, h, w)` in [0, 1]; the last is None for a run without
-            public images.
-        class_names: one per class; empty when the run did not tell.
-        losses: one curve per batch and restart; empty when the run kept none.
-        measures: how the run's metrics are printed, by key; empty for runs of earlier releases.
-    """
+    """A finished run; rows and images, float32 `(n, c, h, w)` in [0, 1], are in the same order."""
 
     folder: RunFolder
-    settings: Mapping[str, object]
-    metrics: Mapping[str, Scalar]
+    settings: Mapping[str, object]  # the nested configuration
+    metrics: Mapping[str, Scalar]  # flat values and facts
     victims: list[VictimRow]
     reconstructions: NDArray[np.float32]
     targets: NDArray[np.float32]
-    nearest_public: NDArray[np.float32] | None
-    class_names: list[str] = field(default_factory=list)
-    losses: list[LossCurve] = field(default_factory=list)
-    measures: Mapping[str, Measure] = field(default_factory=dict)
+    nearest_public: NDArray[np.float32] | None  # None for a run without public images
+    class_names: list[str] = field(default_factory=list)  # empty when the run did not tell
+    losses: list[LossCurve] = field(default_factory=list)  # one per batch and restart
+    measures: Mapping[str, Measure] = field(default_factory=dict)  # see `read_measures`
 
     @classmethod
-    def read(cls, folder: RunFolder | Path | str) -> RunRecord:
-        """Read a finished run.
-
-        Raises:
-            MissingDataError: the folder holds none.
-            CorruptFileError: one of its files is malformed, or two of them contradict each other.
-        """
-        run = folder if isinstance(folder, RunFolder) else RunFolder(Path(folder))
+    def read(cls, folder: RunFolder | Path) -> RunRecord:
+        """Read a finished run; MissingDataError without one, CorruptFileError for malformed or contradictory files."""
+        run = folder if isinstance(folder, RunFolder) else RunFolder(folder)
         if not run.is_complete:
             kind = "an unfinished" if run.is_run else "no"
             remedy = f"finish it with `{run.how_to_finish}`" if run.is_run else "check the path"

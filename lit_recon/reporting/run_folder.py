@@ -15,7 +15,6 @@ from lit_recon.reporting.provenance import differences, parse_settings
 
 #: Settings that change neither the result nor its meaning: a run that differs only there is the same run.
 IGNORED_SETTINGS = ("config", "out", "overwrite")
-
 #: How the first line of a run's `config.yaml` begins; the command that made the run follows.
 _MARK = "# lit_recon run"
 _SHOWN_DIFFERENCES = 8
@@ -32,8 +31,10 @@ def marked(config_text: str, command: str = "") -> str:
 
 
 #: Files and folders that a study leaves besides those of a run.
-_OF_STUDIES = ("cells", "utility", "generators", "failed", "figures", "study.json", "grid.json", "evaluation.csv")
-_OF_TABLES = ("bounds.json", "bounds.csv", "factors.json", "factors.csv", "rero.json", "rero.csv")
+_OF_STUDIES = (
+    *("cells", "utility", "generators", "failed", "figures", "study.json", "grid.json", "evaluation.csv"),
+    *("bounds.json", "bounds.csv", "factors.json", "factors.csv", "rero.json", "rero.csv"),
+)
 
 
 class _Entry:
@@ -52,32 +53,19 @@ class RunFolder:
 
     path: Path
 
-    #: The resolved configuration, which repeats the run.
-    config = _Entry("config.yaml")
-    #: Every metric under flat keys; written last, so that its presence means that the run is complete.
-    metrics = _Entry("metrics.json")
-    #: One row of metrics per image.
-    victims = _Entry("victims.csv")
-    #: The images: reconstructed, true, and nearest public.
-    reconstructions = _Entry("reconstructions.safetensors")
-    #: The page of the run, built from the files above.
-    report = _Entry("report.html")
-    #: Folder of the state from which an interrupted run is resumed.
-    checkpoints = _Entry("checkpoints")
-    #: Folder of loggers' files.
-    logs = _Entry("logs")
-    #: The attack's loss by batch, restart and step.
-    losses = _Entry("logs/losses.csv")
-    #: Of an evaluation: description of its cells, for its page.
-    grid = _Entry("grid.json")
-    #: Of a study of factors: the cells of each value of each factor, for its page.
-    factors = _Entry("factors.json")
-    #: Lower bounds on the error of any attack, by the cells' folders.
-    bounds = _Entry("bounds.json")
-    #: One row per cell: metrics, utility, baselines, or why there are none.
-    table = _Entry("evaluation.csv")
-    #: Folder of the plots as image files.
-    figures = _Entry("figures")
+    config = _Entry("config.yaml")  # the resolved configuration, which repeats the run
+    metrics = _Entry("metrics.json")  # all metrics under flat keys; written last: the run is complete if it exists
+    victims = _Entry("victims.csv")  # one row of metrics per image
+    reconstructions = _Entry("reconstructions.safetensors")  # images: reconstructed, true, and nearest public
+    report = _Entry("report.html")  # built from the files above
+    checkpoints = _Entry("checkpoints")  # folder of the state from which an interrupted run is resumed
+    logs = _Entry("logs")  # folder of loggers' files
+    losses = _Entry("logs/losses.csv")  # the attack's loss by batch, restart and step
+    grid = _Entry("grid.json")  # cells of an evaluation, for its page
+    factors = _Entry("factors.json")  # cells of each value of each factor of a study, for its page
+    bounds = _Entry("bounds.json")  # lower bounds on the error of any attack, by the cells' folders
+    table = _Entry("evaluation.csv")  # one row per cell: metrics, utility, baselines, or why there are none
+    figures = _Entry("figures")  # folder of the plots as image files
 
     def failure(self, piece: str) -> Path:
         """Why a piece, named by its folder, has no result: reason, whether it was applicable, traceback."""
@@ -128,16 +116,14 @@ class RunFolder:
         reopen: bool = False,
         more: Iterable[str] = (),
     ) -> Self:
-        """Create the folder of a new run, or reopen that of the same run if it was interrupted.
-
-        Of several processes one calls it; the others use `RunFolder(path)` after a barrier.
+        """Create the folder of a new run, or reopen that of the same run if it was interrupted; by one process only.
 
         Args:
-            path: the folder; created with its parents when missing.
-            config_text: the resolved configuration as YAML, with the first line of `marked`.
-            overwrite: start again when a run is already there; removes only files that a run writes.
+            path: created with its parents when missing.
+            config_text: the resolved configuration as YAML.
+            overwrite: start over where a run is already there; removes only files that a run writes.
             ignored: dotted settings, with all below them, in which the two runs may differ.
-            reopen: continue a finished run too, which then counts as unfinished.
+            reopen: also continue a finished run, which then counts as unfinished.
             more: names of further files and folders that a run of this kind writes, for `overwrite`.
 
         Raises:
@@ -189,7 +175,7 @@ class RunFolder:
     def _clear(self, more: Iterable[str]) -> None:
         # The metrics are removed first: if the process is killed meanwhile, the run counts as unfinished.
         own = (self.metrics, self.report, self.victims, self.reconstructions, self.checkpoints, self.logs)
-        for path in (*own, *(self.path / name for name in (*_OF_STUDIES, *_OF_TABLES, *more))):
+        for path in (*own, *(self.path / name for name in (*_OF_STUDIES, *more))):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:

@@ -46,19 +46,16 @@ _FACTS = {
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """One metric of a run as text, with standard deviation over images and 95 % confidence interval of the mean.
-
-    `reasons` says of every missing value, ours first, why it is missing.
-    """
+    """One metric of a run, its baselines and its paper, as text."""
 
     measure: Measure
     ours: str
-    spread: str
-    interval: str
+    spread: str  # standard deviation over images
+    interval: str  # 95 % confidence interval of the mean
     mean_image: str
     nearest_public: str
     paper: str
-    reasons: list[str]
+    reasons: list[str]  # why each missing value is missing, ours first
 
 
 @dataclass(frozen=True)
@@ -155,27 +152,18 @@ _NOT_LISTED = ("rmse", "mse")
 
 @dataclass(frozen=True)
 class Card:
-    """One victim.
+    """One victim; images are data URIs."""
 
-    Attributes:
-        title: id and class of the image.
-        label_note: the recovered label, where it is wrong.
-        closer: whether the reconstruction beats the nearest public image; None where that is not known.
-        target, reconstruction, nearest_public: images as data URIs; the last is empty without public images.
-        scores: `(name, value)` of the reconstruction's scores but for the RMSE.
-        rank: `Best`, `Median`, `Worst`, or nothing.
-    """
-
-    title: str
-    label_note: str
-    closer: bool | None
+    title: str  # id and class of the image
+    label_note: str  # the recovered label, where it is wrong
+    closer: bool | None  # whether the reconstruction beats the nearest public image; None where that is not known
     target: str
     reconstruction: str
-    nearest_public: str
+    nearest_public: str  # empty without public images
     rmse: str
     nearest_rmse: str
-    scores: list[tuple[str, str]]
-    rank: str = ""
+    scores: list[tuple[str, str]]  # `(name, value)`, without the RMSE
+    rank: str = ""  # `Best`, `Median`, `Worst`, or nothing
 
 
 @dataclass(frozen=True)
@@ -188,21 +176,14 @@ class CardGroup:
 
 @dataclass(frozen=True)
 class Gallery:
-    """All cards of a run.
+    """All cards of a run."""
 
-    Attributes:
-        groups: every victim once; small cards if `compact`, of at least `card_width` CSS pixels.
-        extremes: the best, median and worst by RMSE, where there are too many victims to take in at once.
-        pixelated: whether images are so small that a page has to enlarge them.
-        public: whether the cards show public images.
-    """
-
-    groups: list[CardGroup]
-    extremes: list[Card]
-    compact: bool
-    card_width: int
-    pixelated: bool
-    public: bool
+    groups: list[CardGroup]  # every victim once
+    extremes: list[Card]  # the best, median and worst by RMSE, where there are too many victims to take in at once
+    compact: bool  # whether the cards are small
+    card_width: int  # least width in CSS pixels
+    pixelated: bool  # whether images are so small that a page has to enlarge them
+    public: bool  # whether the cards show public images
 
 
 def gallery(record: RunRecord) -> Gallery:

@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from lit_recon.measures import MEASURES
-from lit_recon.measures import Measure as Measure
+from lit_recon.measures import MEASURES, Measure
 from lit_recon.reporting.provenance import find_setting
 from lit_recon.reporting.record import RunRecord
 
@@ -139,7 +138,7 @@ def verdict(record: RunRecord) -> str:
 
 
 def knowledge(record: RunRecord) -> list[Grant]:
-    """The attacker's knowledge, then what was not known."""
+    """What the attacker knew and did not know."""
     sizes = sorted(set(Counter(row.batch for row in record.victims).values()))
     images = f"{' or '.join(map(str, sizes))} {'image' if sizes == [1] else 'images'}"
     model = "The public model: its architecture, its weights and how it normalizes pixels."
@@ -148,7 +147,7 @@ def knowledge(record: RunRecord) -> list[Grant]:
             "The model, which a malicious server modified before clients received it: results are not comparable with "
             "those of an attacker who does not modify the model."
         )
-    grants = [
+    return [
         Grant(True, model),
         Grant(True, f"The client's update, and that it came from {images}."),
         *_client(record),
@@ -157,7 +156,6 @@ def knowledge(record: RunRecord) -> list[Grant]:
         *_batch_norm(record),
         Grant(False, "The images. They were used only after the attack, to match and score the reconstructions."),
     ]
-    return sorted(grants, key=lambda grant: not grant.known)
 
 
 def notes(record: RunRecord) -> list[str]:

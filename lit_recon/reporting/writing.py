@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 def write_metrics(folder: RunFolder, metrics: Mapping[str, Scalar], measures: Sequence[Measure] = ()) -> None:
     """Write `metrics.json`, which marks the run as complete: call it after all other writers.
 
-    Args:
-        folder: of the run.
-        metrics: flat keys; `notes` may be a list of sentences. A value that is not finite becomes null with its reason.
-        measures: how to print the metrics among them; stored under `formats`.
+    A value that is not finite becomes null with its reason. `measures` tell how to print the metrics among them.
     """
     content: dict[str, object] = {}
     for key, value in metrics.items():
@@ -78,19 +75,15 @@ def write_tensors(
     features: Tensor | None = None,
     feature_batches: Tensor | None = None,
 ) -> None:
-    """Write `reconstructions.safetensors`, row by row of the same victim.
+    """Write `reconstructions.safetensors`, row by row of the same victim; ShapeError for other shapes or pixels.
 
     Args:
         folder: of the run.
         reconstructions, targets, nearest_public: images `(n, c, h, w)` in [0, 1]; None without public images.
-        labels: true classes `(n,)`.
-        recovered_labels: classes `(n,)` that the attack recovered or was given.
+        labels, recovered_labels: true classes `(n,)`, and those that the attack recovered or was given.
         class_names: name of every class, for the report.
         features: `(r, d)` that the attack recovered, in an order of its own.
         feature_batches: number of the client batch `(r,)` that each of them is from.
-
-    Raises:
-        ShapeError: shapes differ, or pixels lie outside [0, 1].
     """
     images = {"reconstructions": reconstructions, "targets": targets}
     if nearest_public is not None:
@@ -130,22 +123,14 @@ Scalar = str | float | int | bool | None | list[str]
 
 @dataclass(frozen=True)
 class VictimRow:
-    """One attacked image.
+    """One attacked image."""
 
-    Attributes:
-        batch: number of the client batch that the image was in, from 0.
-        id: index of the image in its data set.
-        label, recovered_label: true class, and the class that the attack recovered or was given.
-        loss: attacker-visible loss of the batch's reconstruction.
-        scores: `rmse`, `nearest_public_rmse`, ...; None where a score is missing.
-    """
-
-    batch: int
-    id: int
+    batch: int  # number of the client batch that the image was in, from 0
+    id: int  # index of the image in its data set
     label: int
-    recovered_label: int
-    loss: float
-    scores: Mapping[str, float | None]
+    recovered_label: int  # by the attack, or given to it
+    loss: float  # attacker-visible, of the batch's reconstruction
+    scores: Mapping[str, float | None]  # `rmse`, `nearest_public_rmse`, ...; None where a score is missing
 
 
 def write_scores(

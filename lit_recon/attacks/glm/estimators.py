@@ -44,11 +44,7 @@ def from_ridge(estimator: Ridge) -> ReleasedGLM | ReleasedWithoutIntercept:
 
 
 def from_poisson_regressor(estimator: PoissonRegressor, n_examples: int) -> ReleasedGLM:
-    """A `PoissonRegressor` fitted with intercept on `n_examples` records, the missing one included.
-
-    Raises:
-        UnsupportedModelError: if it is no such estimator.
-    """
+    """A `PoissonRegressor` fitted with intercept on `n_examples` records, else UnsupportedModelError."""
     _check_one_target(estimator, "PoissonRegressor")
     _require(estimator, "fit_intercept", [True])
     accuracy = _tolerance(estimator, estimator.n_iter_, n_examples)
@@ -58,8 +54,7 @@ def from_poisson_regressor(estimator: PoissonRegressor, n_examples: int) -> Rele
 def from_logistic_regression(estimator: LogisticRegression, n_examples: int) -> ReleasedGLM:
     """A `LogisticRegression` fitted on `n_examples` records, the missing one included; targets index `classes_`.
 
-    Raises:
-        UnsupportedModelError: if it is no such estimator, has no intercept, class weights or a penalty other than L2.
+    UnsupportedModelError for other estimators, no intercept, class weights, and penalties other than L2.
     """
     _check_fitted(estimator, "LogisticRegression")
     _require(estimator, "fit_intercept", [True])

@@ -127,20 +127,16 @@ _MARGIN = 100.0
 class GLMReconstruction:
     """The missing record.
 
-    Attributes:
-        error: upper estimate of the largest error of an input: `condition` times the largest of the gradient that the
-            solver may have left, the gradient's rounding error, and a target gap that contradicts both; None where
-            nothing is known of the solver.
-        target_gap: distance from the computed target to the nearest admissible one (for k classes: to the nearest
-            one-hot vector), 0 for an exact reconstruction; None where all numbers are admissible.
+    `error` is an upper estimate of the largest error of an input: `condition` times the largest of the gradient that
+    the solver may have left, the gradient's rounding error, and a target gap that contradicts both.
     """
 
     inputs: Array  # `(d,)`, without the constant
     target: float  # classes are numbers 0 to k-1
     residual: float  # `|target - prediction|` of the released model at the record
     condition: float  # largest error of the inputs per unit of the released model's gradient
-    error: float | None
-    target_gap: float | None
+    error: float | None  # None where nothing is known of the solver
+    target_gap: float | None  # from the computed to the nearest admissible target; None where all are admissible
     notes: tuple[str, ...] = ()  # warnings for the reader
 
 

@@ -34,7 +34,6 @@ class ReleasedGLM:
         gradient_error: upper bound on the entries of the sum's gradient at the coefficients, 0 for a direct solver and
             None if not known.
         notes: copied to every reconstruction.
-
     """
 
     family: Family
@@ -55,12 +54,8 @@ class ReleasedGLM:
     def reconstruct(self, known_inputs: Array, known_targets: Array) -> GLMReconstruction:
         """The record that was used together with the known ones, which are all others.
 
-        Args:
-            known_inputs, known_targets: `(n, d)`, without the constant, and `(n,)`; classes are numbers 0 to k-1.
-
-        Raises:
-            ShapeError: the records do not fit the model.
-            UnsupportedModelError: the model interpolates the missing record.
+        Known inputs are `(n, d)`, without the constant, and targets `(n,)`; classes are numbers 0 to k-1. ShapeError
+        for records that do not fit the model, UnsupportedModelError if it interpolates the missing record.
 
         >>> from lit_recon.attacks.glm.family import Gaussian
         >>> line = ReleasedGLM(Gaussian(), np.array([1 / 3, 1.5]), np.zeros(2))
@@ -158,11 +153,8 @@ class ReleasedWithoutIntercept:
     ) -> TwoCandidates:
         """Both records that could have been used together with the known ones; see `ReleasedGLM.reconstruct`.
 
-        Args:
-            known_inputs, known_targets: `(n, d)` and `(n,)`, all records but one.
-            target: of the missing record.
-            bounds: smallest and largest possible value of an input; a candidate that exceeds them by more than its
-                error is wrong.
+        The target is that of the missing record. A candidate that exceeds the `bounds` of an input, its smallest and
+        largest possible value, by more than its error is wrong.
         """
         inputs, targets = check_known(known_inputs, known_targets, len(self.coefficients))
         theta, magnitudes, sizes = self.coefficients, np.abs(self.coefficients), np.abs(inputs)

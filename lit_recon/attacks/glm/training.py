@@ -77,8 +77,7 @@ class LeastSquares(Regression):
 
     Args:
         penalty: `|X theta - y|^2 + penalty |theta|^2` is minimized; 0 is ordinary least squares, above 0 it is ridge.
-        intercept: fit an intercept, without regularization. Without one only the attack of theorem 8 applies, whose
-            adversary also knows the missing record's target.
+        intercept: fit one, without regularization; otherwise the adversary needs the missing record's target, too.
     """
 
     penalty: float = 0.0
@@ -101,8 +100,7 @@ class Logistic(Regression):
 
     Args:
         C: inverse of the penalty, as in scikit-learn: cross-entropy summed over records plus `|theta|^2 / (2 C)`.
-        solver: of scikit-learn. `newton-cholesky` is exact where a matrix of all coefficients fits into memory;
-            `newton-cg` is for many classes; `lbfgs` is scikit-learn's default.
+        solver: of scikit-learn: `newton-cholesky` is exact, but needs a matrix of all coefficients in memory.
         tol: tolerance at which the solver stops.
         max_iter: largest number of iterations.
     """
@@ -169,13 +167,8 @@ def attack_record(
 ) -> Attempt:
     """Reconstruct the record that a model was trained on beside the known ones, by [Balle2022], theorems 1 and 8.
 
-    Args:
-        known_inputs, known_targets: see `ReleasedGLM.reconstruct`.
-        target: of the missing record; required, and used, only for a model without intercept.
-        bounds: smallest and largest possible value of an input.
-
-    Raises:
-        ShapeError: the records do not fit the model, or a target is needed and not given.
+    The target of the missing record is needed for a model without intercept only, as are the `bounds` of an input.
+    ShapeError for a missing target; for known records see `ReleasedGLM.reconstruct`.
     """
     try:
         if not isinstance(released, ReleasedWithoutIntercept):

@@ -106,10 +106,7 @@ class LayersOnly(ModelAccess):
 
 @dataclass(frozen=True)
 class BlackBox(ModelAccess):
-    """The model's outputs on some images, as a query interface gives them.
-
-    The images are the first shadow targets, which the adversary holds besides the fixed set. The features are the
-    outputs minus those of the reference: what the unknown image changed.
+    """The model's outputs on the first shadow targets, minus those of the reference: what the unknown image changed.
 
     Args:
         output: the model's `logits`, or the `probabilities` that follow from them.

@@ -59,10 +59,6 @@ class Reconstructor(ABC):
 
     A reconstructor is never changed once it is built: `bind` and `fitted` return copies.
 
-    Attributes:
-        needs_background: whether `bind` has to come before `fitted`.
-        background: the argument of `bind`; None before.
-
     >>> class MeanImage(Reconstructor):
     ...     def fit(self, differences, images, labels, n_classes):
     ...         self.mean, self.label = images.mean(0), labels.mode().values
@@ -75,8 +71,8 @@ class Reconstructor(ABC):
     """
 
     # Without annotations, which the command line would evaluate in the modules of subclasses.
-    needs_background = False
-    background = cast("Background | None", None)
+    needs_background = False  # whether `bind` has to come before `fitted`
+    background = cast("Background | None", None)  # the argument of `bind`
 
     @final
     def bind(self, background: Background) -> Self:
@@ -99,8 +95,7 @@ class Reconstructor(ABC):
             n_classes: number of labels there are.
 
         Raises:
-            ThreatModelError: `bind` has to be called before.
-            ConfigError: a setting forbids so many models.
+            ThreatModelError, ConfigError: `bind` has to be called before; a setting forbids so many models.
             ShapeError: see `check`.
         """
         if self.needs_background and self.background is None:
@@ -134,8 +129,7 @@ class Reconstructor(ABC):
     def reconstruct(self, differences: Tensor) -> ReconstructedTargets:
         """The images of released models, given the differences `(m, p)` of their weights from the reference.
 
-        Raises:
-            ShapeError: a difference is zero or not finite, or the models are of another network.
+        A ShapeError says that one is zero or not finite, or that they are of another network.
         """
 
     @property
@@ -150,7 +144,7 @@ class Reconstructor(ABC):
 
 
 class Improvement(Reconstructor):
-    """A reconstructor that builds on the one that `prepare` sets as `guess`, and reports its facts and notes."""
+    """A reconstructor that builds on another one, its `guess`, and reports that one's facts and notes."""
 
     needs_background = True
 

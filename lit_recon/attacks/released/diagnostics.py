@@ -12,11 +12,11 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch.func import grad
 
 from lit_recon.attacks.shadow.engine import Execution
 from lit_recon.attacks.shadow.plan import ShadowPlan
-from lit_recon.attacks.shadow.training import cross_entropy, unflatten
+from lit_recon.attacks.shadow.training import cross_entropy, of_own_images, unflatten
 from lit_recon.data import ImageSet
 from lit_recon.errors import ConfigError, ShapeError
 
@@ -34,11 +34,7 @@ class TargetGradients:
 
 
 def along_training(plan: ShadowPlan, targets: ImageSet, n_steps: int, execution: Execution) -> TargetGradients:
-    """Train one model per target image, and compute the gradient of the image's loss during training.
-
-    There are `n_steps` evenly spaced points of training, from the initial to the trained model; ConfigError if fewer
-    than two. The plan of models that were released has the purpose `released`.
-    """
+    """Train one model per target image, with gradients at `n_steps` evenly spaced points, start and end included."""
     if n_steps < 2:
         raise ConfigError(f"gradients along training need at least two points, its start and its end; got {n_steps}")
     last, members, pixels = plan.known.n_steps, range(len(targets)), targets.pixels()
@@ -56,13 +52,7 @@ def along_training(plan: ShadowPlan, targets: ImageSet, n_steps: int, execution:
 
 def own_gradients(network: nn.Module, weights: Tensor, images: Tensor, labels: Tensor) -> Tensor:
     """Gradients `(m, p)` of the cross-entropy of models `(m, p)` on one image `(m, c, h, w)` and label `(m,)` each."""
-    if not len(weights) == len(images) == len(labels) or not len(weights):
-        raise ShapeError(
-            f"every model needs one image and one label; got {len(weights)}, {len(images)} and {len(labels)}"
-        )
-    gradient, own, own_labels = grad(partial(cross_entropy, network)), images[:, None], labels[:, None]
-    parts = zip(weights.split(_CHUNK), own.split(_CHUNK), own_labels.split(_CHUNK), strict=True)
-    return torch.cat([vmap(gradient)(*part) for part in parts])
+    return of_own_images(grad(partial(cross_entropy, network)), weights, images, labels, _CHUNK)
 
 
 #: Perplexity of t-SNE, if there are enough models.
@@ -111,10 +101,7 @@ def identified(observed: Tensor, expected: Tensor, n_candidates: int, generator:
     released one best, which is the maximum likelihood estimate for isotropic noise. Candidates of model `i` are its own
     image and `n_candidates - 1` of the other models' images, drawn at random.
 
-    Args:
-        observed, expected: differences `(m, p)` of the released and of the noise-free models from the reference.
-        n_candidates: from 2 to `m`; ConfigError for others.
-        generator: of the draw.
+    `observed` and `expected` are differences `(m, p)` of the released and of the noise-free models from the reference.
 
     >>> identified(torch.eye(3) + 0.1, torch.eye(3), 3, torch.Generator())
     tensor([True, True, True])

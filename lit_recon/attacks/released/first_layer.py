@@ -49,11 +49,9 @@ class WhitenedFirstLayer:
 
     @classmethod
     def of(cls, plan: ShadowPlan | None, who: str = "the attack") -> WhitenedFirstLayer:
-        """Of the models of a plan; errors name `who` needs it.
+        """Of the models of a plan; ThreatModelError without one, naming `who` needs it.
 
-        Raises:
-            ThreatModelError: the adversary does not see the whole model.
-            UnsupportedModelError, ConfigError: the rows of the first layer are not combinations of training images.
+        UnsupportedModelError or ConfigError where the rows of the first layer are not combinations of training images.
         """
         if plan is None:
             raise ThreatModelError(
@@ -141,8 +139,7 @@ class FirstLayerRidge(Improvement):
 
     Args:
         inner: learns from the features; default: kernel ridge regression with wide kernels and small ridges.
-        remainder: weight of the first layer's remainder, where image, neurons and all other weights, each scaled to
-            unit length, have weight 1.
+        remainder: weight of the first layer's remainder; image, neurons and all other weights have weight 1.
     """
 
     inner: Reconstructor | None = None

@@ -26,8 +26,7 @@ class KernelRidge(Reconstructor):
     Bandwidth and ridge minimize the leave-one-out error, which has a closed form, on a part of the shadow models.
 
     Args:
-        bandwidths: candidates for the bandwidth of `exp(-d / bandwidth)`, where `d` is a squared distance divided by
-            the mean squared distance.
+        bandwidths: candidates for the bandwidth of `exp(-d / bandwidth)`; squared distances `d` have a mean of 1.
         ridges: candidates for the ridge that is added to the kernel's diagonal of 1.
         n_validation: number of shadow models, from the first on, that the choice is made on.
         max_models: most shadow models; time grows with the cube, memory with the square: 16,000 take about 9 GiB.

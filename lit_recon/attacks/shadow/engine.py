@@ -50,6 +50,8 @@ def train_models(
 ) -> Tensor:
     """Train one model per image on the fixed set and that image, in full float precision.
 
+    Returns flat weights `(s, p)`, with snapshots `(s, t * p)` in the order of their steps.
+
     Args:
         known: the training.
         initial: weights `(p,)` of all models, or `(s, p)` of each.
@@ -57,12 +59,8 @@ def train_models(
         execution: implementation; all agree up to rounding.
         generators: for noise or an unknown order of mini-batches one per model, for a known order one in all.
 
-    Returns:
-        Flat weights `(s, p)`; with snapshots `(s, t * p)`, in the order of their steps.
-
     Raises:
-        ShapeError: arguments do not fit, or training diverged.
-        UnsupportedModelError: this implementation does not support the network.
+        ShapeError, UnsupportedModelError: arguments do not fit, or training diverged; not for this network.
     """
     with full_precision():
         trained = _WAYS[execution](known, initial, images, labels, generators)
@@ -75,16 +73,13 @@ def train_models(
 def train_reference(
     known: KnownTraining, initial: Tensor, generators: Sequence[torch.Generator] | None = None
 ) -> Tensor:
-    """The reference model: the same training without the gradient of the unknown image.
+    """The reference model: the same training without noise and without the gradient of the unknown image.
 
     Its loss is the sum over the images of the fixed set divided by the number of all images, so that the difference of
-    a released model from it is due to the model's own image, to noise and to an unknown order of mini-batches only. The
-    reference has no noise, and is the mean over several orders if the order is unknown.
+    a released model from it is due to the model's own image, to noise and to an unknown order of mini-batches only. An
+    unknown order has several generators, whose references are averaged; a known one has one.
 
-    A known order of mini-batches has one generator, an unknown one has several.
-
-    Returns:
-        Weights `(p,)`, with snapshots `(t * p,)`, float64: in float32 errors would be a hundredth of the differences.
+    Returns weights `(p,)`, with snapshots `(t * p,)`, float64: float32 errors are a hundredth of the differences.
     """
     exact = known.on(known.images.device, torch.float64)
     if known.descent.dp is not None:

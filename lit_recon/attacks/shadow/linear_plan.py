@@ -59,11 +59,7 @@ class ApproximationError:
 
     @classmethod
     def read(cls, folder: Path, n: int, tolerance: float) -> ApproximationError:
-        """The errors of `n` models that were written into a store.
-
-        Raises:
-            MissingDataError, CorruptFileError: there is no such file, or it is damaged.
-        """
+        """The errors of `n` models that were written into a store; MissingDataError or CorruptFileError without."""
         path = cls.path(folder)
         if not path.is_file():
             raise MissingDataError(
@@ -92,11 +88,8 @@ _SAMPLE = "exact_sample"
 class LinearPlan:
     """Shadow models approximated by linear response, if its error is tolerable; ConfigError for unsupported models.
 
-    Attributes:
-        exact: the plan of the exact models.
-        response: rank and error tolerance.
-        kind: `linear`: all models are approximated, and an error beyond the tolerance is refused; `mixed`: the sample
-            is exact, and beyond the tolerance all models are.
+    `linear`: all models are approximated, and an error beyond the tolerance is refused. `mixed`: the sample is exact,
+    and beyond the tolerance all models are.
     """
 
     exact: ShadowPlan

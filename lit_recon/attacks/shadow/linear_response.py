@@ -162,8 +162,7 @@ class LinearResponse:
 
     Args:
         rank: leading directions of the fixed images that the Hessian is projected to; all if there are fewer.
-        hessian_images: images of the fixed set, drawn anew in every step, that the Hessian is estimated on; all if
-            there are fewer.
+        hessian_images: images of the fixed set, drawn anew in every step, that the Hessian is estimated on.
         sample: models that are also trained exactly, to measure the error.
         tolerance: largest median relative error of the sample's differences at which the approximation is used.
     """
@@ -188,15 +187,9 @@ def respond(
 ) -> Iterator[Tensor]:
     """Differences `(s, p)` of shadow models from `train_reference`, to first order, group by group.
 
-    All models advance together along the reference's path. The result of a group depends on its own images only.
-
-    Args:
-        known, initial: the training, by gradient descent on full batches, and its start `(p,)`.
-        groups: images `(s, c, h, w)` and labels `(s,)`; one group should fit into the processor's cache.
-        response: rank and number of images of the Hessian.
-
-    Raises:
-        ConfigError, ShapeError: see `n_coordinates`; arguments do not fit, or training diverged.
+    All models advance together along the reference's path, by gradient descent on full batches from `initial` `(p,)`.
+    The result of a group, images `(s, c, h, w)` and labels `(s,)`, depends on these only; one group should fit into the
+    processor's cache. ConfigError, ShapeError: see `n_coordinates`; arguments do not fit, or training diverged.
     """
     for images, labels in groups:
         known.check(initial, images, labels)

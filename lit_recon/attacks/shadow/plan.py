@@ -140,13 +140,9 @@ class ShadowPlan:
         return None if self.descent.batch_size is None else [seeded_generator(self.seed, "order")]
 
     def train(self, images: ImageSet, members: range, execution: Execution, reference: Tensor) -> Tensor:
-        """Differences `(s, p)`, float32 on the CPU, of the models of some of the images; `(s, t * p)` with snapshots.
+        """Differences `(s, p)` of some models from `reference()`, float32 on the CPU; `(s, t * p)` with snapshots.
 
-        Args:
-            images: one per model of the whole plan.
-            members: positions of the models to train now.
-            execution: see `train_models`, whose errors are raised.
-            reference: result of `reference()`.
+        Of `images`, one per model of the whole plan, `members` are trained now; raises as `train_models` does.
         """
         own = images.subset(torch.tensor(list(members)))
         trained = train_models(
@@ -226,21 +222,14 @@ def pretrained_weights(network: nn.Module, images: Tensor, labels: Tensor, how: 
 
 
 def load_released(path: Path, network: nn.Module, n: int, n_snapshots: int = 1) -> Tensor:
-    """Weights of `n` released models of one architecture.
+    """Flat weights `(n, n_snapshots * p)` of `n` released models of one architecture, in their own precision.
 
-    Args:
-        path: a safetensors file with the tensors of the network's `state_dict`, each with a leading axis of `n`, which
-            may be left out for one model, or with leading axes `(n, n_snapshots)` for several snapshots.
-        network, n: the architecture, and the number of models, one per target.
-        n_snapshots: models that each training released, the final one included.
-
-    Returns:
-        Flat weights `(n, n_snapshots * p)` in the order of the network's parameters, in their own precision.
+    The safetensors file has the tensors of the network's `state_dict`, each with a leading axis of `n`, which may be
+    left out for one model, or with leading axes `(n, n_snapshots)`. Snapshots include the final model.
 
     Raises:
         MissingDataError, CorruptFileError: there is no such file, or it is not a safetensors file.
-        UnsupportedModelError: its models have another architecture.
-        ShapeError: it holds another number of models, or a weight is NaN or infinite.
+        UnsupportedModelError, ShapeError: another architecture; another number of models, NaN or infinite weights.
     """
     tensors = read_tensors(path, "safetensors file of released models", "copy it there")
     wanted = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}

@@ -44,12 +44,7 @@ class ShadowStore:
 
     @classmethod
     def open(cls, folder: Path, description: Mapping[str, object]) -> ShadowStore | None:
-        """The store in `folder`; None if there is none.
-
-        Raises:
-            ConfigError: it was made for another training; the message names the fields that differ.
-            CorruptFileError: its description cannot be read.
-        """
+        """The store in `folder`, if any; ConfigError for another training's, CorruptFileError for a damaged one."""
         path = folder / "store.json"
         if not path.is_file():
             return None
@@ -103,11 +98,8 @@ class ShadowStore:
     def read(self, images: ImageSet, feature_map: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Differences `(s, p)` float32 of the models of these images, the first `s` shadow targets.
 
-        A `feature_map` is applied to the differences of each shard as it is read.
-
-        Raises:
-            MissingDataError: a shard has not been trained yet.
-            ConfigError, CorruptFileError: see `check`.
+        A `feature_map` is applied to the differences of each shard as it is read. Raises MissingDataError for a shard
+        that has not been trained yet, otherwise as `check`.
         """
         keys, parts = image_keys(images), []
         for shard in self.shards(len(images)):

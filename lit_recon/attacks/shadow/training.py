@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
@@ -30,16 +30,13 @@ class GradientDescent:
     Args:
         steps: number of steps, each over one batch.
         lr: learning rate.
-        momentum: `v <- momentum * v + gradient`, `theta <- theta - lr * v`, as in `torch.optim.SGD`; for Adam, the
-            decay of the mean gradient.
+        momentum: as in `torch.optim.SGD`, `v <- momentum * v + gradient`; for Adam, the decay of the mean gradient.
         optimizer: gradient descent with momentum, or Adam as in `torch.optim.Adam`.
         dp: clipping and noise, for full batches only; default: none.
         batch_size: images per batch; default: all of them.
-        order: of mini-batches: `known`: shadow models see the same batches as the released model; `unknown`: every
-            model, released or shadow, draws its own.
+        order: of mini-batches: `known`: the same for released and shadow models; `unknown`: every model draws its own.
         epochs: number of epochs, instead of `steps`; for mini-batches.
-        snapshots: number of steps, or of epochs if `epochs` is set, after which the model is also released, besides the
-            final one; ascending.
+        snapshots: ascending numbers of steps, or of epochs if that is set, after which the model is also released.
 
     Source: Balle, Cherubin and Hayes 2022, table V (MNIST); mini-batches: section VI-B.
 
@@ -138,10 +135,8 @@ class GradientDescent:
 class KnownTraining:
     """Everything about a released model's training but one image.
 
-    Raises:
-        ShapeError: images and labels do not fit, or their dtype is not that of the network.
-        UnsupportedModelError: the network has buffers or random layers: its data do not determine the training.
-        ConfigError: a mini-batch is larger than the training set.
+    ShapeError for images that do not fit labels or network, ConfigError for mini-batches larger than the training set,
+    UnsupportedModelError for networks with buffers or random layers: data do not determine their training.
     """
 
     network: nn.Module  # its weights are not used
@@ -235,6 +230,22 @@ def cross_entropy(
 ) -> Tensor:
     """Of a network with weights `(p,)` on images `(n, ...)` with labels `(n,)`; differentiable in the first two."""
     return F.cross_entropy(functional_call(network, unflatten(network, weights), images), labels, reduction=reduction)
+
+
+def of_own_images(
+    function: Callable[[Tensor, Tensor, Tensor], Tensor], weights: Tensor, images: Tensor, labels: Tensor, chunk: int
+) -> Tensor:
+    """A function of a model's weights, images and labels, for models `(m, p)` with one image and label `(m,)` each.
+
+    `chunk` models are computed at a time.
+    """
+    if not len(weights) == len(images) == len(labels) > 0:
+        raise ShapeError(
+            f"every model needs one image and one label; got {len(weights)} models, {len(images)} images and "
+            f"{len(labels)} labels"
+        )
+    parts = zip(weights.split(chunk), images[:, None].split(chunk), labels[:, None].split(chunk), strict=True)
+    return torch.cat([vmap(function)(*part) for part in parts])
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_recon.experiments.factors.results import FactorCellScores, FactorResult, FactorStudy, Point
+from lit_recon.experiments.released_attack.page import error_histogram
 from lit_recon.reporting.pages import Panel, Picture
 from lit_recon.reporting.plots import COLOURS, MARKS, STYLES, Plot, Series, draw, image_grid
 from lit_recon.reporting.record import read_images
@@ -28,10 +29,7 @@ _SMALL, _NAMED_CLASSES = (3.3, 2.9), 10
 
 
 def factor_curve(study: FactorStudy, factor: FactorResult, kind: str = "svg") -> bytes:
-    """The attack's error over the values of a factor, with reference errors and the paper's values.
-
-    At least one value must have an error; `kind` is `svg` or `png`.
-    """
+    """The attack's error over the values of a factor, one of which must have an error, with the paper's values."""
     points = [point for _, point in factor.points]
     numeric = all(point.place is not None for point in points)
     labels = {point.label: point.place for point in points}
@@ -187,17 +185,12 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def _errors(factor: FactorResult, named: Sequence[tuple[str, FactorCellScores]]) -> Panel:
-    plot = Plot(
-        x_label="squared error of a target image",
-        y_label="share of the target images",
-        samples={words: cell.errors for words, cell in named},
-        levels=_oracle(named[0][1]),
-    )
+    drawn = error_histogram({words: cell.errors for words, cell in named}, _oracle(named[0][1]))
     description = "Histograms of the squared error over all target images"
     return Panel(
         f"{factor.title}: error by target image",
         "Distribution of the attack's squared error over the target images, in each case.",
-        [Picture(draw([plot], size=(6.8, 3.4)), description, f"{factor.name}_errors.svg")],
+        [Picture(drawn, description, f"{factor.name}_errors.svg")],
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 import lit_recon._torchvision
 
@@ -39,9 +39,6 @@ from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.training.trainer import build_trainer
 
-#: `models` is measured on every cell, the others on request.
-_Kind = Literal["models"] | Measure
-
 
 @dataclass(frozen=True)
 class Measures:
@@ -57,10 +54,10 @@ class Measures:
     def take(self, wanted: Iterable[Measure]) -> None:
         """Take the requested measures that are missing."""
         take = {"models": self._models, "gradients": self._gradients, "embedding": self._embedding}
-        for kind, name in files_of(wanted).items():
+        for name in files_of(wanted):
             path = self.folder.path / name
             if not path.is_file():
-                write_text(path, json.dumps(take[kind]()) + "\n")
+                write_text(path, json.dumps(take[path.stem]()) + "\n")
 
     @property
     def _released(self) -> ShadowStore:
@@ -88,10 +85,7 @@ class Measures:
         return found
 
     def _membership(self, weights: Tensor, others: ImageSet) -> float:
-        """Membership inference by an image's loss: area under the ROC, mean over the models.
-
-        Source: the threshold attack on losses in Balle et al. 2022, table IX.
-        """
+        """Area under the ROC of a threshold on an image's loss, mean over the models; Balle et al. 2022, table IX."""
         known = self.split.fixed
         scores = -torch.cat([losses(self.plan, weights, images) for images in (known, others)], dim=1).double()
         members = torch.arange(scores.shape[1]) < len(known)
@@ -127,10 +121,9 @@ def _first(images: ImageSet, n: int) -> ImageSet:
     return images.subset(torch.arange(min(n, len(images))))
 
 
-def files_of(wanted: Iterable[Measure]) -> dict[_Kind, str]:
-    """Names of the files of all that is measured on a cell."""
-    kinds: list[_Kind] = ["models", *sorted(wanted)]
-    return {kind: f"{kind}.json" for kind in kinds}
+def files_of(wanted: Iterable[Measure]) -> list[str]:
+    """Names of the files of all that is measured on a cell: `models` on every cell, the others on request."""
+    return [f"{kind}.json" for kind in ("models", *sorted(wanted))]
 
 
 @dataclass(frozen=True)
@@ -144,11 +137,7 @@ class Transfer:
 
     @property
     def split(self) -> InformedSplit:
-        """The new fixed set, the same targets, and as many of the shadow targets as there are new models.
-
-        Raises:
-            ConfigError: too few images are left for another fixed set.
-        """
+        """The new fixed set, the same targets, and as many shadow targets as new models; ConfigError for too few."""
         old, n = self.old, len(self.old.fixed)
         left = 0 if old.rest is None else len(old.rest)
         if old.rest is None or left < n:

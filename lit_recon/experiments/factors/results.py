@@ -120,25 +120,17 @@ class FactorResult:
 
 @dataclass(frozen=True)
 class FactorStudy:
-    """A study: its nested configuration, the cells that all others are compared with, and its factors.
-
-    `kappas` are the baseline success probabilities of the bounds on reconstruction.
-    """
+    """A study and its factors."""
 
     folder: RunFolder
-    settings: Mapping[str, object]
-    base: Point
+    settings: Mapping[str, object]  # the nested configuration
+    base: Point  # that all others are compared with
     factors: list[FactorResult]
-    kappas: list[float]
+    kappas: list[float]  # baseline success probabilities of the bounds on reconstruction
 
     @classmethod
     def read(cls, folder: Path) -> FactorStudy:
-        """Read a study, finished or not.
-
-        Raises:
-            MissingDataError: the folder holds none.
-            CorruptFileError: one of its files is malformed.
-        """
+        """Read a study, finished or not; MissingDataError if there is none, CorruptFileError for a malformed file."""
         grid = RunFolder(folder)
         if not grid.factors.is_file():
             raise MissingDataError(f"{grid.path} holds no study ({grid.factors.name} is missing): check the path")

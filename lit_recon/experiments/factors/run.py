@@ -6,8 +6,6 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import lit_recon._torchvision
-
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
@@ -22,13 +20,7 @@ from lit_recon.experiments.engine.runner import StudyRunner
 from lit_recon.experiments.factors.measures import Measures, Transfer, files_of
 from lit_recon.experiments.factors.page import csv_table, write_page
 from lit_recon.experiments.factors.results import FactorStudy
-from lit_recon.experiments.factors.settings import (
-    FactorCell,
-    FactorGrid,
-    FactorsSettings,
-    TransferSettings,
-    check_base,
-)
+from lit_recon.experiments.factors.settings import FactorCell, FactorGrid, FactorsSettings, TransferSettings, check_base
 from lit_recon.experiments.released_attack.settings import RECONN, ReconnSettings, ShadowSettings
 from lit_recon.io.files import write_text
 from lit_recon.modules.loggers import finish, log_grid, log_table
@@ -52,15 +44,11 @@ class FactorCellRun:
     @property
     def piece(self) -> Piece:
         """The piece of the study."""
-        results = ("metrics.json", *files_of(self.cell.measures).values())
+        results = ("metrics.json", *files_of(self.cell.measures))
         return Piece(self.cell.folder, self.cell.title, self, shares=self._store_key(), results=results)
 
     def check(self, splits: Splits) -> None:
-        """Set the cell up, without training anything; `splits` were drawn for other cells, and get this one's.
-
-        Raises:
-            ConfigError: the cell cannot work.
-        """
+        """Raise ConfigError for a cell that cannot work; `splits` were drawn for other cells, and get this one's."""
         cell = self.cell
         try:
             base, shadows, drawn, transfer = self._built(splits)

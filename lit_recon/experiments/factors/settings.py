@@ -1,7 +1,4 @@
-"""Settings of a factor study, a base of `reconn.py run` and factors that are varied one at a time, and its cells.
-
-Values with the same settings share a cell: a factor's value that is the base's needs no run of its own.
-"""
+"""Settings of a factor study, and its cells, which values with the same settings share."""
 
 from __future__ import annotations
 
@@ -53,6 +50,8 @@ class FactorSeries:
 class Factor:
     """One factor: the values of one setting, or cases by name, while all other settings stay at the base.
 
+    ConfigError for no values, for values and cases, and for labels or published values that fit no value.
+
     Args:
         setting: dotted key, such as `descent.lr` or `network.init_args.hidden`.
         values: values of that setting, one cell each; the base's own value is not run again.
@@ -66,12 +65,8 @@ class Factor:
         source: place in the paper, such as `table II`.
         note: remark on the page.
         seeds: seeds of this factor; default: the study's.
-        measures: optional measurements: `gradients` of the unknown image's loss along training, and a two-dimensional
-            `embedding` of the released models as the attacker sees them.
+        measures: optional: `gradients` of the unknown image's loss, `embedding` of the released models.
         scale: scale of the values' axis; `auto` is logarithmic where they span a decade.
-
-    Raises:
-        ConfigError: no values, or both values and cases, or labels or published values that fit no value.
     """
 
     setting: str = ""
@@ -133,14 +128,11 @@ class Factor:
 
 @dataclass(frozen=True)
 class TransferSettings:
-    """Released models with another fixed set than that of the shadow models.
-
-    The new fixed set is as large as the old one and shares no image with it; shadow and test targets stay.
+    """Released models with another fixed set than that of the shadow models, as large and without common images.
 
     Args:
         shadows: number of shadow models trained on the new fixed set: 0, or at least 2.
-        way: `adapted`: a reconstructor is fitted to the base's shadow models, and a second one to its errors on the new
-            ones; `scratch`: fitted to the new ones only.
+        way: `adapted`: correct the base's reconstructor on the new shadow models; `scratch`: learn from these only.
     """
 
     shadows: int = 0
@@ -156,7 +148,7 @@ class TransferSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class FactorsSettings:
-    """Settings of a factor study, besides those of its base in `reconn.py run`.
+    """Settings of a factor study, besides those of its base in `reconn.py run`; ConfigError for nothing to vary.
 
     Args:
         factors: by name.
@@ -168,9 +160,6 @@ class FactorsSettings:
         gradient_targets: number of target images whose gradients are measured, for factors with that measure.
         gradient_steps: number of training steps at which they are measured.
         kappas: baseline success probabilities for which the bound on reconstruction is shown, where models are private.
-
-    Raises:
-        ConfigError: nothing to vary, or a number out of its range.
     """
 
     factors: dict[str, Factor]
@@ -228,12 +217,9 @@ def shown(value: object) -> str:
 
 @dataclass(eq=False)
 class FactorCell:
-    """One run of `reconn.py run` with its complete settings, after a transfer to another fixed set where there is one.
+    """One run of `reconn.py run` with its complete settings, perhaps after a transfer to another fixed set."""
 
-    Its `folder`, below that of the study, names a hash of the settings.
-    """
-
-    folder: str
+    folder: str  # below that of the study; it names a hash of the settings
     title: str
     settings: dict[str, Any]
     transfer: dict[str, Any] | None
@@ -243,12 +229,8 @@ class FactorCell:
 class FactorGrid:
     """The cells of a study, and as its `description`, JSON content, those of each value of each factor.
 
-    Args:
-        study: its settings.
-        own: all its settings, as in its configuration file.
-
-    Raises:
-        ConfigError: a factor names an unknown setting, or an invalid value.
+    `own` holds all settings of the study, as in its configuration file. A ConfigError says that a factor names an
+    unknown setting, or an invalid value.
     """
 
     def __init__(self, study: FactorsSettings, own: Mapping[str, Any]) -> None:

@@ -32,7 +32,7 @@ def write_page(folder: Path) -> Path:
 
 
 def grants(record: RunRecord) -> list[Grant]:
-    """The informed adversary's knowledge, then what was not known."""
+    """What the informed adversary knew and did not know."""
     n = record.metrics.get("n_records")
     known = n - 1 if isinstance(n, int) else "all others"
     found = [
@@ -44,7 +44,7 @@ def grants(record: RunRecord) -> list[Grant]:
     ]
     if any(key.endswith("root_told_share") for key in record.metrics):
         found.append(Grant(True, "For models without intercept: the missing record's label (theorem 8)."))
-    return sorted(found, key=lambda grant: not grant.known)
+    return found
 
 
 def panels(record: RunRecord) -> list[Panel]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-import lit_recon._torchvision
-
 import numpy as np
 from jsonargparse import ArgumentParser, Namespace
 

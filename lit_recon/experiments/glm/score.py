@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import lit_recon._torchvision
-
 import numpy as np
 import torch
 from safetensors.torch import save
@@ -21,7 +19,8 @@ from lit_recon.experiments.glm.page import BESIDE, write_page
 from lit_recon.experiments.glm.settings import GlmSettings
 from lit_recon.io.files import write_bytes
 from lit_recon.measures import MEASURES
-from lit_recon.metrics import NearestPublic, metrics_of, score_pairs
+from lit_recon.metrics import NearestPublic, metrics_of
+from lit_recon.metrics.scores import scores_with_baselines
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import Scalar, with_deviations, write_metrics, write_scores, write_tensors
 
@@ -38,22 +37,15 @@ _NO_LPIPS = "not measured here: closed forms are judged by their errors"
 
 @dataclass(frozen=True)
 class AttackedModel:
-    """A model, and one attack for each target.
-
-    Attributes:
-        truth: the targets' pixels `(m, d)`.
-        targets: their values `(m,)`.
-        means: mean of the other records for each target, `(m, d)`: the guess where the attack is impossible.
-        held_out_score: accuracy on held-out records, or the share of variance or deviance explained.
-    """
+    """A model, and one attack for each target."""
 
     regression: Regression
     fitted: FittedRegression
     attempts: list[Attempt]
-    truth: Array
-    targets: Array
-    means: Array
-    held_out_score: float
+    truth: Array  # pixels of the targets `(m, d)`
+    targets: Array  # their values `(m,)`
+    means: Array  # of all other records, for each target `(m, d)`: the guess where the attack is impossible
+    held_out_score: float  # accuracy on held-out records, or the share of variance or deviance explained
 
     @property
     def images(self) -> Array:
@@ -116,16 +108,7 @@ def write_glm(
     truth = _tensor(main.truth, shape)
     images = {name: _tensor(model.images, shape) for name, model in models.items()}
     nearest = _nearest(split)
-    compared = {
-        "": images[""],
-        "baseline_mean_image_": _tensor(main.means, shape),
-        "baseline_nearest_public_": nearest.double(),
-    }
-    scores = {
-        f"{prefix}{name}": values
-        for prefix, shown in compared.items()
-        for name, values in score_pairs(shown, truth, _METRICS).items()
-    }
+    scores = scores_with_baselines(images[""], _tensor(main.means, shape), nearest.double(), truth, _METRICS)
     metrics: dict[str, Scalar] = {"n": len(truth), "n_batches": len(truth), **with_deviations(scores)}
     metrics |= {"lpips": None, "lpips_reason": _NO_LPIPS}
     columns: dict[str, Iterable[float | None]] = {key: scores[key] for key in ("mse", "rmse", "psnr", "ssim")}

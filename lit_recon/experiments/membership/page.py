@@ -65,7 +65,7 @@ def verdict(record: RunRecord) -> str:
 
 
 def grants(record: RunRecord) -> list[Grant]:
-    """The informed adversary's knowledge, then what was not known."""
+    """What the informed adversary knew and did not know."""
     shadows = f"{record.text('n_shadow')} other images, to train shadow models on"
     return [
         Grant(True, f"All training images but one, {record.text('n_fixed')} of them, with their labels."),

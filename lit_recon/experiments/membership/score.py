@@ -23,6 +23,7 @@ from lit_recon.data import ImageSet
 from lit_recon.data.informed_splits import InformedSplit
 from lit_recon.experiments.membership.page import ATTACKS, GAMES, KINDS, LOSSES, write_page
 from lit_recon.experiments.membership.settings import MembershipSettings
+from lit_recon.experiments.released_attack.score import write_targets
 from lit_recon.experiments.released_attack.settings import ShadowSettings
 from lit_recon.experiments.train.shadows import announce
 from lit_recon.io.files import write_bytes, write_text
@@ -32,7 +33,7 @@ from lit_recon.metrics.membership import Estimate, advantage, area_under_roc, tr
 from lit_recon.modules.shadows import train_store
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import percent, short
-from lit_recon.reporting.writing import Scalar, csv_text, write_metrics, write_scores, write_tensors
+from lit_recon.reporting.writing import Scalar, csv_text, write_metrics
 from lit_recon.training.trainer import is_first_process
 
 #: Shadow models whose losses on a candidate calibrate the released model's loss.
@@ -41,19 +42,12 @@ _CALIBRATION = 100
 
 @dataclass(frozen=True, eq=False)
 class PlayedGames:
-    """All games with one kind of initial weights.
+    """All games with one kind of initial weights."""
 
-    Attributes:
-        scores: of every attack by name, `(m,)`; above 0 it guesses the second candidate.
-        losses: per image of the histograms, the losses of models trained on it, `(s,)`, and of others, `(t,)`.
-        copy_error: distance of the released model to the adversary's model of the true candidate, relative to that to
-            the adversary's model of the other candidate; maximum over all games.
-    """
-
-    scores: dict[str, Tensor]
+    scores: dict[str, Tensor]  # of every attack by name, `(m,)`; above 0 it guesses the second candidate
     found: ReconstructedTargets
-    losses: list[tuple[Tensor, Tensor]]
-    copy_error: float
+    losses: list[tuple[Tensor, Tensor]]  # per image of the histograms, of models trained on it `(s,)`, others `(t,)`
+    copy_error: float  # see `_copy_error`
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,11 +62,7 @@ class MembershipExperiment:
     folder: RunFolder
 
     def reconstructor(self, plan: ShadowPlan) -> Reconstructor:
-        """The reconstruction attack, bound to the training procedure of a plan.
-
-        Raises:
-            ThreatModelError, UnsupportedModelError, ConfigError: the attack does not work with this plan.
-        """
+        """The reconstruction attack, bound to the training procedure of a plan; raises as `Reconstructor.bind`."""
         state = self.folder.checkpoints / f"{plan.initialization}_reconstructor"
         return self.settings.reconstructor.bind(Background(plan, state))
 
@@ -140,6 +130,7 @@ class MembershipExperiment:
 
 
 def _copy_error(released: Tensor, first: Tensor, second: Tensor, bits: Tensor) -> float:
+    """Largest distance of a released model to the adversary's of the true candidate, over that to the other one."""
     trained, places = torch.stack([first, second]).double(), torch.arange(len(bits))
     right, wrong = ((released - trained[choice, places]).norm(dim=1) for choice in (bits, 1 - bits))
     return float((right / wrong).max())
@@ -153,10 +144,7 @@ def write_membership(
     played: Mapping[str, PlayedGames],
     facts: Mapping[str, Scalar],
 ) -> dict[str, Scalar]:
-    """Score all attacks, write the files of the run, the metrics last, and return these.
-
-    The games in `played` are by the kind of initial weights; `facts` are further metrics.
-    """
+    """Score all attacks on games by kind of initial weights, write the files, the metrics last, and return these."""
     truth, bits = games.chosen, games.bits.numpy()
     pixels = truth.pixels()
     apart = distances(games.first.pixels(), games.second.pixels())
@@ -204,20 +192,11 @@ def write_membership(
         "notes": _notes(played["known"].copy_error, implied["known"]),
         **facts,
     }
-    write_tensors(
-        folder,
-        reconstructions=known.images,
-        targets=pixels,
-        nearest_public=nearest,
-        labels=truth.labels,
-        recovered_labels=known.labels,
-        class_names=truth.class_names,
-    )
+    write_targets(folder, known, truth, nearest, columns)
     pictures = {"first": games.first.pixels(), "second": games.second.pixels()}
     pictures |= {f"{kind}.reconstruction": one.found.images for kind, one in played.items()}
     write_bytes(folder.path / GAMES, save({name: images.contiguous() for name, images in pictures.items()}))
     write_text(folder.path / LOSSES, _losses(played))
-    write_scores(folder, truth.labels, known.labels, known.uncertainty, columns)
     write_metrics(folder, metrics, measures)
     write_page(folder.path)
     return metrics

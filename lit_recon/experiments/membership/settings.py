@@ -33,8 +33,7 @@ class MembershipSettings(PaperRunSettings):
     """One run of `reconn.py membership`, besides the settings of its shadow models; each game takes two test targets.
 
     Args:
-        adversary_execution: how the adversary trains on both candidates; if it differs from `execution`, the
-            adversary's copy of the released model differs from it by rounding.
+        adversary_execution: how the adversary trains on both candidates; other ones than `execution` round differently.
         reconstructor: attack on released models whose reconstructions are turned into guesses.
         false_positive_rates: rates at which the true positive rate is reported.
         histogram: losses with and without single images.

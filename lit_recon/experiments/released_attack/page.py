@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lit_recon.reporting.pages import Panel, Picture, build_report
@@ -31,25 +32,27 @@ def panels(record: RunRecord) -> list[Panel]:
     errors = [error for row in record.victims if (error := row.scores.get("mse")) is not None]
     if not errors:
         return []
-    plot = Plot(
-        x_label="squared error of a target image",
-        y_label="share of the target images",
-        samples={"attack": errors},
-        levels={name: value for key, name in _LEVELS.items() if (value := record.number(key)) is not None},
-    )
+    levels = {name: value for key, name in _LEVELS.items() if (value := record.number(key)) is not None}
+    drawn = error_histogram({"attack": errors}, levels)
     return [
         Panel(
             "Error by target image",
             "Distribution of the attack's squared error over the target images. Vertical lines, each a mean over the "
             "target images: the distance of the nearest other image of the same data; the distances within which 1 %, "
             "10 % and half of all other images lie; and the error of the mean image.",
-            [Picture(draw([plot], size=(6.8, 3.4)), "Histogram of the squared errors, and distances of other images")],
+            [Picture(drawn, "Histogram of the squared errors, and distances of other images")],
         )
     ]
 
 
+def error_histogram(samples: Mapping[str, Sequence[float]], levels: Mapping[str, float]) -> bytes:
+    """Histograms of the squared errors of target images (SVG), with reference errors."""
+    labels = ("", "squared error of a target image", "share of the target images")
+    return draw([Plot(*labels, samples=samples, levels=levels)], size=(6.8, 3.4))
+
+
 def grants(record: RunRecord) -> list[Grant]:
-    """The informed adversary's knowledge, then what was not known."""
+    """What the informed adversary knew and did not know."""
     fresh = find_setting(record.settings, "initialization") == "fresh"
     earlier = find_setting(record.settings, "initialization.images")
     which = ": every model, released or shadow, has its own" if fresh else ""
@@ -72,7 +75,7 @@ def grants(record: RunRecord) -> list[Grant]:
     if epsilon is not None:
         noise = f"The noise of the released model's training, with an epsilon of {short(epsilon, 6)}."
         found.append(Grant(False, noise))
-    return sorted(found, key=lambda grant: not grant.known)
+    return found
 
 
 def batch_grants(record: RunRecord) -> list[Grant]:

@@ -6,8 +6,6 @@ import dataclasses
 import time
 from collections.abc import Mapping
 
-import lit_recon._torchvision
-
 import torch
 from jsonargparse import ArgumentParser, Namespace
 

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import lit_recon._torchvision
-
 import torch
 from torch import Tensor
 
@@ -27,9 +25,9 @@ from lit_recon.metrics import (
     Unavailable,
     metrics_of,
     mse,
-    score_pairs,
 )
 from lit_recon.metrics.baselines import NearestNeighborOracle
+from lit_recon.metrics.scores import scores_with_baselines
 from lit_recon.models import Backbone, load_backbone
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import format_score, percent
@@ -37,13 +35,9 @@ from lit_recon.reporting.writing import Scalar, with_deviations, write_metrics, 
 
 
 def classifier_of(checkpoint: Path | None, images: ImageSet) -> Backbone | Unavailable:
-    """The classifier in a file of `train.py backbone`, or the reason why there is none.
+    """The classifier in a file of `train.py backbone`, used for scoring only, or the reason why there is none.
 
-    It may have been trained on the target images: it is used for scoring only.
-
-    Raises:
-        MissingDataError, CorruptFileError: there is no such file, or it cannot be read.
-        ShapeError: it is for other images or classes.
+    Raises as `load_backbone` does, and a ShapeError if it is for other images or classes.
     """
     if checkpoint is None:
         return Unavailable("no classifier was given: train one by train.py backbone and give its file by classifier")
@@ -67,16 +61,11 @@ def released_store(plan: ShadowPlan, folder: RunFolder) -> ShadowStore:
 
 @dataclass(frozen=True)
 class ReconnOutcome:
-    """A scored attack on released models; its `metrics` and `notes` are for the run's record.
-
-    Attributes:
-        nearest: for every target, the nearest image that the adversary holds, `(m, c, h, w)`.
-        per_image: scores `(m,)` by name, all None where a metric is not available.
-    """
+    """A scored attack on released models; its `metrics` and `notes` are for the run's record."""
 
     found: ReconstructedTargets
-    nearest: Tensor
-    per_image: Mapping[str, Iterable[float | None]]
+    nearest: Tensor  # for every target, the nearest image that the adversary holds, `(m, c, h, w)`
+    per_image: Mapping[str, Iterable[float | None]]  # `(m,)` by metric, all None where one is not available
     metrics: dict[str, Scalar]
     measures: list[Measure]
     notes: list[str]
@@ -87,11 +76,7 @@ def score_targets(
 ) -> ReconnOutcome:
     """Attack, then compare with the truth, with the mean image, and with the nearest other images.
 
-    Args:
-        settings: of the run.
-        split: whose shadow targets the adversary learns from.
-        differences: of the shadow models, `(s, p)`.
-        observed: of the released models, `(m, p)`.
+    The adversary learns from `differences` `(s, p)` of the shadow models, and observes those `(m, p)` of released ones.
     """
     shadow, targets = split.shadow.pixels(), split.targets.pixels()
     labels, n_classes = split.shadow.labels, split.fixed.n_classes
@@ -107,17 +92,8 @@ def score_targets(
     reasons = {metric.measure.key: metric.unavailable() for metric in asked}
     available = [metric for metric in asked if not reasons[metric.measure.key]]
     held = torch.cat([split.fixed.images, split.shadow.images])
-    nearest = NearestPublic(held).query(targets)[1]
-    compared = {
-        "": found.images,
-        "baseline_mean_image_": MeanImage.from_images(held).query(targets),
-        "baseline_nearest_public_": nearest,
-    }
-    scores = {
-        f"{prefix}{name}": values
-        for prefix, images in compared.items()
-        for name, values in score_pairs(images, targets, available).items()
-    }
+    mean, nearest = MeanImage.from_images(held).query(targets), NearestPublic(held).query(targets)[1]
+    scores = scores_with_baselines(found.images, mean, nearest, targets, available)
     oracle = NearestNeighborOracle.measure(targets, torch.cat([held, *(part.images for part in split.others)]))
     metrics: dict[str, Scalar] = {"n": len(targets), "n_batches": len(targets)}
     metrics |= with_deviations({**scores, "oracle_mse": oracle.nearest})
@@ -147,19 +123,29 @@ def score_targets(
     return ReconnOutcome(found, nearest, per_image, metrics, measures, notes)
 
 
-def write_reconn(folder: RunFolder, split: InformedSplit, outcome: ReconnOutcome, facts: Mapping[str, Scalar]) -> None:
-    """Write all files of the run: the metrics, which mark it as complete, and last the page."""
-    found, targets = outcome.found, split.targets
+def write_targets(
+    folder: RunFolder,
+    found: ReconstructedTargets,
+    targets: ImageSet,
+    nearest: Tensor,
+    per_image: Mapping[str, Iterable[float | None]],
+) -> None:
+    """Write the images of a run, and its scores by target image."""
     write_tensors(
         folder,
         reconstructions=found.images,
         targets=targets.pixels(),
-        nearest_public=outcome.nearest,
+        nearest_public=nearest,
         labels=targets.labels,
         recovered_labels=found.labels,
         class_names=targets.class_names,
     )
-    write_scores(folder, targets.labels, found.labels, found.uncertainty, outcome.per_image)
+    write_scores(folder, targets.labels, found.labels, found.uncertainty, per_image)
+
+
+def write_reconn(folder: RunFolder, split: InformedSplit, outcome: ReconnOutcome, facts: Mapping[str, Scalar]) -> None:
+    """Write all files of the run: the metrics, which mark it as complete, and last the page."""
+    write_targets(folder, outcome.found, split.targets, outcome.nearest, outcome.per_image)
     write_metrics(folder, {**outcome.metrics, "notes": outcome.notes, **facts}, outcome.measures)
     write_page(folder.path)
 

@@ -50,12 +50,10 @@ class ShadowSettings:
         split: fixed set, shadow targets and test targets.
         network: architecture of the released model; default: ReleasedMLP, 10 hidden ELU.
         descent: training of the released and shadow models.
-        initialization: `known` initial weights, `fresh` ones for every released and shadow model, or those of a known
-            model pretrained on its own `images`.
+        initialization: `known` initial weights, `fresh` ones for every model, or known ones pretrained on `images`.
         execution: implementation of the training of shadow models; `auto` times them and takes the fastest.
-        shadows: `exact`: all are trained; `linear`: computed by a first-order approximation if its error on an exactly
-            trained sample is within tolerance; `mixed`: keeps the exact sample, and trains all where the error exceeds
-            the tolerance.
+        shadows: `exact`: all are trained; `linear`: by a first-order approximation, if its error on an exactly trained
+            sample is within tolerance; `mixed`: keeps that sample, and trains all where the error is larger.
         linear: rank and error tolerance of that approximation.
         shard_size: models per file.
         store: folder of the shadow models; default: below `cache`.
@@ -101,15 +99,9 @@ class ShadowSettings:
             )
 
     def plan(self, split: InformedSplit, device: str = "cpu") -> ShadowPlan:
-        """The shadow models to train, on a split of `drawn`; pre-trains where they do not begin at random weights.
-
-        Raises:
-            ConfigError: such models cannot be trained on this split.
-        """
-        network, start = (
-            (self.network or ReleasedMLP)(split.fixed.image_shape, split.fixed.n_classes),
-            self.initialization,
-        )
+        """The shadow models to train, pre-trained where set; ConfigError where this split does not allow them."""
+        start = self.initialization
+        network = (self.network or ReleasedMLP)(split.fixed.image_shape, split.fixed.n_classes)
         kind: Initialization = "known" if isinstance(start, Pretraining) else start
         plan = ShadowPlan(network, split.fixed, self.descent, self.seed, kind, device=device)
         _ = plan.known  # refuses batches larger than the fixed set, and the like, before a folder is made
@@ -122,11 +114,7 @@ class ShadowSettings:
         return dataclasses.replace(plan, start=pretrained_weights(network, images, labels, start))
 
     def shadow_models(self, plan: ShadowPlan, split: InformedSplit) -> Plan:
-        """How the adversary has the models of a plan: by training them, or by linear response.
-
-        Raises:
-            ConfigError: linear response is not for such models, or there are fewer than its sample.
-        """
+        """How the adversary computes the models of a plan; ConfigError where linear response is not for them."""
         if self.shadows == "exact":
             return plan
         linear = LinearPlan(plan, self.linear, self.shadows)
@@ -144,8 +132,7 @@ class ReconnSettings(PaperRunSettings):
         access: access of the adversary to a released model.
         curve: smaller numbers of shadow models to also attack with.
         lpips: settings of the LPIPS metric; its network was trained on photographs.
-        classifier: a `backbone.safetensors` of `train.py backbone`; adds the KL divergence between its predictions for
-            target image and reconstruction.
+        classifier: `backbone.safetensors` of `train.py backbone`; adds the KL divergence between its predictions.
     """
 
     released: Path | None = None
@@ -156,14 +143,10 @@ class ReconnSettings(PaperRunSettings):
     classifier: Path | None = None
 
     def bind(self, plan: ShadowPlan | None, state: Path | None = None) -> ReconnSettings:
-        """The same with a reconstructor that knows the training, where it sees whole models.
+        """The same with a reconstructor that knows the training, where it sees whole models; raises as its `bind`.
 
-        Args:
-            plan: of the models; None where nobody knows the training of all models that it is for.
-            state: folder of what a long training of the reconstructor needs to go on after a kill.
-
-        Raises:
-            ThreatModelError, UnsupportedModelError, ConfigError: the reconstructor needs something else.
+        The plan is None where its models were not all trained alike. A killed training of the reconstructor resumes
+        from the folder `state`.
         """
         whole = plan if self.access.whole else None
         return dataclasses.replace(self, reconstructor=self.reconstructor.bind(Background(whole, state, announced)))

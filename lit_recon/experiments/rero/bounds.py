@@ -22,23 +22,14 @@ _MOST_EPSILON = 20.0
 
 
 class PriorSpec(NamedTuple):
-    """A prior of the adversary, and its criterion of success.
-
-    Attributes:
-        threshold: mean squared error up to which a reconstruction succeeds; None where success is to identify the
-            image.
-        candidates: size of a finite prior; None elsewhere.
-        is_drawn_from: whether the target images are drawn from this prior, so that success rates may be compared with
-            its bound.
-        is_certified: whether kappa is exact or an upper bound for that prior, so that no attack may exceed the bound.
-    """
+    """A prior of the adversary, and its criterion of success."""
 
     name: str
     baseline: theory.BaselineError
-    threshold: float | None = None
-    candidates: int | None = None
-    is_drawn_from: bool = True
-    is_certified: bool = True
+    threshold: float | None = None  # MSE up to which a reconstruction succeeds; None: the image is to be identified
+    candidates: int | None = None  # size of a finite prior
+    is_drawn_from: bool = True  # target images come from it, so that success rates may be compared with its bound
+    is_certified: bool = True  # kappa is exact or an upper bound, so that no attack may exceed the bound
 
     @property
     def log10_kappa(self) -> float:
@@ -54,21 +45,13 @@ class PriorSpec(NamedTuple):
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds on the probability of success, each from a different analysis of the same training.
+    """Bounds on the probability of success, each from a different analysis of the same training."""
 
-    Attributes:
-        tight: the best possible, from the distribution of the noise.
-        theorem_2: by its Renyi divergence, the best of many orders.
-        corollary_3: by epsilon alone, as if delta were 0, which Gaussian noise does not have.
-        corollary_4: by zero-concentrated privacy.
-        approximate: by epsilon and delta alone.
-    """
-
-    tight: float
-    theorem_2: float
-    corollary_3: float
-    corollary_4: float
-    approximate: float
+    tight: float  # the best possible, from the distribution of the noise
+    theorem_2: float  # by its Renyi divergence, the best of many orders
+    corollary_3: float  # by epsilon alone, as if delta were 0, which Gaussian noise does not have
+    corollary_4: float  # by zero-concentrated privacy
+    approximate: float  # by epsilon and delta alone
 
 
 def full_batch(budget: BudgetSettings, epsilon: float, steps: int) -> FullBatchSGD:
@@ -79,10 +62,8 @@ def full_batch(budget: BudgetSettings, epsilon: float, steps: int) -> FullBatchS
 def bounds(training: FullBatchSGD, epsilon: float, delta: float, log_kappa: float) -> Bounds:
     """All bounds for a training on full batches.
 
-    They compare the output with a record to that without it, whatever neighboring relation epsilon is stated for.
-
-    Raises:
-        ConfigError: an argument is out of its range.
+    They compare the output with a record to that without it, whatever neighboring relation epsilon is stated for. A
+    ConfigError says that an argument is out of its range.
     """
     mu = math.sqrt(training.steps) / training.noise_multiplier
     rho = mu**2 / 2
@@ -96,11 +77,7 @@ def bounds(training: FullBatchSGD, epsilon: float, delta: float, log_kappa: floa
 
 
 def priors(settings: PriorSettings, samples: NDArray[np.floating]) -> list[PriorSpec]:
-    """The baseline errors of all priors.
-
-    The images `samples`, `(m, d)`, are the empirical prior. The Gaussian prior has their mean and variance, and the
-    ball has the radius at which the Gaussian's mass lies.
-    """
+    """The baseline errors of all priors: images `(m, d)`, the Gaussian with their mean and variance, and its ball."""
     m, d = samples.shape
     sigma = float(np.sqrt(samples.var(axis=0).mean()))
     radius = sigma * math.sqrt(d)
@@ -108,15 +85,14 @@ def priors(settings: PriorSettings, samples: NDArray[np.floating]) -> list[Prior
     found = [PriorSpec(f"one of {n} candidates", theory.finite_prior([1 / n] * n), candidates=n) for n in sizes]
     for threshold in sorted(settings.thresholds):
         eta = math.sqrt(threshold * d)
+        sought = theory.empirical_prior(samples, eta)
         idealized = {
             "uniform ball (proposition 6)": theory.uniform_ball(eta, d, radius),
             "Gaussian (proposition 7, exact)": theory.gaussian_prior(eta, sigma, d),
             "Gaussian (proposition 7, as printed)": theory.gaussian_prior_chernoff(eta, sigma, d),
         }
         found += [
-            PriorSpec(
-                f"{m} images, sought among them", theory.empirical_prior(samples, eta), threshold, is_certified=False
-            ),
+            PriorSpec(f"{m} images, sought among them", sought, threshold, is_certified=False),
             PriorSpec(f"{m} images, certified", theory.empirical_prior_ceiling(samples, eta), threshold),
             *(PriorSpec(name, baseline, threshold, is_drawn_from=False) for name, baseline in idealized.items()),
         ]
@@ -154,10 +130,7 @@ def sampled_rows(
 
 
 def equivalence_row(training: FullBatchSGD, epsilon: float) -> dict[str, float] | None:
-    """Theorem 5 for the training: from its delta, one record replaced, to the chance against two candidates, and back.
-
-    None for an epsilon at which that chance cannot be told from 1.
-    """
+    """Theorem 5: from delta, one record replaced, to the chance against two candidates, and back; None if that is 1."""
     if epsilon > _MOST_EPSILON:
         return None
     delta = FullBatchSGD(training.noise_multiplier, training.steps, "replace_one").delta(epsilon)

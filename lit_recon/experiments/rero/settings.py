@@ -25,8 +25,7 @@ class BudgetSettings:
         delta: probability with which the guarantee may fail.
         bound: clipping norm of every image's gradient.
         neighbors: neighboring data sets: with and without one image, or with one image replaced.
-        without: also attack models without noise: clipped ones, plain ones, and plain ones whose initial weights the
-            adversary does not know.
+        without: also attack models without noise: clipped, plain, and plain ones with unknown initial weights.
     """
 
     epsilons: list[float] = field(default_factory=lambda: [1.0, 10.0, 100.0, 1_000.0, 10_000.0])
@@ -53,8 +52,7 @@ class PriorSettings:
 
     Args:
         thresholds: mean squared errors on [0, 1] up to which a reconstruction succeeds.
-        candidates: sizes of finite priors: the unknown image is one of that many candidates, and success is to identify
-            it.
+        candidates: sizes of finite priors, where success is to identify the unknown image among so many candidates.
         samples: number of images of the empirical prior, which include the target images.
         kappas: further baseline success probabilities for which the bound is plotted.
     """
@@ -167,10 +165,7 @@ class ReroCell:
 
 
 def rero_cells(budget: BudgetSettings, own: Mapping[str, Any]) -> list[ReroCell]:
-    """All cells, the ones without noise first, then from the largest budget down.
-
-    `own` holds all settings of the study, as in its configuration file.
-    """
+    """All cells, those without noise first, then by falling epsilon; `own` are the settings as in their file."""
     names = (*(field.name for field in fields(ShadowSettings)), "reconstructor")
     common = {**{name: own[name] for name in names}, "wandb": {"mode": "disabled"}}
 

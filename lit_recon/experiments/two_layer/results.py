@@ -25,23 +25,16 @@ _LEVEL = 0.999
 
 @dataclass(frozen=True)
 class TwoLayerCellScores:
-    """Errors and bounds of one cell: roots of the squared error of one input, one per draw.
-
-    Attributes:
-        bounds: `exact`, `relaxed`, `unit_norm`; infinite where no bound holds.
-        van_trees: over all draws.
-        errors: by attack, and of maximum likelihood started at the truth; None where there is none.
-        kept_share, clip: share of the Jacobian's squared norm, and of the update's norm, that the defense keeps.
-    """
+    """Errors and bounds of one cell: roots of the squared error of one input, one per draw."""
 
     defense: str
     strength: float | None
     sizes: Mapping[str, float]
-    bounds: Mapping[str, list[float]]
-    van_trees: float
-    errors: Mapping[str, list[float | None]]
-    kept_share: list[float]
-    clip: list[float]
+    bounds: Mapping[str, list[float]]  # `exact`, `relaxed`, `unit_norm`; infinite where no bound holds
+    van_trees: float  # over all draws
+    errors: Mapping[str, list[float | None]]  # by attack, and of maximum likelihood; None where there is none
+    kept_share: list[float]  # of the Jacobian's squared norm under the defense
+    clip: list[float]  # share of the update's norm that the defense keeps
     seconds: Mapping[str, float]
     notes: list[str]
 
@@ -73,32 +66,20 @@ class TwoLayerCellScores:
 
 @dataclass(frozen=True)
 class Study:
-    """All cells of a study, the base first, and what its settings say about them.
-
-    Attributes:
-        attacks: titles by name.
-        moments: names of the attacks to which the theory's orders apply.
-        defenses: `title`, `rate` and `at` by name.
-        privacy: rows about differential privacy with this `delta`.
-    """
+    """All cells of a study, the base first, and what its settings say about them."""
 
     folder: Path
     settings: Mapping[str, Any]
     cells: list[TwoLayerCellScores]
-    attacks: Mapping[str, str]
-    moments: list[str]
-    defenses: Mapping[str, Mapping[str, Any]]
-    privacy: list[Mapping[str, float]]
+    attacks: Mapping[str, str]  # titles by name
+    moments: list[str]  # names of the attacks to which the theory's orders apply
+    defenses: Mapping[str, Mapping[str, Any]]  # `title`, `rate` and `at` by name
+    privacy: list[Mapping[str, float]]  # rows about differential privacy with this `delta`
     delta: float
 
     @classmethod
     def read(cls, folder: Path) -> Study:
-        """Read a study.
-
-        Raises:
-            MissingDataError: the folder holds none.
-            CorruptFileError: one of its files is malformed.
-        """
+        """Read a study; MissingDataError if there is none, CorruptFileError if one of its files is malformed."""
         path, config = folder / "study.json", folder / "config.yaml"
         if not path.is_file():
             raise MissingDataError(f"{folder} holds no study ({path.name} is missing): check the path, or finish it")

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-import lit_recon._torchvision
-
 import torch
 from jsonargparse import ArgumentParser, Namespace
 

@@ -21,17 +21,13 @@ AXES = ("d", "m", "batch", "noise")
 
 @dataclass(frozen=True)
 class Sizes:
-    """One two-layer network, its batch, and the noise on its update.
+    """One two-layer network, its batch, and the noise on its update; ConfigError for more examples than inputs.
 
     Args:
         d: inputs.
         m: neurons.
         batch: examples `B`.
-        noise: standard deviation `s` of the noise on every coordinate of the gradient summed over the batch; theorems
-            on lower bounds assume it even without a defense.
-
-    Raises:
-        ConfigError: a size out of its range, or more examples than inputs.
+        noise: standard deviation `s` of the noise on the summed gradient's coordinates, even without a defense.
     """
 
     d: int = 32
@@ -63,7 +59,7 @@ class Sweeps:
 
 @dataclass(frozen=True)
 class TwoLayerDefense:
-    """A defense at several strengths.
+    """A defense at several strengths; ConfigError for none, repeated ones, and those that are not positive.
 
     Args:
         values: values of its first argument, the strength.
@@ -72,9 +68,6 @@ class TwoLayerDefense:
         at: the value at which d, m and B are varied too; default: not varied.
         rate: its column in the table of orders.
         title: for tables; default: the name in the study.
-
-    Raises:
-        ConfigError: no values, values that are not positive, or a choice that is none of them.
     """
 
     values: list[float]
@@ -116,7 +109,8 @@ class TwoLayerAttack:
 class TwoLayerSettings(PaperRunSettings):
     """One run of `attack.py bounds`: attacks on two-layer networks and lower bounds on their errors.
 
-    Weights are drawn from N(0, 1), heads from N(0, 1/m^2), inputs uniformly from the unit sphere.
+    Weights are drawn from N(0, 1), heads from N(0, 1/m^2), inputs uniformly from the unit sphere. ConfigError for
+    nothing to vary, no attack, or a number out of its range.
 
     Args:
         seed: seed of all draws.
@@ -132,9 +126,6 @@ class TwoLayerSettings(PaperRunSettings):
         epsilons: privacy budgets for which the noise is computed; with the squared loss only.
         delta: probability with which the privacy guarantee may fail.
         threads: CPU threads; default: PyTorch's choice.
-
-    Raises:
-        ConfigError: nothing to vary, no attack, or a number out of its range.
     """
 
     seed: int = 0
@@ -172,15 +163,12 @@ _SHARED = ("seed", "local_rho", "attacks", "activation", "loss", "n_classes", "r
 
 @dataclass(frozen=True)
 class TwoLayerCell:
-    """One cell; the `digest`, a hash of everything that determines its result, seeds its draws.
-
-    Without a defense, `defense` is `none` and `strength` None.
-    """
+    """One cell, by default without a defense."""
 
     sizes: Sizes
     defense: str = "none"
     strength: float | None = None
-    digest: str = ""
+    digest: str = ""  # hash of everything that determines the result; seeds the draws
 
     @property
     def name(self) -> str:
@@ -200,10 +188,7 @@ class TwoLayerCell:
 
 
 def build_cells(settings: TwoLayerSettings, own: Mapping[str, Any]) -> list[TwoLayerCell]:
-    """All cells, without repetitions: the sweeps, then every defense at every strength, then sweeps under defenses.
-
-    `own` holds the settings as in the configuration file.
-    """
+    """All cells, each once: sweeps, defenses, sweeps under defenses; `own` are the settings as in their file."""
     base, defenses = settings.base, settings.defenses
     found = [TwoLayerCell(base), *(TwoLayerCell(sizes) for sizes in _swept(settings, AXES))]
     found += [TwoLayerCell(base, name, strength) for name, family in defenses.items() for strength in family.values]

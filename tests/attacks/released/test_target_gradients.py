@@ -64,7 +64,7 @@ def test_private_training_is_followed_with_the_noise_that_it_has() -> None:
 def test_bad_arguments_are_named() -> None:
     with pytest.raises(ConfigError, match="at least two points, its start and its end; got 1"):
         along_training(plan(), TARGETS, 1, "batched_mlp")
-    with pytest.raises(ShapeError, match="got 2, 3 and 3"):
+    with pytest.raises(ShapeError, match="got 2 models, 3 images and 3 labels"):
         own_gradients(plan().network, torch.zeros(2, 184), TARGETS.pixels(), TARGETS.labels)
 
 

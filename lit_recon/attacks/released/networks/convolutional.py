@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import lit_recon._torchvision
-
 from torch import Tensor, nn, optim
 
 from lit_recon.attacks.released.networks.training import PairTraining, TrainedReconstructor
@@ -50,8 +48,7 @@ class AdversarialReconstructorModule(PairTraining):
     """One step of the discriminator on real and reconstructed images, then one of the reconstructor.
 
     The reconstructor's loss is mean absolute plus mean squared error, LPIPS times a weight, and the squared distance of
-    the discriminator's scores from 1; that of the discriminator is `discriminator_loss`. LPIPS and the discriminator
-    may be left out; for the other arguments see `ConvolutionalReconstructor`.
+    the discriminator's scores from 1. LPIPS and the discriminator may be left out.
 
     Source: [Balle2022], section IV-B and table V; Mao et al. 2017 for the squared distances.
     """

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import lit_recon._torchvision
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

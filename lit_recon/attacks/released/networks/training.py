@@ -135,11 +135,7 @@ class TrainedReconstructor(Reconstructor):
         self.directions, self.labels = unit_length(differences), labels
 
     def _train(self, module: PairTraining, pairs: PairBatches) -> None:
-        """Train in this process alone, or resume a training; the last state stays, so that none is repeated.
-
-        Raises:
-            CorruptFileError: the state of a killed training cannot be read.
-        """
+        """Train in this process alone, or resume a training; the last state stays, so that none is repeated."""
         state, last = self.background.state if self.background else None, None
         callbacks: list[Callback] = [TrainingProgress(module.n_optimizers)]
         if state is not None:

@@ -85,8 +85,7 @@ class Anderson:
     """Anderson acceleration of `n` independent fixed-point iterations, which combines up to `memory` earlier guesses.
 
     A correction is what the plain iteration would add to a guess. If corrections are affine in the guess, the fixed
-    point is reached in as many steps as their linear part has distinct eigenvalues, even if the plain iteration
-    diverges.
+    point is reached in as many steps as their linear part has distinct eigenvalues.
 
     Source: [Anderson1965]; [WalkerNi2011] for the least-squares problem in differences of consecutive corrections.
     """
@@ -137,8 +136,7 @@ class AndersonRetraining(Improvement):
         steps: most trainings per target and search.
         restarts: most further searches for a target whose weights did not agree.
         memory: number of earlier steps that Anderson acceleration combines.
-        tolerance: relative distance at which a search ends: of retrained from released weights, divided by that of
-            the released weights from the reference. Float32 alone leaves 1e-5 (500 known images) to 1e-3 (10,000).
+        tolerance: relative distance of weights at which a search ends; float32 leaves 1e-5 to 1e-3 (10,000 images).
         certain: relative distance below which an image counts as certified.
         together: targets at a time; memory grows with it.
 

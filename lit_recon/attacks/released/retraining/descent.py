@@ -98,11 +98,7 @@ class Retraining(Improvement):
 
 
 def repeatable(plan: ShadowPlan | None, who: str) -> ShadowPlan:
-    """The plan, if its training can be repeated with any image in the place of the unknown one; errors name `who`.
-
-    Raises:
-        ThreatModelError, ConfigError: the whole model is not seen; the training is random, or not by full batches.
-    """
+    """The plan, if its training can be repeated with another image; otherwise an error that names `who` repeats it."""
     if plan is None:
         raise ThreatModelError(f"{who} needs an adversary who sees the whole model and can repeat its training")
     descent = plan.descent
@@ -117,10 +113,7 @@ def repeatable(plan: ShadowPlan | None, who: str) -> ShadowPlan:
 
 
 def trained_weights(known: KnownTraining, initial: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-    """Weights `(m, p)` of models each trained on the fixed set and one image, differentiable in the images.
-
-    The training is gradient descent with momentum on full batches, which starts from weights `(p,)`.
-    """
+    """Weights `(m, p)` of models trained on full batches with one image each, differentiable in the images."""
     descent, gradient = known.descent, mean_loss_gradient(known)
     weights = initial.expand(len(images), -1)
     speed = torch.zeros_like(weights)

@@ -56,11 +56,8 @@ class ImageSpan(NamedTuple):
 class FirstLayers:
     """The first layers of many models, as coefficients of the fixed images `(n, d)` and of own images `(s, d)`.
 
-    They start from weights `(s, h, d)` and biases `(s, h)`.
-
-    Attributes:
-        sides: coefficients of the remainders, `(s, h, n)`.
-        rest: coefficients of the mean and of the own image, and the bias, `(s, h, 3)`.
+    They start from weights `(s, h, d)` and biases `(s, h)`. `sides` `(s, h, n)` are coefficients of the remainders, and
+    `rest` `(s, h, 3)` those of the mean and of the own image, and the bias.
     """
 
     def __init__(self, weights: Tensor, bias: Tensor, fixed: Tensor, span: ImageSpan, own: Tensor) -> None:

@@ -57,11 +57,7 @@ def train_vmap(
 
 
 def mean_loss_gradient(known: KnownTraining) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Gradients `(s, p)` of the mean cross-entropy over the fixed set and one image, differentiable.
-
-    Returns:
-        A function of weights `(s, p)`, own images `(s, c, h, w)` and their labels `(s,)`.
-    """
+    """Differentiable gradients `(s, p)` of the mean loss, given weights `(s, p)`, own images and their labels."""
     network, n = known.network, len(known.images)
 
     def loss(weights: Tensor, image: Tensor, label: Tensor) -> Tensor:

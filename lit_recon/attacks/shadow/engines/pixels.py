@@ -24,9 +24,6 @@ def times_transposed(a: Tensor, b: Tensor) -> Tensor:
 
     For float32 on a CPU, oneDNN multiplies: on processors other than Intel's it is up to twice as fast as MKL. The
     operator is private to PyTorch: it is used only if it exists and is exact.
-
-    >>> times_transposed(torch.ones(2, 3), torch.ones(4, 3)).tolist()
-    [[3.0, 3.0, 3.0, 3.0], [3.0, 3.0, 3.0, 3.0]]
     """
     fits = a.dtype == torch.float32 and a.device.type == "cpu" and a.numel() and b.numel()
     if fits and not torch.is_grad_enabled() and _has_exact_onednn():

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from lit_recon.errors import ConfigError
 from lit_recon.models.layers import Activation, dense_layers
 
+#: Channels of the first feature map, and of the second.
+_CHANNELS = 64, 32
 #: Channels and strides of the discriminator's convolutions but for the last one.
 _PATCH_LAYERS = ((64, 2), (128, 2), (256, 2), (512, 1))
 
@@ -59,14 +61,15 @@ class ReconstructorCNN(nn.Module):
         channels, height, width = image_shape
         if height % 4 or width % 4 or min(image_shape) < 1:
             raise ConfigError(f"ReconstructorCNN needs images whose sides are multiples of 4; got {height} x {width}")
+        first, second = _CHANNELS
         positions = (height // 4, width // 4)
         self.layers = nn.Sequential(
-            nn.Linear(n_inputs, 64 * prod(positions)),
+            nn.Linear(n_inputs, first * prod(positions)),
             nn.ReLU(),
-            nn.Unflatten(1, (64, *positions)),
-            nn.ConvTranspose2d(64, 32, 5, stride=2, padding=2, output_padding=1),
+            nn.Unflatten(1, (first, *positions)),
+            nn.ConvTranspose2d(first, second, 5, stride=2, padding=2, output_padding=1),
             nn.ReLU(),
-            nn.ConvTranspose2d(32, channels, 5, stride=2, padding=2, output_padding=1),
+            nn.ConvTranspose2d(second, channels, 5, stride=2, padding=2, output_padding=1),
             nn.Sigmoid(),
         )
 

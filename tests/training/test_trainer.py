@@ -105,7 +105,11 @@ def test_the_process_is_configured_once_for_all(unconfigured: list[str]) -> None
 def test_torchrun_sets_what_other_tests_set_in_its_place(tmp_path: Path) -> None:
     names = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_ID")
     script = tmp_path / "rank.py"
-    script.write_text(f"import os\nprint(*map(os.environ.get, {('RANK', 'LOCAL_RANK', *names)}))\n")
+    # one write a line: the two processes share the pipe
+    script.write_text(
+        f"import os\nline = ' '.join(map(str, map(os.environ.get, {('RANK', 'LOCAL_RANK', *names)})))\n"
+        "os.write(1, f'{line}\\n'.encode())\n"
+    )
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
     found = sorted(line.split() for line in said.splitlines())

@@ -11,11 +11,21 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lit_recon.clients.gradient import BatchNormMode, GradientOperator, checked_loss
+from lit_recon.clients.gradient import GradientOperator, checked_loss
 from lit_recon.defenses import Defense, Stage, defended_gradient
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models import public_model
-from lit_recon.records import Batch, ClientUpdate, ForwardOperator, Knowledge, Loss, Normalization, Observation, Weights
+from lit_recon.records import (
+    Batch,
+    BatchNormMode,
+    ClientUpdate,
+    ForwardOperator,
+    Knowledge,
+    Loss,
+    Normalization,
+    Observation,
+    Weights,
+)
 
 #: Builds a client's update rule from a model, the mode of its BatchNorm layers and the loss: `GradientOperator`, or
 #: a rule of several steps or several clients.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone
-from lit_recon.records import Batch, BatchStatistics, Differentiable, LayerStatistics, Loss, Update, Weights
-
-BatchNormMode = Literal["eval", "train"]
+from lit_recon.records import (
+    Batch,
+    BatchNormMode,
+    BatchStatistics,
+    Differentiable,
+    LayerStatistics,
+    Loss,
+    Update,
+    Weights,
+)
 
 
 class PureBatchNorm(nn.Module):

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lit_recon.clients.gradient import BatchNormMode, GradientOperator, gradient_by_name
+from lit_recon.clients.gradient import GradientOperator, gradient_by_name
 from lit_recon.errors import ConfigError, ShapeError
-from lit_recon.records import Batch, BatchStatistics, Differentiable, Loss, Update, Weights
+from lit_recon.records import Batch, BatchNormMode, BatchStatistics, Differentiable, Loss, Update, Weights
 
 #: Form of the released update.
 Release = Literal["gradient", "difference"]

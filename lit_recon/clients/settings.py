@@ -12,12 +12,12 @@ from torch.nn.functional import cross_entropy
 
 from lit_recon.clients.aggregate import SecureAggregation
 from lit_recon.clients.client import Client
-from lit_recon.clients.gradient import BatchNormMode, GradientOperator
+from lit_recon.clients.gradient import GradientOperator
 from lit_recon.clients.local_steps import LocalSteps, Release
 from lit_recon.data.dataset import seeded_generator
 from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError
-from lit_recon.records import ForwardOperator, Loss
+from lit_recon.records import BatchNormMode, ForwardOperator, Loss
 
 
 @dataclass(frozen=True)

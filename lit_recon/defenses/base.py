@@ -16,18 +16,17 @@ import math
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from lit_recon.errors import ConfigError
-from lit_recon.records import Batch, Differentiable, Update
+from lit_recon.records import Batch, BatchNormMode, Differentiable, Update
 
 if TYPE_CHECKING:
     from lit_recon.bounds.fisher import Jacobian, ReleasedInformation
 
-BatchNormMode = Literal["eval", "train"]
 Buffers = Mapping[str, Tensor]
 
 

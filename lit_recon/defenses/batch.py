@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lit_recon.defenses.base import BatchNormMode, Buffers, Defense, checked
+from lit_recon.defenses.base import Buffers, Defense, checked
 from lit_recon.defenses.vectors import uniform_like
 from lit_recon.errors import ConfigError, UnsupportedModelError
-from lit_recon.records import Batch, Update
+from lit_recon.records import Batch, BatchNormMode, Update
 
 
 class MixUp(Defense):

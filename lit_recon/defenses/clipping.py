@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from lit_recon.defenses.base import BatchNormMode, Defense, Round, checked
+from lit_recon.defenses.base import Defense, Round, checked
 from lit_recon.defenses.noise import gaussian_log_likelihood, with_normal_noise
 from lit_recon.defenses.release import require_separable
 from lit_recon.defenses.vectors import squared_norm
 from lit_recon.errors import ConfigError
-from lit_recon.records import Update
+from lit_recon.records import BatchNormMode, Update
 
 if TYPE_CHECKING:
     from lit_recon.bounds.fisher import Jacobian, ReleasedInformation

@@ -64,15 +64,6 @@ def leakage(sensitivity: Update, update: Update, floor: float = 1e-8, cap: float
     return {name: (n / update[name].abs().clamp_min(floor)).clamp_max(cap) for name, n in sensitivity.items()}
 
 
-def fisher_trace(sensitivity: Update, variance: Update) -> Tensor:
-    """`sum_j n_j^2 / v_j`, a float64 scalar; infinite where a coordinate with sensitivity has no noise."""
-    parts = []
-    for name, n in sensitivity.items():
-        squared, v = n.double().square(), variance[name].double()
-        parts.append(torch.where(squared > 0, squared / v, 0.0).sum())
-    return torch.stack(parts).sum()
-
-
 def _directions(images: Tensor, count: int | None, generator: torch.Generator | None) -> Iterator[Tensor]:
     """Normal random directions, or all unit vectors where `count` is None."""
     pixels = images.numel()

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lit_recon.defenses.base import BatchGradient, BatchNormMode, Defense, Round, Stage
+from lit_recon.defenses.base import BatchGradient, Defense, Round, Stage
 from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
-from lit_recon.records import Batch, Differentiable, SimulatedDefense, Update
+from lit_recon.records import Batch, BatchNormMode, Differentiable, SimulatedDefense, Update
 
 #: Examples per chunk of per-example gradients; `auto`: one on a CPU, several on a GPU.
 Chunk = int | Literal["auto"]

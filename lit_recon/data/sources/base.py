@@ -44,6 +44,5 @@ class ImageSource(ABC):
 
     def _held_out(self, images: ImageSet, fraction: float, seed: int) -> tuple[ImageSet, ImageSet]:
         """Training and test images, cut from one set by `hold_out`."""
-        parts = hold_out(images.labels, fraction, seed).parts
-        train, test = (images.subset(parts[part], f"{self.name} {part}") for part in ("train", "test"))
-        return train, test
+        train, test = hold_out(images.labels, fraction, seed)
+        return images.subset(train, f"{self.name} train"), images.subset(test, f"{self.name} test")

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from lit_recon.attacks.updates.features.exact import ExactRecovery
 from lit_recon.attacks.updates.features.layer import FeatureRecovery, RecoveredFeatures
-from lit_recon.clients.gradient import BatchNormMode, pure_copy
+from lit_recon.clients.gradient import pure_copy
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone
-from lit_recon.records import Observation
+from lit_recon.records import BatchNormMode, Observation
 
 
 class FeatureTerm(ABC):

@@ -181,7 +181,10 @@ class AttackRun:
 
 
 class Attack(ABC):
-    """An attack on updates. Subclasses implement `run`; calling it checks the input and projects the output."""
+    """An attack on updates. Subclasses implement `run`; calling it checks the input and projects the output.
+
+    Constructors raise a `ConfigError` for a setting out of its range.
+    """
 
     @final
     def __call__(self, observation: Observation) -> Reconstruction:

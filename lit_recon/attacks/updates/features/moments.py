@@ -228,8 +228,7 @@ class MomentRecovery(FeatureRecovery):
         power_iterations: number of power iterations, without a `(d, d)` matrix, for the span; None: eigendecomposition.
         seed: of contractions, random projections and starts.
 
-    Source: [Liu2025], section 4 and appendix; [Wang2023], section 4; [Zhong2017], algorithm 3; Kuleshov, Chaganty,
-    Liang 2015, algorithm 1.
+    Source: [Liu2025], section 4 and appendix.
     """
 
     by_moments = True

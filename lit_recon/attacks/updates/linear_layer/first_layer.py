@@ -207,16 +207,12 @@ class AnalyticInversion(LabelledAttack):
       dominated by its own image. From there, derivatives at the logits and images are computed from each other in
       turn; exact if that converges, as shown by the relative residual (`loss`).
 
-    Rows of a hidden layer mix all images of a batch: `CocktailPartyAttack` separates them.
+    The layer takes the pixels and has a bias. Rows of a hidden layer mix all images of a batch: `CocktailPartyAttack`
+    separates them.
 
     Args:
         labels: recovery of the batch's labels.
         iterations: largest number of alternations.
-
-    Raises:
-        ConfigError: negative `iterations`, or labels to be optimised.
-        UnsupportedModelError: when called on a model without a linear layer with bias on the pixels.
-        ThreatModelError: when called on several images and a hidden layer, or on labels that repeat.
 
     Source: [Phong2018] and [Geiping2020] for one image; the rows of labels and the iteration are ours.
     """

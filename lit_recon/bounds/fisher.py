@@ -212,11 +212,6 @@ def autograd_jacobian(
     operation supports, for `chunk` columns at a time. There are fewer columns (pixels) than rows (parameters). The
     function's operations must be such that `torch.func` can transform them; a client's operator must be called with
     `differentiable="functional"`. Inputs are in double precision if the information is to be inverted.
-
-    >>> jacobian = autograd_jacobian(lambda x: {"w": x**2}, torch.tensor([1.0, 3.0]))
-    >>> jacobian.rows["w"]
-    tensor([[2., 0.],
-            [0., 6.]])
     """
     if chunk < 1:
         raise ConfigError(f"a Jacobian needs chunks of at least 1 column; got {chunk}")

@@ -31,10 +31,7 @@ def pure_bound(log_kappa: float, epsilon: float) -> float:
 
 
 def tight_pure_bound(log_kappa: float, epsilon: float) -> float:
-    """The best bound for epsilon-DP, `min(kappa e^epsilon, 1 - e^-epsilon (1 - kappa))`; exact for randomized response.
-
-    Source: [Hayes2023] with the trade-off function of [Dong2022].
-    """
+    """`approximate_bound` for epsilon-DP: the best bound, exact for randomized response."""
     return approximate_bound(log_kappa, epsilon, 0.0)
 
 
@@ -202,10 +199,7 @@ def simulated_bound(
 
     An estimate of the quantity that `profile_bound` bounds from above, too low by about its squared standard error,
     from `n_samples` trainings. `noise_multiplier` is over the clipping norm, `sampling_rate` the probability of the
-    record to be in a step's batch.
-
-    Raises:
-        ConfigError: also for a probability that is too small for so few samples.
+    record to be in a step's batch. A probability that is too small for so few samples is a `ConfigError` too.
     """
     _check(log_kappa)
     if noise_multiplier <= 0 or not 0 < sampling_rate <= 1 or min(steps, n_samples - 1) < 1:

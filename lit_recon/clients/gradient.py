@@ -136,11 +136,9 @@ class GradientOperator:
     who simulates it run the same code. Differentiable twice.
 
     Args:
-        model: takes images `(n, c, h, w)` in [0, 1] and returns logits `(n, k)`; copied.
-        batch_norm: whether BatchNorm layers use running (`eval`) or batch statistics (`train`). Dropout is off.
+        model: takes images `(n, c, h, w)` in [0, 1] and returns logits `(n, k)`; copied. Dropout is off.
+        batch_norm: whether BatchNorm layers use running (`eval`) or batch statistics (`train`).
         loss: of logits and labels, a mean over the batch.
-
-    Source: [Zhu2019], [Geiping2020].
     """
 
     def __init__(self, model: nn.Module, batch_norm: BatchNormMode = "eval", loss: Loss = cross_entropy) -> None:

@@ -82,12 +82,7 @@ class NetworkDropout(Defense):
             raise ConfigError("NetworkDropout needs at least one layer, for example layers: [head]")
 
     def prepare(self, model: nn.Module, batch_norm: BatchNormMode = "eval") -> nn.Module:
-        """A copy of the model with a mask before every layer.
-
-        Raises:
-            UnsupportedModelError: the model has no linear layer of that name.
-            ConfigError: the layer already has dropout.
-        """
+        """A copy of the model with a mask before every layer."""
         prepared = copy.deepcopy(model)
         modules = dict(prepared.named_modules())
         for name in self.layers:

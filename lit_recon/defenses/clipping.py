@@ -99,15 +99,13 @@ class PerExampleClipping(Defense):
         return 0.0
 
 
-class DPSGD(Defense):
+class DPSGD(PerExampleClipping):
     """Clips every example's gradient, sums, adds N(0, (noise_multiplier * bound)^2), and divides by the batch size.
 
     Computed as the mean of the clipped gradients plus normal noise, one `randn` per tensor, of standard deviation
-    `noise_multiplier * bound / n`. The log-likelihood is Gaussian.
-
-    Formal guarantee: adding or removing one example changes the sum by at most `bound` in L2 norm, and the noise on the
-    sum has `noise_multiplier` times that standard deviation. The resulting (epsilon, delta) is computed by
-    `lit_recon.privacy`; it depends on how batches are sampled, and on `n` being public.
+    `noise_multiplier * bound / n`. The log-likelihood is Gaussian. Adding or removing one example changes the sum by at
+    most `bound` in L2 norm; `lit_recon.privacy` computes the resulting (epsilon, delta), which depends on how batches
+    are sampled, and on `n` being public.
 
     Args:
         bound: largest norm of one example's gradient, over all parameters, absolute; finite if there is noise.
@@ -117,7 +115,7 @@ class DPSGD(Defense):
     """
 
     def __init__(self, bound: float = math.inf, noise_multiplier: float = 0.0) -> None:
-        self.bound = checked(self, "bound", bound, infinite=True)
+        super().__init__(bound)
         self.noise_multiplier = checked(self, "noise_multiplier", noise_multiplier)
         if noise_multiplier > 0 and bound == math.inf:
             raise ConfigError(
@@ -125,18 +123,8 @@ class DPSGD(Defense):
                 "bound, such as the median norm of an example's gradient; or set noise_multiplier to 0"
             )
 
-    def prepare(self, model: nn.Module, batch_norm: BatchNormMode = "eval") -> nn.Module:
-        require_separable(model, batch_norm, self)
-        return model
-
-    def transform_per_example(self, gradients: Update, generator: torch.Generator) -> Update:
-        return clipped_examples(gradients, self.bound)
-
     def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
         return with_normal_noise(update, self.released_std(len(round_.batch.images)), generator)
-
-    def simulate_per_example(self, gradients: Update) -> Update:
-        return clipped_examples(gradients, self.bound)
 
     def log_likelihood(self, candidate: Update, observed: Update, n_examples: int) -> Tensor | None:
         std = self.released_std(n_examples)

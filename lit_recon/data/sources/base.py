@@ -21,9 +21,9 @@ class ImageSource(ABC):
         """The public (training) and the test images.
 
         Raises:
-            MissingDataError: if the files are not there and cannot be fetched.
-            CorruptFileError: if a file is truncated or not what its name promises.
-            ShapeError: if arrays are not images and labels, the two sets do not match, or there is only one class.
+            MissingDataError: the files are not there and cannot be fetched.
+            CorruptFileError: a file is truncated or not what its name promises.
+            ShapeError: arrays are not images and labels, the two sets do not match, or there is only one class.
         """
         self.prepare()
         train, test = self.read()

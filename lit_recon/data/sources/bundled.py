@@ -59,12 +59,9 @@ class Photos(ImageSource):
     the crop lies, eight classes in all. The default settings give 1,064 training and 24 test images.
 
     Args:
-        side: of an image in pixels.
+        side: of an image in pixels; two crops must fit above each other.
         scale: every image pixel is the mean of `scale` x `scale` pixels of the photograph.
         stride: image pixels between neighboring training crops.
-
-    Raises:
-        ConfigError: a setting below 1, or crops so large that two do not fit above each other in a photograph.
 
     Source: `sklearn.datasets.load_sample_images`; photographs by the flickr users danielbuechele (china.jpg) and
     vultilion (flower.jpg), licensed under CC BY 2.0.

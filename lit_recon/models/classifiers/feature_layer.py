@@ -31,14 +31,7 @@ class WideFeatureLayer(nn.Module):
         activation: after the linear map; with GELU the exact reconstruction ends in a smooth least-squares problem.
         seed: of the random rows.
 
-    Raises:
-        ConfigError: fewer than one neuron, or `n_trained` outside 0 to `n_neurons`.
-
     Source: Liu et al. 2025, appendix F.
-
-    >>> layer = WideFeatureLayer(in_features=512, n_neurons=64, n_trained=16)
-    >>> [name for name, value in layer.named_parameters() if not value.requires_grad]
-    ['random.weight', 'random.bias']
     """
 
     center: Tensor

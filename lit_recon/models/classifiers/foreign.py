@@ -40,7 +40,7 @@ def public_model(
 
     Args:
         model: from images `(n, c, h, w)` to logits `(n, k)`.
-        image_shape: `(c, h, w)`; default: the module's attribute `image_shape`.
+        image_shape: `(c, h, w)`; default: the attribute of that name.
         normalization: applied to the pixels before the module. Default: the module's attribute `normalization`, which
             states what the module does itself; without one the module takes pixels in [0, 1].
 

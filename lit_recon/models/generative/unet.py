@@ -102,9 +102,6 @@ class UNet(nn.Module):
         input_channels: channels `z` of the noise.
         feature_size: length `f` of feature vectors that condition every residual block; None: no conditioning.
 
-    Raises:
-        ConfigError: a size below 1, or no multiplier.
-
     Source: Liu et al. 2025, appendix F; [Salimans2017], [Ronneberger2015], [Zagoruyko2016], [Wu2018], [Ho2020].
     """
 

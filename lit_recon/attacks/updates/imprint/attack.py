@@ -48,9 +48,6 @@ class RobbingTheFed(LabelledAttack):
             the gradient of the layer after the block determines take precedence.
         denoise: reduce noise in the gradient by a Wiener filter with the spectrum of photographs.
 
-    Raises:
-        ThreatModelError: when called on a model into which the server has put no imprint block.
-
     Source: [Fowl2022]; differences of neighbouring rows are here least-squares steps.
     """
 

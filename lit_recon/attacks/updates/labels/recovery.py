@@ -58,15 +58,11 @@ class KnownLabels(LabelRecovery):
 
 
 class IDLG(LabelRecovery):
-    """The label of one image, exact for an undefended gradient of the cross-entropy.
+    """The label of one image, exact for an undefended gradient of the cross-entropy on a linear head.
 
     The head's bias gradient is p - e_y: negative at the label only. The row c of its weight gradient is (p - e_y)_c
     times the head's input, and the entries of p - e_y sum to zero; hence with three classes or more the label's row
     is the longest, for inputs of any sign, and with two classes after a ReLU it is the negative one.
-
-    Raises:
-        ThreatModelError: more than one image, or another loss than the cross-entropy.
-        UnsupportedModelError: no linear head; or neither bias, third class, nor non-negative inputs.
 
     Source: [Zhao2020], whose rule (inner products of rows, or signs) is restated by norms.
     """

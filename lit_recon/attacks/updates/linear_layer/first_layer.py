@@ -18,13 +18,11 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from lit_recon.attacks.base import Attack
-from lit_recon.attacks.updates.labels.head import exact, find_head, linear_calls, require_cross_entropy
+from lit_recon.attacks.updates.labels.head import ROUNDING, exact, find_head, linear_calls, require_cross_entropy
 from lit_recon.attacks.updates.labels.recovery import HeadCounts, LabelRecovery
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.records import Batch, Observation, Reconstruction, Update
 
-#: Relative rounding error of a float32 gradient.
-ROUNDING = 6e-8
 #: Relative error assigned to an image without a contribution to the gradient.
 WITHOUT_PART = 1e6
 #: Relative errors below this count as rounding.

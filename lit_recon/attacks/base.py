@@ -78,11 +78,7 @@ class SimpleState:
         return sum(self._losses) / len(self._losses) if self._losses else float("nan")
 
     def note(self, loss: Sequence[float] | Tensor, **terms: Sequence[float] | Tensor) -> None:
-        """Record the losses of this iteration, one per victim, and their terms by name.
-
-        Raises:
-            ShapeError: there is not one value per victim.
-        """
+        """Record the losses of this iteration, one per victim, else a `ShapeError`, and their terms by name."""
         rows = {
             name: [float(torch.as_tensor(value).detach()) for value in values]
             for name, values in {"loss": loss, **terms}.items()
@@ -158,8 +154,7 @@ class AttackRun:
     def results(self) -> list[Reconstruction]:
         """One reconstruction per victim, its images projected into [0, 1]; call it once all iterations are done.
 
-        Raises:
-            ShapeError: the number or shape of the images differs from the client's.
+        A `ShapeError` says that the number or shape of the images differs from the client's.
         """
         results = []
         for found, seen in zip(self.compute(), self.observations, strict=True):

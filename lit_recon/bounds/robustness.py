@@ -2,8 +2,7 @@
 
 A mechanism is (eta, gamma)-robust if no attack, even one that knows all other records, reconstructs the unknown record
 to within `eta` with probability above `gamma`. Bounds take `log_kappa`, the logarithm of the baseline error at `eta`,
-and return `gamma` in [0, 1]; the privacy parameters may be those for one record added or removed. All functions raise a
-`ConfigError` for an argument out of its range.
+and return `gamma` in [0, 1]. All functions raise a `ConfigError` for an argument out of its range.
 
 The success probability is at most `kappa e^epsilon + delta(epsilon)` for every epsilon, also below 0 ([Hayes2023],
 theorem 2; [Dong2022], proposition 2.12); by the Neyman-Pearson lemma some attack reaches the minimum over epsilon, if

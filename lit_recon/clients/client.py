@@ -27,8 +27,7 @@ from lit_recon.records import (
     Weights,
 )
 
-#: Builds a client's update rule from a model, the mode of its BatchNorm layers and the loss: `GradientOperator`, or
-#: a rule of several steps or several clients.
+#: Builds a client's update rule from a model, the mode of its BatchNorm layers and the loss.
 Rule = Callable[[nn.Module, BatchNormMode, Loss], ForwardOperator]
 
 

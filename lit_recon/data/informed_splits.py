@@ -22,7 +22,7 @@ class InformedSplitSettings:
         fixed: size of the fixed set.
         shadow: number of shadow target images, one shadow model each.
         targets: number of images to reconstruct, one released model each.
-        seed: seed of the draw.
+        seed: of the draw.
     """
 
     fixed: int = 500

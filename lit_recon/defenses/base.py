@@ -169,10 +169,6 @@ class Chain(Defense):
     The order must be that of the stages: batch, per-example gradients, update; else it is a `ConfigError`. The attacker
     simulates each with the released update of the whole chain: noise after pruning hides the mask. The log-likelihood
     is that of the last defense.
-
-    >>> from lit_recon.defenses import GaussianNoise, PerExampleClipping
-    >>> Chain([PerExampleClipping(bound=1.0), GaussianNoise(std=0.1)]).stages
-    (<Stage.PER_EXAMPLE: 2>, <Stage.UPDATE: 3>)
     """
 
     def __init__(self, defenses: Sequence[Defense] = ()) -> None:

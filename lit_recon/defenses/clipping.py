@@ -46,8 +46,7 @@ def clip_factors(squared: Tensor, bound: float) -> Tensor:
 class GradientClipping(Defense):
     """Scales the mean gradient to an L2 norm of at most `bound`, over all parameters as one vector, after averaging.
 
-    No differential privacy: one example can still determine the direction; see `PerExampleClipping`. The attacker clips
-    a candidate's gradient likewise, without effect on a cosine objective.
+    No differential privacy: one example can still determine the direction. The attacker clips a candidate's gradient.
 
     Args:
         bound: largest norm of the released gradient, absolute.

@@ -149,7 +149,7 @@ class PoissonSGD(NoisySGD):
 def noisy_sgd(
     noise_multiplier: float, steps: int, sampling_rate: float = 1.0, neighbors: Neighbors = "add_or_remove_one"
 ) -> NoisySGD:
-    """Exact accounting for full batches, privacy-loss distributions for sampled ones."""
+    """`FullBatchSGD` for a `sampling_rate` of 1, else `PoissonSGD`."""
     if sampling_rate == 1:
         return FullBatchSGD(noise_multiplier, steps, neighbors)
     return PoissonSGD(noise_multiplier, steps, neighbors, sampling_rate)

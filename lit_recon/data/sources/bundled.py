@@ -54,9 +54,9 @@ _BANDS = 4
 class Photos(ImageSource):
     """Square color crops of `china.jpg` (a pagoda above a lake) and `flower.jpg` (a dahlia), shrunk by averaging.
 
-    Test images come from the left halves of the photographs, side by side without overlap, training images from the
-    right halves, where they overlap. The class is the photograph and the quarter of its height in which the center of
-    the crop lies, eight classes in all. The default settings give 1,064 training and 24 test images.
+    Test images come from the left halves of the photographs, without overlap, training images from the right halves,
+    where they overlap. The eight classes are the photograph and the quarter of its height in which the center of the
+    crop lies. The default settings give 1,064 training and 24 test images.
 
     Args:
         side: of an image in pixels; two crops must fit above each other.

@@ -65,16 +65,6 @@ class WideFeatureLayer(nn.Module):
         self.register_buffer("center", torch.zeros(in_features))
         self.register_buffer("n_batches", torch.tensor(0))
 
-    @property
-    def weight(self) -> Tensor:
-        """All rows `(m, d)`, trained before random."""
-        return torch.cat([part.weight for part in (self.trained, self.random) if part is not None])
-
-    @property
-    def bias(self) -> Tensor:
-        """All biases `(m,)`, trained before random."""
-        return torch.cat([part.bias for part in (self.trained, self.random) if part is not None])
-
     def directions(self, features: Tensor) -> Tensor:
         """Centered features of unit norm, `(n, d)`: the inputs of the neurons."""
         centered = features - self.center

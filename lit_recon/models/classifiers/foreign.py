@@ -46,8 +46,7 @@ def public_model(
 
     Raises:
         ConfigError: no image shape, or a normalization for a module that normalizes by itself.
-        ShapeError: an image shape that is not three positive numbers or contradicts the module's, or a normalization of
-            another number of channels.
+        ShapeError: shape or normalization contradict the module or each other.
         UnsupportedModelError: no parameters, a forward pass that fails on images, or outputs other than `(n, k)`.
     """
     own_shape, own = getattr(model, "image_shape", None), getattr(model, "normalization", None)

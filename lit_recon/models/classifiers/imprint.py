@@ -99,7 +99,6 @@ class ImprintedTrunk(Trunk):
     """A trunk after an imprint block; `lit_recon.models.Imprint` makes it from an honest one.
 
     Args:
-        image_shape: `(c, h, w)`.
         trunk: import path of the honest trunk's class.
         trunk_arguments: its constructor arguments, as JSON text.
         n_edges, activation, connection, gain: see `ImprintBlock`.

@@ -111,8 +111,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
         parametrization: the variables of the optimization.
         solver: of the optimization.
         labels: recovery of the batch's labels.
-        features: recovers and matches features of a wide feature layer, or input maps of a convolution;
-            default: none.
+        features: recovers and matches features of a wide layer, or input maps of a convolution; default: none.
         steps: iterations.
         restarts: independent starts per victim; the one with the least matching loss is returned.
         keep: return the `last` iterate of a restart, or the `best` by total loss.

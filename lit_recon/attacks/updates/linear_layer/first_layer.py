@@ -82,8 +82,7 @@ class FirstLayer:
             observed: `(n, m)`: derivatives of the mean loss with respect to the layer's outputs, image by image.
             evidence: `(n, l)`: costs of labels per image from another source, which take precedence in nonzero rows.
 
-        Returns:
-            Labels `(n,)`, and their relative errors `(n,)`; 1e6 for an image without a contribution.
+        The second result are the labels' relative errors `(n,)`; 1e6 for an image without a contribution.
         """
         classes = labels.unique()
         expected = self.derivatives_by_class(images, classes)[:, torch.searchsorted(classes, labels).cpu()]
@@ -103,11 +102,7 @@ class FirstLayer:
 
 
 def first_layer(observation: Observation) -> FirstLayer:
-    """The linear layer whose input is the normalized, flattened image.
-
-    Raises:
-        UnsupportedModelError: no such layer, or one without bias.
-    """
+    """The linear layer whose input is the normalized, flattened image; without one that has a bias, an error."""
     drawn = torch.rand(2, *observation.image_shape, generator=torch.Generator().manual_seed(0))
     _, calls = linear_calls(observation, drawn)
     found, model = None, type(observation.model).__name__

@@ -3,12 +3,10 @@
 The derivatives of each of `n` images lie in the span of the columns of the gradient D^T X, which has `n` of `m`
 dimensions. A vector of that span can be given n - 1 zeros, but not many more unless it is the derivative of one image
 alone, zero at every neuron that the image leaves inactive. Such vectors are searched near the derivatives of separated
-images. If all are found, D is known, and with it X; if some are, the other images are separated from mixtures without
-them, which is easier for fewer images.
+images. If all are found, X follows; if some are, the other images are separated from mixtures without them.
 
-The robust fit alternates between D, by the public model at images X, and X, by least squares. D depends on X only
-through class probabilities and active neurons: for a rough guess most of its entries are nearly right, and neurons with
-wrong entries are outliers, to which the least squares are robust.
+The robust fit alternates between D, by the public model at images X, and X, by least squares. For a rough guess most
+entries of D are nearly right, and neurons with wrong entries are outliers, to which the least squares are robust.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class HeadGradient:
 
 
 def head_gradient(observation: Observation) -> HeadGradient:
-    """The head's part of an observation, in double precision on the CPU; the loss is cross-entropy, the head biased."""
+    """The head's part of an observation, in double precision on the CPU; an error without cross-entropy or a bias."""
     require_cross_entropy(observation, "HeadCounts", "reveal the labels and use KnownLabels")
     weight, bias = find_head(observation, "HeadCounts")
     if bias is None:

@@ -102,7 +102,7 @@ class FirstLayer:
 
 
 def first_layer(observation: Observation) -> FirstLayer:
-    """The linear layer whose input is the normalized, flattened image; without one that has a bias, an error."""
+    """The linear layer with bias whose input is the normalized image, or an `UnsupportedModelError` without one."""
     drawn = torch.rand(2, *observation.image_shape, generator=torch.Generator().manual_seed(0))
     _, calls = linear_calls(observation, drawn)
     found, model = None, type(observation.model).__name__

@@ -98,7 +98,7 @@ class PerExampleClipping(Defense):
         return 0.0
 
 
-class DPSGD(PerExampleClipping):
+class DPSGD(Defense):
     """Clips every example's gradient, sums, adds N(0, (noise_multiplier * bound)^2), and divides by the batch size.
 
     Computed as the mean of the clipped gradients plus normal noise, one `randn` per tensor, of standard deviation
@@ -114,7 +114,7 @@ class DPSGD(PerExampleClipping):
     """
 
     def __init__(self, bound: float = math.inf, noise_multiplier: float = 0.0) -> None:
-        super().__init__(bound)
+        self.bound = checked(self, "bound", bound, infinite=True)
         self.noise_multiplier = checked(self, "noise_multiplier", noise_multiplier)
         if noise_multiplier > 0 and bound == math.inf:
             raise ConfigError(
@@ -122,8 +122,18 @@ class DPSGD(PerExampleClipping):
                 "bound, such as the median norm of an example's gradient; or set noise_multiplier to 0"
             )
 
+    def prepare(self, model: nn.Module, batch_norm: BatchNormMode = "eval") -> nn.Module:
+        require_separable(model, batch_norm, self)
+        return model
+
+    def transform_per_example(self, gradients: Update, generator: torch.Generator) -> Update:
+        return clipped_examples(gradients, self.bound)
+
     def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
         return with_normal_noise(update, self.released_std(len(round_.batch.images)), generator)
+
+    def simulate_per_example(self, gradients: Update) -> Update:
+        return clipped_examples(gradients, self.bound)
 
     def log_likelihood(self, candidate: Update, observed: Update, n_examples: int) -> Tensor | None:
         std = self.released_std(n_examples)

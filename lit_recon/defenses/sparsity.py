@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -16,13 +17,16 @@ if TYPE_CHECKING:
     from lit_recon.bounds.fisher import Jacobian, ReleasedInformation
 
 
-class SparseUpdate(Defense):
+class SparseUpdate(Defense, ABC):
     """Sets coordinates of the mean gradient to zero; the attacker applies the mask of the observed update."""
 
     #: Share of the coordinates, in [0, 1]; 0 changes nothing.
     dropped: float
     #: Notes on the information about the inputs that a bound leaves out.
     left_out: tuple[str, ...] = ("the information in the choice of the dropped coordinates is left out",)
+
+    @abstractmethod
+    def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update: ...
 
     def simulate(self, candidate: Update, observed: Update) -> Update:
         return candidate if self.dropped == 0 else where_observed(candidate, observed)

@@ -5,6 +5,7 @@ Source: Balle, Cherubin and Hayes 2022, Reconstructing Training Data with Inform
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from math import prod
 
@@ -18,7 +19,7 @@ from lit_recon.models.layers import Activation, activation_layer, dense_layers
 _TRUNCATED_STD = 0.87962566103423978
 
 
-class ReleasedNetwork(nn.Module):
+class ReleasedNetwork(nn.Module, ABC):
     """A classifier of images `(n, c, h, w)` in [0, 1], whose weights are a function of a generator.
 
     Attributes:
@@ -29,20 +30,9 @@ class ReleasedNetwork(nn.Module):
     arguments: dict[str, object]
     layers: nn.Sequential
 
-    @torch.no_grad()
+    @abstractmethod
     def initialize(self, generator: torch.Generator) -> None:
-        """Draw weights of variance 1 / inputs from normal distributions truncated at two deviations; biases are 0.
-
-        As in the code of the paper.
-        """
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Conv2d):
-                scale = module.weight[0].numel() ** -0.5 / _TRUNCATED_STD
-                drawn = torch.empty(module.weight.shape, dtype=torch.float64)
-                nn.init.trunc_normal_(drawn, 0.0, 1.0, -2.0, 2.0, generator=generator)
-                module.weight.copy_(drawn.mul_(scale))
-                if module.bias is not None:
-                    module.bias.zero_()
+        """Draw new weights."""
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits `(n, k)`."""
@@ -56,7 +46,7 @@ class ReleasedNetwork(nn.Module):
 
 
 class ReleasedMLP(ReleasedNetwork):
-    """Linear layers with activations between them.
+    """Linear layers with activations between them; initialized by `initialize_lecun`, as in the paper's code.
 
     Args:
         n_classes: number of logits `k`.
@@ -89,6 +79,9 @@ class ReleasedMLP(ReleasedNetwork):
         layers: list[nn.Module] = [nn.Flatten(), *dense_layers(sizes, activation)]
         self.layers = nn.Sequential(*layers, nn.Linear(sizes[-1], n_classes))
 
+    def initialize(self, generator: torch.Generator) -> None:
+        initialize_lecun(self, generator)
+
     @property
     def linear_layers(self) -> list[nn.Linear]:
         """The linear layers in order."""
@@ -96,7 +89,7 @@ class ReleasedMLP(ReleasedNetwork):
 
 
 class ReleasedCNN(ReleasedNetwork):
-    """Two convolutions without padding, a hidden layer and a linear head.
+    """Two convolutions without padding, a hidden layer and a linear head; initialized as `ReleasedMLP`.
 
     Args:
         image_shape: `(c, h, w)`, with sides of at least 10 pixels.
@@ -135,3 +128,19 @@ class ReleasedCNN(ReleasedNetwork):
             activation_layer(activation),
             nn.Linear(hidden, n_classes),
         )
+
+    def initialize(self, generator: torch.Generator) -> None:
+        initialize_lecun(self, generator)
+
+
+@torch.no_grad()
+def initialize_lecun(network: nn.Module, generator: torch.Generator) -> None:
+    """Draw weights of variance 1 / inputs from normal distributions truncated at two deviations; biases are 0."""
+    for module in network.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            scale = module.weight[0].numel() ** -0.5 / _TRUNCATED_STD
+            drawn = torch.empty(module.weight.shape, dtype=torch.float64)
+            nn.init.trunc_normal_(drawn, 0.0, 1.0, -2.0, 2.0, generator=generator)
+            module.weight.copy_(drawn.mul_(scale))
+            if module.bias is not None:
+                module.bias.zero_()

@@ -6,6 +6,7 @@ import http.client
 import socket
 import urllib.error
 import urllib.request
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,9 +60,9 @@ class PublishedSource(ImageSource):
     def _dataset(self, train: bool, download: bool) -> Any:
         return self._torchvision(self._root, train=train, download=download)
 
+    @abstractmethod
     def _urls(self) -> list[str]:
         """Addresses of the same file, in the order in which torchvision tries them."""
-        return [self._torchvision.url]
 
     @property
     def _root(self) -> Path:
@@ -138,6 +139,9 @@ class CIFAR10(PublishedSource):
     files = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta")
     packed = ("cifar-10-python.tar.gz",)
 
+    def _urls(self) -> list[str]:
+        return [self._torchvision.url]
+
 
 class CIFAR100(PublishedSource):
     """60,000 color images 32x32 of 100 (fine) classes, 10,000 for testing. Uses `cifar100.npz` where root has one.
@@ -153,6 +157,9 @@ class CIFAR100(PublishedSource):
     folder = "cifar-100-python"
     files = ("train", "test", "meta")
     packed = ("cifar-100-python.tar.gz",)
+
+    def _urls(self) -> list[str]:
+        return [self._torchvision.url]
 
 
 class MNIST(PublishedSource):

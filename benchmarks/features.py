@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import Row, alternate, ratios, spread, write_record
-from lit_recon.attacks.updates.features import ExactRecovery, FeatureRecovery, LayerGradient, MomentRecovery
 from lit_recon.attacks.updates.features.activations import GELU, RELU, Activation
-from lit_recon.attacks.updates.features.moments import weight_span
+from lit_recon.attacks.updates.features.exact import ExactRecovery
+from lit_recon.attacks.updates.features.layer import FeatureRecovery, LayerGradient
+from lit_recon.attacks.updates.features.moments import MomentRecovery, weight_span
 from lit_recon.metrics import feature_cosines, span_error
 
 

@@ -24,7 +24,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import Row, spread, write_record
-from lit_recon.attacks.updates.features import CocktailParty, ExactRecovery, FeatureMap, FeatureRecovery, MomentRecovery
+from lit_recon.attacks.updates.features.cocktail_party import CocktailParty
+from lit_recon.attacks.updates.features.exact import ExactRecovery
+from lit_recon.attacks.updates.features.layer import FeatureRecovery
+from lit_recon.attacks.updates.features.matching import FeatureMap
+from lit_recon.attacks.updates.features.moments import MomentRecovery
 from lit_recon.clients import ClientSettings, LocalTraining
 from lit_recon.data import ImageSet
 from lit_recon.data.dataset import seeded_generator

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from benchmarks.record import Row, spread, write_record
 from lit_recon.attacks.updates import GradientMatching, KnownLabels, Parametrization, Pixels, TotalVariation
-from lit_recon.attacks.updates.gradient_matching.parametrizations import Variables
+from lit_recon.attacks.updates.gradient_matching.parametrizations import Restart, Variables
 from lit_recon.clients import Client, ClientSettings
 from lit_recon.data.sources import Digits
 from lit_recon.metrics import metrics_of
@@ -62,14 +62,12 @@ class Timed(Parametrization):
         self.began: list[float] = []
         self.ended: list[float] = []
 
-    def start(self, observation: Observation, seed: int, features: Tensor | None = None) -> Variables:
-        return self.inner.start(observation, seed, features)
+    def start(self, restart: Restart) -> Variables:
+        return self.inner.start(restart)
 
-    def images(
-        self, variables: Variables, observation: Observation, seed: int, features: Tensor | None = None
-    ) -> Tensor:
+    def images(self, variables: Variables, restart: Restart) -> Tensor:
         self.began.append(time.process_time())
-        return self.inner.images(variables, observation, seed, features)
+        return self.inner.images(variables, restart)
 
     def project(self, variables: Variables, observation: Observation) -> None:
         self.inner.project(variables, observation)

@@ -53,8 +53,8 @@ class LayerStatistics(NamedTuple):
 
 #: Statistics by the name of the BatchNorm module.
 BatchStatistics = dict[str, LayerStatistics]
-
-
+#: Whether BatchNorm layers use running (`eval`) or batch statistics (`train`).
+BatchNormMode = Literal["eval", "train"]
 #: How a computed update is differentiable in the images: not at all, by plain autograd, or by `torch.func`, inside its
 #: transforms and under a compiler.
 Differentiable = Literal["no", "autograd", "functional"]
@@ -96,9 +96,7 @@ class ForwardOperator(Protocol):
     """The client's public update rule."""
 
     @property
-    def batch_norm(self) -> Literal["eval", "train"]:
-        """Whether BatchNorm layers use running (`eval`) or batch statistics (`train`)."""
-        ...
+    def batch_norm(self) -> BatchNormMode: ...
 
     def __call__(self, weights: Weights, batch: Batch, differentiable: Differentiable = "no") -> Update:
         """The update that a client with these weights and this batch releases."""

@@ -58,13 +58,6 @@ class SimpleState:
         log_every: iterations between two points of the loss curves.
         **variables: tensors, generators, objects with a `state_dict` (modules, optimizers), numbers, strings, and lists
             and dicts of these. Tensors are restored in place, so that optimizers keep referring to them.
-
-    >>> state = SimpleState([], images=torch.zeros(2), note="")
-    >>> state["note"] = "one"
-    >>> other = SimpleState([], images=torch.ones(2), note="")
-    >>> other.load_state_dict(state.state_dict())
-    >>> other["images"].tolist(), other["note"]
-    ([0.0, 0.0], 'one')
     """
 
     def __init__(self, observations: Sequence[Observation], log_every: int = 1, **variables: Any) -> None:
@@ -85,13 +78,12 @@ class SimpleState:
         return sum(self._losses) / len(self._losses) if self._losses else float("nan")
 
     def note(self, loss: Sequence[float] | Tensor, **terms: Sequence[float] | Tensor) -> None:
-        """Record the losses of this iteration, one per victim, and their terms by name.
-
-        Raises:
-            ShapeError: there is not one value per victim.
-        """
-        rows = {name: _floats(values) for name, values in {"loss": loss, **terms}.items()}
-        lengths = {name: len(values) for name, values in rows.items()}
+        """Record the losses of this iteration, one per victim, else a `ShapeError`, and their terms by name."""
+        rows = {
+            name: [float(torch.as_tensor(value).detach()) for value in values]
+            for name, values in {"loss": loss, **terms}.items()
+        }
+        lengths = {name: len(row) for name, row in rows.items()}
         if set(lengths.values()) != {len(self.curves)}:
             raise ShapeError(f"note() needs one value per victim, {len(self.curves)} each; got {lengths}")
         self._losses = rows["loss"]
@@ -110,10 +102,6 @@ class SimpleState:
         for name, value in state["variables"].items():
             self.variables[name] = _restored(self.variables[name], value)
         self.step, self.curves, self._losses = state["step"], state["curves"], state["losses"]
-
-
-def _floats(values: Sequence[float] | Tensor) -> list[float]:
-    return [float(torch.as_tensor(value).detach()) for value in values]
 
 
 def _saved(value: Any) -> Any:
@@ -166,8 +154,7 @@ class AttackRun:
     def results(self) -> list[Reconstruction]:
         """One reconstruction per victim, its images projected into [0, 1]; call it once all iterations are done.
 
-        Raises:
-            ShapeError: the number or shape of the images differs from the client's.
+        A `ShapeError` says that the number or shape of the images differs from the client's.
         """
         results = []
         for found, seen in zip(self.compute(), self.observations, strict=True):
@@ -189,7 +176,10 @@ class AttackRun:
 
 
 class Attack(ABC):
-    """An attack on updates. Subclasses implement `run`; calling it checks the input and projects the output."""
+    """An attack on updates. Subclasses implement `run`; calling it checks the input and projects the output.
+
+    Constructors raise a `ConfigError` for a setting out of its range.
+    """
 
     @final
     def __call__(self, observation: Observation) -> Reconstruction:
@@ -198,12 +188,7 @@ class Attack(ABC):
 
     @final
     def many(self, observations: Sequence[Observation]) -> list[Reconstruction]:
-        """Reconstructions of several clients' batches of equal shape under the same public model.
-
-        Raises:
-            ThreatModelError: the attack needs knowledge that an observation does not grant.
-            UnsupportedModelError: the public model lacks a layer that the attack needs.
-        """
+        """Reconstructions of several clients' batches of equal shape under the same public model; errors of `check`."""
         return self.begin(observations).finish()
 
     def begin(self, observations: Sequence[Observation], execution: Way | None = None) -> AttackRun:
@@ -212,7 +197,12 @@ class Attack(ABC):
         return AttackRun(observations, partial(self.run, observations))
 
     def check(self, observations: Sequence[Observation]) -> None:
-        """Raise an error for observations to which this attack does not apply, before any computation."""
+        """Raise an error for observations to which this attack does not apply, before any computation.
+
+        Raises:
+            ThreatModelError: the attack needs knowledge that an observation does not grant.
+            UnsupportedModelError: the public model lacks a layer that the attack needs.
+        """
         if not observations:
             raise ShapeError("an attack needs at least one observation; got none")
         first = observations[0]
@@ -265,28 +255,7 @@ class SteppableAttack(Attack, Generic[S]):
     """An attack that iterates. Subclasses implement `init`, `step` and `result`, and set `steps`.
 
     Drivers call `advance` until `state.step == steps`, then `result`; they save and restore the state in between, and
-    log its loss and curves. `SimpleState` suffices for most attacks.
-
-    >>> from lit_recon.records import Batch
-    >>> class PixelDescent(SteppableAttack[SimpleState]):
-    ...     def __init__(self, steps: int = 100):
-    ...         self.steps = steps
-    ...     def init(self, observations):
-    ...         shapes = [(seen.n_examples, *seen.image_shape) for seen in observations]
-    ...         images = [torch.full(shape, 0.5, requires_grad=True) for shape in shapes]
-    ...         return SimpleState(observations, images=images, optimizer=torch.optim.Adam(images, lr=0.1))
-    ...     def step(self, state):
-    ...         state["optimizer"].zero_grad()
-    ...         losses = [self.loss(*pair) for pair in zip(state.observations, state["images"])]
-    ...         sum(losses).backward()
-    ...         state["optimizer"].step()
-    ...         state.note(loss=losses)
-    ...     def result(self, state):
-    ...         pairs = zip(state.observations, state["images"])
-    ...         return [Reconstruction(images, seen.labels, self.loss(seen, images).item()) for seen, images in pairs]
-    ...     def loss(self, seen, images):
-    ...         update = seen.operator(seen.weights, Batch(images, seen.labels), "autograd")
-    ...         return sum((update[name] - seen.update[name]).square().sum() for name in update)
+    log its loss and curves. `SimpleState` suffices for most attacks; `docs/guide.md` has an example.
     """
 
     steps: int

@@ -105,9 +105,9 @@ def empirical_prior(samples: NDArray[np.floating], eta: float) -> BaselineError:
 
 
 def empirical_prior_ceiling(samples: NDArray[np.floating], eta: float) -> BaselineError:
-    """An upper bound of kappa for the prior that draws one of the samples `(m, ...)`: the largest share within `2 eta`.
+    """An upper bound of kappa for the prior that draws one of the samples `(m, ...)`.
 
-    Samples within `eta` of any point lie within `2 eta` of each other.
+    Samples within `eta` of any point lie within `2 eta` of each other: the bound is the largest share within `2 eta`.
     """
     return BaselineError(
         math.log(_largest_share(samples, 2 * eta)),

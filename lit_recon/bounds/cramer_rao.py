@@ -2,11 +2,9 @@
 
 Cramer-Rao holds for estimators that are unbiased, at least nearly and near the true input. An attack that uses a prior
 on images, clips to [0, 1] or returns a constant is biased and may have a smaller error; only `van_trees` applies to it:
-if inputs are drawn from a density with information `P` about their location, every attack, even one that knows that
-density, has `E |x^ - x|^2 >= tr((E F + P)^-1)`, the mean over inputs and noise. Without noise the bound is 0, without
-information it is the prior's variance. A Gaussian prior of the mean and covariance of real images is a model, and the
-bound is only as accurate as that model. Matrices and samples of the wrong size raise a `ShapeError`, settings out of
-their range a `ConfigError`.
+if inputs are drawn from a density with information `P` about their location, every attack has
+`E |x^ - x|^2 >= tr((E F + P)^-1)`, the mean over inputs and noise. The bound is only as accurate as the density.
+Matrices and samples of the wrong size raise a `ShapeError`, settings out of their range a `ConfigError`.
 """
 
 from __future__ import annotations
@@ -50,12 +48,12 @@ class ErrorBound:
 
     @property
     def mse(self) -> float:
-        """Mean over coordinates."""
+        """Mean squared error of a coordinate."""
         return self.squared / self.n_inputs
 
     @property
     def rmse(self) -> float:
-        """Root of the mean squared error of a coordinate."""
+        """Its root."""
         return math.sqrt(self.mse)
 
 
@@ -63,10 +61,6 @@ def cramer_rao(information: Tensor) -> ErrorBound:
     """`tr(F^-1)`, and the weaker bound `q^2 / tr(F)`, of information `(q, q)`, symmetric and positive semidefinite.
 
     Source: [Liu2025], equation 27, lemma D.2 and remark D.3.
-
-    >>> bound = cramer_rao(torch.diag(torch.tensor([1.0, 4.0], dtype=torch.float64)))
-    >>> bound.squared, bound.relaxed
-    (1.25, 0.8)
     """
     return ErrorBound(*_bounds(information), len(information), UNBIASED)
 

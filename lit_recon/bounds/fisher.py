@@ -103,9 +103,9 @@ class Jacobian(ABC):
     def released_by_example(self, examples: Sequence[Update], bound: float, std: float) -> ReleasedInformation:
         """The information in the mean of gradients clipped one by one, with noise `std` on the mean.
 
-        An example's gradient depends on its own input only, so that this Jacobian, of the summed gradient, contains
-        those of the examples: block `i` of its columns becomes `c_i (I - u_i u_i^T) J_i / n`, with `c_i` the factor of
-        its clip to a norm of at most `bound`, and the projection only where that is below 1.
+        An example's gradient depends on its own input only: block `i` of the columns of this Jacobian, of the summed
+        gradient, becomes `c_i (I - u_i u_i^T) J_i / n`, with `c_i` the factor of its clip to a norm of at most `bound`,
+        and the projection only where that is below 1.
         """
         n = len(examples)
         d = self.n_inputs // n
@@ -157,9 +157,9 @@ class DenseJacobian(Jacobian):
 def fisher_information(jacobian: Jacobian, release: GaussianRelease) -> Tensor:
     """`(q, q)` information about the inputs in an update that is released with Gaussian noise.
 
-    With active clipping, `c = bound / |g|` and `u = g / |g|`, the released mean has the Jacobian `c (I - u u^T) J`; its
-    information needs only `J^T diag(w) J`, `J^T u` and `J^T diag(w) u`. Information in the choice of dropped
-    coordinates or in variances is left out: the bound holds for attackers who do not use it.
+    With active clipping, `c = bound / |g|` and `u = g / |g|`, the released mean has the Jacobian `c (I - u u^T) J`.
+    Information in the choice of dropped coordinates or in variances is left out: the bound holds for attackers who do
+    not use it.
 
     Source: [Liu2025], equation 27 and appendix E.
     """
@@ -212,11 +212,6 @@ def autograd_jacobian(
     operation supports, for `chunk` columns at a time. There are fewer columns (pixels) than rows (parameters). The
     function's operations must be such that `torch.func` can transform them; a client's operator must be called with
     `differentiable="functional"`. Inputs are in double precision if the information is to be inverted.
-
-    >>> jacobian = autograd_jacobian(lambda x: {"w": x**2}, torch.tensor([1.0, 3.0]))
-    >>> jacobian.rows["w"]
-    tensor([[2., 0.],
-            [0., 6.]])
     """
     if chunk < 1:
         raise ConfigError(f"a Jacobian needs chunks of at least 1 column; got {chunk}")

@@ -2,8 +2,7 @@
 
 A mechanism is (eta, gamma)-robust if no attack, even one that knows all other records, reconstructs the unknown record
 to within `eta` with probability above `gamma`. Bounds take `log_kappa`, the logarithm of the baseline error at `eta`,
-and return `gamma` in [0, 1]; the privacy parameters may be those for one record added or removed. All functions raise a
-`ConfigError` for an argument out of its range.
+and return `gamma` in [0, 1]. All functions raise a `ConfigError` for an argument out of its range.
 
 The success probability is at most `kappa e^epsilon + delta(epsilon)` for every epsilon, also below 0 ([Hayes2023],
 theorem 2; [Dong2022], proposition 2.12); by the Neyman-Pearson lemma some attack reaches the minimum over epsilon, if
@@ -31,10 +30,7 @@ def pure_bound(log_kappa: float, epsilon: float) -> float:
 
 
 def tight_pure_bound(log_kappa: float, epsilon: float) -> float:
-    """The best bound for epsilon-DP, `min(kappa e^epsilon, 1 - e^-epsilon (1 - kappa))`; exact for randomized response.
-
-    Source: [Hayes2023] with the trade-off function of [Dong2022].
-    """
+    """`approximate_bound` for epsilon-DP: the best bound, exact for randomized response."""
     return approximate_bound(log_kappa, epsilon, 0.0)
 
 
@@ -202,10 +198,7 @@ def simulated_bound(
 
     An estimate of the quantity that `profile_bound` bounds from above, too low by about its squared standard error,
     from `n_samples` trainings. `noise_multiplier` is over the clipping norm, `sampling_rate` the probability of the
-    record to be in a step's batch.
-
-    Raises:
-        ConfigError: also for a probability that is too small for so few samples.
+    record to be in a step's batch. A probability that is too small for so few samples is a `ConfigError` too.
     """
     _check(log_kappa)
     if noise_multiplier <= 0 or not 0 < sampling_rate <= 1 or min(steps, n_samples - 1) < 1:

@@ -10,9 +10,8 @@ and their Jacobians, by example and neuron,
     d G_A[c, j] / d x_i = delta_ic s'_ij w_j + s_ij D_ic
     d G_W[j, l] / d x_i = x_il Q_ij + t_ij e_l,    Q_ij = beta_ij s''_ij w_j + s'_ij A_j . D_i,    t_ij = beta_ij s'_ij.
 
-A row of the layer's Jacobian is a vector times a number, plus a multiple of a unit vector: its Gram matrix is a sum
-over neurons of products of the `Q`, in `m q^2` operations and `q^2` memory; the rows alone take `m d q`. Tensors of
-the wrong shape raise a `ShapeError`, numbers out of their range a `ConfigError`.
+Its Gram matrix is a sum over neurons of products of the `Q`, in `m q^2` operations and `q^2` memory; the rows alone
+take `m d q`. Tensors of the wrong shape raise a `ShapeError`, numbers out of their range a `ConfigError`.
 
 Source: [Liu2025] Liu, Wang, Chen, Lei, appendix D; the Gram matrix's form is our own.
 """
@@ -193,10 +192,9 @@ class TwoLayerJacobian(Jacobian):
 def replacement_sensitivity(net: TwoLayerNet, lipschitz: float = 1.0) -> float:
     """Upper bound on the L2 change of the summed gradient when one example is replaced by another.
 
-    For the squared loss, inputs and targets of norm at most 1: with `S = sqrt(m) |s(0)| + L |W|`, by which
-    `|s(W x)| <= S`, and the residual `R = |A| S + 1`, the norm of one example's gradient is at most
-    `R sqrt(S^2 + (L |A|)^2)`, with operator norms throughout and the activation's Lipschitz constant `L`. Another loss,
-    or biases, raise an `UnsupportedModelError`.
+    For the squared loss, inputs and targets of norm at most 1, the activation's Lipschitz constant `L` and operator
+    norms: with `S = sqrt(m) |s(0)| + L |W|` and the residual `R = |A| S + 1`, one example's gradient has at most the
+    norm `R sqrt(S^2 + (L |A|)^2)`. Another loss, or biases, raise an `UnsupportedModelError`.
 
     Source: [Liu2025], proof of proposition A.1, with constants in place of orders.
     """
@@ -238,10 +236,7 @@ class Slope(NamedTuple):
 
 
 def log_slope(xs: Sequence[float], ys: Sequence[float], confidence: float = 0.95) -> Slope:
-    """Least squares of `log y` on `log x`, with the interval of Student's t; repeated measurements share an x.
-
-    The interval assumes a straight line: it is wide where points scatter or lie on a curve.
-    """
+    """Least squares of `log y` on `log x`, with the interval of Student's t; repeated measurements share an x."""
     from scipy.stats import linregress, t
 
     if len(xs) != len(ys) or len(xs) < 3 or len(set(xs)) < 2 or not all(0 < v < math.inf for v in (*xs, *ys)):

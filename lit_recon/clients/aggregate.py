@@ -25,15 +25,8 @@ class SecureAggregation:
 
     The cryptography (pairwise masks that cancel in the sum) is left out: it does not change the server's view. With an
     operator that takes one gradient, and without BatchNorm in train mode, the mean is the gradient of all images
-    together; with local steps it is not. Differentiable if `operator` is.
-
-    Args:
-        operator: every client's update rule.
-        clients: number of clients, at least 1.
-
-    Raises:
-        ConfigError: fewer than one client.
-        ShapeError: when called with images that cannot be divided equally.
+    together; with local steps it is not. Differentiable if `operator`, every client's rule, is. A number of images that
+    cannot be divided equally is a `ShapeError`.
 
     Source: [Bonawitz2017].
     """
@@ -50,7 +43,6 @@ class SecureAggregation:
     def with_statistics(
         self, weights: Weights, batch: Batch, differentiable: Differentiable = "no"
     ) -> tuple[Update, BatchStatistics]:
-        """The update, and the pooled statistics of all clients' layer inputs."""
         results = [self.operator.with_statistics(weights, share, differentiable) for share in self._shares(batch)]
         return _mean([update for update, _ in results]), pooled([statistics for _, statistics in results])
 
@@ -67,10 +59,8 @@ class SecureAggregation:
 def aggregate(updates: Sequence[ClientUpdate]) -> ClientUpdate:
     """The server's view of several clients: the mean of their updates, weighted by their numbers of examples.
 
-    Local defenses have been applied before. BatchNorm statistics are pooled if every client shares them.
-
-    Raises:
-        ShapeError: no update, or updates of different tensors.
+    Local defenses have been applied before. BatchNorm statistics are pooled if every client shares them. No update, or
+    updates of different tensors, are a `ShapeError`.
     """
     if not updates:
         raise ShapeError("an aggregate needs at least one client's update; got none")

@@ -11,14 +11,23 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lit_recon.clients.gradient import BatchNormMode, GradientOperator, checked_loss
+from lit_recon.clients.gradient import GradientOperator, checked_loss
 from lit_recon.defenses import Defense, Stage, defended_gradient
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models import public_model
-from lit_recon.records import Batch, ClientUpdate, ForwardOperator, Knowledge, Loss, Normalization, Observation, Weights
+from lit_recon.records import (
+    Batch,
+    BatchNormMode,
+    ClientUpdate,
+    ForwardOperator,
+    Knowledge,
+    Loss,
+    Normalization,
+    Observation,
+    Weights,
+)
 
-#: Builds a client's update rule from a model, the mode of its BatchNorm layers and the loss: `GradientOperator`, or
-#: a rule of several steps or several clients.
+#: Builds a client's update rule from a model, the mode of its BatchNorm layers and the loss.
 Rule = Callable[[nn.Module, BatchNormMode, Loss], ForwardOperator]
 
 
@@ -30,25 +39,18 @@ class Client:
         batch_norm: BatchNorm layers use running (`eval`) or batch statistics (`train`).
         defense: of the update; default: none.
         rule: the update rule, given the model as the defense prepares it; default: one gradient of the mean loss.
-        image_shape: `(c, h, w)`; default: the module's attribute `image_shape`.
-        normalization: applied to pixels in [0, 1] before the module. Default: the module's attribute `normalization`,
-            which states what the module does itself; without one the module takes pixels in [0, 1].
+        image_shape, normalization: see `lit_recon.models.public_model`, whose errors are raised.
         loss: of logits `(n, k)` and labels `(n,)`, a mean over the batch.
 
     Raises:
-        UnsupportedModelError: the defense does not support this model, or it is no classifier of images.
-        ConfigError: the defense acts on per-example gradients, which the rule does not have; no image shape; or a loss
-            that does not take logits and labels.
-        ShapeError: `image_shape` or `normalization` do not fit the model.
+        UnsupportedModelError: the defense does not support this model.
+        ConfigError: the defense acts on per-example gradients, which the rule does not have; or a loss that does not
+            take logits and labels.
 
-    Example:
-        >>> from lit_recon.clients import Client
-        >>> module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(10))
-        >>> module(torch.rand(1, 3, 8, 8)).shape
-        torch.Size([1, 10])
-        >>> client = Client(module, image_shape=(3, 8, 8), normalization=Normalization((0.5,) * 3, (0.25,) * 3))
-        >>> sorted(client.release(torch.rand(2, 3, 8, 8), torch.tensor([1, 7])).update)
-        ['0.bias', '0.weight', '2.bias', '2.weight']
+    >>> module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 10))
+    >>> client = Client(module, image_shape=(3, 8, 8), normalization=Normalization((0.5,) * 3, (0.25,) * 3))
+    >>> sorted(client.release(torch.rand(2, 3, 8, 8), torch.tensor([1, 7])).update)
+    ['0.bias', '0.weight', '2.bias', '2.weight']
     """
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone
-from lit_recon.records import Batch, BatchStatistics, Differentiable, LayerStatistics, Loss, Update, Weights
-
-BatchNormMode = Literal["eval", "train"]
+from lit_recon.records import (
+    Batch,
+    BatchNormMode,
+    BatchStatistics,
+    Differentiable,
+    LayerStatistics,
+    Loss,
+    Update,
+    Weights,
+)
 
 
 class PureBatchNorm(nn.Module):
@@ -129,11 +136,9 @@ class GradientOperator:
     who simulates it run the same code. Differentiable twice.
 
     Args:
-        model: takes images `(n, c, h, w)` in [0, 1] and returns logits `(n, k)`; copied.
-        batch_norm: whether BatchNorm layers use running (`eval`) or batch statistics (`train`). Dropout is off.
+        model: takes images `(n, c, h, w)` in [0, 1] and returns logits `(n, k)`; copied. Dropout is off.
+        batch_norm: whether BatchNorm layers use running (`eval`) or batch statistics (`train`).
         loss: of logits and labels, a mean over the batch.
-
-    Source: [Zhu2019], [Geiping2020].
     """
 
     def __init__(self, model: nn.Module, batch_norm: BatchNormMode = "eval", loss: Loss = cross_entropy) -> None:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lit_recon.clients.gradient import BatchNormMode, GradientOperator, gradient_by_name
+from lit_recon.clients.gradient import GradientOperator, gradient_by_name
 from lit_recon.errors import ConfigError, ShapeError
-from lit_recon.records import Batch, BatchStatistics, Differentiable, Loss, Update, Weights
+from lit_recon.records import Batch, BatchNormMode, BatchStatistics, Differentiable, Loss, Update, Weights
 
 #: Form of the released update.
 Release = Literal["gradient", "difference"]
@@ -27,25 +27,20 @@ class _State(NamedTuple):
 class LocalSteps:
     """Weights before minus weights after `steps` steps of SGD on the mean loss of the client's images.
 
-    Every parameter is trained, also those that do not require a gradient. The update is `torch.optim.SGD`'s (momentum
-    without dampening, no weight decay), operation by operation.
-
-    Pure and differentiable like `GradientOperator`. The derivative goes through all steps; memory grows with their
-    number unless `checkpointing` keeps only the weights between steps and recomputes each step in the backward pass.
+    Every parameter is trained, also those that do not require a gradient, by `torch.optim.SGD`'s update (momentum
+    without dampening, no weight decay), operation by operation. Pure and differentiable through all steps, like
+    `GradientOperator`; memory grows with their number unless `checkpointing` recomputes each step in the backward pass.
     Checkpointed steps are differentiable once, by plain autograd: enough for an attack, not for the scores of
     `OptimalGradientNoise` and `OptimalGradientPruning`.
 
     Args:
-        model: takes images `(n, c, h, w)` in [0, 1] and returns logits `(n, k)`; copied.
+        model, batch_norm, loss: see `GradientOperator`.
         steps, lr, momentum: at least 1, positive, in [0, 1).
         layer_lrs: other rates by prefix of parameter names, as in `{"head": 0.01}`; the longest match applies.
         batches: mini-batches of equal size, in the order of the images; step i takes number `i % batches`.
         release: the plain `difference`, or divided per layer by the rate times the sum of the momentum's weights
             (`gradient`): the constant gradient that would move the weights as far; with one step the gradient itself.
-        batch_norm: BatchNorm layers use running (`eval`) or batch statistics (`train`). Dropout is off, and running
-            statistics do not change.
         checkpointing: see above.
-        loss: of logits and labels, a mean over the batch.
 
     Raises:
         ConfigError: a number out of its range, or a layer without parameters; when called, checkpointing with
@@ -88,9 +83,12 @@ class LocalSteps:
         update = {name: before - after[name] for name, before in weights.parameters.items()}
         if self.release == "difference":
             return update
-        # displacement by a constant gradient of 1 at rate 1: sum over steps s of 1 + m + ... + m^s
-        path = sum(self.momentum**i for step in range(self.steps) for i in range(step + 1))
-        return {name: value / (self.rates[name] * path) for name, value in update.items()}
+        return {name: value / (self.rates[name] * self.path) for name, value in update.items()}
+
+    @property
+    def path(self) -> float:
+        """Displacement by a constant gradient of 1 at rate 1: the sum over steps s of 1 + m + ... + m^s."""
+        return sum(self.momentum**i for step in range(self.steps) for i in range(step + 1))
 
     def train(self, weights: Weights, batch: Batch, differentiable: Differentiable = "no") -> dict[str, Tensor]:
         """The parameters after local training."""

@@ -12,12 +12,12 @@ from torch.nn.functional import cross_entropy
 
 from lit_recon.clients.aggregate import SecureAggregation
 from lit_recon.clients.client import Client
-from lit_recon.clients.gradient import BatchNormMode, GradientOperator
+from lit_recon.clients.gradient import GradientOperator
 from lit_recon.clients.local_steps import LocalSteps, Release
 from lit_recon.data.dataset import seeded_generator
 from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError
-from lit_recon.records import ForwardOperator, Loss
+from lit_recon.records import BatchNormMode, ForwardOperator, Loss
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,6 @@ class ClientSettings:
         seed: seed of the defense's random numbers; every client draws its own.
         loss: training loss of clients: import path of a function, or class_path and init_args of a callable class, from
             logits (n, k) and labels (n,) to the mean loss; default: cross-entropy.
-
-    Raises:
-        ConfigError: fewer than one client.
     """
 
     batch_norm: BatchNormMode = "eval"
@@ -74,12 +71,7 @@ class ClientSettings:
             raise ConfigError(f"n_clients must be at least 1; got {self.n_clients}")
 
     def client(self, model: nn.Module, defense: Defense | None = None) -> Client:
-        """A client, or several behind secure aggregation; errors as for `Client` and `LocalSteps`.
-
-        Args:
-            model: a module that carries `image_shape` and `normalization`, see `Client`.
-            defense: of the update; default: none.
-        """
+        """A client, or several behind secure aggregation; arguments and errors as for `Client` and `LocalSteps`."""
         plain = self.local_steps is None and self.n_clients == 1
         rule = GradientOperator if plain else self._rule
         return Client(model, self.batch_norm, defense, rule, loss=self.loss or cross_entropy)

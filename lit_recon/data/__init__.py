@@ -5,16 +5,7 @@ from __future__ import annotations
 from lit_recon.data.dataset import ImageSet, measure_normalization
 from lit_recon.data.informed_splits import InformedSplit, InformedSplitSettings, draw_informed_split
 from lit_recon.data.sources import CIFAR10, CIFAR100, MNIST, Digits, ImageFolder, ImageSource, Npz, Photos
-from lit_recon.data.splits import (
-    Split,
-    VictimBatch,
-    content_hash,
-    disjoint_split,
-    hold_out,
-    sample_victims,
-    split_hash,
-    victim_batches,
-)
+from lit_recon.data.splits import VictimBatch, content_hash, hold_out, sample_victims, victim_batches
 
 __all__ = [
     "CIFAR10",
@@ -28,14 +19,11 @@ __all__ = [
     "InformedSplitSettings",
     "Npz",
     "Photos",
-    "Split",
     "VictimBatch",
     "content_hash",
-    "disjoint_split",
     "draw_informed_split",
     "hold_out",
     "measure_normalization",
     "sample_victims",
-    "split_hash",
     "victim_batches",
 ]

@@ -1,7 +1,7 @@
 """Batches gathered straight from a set in memory, for one of several processes.
 
-A data set in memory needs no worker processes and no collation. The classes here are plain sized iterables, into which
-Lightning never puts a sampler of its own: each process gets its share by `rank` and `world_size`.
+The classes are plain sized iterables, into which Lightning never puts a sampler of its own: each process gets its share
+by `rank` and `world_size`.
 """
 
 from __future__ import annotations
@@ -165,9 +165,8 @@ class EvaluationBatches:
 
 
 class VictimBatches:
-    """Every client's batch of test images once; the processes take turns.
+    """Every client's batch of test images once; the processes take turns, so that some may get one more than others.
 
-    Some processes may get one batch more than others, so nothing inside a step may wait for the other processes.
     `batches` are indices `(B,)` into the images, as from `victim_batches`; there are at least as many as processes.
     """
 

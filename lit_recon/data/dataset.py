@@ -30,8 +30,7 @@ class ImageSet:
         class_names: one per class.
         name: for messages and reports, such as `cifar10 train`.
 
-    Raises:
-        ShapeError: if dtype, shape or value range differ from the above, or the set is empty.
+    A `ShapeError` says that dtype, shape or value range differ from the above, or that the set is empty.
     """
 
     images: Tensor
@@ -63,11 +62,7 @@ class ImageSet:
     def from_arrays(
         cls, images: NDArray[np.uint8], labels: NDArray[np.integer], classes: list[str], name: str
     ) -> ImageSet:
-        """Copy images `(N, h, w, c)` or, for one channel, `(N, h, w)`, and integer labels `(N,)` into a set.
-
-        Raises:
-            ShapeError: with a remedy for float images, channels first, and labels that are not integers.
-        """
+        """Copy images `(N, h, w, c)` or, for one channel, `(N, h, w)`, and integer labels `(N,)` into a set."""
         if images.dtype != np.uint8:
             raise ShapeError(
                 f"{name}: images must be uint8, 0 to 255; got {images.dtype}: "

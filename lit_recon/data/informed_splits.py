@@ -22,7 +22,7 @@ class InformedSplitSettings:
         fixed: size of the fixed set.
         shadow: number of shadow target images, one shadow model each.
         targets: number of images to reconstruct, one released model each.
-        seed: seed of the draw.
+        seed: of the draw.
     """
 
     fixed: int = 500
@@ -110,13 +110,9 @@ class InformedSplit:
 def draw_informed_split(
     source: ImageSource, settings: InformedSplitSettings, shadow_source: ImageSource | None = None
 ) -> InformedSplit:
-    """Draw the three parts; duplicate images count once.
+    """Draw the three parts; duplicate images count once, and too few of them are a `ConfigError`.
 
     Shadow targets may come from another source; if its classes differ, each image gets a random class of `source`.
-
-    Raises:
-        ConfigError: there are fewer images than the sizes ask for.
-        ShapeError: the two sources differ in the shape of their images.
     """
     pool = _distinct(source)
     own = {"fixed": settings.fixed, "targets": settings.targets}

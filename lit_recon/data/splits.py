@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_recon.data.dataset import ImageSet, seeded_generator
 from lit_recon.errors import ConfigError
-
-
-def split_hash(*indices: Tensor | NDArray[np.integer]) -> str:
-    """16 hexadecimal digits that identify which images are in which part; the order within a part does not count."""
-    digest = hashlib.sha256()
-    for part in indices:
-        members = np.sort(np.asarray(part, dtype="<i8"))
-        digest.update(len(members).to_bytes(8, "little"))
-        digest.update(members.tobytes())
-    return digest.hexdigest()[:16]
 
 
 def content_hash(*sets: ImageSet) -> str:
@@ -36,43 +22,8 @@ def content_hash(*sets: ImageSet) -> str:
     return digest.hexdigest()[:16]
 
 
-@dataclass(frozen=True, eq=False)
-class Split:
-    """Named parts of `range(n)`, int64 indices `(size,)` each; a ConfigError where an index is there twice."""
-
-    parts: Mapping[str, Tensor]
-
-    def __post_init__(self) -> None:
-        members = torch.cat(list(self.parts.values())) if self.parts else torch.empty(0, dtype=torch.int64)
-        if len(members.unique()) != len(members):
-            raise ConfigError(
-                f"the parts {list(self.parts)} of a split must share no image; at least one is used twice"
-            )
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.parts[name]
-
-    @property
-    def hash(self) -> str:
-        """`split_hash` of the parts in their order."""
-        return split_hash(*self.parts.values())
-
-
-def disjoint_split(n: int, sizes: dict[str, int], seed: int) -> Split:
-    """Parts of the given sizes, at random; a ConfigError for a negative size or sizes that exceed `n`.
-
-    >>> len(disjoint_split(10, {"fixed": 6, "shadow": 3}, seed=0)["shadow"])
-    3
-    """
-    if min(sizes.values(), default=0) < 0 or sum(sizes.values()) > n:
-        raise ConfigError(f"the parts of a split must be at least 0 and at most {n} in sum; got {sizes}")
-    order = torch.randperm(n, generator=seeded_generator(seed, "split"))
-    parts = order[: sum(sizes.values())].split(list(sizes.values()))
-    return Split({name: part.sort().values for name, part in zip(sizes, parts, strict=True)})
-
-
-def hold_out(labels: Tensor, fraction: float, seed: int) -> Split:
-    """Parts `train` and `test`; `test` takes the fraction of every class, and at least one image where it has two.
+def hold_out(labels: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Indices for training and testing: the fraction of every class, and at least one image where it has two.
 
     A ConfigError says that the fraction is not above 0 and below 1, or no class has two images.
     """
@@ -86,10 +37,9 @@ def hold_out(labels: Tensor, fraction: float, seed: int) -> Split:
         n_test = min(max(1, round(fraction * len(members))), len(members) - 1)
         test.append(members[:n_test])
         train.append(members[n_test:])
-    split = Split({"train": torch.cat(train).sort().values, "test": torch.cat(test).sort().values})
-    if not len(split["test"]):
+    if not any(map(len, test)):
         raise ConfigError("no image can be held out for testing: every class has one image only; add images")
-    return split
+    return torch.cat(train).sort().values, torch.cat(test).sort().values
 
 
 class VictimBatch(NamedTuple):
@@ -130,13 +80,11 @@ def victim_batches(
     Args:
         labels: int64 `(N,)` of the set that `indices` point into.
         indices: victims `(n,)`, as from `sample_victims`.
-        batch_size: images per batch `B`.
-        distinct_labels: every batch has `B` different labels, and the number of batches is the largest possible.
+        distinct_labels: every batch has different labels, and the number of batches is the largest possible.
             Otherwise the victims are shuffled and cut.
-        seed: of the grouping.
 
     Returns:
-        Indices `(B,)` of every batch; a ConfigError if there is none.
+        Indices `(batch_size,)` of every batch; a ConfigError if there is none.
     """
     if not 1 <= batch_size <= len(indices):
         raise ConfigError(

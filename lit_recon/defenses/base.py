@@ -16,18 +16,17 @@ import math
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from lit_recon.errors import ConfigError
-from lit_recon.records import Batch, Differentiable, Update
+from lit_recon.records import Batch, BatchNormMode, Differentiable, Update
 
 if TYPE_CHECKING:
     from lit_recon.bounds.fisher import Jacobian, ReleasedInformation
 
-BatchNormMode = Literal["eval", "train"]
 Buffers = Mapping[str, Tensor]
 
 
@@ -83,11 +82,7 @@ class Defense:
         )
 
     def prepare(self, model: nn.Module, batch_norm: BatchNormMode = "eval") -> nn.Module:
-        """The global model as the client uses it, with the names and shapes of its parameters unchanged.
-
-        Raises:
-            UnsupportedModelError: the defense does not support this model, or its BatchNorm in this mode.
-        """
+        """The global model as the client uses it, or an `UnsupportedModelError`; names and shapes do not change."""
         return model
 
     def transform_batch(self, batch: Batch, model: nn.Module, generator: torch.Generator) -> Batch:
@@ -125,10 +120,7 @@ class Defense:
         """Standard deviation of the Gaussian noise on every coordinate of the released update; 0 for no noise.
 
         The release is then normal, with the mean that `simulate_per_example` and `simulate` compute, as
-        `lit_recon.bounds` needs.
-
-        Raises:
-            ConfigError: the release is not known to have this form; the message says why.
+        `lit_recon.bounds` needs. A `ConfigError` says why the release is not known to have this form.
         """
         if self.stages:
             raise ConfigError(f"no bound is known for {self}")
@@ -144,10 +136,8 @@ class Defense:
         """Fisher information about the inputs in a defended update; random masks and variances count as fixed.
 
         The `jacobian` is that of the undefended update at the inputs of the batch; the gradient of `round_` is of the
-        loss summed over a batch. Noise of `std` is added if the defense has none.
-
-        Raises:
-            ConfigError: no closed form is known for this defense.
+        loss summed over a batch. Noise of `std` is added if the defense has none. A `ConfigError` says that no closed
+        form is known.
         """
         if self.stages:
             raise ConfigError(f"no bound is known for {self}")
@@ -161,11 +151,7 @@ class Defense:
 def checked(
     owner: object, name: str, value: float, low: float = 0.0, high: float = math.inf, *, infinite: bool = False
 ) -> float:
-    """`value`, if it lies in [low, high]; infinity only if `infinite`.
-
-    Raises:
-        ConfigError: it does not, or is NaN.
-    """
+    """`value`, or a `ConfigError` unless it lies in [low, high]; infinity only if `infinite`."""
     if value == math.inf and high == math.inf and not infinite:
         raise ConfigError(f"{type(owner).__name__} needs a finite {name}; got inf")
     if not low <= value <= high:
@@ -183,10 +169,6 @@ class Chain(Defense):
     The order must be that of the stages: batch, per-example gradients, update; else it is a `ConfigError`. The attacker
     simulates each with the released update of the whole chain: noise after pruning hides the mask. The log-likelihood
     is that of the last defense.
-
-    >>> from lit_recon.defenses import GaussianNoise, PerExampleClipping
-    >>> Chain([PerExampleClipping(bound=1.0), GaussianNoise(std=0.1)]).stages
-    (<Stage.PER_EXAMPLE: 2>, <Stage.UPDATE: 3>)
     """
 
     def __init__(self, defenses: Sequence[Defense] = ()) -> None:

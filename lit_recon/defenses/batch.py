@@ -10,19 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lit_recon.defenses.base import BatchNormMode, Buffers, Defense, checked
+from lit_recon.defenses.base import Buffers, Defense, checked
 from lit_recon.defenses.vectors import uniform_like
 from lit_recon.errors import ConfigError, UnsupportedModelError
-from lit_recon.records import Batch, Update
+from lit_recon.records import Batch, BatchNormMode, Update
 
 
 class MixUp(Defense):
     """Replaces every image and its label by a mixture with another example of the batch.
 
     `l x_i + (1 - l) x_p(i)`, and the same for the labels as probabilities, with one weight `l` from Beta(alpha, alpha)
-    and one permutation `p` per batch: one `randint` as seed of NumPy's Beta, then one `randperm`. Every image is part
-    of two mixtures: with `DPSGD` after it, replacing one image changes two clipped gradients, which the privacy
-    accounting does not cover. The attacker reconstructs the mixtures, with probabilities as labels.
+    and one permutation `p` per batch: one `randint` as seed of NumPy's Beta, then one `randperm`. The attacker
+    reconstructs the mixtures. Privacy accounting of a `DPSGD` after it does not cover that an image is in two of them.
 
     Args:
         alpha: concentration; 1 gives uniform weights, larger values weights near one half, 0 changes nothing.
@@ -63,10 +62,9 @@ class NetworkDropout(Defense):
     The other inputs are divided by `1 - rate`, as in `torch.nn.Dropout`. The masks are drawn once per release, one
     `rand` of `(n, features)` per layer, and are the same for every gradient of the batch. A rate of 0 changes nothing.
 
-    `prepare` adds a mask buffer to the layers, by default all ones: the network without dropout, for evaluation and for
-    attackers who do not know the defense. One who does takes the mask from the layer's gradient: a zero column belongs
-    to an input that no example used. For one example that is the whole mask; for `n` the other inputs are set to their
-    expectation, `1 / (1 - rate^n)`.
+    `prepare` adds a mask buffer to the layers, all ones for evaluation and for attackers who do not know the defense.
+    One who does takes the mask from the layer's gradient: a zero column belongs to an input that no example used. For
+    one example that is the whole mask; for `n` the other inputs are set to their expectation, `1 / (1 - rate^n)`.
 
     Args:
         rate: probability that an input is dropped, in [0, 0.999].
@@ -82,12 +80,7 @@ class NetworkDropout(Defense):
             raise ConfigError("NetworkDropout needs at least one layer, for example layers: [head]")
 
     def prepare(self, model: nn.Module, batch_norm: BatchNormMode = "eval") -> nn.Module:
-        """A copy of the model with a mask before every layer.
-
-        Raises:
-            UnsupportedModelError: the model has no linear layer of that name.
-            ConfigError: the layer already has dropout.
-        """
+        """A copy of the model with a mask before every layer."""
         prepared = copy.deepcopy(model)
         modules = dict(prepared.named_modules())
         for name in self.layers:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from lit_recon.defenses.base import BatchNormMode, Defense, Round, checked
+from lit_recon.defenses.base import Defense, Round, checked
 from lit_recon.defenses.noise import gaussian_log_likelihood, with_normal_noise
 from lit_recon.defenses.release import require_separable
 from lit_recon.defenses.vectors import squared_norm
 from lit_recon.errors import ConfigError
-from lit_recon.records import Update
+from lit_recon.records import BatchNormMode, Update
 
 if TYPE_CHECKING:
     from lit_recon.bounds.fisher import Jacobian, ReleasedInformation
@@ -46,8 +46,7 @@ def clip_factors(squared: Tensor, bound: float) -> Tensor:
 class GradientClipping(Defense):
     """Scales the mean gradient to an L2 norm of at most `bound`, over all parameters as one vector, after averaging.
 
-    No differential privacy: one example can still determine the direction; see `PerExampleClipping`. The attacker clips
-    a candidate's gradient likewise, without effect on a cosine objective.
+    No differential privacy: one example can still determine the direction. The attacker clips a candidate's gradient.
 
     Args:
         bound: largest norm of the released gradient, absolute.
@@ -103,11 +102,9 @@ class DPSGD(Defense):
     """Clips every example's gradient, sums, adds N(0, (noise_multiplier * bound)^2), and divides by the batch size.
 
     Computed as the mean of the clipped gradients plus normal noise, one `randn` per tensor, of standard deviation
-    `noise_multiplier * bound / n`. The log-likelihood is Gaussian.
-
-    Formal guarantee: adding or removing one example changes the sum by at most `bound` in L2 norm, and the noise on the
-    sum has `noise_multiplier` times that standard deviation. The resulting (epsilon, delta) is computed by
-    `lit_recon.privacy`; it depends on how batches are sampled, and on `n` being public.
+    `noise_multiplier * bound / n`. The log-likelihood is Gaussian. Adding or removing one example changes the sum by at
+    most `bound` in L2 norm; `lit_recon.privacy` computes the resulting (epsilon, delta), which depends on how batches
+    are sampled, and on `n` being public.
 
     Args:
         bound: largest norm of one example's gradient, over all parameters, absolute; finite if there is noise.

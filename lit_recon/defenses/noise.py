@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from lit_recon.defenses.base import BatchNormMode, Defense, Round, Stage, checked
+from lit_recon.defenses.base import Defense, Round, Stage, checked
 from lit_recon.defenses.release import require_separable
 from lit_recon.defenses.vectors import normal_like, size, squared_norm, uniform_like
 from lit_recon.errors import ConfigError
-from lit_recon.records import Update
+from lit_recon.records import BatchNormMode, Update
 
 if TYPE_CHECKING:
     from lit_recon.bounds.fisher import Jacobian, ReleasedInformation

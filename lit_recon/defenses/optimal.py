@@ -35,14 +35,11 @@ def sensitivities(
 
     The mean of `(J v)_j^2` over random directions `v` from N(0, I) is an unbiased estimate of `n_j^2`; with 10 of them,
     one `randn` each, the relative standard deviation of `n_j` is about 1 / sqrt(20), 22 %. The exact value, for
-    `directions` of None, is the sum over all unit vectors.
-
-    `J^T u` is linear in `u`, with derivative `J v` along `v`: the graph of `J^T u` is built once, and every direction
-    costs one backward pass through it. Forward-mode derivatives took several times as long on a CPU.
-
-    Raises:
-        ConfigError: fewer than one direction, no generator for them, or too many pixels for the exact mode.
+    `directions` of None, is the sum over all unit vectors. A `ConfigError` says that there are fewer than one
+    direction, no generator for them, or too many pixels for the exact mode.
     """
+    # J^T u is linear in u, with derivative J v along v: its graph is built once, and every direction costs one backward
+    # pass through it; forward-mode derivatives took several times as long on a CPU
     images = batch.images.detach().requires_grad_()
     with torch.enable_grad():
         update = gradient(batch._replace(images=images), "autograd")
@@ -62,15 +59,6 @@ def leakage(sensitivity: Update, update: Update, floor: float = 1e-8, cap: float
     Coordinates with neither sensitivity nor gradient, as behind a dead ReLU, score 0.
     """
     return {name: (n / update[name].abs().clamp_min(floor)).clamp_max(cap) for name, n in sensitivity.items()}
-
-
-def fisher_trace(sensitivity: Update, variance: Update) -> Tensor:
-    """`sum_j n_j^2 / v_j`, a float64 scalar; infinite where a coordinate with sensitivity has no noise."""
-    parts = []
-    for name, n in sensitivity.items():
-        squared, v = n.double().square(), variance[name].double()
-        parts.append(torch.where(squared > 0, squared / v, 0.0).sum())
-    return torch.stack(parts).sum()
 
 
 def _directions(images: Tensor, count: int | None, generator: torch.Generator | None) -> Iterator[Tensor]:
@@ -102,16 +90,13 @@ class OptimalGradientNoise(Defense):
     """Adds normal noise to the mean gradient, after averaging, of variance `v_j` proportional to `n_j / |g_j|`.
 
     `n_j` is the sensitivity of coordinate j to the images (see `sensitivities`), `g_j` the update before this defense.
-    Among all variances with the same gradient-weighted energy `sum_j g_j^2 v_j` these leave the least Fisher trace.
-
     The budget is matched to uniform noise of standard deviation `std` (absolute) by
 
-    - `weighted`: equal `sum_j g_j^2 v_j`, for which the variances are optimal: the Fisher trace falls to
-      `cos^2(n, |g|)` of that of uniform noise (by Cauchy and Schwarz; where floor and cap do not bind);
+    - `weighted`: equal `sum_j g_j^2 v_j`. These variances then leave the least Fisher trace, `cos^2(n, |g|)` of that of
+      uniform noise (by Cauchy and Schwarz; where floor and cap do not bind);
     - `energy`: equal `sum_j v_j`, as in the published code. The Fisher trace is then usually *larger* than that of
-      uniform noise: less protection by this bound, and less loss of utility, so compare at equal utility;
-    - `measured`: standard deviations `scale` times those of `energy`, where `matched_scale` finds the scale of equal
-      measured utility.
+      uniform noise, with less loss of utility: compare at equal utility;
+    - `measured`: standard deviations `scale` times those of `energy`, with the scale from `matched_scale`.
 
     Noise is drawn after the directions of the estimate, one `randn` per tensor; none for a `std` of 0. Coordinates that
     do not depend on the images get no noise; if all are such, the noise is uniform. The variances depend on private
@@ -203,11 +188,9 @@ class OptimalGradientPruning(SparseUpdate):
     `fraction` (global) by
 
     - `count`: the same number of coordinates, exactly `round(fraction * p)`, as in the published code;
-    - `weighted`: as many as have the same energy, `sum of g_j^2 over the pruned coordinates`: the greedy
-      solution of the underlying knapsack problem.
+    - `weighted`: as many as have the same sum of `g_j^2`, greedily: magnitude pruning removes less of the gradient.
 
-    To match a measured utility, search `fraction` with `matched_scale`: pruning the same number of coordinates as
-    magnitude pruning removes more of the gradient. The estimate draws one `randn` per direction.
+    To match a measured utility, search `fraction` with `matched_scale`. The estimate draws one `randn` per direction.
 
     Args:
         fraction: in [0, 1].

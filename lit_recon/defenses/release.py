@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lit_recon.defenses.base import BatchGradient, BatchNormMode, Defense, Round, Stage
+from lit_recon.defenses.base import BatchGradient, Defense, Round, Stage
 from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
-from lit_recon.records import Batch, Differentiable, SimulatedDefense, Update
+from lit_recon.records import Batch, BatchNormMode, Differentiable, SimulatedDefense, Update
 
 #: Examples per chunk of per-example gradients; `auto`: one on a CPU, several on a GPU.
 Chunk = int | Literal["auto"]
@@ -24,8 +24,8 @@ def per_example_gradients(
     """Gradients of the single examples of a batch, in order, in chunks of `(chunk, ...)`, at least 1, to limit memory.
 
     A chunk of one uses plain autograd, on a CPU the fastest and with the least memory; so do all with "autograd".
-    On a GPU, which one example does not fill, chunks run under `torch.func.vmap`; their default size was not tuned.
-    With "functional", for use inside transforms of `torch.func`, all examples are in one chunk.
+    Larger chunks, the default on a GPU, run under `torch.func.vmap`. With "functional", for use inside transforms of
+    `torch.func`, all examples are in one chunk.
     """
     n = len(batch.images)
     if chunk != "auto" and chunk < 1:
@@ -73,9 +73,8 @@ def defended_gradient(
 ) -> Update:
     """The update that a client with this defense releases; in training, the direction of the optimizer's step.
 
-    Gradients of single examples are computed only if the defense transforms them, `chunk` at a time; random numbers
-    depend on `chunk` only where a defense adds noise to those. The prepared `model` is used for its structure only, the
-    `gradient` is that of the mean loss. An empty batch raises a `ShapeError`.
+    Gradients of single examples are computed only if the defense transforms them, `chunk` at a time. The prepared
+    `model` is used for its structure only, the `gradient` is that of the mean loss. An empty batch is a `ShapeError`.
     """
     if len(batch.images) == 0:
         raise ShapeError("a client's update needs at least one example; got an empty batch: skip the round")
@@ -103,8 +102,7 @@ def simulated_gradient(
 ) -> Update:
     """A candidate's gradient after the simulated defense, for comparison with the update `observed`.
 
-    `gradient` is that of the mean loss at the public weights and the defense's `simulate_buffers`; `differentiable`
-    is as for a `BatchGradient`.
+    `gradient` is that of the mean loss at the public weights and the defense's `simulate_buffers`.
     """
     if Stage.PER_EXAMPLE not in defense.stages:
         update = gradient(candidate, differentiable)

@@ -54,10 +54,8 @@ def where_observed(candidate: Update, observed: Update) -> Update:
 def matched_scale(utility: Callable[[float], float], target: float, low: float, high: float, steps: int = 20) -> float:
     """The scale in [low, high], both positive, at which a monotone `utility` meets `target`.
 
-    By bisection of its logarithm; the utility, for example the final training loss, is measured `steps` + 2 times.
-
-    Raises:
-        ConfigError: `low` and `high` are not positive and in order, or do not enclose the target.
+    By bisection of its logarithm; the utility, for example the final training loss, is measured `steps` + 2 times. A
+    `ConfigError` says that `low` and `high` do not enclose the target.
 
     >>> round(matched_scale(lambda scale: scale**2, target=9.0, low=1.0, high=10.0), 3)
     3.0

@@ -48,9 +48,7 @@ class ReconstructorMLP(nn.Module):
 class ReconstructorCNN(nn.Module):
     """One wide linear layer and two transposed convolutions from weights `(m, n_inputs)` to images in (0, 1).
 
-    Args:
-        n_inputs: weights of a released model `p`.
-        image_shape: `(c, h, w)`; height and width are multiples of 4.
+    Height and width are multiples of 4.
 
     Source: Balle, Cherubin and Hayes 2022, table VII: 4,096 units, read as 64 maps of 8 x 8, then 5x5 transposed
     convolutions of stride 2 to 32 channels and to the image. The sigmoid, not in the table, is as for MNIST.

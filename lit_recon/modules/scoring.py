@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.attacks.updates import FeatureMap
-from lit_recon.clients.gradient import BatchNormMode
+from lit_recon.clients import BatchNormMode
 from lit_recon.data import VictimBatch
 from lit_recon.measures import Measure
 from lit_recon.metrics import (

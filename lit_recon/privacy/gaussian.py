@@ -4,13 +4,12 @@
 All functions raise a `ConfigError` for an argument out of its range: `mu` above 0, `delta` strictly between 0 and 1.
 
 Source: [Dong2022], corollary 2.13; Balle and Wang 2018, Improving the Gaussian mechanism for differential privacy,
-theorem 8; Mironov, Talwar and Zhang 2019, Renyi differential privacy of the sampled Gaussian mechanism.
+theorem 8.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from scipy.optimize import brentq
 from scipy.special import erfcx, log_ndtr
@@ -76,26 +75,3 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     while gaussian_log_delta(ceiling, epsilon) < goal:
         ceiling *= 2
     return float(brentq(lambda mu: gaussian_log_delta(mu, epsilon) - goal, floor, ceiling, rtol=_ACCURACY, xtol=1e-300))
-
-
-#: Orders from near 1, for large epsilons, to 512, for small ones.
-ORDERS = (*(1 + 0.02 * i for i in range(1, 50)), *(2 + 0.25 * i for i in range(32)), *range(10, 64), 64, 128, 256, 512)
-
-
-def renyi_curve(
-    noise_multiplier: float, steps: int, sampling_rate: float = 1.0, orders: Sequence[float] = ORDERS
-) -> list[float]:
-    """Renyi divergence at each order above 1, between outputs with and without a record (`add_or_remove_one`).
-
-    The noise multiplier, above 0, is over the clipping norm; a record is in each of the `steps` batches with
-    probability `sampling_rate` in (0, 1].
-    """
-    if noise_multiplier <= 0 or steps < 1 or not 0 < sampling_rate <= 1 or min(orders, default=0) <= 1:
-        raise ConfigError(
-            "a Renyi curve needs noise_multiplier above 0, steps of at least 1, sampling_rate in (0, 1] and orders "
-            f"above 1; got {noise_multiplier}, {steps}, {sampling_rate} and {min(orders, default=None)}"
-        )
-    from opacus.accountants.analysis.rdp import compute_rdp
-
-    curve = compute_rdp(q=sampling_rate, noise_multiplier=noise_multiplier, steps=steps, orders=list(orders))
-    return [float(divergence) for divergence in curve]

@@ -149,7 +149,7 @@ class PoissonSGD(NoisySGD):
 def noisy_sgd(
     noise_multiplier: float, steps: int, sampling_rate: float = 1.0, neighbors: Neighbors = "add_or_remove_one"
 ) -> NoisySGD:
-    """Exact accounting for full batches, privacy-loss distributions for sampled ones."""
+    """`FullBatchSGD` for a `sampling_rate` of 1, else `PoissonSGD`."""
     if sampling_rate == 1:
         return FullBatchSGD(noise_multiplier, steps, neighbors)
     return PoissonSGD(noise_multiplier, steps, neighbors, sampling_rate)
@@ -173,10 +173,7 @@ def calibrate_noise(
     """The least noise multiplier that keeps (epsilon, delta), exact for full batches.
 
     For sampled batches it is an upper bound within a relative 1e-3, and takes seconds: every trial composes
-    distributions. Full batches, with a `sampling_rate` of 1, take milliseconds at any epsilon.
-
-    Raises:
-        ConfigError: also if delta exceeds a record's probability of being used, so that no noise is needed.
+    distributions. A delta above a record's probability of being used, which needs no noise, is a `ConfigError` too.
     """
     if not epsilon > 0 or steps < 1:
         raise ConfigError(
@@ -218,13 +215,10 @@ class PrivateDescent:
         delta: probability with which the guarantee may fail.
         neighbors: data sets that must be hard to tell apart: with and without one record, or with one record replaced.
 
-    Raises:
-        ConfigError: a number is out of its range, noise without a finite bound, or neither noise nor a budget.
+    A `ConfigError` says that a number is out of its range, that there is noise without a finite bound, or neither noise
+    nor a budget.
 
     Source: Abadi et al. 2016, algorithm 1; Balle, Cherubin and Hayes 2022, section VI-D, for the default values.
-
-    >>> PrivateDescent(target_epsilon=10.0).noise(steps=100)  # doctest: +ELLIPSIS
-    4.9988...
     """
 
     bound: float = 1.0
@@ -254,10 +248,8 @@ class PrivateDescent:
     def noise(self, steps: int, sampling_rate: float = 1.0, most: float = math.inf) -> float:
         """The noise multiplier, at most `most` where it is chosen, of a training of so many releases.
 
-        Every record is in a step's batch with probability `sampling_rate`; 1 for full batches.
-
-        Raises:
-            ConfigError: the given noise, or `most`, does not keep the budget.
+        Every record is in a step's batch with probability `sampling_rate`; 1 for full batches. A `ConfigError` says
+        that the given noise, or `most`, does not keep the budget.
         """
         noise, target = self.noise_multiplier, self.target_epsilon
         if target is None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_recon.defenses import Batch, BatchGradient
-from lit_recon.defenses.optimal import fisher_trace, leakage, sensitivities
+from lit_recon.defenses.optimal import leakage, sensitivities
 from lit_recon.defenses.vectors import flatten
 from lit_recon.errors import ConfigError
 
@@ -42,13 +42,6 @@ def test_leakage_never_divides_by_zero() -> None:
     g = {"a": torch.tensor([0.0, 0.0, -0.5, 2.0])}
     scores = leakage(n, g)["a"]
     torch.testing.assert_close(scores, torch.tensor([0.0, 1e6, 2.0, 2.0]))
-
-
-def test_fisher_trace() -> None:
-    n = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([0.0])}
-    v = {"a": torch.tensor([0.5, 4.0]), "b": torch.tensor([0.0])}
-    assert float(fisher_trace(n, v)) == 3.0
-    assert float(fisher_trace(n, {**v, "a": torch.tensor([0.0, 1.0])})) == math.inf
 
 
 def test_bad_numbers_of_directions(gradient: BatchGradient, batch: Batch, generator: torch.Generator) -> None:

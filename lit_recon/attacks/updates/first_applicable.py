@@ -19,10 +19,7 @@ class FirstApplicable(Attack):
     not determine, a missing layer, missing knowledge. The notes of a reconstruction begin with why others do not apply.
 
     Args:
-        attacks: two or more, the strongest first; the last must always be applicable.
-
-    Raises:
-        ConfigError: fewer than two attacks, or one that is itself a list.
+        attacks: two or more, none itself such a list, the strongest first; the last must always be applicable.
     """
 
     def __init__(self, attacks: list[Attack]) -> None:

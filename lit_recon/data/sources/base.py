@@ -21,9 +21,9 @@ class ImageSource(ABC):
         """The public (training) and the test images.
 
         Raises:
-            MissingDataError: if the files are not there and cannot be fetched.
-            CorruptFileError: if a file is truncated or not what its name promises.
-            ShapeError: if arrays are not images and labels, the two sets do not match, or there is only one class.
+            MissingDataError: the files are not there and cannot be fetched.
+            CorruptFileError: a file is truncated or not what its name promises.
+            ShapeError: arrays are not images and labels, the two sets do not match, or there is only one class.
         """
         self.prepare()
         train, test = self.read()
@@ -44,6 +44,5 @@ class ImageSource(ABC):
 
     def _held_out(self, images: ImageSet, fraction: float, seed: int) -> tuple[ImageSet, ImageSet]:
         """Training and test images, cut from one set by `hold_out`."""
-        parts = hold_out(images.labels, fraction, seed).parts
-        train, test = (images.subset(parts[part], f"{self.name} {part}") for part in ("train", "test"))
-        return train, test
+        train, test = hold_out(images.labels, fraction, seed)
+        return images.subset(train, f"{self.name} train"), images.subset(test, f"{self.name} test")

@@ -54,17 +54,14 @@ _BANDS = 4
 class Photos(ImageSource):
     """Square color crops of `china.jpg` (a pagoda above a lake) and `flower.jpg` (a dahlia), shrunk by averaging.
 
-    Test images come from the left halves of the photographs, side by side without overlap, training images from the
-    right halves, where they overlap. The class is the photograph and the quarter of its height in which the center of
-    the crop lies, eight classes in all. The default settings give 1,064 training and 24 test images.
+    Test images come from the left halves of the photographs, without overlap, training images from the right halves,
+    where they overlap. The eight classes are the photograph and the quarter of its height in which the center of the
+    crop lies. The default settings give 1,064 training and 24 test images.
 
     Args:
-        side: of an image in pixels.
+        side: of an image in pixels; two crops must fit above each other.
         scale: every image pixel is the mean of `scale` x `scale` pixels of the photograph.
         stride: image pixels between neighboring training crops.
-
-    Raises:
-        ConfigError: a setting below 1, or crops so large that two do not fit above each other in a photograph.
 
     Source: `sklearn.datasets.load_sample_images`; photographs by the flickr users danielbuechele (china.jpg) and
     vultilion (flower.jpg), licensed under CC BY 2.0.

@@ -14,8 +14,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from lit_recon import bounds as theory
-from lit_recon.attacks.updates.features import LayerGradient
 from lit_recon.attacks.updates.features.activations import Activation, activation_of
+from lit_recon.attacks.updates.features.layer import LayerGradient
 from lit_recon.defenses import Round, Stage, per_example_gradients
 from lit_recon.errors import LitReconError
 from lit_recon.experiments.two_layer.settings import TwoLayerCell, TwoLayerSettings

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from lit_recon.attacks.updates.features import FeatureRecovery
+from lit_recon.attacks.updates.features.layer import FeatureRecovery
 from lit_recon.bounds import RATES
 from lit_recon.bounds.two_layer import Loss
 from lit_recon.defenses import Defense

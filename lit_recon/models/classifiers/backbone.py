@@ -79,11 +79,6 @@ class Backbone(nn.Module):
     Raises:
         ConfigError: fewer than two classes.
         ShapeError: the sizes of the parts do not match.
-
-    >>> from lit_recon.models import MLP
-    >>> model = Backbone(MLP((1, 8, 8), hidden=[32]), n_classes=10, normalization=Normalization((0.3,), (0.4,)))
-    >>> model(torch.rand(2, 1, 8, 8)).shape
-    torch.Size([2, 10])
     """
 
     pixel_mean: Tensor

@@ -31,14 +31,7 @@ class WideFeatureLayer(nn.Module):
         activation: after the linear map; with GELU the exact reconstruction ends in a smooth least-squares problem.
         seed: of the random rows.
 
-    Raises:
-        ConfigError: fewer than one neuron, or `n_trained` outside 0 to `n_neurons`.
-
     Source: Liu et al. 2025, appendix F.
-
-    >>> layer = WideFeatureLayer(in_features=512, n_neurons=64, n_trained=16)
-    >>> [name for name, value in layer.named_parameters() if not value.requires_grad]
-    ['random.weight', 'random.bias']
     """
 
     center: Tensor
@@ -71,16 +64,6 @@ class WideFeatureLayer(nn.Module):
         self.activation = activation_layer(activation)
         self.register_buffer("center", torch.zeros(in_features))
         self.register_buffer("n_batches", torch.tensor(0))
-
-    @property
-    def weight(self) -> Tensor:
-        """All rows `(m, d)`, trained before random."""
-        return torch.cat([part.weight for part in (self.trained, self.random) if part is not None])
-
-    @property
-    def bias(self) -> Tensor:
-        """All biases `(m,)`, trained before random."""
-        return torch.cat([part.bias for part in (self.trained, self.random) if part is not None])
 
     def directions(self, features: Tensor) -> Tensor:
         """Centered features of unit norm, `(n, d)`: the inputs of the neurons."""

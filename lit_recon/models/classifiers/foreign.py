@@ -40,14 +40,13 @@ def public_model(
 
     Args:
         model: from images `(n, c, h, w)` to logits `(n, k)`.
-        image_shape: `(c, h, w)`; default: the module's attribute `image_shape`.
+        image_shape: `(c, h, w)`; default: the attribute of that name.
         normalization: applied to the pixels before the module. Default: the module's attribute `normalization`, which
             states what the module does itself; without one the module takes pixels in [0, 1].
 
     Raises:
         ConfigError: no image shape, or a normalization for a module that normalizes by itself.
-        ShapeError: an image shape that is not three positive numbers or contradicts the module's, or a normalization of
-            another number of channels.
+        ShapeError: shape or normalization contradict the module or each other.
         UnsupportedModelError: no parameters, a forward pass that fails on images, or outputs other than `(n, k)`.
     """
     own_shape, own = getattr(model, "image_shape", None), getattr(model, "normalization", None)

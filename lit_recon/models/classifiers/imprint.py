@@ -27,18 +27,15 @@ class ImprintBlock(nn.Module):
 
     Args:
         image_shape: `(c, h, w)` of normalized images.
-        n_edges: `m`; the edges are set by `place`. There are `m - 1` bins, and `m` (`relu`) or `m - 1` neurons.
+        n_edges: `m`, at least 2; set by `place`. There are `m - 1` bins, and `m` (`relu`) or `m - 1` neurons.
         activation: with `relu` an image activates all neurons with an edge below h(x), and the gradients of neighboring
             neurons differ by the images in the bin between them. With `hardtanh`, s_i is one over the width of bin i,
             and an image activates the neuron of its own bin alone.
         connection: the input of the rest is a fixed pattern scaled by the block's output, in the image's
             place (`replace`) or added to it (`add`, which keeps most of the network's accuracy).
-        gain: small gains make the block's gradient large relative to that of the rest.
+        gain: above 0; a small one makes the block's gradient large relative to that of the rest.
 
     The buffers are the ascending edges `(m,)` and the functional `(d,)`, the weights of h on the flattened image.
-
-    Raises:
-        ConfigError: fewer than two edges, a gain that is not positive, or an unknown activation or connection.
 
     Source: [Fowl2022]; `hardtanh` is its sparse variant.
     """
@@ -102,7 +99,6 @@ class ImprintedTrunk(Trunk):
     """A trunk after an imprint block; `lit_recon.models.Imprint` makes it from an honest one.
 
     Args:
-        image_shape: `(c, h, w)`.
         trunk: import path of the honest trunk's class.
         trunk_arguments: its constructor arguments, as JSON text.
         n_edges, activation, connection, gain: see `ImprintBlock`.
@@ -158,17 +154,7 @@ class Imprint:
         gain: see `ImprintBlock`.
         seed: of the block's output pattern.
 
-    Raises:
-        ConfigError: a setting out of its range.
-
     Source: [Fowl2022] and its published code.
-
-    Example:
-        >>> from lit_recon.models import MLP
-        >>> from lit_recon.records import Normalization
-        >>> honest = Backbone(MLP((1, 8, 8), hidden=[32]), n_classes=10, normalization=Normalization((0.3,), (0.4,)))
-        >>> Imprint(n_bins=16, bins="public").modify(honest, torch.rand(100, 1, 8, 8)).trunk.imprint.edges.shape
-        torch.Size([17])
     """
 
     def __init__(

@@ -233,9 +233,6 @@ class WideResNet(Trunk):
         activation: ReLU in the paper.
         dropout: probability, between the convolutions of a block.
 
-    Raises:
-        ConfigError: a depth not of the form 6 n + 4, or another setting out of its range.
-
     Source: [Zagoruyko2016]. Balle et al. 2022 measure KL on CIFAR-10 by one of 94.7 % accuracy, of unknown size.
     """
 

@@ -37,13 +37,9 @@ class ConvGenerator(nn.Module):
     Maps begin with sides of 4 to 7 pixels; images whose sides are no multiple are drawn larger and cropped.
 
     Args:
-        image_shape: `(c, h, w)` of the images.
+        image_shape: `(c, h, w)`.
         latent_size: length of a latent, standard normal in training.
         width: channels at full resolution before the last layer; up to four times as many at lower ones.
-
-    Raises:
-        ShapeError: `image_shape` is not three positive numbers.
-        ConfigError: a size below 1.
 
     Source: [Radford2016] for the layout, [Wu2018] for the norm.
     """
@@ -83,8 +79,6 @@ class ConvCritic(nn.Module):
     A critic with one output and spectral norm; an encoder with two outputs per latent dimension, without.
 
     Args:
-        image_shape: `(c, h, w)`; a ShapeError unless it is three positive numbers.
-        n_outputs: numbers per image.
         width: channels at full resolution.
         lipschitz: spectral norm on every layer, which bounds a critic's Lipschitz constant.
 

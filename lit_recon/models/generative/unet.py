@@ -95,15 +95,11 @@ class UNet(nn.Module):
     Args:
         image_shape: `(c, h, w)` of the images.
         channels: width at full resolution, which the paper does not state; [Ho2020], whose layout it shares, uses 128.
-        multipliers: width of each level over `channels`; a level has half the resolution of the one before. Levels
-            with a side below 4 pixels are left out.
+        multipliers: width of each level over `channels`, at half the resolution of the one before, at least 4 pixels.
         blocks_per_level: residual blocks per level and direction.
         attention_resolutions: longer side of the maps at the levels where self-attention follows every residual block.
         input_channels: channels `z` of the noise.
         feature_size: length `f` of feature vectors that condition every residual block; None: no conditioning.
-
-    Raises:
-        ConfigError: a size below 1, or no multiplier.
 
     Source: Liu et al. 2025, appendix F; [Salimans2017], [Ronneberger2015], [Zagoruyko2016], [Wu2018], [Ho2020].
     """

@@ -12,7 +12,8 @@ import pytest
 import torch
 import yaml
 
-from lit_recon.attacks.updates.features import ExactRecovery, MomentRecovery
+from lit_recon.attacks.updates.features.exact import ExactRecovery
+from lit_recon.attacks.updates.features.moments import MomentRecovery
 from lit_recon.bounds import autograd_jacobian
 from lit_recon.cli import attack
 from lit_recon.errors import ConfigError

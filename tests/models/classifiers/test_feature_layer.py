@@ -16,6 +16,11 @@ def some_features(n: int = 6, d: int = 5, seed: int = 0) -> Tensor:
     return torch.rand(n, d, generator=torch.Generator().manual_seed(seed)) + 1
 
 
+def all_rows(layer: WideFeatureLayer, parameter: str = "weight") -> Tensor:
+    """Weights or biases of all neurons, trained before random."""
+    return torch.cat([getattr(part, parameter) for part in (layer.trained, layer.random) if part is not None]).detach()
+
+
 def test_the_definition() -> None:
     torch.manual_seed(0)
     layer = WideFeatureLayer(5, n_neurons=7, n_trained=3, activation="tanh").eval()
@@ -23,7 +28,7 @@ def test_the_definition() -> None:
     layer.set_center(public)
     x = features.numpy().astype(np.float64) - public.numpy().mean(axis=0)
     x /= np.linalg.norm(x, axis=1, keepdims=True)
-    expected = np.tanh(x @ layer.weight.detach().numpy().T + layer.bias.detach().numpy())
+    expected = np.tanh(x @ all_rows(layer).numpy().T + all_rows(layer, "bias").numpy())
     np.testing.assert_allclose(layer(features).detach().numpy(), expected, atol=1e-6)
 
 
@@ -46,9 +51,10 @@ def test_the_center_itself_has_no_direction_but_a_derivative() -> None:
 @pytest.mark.parametrize("n_trained", [0, 3, 8])
 def test_rows_are_trained_or_standard_normal(n_trained: int) -> None:
     layer = WideFeatureLayer(5, n_neurons=8, n_trained=n_trained)
-    assert layer.weight.shape == (8, 5)
-    assert layer.bias.shape == (8,)
-    assert torch.equal(layer.bias[n_trained:], torch.zeros(8 - n_trained))
+    bias = all_rows(layer, "bias")
+    assert all_rows(layer).shape == (8, 5)
+    assert bias.shape == (8,)
+    assert torch.equal(bias[n_trained:], torch.zeros(8 - n_trained))
     assert layer(some_features()).shape == (6, 8)
     learns = sum(parameter.numel() for parameter in layer.parameters() if parameter.requires_grad)
     assert learns == 6 * n_trained
@@ -57,7 +63,7 @@ def test_rows_are_trained_or_standard_normal(n_trained: int) -> None:
 
 def test_random_rows_follow_the_normal_distribution() -> None:
     """Kolmogorov-Smirnov test at 1 %."""
-    drawn = WideFeatureLayer(64, n_neurons=512, n_trained=0).weight.flatten().sort().values
+    drawn = all_rows(WideFeatureLayer(64, n_neurons=512, n_trained=0)).flatten().sort().values
     distance = (torch.special.ndtr(drawn) - torch.arange(1, len(drawn) + 1) / len(drawn)).abs().max()
     assert distance < 1.63 * len(drawn) ** -0.5
 
@@ -67,9 +73,9 @@ def test_random_rows_are_a_function_of_the_seed_alone() -> None:
     one = WideFeatureLayer(5, 8, 4, seed=3)
     torch.manual_seed(1)
     two = WideFeatureLayer(5, 8, 4, seed=3)
-    assert torch.equal(one.weight[4:], two.weight[4:])
-    assert not torch.equal(one.weight[:4], two.weight[:4])
-    assert not torch.equal(one.weight[4:], WideFeatureLayer(5, 8, 4, seed=4).weight[4:])
+    assert torch.equal(all_rows(one)[4:], all_rows(two)[4:])
+    assert not torch.equal(all_rows(one)[:4], all_rows(two)[:4])
+    assert not torch.equal(all_rows(one)[4:], all_rows(WideFeatureLayer(5, 8, 4, seed=4))[4:])
 
 
 def test_drawing_random_rows_leaves_the_global_stream_alone() -> None:
@@ -77,7 +83,7 @@ def test_drawing_random_rows_leaves_the_global_stream_alone() -> None:
     for n_neurons in (4, 8):
         torch.manual_seed(0)
         layer = WideFeatureLayer(5, n_neurons, n_trained=4)
-        drawn.append((layer.weight[:4], torch.rand(3)))
+        drawn.append((all_rows(layer)[:4], torch.rand(3)))
     assert all(torch.equal(one, two) for one, two in zip(*drawn, strict=True))
 
 
@@ -143,10 +149,10 @@ def test_frozen_rows_do_not_move_and_trained_rows_do() -> None:
     torch.manual_seed(0)
     layer = WideFeatureLayer(5, 8, 4)
     head = nn.Linear(8, 3)
-    before = layer.weight.detach().clone()
+    before = all_rows(layer)
     trainable = [parameter for parameter in layer.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD([*trainable, *head.parameters()], lr=0.1, weight_decay=0.1)
     nn.functional.cross_entropy(head(layer(some_features())), torch.arange(6) % 3).backward()
     optimizer.step()
-    assert torch.equal(layer.weight[4:], before[4:])
-    assert (layer.weight[:4] != before[:4]).any(dim=1).all()
+    assert torch.equal(all_rows(layer)[4:], before[4:])
+    assert (all_rows(layer)[:4] != before[:4]).any(dim=1).all()

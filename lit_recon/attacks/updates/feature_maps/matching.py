@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from lit_recon.attacks.updates.feature_maps.recovery import MapRecovery, RecoveredMaps
 from lit_recon.attacks.updates.labels.head import find_head, require_cross_entropy
-from lit_recon.clients.gradient import BatchNormMode, pure_copy
+from lit_recon.clients.gradient import pure_copy
 from lit_recon.errors import ConfigError
-from lit_recon.records import Observation
+from lit_recon.records import BatchNormMode, Observation
 
 
 def arranged_labels(observation: Observation, images: Tensor, labels: Tensor) -> Tensor:

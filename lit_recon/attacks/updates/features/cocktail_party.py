@@ -26,8 +26,8 @@ class CocktailParty(FeatureRecovery):
         + non_negativity * mean_i min(|relu(-S'_i)|, |relu(S'_i)|) + sparsity * mean |S'|
 
     with unmixing rows w_i of unit norm, S = W X whitened and centered over entries, and S' with the mean added again.
-    Assumes independent, non-Gaussian features; uses neither weights nor activation, and has no certificate. Signs
-    follow from the gradient of the layer's bias, the same mixture of ones, and labels from the head's gradient.
+    Assumes independent, non-Gaussian features; uses neither weights nor activation. Signs follow from the gradient of
+    the layer's bias, the same mixture of ones, and labels from the head's gradient.
 
     Args:
         decorrelation, sharpness: weight and exponent of the second term.

@@ -82,11 +82,9 @@ class FeatureEquations:
     ) -> FeatureEquations:
         """Equations in an orthonormal basis `(d, r)` of the span of the features.
 
-        Args:
-            projected: `(m, r)`, the layer's gradient in the basis; default: by projection.
-            head_mask: `(k, m)` bool: observed entries of the head's gradient.
-            rows: `(m,)` bool: neurons whose `projected` row is known; bias gradients are used if None.
-            noise: in the gradients, by which their residuals are weighted.
+        `projected` `(m, r)` is the layer's gradient in the basis, by default by projection; of its rows only `rows`
+        `(m,)` are known, and bias gradients are used if these are None. `head_mask` `(k, m)` are the observed entries
+        of the head's gradient. Residuals are weighted by the `noise`.
         """
         if projected is None:
             projected = seen.weight_gradient @ basis

@@ -60,19 +60,16 @@ class ExactRecovery(FeatureRecovery):
     """Solves the equations of head and layer gradient in the span of the features; no sampling error remains.
 
     The span is the row space of the layer's own gradient. Starts are tried in order, each polished, until the
-    certificate of one holds; else the one with the smallest certificate is returned and `exact` is false. Null vectors
-    are used only after a ReLU.
+    certificate of one holds; else the one with the smallest certificate is returned and `exact` is false.
 
-    Entries removed by a sparsifying defense are treated as missing: the span comes from low-rank completion, and if the
-    certificate on the observed entries does not hold, a polish in all coordinates follows. If completion fails, or
-    little remains of the layer's gradient, a fit in all coordinates starts from moments of the head's. Local training
-    on whole batches is unrolled after the polish; the tolerance then rises to the rounding of weight differences.
-
-    Noise is detected by the rank of the layer's gradient. Head and layer are then weighted by it, and features are
-    fitted in all coordinates, never called exact; a note states how well the fit explains the observed gradients.
+    Zeros of a sparsifying defense are missing entries: the span comes from low-rank completion, and a polish in all
+    coordinates follows if the certificate does not hold; if little is left of the layer's gradient, moments of the
+    head's give a start. Local training on whole batches is unrolled after the polish; the tolerance then rises to the
+    rounding of weight differences. Noise is detected by the rank of the layer's gradient: features are then fitted in
+    all coordinates and never called exact.
 
     Args:
-        starts: in the order in which they are tried, at least one.
+        starts: in the order in which they are tried, at least one; null vectors only after a ReLU.
         tolerance: of the certificate, in (0, 1); rounding of float32 gradients amounts to 1e-7 to 1e-6.
         iterations: of the polish, at most, per stage.
         null_samples: of the search for null vectors, at most.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.attacks.updates.features.activations import Activation, activation_of
-from lit_recon.attacks.updates.labels.head import require_cross_entropy
+from lit_recon.attacks.updates.labels.head import exact, require_cross_entropy
 from lit_recon.errors import ShapeError, ThreatModelError, UnsupportedModelError
 from lit_recon.models import WideFeatureLayer
 from lit_recon.records import ForwardOperator, Observation
@@ -116,17 +116,17 @@ def layer_gradient(observation: Observation) -> LayerGradient:
     public, released = observation.parameters, observation.update
 
     def stacked(source: dict[str, Tensor], part: str) -> Tensor:
-        return torch.cat([_exact(source[f"feature_layer.{block}.{part}"]) for block in blocks])
+        return torch.cat([exact(source[f"feature_layer.{block}.{part}"]) for block in blocks])
 
-    head_weight = _exact(public["head.weight"])
+    head_weight = exact(public["head.weight"])
     seen = LayerGradient(
         weight=stacked(dict(public), "weight"),
         bias=stacked(dict(public), "bias"),
         head_weight=head_weight,
-        head_bias=_exact(public["head.bias"]) if "head.bias" in public else head_weight.new_zeros(len(head_weight)),
+        head_bias=exact(public["head.bias"]) if "head.bias" in public else head_weight.new_zeros(len(head_weight)),
         weight_gradient=stacked(released, "weight"),
         bias_gradient=stacked(released, "bias"),
-        head_gradient=_exact(released["head.weight"]),
+        head_gradient=exact(released["head.weight"]),
         activation=activation_of(layer.activation),
         gaussian=torch.cat([torch.full((len(getattr(layer, name).bias),), name == "random") for name in blocks]),
         n_examples=observation.n_examples,
@@ -163,10 +163,6 @@ def observed_entries(seen: LayerGradient) -> ObservedEntries:
 
 def _scattered(nonzero: Tensor) -> bool:
     return nonzero.numel() - int(nonzero.sum()) > SCATTERED * nonzero.numel()
-
-
-def _exact(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().double()
 
 
 #: Noise below this share of the layer's gradient (root mean squares) is treated as rounding.

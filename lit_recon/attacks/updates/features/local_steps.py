@@ -46,10 +46,9 @@ class UnrolledTraining:
     @property
     def rounding(self) -> float:
         """Relative rounding error of a difference of float32 weights; larger for smaller steps."""
-        path = sum(self.rule.momentum**i for step in range(self.rule.steps) for i in range(step + 1))
         moved = {"weight": self.seen.weight_gradient, "head": self.seen.head_gradient}
         if self.rule.release != "difference":
-            moved = {name: change * (self.rates[name] * path) for name, change in moved.items()}
+            moved = {name: change * (self.rates[name] * self.rule.path) for name, change in moved.items()}
         before = {"weight": self.seen.weight, "head": self.seen.head_weight}
         return sum(_UNIT_ROUNDOFF * float(before[name].norm() / change.norm()) for name, change in moved.items())
 

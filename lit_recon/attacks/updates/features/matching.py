@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from lit_recon.attacks.updates.features.exact import ExactRecovery
 from lit_recon.attacks.updates.features.layer import FeatureRecovery, RecoveredFeatures
-from lit_recon.clients.gradient import BatchNormMode, pure_copy
+from lit_recon.clients.gradient import pure_copy
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone
-from lit_recon.records import Observation
+from lit_recon.records import BatchNormMode, Observation
 
 
 class FeatureTerm(ABC):
@@ -231,12 +231,7 @@ class FeatureMatching:
             raise ConfigError(f"FeatureMatching needs weights of at least 0; got {weights}")
 
     def prepare(self, observation: Observation) -> FeaturePenalty:
-        """Recover a victim's features.
-
-        Raises:
-            UnsupportedModelError, ThreatModelError: see `FeatureRecovery`.
-            ConfigError: the term cannot use the recovered features.
-        """
+        """Recover a victim's features; errors as for `FeatureRecovery` and `FeatureTerm.check`."""
         recovered = self.recovery(observation)
         term = self.term
         if self.recovery.knows_signs and not recovered.signed and (term := self.term.unsigned()) is not self.term:

@@ -91,16 +91,9 @@ def moment_span(
     """Approximate span of the features, orthonormal `(d, n)`, from the head's gradient alone; weights are from N(0, I).
 
     The dominant subspace of the squared second moment, or of third moments contracted with random vectors where the
-    second vanishes. Its error is of order sqrt(d / m).
-
-    Args:
-        seen: head and weights.
-        control_variates: reduce the variance by regression on constant and weights; the paper does not.
-        iterations: of a power method that never forms a `(d, d)` matrix; None: eigendecomposition.
-        seed: of contractions and of the power method's start.
-
-    Raises:
-        UnsupportedModelError: second and third Hermite coefficient of the activation vanish.
+    second vanishes; an `UnsupportedModelError` if both do. Its error is of order sqrt(d / m). `control_variates` reduce
+    the variance by regression on constant and weights, which the paper does not. `iterations` are those of a power
+    method that never forms a `(d, d)` matrix; None: eigendecomposition.
 
     Source: [Liu2025]; [Wang2023], section 4 and remark 3; the power method is [Zhong2017], algorithm 3.
     """
@@ -228,8 +221,7 @@ class MomentRecovery(FeatureRecovery):
         power_iterations: number of power iterations, without a `(d, d)` matrix, for the span; None: eigendecomposition.
         seed: of contractions, random projections and starts.
 
-    Source: [Liu2025], section 4 and appendix; [Wang2023], section 4; [Zhong2017], algorithm 3; Kuleshov, Chaganty,
-    Liang 2015, algorithm 1.
+    Source: [Liu2025], section 4 and appendix.
     """
 
     by_moments = True

@@ -150,8 +150,7 @@ def null_vector_start(projected: Tensor, seed: int = 0, max_samples: int = 200_0
 
     The projected gradient `(m, r)` is P = D C with derivatives D of which about half are zero. If one example is
     inactive in all of r - 1 sampled neurons, their null vector q is orthogonal to every other feature, and P q is as
-    sparse as that example's column of D. This takes 2^(r-1) / r samples on average. Neurons that are inactive for all
-    examples count too.
+    sparse as that example's column of D. This takes 2^(r-1) / r samples on average.
 
     Source: Dimitrov et al. 2024 (SPEAR), with a whitened null vector and zeros counted over all neurons.
     """

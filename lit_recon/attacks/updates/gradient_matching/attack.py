@@ -15,7 +15,7 @@ from lit_recon.attacks.updates.feature_maps.matching import FeatureMapPenalty, M
 from lit_recon.attacks.updates.features.matching import FeatureMatching, FeaturePenalty
 from lit_recon.attacks.updates.gradient_matching.matching import Compilation, Matching
 from lit_recon.attacks.updates.gradient_matching.objectives import GlobalCosine, Objective
-from lit_recon.attacks.updates.gradient_matching.parametrizations import Parametrization, Pixels, Variables
+from lit_recon.attacks.updates.gradient_matching.parametrizations import Parametrization, Pixels, Restart, Variables
 from lit_recon.attacks.updates.gradient_matching.priors import BatchNormPrior, GroupConsistency, Prior
 from lit_recon.attacks.updates.gradient_matching.solvers import Adam, Solver, TwoStages
 from lit_recon.attacks.updates.labels.recovery import HeadCounts, LabelRecovery
@@ -27,13 +27,11 @@ from lit_recon.records import Observation, Reconstruction
 class Problem:
     """One restart on one victim: its variables, its optimizer and its best iterate."""
 
-    observation: Observation
+    restart: Restart
     labels: Tensor
-    seed: int
     variables: Variables
     optimizer: torch.optim.Optimizer
     feature_penalty: FeaturePenalty | FeatureMapPenalty | None = None
-    condition: Tensor | None = None
     feature_targets: Tensor | None = None
     best_loss: float = float("inf")
     best_matching: float = float("inf")
@@ -54,7 +52,7 @@ class Problem:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes while the attack runs."""
-        fixed = ("observation", "seed", "optimizer", "feature_penalty", "condition")
+        fixed = ("restart", "optimizer", "feature_penalty")
         changing = {name: value for name, value in vars(self).items() if name not in fixed}
         return {**changing, "optimizer": self.optimizer.state_dict()}
 
@@ -113,8 +111,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
         parametrization: the variables of the optimization.
         solver: of the optimization.
         labels: recovery of the batch's labels.
-        features: recovers and matches features of a wide feature layer, or input maps of a convolution;
-            default: none.
+        features: recovers and matches features of a wide layer, or input maps of a convolution; default: none.
         steps: iterations.
         restarts: independent starts per victim; the one with the least matching loss is returned.
         keep: return the `last` iterate of a restart, or the `best` by total loss.
@@ -221,19 +218,19 @@ class GradientMatching(SteppableAttack[MatchingState]):
             labels, remarks = self.labels(seen)
             notes.append(remarks if penalty is None else (*remarks, *penalty.notes))
             condition = None if penalty is None or not self.parametrization.conditioned else penalty.condition(labels)
-            for restart in range(self.restarts):
-                seed = self.seed + restart
-                variables = self.parametrization.start(seen, seed, condition)
+            for number in range(self.restarts):
+                restart = Restart(seen, self.seed + number, condition)
+                variables = self.parametrization.start(restart)
                 if self.labels.optimised:
-                    generator = torch.Generator().manual_seed(seed)
+                    generator = torch.Generator().manual_seed(restart.seed)
                     variables["labels"] = self.labels.initial_logits(seen, generator).to(labels.device)
                 for value in variables.values():
                     value.requires_grad_()
                 optimizer = self.solver.optimizer(variables)
                 # an image conditioned on a feature is matched to the same feature
-                own = None if penalty is None else penalty.for_restart(restart)
-                problems.append(Problem(seen, labels, seed, variables, optimizer, own, condition, condition))
-        seen_by = [problem.observation for problem in problems]
+                own = None if penalty is None else penalty.for_restart(number)
+                problems.append(Problem(restart, labels, variables, optimizer, own, condition))
+        seen_by = [problem.restart.observation for problem in problems]
         how = (self.labels.optimised, self.execution, self.compilation)
         return MatchingState(problems, Matching(seen_by, self.objective, self.network_prior, *how), notes)
 
@@ -252,7 +249,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
                 return joint[i] if joint is not None else self._evaluate(state, [i])[0]
 
             self.solver.step(problem.optimizer, problem.variables, self.parametrization.signed, progress, evaluate)
-            self.parametrization.project(problem.variables, problem.observation)
+            self.parametrization.project(problem.variables, problem.restart.observation)
 
     def result(self, state: MatchingState) -> list[Reconstruction]:
         self._evaluate(state, state.going, final=True)
@@ -290,8 +287,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
         for problem in chosen:
             for name, variable in problem.variables.items():
                 variable.requires_grad_(self.parametrization.moves(name, progress))
-        draw = self.parametrization.images
-        drawn = torch.stack([draw(p.variables, p.observation, p.seed, p.condition) for p in chosen])
+        drawn = torch.stack([self.parametrization.images(p.variables, p.restart) for p in chosen])
         labels = torch.stack([p.variables["labels"].detach() if self.labels.optimised else p.labels for p in chosen])
         images = drawn.detach().requires_grad_()
         evaluation = state.matching(images, labels, which)
@@ -299,7 +295,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
         if self.network_prior is not None:
             terms["batch_norm"] = evaluation.penalty
         for prior in self.image_priors:
-            value = prior(images, chosen[0].observation.normalization, self.restarts, progress)
+            value = prior(images, chosen[0].restart.observation.normalization, self.restarts, progress)
             terms[type(prior).__name__] = prior.weight * value
         if self.features is not None:
             pairs = zip(chosen, images, strict=True)

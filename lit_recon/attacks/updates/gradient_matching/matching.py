@@ -39,13 +39,9 @@ class MatchingTerms(NamedTuple):
 class Matching:
     """Loss of candidates of `p` problems against their observed updates.
 
-    Args:
-        observations: one per problem; all from one client object, so that model and operator are shared.
-        objective: distance between updates.
-        prior: penalty on BatchNorm statistics.
-        soft_labels: labels are logits `(p, n, k)` to be optimized, not classes `(p, n)`.
-        execution: see above.
-        compilation: `torch.compile` mode of the derivative; `reduce-overhead` uses CUDA graphs on a GPU.
+    Observations are one per problem, from one client object, so that model and operator are shared. `soft_labels` are
+    logits `(p, n, k)` to be optimized, not classes `(p, n)`. `compilation` is a `torch.compile` mode of the derivative;
+    `reduce-overhead` uses CUDA graphs on a GPU.
     """
 
     def __init__(

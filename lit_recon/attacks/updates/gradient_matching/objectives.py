@@ -26,11 +26,7 @@ class ObservedUpdate(NamedTuple):
 
     @staticmethod
     def of(update: Update) -> ObservedUpdate:
-        """With the norms of `update`.
-
-        Raises:
-            ThreatModelError: the update is zero everywhere.
-        """
+        """With the norms of `update`; a `ThreatModelError` if it is zero everywhere."""
         squared = {name: value.square().sum() for name, value in update.items()}
         if all(float(value) == 0 for value in squared.values()):
             raise ThreatModelError("the observed update is zero everywhere: there is nothing to match")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,14 @@ from lit_recon.records import Observation
 
 #: Leaf tensors that a solver optimizes, by name.
 Variables = dict[str, Tensor]
+
+
+class Restart(NamedTuple):
+    """A victim, the restart's seed, and one feature per image, `(n, d)` of unit norm, if images are `conditioned`."""
+
+    observation: Observation
+    seed: int
+    features: Tensor | None = None
 
 
 class Parametrization(ABC):
@@ -35,21 +44,12 @@ class Parametrization(ABC):
         return {}
 
     @abstractmethod
-    def start(self, observation: Observation, seed: int, features: Tensor | None = None) -> Variables:
-        """Fresh variables for one restart; see `images` for `features`."""
+    def start(self, restart: Restart) -> Variables:
+        """Fresh variables."""
 
     @abstractmethod
-    def images(
-        self, variables: Variables, observation: Observation, seed: int, features: Tensor | None = None
-    ) -> Tensor:
-        """The images of the variables; differentiable.
-
-        Args:
-            variables: of one restart.
-            observation: of the victim.
-            seed: of the restart.
-            features: `(n, d)` of unit norm, one per image; only if `conditioned`.
-        """
+    def images(self, variables: Variables, restart: Restart) -> Tensor:
+        """The images of the variables; differentiable."""
 
     def moves(self, name: str, progress: float) -> bool:
         """Whether the solver updates the variable `name` at the share `progress` of iterations; by default always."""
@@ -77,17 +77,15 @@ class Pixels(Parametrization):
             raise ConfigError(f"Pixels needs a spread above 0; got {spread:g}")
         self.box, self.spread = box, spread
 
-    def start(self, observation: Observation, seed: int, features: Tensor | None = None) -> Variables:
-        generator = torch.Generator().manual_seed(seed)
-        noise = self.spread * torch.randn(observation.n_examples, *observation.image_shape, generator=generator)
-        variables = {"pixels": noise.to(observation.like.device)}
-        self.project(variables, observation)
+    def start(self, restart: Restart) -> Variables:
+        seen, generator = restart.observation, torch.Generator().manual_seed(restart.seed)
+        noise = self.spread * torch.randn(seen.n_examples, *seen.image_shape, generator=generator)
+        variables = {"pixels": noise.to(seen.like.device)}
+        self.project(variables, seen)
         return variables
 
-    def images(
-        self, variables: Variables, observation: Observation, seed: int, features: Tensor | None = None
-    ) -> Tensor:
-        mean, std = observation.normalization.tensors(variables["pixels"])
+    def images(self, variables: Variables, restart: Restart) -> Tensor:
+        mean, std = restart.observation.normalization.tensors(variables["pixels"])
         return variables["pixels"] * std + mean
 
     def project(self, variables: Variables, observation: Observation) -> None:
@@ -122,24 +120,21 @@ class DeepImagePrior(Parametrization):
     ) -> None:
         self.conditioned = conditioned
         self.channels, self.blocks_per_level, self.noise_channels = channels, blocks_per_level, noise_channels
-        self.multipliers = multipliers if multipliers is not None else [1, 2, 2, 2]
-        self.attention_resolutions = attention_resolutions if attention_resolutions is not None else [16]
+        self.multipliers, self.attention_resolutions = multipliers, attention_resolutions
         self._networks: dict[tuple[int, ...], nn.Module] = {}
         self._noise: dict[tuple[int | str, ...], Tensor] = {}
 
-    def start(self, observation: Observation, seed: int, features: Tensor | None = None) -> Variables:
-        network = self._build(observation.image_shape, seed, features)
-        return {name: value.detach().clone().to(observation.like.device) for name, value in network.named_parameters()}
+    def start(self, restart: Restart) -> Variables:
+        device = restart.observation.like.device
+        return {name: value.detach().clone().to(device) for name, value in self._build(restart).named_parameters()}
 
-    def images(
-        self, variables: Variables, observation: Observation, seed: int, features: Tensor | None = None
-    ) -> Tensor:
-        shape = observation.image_shape
-        layout = shape if features is None else (*shape, features.shape[1])
+    def images(self, variables: Variables, restart: Restart) -> Tensor:
+        seen, seed, features = restart
+        layout = seen.image_shape if features is None else (*seen.image_shape, features.shape[1])
         if layout not in self._networks:
-            self._networks[layout] = self._build(shape, seed, features)
+            self._networks[layout] = self._build(restart)
         like = next(iter(variables.values()))
-        size = (observation.n_examples, self.noise_channels, *shape[1:])
+        size = (seen.n_examples, self.noise_channels, *seen.image_shape[1:])
         key = (*size, seed, str(like.device))
         if key not in self._noise:
             self._noise[key] = torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(like)
@@ -148,17 +143,17 @@ class DeepImagePrior(Parametrization):
         output: Tensor = torch.func.functional_call(self._networks[layout], variables, (self._noise[key], scaled))
         return output
 
-    def _build(self, shape: tuple[int, int, int], seed: int, features: Tensor | None) -> nn.Module:
+    def _build(self, restart: Restart) -> nn.Module:
         with torch.random.fork_rng(devices=[]):  # layers draw from the global generator
-            torch.manual_seed(seed)
+            torch.manual_seed(restart.seed)
             return UNet(
-                image_shape=shape,
+                image_shape=restart.observation.image_shape,
                 channels=self.channels,
                 multipliers=self.multipliers,
                 blocks_per_level=self.blocks_per_level,
                 attention_resolutions=self.attention_resolutions,
                 input_channels=self.noise_channels,
-                feature_size=None if features is None else features.shape[1],
+                feature_size=None if restart.features is None else restart.features.shape[1],
             )
 
 
@@ -176,15 +171,8 @@ class GenerativePrior(Parametrization):
         network: makes a user's generator, a module from latents `(n, latent_size)` to images `(n, c, h, w)` in
             [0, 1], each a function of its own latent; default: the network described by `checkpoint`.
         latent_size: of a user's generator; default: its attribute of that name.
-        latent_share: share of the iterations that update latents; the rest update the weights.
+        latent_share: share of the iterations, in [0, 1], that update latents; the rest update the weights.
         copies: one copy of the weights per image instead of one for the batch.
-
-    Attributes:
-        seen: fingerprints of the generator's training images; None (unknown) for a user's own.
-
-    Raises:
-        MissingDataError, CorruptFileError: the checkpoint is missing or invalid.
-        ConfigError: a share outside [0, 1], or no latent size.
 
     Source: [Jeon2021] and its code.
     """
@@ -201,7 +189,7 @@ class GenerativePrior(Parametrization):
             raise ConfigError(f"latent_share must be in [0, 1], a share of the iterations; got {latent_share:g}")
         self.checkpoint, self.copies = Path(checkpoint), copies
         self.narrows_at = latent_share
-        self.seen: Tensor | None = None
+        self.seen: Tensor | None = None  # unknown for a user's own generator
         self.network: nn.Module
         if network is None:
             known = load_generator(self.checkpoint)
@@ -218,11 +206,11 @@ class GenerativePrior(Parametrization):
     def training_images(self) -> Mapping[str, Tensor]:
         return {} if self.seen is None else {str(self.checkpoint): self.seen}
 
-    def start(self, observation: Observation, seed: int, features: Tensor | None = None) -> Variables:
-        like, n = observation.like, observation.n_examples
+    def start(self, restart: Restart) -> Variables:
+        like, n = restart.observation.like, restart.observation.n_examples
         self.network.to(like)
-        self._check(observation)
-        latents = torch.randn(n, self.latent_size, generator=torch.Generator().manual_seed(seed))
+        self._check(restart.observation)
+        latents = torch.randn(n, self.latent_size, generator=torch.Generator().manual_seed(restart.seed))
         variables = {_LATENTS: latents.to(like)}
         if self.narrows_at < 1:
             for name, value in self.network.named_parameters():
@@ -230,9 +218,7 @@ class GenerativePrior(Parametrization):
                 variables[_WEIGHTS + name] = copied.clone()
         return variables
 
-    def images(
-        self, variables: Variables, observation: Observation, seed: int, features: Tensor | None = None
-    ) -> Tensor:
+    def images(self, variables: Variables, restart: Restart) -> Tensor:
         latents = variables[_LATENTS]
         weights = {name.removeprefix(_WEIGHTS): value for name, value in variables.items() if name.startswith(_WEIGHTS)}
         if not self.copies or not weights:

@@ -89,11 +89,7 @@ class BatchNormPrior:
         self.weight, self.first_layer = weight, first_layer
 
     def targets(self, observation: Observation) -> BatchStatistics:
-        """The known statistics.
-
-        Raises:
-            ThreatModelError: neither batch nor running statistics are known, or the model has no BatchNorm.
-        """
+        """The known statistics, or a `ThreatModelError` if there are none or the model has no BatchNorm."""
         if observation.knowledge.batch_norm == "none":
             raise ThreatModelError(
                 "BatchNormPrior needs BatchNorm statistics, and knowledge.batch_norm is 'none': "

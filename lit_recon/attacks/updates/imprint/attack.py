@@ -48,9 +48,6 @@ class RobbingTheFed(LabelledAttack):
             the gradient of the layer after the block determines take precedence.
         denoise: reduce noise in the gradient by a Wiener filter with the spectrum of photographs.
 
-    Raises:
-        ThreatModelError: when called on a model into which the server has put no imprint block.
-
     Source: [Fowl2022]; differences of neighbouring rows are here least-squares steps.
     """
 
@@ -70,7 +67,11 @@ class RobbingTheFed(LabelledAttack):
         sparse = block.activation == "hardtanh"
         hits = (separate_rows if sparse else step_rows)(layer.rows, seen.n_examples)
         scales = _scales(hits, functional, edges)
-        images = self._images(hits, scales, seen)
+        shape = (-1, *seen.image_shape)
+        inputs = filled((hits.rows[:, :-1] / scales[:, None]).view(shape), hits.known[:, :-1].view(shape))
+        if self.denoise:
+            inputs = wiener(inputs, hits.noise / scales.abs())
+        images = to_pixels(inputs, seen).clamp(0, 1)
         kept = _one_each(images, hits.bins, seen.n_examples)
         images, scales, bins = images[kept], scales[kept], hits.bins[kept]
         images = torch.cat([images, mean_color(seen.n_examples - len(images), seen)])
@@ -84,14 +85,6 @@ class RobbingTheFed(LabelledAttack):
         alone = int((misfit < EXPLAINED).sum())
         notes = (*notes, *_notes(len(hits.bins), len(bins), alone, len(edges) - 1, seen.n_examples))
         return Reconstruction(images.to(seen.like), labels, loss, notes=notes)
-
-    def _images(self, hits: Hits, scales: Tensor, seen: Observation) -> Tensor:
-        """One image `(c, h, w)` in [0, 1] per hit."""
-        shape = (-1, *seen.image_shape)
-        inputs = filled((hits.rows[:, :-1] / scales[:, None]).view(shape), hits.known[:, :-1].view(shape))
-        if self.denoise:
-            inputs = wiener(inputs, hits.noise / scales.abs())
-        return to_pixels(inputs, seen).clamp(0, 1)
 
 
 def _block(seen: Observation) -> tuple[str, ImprintBlock]:

@@ -68,9 +68,7 @@ class _Steps:
     """A fitted step function: rows between two starts share their mean over known entries.
 
     Attributes:
-        starts: first row of every segment.
-        heights: `(j, d + 1)`: mean before minus mean after each step; 0 where unknown.
-        known: `(j, d + 1)`: whether the height is known.
+        heights: `(j, d + 1)`: mean before minus mean after each step; 0 where not `known`.
         size: `(j,)`: squared length of the heights.
         noise: `(j,)`: standard deviation of the noise on a height.
         margin: `(j,)`: squared length over the largest one expected from noise and rounding.
@@ -212,11 +210,9 @@ def spectrum(height: int, width: int) -> Tensor:
 
 
 def wiener(images: Tensor, noise: Tensor) -> Tensor:
-    """The posterior mean of normalized images under white noise, given the `spectrum` of photographs.
+    """The posterior mean of normalized images `(n, c, h, w)` under white noise, given the `spectrum` of photographs.
 
-    Args:
-        images: `(n, c, h, w)`, pixel variance about 1.
-        noise: `(n,)`, standard deviations; 0 leaves an image unchanged.
+    `noise` `(n,)` are standard deviations, with the pixels' about 1; 0 leaves an image unchanged.
     """
     height, width = images.shape[-2:]
     down, across = (cosine_basis(size).to(images) for size in (height, width))

@@ -1,10 +1,9 @@
 """Class counts of a batch, from the gradient of the classifier's head.
 
 With at least as many examples as classes the equations of `lit_recon.attacks.updates.labels.equations` no longer
-determine the inputs: other counts can explain the gradient too. They differ in whether the inputs are non-negative, as
-after a ReLU. Inputs are projected in turn onto the non-negative ones, onto those that give the gradient of the weights
-(with fixed probabilities) and onto those that give the gradient of the bias (linearized); the residual after a fixed
-number of rounds measures how hard it is to satisfy all three.
+determine the inputs: other counts can explain the gradient too. Inputs are then projected in turn onto the non-negative
+ones (after a ReLU), onto those that give the gradient of the weights (with fixed probabilities) and onto those that
+give that of the bias (linearized); the residual after a fixed number of rounds ranks the counts.
 """
 
 from __future__ import annotations

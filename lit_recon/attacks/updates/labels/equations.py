@@ -5,9 +5,8 @@ For head inputs h_i, probabilities p_i = softmax(W h_i + b) and labels y_i the g
     G_b = mean_i (p_i - e_{y_i})        G_W = mean_i (p_i - e_{y_i}) h_i^T
 
 With fewer examples than classes the rows of G_W span the inputs, so h_i = V c_i with a known basis V. Given labels,
-n^2 numbers have to satisfy (k - 1)(n + 1) equations, at least as many: only right labels leave no residual beyond
-rounding (so in every measurement; not proven). Inputs after a ReLU must also be non-negative, which avoids spurious
-minima.
+n^2 numbers have to satisfy (k - 1)(n + 1) equations, at least as many: in every measurement only right labels left no
+residual beyond rounding. Inputs after a ReLU must also be non-negative, which avoids spurious minima.
 """
 
 from __future__ import annotations

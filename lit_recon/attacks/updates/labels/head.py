@@ -45,10 +45,8 @@ def linear_calls(observation: Observation, images: Tensor) -> tuple[Tensor, dict
 def find_head(observation: Observation, what: str) -> tuple[str, str | None]:
     """Parameter names of the head's weight and bias (None without one), which the method `what` needs.
 
-    The head is the last linear layer that a forward pass calls once and whose output is the model's.
-
-    Raises:
-        UnsupportedModelError: no such layer.
+    The head is the last linear layer that a forward pass calls once and whose output is the model's; without such a
+    layer, an `UnsupportedModelError`.
     """
     images = torch.rand(2, *observation.image_shape, generator=torch.Generator().manual_seed(0))
     logits, calls = linear_calls(observation, images)
@@ -69,8 +67,6 @@ class HeadGradient:
 
     Attributes:
         weight, bias: `(k, d)`, `(k,)`: W and b.
-        weight_gradient, bias_gradient: `(k, d)`, `(k,)`.
-        n_examples: batch size.
         non_negative: inputs are non-negative, as after a ReLU.
         usual: `(k,)`: mean class probabilities of noise images; before training close to those of any image.
     """
@@ -111,12 +107,7 @@ class HeadGradient:
 
 
 def head_gradient(observation: Observation) -> HeadGradient:
-    """The head's part of an observation, in double precision on the CPU.
-
-    Raises:
-        UnsupportedModelError: no head, or a head without bias.
-        ThreatModelError: another loss than cross-entropy.
-    """
+    """The head's part of an observation, in double precision on the CPU; an error without cross-entropy or a bias."""
     require_cross_entropy(observation, "HeadCounts", "reveal the labels and use KnownLabels")
     weight, bias = find_head(observation, "HeadCounts")
     if bias is None:

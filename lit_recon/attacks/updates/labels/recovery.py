@@ -15,7 +15,10 @@ from lit_recon.records import Observation
 
 
 class LabelRecovery(ABC):
-    """Finds the labels of a batch. Their order is unknown to attackers, so they are returned sorted."""
+    """Finds the labels of a batch. Their order is unknown to attackers, so they are returned sorted.
+
+    Calls raise the errors of `check`.
+    """
 
     #: The attack starts from `initial_logits` and optimizes label probabilities with the images; the labels returned by
     #: a call are placeholders.
@@ -55,15 +58,11 @@ class KnownLabels(LabelRecovery):
 
 
 class IDLG(LabelRecovery):
-    """The label of one image, exact for an undefended gradient of the cross-entropy.
+    """The label of one image, exact for an undefended gradient of the cross-entropy on a linear head.
 
     The head's bias gradient is p - e_y: negative at the label only. The row c of its weight gradient is (p - e_y)_c
     times the head's input, and the entries of p - e_y sum to zero; hence with three classes or more the label's row
     is the longest, for inputs of any sign, and with two classes after a ReLU it is the negative one.
-
-    Raises:
-        ThreatModelError: more than one image, or another loss than the cross-entropy.
-        UnsupportedModelError: no linear head; or neither bias, third class, nor non-negative inputs.
 
     Source: [Zhao2020], whose rule (inner products of rows, or signs) is restated by norms.
     """
@@ -102,23 +101,18 @@ class HeadCounts(LabelRecovery):
 
     1. Lower bounds on each count (see `lower_bounds`), which often leave one possibility.
     2. Else a search for counts under which some inputs of the head reproduce its whole gradient. With fewer examples
-       than classes (up to 20) the equations are overdetermined: counts that solve them up to rounding are reported as
-       such, and were correct in every measurement, at any stage of training.
+       than classes (up to 20) the equations are overdetermined: counts that solve them up to rounding were correct in
+       every measurement, at any stage of training.
     3. With more examples: the counts implied by equal probabilities of all images, if these are whole numbers (before
        training); else, as an estimate, those of least residual, or beyond 64 classes a first guess.
 
-    Exact for an undefended gradient of the mean cross-entropy (BatchNorm in either mode); the notes say which case it
-    was. Noise is estimated from columns that sum to zero without it, and widens the bounds. For several local steps
-    bounds and estimates need the mean gradient (`release="gradient"`), not the difference.
+    The update is the gradient of the mean cross-entropy on a linear head with bias; of several local steps, the mean
+    gradient (`release="gradient"`). Notes say which case it was. Noise, seen in columns that should sum to zero, widens
+    the bounds.
 
     Args:
         trials: largest number of counts to try; 0.05 to 0.5 seconds each on one core at 10 classes. 0: first guess.
         seed: of the solvers' starting points.
-
-    Raises:
-        ConfigError: negative `trials`.
-        UnsupportedModelError: when called on a model without a linear head with bias.
-        ThreatModelError: when called on an update of another loss than the cross-entropy.
 
     Source: Step 1 extends [Zhao2020] and [Yin2021]. Step 2 replaces the class averages of [Wainakh2021] and [Ma2023] by
     equations for every example.

@@ -24,7 +24,8 @@ class CocktailPartyAttack(LabelledAttack):
 
     Every row of the weight's gradient is a linear mixture of the batch's images, and the bias's gradient the same
     mixture of ones, which determines scale, sign and brightness of a separated image. After a ReLU, zeros of
-    derivatives improve the separation. After a fit to the whole update it is often exact.
+    derivatives improve the separation. After a fit to the whole update it is often exact. The layer needs a bias and as
+    many neurons as there are images, two or more.
 
     Args:
         terms: penalties on the separated images.
@@ -33,12 +34,6 @@ class CocktailPartyAttack(LabelledAttack):
         restarts: independent starts; the one that explains the update best is returned.
         labels: recovery of the batch's labels; they are assigned to images by their effect on the gradient.
         seed: of the first start; start i uses `seed + i`.
-
-    Raises:
-        ConfigError: a number out of its range, or labels to be optimised.
-        UnsupportedModelError: when called on a model without a linear layer with bias on the pixels, or with fewer
-            neurons than images.
-        ThreatModelError: when called on a single image.
 
     Source: [Kariyappa2023]; volume, bounds, the use of the bias and of zeros, and the fit to the update are ours.
     """

@@ -18,13 +18,11 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from lit_recon.attacks.base import Attack
-from lit_recon.attacks.updates.labels.head import exact, find_head, linear_calls, require_cross_entropy
+from lit_recon.attacks.updates.labels.head import ROUNDING, exact, find_head, linear_calls, require_cross_entropy
 from lit_recon.attacks.updates.labels.recovery import HeadCounts, LabelRecovery
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.records import Batch, Observation, Reconstruction, Update
 
-#: Relative rounding error of a float32 gradient.
-ROUNDING = 6e-8
 #: Relative error assigned to an image without a contribution to the gradient.
 WITHOUT_PART = 1e6
 #: Relative errors below this count as rounding.
@@ -84,8 +82,7 @@ class FirstLayer:
             observed: `(n, m)`: derivatives of the mean loss with respect to the layer's outputs, image by image.
             evidence: `(n, l)`: costs of labels per image from another source, which take precedence in nonzero rows.
 
-        Returns:
-            Labels `(n,)`, and their relative errors `(n,)`; 1e6 for an image without a contribution.
+        The second result are the labels' relative errors `(n,)`; 1e6 for an image without a contribution.
         """
         classes = labels.unique()
         expected = self.derivatives_by_class(images, classes)[:, torch.searchsorted(classes, labels).cpu()]
@@ -105,11 +102,7 @@ class FirstLayer:
 
 
 def first_layer(observation: Observation) -> FirstLayer:
-    """The linear layer whose input is the normalized, flattened image.
-
-    Raises:
-        UnsupportedModelError: no such layer, or one without bias.
-    """
+    """The linear layer with bias whose input is the normalized image, or an `UnsupportedModelError` without one."""
     drawn = torch.rand(2, *observation.image_shape, generator=torch.Generator().manual_seed(0))
     _, calls = linear_calls(observation, drawn)
     found, model = None, type(observation.model).__name__
@@ -207,16 +200,12 @@ class AnalyticInversion(LabelledAttack):
       dominated by its own image. From there, derivatives at the logits and images are computed from each other in
       turn; exact if that converges, as shown by the relative residual (`loss`).
 
-    Rows of a hidden layer mix all images of a batch: `CocktailPartyAttack` separates them.
+    The layer takes the pixels and has a bias. Rows of a hidden layer mix all images of a batch: `CocktailPartyAttack`
+    separates them.
 
     Args:
         labels: recovery of the batch's labels.
         iterations: largest number of alternations.
-
-    Raises:
-        ConfigError: negative `iterations`, or labels to be optimised.
-        UnsupportedModelError: when called on a model without a linear layer with bias on the pixels.
-        ThreatModelError: when called on several images and a hidden layer, or on labels that repeat.
 
     Source: [Phong2018] and [Geiping2020] for one image; the rows of labels and the iteration are ours.
     """

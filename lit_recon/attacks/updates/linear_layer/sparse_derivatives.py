@@ -3,12 +3,10 @@
 The derivatives of each of `n` images lie in the span of the columns of the gradient D^T X, which has `n` of `m`
 dimensions. A vector of that span can be given n - 1 zeros, but not many more unless it is the derivative of one image
 alone, zero at every neuron that the image leaves inactive. Such vectors are searched near the derivatives of separated
-images. If all are found, D is known, and with it X; if some are, the other images are separated from mixtures without
-them, which is easier for fewer images.
+images. If all are found, X follows; if some are, the other images are separated from mixtures without them.
 
-The robust fit alternates between D, by the public model at images X, and X, by least squares. D depends on X only
-through class probabilities and active neurons: for a rough guess most of its entries are nearly right, and neurons with
-wrong entries are outliers, to which the least squares are robust.
+The robust fit alternates between D, by the public model at images X, and X, by least squares. For a rough guess most
+entries of D are nearly right, and neurons with wrong entries are outliers, to which the least squares are robust.
 """
 
 from __future__ import annotations
@@ -44,15 +42,12 @@ def completed(
 ) -> tuple[Tensor, int]:
     """Images `(n, c, h, w)` that agree with all derivatives found, and the number of these.
 
-    Args:
-        guess: `(n, c, h, w)` in [0, 1].
-        labels: `(n,)`, in any order.
-        layer: of rank at least `n`.
-        separate: separates images from mixtures, given the number of the start.
+    The guess `(n, c, h, w)` is in [0, 1], labels `(n,)` are in any order, the layer's rank is at least `n`. `separate`
+    returns images of mixtures, given the number of the start.
 
     Source: zeros as proof: Dimitrov et al., SPEAR: Exact Gradient Inversion of Batches in Federated Learning, NeurIPS
-        2024; a search for them in place of samples: Bakarsky et al., SPEAR++: Scaling Gradient Inversion via
-        Sparsely-Used Dictionary Learning, 2025. The start and the separation of the rest are ours.
+    2024; a search in place of samples: Bakarsky et al., SPEAR++: Scaling Gradient Inversion via Sparsely-Used
+    Dictionary Learning, 2025. The start and the separation of the rest are ours.
     """
     n, seen = len(guess), layer.seen
     span, values, axes = torch.linalg.svd(layer.rows, full_matrices=False)
@@ -157,13 +152,10 @@ REWEIGHTINGS, SMALLEST_RESIDUAL = 15, 1e-3
 def refined(
     images: Tensor, labels: Tensor, layer: FirstLayer, iterations: int
 ) -> tuple[Tensor, Tensor, float, list[float]]:
-    """Images and labels fitted to the whole update in at most `iterations` rounds; with 0 only labels are assigned.
+    """Images, labels in their order, the relative residual of the whole update and its curve, after a fit to it.
 
-    Far from the solution a round may lower the residual and raise the error. Only a fit with a residual below
-    `CONVINCING` replaces the guess, images `(n, c, h, w)` in [0, 1] and labels `(n,)` in any order.
-
-    Returns:
-        Images in [0, 1], labels in their order, the relative residual of the whole update, and its curve.
+    There are at most `iterations` rounds; with 0 only labels are assigned. Far from the solution a round may lower the
+    residual and raise the error: only a fit with a residual below `CONVINCING` replaces the images given, in [0, 1].
     """
     seen, separate = layer.seen, _robust_separation(layer, len(images))
     order = _labelled(images, labels, layer)

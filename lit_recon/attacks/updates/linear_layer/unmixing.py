@@ -49,14 +49,9 @@ def rank(rows: Tensor) -> int:
 def mixtures_of(weight: Tensor, bias: Tensor | None, n: int) -> Mixtures:
     """Whitened mixtures of at most `n` sources; fewer if the mixtures have a lower rank.
 
-    Args:
-        weight: `(m, d)`: the gradient of a layer's weight, each row a mixture.
-        bias: `(m,)`: of its bias, the same mixture of ones, which determines scale, sign and offset of the sources;
-            without it sources are known up to a factor, and centered rows are whitened.
-        n: the number sought.
-
-    Raises:
-        ShapeError: fewer than two independent mixtures with, or one without a bias.
+    Each row of a layer's weight gradient `(m, d)` is a mixture. The bias's gradient `(m,)`, the same mixture of ones,
+    determines scale, sign and offset of the sources; without it sources are known up to a factor, and centered rows are
+    whitened. A `ShapeError` says that fewer than two mixtures (without bias, one) are independent.
 
     Source: centering and whitening as in [Kariyappa2023]; the use of the bias is ours.
     """
@@ -84,7 +79,7 @@ def mixtures_of(weight: Tensor, bias: Tensor | None, n: int) -> Mixtures:
 
 @dataclass(frozen=True)
 class UnmixingTerms:
-    """Weights of penalties on sources; 0 switches a term off.
+    """Weights of penalties on sources, at least 0 and one above; 0 switches a term off.
 
     The terms down to `sparsity` are published and act, except `non_negativity`, on sources of mean 0 and variance 1.
     The others act on sources in their own scale.
@@ -102,12 +97,9 @@ class UnmixingTerms:
         smoothness: total variation of the sources in their own scale.
         bounds: mean square of what lies outside of [0, 1] pixels; grows a hundredfold during the search.
 
-    Raises:
-        ConfigError: a negative weight, or none positive.
-
     Source: [Kariyappa2023] and its code for the published terms; `volume` and `bounds` are a criterion of bounded
-        component analysis: Erdogan, A class of bounded component analysis algorithms for the separation of both
-        independent and dependent sources, IEEE Transactions on Signal Processing 2013.
+    component analysis: Erdogan, A class of bounded component analysis algorithms for the separation of both independent
+    and dependent sources, IEEE Transactions on Signal Processing 2013.
     """
 
     negentropy: float = 1.0

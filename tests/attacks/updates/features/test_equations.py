@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.autograd.functional import jacobian
 
-from lit_recon.attacks.updates.features import LayerGradient
 from lit_recon.attacks.updates.features.activations import GELU, RELU, TANH, Activation
 from lit_recon.attacks.updates.features.equations import FeatureEquations
+from lit_recon.attacks.updates.features.layer import LayerGradient
 from lit_recon.attacks.updates.features.moments import weight_span
 from lit_recon.attacks.updates.features.polish import MaskedEquations, masked_polish, polish, with_signs
 

@@ -10,9 +10,9 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from lit_recon.attacks.updates.features import ExactRecovery, LayerGradient
 from lit_recon.attacks.updates.features.activations import ELU, GELU, RELU, SIGMOID, SOFTPLUS, TANH, Activation
-from lit_recon.attacks.updates.features.exact import Start
+from lit_recon.attacks.updates.features.exact import ExactRecovery, Start
+from lit_recon.attacks.updates.features.layer import LayerGradient
 from lit_recon.errors import ConfigError, UnsupportedModelError
 
 Build = Callable[..., tuple[LayerGradient, Tensor, Tensor]]

@@ -18,6 +18,7 @@ from lit_recon.attacks.updates import (
     SquaredCosine,
 )
 from lit_recon.attacks.updates.gradient_matching.objectives import Objective, ObservedUpdate
+from lit_recon.attacks.updates.gradient_matching.parametrizations import Restart
 from lit_recon.clients import Client
 from lit_recon.data.sources import Digits
 from lit_recon.errors import ConfigError, UnsupportedModelError
@@ -141,18 +142,19 @@ def test_an_image_is_drawn_from_the_feature_of_its_label(images: Tensor) -> None
     observation = seen(images)
     state = drawn_from_features().init([observation])
     problem, truth = state.problems[0], FeatureMatching().prepare(observation).features_of(images)
-    assert problem.condition is not None
-    torch.testing.assert_close(problem.condition, truth, atol=1e-3, rtol=0)
-    assert problem.feature_targets is problem.condition
+    assert problem.restart.features is not None
+    torch.testing.assert_close(problem.restart.features, truth, atol=1e-3, rtol=0)
+    assert problem.feature_targets is problem.restart.features
 
 
 def test_recovered_features_change_the_drawing(images: Tensor) -> None:
     observation = seen(images)
     prior = drawn_from_features().parametrization
     features = FeatureMatching().prepare(observation).condition(LABELS)
-    variables = prior.start(observation, 0, features)
-    one = prior.images(variables, observation, 0, features)
-    other = prior.images(variables, observation, 0, features.flip(0))
+    restart = Restart(observation, 0, features)
+    variables = prior.start(restart)
+    one = prior.images(variables, restart)
+    other = prior.images(variables, restart._replace(features=features.flip(0)))
     assert one.shape == images.shape
     assert float((one - other).abs().max()) > 1e-3
 

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.updates.features import (
-    ExactRecovery,
+from lit_recon.attacks.updates.features.exact import ExactRecovery
+from lit_recon.attacks.updates.features.layer import RecoveredFeatures
+from lit_recon.attacks.updates.features.matching import (
     FeatureMap,
     FeatureTerm,
-    RecoveredFeatures,
     SignedCosine,
     SquaredCosine,
     SubspaceDistance,
+    assigned,
 )
-from lit_recon.attacks.updates.features.matching import assigned
 from lit_recon.clients import Client
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import MLP, Backbone, ResNet18, WideFeatureLayer

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.updates.features import ExactRecovery, LayerGradient, MomentRecovery
 from lit_recon.attacks.updates.features.activations import GELU, RELU, TANH, Activation
-from lit_recon.attacks.updates.features.layer import gradient_noise
+from lit_recon.attacks.updates.features.exact import ExactRecovery
+from lit_recon.attacks.updates.features.layer import LayerGradient, gradient_noise
+from lit_recon.attacks.updates.features.moments import MomentRecovery
 from lit_recon.bounds.cramer_rao import unit_norm_cramer_rao
 from lit_recon.bounds.fisher import GaussianRelease, fisher_information
 from lit_recon.bounds.two_layer import TwoLayerJacobian, TwoLayerNet

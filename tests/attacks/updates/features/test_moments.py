@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.func import jacrev
 
-from lit_recon.attacks.updates.features import LayerGradient
 from lit_recon.attacks.updates.features.activations import GELU, RELU, SOFTPLUS, TANH, Activation, hermite_coefficients
+from lit_recon.attacks.updates.features.layer import LayerGradient
 from lit_recon.attacks.updates.features.moments import (
     class_combinations,
     fourth_moment,

@@ -8,13 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lit_recon.attacks.updates.features import (
-    ExactRecovery,
-    LayerGradient,
-    MomentRecovery,
-    RecoveredFeatures,
-    layer_gradient,
-)
+from lit_recon.attacks.updates.features.exact import ExactRecovery
+from lit_recon.attacks.updates.features.layer import LayerGradient, RecoveredFeatures, layer_gradient
+from lit_recon.attacks.updates.features.moments import MomentRecovery
 from lit_recon.clients import Client, SecureAggregation
 from lit_recon.defenses import (
     Chain,

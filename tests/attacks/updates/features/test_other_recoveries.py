@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.updates.features import CocktailParty, LayerGradient, MomentRecovery
 from lit_recon.attacks.updates.features.activations import GELU, RELU, Activation
-from lit_recon.attacks.updates.features.cocktail_party import labels_told, signs_told
+from lit_recon.attacks.updates.features.cocktail_party import CocktailParty, labels_told, signs_told
+from lit_recon.attacks.updates.features.layer import LayerGradient
+from lit_recon.attacks.updates.features.moments import MomentRecovery
 from lit_recon.errors import ConfigError, UnsupportedModelError
 
 Build = Callable[..., tuple[LayerGradient, Tensor, Tensor]]

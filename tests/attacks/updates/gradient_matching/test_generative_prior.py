@@ -24,6 +24,7 @@ from lit_recon.attacks.updates import (
     TwoStages,
 )
 from lit_recon.attacks.updates.gradient_matching.objectives import ObservedUpdate
+from lit_recon.attacks.updates.gradient_matching.parametrizations import Restart
 from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError, ShapeError
 from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, save_generator
 from lit_recon.records import Observation
@@ -102,8 +103,8 @@ def test_weights_differ_between_images_only_in_copies(checkpoint: Path, observe:
 
 def test_a_copy_feels_its_own_image_alone(checkpoint: Path, observe: Observe) -> None:
     prior, seen = GenerativePrior(checkpoint), observe()
-    variables = {name: value.requires_grad_() for name, value in prior.start(seen, 0).items()}
-    prior.images(variables, seen, 0)[0].sum().backward()
+    variables = {name: value.requires_grad_() for name, value in prior.start(Restart(seen, 0)).items()}
+    prior.images(variables, Restart(seen, 0))[0].sum().backward()
     for value in variables.values():
         assert value.grad is not None
         assert float(value.grad[0].abs().max()) > 0
@@ -112,19 +113,19 @@ def test_a_copy_feels_its_own_image_alone(checkpoint: Path, observe: Observe) ->
 
 def test_copies_draw_what_the_generator_draws(checkpoint: Path, observe: Observe) -> None:
     prior, seen = GenerativePrior(checkpoint), observe()
-    variables = prior.start(seen, 5)
-    drawn = prior.images(variables, seen, 5)
+    variables = prior.start(Restart(seen, 5))
+    drawn = prior.images(variables, Restart(seen, 5))
     torch.testing.assert_close(drawn, prior.network(variables["latents"]))
     weights = {name.removeprefix("weights."): value for name, value in variables.items() if name != "latents"}
     as_on_a_gpu = torch.func.vmap(lambda own, latent: prior._drawn(own, latent[None])[0])
     mapped = as_on_a_gpu(weights, variables["latents"])
     torch.testing.assert_close(drawn, mapped)
-    assert not torch.equal(prior.start(seen, 6)["latents"], variables["latents"])
+    assert not torch.equal(prior.start(Restart(seen, 6))["latents"], variables["latents"])
 
 
 def test_latents_alone(checkpoint: Path, observe: Observe) -> None:
     prior, seen = GenerativePrior(checkpoint, latent_share=1), observe()
-    assert list(prior.start(seen, 0)) == ["latents"]
+    assert list(prior.start(Restart(seen, 0))) == ["latents"]
     attacking = GradientMatching(parametrization=prior, labels=KnownLabels(), steps=3, restarts=2)
     state = attacking.init([seen])
     while state.step < 3:
@@ -175,13 +176,13 @@ def test_a_users_generator(tmp_path: Path, observe: Observe) -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
     seen = observe()
     assert prior.seen is None
-    variables = prior.start(seen, 0)
-    torch.testing.assert_close(prior.images(variables, seen, 0), trained(variables["latents"]))
+    variables = prior.start(Restart(seen, 0))
+    torch.testing.assert_close(prior.images(variables, Restart(seen, 0)), trained(variables["latents"]))
     assert attack(prior)(seen).images.shape == (2, 3, 8, 8)
     with pytest.raises(ConfigError, match="latent_size"):
         GenerativePrior(path, Tanh)
     with pytest.raises(ConfigError, match=r"\[0, 1\]"):
-        GenerativePrior(path, lambda: Tanh(scale=1.0), latent_size=6).start(seen, 0)
+        GenerativePrior(path, lambda: Tanh(scale=1.0), latent_size=6).start(Restart(seen, 0))
     with pytest.raises(CorruptFileError, match="belong together"):
         GenerativePrior(path, lambda: Tanh(side=4), latent_size=6)
     with pytest.raises(CorruptFileError, match="as `network`"):

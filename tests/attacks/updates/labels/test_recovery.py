@@ -18,7 +18,7 @@ from lit_recon.attacks.updates.labels.counts import (
 from lit_recon.attacks.updates.labels.equations import HeadEquations
 from lit_recon.attacks.updates.labels.head import HeadGradient, find_head, head_gradient, probe_inputs
 from lit_recon.attacks.updates.labels.recovery import IDLG, HeadCounts, JointLabels, KnownLabels, LabelRecovery
-from lit_recon.clients.gradient import BatchNormMode, GradientOperator
+from lit_recon.clients import BatchNormMode, GradientOperator
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.models import MLP, Backbone, ResNet18, WideFeatureLayer
 from lit_recon.records import Batch, Knowledge, Normalization, Observation, Weights

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lit_recon.attacks.updates.feature_maps.recovery import MapRecovery, RecoveredMaps
+from lit_recon.attacks.updates.feature_maps.recovery import (
+    MapRecovery,
+    RecoveredMaps,
+    recover_maps,
+    unfit,
+)
+from lit_recon.attacks.updates.feature_maps.upstream import KnownMaps, PinnedNetwork, follow_upstream, order_labels
 from lit_recon.attacks.updates.labels.head import find_head, require_cross_entropy
 from lit_recon.clients.gradient import pure_copy
-from lit_recon.errors import ConfigError
+from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.records import BatchNormMode, Observation
+
+#: Largest 1 - cos between the maps of an image and the recovered maps for the image to be certified.
+ANGLE = 1e-6
 
 
 def arranged_labels(observation: Observation, images: Tensor, labels: Tensor) -> Tensor:
-    """The labels `(n,)` in the order of reconstructed images `(n, c, h, w)`.
-
-    The gradient of the head's weights is the mean over examples of (p_i - y_i) h_i^T. Head inputs h_i and probabilities
-    p_i follow from the images, so the indicators y_i of the labels solve a linear system; an assignment makes the
-    solution robust to inexact images.
-
-    Args:
-        observation: of the victim; one gradient.
-        images: in [0, 1].
-        labels: of the batch, in any order.
-    """
-    from scipy.optimize import linear_sum_assignment
-
+    """The labels `(n,)`, given in any order, in the order of reconstructed images `(n, c, h, w)` in [0, 1]."""
     if len(labels) == 1:
         return labels
     weight, _ = find_head(observation, "MapMatching")
@@ -39,14 +36,7 @@ def arranged_labels(observation: Observation, images: Tensor, labels: Tensor) ->
     with torch.no_grad():
         logits = torch.func.functional_call(model, {**observation.parameters, **observation.buffers}, (images,))
     inputs, probabilities = seen[0].double().cpu(), nn.functional.softmax(logits.double().cpu(), dim=1)
-    gradient = observation.update[weight].double().cpu()
-    # p_i - y_i for every example, from n G = sum_i (p_i - y_i) h_i^T
-    residuals = torch.linalg.lstsq(inputs.T, len(labels) * gradient.T, driver="gelsd").solution
-    indicators = probabilities - residuals
-    rows, columns = linear_sum_assignment(-indicators[:, labels.cpu()].numpy())
-    order = torch.empty(len(labels), dtype=torch.int64)
-    order[torch.from_numpy(rows)] = torch.from_numpy(columns)
-    return labels[order.to(labels.device)]
+    return order_labels(inputs, probabilities, observation.update[weight].double().cpu(), labels)
 
 
 class InputMap:
@@ -63,54 +53,81 @@ class InputMap:
         public = {**observation.parameters, **observation.buffers}
         self._public = {f"model.{name}": value for name, value in public.items()}
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """Maps of images `(n, c, h, w)` in [0, 1]; differentiable."""
-        maps: Tensor = torch.func.functional_call(self._module, self._public, (images,))
-        return nn.functional.normalize(maps.flatten(1), dim=1)
+    def __call__(self, images: Tensor, norms: Tensor | None = None) -> Tensor:
+        """Maps of images `(n, c, h, w)` in [0, 1], divided by `norms (n, 1)` or by their own; differentiable."""
+        maps: Tensor = torch.func.functional_call(self._module, self._public, (images,)).flatten(1)
+        return nn.functional.normalize(maps, dim=1) if norms is None else maps / norms
 
 
 @dataclass(frozen=True)
 class FeatureMapPenalty:
-    """The penalty of one victim's candidates, with the interface of `features.matching.FeaturePenalty`."""
+    """The penalty of one victim's candidates, with the interface of `features.matching.FeaturePenalty`.
+
+    Attributes:
+        observation: of the victim.
+        maps: of the layer, `(n, c h w)` of unit norm.
+        norms: of the maps, `(n, 1)`, where they are known.
+        input_map: the same layer's maps of candidates.
+        weight: of the mean over examples of 1 - cos.
+        notes: the maps found, and their certificate.
+        found_labels: labels in the order of the maps, where they are known.
+    """
 
     observation: Observation
-    recovered: RecoveredMaps
+    maps: Tensor
+    norms: Tensor | None
     input_map: InputMap
     weight: float
+    notes: tuple[str, ...]
+    found_labels: Tensor | None = None
 
     #: The penalty starts with the first iteration.
     start: float = 0.0
     #: Maps of an inner layer are not scored as features.
     features: Tensor | None = None
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """The maps found, and their certificate."""
-        found = self.recovered
-        where = f"{len(found.maps)} maps recovered from the gradient of {found.convolution.name}"
-        return (f"{where}: {found.outside:.1g} of their patches outside its row space, next {found.next_outside:.1g}",)
+    def with_labels(self, labels: Tensor) -> FeatureMapPenalty:
+        """The penalty on the maps nearest to the images that follow from these maps and the labels `(n,)`."""
+        found = nearest_maps(self.observation, labels)
+        if isinstance(found, str):
+            return replace(self, notes=(*self.notes, f"maps of earlier layers: none; {found}"))
+        *_, layer = found.maps
+        maps = found.maps[layer].flatten(1)
+        norms = maps.norm(dim=1, keepdim=True)
+        where = f"maps followed layer by layer up to {layer}, expected relative error {found.errors[layer]:.1g}"
+        return replace(
+            self,
+            maps=maps / norms,
+            norms=norms,
+            input_map=InputMap(self.observation, layer, self.observation.operator.batch_norm),
+            notes=(*self.notes, f"{where}; {found.stopped}" if found.stopped else where),
+            found_labels=found.labels,
+        )
 
-    @property
-    def choice(self) -> tuple[str, ...]:
-        """Empty: restarts do not differ."""
-        return ()
+    def remarks(self, images: Tensor) -> tuple[str, ...]:
+        """Per image, whether its own maps are the recovered ones."""
+        with torch.no_grad():
+            distances = 0.5 * (self.input_map(images).double() - self.maps.to(images).double()).square().sum(dim=1)
+        return tuple(
+            f"image {i}: certified, its maps are the recovered ones (1 - cos {angle:.1g})"
+            if angle <= ANGLE
+            else f"image {i}: not certified: its maps differ from the recovered ones (1 - cos {angle:.1g}, at most {ANGLE:g})"
+            for i, angle in enumerate(distances.tolist(), start=1)
+        )
 
     def targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
         """The recovered maps, in any order."""
-        return self.recovered.maps.flatten(1).to(images)
+        return self.maps.to(images)
 
     def condition(self, labels: Tensor) -> Tensor:
-        """Unsupported: maps are too large to condition a network on.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Unsupported, a ConfigError: maps are too large to condition a network on."""
         raise ConfigError("a network can be conditioned on features but not on maps: set conditioned to false")
 
     def penalty(self, images: Tensor, targets: Tensor) -> Tensor:
         """Weighted mean over examples of 1 - cos of their maps, a scalar, differentiable in the images."""
         # half the squared distance of unit vectors equals 1 - cos without cancellation
-        return self.weight * 0.5 * (self.input_map(images) - targets).square().sum(dim=1).mean()
+        norms = None if self.norms is None else self.norms.to(images)
+        return self.weight * 0.5 * (self.input_map(images, norms) - targets).square().sum(dim=1).mean()
 
     def for_restart(self, number: int) -> FeatureMapPenalty:
         """The same for every restart."""
@@ -118,21 +135,41 @@ class FeatureMapPenalty:
 
     def labels(self, images: Tensor, labels: Tensor) -> Tensor:
         """The batch's labels `(n,)` in the order of the reconstructed images."""
+        if self.found_labels is not None:
+            return self.found_labels.to(labels)
         return arranged_labels(self.observation, images, labels)
+
+
+def nearest_maps(observation: Observation, labels: Tensor) -> KnownMaps | str:
+    """Maps of the convolutions nearest to the images that the gradient determines, or why there are none."""
+    if observation.operator.batch_norm == "train" and any(
+        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in observation.model.modules()
+    ):
+        return "BatchNorm uses the statistics of the batch"
+    try:
+        network = PinnedNetwork(observation)
+        for layer in network.convolutions.values():
+            if unfit(layer, observation.n_examples) is not None or not network.decides(layer.name):
+                continue
+            gradient = observation.update[f"{layer.name}.weight"].detach().cpu().double()
+            found = recover_maps(layer, gradient, observation.n_examples)
+            if isinstance(found, RecoveredMaps):
+                return follow_upstream(observation, network, found, labels)
+    except UnsupportedModelError as error:  # no head
+        return str(error)
+    return "no convolution with recovered maps decides the logits"
 
 
 class MapMatching:
     """Recovers the input maps of a convolution once per victim and penalizes images with other maps.
 
     The maps are exact, see `MapRecovery`, and have more entries than there are pixels, so nothing else needs to
-    be matched: an iteration is one forward and one backward pass through the layers before the convolution.
+    be matched: an iteration is one forward and one backward pass through the layers before the convolution. Where the
+    whole network behind is known, maps are followed towards the images layer by layer first, see `upstream`.
 
     Args:
         recovery: of the maps.
-        weight: of the mean over examples of 1 - cos.
-
-    Raises:
-        ConfigError: a weight that is not positive.
+        weight: above 0, of the mean over examples of 1 - cos.
     """
 
     def __init__(self, recovery: MapRecovery | None = None, weight: float = 1000.0) -> None:
@@ -151,9 +188,11 @@ class MapMatching:
         if observation.n_examples > 1:
             require_cross_entropy(observation, "MapMatching of several images", "attack one image at a time")
             find_head(observation, "MapMatching of several images")
-        recovered = self.recovery(observation)
-        seen = InputMap(observation, recovered.convolution.name, observation.operator.batch_norm)
-        return FeatureMapPenalty(observation, recovered, seen, self.weight)
+        found = self.recovery(observation)
+        where = f"{len(found.maps)} maps recovered from the gradient of {found.convolution.name}"
+        note = f"{where}: {found.outside:.1g} of their patches outside its row space, next {found.next_outside:.1g}"
+        seen = InputMap(observation, found.convolution.name, observation.operator.batch_norm)
+        return FeatureMapPenalty(observation, found.maps.flatten(1), None, seen, self.weight, (note,))
 
 
 class _ReachedError(Exception):

@@ -172,8 +172,11 @@ class FeaturePenalty:
             how += f", certificate {found.certificate:.1g} ({'holds' if found.exact else 'does not hold'})"
         return (how, *found.notes)
 
-    @property
-    def choice(self) -> tuple[str, ...]:
+    def with_labels(self, labels: Tensor) -> FeaturePenalty:
+        """The same: features are recovered without labels."""
+        return self
+
+    def remarks(self, images: Tensor) -> tuple[str, ...]:
         """A note on the weight of the returned restart, if several were tried."""
         if not self.weights:
             return ()

@@ -216,6 +216,8 @@ class GradientMatching(SteppableAttack[MatchingState]):
             # features first: if they cannot be recovered, another attack may take over before labels are recovered
             penalty = None if self.features is None else self.features.prepare(seen)
             labels, remarks = self.labels(seen)
+            if penalty is not None and not self.labels.optimised:
+                penalty = penalty.with_labels(labels)
             notes.append(remarks if penalty is None else (*remarks, *penalty.notes))
             condition = None if penalty is None or not self.parametrization.conditioned else penalty.condition(labels)
             for number in range(self.restarts):
@@ -268,7 +270,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
             images, labels, features = chosen.best_images, chosen.best_labels, None
             if (penalty := chosen.feature_penalty) is not None:
                 labels, features = penalty.labels(images, labels), penalty.features
-                remarks = (*remarks, *penalty.choice)
+                remarks = (*remarks, *penalty.remarks(images))
             results.append(Reconstruction(images, labels, chosen.best_matching, chosen.trace, remarks, features))
         return results
 

@@ -17,8 +17,8 @@ from benchmarks.gpu_capture import CapturedMatching
 from benchmarks.gpu_device import tensor_float
 from benchmarks.gpu_plan import Plan, attempt
 from benchmarks.record import Row
+from lit_recon.attacks.base import Execution
 from lit_recon.attacks.updates import GradientMatching, KnownLabels, MatchingState, TotalVariation
-from lit_recon.attacks.updates.gradient_matching.matching import Execution
 from lit_recon.clients import BatchNormMode, Client
 from lit_recon.data.sources import Digits
 from lit_recon.metrics.fidelity import rmse
@@ -120,7 +120,7 @@ def computed(subject: Subject, device: str, dtype: torch.dtype, form: Form) -> d
         evaluation = CapturedMatching(matching, torch.rand_like(candidates), labels, which)(candidates, labels, which)
     else:
         evaluation = matching(candidates, labels, which)
-    update = torch.cat([value.flatten() for value in state.problems[0].observation.update.values()])
+    update = torch.cat([value.flatten() for value in state.problems[0].restart.observation.update.values()])
     parts = {"update": update, "matching": evaluation.matching, "derivative": evaluation.images}
     return {name: value.detach().double().cpu() for name, value in parts.items()}
 

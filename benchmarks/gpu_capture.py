@@ -9,7 +9,8 @@ import lit_recon._torchvision
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.updates.gradient_matching.matching import Execution, Matching, MatchingTerms
+from lit_recon.attacks.base import Execution
+from lit_recon.attacks.updates.gradient_matching.matching import Matching, MatchingTerms
 
 _WARM_UP = 3
 

@@ -17,8 +17,9 @@ from benchmarks.gpu_device import clock, forget_peak, peak_memory, tensor_float
 from benchmarks.gpu_plan import Plan, attempt, reason
 from benchmarks.record import Row, alternate, ratios, spread
 from benchmarks.workload import Workload
+from lit_recon.attacks.base import Execution
 from lit_recon.attacks.updates import MatchingState
-from lit_recon.attacks.updates.gradient_matching.matching import Compilation, Execution, MatchingTerms
+from lit_recon.attacks.updates.gradient_matching.matching import Compilation, MatchingTerms
 from lit_recon.clients import BatchNormMode
 
 #: Seconds that a measurement may take at most; compilers are slow.
@@ -147,7 +148,7 @@ def _timed(plan: Plan, variants: Variants) -> Row:
 
 def _candidates(state: MatchingState) -> tuple[Tensor, Tensor]:
     """Images and labels for a call of the data term about all problems."""
-    shape = (state.problems[0].observation.n_examples, *state.problems[0].observation.image_shape)
+    shape = (state.problems[0].restart.observation.n_examples, *state.problems[0].restart.observation.image_shape)
     labels = torch.stack([problem.labels for problem in state.problems])
     return torch.rand(len(state.problems), *shape, device=labels.device), labels
 

@@ -9,8 +9,9 @@ import lit_recon._torchvision
 import torch
 from torch import Tensor, nn
 
+from lit_recon.attacks.base import Execution
 from lit_recon.attacks.updates import GradientMatching, KnownLabels, MatchingState, TotalVariation
-from lit_recon.attacks.updates.gradient_matching.matching import Compilation, Execution
+from lit_recon.attacks.updates.gradient_matching.matching import Compilation
 from lit_recon.clients import BatchNormMode, Client
 from lit_recon.models import Backbone, ResNet18
 from lit_recon.records import Knowledge, Normalization, Observation

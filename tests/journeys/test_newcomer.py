@@ -18,7 +18,7 @@ from lit_recon.attacks.base import Attack
 from lit_recon.data.sources import Digits
 from lit_recon.defenses import Defense
 from lit_recon.defenses.base import Round
-from lit_recon.experiments.update_attack import score
+from lit_recon.experiments.update_attack import run
 from lit_recon.metrics import Measure, Metric
 from lit_recon.records import Normalization, Observation, Reconstruction, Update
 
@@ -101,7 +101,7 @@ def test_from_python(tmp_path: Path) -> None:
 
 def test_from_the_command_line(attack: Callable[..., Any], workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tables: list[list[str]] = []
-    monkeypatch.setattr(score, "log_table", lambda loggers, key, columns, rows: tables.append(columns))
+    monkeypatch.setattr(run, "log_table", lambda loggers, key, columns, rows: tables.append(columns))
     settings = {
         "data": "Digits",
         "model": {"class_path": f"{__name__}.TwoLayers", "init_args": {"n_classes": 10}},

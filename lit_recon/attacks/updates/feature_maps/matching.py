@@ -108,12 +108,7 @@ class FeatureMapPenalty:
         """Per image, whether its own maps are the recovered ones."""
         with torch.no_grad():
             distances = 0.5 * (self.input_map(images).double() - self.maps.to(images).double()).square().sum(dim=1)
-        return tuple(
-            f"image {i}: certified, its maps are the recovered ones (1 - cos {angle:.1g})"
-            if angle <= ANGLE
-            else f"image {i}: not certified: its maps differ from the recovered ones (1 - cos {angle:.1g}, at most {ANGLE:g})"
-            for i, angle in enumerate(distances.tolist(), start=1)
-        )
+        return tuple(f"image {i}: {_verdict(angle)}" for i, angle in enumerate(distances.tolist(), start=1))
 
     def targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
         """The recovered maps, in any order."""
@@ -138,6 +133,12 @@ class FeatureMapPenalty:
         if self.found_labels is not None:
             return self.found_labels.to(labels)
         return arranged_labels(self.observation, images, labels)
+
+
+def _verdict(angle: float) -> str:
+    if angle <= ANGLE:
+        return f"certified, its maps are the recovered ones (1 - cos {angle:.1g})"
+    return f"not certified: its maps are not the recovered ones (1 - cos {angle:.1g}, at most {ANGLE:g})"
 
 
 def nearest_maps(observation: Observation, labels: Tensor) -> KnownMaps | str:

@@ -1,11 +1,11 @@
-"""Input maps of earlier convolutions from the known maps of a later one, layer by layer, against the forward pass.
+"""Input maps of earlier convolutions from the known maps of a later one, layer by layer towards the images.
 
-Once everything behind a convolution is known, so is the derivative D of the loss in its output, and the released gradient
-of its weights, G = sum over examples and positions of D times the input patch, is linear in its input. There is one
-equation for every output channel and kernel entry and one unknown for every example and position, the same for all
-input channels: least squares give the input maps, with them the zeros of the ReLU before, and with these the derivative
-in the output of the convolution before. R-GAP (Zhu & Blaschko 2021) and R-CONV (Eltaras et al. 2024) go through a network
-of single images in this way, from its head; here the start is a whole batch's maps of an inner layer.
+Once everything behind a convolution is known, so is the derivative D of the loss in its output, and the gradient of its
+weights, the sum over examples and positions of D times the input patch, is linear in its input. There is one equation
+for every output channel and kernel entry and one unknown for every example and position, the same for all input
+channels: least squares give the input maps, with them the zeros of the ReLU before, and with these the derivative in
+the output of the convolution before. R-GAP [Zhu2021] and R-CONV [Eltaras2024] go through a network in this way for
+single images and from its head; here the start is a whole batch's maps of an inner layer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ class PinnedNetwork:
     Attributes:
         given: maps `(n, c, h, w)` by the name of the convolution.
         inputs, outputs: of all plain convolutions in the last forward pass.
-        computed: the inputs before they were overwritten.
     """
 
     def __init__(self, observation: Observation) -> None:
@@ -53,27 +52,23 @@ class PinnedNetwork:
         self.given: dict[str, Tensor] = {}
         self.inputs: dict[str, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}
-        self.computed: dict[str, Tensor] = {}
         # any images: what they change is overwritten; noise, since BatchNorm divides by the deviation of constant ones
         shape = (observation.n_examples, *observation.image_shape)
-        noise = torch.rand(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        self.images = noise
+        self.images = torch.rand(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         for name in self.convolutions:
             layer = self._model.get_submodule(name)
             layer.register_forward_pre_hook(lambda _, given, name=name: self._enter(name, given[0]))
             layer.register_forward_hook(lambda _, given, returned, name=name: self.outputs.__setitem__(name, returned))
 
     def _enter(self, name: str, given: Tensor) -> None:
-        self.computed[name] = given.detach().clone() if name in self.given else given.detach()
         if name in self.given:
             given.data.copy_(self.given[name])
         self.inputs[name] = given
 
     def __call__(self, images: Tensor | None = None) -> Tensor:
-        """Logits `(n, k)`; with the known maps where the images are not given."""
-        logits: Tensor = torch.func.functional_call(
-            self._model, self._public, (self.images if images is None else images,)
-        )
+        """Logits `(n, k)` of images, by default of noise."""
+        given = self.images if images is None else images
+        logits: Tensor = torch.func.functional_call(self._model, self._public, (given,))
         return logits
 
     def derivatives(self, labels: Tensor, layers: list[str]) -> list[Tensor]:
@@ -233,12 +228,10 @@ def follow_upstream(
     for group in _shared_inputs(network, names[: names.index(layer)]):
         equations = _Equations.of(observation, network, known.labels, group)
         solved = equations.solve() if isinstance(equations, _Equations) else equations
-        if isinstance(solved, _Solved) and solved.outliers.any():
-            # a wrong zero of the maps behind spoils the equations of single output channels
-            if _correct_zeros(network, known.labels, group, solved, *behind):
-                equations = _Equations.of(observation, network, known.labels, group)
-                assert isinstance(equations, _Equations)
-                solved = equations.solve()
+        # a wrong zero of the maps behind spoils the equations of single output channels
+        if isinstance(solved, _Solved) and _correct_zeros(network, known.labels, group, solved, *behind):
+            renewed = _Equations.of(observation, network, known.labels, group)
+            solved = renewed.solve() if isinstance(renewed, _Equations) else renewed
         if isinstance(solved, str) or solved.error > _KNOWN:
             reason = solved if isinstance(solved, str) else f"expected relative error {solved.error:.1g}"
             known.stopped = f"{group[0]}: {reason}"
@@ -340,6 +333,8 @@ class _Equations:
         least = max(6.0, 1.5 * float(-ratio.min()))
         doubtful = ratio < 5 * least
         error = float(torch.maximum(spread.norm(), maps.clamp_max(0).norm()) / maps.norm())
+        # a minority of equations can be satisfied exactly by wrong maps: most must hold
+        error = max(error, float((squares.median() / energy).sqrt()))
         outliers = squares > 1e4 * squares.median()
         kept = torch.where(ratio > least, maps, torch.zeros_like(maps))
         return _Solved(kept, error, doubtful, outliers, self.right)
@@ -374,6 +369,8 @@ def _correct_zeros(
     An entry that is wrongly zero leaves its derivative times its patch unexplained in one output channel. Least squares
     in these channels give the share of every doubtful entry: 1 where it is not zero, 0 where it is.
     """
+    if not solved.outliers.any():
+        return False
     before, layer, derivatives = network.given[behind[0]], network.convolutions[group[0]], {}
     smallest = before[before > 0].min()
     for zero in (True, False):

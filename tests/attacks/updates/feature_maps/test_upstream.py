@@ -1,0 +1,134 @@
+"""Maps of earlier layers, against those that the tests' own images cause, and certificates of images."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lit_recon.attacks.updates import LBFGS, FeaturesOnly, GradientMatching, MapMatching, Pixels
+from lit_recon.attacks.updates.feature_maps.convolutions import Convolution
+from lit_recon.attacks.updates.feature_maps.matching import nearest_maps
+from lit_recon.attacks.updates.feature_maps.upstream import KnownMaps, PinnedNetwork, _correct_zeros, _Equations
+from lit_recon.attacks.updates.feature_maps.upstream import patch_system as system_of
+from lit_recon.clients import Client, LocalSteps
+from lit_recon.records import Observation
+from tests.attacks.updates.feature_maps.test_recovery import backbone, observed
+
+
+def true_inputs(seen: Observation, images: Tensor) -> dict[str, Tensor]:
+    """The inputs of all convolutions in double precision."""
+    network = PinnedNetwork(seen)
+    network(images.double())
+    return {name: value.detach().clone() for name, value in network.inputs.items()}
+
+
+@pytest.mark.parametrize(("stride", "padding"), [(1, 1), (2, 1), (2, 0)])
+def test_the_system_gives_the_gradient(stride: int, padding: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    layer = nn.Conv2d(2, 5, 3, stride=stride, padding=padding, bias=False).double()
+    maps = torch.randn(3, 2, 8, 8, generator=generator, dtype=torch.float64)
+    outputs = layer(maps)
+    derivative = torch.randn(outputs.shape, generator=generator, dtype=torch.float64)
+    (gradient,) = torch.autograd.grad(outputs, layer.weight, derivative)
+    places = outputs[0, 0].numel()
+    geometry = Convolution("", (2, 8, 8), 5, (3, 3), (stride, stride), (padding, padding), places, True)
+    columns = maps.transpose(0, 1).flatten(1).T
+    torch.testing.assert_close(system_of(geometry, derivative) @ columns, gradient.permute(0, 2, 3, 1).flatten(0, 2))
+
+
+@pytest.fixture(scope="module")
+def followed(photographs: Tensor) -> tuple[Observation, KnownMaps]:
+    seen = observed(photographs[1:3])
+    found = nearest_maps(seen, torch.tensor([1, 0]))  # in another order than the images
+    assert isinstance(found, KnownMaps)
+    return seen, found
+
+
+def test_maps_are_followed_towards_the_images(followed: tuple[Observation, KnownMaps], photographs: Tensor) -> None:
+    seen, found = followed
+    truth = true_inputs(seen, photographs[1:3])
+    *_, nearest = found.maps
+    assert list(truth).index(nearest) < list(truth).index("trunk.blocks.4.conv2")
+    order = [int(label) for label in found.labels]  # labels are 0 and 1, in the order of the images
+    assert sorted(order) == [0, 1]
+    for name, maps in found.maps.items():
+        error = float((maps - truth[name][order]).norm() / truth[name].norm())
+        assert error < 1e-4, name  # measured 1e-6 to 1e-5
+        assert error < 30 * max(found.errors[name], 1e-6), name
+    assert found.stopped.startswith("trunk.blocks.")
+
+
+def test_a_wrong_zero_is_found(followed: tuple[Observation, KnownMaps], photographs: Tensor) -> None:
+    seen, found = followed
+    truth = true_inputs(seen, photographs[1:3])
+    names = list(truth)
+    network = PinnedNetwork(seen)
+    labels = torch.tensor([0, 1])
+    behind, group = "trunk.blocks.6.conv1", "trunk.blocks.5.conv2"
+    network.given = {name: truth[name].clone() for name in names[names.index(behind) :]}
+    shared = [name for name in names if torch.equal(truth[name], truth[behind])]
+    positive = (truth[behind] > 0).nonzero()
+    at = tuple(positive[len(positive) // 2].tolist())
+    spoilt = truth[behind].clone()
+    spoilt[at] = 0
+    for name in shared:
+        network.given[name] = spoilt
+    network()
+    equations = _Equations.of(seen, network, labels, [group])
+    assert isinstance(equations, _Equations)
+    solved = equations.solve()
+    assert not isinstance(solved, str)
+    assert solved.outliers.nonzero().flatten().tolist() == [at[1]]  # the channel that the zero spoils
+    assert _correct_zeros(network, labels, [group], solved, shared, spoilt == 0)
+    assert torch.equal(network.given[behind] > 0, truth[behind] > 0)
+
+
+def test_wrong_labels_explain_nothing(photographs: Tensor) -> None:
+    found = nearest_maps(observed(photographs[:1]), torch.tensor([2]))
+    assert isinstance(found, str)
+    assert "no norms" in found
+
+
+def test_layers_that_mix_entries_are_not_followed(photographs: Tensor) -> None:
+    # GroupNorm: the derivative depends on the unknown output of the convolution
+    found = nearest_maps(observed(photographs[:1], backbone(norm="group")), torch.tensor([0]))
+    assert isinstance(found, KnownMaps)
+    assert len(found.maps) == 1
+    assert "expected relative error" in found.stopped
+
+
+def test_statistics_of_the_batch_are_not_followed(photographs: Tensor) -> None:
+    assert "statistics of the batch" in str(nearest_maps(observed(photographs[:1], mode="train"), torch.tensor([0])))
+
+
+def test_several_steps_are_not_followed(photographs: Tensor) -> None:
+    client = Client(backbone(), rule=lambda model, mode, loss: LocalSteps(model, 2, 1e-5, batch_norm=mode, loss=loss))
+    seen = client.observe(photographs[:1], torch.tensor([0]))
+    assert isinstance(nearest_maps(seen, torch.tensor([0])), str)
+
+
+def test_an_untrained_network_gives_its_image_with_a_certificate(photographs: Tensor) -> None:
+    seen = observed(photographs[1:2], backbone(width=32))
+    attack = GradientMatching(
+        FeaturesOnly(),
+        features=MapMatching(),
+        parametrization=Pixels(box=True, spread=0.2),
+        solver=LBFGS(history=20),
+        steps=15,
+    )
+    result = attack(seen)
+    rmse = float((result.images - photographs[1:2]).square().mean().sqrt())
+    assert rmse < 0.01
+    assert any("maps followed layer by layer up to" in note for note in result.notes)
+    assert any("image 1: certified" in note for note in result.notes)
+
+
+def test_images_with_other_maps_are_not_certified(photographs: Tensor) -> None:
+    penalty = MapMatching().prepare(observed(photographs[:2])).with_labels(torch.tensor([0, 1]))
+    own = penalty.input_map(photographs[:2]) @ penalty.maps.float().T
+    images = photographs[own.argmax(dim=0)]
+    assert ["not certified" in remark for remark in penalty.remarks(images)] == [False, False]
+    noise = 0.02 * torch.randn(images[1:].shape, generator=torch.Generator().manual_seed(0))
+    near = torch.cat([images[:1], (images[1:] + noise).clamp(0, 1)])
+    assert ["not certified" in remark for remark in penalty.remarks(near)] == [False, True]

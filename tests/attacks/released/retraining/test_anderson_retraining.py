@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lit_recon.attacks.released import AndersonRetraining, Background, FirstLayerRidge
 from lit_recon.attacks.released.base import ReconstructedTargets, Reconstructor
-from lit_recon.attacks.shadow import GradientDescent, PrivateDescent, ShadowPlan
+from lit_recon.attacks.shadow import GradientDescent, PrivateDescent, ShadowPlan, train_models
 from lit_recon.data import ImageSet, InformedSplit, InformedSplitSettings, draw_informed_split
 from lit_recon.data.sources import Digits
 from lit_recon.errors import ConfigError, CorruptFileError, ThreatModelError, UnsupportedModelError
@@ -63,6 +63,30 @@ def test_the_distance_is_that_of_the_weights(
     distances = (weights - models[1][:4]).norm(dim=1) / models[1][:4].norm(dim=1)
     # Rounding to 256 values moves the weights by about 0.01; the distances here are 0.05 to 0.5.
     torch.testing.assert_close(distances.double(), found.uncertainty, rtol=0.1, atol=0.02)
+
+
+@pytest.mark.parametrize(("certain", "n_certified"), [(0.01, 4), (0.07, 19)])
+def test_what_has_not_converged_is_not_certified(
+    plan: ShadowPlan, split: InformedSplit, models: tuple[Tensor, Tensor], certain: float, n_certified: int
+) -> None:
+    # five steps are too few for most targets: sorted distances 0.0022 to 0.0083, 0.015 to 0.065, and 0.079
+    fitted = fit(AndersonRetraining(steps=5, restarts=0, certain=certain), plan, split, models[0])
+    found = fitted.reconstruct(models[1])
+    # Independent of the search: the images are trained on once more, by torch.optim.SGD. The distance is relative to
+    # the target's effect on the weights, the norm of the released difference.
+    again = train_models(plan.known, plan.initial_weights(), found.images, found.labels, "loop")
+    remaining = (again.double() - plan.reference() - models[1].double()).norm(dim=1)
+    distances = remaining / models[1].double().norm(dim=1)
+    assert found.uncertainty is not None
+    # measured 2e-4; relative to the norm of the image's own effect, up to 0.04 more
+    torch.testing.assert_close(distances, found.uncertainty, rtol=2e-3, atol=1e-5)
+    assert found.certified is not None
+    assert torch.equal(found.certified, distances <= certain)
+    assert int(found.certified.sum()) == n_certified
+    errors = (found.images - split.targets.pixels()).square().mean((1, 2, 3))
+    assert errors[~found.certified].max() > 5e-4  # measured 1e-3
+    if certain == 0.01:
+        assert errors[found.certified].max() < 5e-5  # measured 7e-6
 
 
 def test_chunks_do_not_change_the_result(plan: ShadowPlan, split: InformedSplit, models: tuple[Tensor, Tensor]) -> None:

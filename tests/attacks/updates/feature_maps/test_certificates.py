@@ -91,6 +91,16 @@ def test_more_maps_than_examples_are_refused(noise: float) -> None:
     assert "no 1 maps have their patches in its gradient" in refused
 
 
+def test_a_share_outside_that_rounds_to_zero_is_no_gap() -> None:
+    maps = torch.relu(normal(1, 16, 4, 6, seed=0))
+    maps[..., [0, -1]] = 0
+    # among these starts one has exactly 0 outside, and others are refused by their negative entries alone
+    for seed in range(8):
+        refused = recover_maps(layer(maps, 30), gradient_of(patches_of(maps), 30), 1, seed=seed)
+        assert isinstance(refused, str)
+        assert "no 1 maps have their patches in its gradient" in refused
+
+
 @pytest.mark.parametrize(("share", "certified"), [(0.005, True), (0.02, False), (0.7, False)])
 def test_negative_maps_are_refused(share: float, certified: bool) -> None:
     maps = torch.relu(normal(1, 16, 4, 4, seed=5) - 0.3)

@@ -1,8 +1,9 @@
-"""Means and spreads over all images of a run, however they are divided among processes, from sums in float64."""
+"""Means over all images of a run, their spreads and errors, however they are divided among processes, in float64."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import lit_recon._torchvision
 
@@ -13,24 +14,63 @@ from torchmetrics import Metric
 from lit_recon.errors import ShapeError
 
 
-def interval_of_mean(n: float, batches: float, mean: float, deviations: float) -> tuple[float, float] | None:
-    """95 % confidence interval of the mean over `n` images of independent batches; images of one batch may depend.
+def error_of_mean(n: float, batches: float, deviations: float) -> float | None:
+    """Standard error of a mean over `n` images of independent batches; images of one batch may depend.
 
-    By Student's t with one degree of freedom less than batches; None for fewer than two batches. `deviations` is the
-    sum over batches of the squared sum of their images' deviations from the mean.
+    None for fewer than two batches, which say nothing about it. `deviations` is the sum over batches of the squared sum
+    of their images' deviations from the mean.
 
     Source: Liang and Zeger 1986, the variance of a mean of clusters, with the factor B / (B - 1) of small samples.
 
-    >>> interval_of_mean(n=2, batches=2, mean=0.5, deviations=0.125)  # 0.25 and 0.75, each a batch of its own
-    (-2.676..., 3.676...)
+    >>> error_of_mean(n=2, batches=2, deviations=0.125)  # 0.25 and 0.75, each a batch of its own
+    0.25
     """
+    if batches < 2 or not math.isfinite(deviations):
+        return None
+    return math.sqrt(batches / (batches - 1) * max(deviations, 0.0)) / n
+
+
+def _quantile(batches: float) -> float:
+    """Errors of a mean on each side of it that hold the true mean with a chance of 95 %."""
     from scipy.stats import t
 
-    if batches < 2 or not math.isfinite(mean) or not math.isfinite(deviations):
+    return float(t.ppf(0.975, batches - 1))
+
+
+def interval_of_mean(n: float, batches: float, mean: float, deviations: float) -> tuple[float, float] | None:
+    """95 % confidence interval of a mean with the error of `error_of_mean`; None where that is not known.
+
+    By Student's t with one degree of freedom less than batches.
+
+    >>> interval_of_mean(n=2, batches=2, mean=0.5, deviations=0.125)
+    (-2.676..., 3.676...)
+    """
+    error = error_of_mean(n, batches, deviations)
+    if error is None or not math.isfinite(mean):
         return None
-    error = math.sqrt(batches / (batches - 1) * max(deviations, 0.0)) / n
-    half = float(t.ppf(0.975, batches - 1)) * error
+    half = _quantile(batches) * error
     return mean - half, mean + half
+
+
+def recorded_error(record: Mapping[str, object], key: str) -> float | None:
+    """`error_of_mean` of the metric `key` in a run's record; None for a single batch, or where its interval is missing.
+
+    Where every image is a batch of its own, as for released models, the standard deviation says the same.
+
+    >>> record = {"n": 2, "n_batches": 2, "rmse": 0.5, "rmse_std": 0.125**0.5}
+    >>> round(recorded_error(record, "rmse"), 12), recorded_error({**record, "n_batches": 1}, "rmse")
+    (0.25, None)
+    """
+
+    def number(name: str) -> float:
+        value = record.get(name)
+        return float(value) if isinstance(value, int | float) else math.nan
+
+    n, batches, std = (number(name) for name in ("n", "n_batches", f"{key}_std"))
+    width = number(f"{key}_high") - number(f"{key}_low")
+    if batches >= 2 and math.isfinite(width):
+        return width / 2 / _quantile(batches)
+    return error_of_mean(n, batches, (n - 1) * std**2) if n == batches else None
 
 
 class ImageScore(Metric):

@@ -119,6 +119,19 @@ def test_bounds_come_in_their_order(seed: int) -> None:
     assert van_trees(0 * information, GaussianPrior.isotropic(3, 0.1)).squared == pytest.approx(0.6)
 
 
+@pytest.mark.parametrize("std", [0.1, 3.0])
+@pytest.mark.parametrize("per_coordinate", [False, True])
+def test_errors_bounded_by_the_information_grow_like_the_noise(std: float, per_coordinate: bool) -> None:
+    """Least squares from a linear release has the mean squared error `std^2 tr((J^T J)^-1)`, and reaches the bound."""
+    rows = normal(8, 3)
+    jacobian = DenseJacobian({"w": rows[:, 0]}, {"w": rows})
+    noise = {"w": torch.full((8,), std, dtype=torch.float64)} if per_coordinate else std
+    bound = cramer_rao(fisher_information(jacobian, GaussianRelease(noise)))
+    assert bound.squared == pytest.approx(std**2 * float(torch.linalg.inv(rows.T @ rows).trace()), rel=1e-9)
+    errors = std * normal(20_000, 8, seed=1) @ torch.linalg.pinv(rows).T
+    assert float(errors.square().sum(dim=1).mean()) == pytest.approx(bound.squared, rel=0.03)  # measured 1.002
+
+
 def test_a_direction_that_the_release_leaves_open_has_no_bound() -> None:
     information = torch.diag(torch.tensor([1.0, 0.0]))
     assert cramer_rao(information).squared == math.inf

@@ -11,7 +11,7 @@ import scipy.stats
 import torch
 
 from lit_recon.errors import ShapeError
-from lit_recon.metrics.aggregate import ImageScore
+from lit_recon.metrics.aggregate import ImageScore, error_of_mean, recorded_error
 from tests.processes import outputs, ranks
 
 RANK = Path(__file__).with_name("synchronized_rank.py")
@@ -79,8 +79,43 @@ def test_the_interval_holds_however_alike_the_images_of_a_batch_are(correlated: 
     assert held / 1_000 == pytest.approx(0.95, abs=0.023)
 
 
-def test_one_batch_has_no_interval() -> None:
-    assert scored([0.1, 0.3]).record().keys() == {"rmse", "rmse_std"}
+@pytest.mark.parametrize(("batches", "size"), [(2, 8), (3, 4), (12, 4)])
+def test_the_interval_has_one_degree_of_freedom_less_than_batches(batches: int, size: int) -> None:
+    """Of equal batches, exactly the interval of the batches' means: the images' number plays no part."""
+    values = torch.rand(batches, size, dtype=torch.float64, generator=torch.Generator().manual_seed(batches))
+    means = values.mean(dim=1).tolist()
+    expected = scipy.stats.ttest_1samp(means, 0.0).confidence_interval(0.95)
+    score = scored(*values.tolist())
+    found = score.compute()
+    assert (found["low"].item(), found["high"].item()) == pytest.approx((expected.low, expected.high), rel=1e-9)
+    error = recorded_error({**score.record(), "n": batches * size, "n_batches": batches}, "rmse")
+    assert error == pytest.approx(statistics.stdev(means) / math.sqrt(batches), rel=1e-9)
+
+
+def test_the_error_is_that_of_batches_however_many_images_they_have() -> None:
+    images = [[0.1], [0.25], [0.4]]
+    deviations = sum((value - 0.25) ** 2 for (value,) in images)
+    error = error_of_mean(3, 3, deviations)
+    assert error == pytest.approx(statistics.stdev([0.1, 0.25, 0.4]) / math.sqrt(3), rel=1e-9)
+    copies = [4 * batch for batch in images]  # copies of an image say nothing new
+    assert error_of_mean(12, 3, 16 * deviations) == pytest.approx(error, rel=1e-9)
+    record = {**scored(*copies).record(), "n": 12, "n_batches": 3}
+    assert recorded_error(record, "rmse") == pytest.approx(error, rel=1e-9)
+
+
+def test_the_error_of_images_in_batches_of_their_own_follows_from_their_deviation() -> None:
+    record = {"n": 4, "n_batches": 4, "mse": 0.25, "mse_std": 0.5}
+    assert recorded_error(record, "mse") == pytest.approx(0.25, rel=1e-12)
+    assert recorded_error({**record, "n": 8}, "mse") is None  # batches of two, whose interval is not known
+    assert recorded_error({**record, "mse_std": None}, "mse") is None
+    assert recorded_error({"n": 1, "n_batches": 1, "mse": 0.25, "mse_std": 0.5}, "mse") is None
+
+
+def test_one_batch_has_neither_interval_nor_error() -> None:
+    record = scored([0.1, 0.3]).record()
+    assert record.keys() == {"rmse", "rmse_std"}
+    assert recorded_error({**record, "n": 2, "n_batches": 1}, "rmse") is None
+    assert error_of_mean(2, 1, 0.0) is None
 
 
 def test_a_result_does_not_change_when_images_are_added() -> None:

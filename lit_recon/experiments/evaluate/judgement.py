@@ -7,7 +7,6 @@ own networks are not compared.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -61,11 +60,8 @@ class Level:
 
     @property
     def standard_error(self) -> float | None:
-        """Standard error of `value` over the images."""
-        if self.strongest is None:
-            return None
-        spread, n = self.strongest.number(f"{self.metric.key}_std"), self.strongest.number("n")
-        return None if spread is None or not n else spread / math.sqrt(n)
+        """Standard error of `value`, with batches as clusters; None where it is not known, as from a single batch."""
+        return self.strongest.error(self.metric.key) if self.strongest else None
 
     @property
     def baseline(self) -> float | None:
@@ -177,8 +173,11 @@ def _verdict(name: str, points: Sequence[Level]) -> str:
 
 
 def _value(level: Level) -> str:
-    error = level.standard_error
-    return level.metric.format(level.value) + ("" if error is None else f" ± {level.metric.format(error)}")
+    value, error = level.metric.format(level.value), level.standard_error
+    if error is not None:
+        return f"{value} ± {level.metric.format(error)}"
+    alone = level.strongest is not None and level.strongest.has_one_batch
+    return f"{value} ± unknown{' from one batch' if alone else ''}"
 
 
 def _against(level: Level) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from lit_recon.errors import CorruptFileError, MissingDataError
 from lit_recon.measures import MEASURES, Measure
+from lit_recon.metrics.aggregate import recorded_error
 from lit_recon.reporting.provenance import parse_settings
 from lit_recon.reporting.record import read_measures, read_metrics
 from lit_recon.reporting.run_folder import RunFolder
@@ -71,6 +72,15 @@ class CellResult:
         """A metric; None where there is none."""
         value = self.metrics.get(key)
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    def error(self, key: str) -> float | None:
+        """Standard error of a mean metric, with batches as clusters; None where it is not known."""
+        return recorded_error(self.metrics, key)
+
+    @property
+    def has_one_batch(self) -> bool:
+        """Whether all images are of a single batch, so that no error is known."""
+        return self.number("n_batches") == 1
 
 
 @dataclass(frozen=True)

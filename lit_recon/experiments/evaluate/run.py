@@ -70,8 +70,12 @@ def _bound(cell: GridCell, settings: AttackSettings, information: dict[str, list
     key, victims = json.dumps(shared, default=str), victim_data(settings)
     if key not in information:
         information[key] = _informations(settings, defense)
-    found = [value / std**2 for value in information[key]]
-    prior = GaussianPrior.fitted(victims.public.pixels(), _FLOOR)
+    return noise_bounds(information[key], std, GaussianPrior.fitted(victims.public.pixels(), _FLOOR))
+
+
+def noise_bounds(squares: Sequence[Tensor], std: float, prior: GaussianPrior) -> dict[str, Scalar]:
+    """Bounds from `J^T J` of every batch, whose release has noise of standard deviation `std` on every coordinate."""
+    found = [value / std**2 for value in squares]
     every = van_trees(torch.stack(found).mean(dim=0), prior)
     unbiased = sum(cramer_rao(value).mse for value in found) / len(found)
     return {

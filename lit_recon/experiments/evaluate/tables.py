@@ -10,6 +10,7 @@ from lit_recon.reporting.wording import ABSENT, MISSING, format_printed, format_
 
 #: Further columns of the CSV file, and the keys of their values in an attack's record.
 _COLUMNS = {
+    "n_batches": "n_batches",
     "rmse_std": "rmse_std",
     "nearest_public_rmse": "baseline_nearest_public_rmse",
     "mean_image_rmse": "baseline_mean_image_rmse",
@@ -35,7 +36,8 @@ def equal_utility(evaluation: Evaluation) -> list[Panel]:
                     f"At equal utility, batch size {size}{server}",
                     f"{evaluation.metric.measure.name} of the strongest attack where a defense may cost at most so "
                     "many percentage points of accuracy, at the strength of the grid that protects best within that "
-                    "limit; the best defense of each row is highlighted.",
+                    "limit; the best defense of each row is highlighted. ± is the standard error of the mean, with "
+                    "batches as clusters; from a single batch it is unknown.",
                     header=["Points", "no defense", *evaluation.defenses.values()],
                     rows=rows,
                 )
@@ -64,7 +66,7 @@ def csv_table(evaluation: Evaluation) -> tuple[list[str], list[list[object]]]:
     """Header and rows, one per attack, with the utility of its defense; None for missing values."""
     measured = {"n": "n", **{key: key for key in evaluation.measures}, **_COLUMNS}
     header = ["defense", "strength", "attack", "aware", "batch_size", *measured, "paper"]
-    header += ["strongest", "strongest_honest", "accuracy", "final_train_loss"]
+    header += ["rmse_error", "strongest", "strongest_honest", "accuracy", "final_train_loss"]
     header += ["bound_rmse", "unbiased_bound_rmse", "bound_reason", "folder", "applicable", "reason"]
     winners, honest = (
         {id(level.strongest) for size in evaluation.batch_sizes for level in levels(evaluation, size, only)}
@@ -78,7 +80,7 @@ def csv_table(evaluation: Evaluation) -> tuple[list[str], list[list[object]]]:
         aware = None if cell.aware is None else str(cell.aware).lower()
         identity = [*level, cell.attack, aware, cell.batch_size]
         scores = [cell.number(key) for key in measured.values()]
-        judged = [cell.paper, *(str(id(cell) in chosen).lower() for chosen in (winners, honest))]
+        judged = [cell.paper, cell.error("rmse"), *(str(id(cell) in chosen).lower() for chosen in (winners, honest))]
         bound = [cell.bound.get(key) for key in ("rmse", "unbiased_rmse", "reason")]
         applicable = str(cell.applicable).lower()
         rows.append([*identity, *scores, *judged, *utility, *bound, place, applicable, cell.reason])
@@ -130,7 +132,8 @@ def _explained(evaluation: Evaluation, baselines: str) -> str:
     honest = ", in black the strongest one by an honest server if that is another" * evaluation.has_both_servers
     elsewhere = ", ".join(evaluation.attacks.get(name, name) for name in evaluation.networks)
     sentences = [
-        f"Mean ± standard deviation over the images; the strongest attack of each row is highlighted{honest}.",
+        "Mean ± its standard error, with batches as clusters; without ± it is unknown, as from a single batch.",
+        f"The strongest attack of each row is highlighted{honest}.",
         f"For comparison: {baselines}." if baselines else "",
         "Stops: ✓ for defenses that stop every attack of the row." if evaluation.metric.baseline else "",
         f"Run on networks of their own, and therefore not compared: {elsewhere}." if elsewhere else "",
@@ -141,8 +144,10 @@ def _explained(evaluation: Evaluation, baselines: str) -> str:
 def _protection(level: Level | None, top: Level | None) -> TableCell:
     if level is None:
         return TableCell(ABSENT, mark="missing", reason="no strength of the grid costs so little, or none was attacked")
-    strength = [] if level.strength is None else [f"at {level.strength:g}"]
-    return TableCell(level.metric.format(level.value), strength, "ours" if level is top else "")
+    error = level.standard_error
+    small = [] if error is None else [f"± {format_score(level.metric.measure, error, unit=False)}"]
+    small += [] if level.strength is None else [f"at {level.strength:g}"]
+    return TableCell(level.metric.format(level.value), small, "ours" if level is top else "")
 
 
 def _entry(cell: CellResult | None, level: Level, honest: Level, measure: Measure, unknown: bool) -> TableCell:
@@ -153,9 +158,9 @@ def _entry(cell: CellResult | None, level: Level, honest: Level, measure: Measur
         return TableCell("not applicable", mark="missing", reason=cell.reason)
     printed = cell.paper if measure.key == level.metric.key else None
     paper = [] if printed is None else [f"paper {format_printed(measure, printed)}"]
-    value, spread = cell.number(measure.key), cell.number(f"{measure.key}_std")
+    value, error = cell.number(measure.key), cell.error(measure.key)
     if value is None:
         return TableCell(MISSING, paper, "missing", cell.reason or "the run did not measure it")
-    small = [] if spread is None else [f"± {format_score(measure, spread, unit=False)}"]
+    small = [] if error is None else [f"± {format_score(measure, error, unit=False)}"]
     mark = "ours" if cell is level.strongest else "rival" if cell is honest.strongest else ""
     return TableCell(format_score(measure, value), [*small, *paper], mark)

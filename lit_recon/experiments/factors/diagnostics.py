@@ -100,7 +100,8 @@ def _line(name: str, points: Sequence[Point], places: dict[str, float], index: i
     printed = {places[point.label]: point.paper for point in points if isinstance(point.paper, int | float)}
     found = []
     if known:
-        xs, ys, errors = zip(*known, strict=True)
+        xs, ys, spreads = zip(*known, strict=True)
+        errors = [math.nan if spread is None else spread for spread in spreads]
         style = "-" if joined else ""
         found.append(Series(name or "attack", xs, ys, style, MARKS[index % 8], COLOURS[index % 8], errors=errors))
     if printed:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, variance
 from typing import Any
 
 from lit_recon.errors import CorruptFileError, MissingDataError
+from lit_recon.metrics.aggregate import error_of_mean, recorded_error
 from lit_recon.reporting.provenance import parse_settings
 from lit_recon.reporting.record import read_json, read_metrics, read_victims
 from lit_recon.reporting.run_folder import RunFolder
@@ -71,13 +71,13 @@ class Point:
         return [max(own) for own in zip(*every, strict=True)]
 
     @property
-    def spread(self) -> float:
-        """Standard error of the MSE: over the target images of one run, or over several seeds."""
-        means = [value for cell in self.known if (value := cell.number("mse")) is not None]
-        if len(means) > 1:
-            return stdev(means) / math.sqrt(len(means))
-        deviation, n = self.mean("mse_std"), self.mean("n")
-        return 0.0 if deviation is None or not n else deviation / math.sqrt(n)
+    def spread(self) -> float | None:
+        """Standard error of the MSE: over the target images of one run, or over several seeds; None: not known."""
+        found = [(cell, value) for cell in self.known if (value := cell.number("mse")) is not None]
+        if len(found) == 1:
+            return recorded_error(found[0][0].metrics, "mse")
+        n = len(found)
+        return error_of_mean(n, n, (n - 1) * variance([value for _, value in found])) if n else None
 
     @property
     def ratio(self) -> float | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from lit_recon.bounds import concentrated_bound, gaussian_bound
 from lit_recon.errors import MissingDataError
+from lit_recon.metrics.aggregate import recorded_error
 from lit_recon.reporting.pages import Page, Panel, Picture, notes_panels
 from lit_recon.reporting.plots import COLOURS, MARKS, Plot, Series, draw, image_grid
 from lit_recon.reporting.provenance import find_setting, parse_settings
@@ -115,8 +116,9 @@ def _errors(record: Mapping[str, Any]) -> Panel:
     levels |= {"attack, no clipping or noise": plain["mse"]} if plain else {}
     levels |= {"attack, clipped only": clipped["mse"]} if clipped else {}
     epsilons, accuracies = ([cell[key] for cell in private] for key in ("epsilon", "accuracy"))
+    errors = [math.nan if (error := _error(cell)) is None else error for cell in private]
     series = [
-        Series("attack", epsilons, [c["mse"] for c in private], "-", "o", COLOURS[0], errors=[*map(_error, private)]),
+        Series("attack", epsilons, [c["mse"] for c in private], "-", "o", COLOURS[0], errors=errors),
         Series("accuracy (right)", epsilons, accuracies, "-", "s", COLOURS[1], right=True),
     ]
     limits = (min(epsilons) / _MARGIN, max(epsilons) * _MARGIN)
@@ -344,9 +346,9 @@ def _mse(cell: Mapping[str, Any], key: str = "mse") -> str:
     return format_score("mse", cell[key])
 
 
-def _error(cell: Mapping[str, Any]) -> float:
-    """Standard error of a cell's MSE."""
-    return float(cell["mse_std"] / math.sqrt(cell["n"]))
+def _error(cell: Mapping[str, Any]) -> float | None:
+    """Standard error of a cell's MSE, every target image a batch of its own; None for a single one."""
+    return recorded_error({**cell, "n_batches": cell["n"]}, "mse")
 
 
 def _success(row: Mapping[str, Any]) -> str:

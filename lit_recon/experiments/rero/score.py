@@ -90,7 +90,7 @@ class CellEvaluator:
         errors = torch.tensor([row.scores["mse"] for row in read_victims(done.victims)], dtype=torch.float64)
         expected = self._expected(plan, trainer) if own.descent.dp is not None else None
         found["comparisons"] = [
-            _comparison(prior, self._won(prior, errors, observed, expected), limit)
+            comparison(prior, self._won(prior, errors, observed, expected), limit)
             for prior, limit in zip(self.priors, limits, strict=True)
         ]
         return found
@@ -153,7 +153,11 @@ def _logits(plan: ShadowPlan, weights: Tensor, images: ImageSet) -> list[Tensor]
     return [functional_call(plan.network, unflatten(plan.network, own), pixels) for own in weights]
 
 
-def _comparison(prior: PriorSpec, won: Tensor | None, limits: Bounds | None) -> dict[str, Any]:
+def comparison(prior: PriorSpec, won: Tensor | None, limits: Bounds | None) -> dict[str, Any]:
+    """A cell's success rate `(m,)` with its 95 % interval, beside the bounds, as JSON content; None where not known.
+
+    `below` is false where the whole interval lies above a certified bound.
+    """
     from scipy.stats import binomtest
 
     found: dict[str, Any] = {"prior": prior.name, **prior.description}

@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, variance
 from typing import Any
 
 from lit_recon.errors import CorruptFileError, MissingDataError
+from lit_recon.metrics.aggregate import error_of_mean
 from lit_recon.reporting.provenance import parse_settings
 from lit_recon.reporting.record import read_json
 from lit_recon.reporting.wording import short
@@ -56,7 +57,8 @@ class TwoLayerCellScores:
         n = len(known)
         if n < 2 or not all(map(math.isfinite, known)):
             return False
-        return mean(known) + stdev(known) / math.sqrt(n) * float(t.ppf(_LEVEL, n - 1)) < 0
+        error = error_of_mean(n, n, (n - 1) * variance(known)) or 0.0
+        return mean(known) + error * float(t.ppf(_LEVEL, n - 1)) < 0
 
     @property
     def is_local(self) -> bool:

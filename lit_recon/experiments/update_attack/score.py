@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lit_recon.data.batches import VictimBatches
 from lit_recon.measures import Measure
+from lit_recon.metrics.aggregate import recorded_error
 from lit_recon.modules.attack_state import load_finished
 from lit_recon.modules.data import VictimDataModule
 from lit_recon.modules.scoring import ScoredBatch, score_batches
@@ -38,7 +39,8 @@ _BASELINES = {"mean_image": "mean public image", "nearest_public": "nearest publ
 class Mean(NamedTuple):
     """Mean of a metric over all images, with its standard deviation over images and its 95 % confidence interval.
 
-    The interval assumes two or more independent batches. Values that cannot be computed are None; `reason` says why.
+    The interval and the standard error `error` of the mean assume two or more independent batches, whose images may
+    depend. Values that cannot be computed are None; `reason` says why there is no mean.
     """
 
     value: float | None
@@ -46,6 +48,7 @@ class Mean(NamedTuple):
     low: float | None = None
     high: float | None = None
     reason: str = ""
+    error: float | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -175,13 +178,15 @@ class AttackResult:
         ]
         n, clients = len(self.labels), len(self.batches)
         title = f"{n} image{'s' * (n > 1)} of {clients} client{'s' * (clients > 1)}"
-        return "\n".join([title, *sized, *(f"note: {note}" for note in self.notes)])
+        alone = ["A single client gives no interval: the error of the means is unknown."] if clients == 1 else []
+        return "\n".join([title, *sized, *(f"note: {note}" for note in (*alone, *self.notes))])
 
     __repr__ = __str__
 
     def _mean(self, key: str) -> Mean:
         std, low, high = (self._number(f"{key}_{end}") for end in ("std", "low", "high"))
-        return Mean(self._number(key), std, low, high, str(self.record.get(f"{key}_reason") or ""))
+        reason = str(self.record.get(f"{key}_reason") or "")
+        return Mean(self._number(key), std, low, high, reason, recorded_error(self.record, key))
 
     def _number(self, key: str) -> float | None:
         value = self.record.get(key)

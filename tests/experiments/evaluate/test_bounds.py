@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
+from lit_recon.attacks.updates import GradientMatching
+from lit_recon.bounds import GaussianPrior
+from lit_recon.defenses import GaussianNoise
+from lit_recon.experiments.evaluate import run
 from lit_recon.experiments.evaluate.page import bound_panels, build_evaluation
 from lit_recon.experiments.evaluate.results import Evaluation
+from lit_recon.experiments.evaluate.run import noise_bounds, write_bounds
+from lit_recon.experiments.settings import VictimSettings
 from lit_recon.reporting.run_folder import RunFolder
 
 WHY = "without noise the only bound is 0"
@@ -33,6 +42,46 @@ def bounded(tmp_path: Path, make_run: Callable[..., RunFolder]) -> RunFolder:
     found = [{"reason": WHY}, {"rmse": 0.123, "unbiased_rmse": 2.5}, {"rmse": 0.25, "unbiased_rmse": None}]
     folder.bounds.write_text(json.dumps({c["folder"]: bound for c, bound in zip(cells, found, strict=True)}))
     return folder
+
+
+@pytest.mark.parametrize("std", [0.1, 3.0])
+def test_the_information_is_weighted_by_the_inverse_variance_of_the_noise(std: float) -> None:
+    squares = [torch.diag(torch.tensor(values, dtype=torch.float64)) for values in ([1.0, 4.0], [2.0, 2.0])]
+    found = noise_bounds(squares, std, GaussianPrior.isotropic(2, 0.5))
+    # a pixel's mean squared error is std^2 (1 + 1/4) / 2 in the first batch and std^2 / 2 in the second
+    assert found["unbiased_rmse"] == pytest.approx(std * math.sqrt((0.625 + 0.5) / 2), rel=1e-9)
+    every = (1 / (1.5 / std**2 + 2) + 1 / (3 / std**2 + 2)) / 2
+    assert found["rmse"] == pytest.approx(math.sqrt(every), rel=1e-9)
+
+
+def test_the_noise_of_each_cell_is_its_own(bounded: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All share one Jacobian; noise before averaging over 4 images is halved by it."""
+    counted: list[int] = []
+
+    def squares(*_: object) -> list[torch.Tensor]:
+        counted.append(1)
+        return [torch.eye(2, dtype=torch.float64)]
+
+    public = SimpleNamespace(pixels=lambda: torch.rand(9, 1, 1, 2, generator=torch.Generator().manual_seed(0)))
+    monkeypatch.setattr(run, "_informations", squares)
+    monkeypatch.setattr(run, "victim_data", lambda _: SimpleNamespace(public=public))
+    places = [entry["folder"] for entry in json.loads(bounded.grid.read_text())["cells"]]
+    defenses = [GaussianNoise(0.2, before_averaging=early) for early in (True, False)] + [GaussianNoise(3.0)]
+
+    def cell(place: str, defense: GaussianNoise) -> Any:
+        built = {"attack": GradientMatching(), "defense": defense, "victims": VictimSettings(batch_size=4)}
+        return SimpleNamespace(kind="attack", folder=place, network="one", settings={}, built=lambda _: built)
+
+    bounded.bounds.unlink()
+    write_bounds([cell(*own) for own in zip(places, defenses, strict=True)], bounded)
+    found = json.loads(bounded.bounds.read_text())
+    assert [found[place]["unbiased_rmse"] for place in places] == pytest.approx([0.1, 0.2, 3.0], rel=1e-9)
+    assert len(counted) == 1
+
+
+def test_no_noise_bound_for_unbiased_attacks_where_a_batch_leaves_a_direction_open() -> None:
+    squares = [torch.eye(2, dtype=torch.float64), torch.diag(torch.tensor([1.0, 0.0], dtype=torch.float64))]
+    assert noise_bounds(squares, 0.1, GaussianPrior.isotropic(2, 0.5))["unbiased_rmse"] is None
 
 
 def test_attacked_errors_stand_beside_their_bounds_and_reasons_below(bounded: RunFolder) -> None:

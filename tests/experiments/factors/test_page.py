@@ -91,7 +91,8 @@ def study(make_run: MakeRun, tmp_path: Path) -> Path:
     grid = RunFolder.open(tmp_path / "study", yaml.safe_dump(SETTINGS))
     for number, (name, mse) in enumerate(MSE.items()):
         figures = {"mse": mse, "mse_std": 0.004, "oracle_mse": 0.015, "baseline_mean_image_mse": 0.07, "seed": number}
-        run = make_run(f"study/cells/{name}", n=8, shape=(1, 4, 4), metrics={**figures, "success_rate": 0.5})
+        figures |= {"success_rate": 0.5, "n_batches": 8}  # every target image is a batch of its own
+        run = make_run(f"study/cells/{name}", n=8, shape=(1, 4, 4), metrics=figures)
         models: dict[str, Any] = {"accuracy": 0.8, "train_accuracy": 0.9, "n_parameters": 30}
         if name == "private":
             models["membership_auc"] = 0.606

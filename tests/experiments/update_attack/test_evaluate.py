@@ -77,7 +77,8 @@ def test_images_are_matched_and_scored_and_means_have_intervals_over_batches(mod
     assert result.means["ssim"][:4] == pytest.approx(
         (ssim.mean(), ssim.std(ddof=1), batches.mean() - half, batches.mean() + half)
     )
-    assert result.means["label_accuracy"] == (1.0, None, None, None, "")
+    assert result.means["label_accuracy"] == (1.0, None, None, None, "", None)
+    assert result.means["ssim"].error == pytest.approx(batches.std(ddof=1) / np.sqrt(3))
     mean = (public.double() / 255).mean(0).expand(6, -1, -1, -1)
     assert result.baselines["mean_image"]["rmse"] == pytest.approx(float(rmse(mean.float(), images).mean()))
     assert result.baselines.keys() == {"mean_image", "nearest_public"}

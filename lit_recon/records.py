@@ -131,10 +131,6 @@ class SimulatedDefense(Protocol):
         """The defense applied to a candidate's update, with masks and scales estimated from `observed`."""
         ...
 
-    def log_likelihood(self, candidate: Update, observed: Update, n_examples: int) -> Tensor | None:
-        """Log density of `observed` given the candidate's update; None if the defense gives none."""
-        ...
-
 
 @dataclass(frozen=True)
 class Knowledge:

@@ -6,7 +6,7 @@ A defense can change these stages of a client's round:
           --transform_update--> the released update, or the direction of the client's own optimizer step
 
 An attacker who knows the defense applies `simulate_buffers`, `simulate_per_example` and `simulate` to the gradient of
-a candidate, and can score the candidate by `log_likelihood`.
+a candidate.
 """
 
 from __future__ import annotations
@@ -112,10 +112,6 @@ class Defense:
         """
         return candidate
 
-    def log_likelihood(self, candidate: Update, observed: Update, n_examples: int) -> Tensor | None:
-        """Log density of `observed` given the candidate's simulated update, differentiable; None if there is none."""
-        return None
-
     def released_std(self, n_examples: int) -> float:
         """Standard deviation of the Gaussian noise on every coordinate of the released update; 0 for no noise.
 
@@ -167,8 +163,7 @@ class Chain(Defense):
     """Applies defenses in the listed order; an empty chain changes nothing.
 
     The order must be that of the stages: batch, per-example gradients, update; else it is a `ConfigError`. The attacker
-    simulates each with the released update of the whole chain: noise after pruning hides the mask. The log-likelihood
-    is that of the last defense.
+    simulates each with the released update of the whole chain: noise after pruning hides the mask.
     """
 
     def __init__(self, defenses: Sequence[Defense] = ()) -> None:
@@ -221,9 +216,6 @@ class Chain(Defense):
         for defense in self.defenses:
             candidate = defense.simulate(candidate, observed)
         return candidate
-
-    def log_likelihood(self, candidate: Update, observed: Update, n_examples: int) -> Tensor | None:
-        return self.defenses[-1].log_likelihood(candidate, observed, n_examples) if self.defenses else None
 
     def released_std(self, n_examples: int) -> float:
         std = 0.0

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.defenses.base import Defense, Round, checked
-from lit_recon.defenses.noise import gaussian_log_likelihood, with_normal_noise
+from lit_recon.defenses.noise import with_normal_noise
 from lit_recon.defenses.release import require_separable
 from lit_recon.defenses.vectors import squared_norm
 from lit_recon.errors import ConfigError
@@ -102,9 +102,9 @@ class DPSGD(Defense):
     """Clips every example's gradient, sums, adds N(0, (noise_multiplier * bound)^2), and divides by the batch size.
 
     Computed as the mean of the clipped gradients plus normal noise, one `randn` per tensor, of standard deviation
-    `noise_multiplier * bound / n`. The log-likelihood is Gaussian. Adding or removing one example changes the sum by at
-    most `bound` in L2 norm; `lit_recon.privacy` computes the resulting (epsilon, delta), which depends on how batches
-    are sampled, and on `n` being public.
+    `noise_multiplier * bound / n`. Adding or removing one example changes the sum by at most `bound` in L2 norm;
+    `lit_recon.privacy` computes the resulting (epsilon, delta), which depends on how batches are sampled, and on `n`
+    being public.
 
     Args:
         bound: largest norm of one example's gradient, over all parameters, absolute; finite if there is noise.
@@ -134,10 +134,6 @@ class DPSGD(Defense):
 
     def simulate_per_example(self, gradients: Update) -> Update:
         return clipped_examples(gradients, self.bound)
-
-    def log_likelihood(self, candidate: Update, observed: Update, n_examples: int) -> Tensor | None:
-        std = self.released_std(n_examples)
-        return gaussian_log_likelihood(candidate, observed, std) if std else None
 
     def released_std(self, n_examples: int) -> float:
         return self.noise_multiplier * self.bound / n_examples if self.noise_multiplier else 0.0

@@ -25,18 +25,10 @@ def with_normal_noise(values: Update, std: float | Tensor, generator: torch.Gene
     return {name: value + std * normal_like(value, generator) for name, value in values.items()}
 
 
-def gaussian_log_likelihood(candidate: Update, observed: Update, std: float | Tensor) -> Tensor:
-    """Log density of `observed` under independent normals of standard deviation `std` around `candidate`."""
-    distance = squared_norm({name: value - observed[name] for name, value in candidate.items()})
-    spread = torch.as_tensor(std, dtype=distance.dtype, device=distance.device)
-    return -0.5 * distance / spread**2 - size(observed) * (spread.log() + 0.5 * math.log(2 * math.pi))
-
-
 class GaussianNoise(Defense):
     """Adds independent normal noise of mean 0 to every coordinate, by default of the mean gradient, after averaging.
 
     Without a clipping bound there is no differential privacy. One draw of `randn` per tensor; none for a `std` of 0.
-    The log-likelihood is Gaussian, with the size of the gradient estimated from the noisy one if `relative`.
 
     Args:
         std: standard deviation of one coordinate's noise, absolute: independent of batch size and gradient.
@@ -74,14 +66,6 @@ class GaussianNoise(Defense):
         scale = (squared_norm(update) / size(update)).sqrt() if self.relative else 1.0
         return with_normal_noise(update, self.std * scale, generator)
 
-    def log_likelihood(self, candidate: Update, observed: Update, n_examples: int) -> Tensor | None:
-        if self.std == 0:
-            return None
-        if not self.relative:
-            return gaussian_log_likelihood(candidate, observed, self.released_std(n_examples))
-        signal = squared_norm(observed) / size(observed) / (1 + self.std**2)
-        return gaussian_log_likelihood(candidate, observed, self.std * signal.sqrt())
-
     def released_std(self, n_examples: int) -> float:
         if self.relative and self.std:
             raise ConfigError(f"no bound is known for {self}: the size of relative noise depends on the images")
@@ -101,8 +85,8 @@ class GaussianNoise(Defense):
 class LaplaceNoise(Defense):
     """Adds independent Laplace noise of mean 0 to every coordinate of the mean gradient, after averaging.
 
-    One draw of `rand` per tensor, by the inverse of the distribution function; none for a scale of 0. The
-    log-likelihood is that of Laplace noise, an L1 distance. Source: [Zhu2019], section 5.1.
+    One draw of `rand` per tensor, by the inverse of the distribution function; none for a scale of 0.
+    Source: [Zhu2019], section 5.1.
 
     Args:
         scale: mean absolute value of the noise on a coordinate, whose standard deviation is `sqrt(2) scale`. It is not
@@ -116,12 +100,6 @@ class LaplaceNoise(Defense):
         if self.scale == 0:
             return update
         return {name: value + self.scale * _standard_laplace(value, generator) for name, value in update.items()}
-
-    def log_likelihood(self, candidate: Update, observed: Update, n_examples: int) -> Tensor | None:
-        if self.scale == 0:
-            return None
-        distance = torch.stack([(value - observed[name]).abs().sum() for name, value in candidate.items()]).sum()
-        return -distance / self.scale - size(observed) * math.log(2 * self.scale)
 
     def released_std(self, n_examples: int) -> float:
         if self.scale:

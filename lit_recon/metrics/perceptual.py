@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from lit_recon.errors import CorruptFileError, MissingDataError, ShapeError
 from lit_recon.io.tensors import read_state
 from lit_recon.measures import MEASURES
-from lit_recon.metrics.registry import Metric, Unavailable, check_pairs, register
+from lit_recon.metrics.registry import Metric, check_pairs, register
+from lit_recon.metrics.registry import Unavailable as Unavailable
 
 #: Backbones that LPIPS has calibrated weights for.
 LpipsNetwork = Literal["alex", "squeeze", "vgg"]

@@ -1,6 +1,6 @@
 """What every attack promises: images of the right shape and range, determinism, an observation left as it was.
 
-A new attack, or a new way to compose one, joins the table.
+A new attack, or a new way to compose one, joins the table; a test below notices an attack that did not.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from lit_recon.attacks.updates import (
     BatchNormPrior,
     CocktailPartyAttack,
     DeepImagePrior,
+    FirstApplicable,
     GradientMatching,
     GroupConsistency,
     HeadCounts,
@@ -38,6 +39,7 @@ from lit_recon.clients import Client
 from lit_recon.errors import ShapeError
 from lit_recon.models import MLP, Backbone, ConvNet, Imprint
 from lit_recon.records import Batch, Knowledge, Normalization, Observation, Reconstruction
+from tests.contracts.discovery import missing
 
 
 class PixelDescent(SteppableAttack[SimpleState]):
@@ -99,6 +101,9 @@ ATTACKS: dict[str, Attack] = {
     "analytic": AnalyticInversion(),
     "imprint": RobbingTheFed(labels=KnownLabels()),
     "cocktail party": CocktailPartyAttack(labels=KnownLabels(), steps=30, refinements=1),
+    "the first applicable": FirstApplicable(
+        [RobbingTheFed(labels=KnownLabels()), GradientMatching(labels=KnownLabels(), steps=3, execution="loop")]
+    ),
 }
 
 
@@ -120,6 +125,10 @@ def observations(attack: Attack) -> list[Observation]:
     labels = torch.tensor([4] if isinstance(attack, AnalyticInversion) else [1, 4])
     knowledge = Knowledge(labels=True)
     return [client.observe(torch.rand(len(labels), 3, 8, 8), labels, knowledge) for _ in range(2)]
+
+
+def test_the_table_holds_every_attack() -> None:
+    assert missing(Attack, ATTACKS.values()) == []
 
 
 def tensors(seen: Observation) -> dict[str, Tensor]:

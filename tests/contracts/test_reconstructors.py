@@ -1,6 +1,6 @@
 """What every reconstructor promises: copies instead of changes, and one refusal of bad shadow models.
 
-A new reconstructor joins the table.
+A new reconstructor joins the table; a test below notices one that did not.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from lit_recon.attacks.released import (
     Reconstructor,
     Retraining,
 )
-from lit_recon.attacks.released.networks.perceptrons import ComponentsReconstructor, NeuralReconstructor
+from lit_recon.attacks.released.ensemble import Adapted
+from lit_recon.attacks.released.networks import ComponentsReconstructor, ConvolutionalReconstructor, NeuralReconstructor
+from lit_recon.attacks.released.networks.convolutional import PerceptualLoss
 from lit_recon.attacks.shadow import GradientDescent, ShadowPlan
 from lit_recon.data import InformedSplit, InformedSplitSettings, draw_informed_split
 from lit_recon.data.sources import Digits
 from lit_recon.errors import ShapeError, ThreatModelError
 from lit_recon.models.released import ReleasedMLP
+from tests.contracts.discovery import missing
 
 N_SHADOWS, N_TARGETS = 40, 3
 
@@ -44,6 +47,17 @@ class NearestShadow(Reconstructor):
         return ReconstructedTargets(images[nearest], labels[nearest], distances)
 
 
+class AlwaysGray(Reconstructor):
+    """An image without content: a reconstructor that is fitted without shadow models."""
+
+    def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
+        pass
+
+    def reconstruct(self, differences: Tensor) -> ReconstructedTargets:
+        n = len(differences)
+        return ReconstructedTargets(torch.full((n, 1, 8, 8), 0.5), torch.zeros(n, dtype=torch.int64), torch.ones(n))
+
+
 RECONSTRUCTORS: dict[str, Reconstructor] = {
     "from outside the package": NearestShadow(),
     "kernel ridge": KernelRidge(),
@@ -53,6 +67,10 @@ RECONSTRUCTORS: dict[str, Reconstructor] = {
     "ensemble": Ensemble([NearestShadow(), FirstLayerRidge()]),
     "perceptron": NeuralReconstructor([8], epochs=1, accelerator="cpu"),
     "components": ComponentsReconstructor(4, [8], epochs=1, accelerator="cpu"),
+    "convolutional": ConvolutionalReconstructor(
+        PerceptualLoss("none"), adversarial=0.0, epochs=1, batch_size=N_SHADOWS, accelerator="cpu"
+    ),
+    "corrected on the shadow models": Adapted(AlwaysGray(), NearestShadow()),
 }
 
 
@@ -75,6 +93,10 @@ def plan(split: InformedSplit) -> ShadowPlan:
 def shadows(plan: ShadowPlan, split: InformedSplit) -> tuple[Tensor, Tensor, Tensor, int]:
     differences = plan.train(split.shadow, range(N_SHADOWS), "batched_mlp", plan.reference())
     return differences, split.shadow.pixels(), split.shadow.labels, 10
+
+
+def test_the_table_holds_every_reconstructor() -> None:
+    assert missing(Reconstructor, RECONSTRUCTORS.values()) == []
 
 
 def state(attack: Reconstructor) -> dict[str, Any]:

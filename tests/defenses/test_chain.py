@@ -8,7 +8,6 @@ from functools import partial
 
 import pytest
 import torch
-from torch.distributions import Normal
 
 from lit_recon.clients import GradientOperator
 from lit_recon.defenses import (
@@ -88,16 +87,6 @@ def test_all_stages_reach_the_release(
 def test_orders_that_contradict_a_round_are_refused(defenses: list[Defense], remedy: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(remedy)):
         Chain(defenses)
-
-
-def test_the_last_defense_gives_the_likelihood() -> None:
-    candidate, observed = {"a": torch.tensor([1.0])}, {"a": torch.tensor([1.5])}
-    noise = GaussianNoise(0.1)
-    chain = Chain([GradientClipping(1.0), noise])
-    expected = Normal(candidate["a"], 0.1).log_prob(observed["a"]).sum()
-    torch.testing.assert_close(chain.log_likelihood(candidate, observed, 1), expected)
-    assert Chain([noise, GradientClipping(1.0)]).log_likelihood(candidate, observed, 1) is None
-    assert Chain().log_likelihood(candidate, observed, 1) is None
 
 
 def test_the_attacker_sets_the_buffers_of_every_defense(

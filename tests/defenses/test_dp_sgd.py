@@ -8,7 +8,6 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.distributions import Normal
 
 from lit_recon.defenses import DPSGD, Batch, BatchGradient, defended_gradient
 from lit_recon.models import Backbone
@@ -84,10 +83,3 @@ def test_extremes(model: Backbone, gradient: BatchGradient, batch: Batch, genera
         dim=0,
     )
     assert abs(float(cosine)) < 0.15
-
-
-def test_log_likelihood() -> None:
-    candidate, observed = {"a": torch.tensor([1.0, 2.0])}, {"a": torch.tensor([1.5, 1.0])}
-    expected = Normal(candidate["a"], 0.5 * 2.0 / 4).log_prob(observed["a"]).sum()
-    torch.testing.assert_close(DPSGD(2.0, 0.5).log_likelihood(candidate, observed, 4), expected)
-    assert DPSGD(2.0).log_likelihood(candidate, observed, 4) is None

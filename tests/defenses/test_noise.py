@@ -1,4 +1,4 @@
-"""Noise: its variance within four standard errors, its likelihood against torch.distributions."""
+"""Noise: its variance within four standard errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from torch.distributions import Laplace, Normal
 
 from lit_recon.defenses import Batch, Defense, GaussianNoise, LaplaceNoise, Round
 from lit_recon.defenses import noise as laplace_noise
@@ -44,23 +43,6 @@ def test_noise_before_averaging_shrinks_with_the_batch(generator: torch.Generato
     mean = defense.transform_per_example(zeros, generator)["a"].mean(0)
     variance = 0.3**2 / 4
     assert abs(float(mean.square().mean()) - variance) < 4 * variance * math.sqrt(2 / SIZE)
-
-
-def test_log_likelihoods() -> None:
-    generator = torch.Generator().manual_seed(3)
-    candidate, observed = ({"a": torch.randn(5, generator=generator)} for _ in range(2))
-    a, b = candidate["a"], observed["a"]
-    expected = Normal(a, 0.3).log_prob(b).sum()
-    torch.testing.assert_close(GaussianNoise(0.3).log_likelihood(candidate, observed, 4), expected)
-    averaged = GaussianNoise(0.3, before_averaging=True).log_likelihood(candidate, observed, 4)
-    torch.testing.assert_close(averaged, Normal(a, 0.15).log_prob(b).sum())
-    root_mean_square = float(b.square().mean().sqrt()) / math.sqrt(1 + 0.3**2)
-    relative = GaussianNoise(0.3, relative=True).log_likelihood(candidate, observed, 4)
-    torch.testing.assert_close(relative, Normal(a, 0.3 * root_mean_square).log_prob(b).sum())
-    laplace = LaplaceNoise(0.3).log_likelihood(candidate, observed, 4)
-    torch.testing.assert_close(laplace, Laplace(a, 0.3).log_prob(b).sum())
-    assert GaussianNoise().log_likelihood(candidate, observed, 4) is None
-    assert LaplaceNoise().log_likelihood(candidate, observed, 4) is None
 
 
 def test_laplace_is_finite_at_the_ends_of_the_uniform(monkeypatch: pytest.MonkeyPatch) -> None:

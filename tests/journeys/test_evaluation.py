@@ -104,8 +104,9 @@ def test_every_cell_has_its_bound_or_the_reason_why_not(whole: Path) -> None:
     assert "the only bound is 0" in local["bound_reason"]
     for row in (weak, strong):
         assert 0 < float(row["bound_rmse"]) < float(row["unbiased_bound_rmse"] or "inf")
-        # the attack clips to the range of pixels and has a prior: only the bound for any attack binds it
-        assert float(row["bound_rmse"]) < 1.2 * float(row["rmse"])
+        # the attack clips to the range of pixels and has a prior: only the bound for any attack binds it. Measured
+        # 0.005 and 0.045 against 0.119 and 0.125 of two victims: beyond three of their standard errors (0.006, 0.005)
+        assert float(row["bound_rmse"]) < float(row["rmse"]) - 3 * float(row["rmse_std"]) / 2**0.5
     assert float(weak["bound_rmse"]) < float(strong["bound_rmse"])
     page = (whole / "report.html").read_text()
     assert "Lower bounds on the error of any attack" in page

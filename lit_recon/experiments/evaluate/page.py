@@ -127,12 +127,9 @@ def bound_panels(evaluation: Evaluation) -> list[Panel]:
     asked = [cell for cell in evaluation.attacked if cell.bound]
     if not asked:
         return []
-    why: dict[str, list[str]] = {}
-    for cell in asked:
-        if "reason" in cell.bound:
-            titles = why.setdefault(str(cell.bound["reason"]), [])
-            titles += [title] if (title := evaluation.title(cell.defense, cell.strength)) not in titles else []
-    reasons = "; ".join(f"{', '.join(titles)}: {reason}" for reason, titles in why.items())
+    reasons, missing = (_reasons(evaluation, asked, key) for key in ("reason", "not_computed"))
+    notes = [f"No bound above 0 for {reasons}."] if reasons else []
+    notes += [f"Not computed for {missing}."] if missing else []
     return [
         Panel(
             "Lower bounds on the error of any attack",
@@ -147,11 +144,21 @@ def bound_panels(evaluation: Evaluation) -> list[Panel]:
             rows=[
                 [evaluation.cell_title(cell), _root(cell), _bound(cell, "rmse"), _bound(cell, "unbiased_rmse")]
                 for cell in asked
-                if "reason" not in cell.bound
+                if "rmse" in cell.bound
             ],
-            note=f"No bound above 0 for {reasons}." if reasons else "",
+            note=" ".join(notes),
         )
     ]
+
+
+def _reasons(evaluation: Evaluation, cells: Sequence[CellResult], key: str) -> str:
+    """The defenses whose cells have a reason under this key, by reason."""
+    why: dict[str, list[str]] = {}
+    for cell in cells:
+        if key in cell.bound:
+            titles = why.setdefault(str(cell.bound[key]), [])
+            titles += [title] if (title := evaluation.title(cell.defense, cell.strength)) not in titles else []
+    return "; ".join(f"{', '.join(titles)}: {reason}" for reason, titles in why.items())
 
 
 def _root(cell: CellResult) -> str:
@@ -278,8 +285,8 @@ def _record(evaluation: Evaluation) -> dict[str, Scalar]:
             record[f"{key}.{name}"] = cell.number(key)
             if cell.bound:
                 record[f"bound_rmse.{name}"] = cell.bound.get("rmse")
-            if "reason" in cell.bound:
-                record[f"bound_rmse.{name}_reason"] = cell.bound["reason"]
+            if cell.bound_reason:
+                record[f"bound_rmse.{name}_reason"] = cell.bound_reason
         if cell.reason and cell.kind != "generator":
             record[f"{key if cell.kind == 'attack' else 'accuracy'}.{name}_reason"] = cell.reason
     for honest in evaluation.servers:

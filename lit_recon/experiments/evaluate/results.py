@@ -51,7 +51,8 @@ class CellResult:
     """One cell, with the entries of `GridCell` and the metrics of its run, or the reason why there are none.
 
     `applicable` is false where the attack cannot work on such a network, client or batch. `bound` holds lower bounds on
-    the error of any attack, `rmse` and `unbiased_rmse` (None: infinite), or a `reason`, or nothing.
+    the error of any attack, `rmse` and `unbiased_rmse` (None: infinite), or a `reason` why there is none, or why it is
+    `not_computed`, or nothing.
     """
 
     kind: str
@@ -67,6 +68,12 @@ class CellResult:
     reason: str
     applicable: bool
     bound: Mapping[str, Scalar]
+
+    @property
+    def bound_reason(self) -> Scalar:
+        """Why there is no bound, or why it is not computed; None where there is one."""
+        missing = self.bound.get("not_computed")
+        return self.bound.get("reason") if missing is None else f"not computed: {missing}"
 
     def number(self, key: str) -> float | None:
         """A metric; None where there is none."""

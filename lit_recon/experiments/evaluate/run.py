@@ -43,10 +43,12 @@ _FLOOR = 1e-4
 def write_bounds(cells: Sequence[GridCell], folder: RunFolder) -> None:
     """Add the bounds of the finished cells that have none yet.
 
-    One Jacobian serves all cells that differ in nothing but the noise, and all attacks on the same model.
+    One Jacobian serves all cells that differ in nothing but the noise, and all attacks on the same model. A bound that
+    could not be computed, for lack of memory or by an unexpected error of PyTorch's, is tried again by the next call.
     """
     path = folder.bounds
     known: dict[str, dict[str, Scalar]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    known = {name: bound for name, bound in known.items() if "not_computed" not in bound}
     information: dict[str, list[Tensor]] = {}
     for cell in cells:
         done = RunFolder(folder.path / cell.folder).is_complete
@@ -54,13 +56,19 @@ def write_bounds(cells: Sequence[GridCell], folder: RunFolder) -> None:
             settings = AttackSettings(**cell.built(folder.path))
             try:
                 known[cell.folder] = _bound(cell, settings, information)
-            except (LitReconError, RuntimeError) as error:  # PyTorch's where an operation has no third derivative
-                known[cell.folder] = {"reason": " ".join(str(error).split())}
+            except (LitReconError, NotImplementedError) as error:  # PyTorch's: an operation has no third derivative
+                known[cell.folder] = {"reason": _line(error)}
+            except (MemoryError, RuntimeError) as error:  # on GPUs and CPUs PyTorch reports a lack of memory by either
+                known[cell.folder] = {"not_computed": _line(error)}
     write_text(path, json.dumps(known, indent=2))
 
 
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def _bound(cell: GridCell, settings: AttackSettings, information: dict[str, list[Tensor]]) -> dict[str, Scalar]:
-    """The record of one cell; a LitReconError says why there is no bound."""
+    """The record of one cell; a LitReconError says why there is no bound, a MemoryError why it is not computed."""
     defense = settings.defense or Defense()
     std = defense.released_std(settings.victims.batch_size)
     if std == 0:
@@ -90,7 +98,10 @@ def _informations(settings: AttackSettings, defense: Defense) -> list[Tensor]:
     victims = victim_data(settings)
     target = find_target(settings.backbone, victims, settings.seed, settings.model)
     size = sum(value.numel() for value in target.model.parameters())
-    check_size(size, settings.victims.batch_size * math.prod(victims.image_shape))
+    try:
+        check_size(size, settings.victims.batch_size * math.prod(victims.image_shape))
+    except ConfigError as error:
+        raise MemoryError(str(error)) from error
     model = sent_out(settings, target.trained(settings.trainer).model, victims)
     client = settings.client.client(model, defense)
     found = []

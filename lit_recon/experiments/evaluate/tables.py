@@ -81,7 +81,7 @@ def csv_table(evaluation: Evaluation) -> tuple[list[str], list[list[object]]]:
         identity = [*level, cell.attack, aware, cell.batch_size]
         scores = [cell.number(key) for key in measured.values()]
         judged = [cell.paper, cell.error("rmse"), *(str(id(cell) in chosen).lower() for chosen in (winners, honest))]
-        bound = [cell.bound.get(key) for key in ("rmse", "unbiased_rmse", "reason")]
+        bound = [cell.bound.get("rmse"), cell.bound.get("unbiased_rmse"), cell.bound_reason]
         applicable = str(cell.applicable).lower()
         rows.append([*identity, *scores, *judged, *utility, *bound, place, applicable, cell.reason])
     return header, rows

@@ -16,8 +16,11 @@ import yaml
 
 from lit_recon.attacks.updates import GradientMatching
 from lit_recon.bounds import GaussianPrior
-from lit_recon.defenses import GaussianNoise
+from lit_recon.defenses import Defense, GaussianNoise
+from lit_recon.errors import ConfigError
 from lit_recon.experiments.evaluate import run
+from lit_recon.experiments.evaluate import run as command
+from lit_recon.experiments.evaluate.grid import GridCell
 from lit_recon.experiments.evaluate.page import bound_panels, build_evaluation
 from lit_recon.experiments.evaluate.results import Evaluation
 from lit_recon.experiments.evaluate.run import noise_bounds, write_bounds
@@ -113,3 +116,69 @@ def test_a_new_beginning_removes_the_bounds(bounded: RunFolder) -> None:
     build_evaluation(bounded.path)
     RunFolder.open(bounded.path, bounded.config.read_text(), overwrite=True)
     assert not bounded.bounds.exists()
+
+
+@pytest.fixture
+def cell(bounded: RunFolder, monkeypatch: pytest.MonkeyPatch) -> GridCell:
+    """The finished cell with the weaker noise, whose bound is not known yet."""
+    entry = json.loads(bounded.grid.read_text())["cells"][1]
+    bounded.bounds.unlink()
+    monkeypatch.setattr(GridCell, "built", lambda *_: {})
+    monkeypatch.setattr(command, "AttackSettings", lambda **_: None)
+    return GridCell(settings={}, **{**entry, "aware": True})
+
+
+NO_MEMORY = [
+    MemoryError(),
+    torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB"),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+]
+
+
+@pytest.mark.parametrize("error", NO_MEMORY, ids=lambda error: type(error).__name__)
+def test_a_bound_that_lacked_memory_is_not_computed_and_tried_again(
+    error: Exception, cell: GridCell, bounded: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(command, "_bound", failing)
+    command.write_bounds([cell], bounded)
+    said = " ".join(str(error).split()) or "MemoryError"
+    assert json.loads(bounded.bounds.read_text()) == {cell.folder: {"not_computed": said}}
+    (panel,) = bound_panels(Evaluation.read(bounded))
+    assert (panel.rows, panel.note) == ([], f"Not computed for noise 0.1: {said}.")
+    build_evaluation(bounded.path)
+    with bounded.table.open(newline="") as file:
+        assert [row["bound_reason"] for row in csv.DictReader(file)] == ["", f"not computed: {said}", ""]
+    monkeypatch.setattr(command, "_bound", lambda *_: {"rmse": 0.2, "unbiased_rmse": 0.3})
+    command.write_bounds([cell], bounded)
+    assert json.loads(bounded.bounds.read_text()) == {cell.folder: {"rmse": 0.2, "unbiased_rmse": 0.3}}
+
+
+@pytest.mark.parametrize(
+    "error", [ConfigError("no bound is known"), NotImplementedError("the derivative for 'igamma' is not implemented")]
+)
+def test_a_reason_why_there_is_no_bound_is_final(
+    error: Exception, cell: GridCell, bounded: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[GridCell] = []
+
+    def failing(one: GridCell, *_: Any) -> Any:
+        asked.append(one)
+        raise error
+
+    monkeypatch.setattr(command, "_bound", failing)
+    for _ in range(2):
+        command.write_bounds([cell], bounded)
+    assert asked == [cell]
+    assert json.loads(bounded.bounds.read_text()) == {cell.folder: {"reason": str(error)}}
+
+
+def test_a_jacobian_that_is_too_large_is_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    victims = SimpleNamespace(image_shape=(3, 1000, 1000))
+    monkeypatch.setattr(command, "victim_data", lambda _: victims)
+    monkeypatch.setattr(command, "find_target", lambda *_: SimpleNamespace(model=torch.nn.Linear(1000, 1000)))
+    settings: Any = SimpleNamespace(victims=SimpleNamespace(batch_size=8), backbone=None, seed=0, model=None)
+    with pytest.raises(MemoryError, match="by 24,000,000 inputs has more than"):
+        command._informations(settings, Defense())

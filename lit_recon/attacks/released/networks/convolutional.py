@@ -10,7 +10,7 @@ from torch import Tensor, nn, optim
 
 from lit_recon.attacks.released.networks.training import PairTraining, TrainedReconstructor
 from lit_recon.errors import ConfigError
-from lit_recon.metrics import Lpips, LpipsNetwork, Unavailable, load_lpips
+from lit_recon.metrics.perceptual import Lpips, LpipsNetwork, Unavailable, load_lpips
 from lit_recon.models.reconstructors import PatchDiscriminator, ReconstructorCNN
 
 #: Least side of an image in pixels: the discriminator's convolutions reduce smaller ones to nothing.

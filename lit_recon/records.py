@@ -91,6 +91,16 @@ class Batch(NamedTuple):
         masks = {name: mask[start:stop] for name, mask in self.masks.items()}
         return Batch(self.images[start:stop], self.labels[start:stop], masks)
 
+    def shares(self, clients: int) -> list[Batch]:
+        """Equal shares of the examples, in order, one per client; a `ShapeError` if there are none."""
+        size, rest = divmod(len(self.images), clients)
+        if size == 0 or rest:
+            raise ShapeError(
+                f"{len(self.images)} images cannot be shared equally among {clients} clients: "
+                f"take a multiple of {clients} images"
+            )
+        return [self.examples(i * size, (i + 1) * size) for i in range(clients)]
+
 
 class ForwardOperator(Protocol):
     """The client's public update rule."""

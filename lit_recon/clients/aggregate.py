@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lit_recon.defenses.vectors import mean_update
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.records import (
     Batch,
@@ -26,7 +27,8 @@ class SecureAggregation:
     The cryptography (pairwise masks that cancel in the sum) is left out: it does not change the server's view. With an
     operator that takes one gradient, and without BatchNorm in train mode, the mean is the gradient of all images
     together; with local steps it is not. Differentiable if `operator`, every client's rule, is. A number of images that
-    cannot be divided equally is a `ShapeError`.
+    cannot be divided equally is a `ShapeError`. Defenses act on every client's own update (`defended_gradient`,
+    `simulated_gradient`), not on this mean.
 
     Source: [Bonawitz2017].
     """
@@ -38,22 +40,21 @@ class SecureAggregation:
         self.batch_norm = operator.batch_norm
 
     def __call__(self, weights: Weights, batch: Batch, differentiable: Differentiable = "no") -> Update:
-        return _mean([self.operator(weights, share, differentiable) for share in self._shares(batch)])
+        return mean_update([self.operator(weights, share, differentiable) for share in batch.shares(self.clients)])
 
     def with_statistics(
         self, weights: Weights, batch: Batch, differentiable: Differentiable = "no"
     ) -> tuple[Update, BatchStatistics]:
-        results = [self.operator.with_statistics(weights, share, differentiable) for share in self._shares(batch)]
-        return _mean([update for update, _ in results]), pooled([statistics for _, statistics in results])
+        shares = batch.shares(self.clients)
+        results = [self.operator.with_statistics(weights, share, differentiable) for share in shares]
+        return mean_update([update for update, _ in results]), pooled([statistics for _, statistics in results])
 
-    def _shares(self, batch: Batch) -> list[Batch]:
-        size, rest = divmod(len(batch.images), self.clients)
-        if size == 0 or rest:
-            raise ShapeError(
-                f"{len(batch.images)} images cannot be shared equally among {self.clients} clients: "
-                f"take a multiple of {self.clients} images"
-            )
-        return [batch.examples(i * size, (i + 1) * size) for i in range(self.clients)]
+
+def one_client(operator: ForwardOperator) -> tuple[ForwardOperator, int]:
+    """The rule of every single client behind an update rule, and their number."""
+    if isinstance(operator, SecureAggregation):
+        return operator.operator, operator.clients
+    return operator, 1
 
 
 def aggregate(updates: Sequence[ClientUpdate]) -> ClientUpdate:
@@ -70,7 +71,9 @@ def aggregate(updates: Sequence[ClientUpdate]) -> ClientUpdate:
     counts = [client.n_examples for client in updates]
     shared = [client.batch_statistics for client in updates if client.batch_statistics is not None]
     statistics = pooled(shared, counts) if len(shared) == len(updates) else None
-    return ClientUpdate(_mean([client.update for client in updates], counts), sum(counts), statistics)
+    names = updates[0].update
+    mean = {name: _weighted([client.update[name] for client in updates], counts) for name in names}
+    return ClientUpdate(mean, sum(counts), statistics)
 
 
 def pooled(parts: Sequence[BatchStatistics], counts: Sequence[int] | None = None) -> BatchStatistics:
@@ -82,10 +85,6 @@ def pooled(parts: Sequence[BatchStatistics], counts: Sequence[int] | None = None
         return LayerStatistics(mean, _weighted(spread, counts))
 
     return {name: together([part[name] for part in parts]) for name in parts[0]}
-
-
-def _mean(updates: Sequence[Update], counts: Sequence[int] | None = None) -> Update:
-    return {name: _weighted([update[name] for update in updates], counts) for name in updates[0]}
 
 
 def _weighted(values: Sequence[Tensor], counts: Sequence[int] | None) -> Tensor:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from lit_recon.clients.aggregate import one_client
 from lit_recon.clients.gradient import GradientOperator, checked_loss
-from lit_recon.defenses import Defense, Stage, defended_gradient
+from lit_recon.defenses import AveragedDefense, Defense, Stage, defended_gradient
+from lit_recon.defenses.averaged import seen_in_mean
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models import public_model
 from lit_recon.records import (
@@ -37,7 +39,7 @@ class Client:
     Args:
         model: the global model: any module from images `(n, c, h, w)` to logits `(n, k)`; not modified.
         batch_norm: BatchNorm layers use running (`eval`) or batch statistics (`train`).
-        defense: of the update; default: none.
+        defense: of the update; default: none. Behind `SecureAggregation`, of every client's own update.
         rule: the update rule, given the model as the defense prepares it; default: one gradient of the mean loss.
         image_shape, normalization: see `lit_recon.models.public_model`, whose errors are raised.
         loss: of logits `(n, k)` and labels `(n,)`, a mean over the batch.
@@ -65,18 +67,19 @@ class Client:
         loss: Loss = cross_entropy,
     ) -> None:
         self.defense = defense or Defense()
-        if rule is not GradientOperator and Stage.PER_EXAMPLE in self.defense.stages:
-            raise ConfigError(
-                f"{self.defense} acts on the gradient of every single example, but this client releases the result of "
-                "several steps or the mean of several clients: leave local_steps and n_clients at 1, or take a defense "
-                "of the update, such as GradientClipping with GaussianNoise"
-            )
         public, self.image_shape, self.normalization, self.n_classes = public_model(model, image_shape, normalization)
         self.loss = checked_loss(loss, self.n_classes)
         self.model: nn.Module = self.defense.prepare(public, batch_norm)
         self.batch_norm: BatchNormMode = batch_norm
         self._rule = rule
         self._operator = rule(self.model, batch_norm, self.loss)
+        self._own, self._clients = one_client(self._operator)
+        if Stage.PER_EXAMPLE in self.defense.stages and not isinstance(self._own, GradientOperator):
+            raise ConfigError(
+                f"{self.defense} acts on the gradient of every single example, but this client releases the result of "
+                "several steps: leave local_steps out, or take a defense of the update, such as GradientClipping with "
+                "GaussianNoise"
+            )
         self._weights = Weights.of(self.model)
 
     def to(self, device: torch.device | str) -> Client:
@@ -104,8 +107,14 @@ class Client:
             statistics = {name: type(layer)(*(part.detach() for part in layer)) for name, layer in shared.items()}
         if self.defense.stages or not share_statistics:
             drawn = generator or torch.Generator().manual_seed(0)
-            update = defended_gradient(self.defense, self.model, partial(self._operator, self._weights), batch, drawn)
+            own = partial(self._own, self._weights)
+            update = defended_gradient(self.defense, self.model, own, batch, drawn, clients=self._clients)
         return ClientUpdate(update, len(images), statistics)
+
+    @cached_property
+    def simulated_defense(self) -> Defense | AveragedDefense:
+        """The defense as an attacker simulates it; a `ConfigError` if it cannot be for the mean of several clients."""
+        return seen_in_mean(self.defense, self._clients)
 
     def observe(
         self,
@@ -117,6 +126,7 @@ class Client:
         """The observation by an attacker with `knowledge` of the update that `release` computes.
 
         With `knowledge.batch_norm == "none"` the attacker simulates the client with the statistics of the candidates.
+        A `ConfigError` says that `knowledge.defense` is of no use: see `simulated_defense`.
         """
         knowledge = knowledge or Knowledge()
         released = self.release(images, labels, generator, knowledge.batch_norm == "batch")
@@ -140,7 +150,7 @@ class Client:
             knowledge=knowledge,
             labels=labels.clone() if knowledge.labels else None,
             batch_statistics=released.batch_statistics,
-            defense=self.defense if knowledge.defense else None,
+            defense=self.simulated_defense if knowledge.defense else None,
             loss=self.loss,
         )
 

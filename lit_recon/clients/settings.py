@@ -54,7 +54,8 @@ class ClientSettings:
     Args:
         batch_norm: BatchNorm layers use the running statistics (`eval`) or those of the client's batch (`train`).
         local_steps: local training; default: one gradient.
-        n_clients: clients whose updates are averaged by secure aggregation; each holds an equal share of the batch.
+        n_clients: clients whose updates are averaged by secure aggregation; each holds an equal share of the batch, and
+            defends its own update before the mean is taken.
         seed: seed of the defense's random numbers; every client draws its own.
         loss: training loss of clients: import path of a function, or class_path and init_args of a callable class, from
             logits (n, k) and labels (n,) to the mean loss; default: cross-entropy.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lit_recon.defenses.averaged import AveragedDefense
 from lit_recon.defenses.base import BatchGradient, Chain, Defense, Round, Stage
 from lit_recon.defenses.batch import MixUp, NetworkDropout
 from lit_recon.defenses.clipping import DPSGD, GradientClipping, PerExampleClipping
@@ -14,6 +15,7 @@ from lit_recon.records import Batch
 
 __all__ = [
     "DPSGD",
+    "AveragedDefense",
     "Batch",
     "BatchGradient",
     "Chain",

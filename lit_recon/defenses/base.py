@@ -112,6 +112,22 @@ class Defense:
         """
         return candidate
 
+    def simulate_share(self, candidate: Update, observed: Update, clients: int) -> Update:
+        """`simulate` for the update of one of several clients with this defense, whose mean is `observed`."""
+        return self.simulate(candidate, observed)
+
+    def require_shares(self) -> None:
+        """Raise a `ConfigError` unless `simulate_share` is right for several clients.
+
+        By default that is where `simulate` and `simulate_buffers` are not overridden: they may read properties of one
+        client's release that the mean does not have.
+        """
+        if any(getattr(type(self), name) is not getattr(Defense, name) for name in ("simulate", "simulate_buffers")):
+            raise ConfigError(
+                f"an attacker who sees only the mean of several clients' updates cannot simulate {self}, which needs "
+                "each client's own release: set knowledge.defense to false, or client.n_clients to 1"
+            )
+
     def released_std(self, n_examples: int) -> float:
         """Standard deviation of the Gaussian noise on every coordinate of the released update; 0 for no noise.
 
@@ -216,6 +232,15 @@ class Chain(Defense):
         for defense in self.defenses:
             candidate = defense.simulate(candidate, observed)
         return candidate
+
+    def simulate_share(self, candidate: Update, observed: Update, clients: int) -> Update:
+        for defense in self.defenses:
+            candidate = defense.simulate_share(candidate, observed, clients)
+        return candidate
+
+    def require_shares(self) -> None:
+        for defense in self.defenses:
+            defense.require_shares()
 
     def released_std(self, n_examples: int) -> float:
         std = 0.0

@@ -113,6 +113,9 @@ class NetworkDropout(Defense):
             masks[f"{name}.{_MASK}"] = (gradient != 0).any(dim=0, keepdim=True).to(gradient.dtype) * expectation
         return {**buffers, **masks}
 
+    def require_shares(self) -> None:
+        return  # the examples of all clients have independent masks: the same as in one large batch
+
 
 def _masked(layer: nn.Module, inputs: tuple[Any, ...]) -> Tensor:
     masked: Tensor = inputs[0] * layer.get_buffer(_MASK)

@@ -63,6 +63,9 @@ class GradientClipping(Defense):
     def simulate(self, candidate: Update, observed: Update) -> Update:
         return clipped(candidate, self.bound)
 
+    def require_shares(self) -> None:
+        return  # clips any client's candidate update, whatever is observed
+
     def released_std(self, n_examples: int) -> float:
         return 0.0
 

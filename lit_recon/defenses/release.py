@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lit_recon.defenses.base import BatchGradient, Defense, Round, Stage
+from lit_recon.defenses.vectors import mean_update
 from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
 from lit_recon.records import Batch, BatchNormMode, Differentiable, SimulatedDefense, Update
 
@@ -70,15 +71,25 @@ def defended_gradient(
     batch: Batch,
     generator: torch.Generator,
     chunk: Chunk = "auto",
+    clients: int = 1,
 ) -> Update:
     """The update that a client with this defense releases; in training, the direction of the optimizer's step.
 
     Gradients of single examples are computed only if the defense transforms them, `chunk` at a time. The prepared
     `model` is used for its structure only, the `gradient` is that of the mean loss. An empty batch is a `ShapeError`.
+
+    With several `clients`, each has an equal share of the batch, in order, and defends its own update; the result is
+    their mean. `gradient` is then that of one client. Every client draws from its own stream, whose seed is drawn from
+    `generator`; a single client draws from `generator` itself.
     """
     if len(batch.images) == 0:
         raise ShapeError("a client's update needs at least one example; got an empty batch: skip the round")
-    return update_of_batch(defense, gradient, defense.transform_batch(batch, model, generator), generator, chunk)
+    if clients == 1:
+        return update_of_batch(defense, gradient, defense.transform_batch(batch, model, generator), generator, chunk)
+    seeds = torch.randint(2**62, (clients,), generator=generator, device=generator.device).tolist()
+    own = [torch.Generator(generator.device).manual_seed(seed) for seed in seeds]
+    shares = zip(batch.shares(clients), own, strict=True)
+    return mean_update([defended_gradient(defense, model, gradient, share, drawn, chunk) for share, drawn in shares])
 
 
 def update_of_batch(
@@ -99,11 +110,17 @@ def simulated_gradient(
     candidate: Batch,
     observed: Update,
     differentiable: Differentiable = "no",
+    clients: int = 1,
 ) -> Update:
     """A candidate's gradient after the simulated defense, for comparison with the update `observed`.
 
-    `gradient` is that of the mean loss at the public weights and the defense's `simulate_buffers`.
+    `gradient` is that of the mean loss at the public weights and the defense's `simulate_buffers`. With several
+    `clients` it is that of one; each has an equal share of the candidate, in order, whose update is defended before
+    the mean is taken, and `defense` is an `AveragedDefense`.
     """
+    if clients > 1:
+        parts = [simulated_gradient(defense, gradient, s, observed, differentiable) for s in candidate.shares(clients)]
+        return mean_update(parts)
     if Stage.PER_EXAMPLE not in defense.stages:
         update = gradient(candidate, differentiable)
     else:

@@ -31,6 +31,10 @@ class SparseUpdate(Defense, ABC):
     def simulate(self, candidate: Update, observed: Update) -> Update:
         return candidate if self.dropped == 0 else where_observed(candidate, observed)
 
+    def require_shares(self) -> None:
+        if self.dropped:
+            super().require_shares()
+
     def released_std(self, n_examples: int) -> float:
         return 0.0
 
@@ -70,6 +74,16 @@ class GradientDropout(SparseUpdate):
 
     def simulate(self, candidate: Update, observed: Update) -> Update:
         return self._scaled(super().simulate(candidate, observed))
+
+    def simulate_share(self, candidate: Update, observed: Update, clients: int) -> Update:
+        """The expectation over the clients' masks, of which only the union is seen."""
+        if self.rate in (0, 1):
+            return self.simulate(candidate, observed)
+        factor = (1 - self.rate) / (1 - self.rate**clients)
+        return self._scaled({name: factor * value for name, value in where_observed(candidate, observed).items()})
+
+    def require_shares(self) -> None:
+        return
 
     def released_information(
         self, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator
@@ -115,6 +129,16 @@ class GradientPruning(SparseUpdate):
         self.scope: Literal["global", "tensor"] = scope
 
     def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
+        return self._smallest_pruned(update)
+
+    def simulate_share(self, candidate: Update, observed: Update, clients: int) -> Update:
+        """The candidate's own pruning, within the union of the clients' masks: exact for the true images."""
+        return candidate if self.fraction == 0 else self._smallest_pruned(where_observed(candidate, observed))
+
+    def require_shares(self) -> None:
+        return
+
+    def _smallest_pruned(self, update: Update) -> Update:
         if self.scope == "global":
             return unflatten(self._pruned(flatten(update)), update)
         return {name: self._pruned(value) for name, value in update.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -26,6 +26,11 @@ def unflatten(vector: Tensor, like: Update) -> Update:
 def size(update: Update) -> int:
     """Number of coordinates `p`."""
     return sum(value.numel() for value in update.values())
+
+
+def mean_update(updates: Sequence[Update]) -> Update:
+    """The mean of the updates of several clients, at least one."""
+    return {name: torch.stack([update[name] for update in updates]).mean(0) for name in updates[0]}
 
 
 def squared_norm(update: Update) -> Tensor:

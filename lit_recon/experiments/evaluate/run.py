@@ -14,7 +14,9 @@ from torch import Tensor
 
 from lit_recon.bounds import GaussianPrior, autograd_jacobian, cramer_rao, van_trees
 from lit_recon.bounds.fisher import check_size
+from lit_recon.clients.aggregate import one_client
 from lit_recon.defenses import Batch, BatchGradient, Defense, defended_gradient, simulated_gradient
+from lit_recon.defenses.averaged import seen_in_mean
 from lit_recon.errors import ConfigError, LitReconError, MissingDataError
 from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import allow_class_path, settings_parser
@@ -32,7 +34,7 @@ from lit_recon.experiments.victim_model import find_target
 from lit_recon.io.files import write_text
 from lit_recon.metrics import PerceptualDistance, metrics_of
 from lit_recon.modules.loggers import finish, log_grid, log_table
-from lit_recon.records import Update, Weights
+from lit_recon.records import SimulatedDefense, Update, Weights
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import Scalar
 
@@ -70,7 +72,7 @@ def _line(error: Exception) -> str:
 def _bound(cell: GridCell, settings: AttackSettings, information: dict[str, list[Tensor]]) -> dict[str, Scalar]:
     """The record of one cell; a LitReconError says why there is no bound, a MemoryError why it is not computed."""
     defense = settings.defense or Defense()
-    std = defense.released_std(settings.victims.batch_size)
+    std = seen_in_mean(defense, settings.client.n_clients).released_std(settings.victims.batch_size)
     if std == 0:
         raise ConfigError("without noise an update may determine its images exactly: the only bound is 0")
     # everything that the Jacobian depends on: not the attack, not the size of the noise
@@ -109,11 +111,11 @@ def _informations(settings: AttackSettings, defense: Defense) -> list[Tensor]:
         images, labels = victims.test.pixels(ids), victims.test.labels[ids]
         seen = client.observe(images, labels, generator=settings.client.generator(index))
         exact = _double(seen.weights)
-        gradient, batch = partial(seen.operator, exact), Batch(images.double(), labels)
-        kept = defended_gradient(
-            defense.without_noise(), client.model, gradient, batch, settings.client.generator(index)
-        )
-        mean = partial(_mean, defense, gradient, labels, kept)
+        own, clients = one_client(seen.operator)
+        gradient, batch = partial(own, exact), Batch(images.double(), labels)
+        drawn = settings.client.generator(index)
+        kept = defended_gradient(defense.without_noise(), client.model, gradient, batch, drawn, clients=clients)
+        mean = partial(_mean, client.simulated_defense, gradient, labels, kept, clients)
         found.append(autograd_jacobian(mean, batch.images).gram())
     return found
 
@@ -124,8 +126,10 @@ def _double(weights: Weights) -> Weights:
     return Weights(*({name: v.double() if v.is_floating_point() else v for name, v in part.items()} for part in parts))
 
 
-def _mean(defense: Defense, gradient: BatchGradient, labels: Tensor, kept: Update, pixels: Tensor) -> Update:
-    return simulated_gradient(defense, gradient, Batch(pixels, labels), kept, "functional")
+def _mean(
+    defense: SimulatedDefense, gradient: BatchGradient, labels: Tensor, kept: Update, clients: int, pixels: Tensor
+) -> Update:
+    return simulated_gradient(defense, gradient, Batch(pixels, labels), kept, "functional", clients)
 
 
 def parser(program: str) -> ArgumentParser:

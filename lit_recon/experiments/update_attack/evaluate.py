@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lit_recon.attacks.base import Attack
 from lit_recon.clients import Client, LocalTraining
+from lit_recon.clients.aggregate import one_client
 from lit_recon.data.dataset import seeded_generator
 from lit_recon.data.splits import VictimBatch
 from lit_recon.defenses import Defense
@@ -132,9 +133,9 @@ def described(value: object, lost: list[str]) -> object:
 
 
 def _described_client(client: Client, seen: Observation, seed: int) -> dict[str, object]:
-    one = getattr(seen.operator, "operator", seen.operator)  # of a secure sum, the rule of each client
+    one, clients = one_client(seen.operator)
     settings: dict[str, object] = {"batch_norm": client.batch_norm, "seed": seed}
-    settings["n_clients"] = getattr(seen.operator, "clients", 1)
+    settings["n_clients"] = clients
     if hasattr(one, "steps"):
         names = [field.name for field in dataclasses.fields(LocalTraining) if hasattr(one, field.name)]
         settings["local_steps"] = {name: described(getattr(one, name), []) for name in names}

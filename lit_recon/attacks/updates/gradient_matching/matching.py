@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lit_recon.attacks.base import Execution, Way
 from lit_recon.attacks.updates.gradient_matching.objectives import Objective, ObservedUpdate
 from lit_recon.attacks.updates.gradient_matching.priors import BatchNormPrior
+from lit_recon.clients.aggregate import one_client
 from lit_recon.defenses import simulated_gradient
 from lit_recon.records import Batch, BatchStatistics, Differentiable, Observation, Update, Weights
 
@@ -137,8 +138,9 @@ class Matching:
         if seen.defense is None:
             return seen.operator(seen.weights, candidate, form)
         buffers = seen.defense.simulate_buffers(seen.buffers, observed, seen.n_examples)
-        gradient = partial(seen.operator, Weights(seen.parameters, buffers))
-        return simulated_gradient(seen.defense, gradient, candidate, observed, form)
+        own, clients = one_client(seen.operator)
+        gradient = partial(own, Weights(seen.parameters, buffers))
+        return simulated_gradient(seen.defense, gradient, candidate, observed, form, clients)
 
     def _eager_derivative(
         self, images: Tensor, labels: Tensor, target: ObservedUpdate, known: BatchStatistics

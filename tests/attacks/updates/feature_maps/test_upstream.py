@@ -60,7 +60,7 @@ def test_maps_are_followed_towards_the_images(followed: tuple[Observation, Known
 
 
 def test_a_wrong_zero_is_found(followed: tuple[Observation, KnownMaps], photographs: Tensor) -> None:
-    seen, found = followed
+    seen, _ = followed
     truth = true_inputs(seen, photographs[1:3])
     names = list(truth)
     network = PinnedNetwork(seen)

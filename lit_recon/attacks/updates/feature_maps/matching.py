@@ -22,7 +22,7 @@ from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.records import BatchNormMode, Observation
 
 #: Largest 1 - cos between the maps of an image and the recovered maps for the image to be certified.
-ANGLE = 1e-6
+ANGLE = 1e-5
 
 
 def arranged_labels(observation: Observation, images: Tensor, labels: Tensor) -> Tensor:

@@ -109,7 +109,7 @@ def test_several_steps_are_not_followed(photographs: Tensor) -> None:
 
 
 def test_an_untrained_network_gives_its_image_with_a_certificate(photographs: Tensor) -> None:
-    seen = observed(photographs[1:2], backbone(width=32))
+    seen = observed(photographs[1:2], backbone(width=48))
     attack = GradientMatching(
         FeaturesOnly(),
         features=MapMatching(),
@@ -119,7 +119,7 @@ def test_an_untrained_network_gives_its_image_with_a_certificate(photographs: Te
     )
     result = attack(seen)
     rmse = float((result.images - photographs[1:2]).square().mean().sqrt())
-    assert rmse < 0.01
+    assert rmse < 0.01  # measured below 5e-5 for three images, three seeds and two widths
     assert any("maps followed layer by layer up to" in note for note in result.notes)
     assert any("image 1: certified" in note for note in result.notes)
 

@@ -15,8 +15,8 @@ from lit_recon.attacks.updates.feature_maps.recovery import (
     recover_maps,
     unfit,
 )
-from lit_recon.attacks.updates.feature_maps.upstream import KnownMaps, PinnedNetwork, follow_upstream, order_labels
-from lit_recon.attacks.updates.labels.head import find_head, require_cross_entropy
+from lit_recon.attacks.updates.feature_maps.upstream import KnownMaps, PinnedNetwork, follow_upstream
+from lit_recon.attacks.updates.labels.head import find_head, linear_calls, order_labels, require_cross_entropy
 from lit_recon.clients.gradient import pure_copy
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.records import BatchNormMode, Observation
@@ -30,12 +30,8 @@ def arranged_labels(observation: Observation, images: Tensor, labels: Tensor) ->
     if len(labels) == 1:
         return labels
     weight, _ = find_head(observation, "MapMatching")
-    model = pure_copy(observation.model, observation.operator.batch_norm)
-    seen: list[Tensor] = []
-    model.get_submodule(weight.rpartition(".")[0]).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-    with torch.no_grad():
-        logits = torch.func.functional_call(model, {**observation.parameters, **observation.buffers}, (images,))
-    inputs, probabilities = seen[0].double().cpu(), nn.functional.softmax(logits.double().cpu(), dim=1)
+    logits, calls = linear_calls(observation, images, observation.operator.batch_norm)
+    inputs, probabilities = calls[weight.rpartition(".")[0]][-1][0].double().cpu(), logits.double().cpu().softmax(dim=1)
     return order_labels(inputs, probabilities, observation.update[weight].double().cpu(), labels)
 
 

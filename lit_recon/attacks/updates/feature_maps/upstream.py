@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lit_recon.attacks.updates.feature_maps.convolutions import Convolution, find_convolutions
 from lit_recon.attacks.updates.feature_maps.recovery import RecoveredMaps
-from lit_recon.attacks.updates.labels.head import find_head
+from lit_recon.attacks.updates.labels.head import find_head, order_labels
 from lit_recon.clients.gradient import pure_copy
 from lit_recon.records import Observation
 
@@ -180,28 +180,6 @@ def measured_maps(
     return None
 
 
-def order_labels(inputs: Tensor, probabilities: Tensor, gradient: Tensor, labels: Tensor) -> Tensor:
-    """Labels `(n,)` in the order of examples, from the gradient of the head's weights.
-
-    The gradient is the mean over examples of (p_i - y_i) h_i^T, so that the indicators y_i of the labels solve a linear
-    system; an assignment makes the solution robust to inexact inputs.
-
-    Args:
-        inputs: of the head, h, `(n, d)`.
-        probabilities: p, `(n, k)`.
-        gradient: `(k, d)`, of the mean cross-entropy.
-        labels: of the batch, in any order.
-    """
-    from scipy.optimize import linear_sum_assignment
-
-    residuals = torch.linalg.lstsq(inputs.T, len(labels) * gradient.T, driver="gelsd").solution
-    indicators = probabilities - residuals
-    rows, columns = linear_sum_assignment(-indicators[:, labels.cpu()].numpy())
-    order = torch.empty(len(labels), dtype=torch.int64)
-    order[torch.from_numpy(rows)] = torch.from_numpy(columns)
-    return labels[order.to(labels.device)]
-
-
 def follow_upstream(
     observation: Observation, network: PinnedNetwork, start: RecoveredMaps, labels: Tensor
 ) -> KnownMaps | str:
@@ -226,12 +204,10 @@ def follow_upstream(
     network.given = {name: network.inputs[name].detach().clone() for name in names[names.index(layer) :]}
     behind = ([layer], doubtful)
     for group in _shared_inputs(network, names[: names.index(layer)]):
-        equations = _Equations.of(observation, network, known.labels, group)
-        solved = equations.solve() if isinstance(equations, _Equations) else equations
+        solved = _solved(observation, network, known.labels, group)
         # a wrong zero of the maps behind spoils the equations of single output channels
         if isinstance(solved, _Solved) and _correct_zeros(network, known.labels, group, solved, *behind):
-            renewed = _Equations.of(observation, network, known.labels, group)
-            solved = renewed.solve() if isinstance(renewed, _Equations) else renewed
+            solved = _solved(observation, network, known.labels, group)
         if isinstance(solved, str) or solved.error > _KNOWN:
             reason = solved if isinstance(solved, str) else f"expected relative error {solved.error:.1g}"
             known.stopped = f"{group[0]}: {reason}"
@@ -304,7 +280,6 @@ class _Equations:
         energy = self.right.square().sum() / n_owners
         if not energy > 0:
             return "its gradient is zero"
-        solution = covariance = residual = None
         for _ in range(15):
             roots = weights[self.owner].sqrt()[:, None]
             scaled = self.system * roots
@@ -321,8 +296,6 @@ class _Equations:
             weights = renewed
             if converged:
                 break
-        assert solution is not None
-        assert residual is not None
         covariance = torch.cholesky_inverse(factor).diagonal().clamp_min(0)
         freedom = max(1.0, rows * float((weights > 0.01).double().mean()) - unknowns)
         noise = (weights[self.owner][:, None] * residual.square()).sum(0) / freedom
@@ -342,6 +315,11 @@ class _Equations:
     def _unflatten(self, values: Tensor) -> Tensor:
         n, c, h, w = self.shape
         return values.T.reshape(c, n, h, w).transpose(0, 1)
+
+
+def _solved(observation: Observation, network: PinnedNetwork, labels: Tensor, group: list[str]) -> _Solved | str:
+    equations = _Equations.of(observation, network, labels, group)
+    return equations if isinstance(equations, str) else equations.solve()
 
 
 def patch_system(layer: Convolution, derivative: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from lit_recon.clients.gradient import pure_copy
 from lit_recon.errors import ThreatModelError, UnsupportedModelError
-from lit_recon.records import Observation
+from lit_recon.records import BatchNormMode, Observation
 
 #: Relative rounding error of a float32 gradient.
 ROUNDING = 6e-8
@@ -25,9 +25,11 @@ def require_cross_entropy(observation: Observation, what: str, remedy: str) -> N
         )
 
 
-def linear_calls(observation: Observation, images: Tensor) -> tuple[Tensor, dict[str, list[tuple[Tensor, Tensor]]]]:
+def linear_calls(
+    observation: Observation, images: Tensor, batch_norm: BatchNormMode = "eval"
+) -> tuple[Tensor, dict[str, list[tuple[Tensor, Tensor]]]]:
     """Logits of the public model, and inputs and outputs of its linear layers by name, both in the order of calls."""
-    model = pure_copy(observation.model, "eval")
+    model = pure_copy(observation.model, batch_norm)
     calls: dict[str, list[tuple[Tensor, Tensor]]] = {}
 
     def note(name: str, given: Tensor, returned: Tensor) -> None:
@@ -59,6 +61,28 @@ def find_head(observation: Observation, what: str) -> tuple[str, str | None]:
         )
     weight, bias = (f"{heads[-1]}.{part}".lstrip(".") for part in ("weight", "bias"))
     return weight, bias if bias in observation.parameters else None
+
+
+def order_labels(inputs: Tensor, probabilities: Tensor, gradient: Tensor, labels: Tensor) -> Tensor:
+    """Labels `(n,)` in the order of examples, from the gradient of the head's weights.
+
+    The gradient is the mean over examples of (p_i - y_i) h_i^T, so that the indicators y_i of the labels solve a linear
+    system; an assignment makes the solution robust to inexact inputs.
+
+    Args:
+        inputs: of the head, h, `(n, d)`.
+        probabilities: p, `(n, k)`.
+        gradient: `(k, d)`, of the mean cross-entropy.
+        labels: of the batch, in any order.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    residuals = torch.linalg.lstsq(inputs.T, len(labels) * gradient.T, driver="gelsd").solution
+    indicators = probabilities - residuals
+    rows, columns = linear_sum_assignment(-indicators[:, labels.cpu()].numpy())
+    order = torch.empty(len(labels), dtype=torch.int64)
+    order[torch.from_numpy(rows)] = torch.from_numpy(columns)
+    return labels[order.to(labels.device)]
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,7 @@ class FeatureMapPenalty:
 
     Attributes:
         observation: of the victim.
+        recovered: the maps found first.
         maps: of the layer, `(n, c h w)` of unit norm.
         norms: of the maps, `(n, 1)`, where they are known.
         input_map: the same layer's maps of candidates.
@@ -70,6 +71,7 @@ class FeatureMapPenalty:
     """
 
     observation: Observation
+    recovered: RecoveredMaps
     maps: Tensor
     norms: Tensor | None
     input_map: InputMap
@@ -84,7 +86,7 @@ class FeatureMapPenalty:
 
     def with_labels(self, labels: Tensor) -> FeatureMapPenalty:
         """The penalty on the maps nearest to the images that follow from these maps and the labels `(n,)`."""
-        found = nearest_maps(self.observation, labels)
+        found = nearest_maps(self.observation, self.recovered, labels)
         if isinstance(found, str):
             return replace(self, notes=(*self.notes, f"maps of earlier layers: none; {found}"))
         *_, layer = found.maps
@@ -137,19 +139,26 @@ def _verdict(angle: float) -> str:
     return f"not certified: its maps are not the recovered ones (1 - cos {angle:.1g}, at most {ANGLE:g})"
 
 
-def nearest_maps(observation: Observation, labels: Tensor) -> KnownMaps | str:
-    """Maps of the convolutions nearest to the images that the gradient determines, or why there are none."""
+def nearest_maps(observation: Observation, recovered: RecoveredMaps, labels: Tensor) -> KnownMaps | str:
+    """Maps of the convolutions nearest to the images that the gradient determines, or why there are none.
+
+    Convolutions before the recovered one were tried by the recovery.
+    """
     if observation.operator.batch_norm == "train" and any(
         isinstance(module, nn.modules.batchnorm._BatchNorm) for module in observation.model.modules()
     ):
         return "BatchNorm uses the statistics of the batch"
     try:
         network = PinnedNetwork(observation)
-        for layer in network.convolutions.values():
+        names = list(network.convolutions)
+        for name in names[names.index(recovered.convolution.name) :]:
+            layer = network.convolutions[name]
             if unfit(layer, observation.n_examples) is not None or not network.decides(layer.name):
                 continue
-            gradient = observation.update[f"{layer.name}.weight"].detach().cpu().double()
-            found = recover_maps(layer, gradient, observation.n_examples)
+            found: RecoveredMaps | str = recovered
+            if layer.name != recovered.convolution.name:
+                gradient = observation.update[f"{layer.name}.weight"].detach().cpu().double()
+                found = recover_maps(layer, gradient, observation.n_examples)
             if isinstance(found, RecoveredMaps):
                 return follow_upstream(observation, network, found, labels)
     except UnsupportedModelError as error:  # no head
@@ -189,7 +198,7 @@ class MapMatching:
         where = f"{len(found.maps)} maps recovered from the gradient of {found.convolution.name}"
         note = f"{where}: {found.outside:.1g} of their patches outside its row space, next {found.next_outside:.1g}"
         seen = InputMap(observation, found.convolution.name, observation.operator.batch_norm)
-        return FeatureMapPenalty(observation, found.maps.flatten(1), None, seen, self.weight, (note,))
+        return FeatureMapPenalty(observation, found, found.maps.flatten(1), None, seen, self.weight, (note,))
 
 
 class _ReachedError(Exception):

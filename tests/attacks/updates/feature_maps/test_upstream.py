@@ -6,14 +6,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lit_recon.attacks.updates import LBFGS, FeaturesOnly, GradientMatching, MapMatching, Pixels
+from lit_recon.attacks.updates import LBFGS, FeaturesOnly, GradientMatching, MapMatching, MapRecovery, Pixels
 from lit_recon.attacks.updates.feature_maps.convolutions import Convolution
-from lit_recon.attacks.updates.feature_maps.matching import nearest_maps
+from lit_recon.attacks.updates.feature_maps.matching import nearest_maps as nearest_to
 from lit_recon.attacks.updates.feature_maps.upstream import KnownMaps, PinnedNetwork, _correct_zeros, _Equations
 from lit_recon.attacks.updates.feature_maps.upstream import patch_system as system_of
 from lit_recon.clients import Client, LocalSteps
 from lit_recon.records import Observation
 from tests.attacks.updates.feature_maps.test_recovery import backbone, observed
+
+
+def nearest_maps(seen: Observation, labels: Tensor) -> KnownMaps | str:
+    return nearest_to(seen, MapRecovery()(seen), labels)
 
 
 def true_inputs(seen: Observation, images: Tensor) -> dict[str, Tensor]:

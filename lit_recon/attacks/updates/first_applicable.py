@@ -118,7 +118,7 @@ def _tried(
 
 
 def _better(seen: Observation, ours: Reconstruction, theirs: Reconstruction, name: str) -> Reconstruction:
-    """`ours` with images of `theirs` in the place of those that are not certified, if that explains the update better."""
+    """`ours`, with images of `theirs` for those that are not certified if that explains the update better."""
     from scipy.optimize import linear_sum_assignment
 
     assert ours.certified is not None
@@ -135,10 +135,8 @@ def _better(seen: Observation, ours: Reconstruction, theirs: Reconstruction, nam
     before, after = (update_distance(seen, *pair) for pair in ((ours.images, ours.labels), (images, labels)))
     what = f"{name} was tried for {int((~certified).sum())} images that are not certified"
     if not after < before:
-        reason = (
-            f"its images are left out: with them the update is not closer (1 - cos {after:.2g}, without {before:.2g})"
-        )
-        return replace(ours, notes=(*ours.notes, f"{what}; {reason}"))
-    reason = f"its images are taken: with them the update is closer (1 - cos {after:.2g}, without {before:.2g})"
-    notes = (*ours.notes, f"{what}; {reason}", *theirs.notes)
+        why = f"its images are left out, the update is no closer with them (1 - cos {after:.2g}, without {before:.2g})"
+        return replace(ours, notes=(*ours.notes, f"{what}: {why}"))
+    why = f"its images are taken, the update is closer with them (1 - cos {after:.2g}, without {before:.2g})"
+    notes = (*ours.notes, f"{what}: {why}", *theirs.notes)
     return replace(ours, images=images, labels=labels, loss=theirs.loss, certified=known, notes=notes)

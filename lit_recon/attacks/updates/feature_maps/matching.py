@@ -27,7 +27,7 @@ from lit_recon.records import BatchNormMode, Observation, Reconstruction
 #: Largest 1 - cos between the maps of an image and the recovered maps for the image to be certified.
 ANGLE = 1e-5
 #: Largest 1 - cos between the update of a batch and the observed one for its images to be certified.
-EXPLAINED = 1e-2
+EXPLAINED = 1e-3
 #: How the note on an image begins.
 _NOTE = "image "
 

@@ -244,6 +244,7 @@ class Reconstruction:
         features: `(r, d)` of unit norm in arbitrary order, where the attack recovers the inputs of a wide layer.
         trace: named curves of equal length, e.g. `step`, `loss`; for logs and reports.
         notes: fall-backs and assumptions, for reports.
+        certified: `(n,)` bool: whether the attack knows that an image is the true one; None: it never knows.
     """
 
     images: Tensor
@@ -252,3 +253,4 @@ class Reconstruction:
     trace: dict[str, list[float]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     features: Tensor | None = None
+    certified: Tensor | None = None

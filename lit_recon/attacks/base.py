@@ -142,6 +142,8 @@ class AttackRun:
         state: None for an attack without iterations.
         advance: does one iteration.
         reasons: why the attacks tried before are not applicable.
+        then: the run that follows on these results and whose own results replace them; None: there is none.
+        victims: positions of the observations that the iterations are for; None: all.
     """
 
     observations: Sequence[Observation]
@@ -150,6 +152,8 @@ class AttackRun:
     state: AttackState | None = None
     advance: Callable[[], None] = lambda: None
     reasons: tuple[str, ...] = ()
+    then: Callable[[list[Reconstruction]], AttackRun | None] = lambda found: None
+    victims: Sequence[int] | None = None
 
     def results(self) -> list[Reconstruction]:
         """One reconstruction per victim, its images projected into [0, 1]; call it once all iterations are done.
@@ -164,15 +168,32 @@ class AttackRun:
                     f"an attack must return images {expected} and labels ({seen.n_examples},); "
                     f"got {tuple(found.images.shape)} and {tuple(found.labels.shape)}"
                 )
+            if found.certified is not None and tuple(found.certified.shape) != (seen.n_examples,):
+                raise ShapeError(f"certified must be ({seen.n_examples},); got {tuple(found.certified.shape)}")
             images, labels = found.images.detach().clamp(0, 1), found.labels.detach()
             results.append(replace(found, images=images, labels=labels, notes=(*self.reasons, *found.notes)))
         return results
 
     def finish(self) -> list[Reconstruction]:
-        """Run the remaining iterations and return the results."""
+        """Run the remaining iterations and all runs that follow, and return the results."""
         while self.state is not None and self.state.step < self.n_steps:
             self.advance()
-        return self.results()
+        found = self.results()
+        following = self.then(found)
+        return found if following is None else following.finish()
+
+
+def not_certified(found: Sequence[Reconstruction]) -> list[int]:
+    """Positions of the reconstructions by an attack that certifies images some of whose images are not certified."""
+    return [i for i, result in enumerate(found) if result.certified is not None and not result.certified.all()]
+
+
+def put(
+    found: Sequence[Reconstruction], positions: Sequence[int], others: Sequence[Reconstruction]
+) -> list[Reconstruction]:
+    """`found` with `others` at these positions."""
+    there = dict(zip(positions, others, strict=True))
+    return [there.get(i, result) for i, result in enumerate(found)]
 
 
 class Attack(ABC):

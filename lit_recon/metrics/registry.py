@@ -26,7 +26,20 @@ DEFAULT_METRICS: tuple[str, ...] = (
     "feature_cosine",
 )
 #: Columns of `victims.csv` and endings of keys in `metrics.json` that have another meaning.
-_RESERVED = ("batch", "id", "label", "recovered_label", "loss", "n", "n_batches", "notes", "seconds", "seed", "formats")
+_RESERVED = (
+    "batch",
+    "id",
+    "label",
+    "recovered_label",
+    "certified",
+    "loss",
+    "n",
+    "n_batches",
+    "notes",
+    "seconds",
+    "seed",
+    "formats",
+)
 _ENDINGS = ("_std", "_low", "_high", "_reason")
 
 

@@ -34,9 +34,11 @@ class BatchScores:
     """Scores of a batch in the order of its targets, on the CPU.
 
     `per_image` is `(n,)` float64 by the key of every metric of images, `of_labels` by that of every metric of labels,
-    which are recovered for the batch and not image by image.
+    which are recovered for the batch and not image by image. `order` `(n,)` is the permutation that
+    matched the reconstructions with the targets.
     """
 
+    order: Tensor
     reconstructions: Tensor
     recovered_labels: Tensor
     per_image: dict[str, Tensor]
@@ -74,6 +76,20 @@ def checked_values(metric: Metric, found: Tensor, truth: Tensor, n: int) -> Tens
     return values.detach().cpu().double()
 
 
+def certified_entries(certified: Tensor, errors: Tensor, name: str) -> dict[str, float | int | None]:
+    """Share and number of certified images, `(n,)` bool, and the mean and the largest of their errors `(n,)`.
+
+    >>> certified_entries(torch.tensor([True, False]), torch.tensor([0.25, 0.5]), "mse")
+    {'certified_rate': 0.5, 'n_certified': 1, 'certified_mse': 0.25, 'certified_mse_max': 0.25}
+    """
+    there = errors[certified]
+    entries: dict[str, float | int | None] = {"certified_rate": float(certified.double().mean())}
+    entries["n_certified"] = len(there)
+    entries[f"certified_{name}"] = float(there.mean()) if len(there) else None
+    entries[f"certified_{name}_max"] = float(there.max()) if len(there) else None
+    return entries
+
+
 def score_batch(
     reconstructions: Tensor, targets: Tensor, recovered_labels: Tensor, labels: Tensor, metrics: Sequence[Metric]
 ) -> BatchScores:
@@ -92,4 +108,4 @@ def score_batch(
     matched = images[permutation]
     of_labels = (metric for metric in metrics if metric.of == "labels")
     hits = {metric.measure.key: checked_values(metric, recovered, true, len(true)) for metric in of_labels}
-    return BatchScores(matched, recovered[permutation], score_pairs(matched, truth, metrics), hits)
+    return BatchScores(permutation, matched, recovered[permutation], score_pairs(matched, truth, metrics), hits)

@@ -8,6 +8,7 @@ import pickle
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
-from lit_recon.attacks.base import Attack, AttackState, Curve, Way
+from lit_recon.attacks.base import Attack, AttackRun, AttackState, Curve, Way
 from lit_recon.errors import CorruptFileError
 from lit_recon.io.files import write_bytes
 from lit_recon.records import Observation, Reconstruction
 from lit_recon.training.progress import Interrupted, deferred_interruption
 
-_COST = ("seconds", "timed_seconds", "timed_steps")
+_KEPT = ("curves", "seconds", "timed_seconds", "timed_steps")
 #: Called with the state and the number of iterations just done: 0 at the start or after resuming, then 1.
 Watch = Callable[[AttackState, int], None]
 
@@ -66,56 +67,99 @@ def run_attack(
         CorruptFileError: `saved` cannot be read.
     """
     started = time.perf_counter()
-    run, outcome = attack.begin(observations, execution), AttackOutcome()
-    if run.state is not None:
-        if saved.is_file():
-            _load(saved, run.state, outcome)
-        started -= outcome.seconds
-        watch(run.state, 0)
-        saved_at, step_began = time.monotonic(), None
-        with deferred_interruption() as signal_arrived:
-            while run.state.step < run.n_steps:
-                run.advance()
-                watch(run.state, 1)
-                now = time.perf_counter()
-                if step_began is not None:
-                    outcome.timed_seconds += now - step_began
-                    outcome.timed_steps += 1
-                number = signal_arrived()
-                if number is not None or time.monotonic() - saved_at >= save_every_seconds:
-                    outcome.seconds = now - started
-                    _save(saved, run.state, outcome)
-                    saved_at = time.monotonic()
-                if number is not None:
-                    raise Interrupted(number)
-                step_began = time.perf_counter()
-    outcome.reconstructions = run.results()
-    outcome.curves = [[result.trace] for result in outcome.reconstructions] if run.state is None else run.state.curves
+    run, outcome = attack.begin(observations, execution), AttackOutcome(curves=[[] for _ in observations])
+    earlier: list[list[Reconstruction]] = []  # results of the runs before this one
+    if saved.is_file():
+        run = _load(saved, run, outcome, earlier)
+    started -= outcome.seconds
+
+    def keep(running: AttackRun) -> None:
+        outcome.seconds = time.perf_counter() - started
+        _save(saved, running, outcome, earlier)
+
+    while True:
+        _iterate(run, outcome, watch, save_every_seconds, partial(keep, run))
+        found = run.results()
+        if run.state is not None:
+            victims = range(len(observations)) if run.victims is None else run.victims
+            for victim, curves in zip(victims, run.state.curves, strict=True):
+                outcome.curves[victim] += curves
+        following = run.then(found)
+        if following is None:
+            break
+        earlier.append(found)
+        run = following
+    outcome.reconstructions = found
+    outcome.curves = [own or [result.trace] for own, result in zip(outcome.curves, found, strict=True)]
     outcome.seconds = time.perf_counter() - started
     return outcome
 
 
-def _save(path: Path, state: AttackState, outcome: AttackOutcome) -> None:
+def _iterate(
+    run: AttackRun, outcome: AttackOutcome, watch: Watch, save_every_seconds: float, keep: Callable[[], None]
+) -> None:
+    """The remaining iterations of one run, with its state saved by `keep` from time to time and at a signal."""
+    if run.state is None:
+        return
+    watch(run.state, 0)
+    saved_at, step_began = time.monotonic(), None
+    with deferred_interruption() as signal_arrived:
+        while run.state.step < run.n_steps:
+            run.advance()
+            watch(run.state, 1)
+            now = time.perf_counter()
+            if step_began is not None:
+                outcome.timed_seconds += now - step_began
+                outcome.timed_steps += 1
+            number = signal_arrived()
+            if number is not None or time.monotonic() - saved_at >= save_every_seconds:
+                keep()
+                saved_at = time.monotonic()
+            if number is not None:
+                raise Interrupted(number)
+            step_began = time.perf_counter()
+
+
+def _save(path: Path, run: AttackRun, outcome: AttackOutcome, earlier: list[list[Reconstruction]]) -> None:
+    content = {name: getattr(outcome, name) for name in _KEPT}
+    content["attack"] = None if run.state is None else run.state.state_dict()
+    content["earlier"] = [[vars(result) for result in found] for found in earlier]
     buffer = io.BytesIO()
-    torch.save({"attack": state.state_dict(), **{name: getattr(outcome, name) for name in _COST}}, buffer)
+    torch.save(content, buffer)
     write_bytes(path, buffer.getvalue())
 
 
-def _load(path: Path, state: AttackState, outcome: AttackOutcome) -> None:
+def _load(path: Path, run: AttackRun, outcome: AttackOutcome, earlier: list[list[Reconstruction]]) -> AttackRun:
+    """The run whose state is in the file, on the way to which `run` is the first; fills `outcome` and `earlier`."""
     try:
+        device = run.observations[0].like.device
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        state.load_state_dict(content["attack"])
-        for name in _COST:
+        for facts in content["earlier"]:
+            found = [Reconstruction(**{name: _on(value, device) for name, value in fact.items()}) for fact in facts]
+            following = run.then(found)
+            if following is None:
+                raise ValueError("it holds results of another run")
+            earlier.append(found)
+            run = following
+        if run.state is not None:
+            run.state.load_state_dict(content["attack"])
+        for name in _KEPT:
             setattr(outcome, name, content[name])
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, TypeError) as error:
         raise CorruptFileError(
             f"{path} is damaged or of another attack ({' '.join(str(error).split())[:200]}): delete it, and these "
             "victims are attacked from the start"
         ) from error
+    return run
+
+
+def _on(value: Any, device: torch.device) -> Any:
+    return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
 _SUFFIX = ".safetensors"
 _HEADER = "lit_recon.victims"
+_TENSORS = ("images", "labels", "features", "certified")
 
 
 @dataclass(frozen=True)
@@ -147,8 +191,9 @@ def finished_batches(
     n, finished = len(indices), []
     for i, result in enumerate(outcome.reconstructions):
         features = None if result.features is None else result.features.cpu().float()
+        certified = None if result.certified is None else result.certified.cpu()
         images, labels, loss = result.images.cpu(), result.labels.cpu(), float(result.loss)
-        kept = Reconstruction(images, labels, loss, result.trace, tuple(result.notes), features)
+        kept = Reconstruction(images, labels, loss, result.trace, tuple(result.notes), features, certified)
         seconds, timed, steps = outcome.seconds / n, outcome.timed_seconds / n, outcome.timed_steps
         finished.append(FinishedBatch(indices[i], kept, outcome.curves[i], seconds, timed, steps, feature_scores[i]))
     return finished
@@ -160,7 +205,7 @@ def save_finished(folder: Path, batches: Sequence[FinishedBatch]) -> None:
     facts: dict[str, dict[str, object]] = {}
     for batch in batches:
         found = batch.reconstruction
-        for name in ("images", "labels", "features"):
+        for name in _TENSORS:
             if (value := getattr(found, name)) is not None:
                 tensors[f"{batch.index}.{name}"] = value.contiguous()
         own = {name: value for name, value in vars(batch).items() if name not in ("index", "reconstruction")}
@@ -178,9 +223,11 @@ def load_finished(folder: Path) -> dict[int, FinishedBatch]:
                 facts = json.loads((file.metadata() or {})[_HEADER])
             tensors = load_file(path)
             for index, fact in facts.items():
-                images, labels = tensors[f"{index}.images"], tensors[f"{index}.labels"]
+                images, labels, features, certified = (tensors.get(f"{index}.{name}") for name in _TENSORS)
+                if images is None or labels is None:
+                    raise KeyError(f"{index}.images or {index}.labels")
                 loss, trace, notes = (fact.pop(name) for name in ("loss", "trace", "notes"))
-                result = Reconstruction(images, labels, loss, trace, tuple(notes), tensors.get(f"{index}.features"))
+                result = Reconstruction(images, labels, loss, trace, tuple(notes), features, certified)
                 found[int(index)] = FinishedBatch(int(index), result, **fact)
         except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
             raise CorruptFileError(

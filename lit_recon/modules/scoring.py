@@ -46,6 +46,12 @@ class ScoredBatch:
     baselines: dict[str, dict[str, Tensor]]
 
     @property
+    def certified(self) -> list[bool | None]:
+        """Whether the attack knows that a reconstruction is the true image; None where it gives no certificate."""
+        found = self.finished.reconstruction.certified
+        return [None] * len(self.batch.labels) if found is None else found[self.scores.order].tolist()
+
+    @property
     def per_image(self) -> dict[str, Tensor]:
         """Scores `(n,)` of the reconstruction and of recovered features, by the key of the metric."""
         features = {key: torch.tensor(v, dtype=torch.float64) for key, v in self.finished.feature_scores.items()}

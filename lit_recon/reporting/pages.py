@@ -17,7 +17,7 @@ from lit_recon.reporting.plots import HEIGHT, WIDTH, Chart, data_uri, loss_chart
 from lit_recon.reporting.provenance import flatten, paper_of
 from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.tables import Bar, Gallery, facts, gallery, rmse_bars, summary_table
-from lit_recon.reporting.wording import ABSENT, MISSING, Grant, knowledge, notes, verdict
+from lit_recon.reporting.wording import ABSENT, MISSING, Grant, knowledge, notes, percent, verdict
 from lit_recon.reporting.writing import Scalar
 
 
@@ -176,17 +176,22 @@ _NEAREST = (
     ", on the right the public image with the smallest RMSE to the target image. ✓: the reconstruction has a smaller "
     "RMSE than that public image; ✗: it has not."
 )
+_CERTIFIED = (
+    " Certified: the attack itself, without the true images, knows that the reconstruction is the target image."
+)
 
 
 def _images(record: RunRecord, origin: str) -> Panel:
     cards = gallery(record)
     together = " The images of a batch were attacked together, from one update." if len(cards.groups) > 1 else ""
-    return Panel("Images", f"{origin}{_NEAREST if cards.public else '.'}{together}", gallery=cards)
+    judged = _CERTIFIED if any(row.certified is not None for row in record.victims) else ""
+    return Panel("Images", f"{origin}{_NEAREST if cards.public else '.'}{judged}{together}", gallery=cards)
 
 
 def _metrics(record: RunRecord) -> Panel:
     summary, printed = summary_table(record), bool(paper_of(record.settings).values)
     n = len(record.victims)
+    known = _certified(record, 4 if printed else 3)
     interval = ", and the 95 % confidence interval of the mean, with batches taken as independent"
     return Panel(
         "Metrics",
@@ -195,7 +200,8 @@ def _metrics(record: RunRecord) -> Panel:
         "baselines that do not use the update: the mean of all public images, and the public image nearest to the "
         "target image, which can be chosen only with the target image at hand.",
         header=["Metric", "This run", "Mean public image", "Nearest public image", *(["Paper"] if printed else [])],
-        rows=[
+        rows=known
+        + [
             [
                 f"{row.measure.name}\N{NO-BREAK SPACE}{row.measure.better}",
                 TableCell(
@@ -211,6 +217,15 @@ def _metrics(record: RunRecord) -> Panel:
         ],
         note="\n".join(reason for row in summary for reason in row.reasons),
     )
+
+
+def _certified(record: RunRecord, others: int) -> list[Sequence[str | TableCell]]:
+    """The share of certified images as a row of the metrics' table with `others` more columns, if there is one."""
+    share, known = record.number("certified_rate"), sum(row.certified is True for row in record.victims)
+    if share is None:
+        return []
+    ours = TableCell(percent(share), [f"{known} of {len(record.victims)}"], "ours")
+    return [["Images certified\N{NO-BREAK SPACE}↑", ours, *[ABSENT] * (others - 1)]]
 
 
 def _losses(record: RunRecord, chart: Chart) -> Panel:

@@ -24,6 +24,7 @@ from lit_recon.reporting.writing import LossCurve, Scalar, VictimRow
 _REMEDY = "restore the file or repeat the run"
 _IDENTITY = ("batch", "id", "label", "recovered_label")
 _FORMAT = ("name", "higher_is_better", "decimals", "unit")
+_CERTIFIED = {"true": True, "false": False, "": None}
 _CURVE = ("batch", "restart", "step", "loss")
 
 
@@ -79,12 +80,13 @@ def read_victims(path: Path) -> list[VictimRow]:
             VictimRow(
                 **{name: int(row.pop(name)) for name in _IDENTITY},
                 loss=float(row.pop("loss")),
+                certified=_CERTIFIED[row.pop("certified", "")],
                 scores={name: float(cell) if cell else None for name, cell in row.items()},
             )
             for row in rows
         ]
-    except ValueError as error:
-        raise _corrupt(path, f"must hold numbers: {error}") from error
+    except (KeyError, ValueError) as error:
+        raise _corrupt(path, f"must hold numbers, and true or false under certified: {error}") from error
 
 
 def read_losses(path: Path) -> list[LossCurve]:

@@ -158,6 +158,7 @@ class Card:
     title: str  # id and class of the image
     label_note: str  # the recovered label, where it is wrong
     closer: bool | None  # whether the reconstruction beats the nearest public image; None where that is not known
+    certified: bool | None  # whether the attack certifies the reconstruction; None: it gives no certificate
     target: str
     reconstruction: str
     nearest_public: str  # empty without public images
@@ -235,6 +236,7 @@ def _card(record: RunRecord, index: int, closer: Sequence[bool | None], rank: st
         title=f"#{row.id} · {class_name(record, row.label)}",
         label_note=label_note,
         closer=closer[index],
+        certified=row.certified,
         target=data_uri(record.targets[index]),
         reconstruction=data_uri(record.reconstructions[index]),
         nearest_public="" if record.nearest_public is None else data_uri(record.nearest_public[index]),

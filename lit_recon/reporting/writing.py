@@ -41,14 +41,20 @@ def write_metrics(folder: RunFolder, metrics: Mapping[str, Scalar], measures: Se
     write_text(folder.metrics, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+_CELLS = {True: "true", False: "false", None: ""}
+
+
 def write_victims(folder: RunFolder, rows: Sequence[VictimRow]) -> None:
     """Write `victims.csv`: identity, scores in the order of the first row, loss; a missing score is an empty cell."""
     names = list(rows[0].scores) if rows else []
     for row in rows:
         if list(row.scores) != names:
             raise ShapeError(f"every row needs the scores {names}; image {row.id} has {list(row.scores)}")
-    header = ["batch", "id", "label", "recovered_label", *names, "loss"]
-    cells = ([row.batch, row.id, row.label, row.recovered_label, *row.scores.values(), row.loss] for row in rows)
+    header = ["batch", "id", "label", "recovered_label", "certified", *names, "loss"]
+    cells = (
+        [row.batch, row.id, row.label, row.recovered_label, _CELLS[row.certified], *row.scores.values(), row.loss]
+        for row in rows
+    )
     write_text(folder.victims, csv_text(header, cells))
 
 
@@ -131,6 +137,7 @@ class VictimRow:
     recovered_label: int  # by the attack, or given to it
     loss: float  # attacker-visible, of the batch's reconstruction
     scores: Mapping[str, float | None]  # `rmse`, `nearest_public_rmse`, ...; None where a score is missing
+    certified: bool | None = None  # whether the attack knows that its image is the true one; None: no certificate
 
 
 def write_scores(
@@ -139,12 +146,21 @@ def write_scores(
     recovered_labels: Tensor,
     losses: Iterable[float],
     scores: Mapping[str, Iterable[float | None]],
+    certified: Sequence[bool] | None = None,
 ) -> None:
     """Write `victims.csv` of images that were attacked one by one, each a batch of its own; scores are `(n,)`."""
     columns = {name: [None if one is None else float(one) for one in own] for name, own in scores.items()}
     classes = zip(labels.tolist(), recovered_labels.tolist(), losses, strict=True)
     rows = [
-        VictimRow(index, index, label, recovered, float(loss), {name: own[index] for name, own in columns.items()})
+        VictimRow(
+            index,
+            index,
+            label,
+            recovered,
+            float(loss),
+            {name: own[index] for name, own in columns.items()},
+            None if certified is None else certified[index],
+        )
         for index, (label, recovered, loss) in enumerate(classes)
     ]
     write_victims(folder, rows)

@@ -18,7 +18,7 @@ from lit_recon.attacks.updates.features.matching import (
 )
 from lit_recon.attacks.updates.features.moments import MomentRecovery
 from lit_recon.attacks.updates.first_applicable import FirstApplicable
-from lit_recon.attacks.updates.gradient_matching.attack import GradientMatching, MatchingState
+from lit_recon.attacks.updates.gradient_matching.attack import GradientMatching
 from lit_recon.attacks.updates.gradient_matching.objectives import (
     FeaturesOnly,
     GlobalCosine,
@@ -51,6 +51,7 @@ from lit_recon.attacks.updates.gradient_matching.solvers import (
     StepDecay,
     TwoStages,
 )
+from lit_recon.attacks.updates.gradient_matching.state import MatchingState
 from lit_recon.attacks.updates.imprint.attack import RobbingTheFed
 from lit_recon.attacks.updates.labels.recovery import IDLG, HeadCounts, JointLabels, KnownLabels, LabelRecovery
 from lit_recon.attacks.updates.linear_layer.cocktail_party import CocktailPartyAttack

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
+import torch
 from torch import Tensor
 
-from lit_recon.attacks.base import Attack, AttackRun, Way
+from lit_recon.attacks.base import Attack, AttackRun, Way, not_certified, put
+from lit_recon.attacks.updates.gradient_matching.matching import update_distance
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.records import Observation, Reconstruction
 
@@ -17,6 +20,9 @@ class FirstApplicable(Attack):
 
     Applicability is known before the first iteration and without the true images: feature maps that the gradient does
     not determine, a missing layer, missing knowledge. The notes of a reconstruction begin with why others do not apply.
+
+    An attack that knows of some of its images that they are not the true ones (`Reconstruction.certified`) makes way to
+    the next applicable one, whose images replace those if the update of the batch is then closer to the observed one.
 
     Args:
         attacks: two or more, none itself such a list, the strongest first; the last must always be applicable.
@@ -36,13 +42,33 @@ class FirstApplicable(Attack):
 
     def begin(self, observations: Sequence[Observation], execution: Way | None = None) -> AttackRun:
         self.check(observations)
+        return self._begin(0, observations, execution)
+
+    def _begin(self, first: int, observations: Sequence[Observation], execution: Way | None) -> AttackRun:
+        """The first applicable attack from number `first` on, counted from 0."""
         reasons: list[str] = []
-        for attack in self.attacks[:-1]:
+        for number, attack in enumerate(self.attacks[first:-1], start=first):
             try:
-                return replace(attack.begin(observations, execution), reasons=tuple(reasons))
+                run = attack.begin(observations, execution)
             except (UnsupportedModelError, ThreatModelError) as error:
-                reasons.append(f"attack {len(reasons) + 1} of {len(self.attacks)} not applicable: {error}")
+                reasons.append(f"attack {number + 1} of {len(self.attacks)} not applicable: {error}")
+                continue
+            then = partial(self._make_way, number, run, execution)
+            return replace(run, reasons=tuple(reasons), then=then)
         return replace(self.last.begin(observations, execution), reasons=tuple(reasons))
+
+    def _make_way(
+        self, number: int, run: AttackRun, execution: Way | None, found: list[Reconstruction]
+    ) -> AttackRun | None:
+        """What follows on the results of attack `number`: its own further runs, then the next attack."""
+        following = run.then(found)
+        if following is not None:
+            return replace(following, then=partial(self._make_way, number, following, execution))
+        stuck = not_certified(found)
+        if not stuck:
+            return None
+        other = self._begin(number + 1, [run.observations[v] for v in stuck], execution)
+        return _tried(run.observations, found, stuck, other, f"attack {number + 2} of {len(self.attacks)}")
 
     def run(self, observations: Sequence[Observation]) -> list[Reconstruction]:
         return self.begin(observations).finish()
@@ -63,3 +89,54 @@ class FirstApplicable(Attack):
     @property
     def training_images(self) -> Mapping[str, Tensor]:
         return {path: seen for attack in self.attacks for path, seen in attack.training_images.items()}
+
+
+def _tried(
+    observations: Sequence[Observation], found: list[Reconstruction], stuck: list[int], run: AttackRun, name: str
+) -> AttackRun:
+    """The run of another attack on the victims `stuck`, and after it a choice between its results and `found`."""
+
+    def choose(theirs: list[Reconstruction]) -> list[Reconstruction]:
+        pairs = zip(stuck, theirs, strict=True)
+        return put(found, stuck, [_better(observations[v], found[v], other, name) for v, other in pairs])
+
+    def then(reached: list[Reconstruction]) -> AttackRun:
+        theirs = [reached[v] for v in stuck]
+        following = run.then(theirs)
+        if following is not None:
+            return _tried(observations, found, stuck, following, name)
+        return AttackRun(observations, partial(choose, theirs))
+
+    return replace(
+        run,
+        observations=observations,
+        compute=lambda: put(found, stuck, run.results()),
+        reasons=(),
+        then=then,
+        victims=stuck if run.victims is None else [stuck[i] for i in run.victims],
+    )
+
+
+def _better(seen: Observation, ours: Reconstruction, theirs: Reconstruction, name: str) -> Reconstruction:
+    """`ours`, with images of `theirs` for those that are not certified if that explains the update better."""
+    from scipy.optimize import linear_sum_assignment
+
+    assert ours.certified is not None
+    certified = ours.certified.to(ours.images.device)
+    # their versions of the certified images are left out, the others come in any order
+    apart = torch.cdist(ours.images[certified].flatten(1), theirs.images.flatten(1))
+    same = torch.as_tensor(linear_sum_assignment(apart.cpu().numpy())[1], device=certified.device)
+    others = torch.ones_like(certified)
+    others[same] = False
+    images, labels, known = ours.images.clone(), ours.labels.clone(), certified.clone()
+    images[~certified], labels[~certified] = theirs.images[others], theirs.labels[others].to(labels)
+    if theirs.certified is not None:
+        known[~certified] = theirs.certified[others].to(known)
+    before, after = (update_distance(seen, *pair) for pair in ((ours.images, ours.labels), (images, labels)))
+    what = f"{name} was tried for {int((~certified).sum())} images that are not certified"
+    if not after < before:
+        why = f"its images are left out, the update is no closer with them (1 - cos {after:.2g}, without {before:.2g})"
+        return replace(ours, notes=(*ours.notes, f"{what}: {why}"))
+    why = f"its images are taken, the update is closer with them (1 - cos {after:.2g}, without {before:.2g})"
+    notes = (*ours.notes, f"{what}: {why}", *theirs.notes)
+    return replace(ours, images=images, labels=labels, loss=theirs.loss, certified=known, notes=notes)

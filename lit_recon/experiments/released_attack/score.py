@@ -27,7 +27,7 @@ from lit_recon.metrics import (
     mse,
 )
 from lit_recon.metrics.baselines import NearestNeighborOracle
-from lit_recon.metrics.scores import scores_with_baselines
+from lit_recon.metrics.scores import certified_entries, scores_with_baselines
 from lit_recon.models import Backbone, load_backbone
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import format_score, percent
@@ -105,10 +105,7 @@ def score_targets(
     held_too = (scores["mse"] < scores["baseline_nearest_public_mse"]).double()
     metrics |= {"success_rate": float(success.mean()), "success_rate_held": float(held_too.mean())}
     if found.certified is not None:
-        there = scores["mse"][found.certified]
-        metrics["certified_rate"] = float(found.certified.double().mean())
-        metrics["certified_mse"] = float(there.mean()) if len(there) else None
-        metrics["certified_mse_max"] = float(there.max()) if len(there) else None
+        metrics |= certified_entries(found.certified, scores["mse"], "mse")
     metrics["label_accuracy"] = float((found.labels == split.targets.labels).double().mean())
     metrics |= {**curve, **fitted.facts}
     per_image = {
@@ -140,7 +137,8 @@ def write_targets(
         recovered_labels=found.labels,
         class_names=targets.class_names,
     )
-    write_scores(folder, targets.labels, found.labels, found.uncertainty, per_image)
+    certified = None if found.certified is None else found.certified.tolist()
+    write_scores(folder, targets.labels, found.labels, found.uncertainty, per_image, certified)
 
 
 def write_reconn(folder: RunFolder, split: InformedSplit, outcome: ReconnOutcome, facts: Mapping[str, Scalar]) -> None:

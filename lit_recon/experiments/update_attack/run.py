@@ -86,14 +86,17 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         record |= {"execution": module.execution, "processes": trainer.world_size}
         result = AttackResult(scored, record, module.measures, victims.class_names)
         rows = result.rows()
-        columns = ["batch", "id", "label", "recovered_label", "loss", *rows[0].scores]
-        cells = [[row.batch, row.id, row.label, row.recovered_label, row.loss, *row.scores.values()] for row in rows]
+        identity = ("batch", "id", "label", "recovered_label", "certified", "loss")
+        columns = [*identity, *rows[0].scores]
+        cells = [[*(getattr(row, name) for name in identity), *row.scores.values()] for row in rows]
         log_table(loggers, "victims", columns, cells)
         finish(loggers)
         result.write(folder)
         keys = ("rmse", "baseline_mean_image_rmse", "baseline_nearest_public_rmse")
         ours, mean, nearest = (f"{v:.3f}" if isinstance(v := record.get(key), float) else MISSING for key in keys)
         print(f"RMSE        {ours} (mean image {mean}, nearest public image {nearest})")
+        if "n_certified" in record:
+            print(f"certified   {record['n_certified']} of {record['n']} images")
         print(f"report      {folder.report}")
 
 

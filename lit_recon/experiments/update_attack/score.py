@@ -15,6 +15,7 @@ from torch import Tensor
 from lit_recon.data.batches import VictimBatches
 from lit_recon.measures import Measure
 from lit_recon.metrics.aggregate import recorded_error
+from lit_recon.metrics.scores import certified_entries
 from lit_recon.modules.attack_state import load_finished
 from lit_recon.modules.data import VictimDataModule
 from lit_recon.modules.scoring import ScoredBatch, score_batches
@@ -22,7 +23,7 @@ from lit_recon.modules.update_attack import UpdateAttackModule
 from lit_recon.reporting.pages import build_report
 from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.run_folder import RunFolder
-from lit_recon.reporting.wording import MISSING, format_score
+from lit_recon.reporting.wording import MISSING, format_score, percent
 from lit_recon.reporting.writing import (
     LossCurve,
     Scalar,
@@ -88,6 +89,11 @@ class AttackResult:
     def recovered_labels(self) -> Tensor:
         """Labels `(n,)` that the attack recovered or was given, in the order of `images`."""
         return torch.cat([part.scores.recovered_labels for part in self.batches])
+
+    @property
+    def certified(self) -> list[bool | None]:
+        """Whether the attack knows that an image of `images` is the true one; None where it gives no certificate."""
+        return [own for part in self.batches for own in part.certified]
 
     @cached_property
     def nearest_public(self) -> Tensor | None:
@@ -178,6 +184,8 @@ class AttackResult:
         ]
         n, clients = len(self.labels), len(self.batches)
         title = f"{n} image{'s' * (n > 1)} of {clients} client{'s' * (clients > 1)}"
+        if "n_certified" in self.record:
+            title += f", {self.record['n_certified']} certified"
         alone = ["A single client gives no interval: the error of the means is unknown."] if clients == 1 else []
         return "\n".join([title, *sized, *(f"note: {note}" for note in (*alone, *self.notes))])
 
@@ -216,9 +224,25 @@ def run_facts(scored: Sequence[ScoredBatch], device: str, notes: Sequence[str] =
         "seconds": sum(part.finished.seconds for part in scored),
         "seconds_per_iteration": seconds / timed if timed else None,
     }
+    certified = [own for part in scored for own in part.certified]
+    notes = list(notes)
+    if any(own is not None for own in certified):
+        errors = torch.cat([part.per_image["rmse"] for part in scored])
+        facts |= certified_entries(torch.tensor([own is True for own in certified]), errors, "rmse")
+        notes.append(_told(facts))
     if not timed:
         facts["seconds_per_iteration_reason"] = "the attack took a single step"
     return {**facts, "notes": list(dict.fromkeys([*notes, *found])), **environment(device)}
+
+
+def _told(facts: Mapping[str, Scalar]) -> str:
+    """A note on the certified images."""
+    names = ("certified_rate", "certified_rmse", "certified_rmse_max")
+    share, mean, largest = (value if isinstance(value := facts[name], float) else None for name in names)
+    told = f"For {percent(share)} of the reconstructions the attack certifies that they are the unknown images"
+    if mean is None:
+        return f"{told}."
+    return f"{told}: their mean RMSE is {format_score('rmse', mean)}, the largest {format_score('rmse', largest)}."
 
 
 def _features(scored: Sequence[ScoredBatch]) -> dict[str, torch.Tensor]:
@@ -235,9 +259,9 @@ def _rows(part: ScoredBatch, keys: Sequence[str]) -> list[VictimRow]:
     """One row per image of a batch, with these scores and the RMSE of the baselines."""
     own, batch = part.per_image, part.batch
     columns = {key: own.get(key) for key in keys} | {f"{name}_rmse": v["rmse"] for name, v in part.baselines.items()}
-    recovered, loss = part.scores.recovered_labels, part.finished.reconstruction.loss
+    recovered, loss, certified = part.scores.recovered_labels, part.finished.reconstruction.loss, part.certified
     rows = []
     for i, (identity, label) in enumerate(zip(batch.ids.tolist(), batch.labels.tolist(), strict=True)):
         scores = {name: None if values is None else float(values[i]) for name, values in columns.items()}
-        rows.append(VictimRow(batch.index, identity, label, int(recovered[i]), loss, scores))
+        rows.append(VictimRow(batch.index, identity, label, int(recovered[i]), loss, scores, certified[i]))
     return rows

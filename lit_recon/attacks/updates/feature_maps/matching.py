@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,13 +18,18 @@ from lit_recon.attacks.updates.feature_maps.recovery import (
     unfit,
 )
 from lit_recon.attacks.updates.feature_maps.upstream import KnownMaps, PinnedNetwork, follow_upstream
+from lit_recon.attacks.updates.gradient_matching.matching import update_distance
 from lit_recon.attacks.updates.labels.head import find_head, linear_calls, order_labels, require_cross_entropy
 from lit_recon.clients.gradient import pure_copy
 from lit_recon.errors import ConfigError, UnsupportedModelError
-from lit_recon.records import BatchNormMode, Observation
+from lit_recon.records import BatchNormMode, Observation, Reconstruction
 
 #: Largest 1 - cos between the maps of an image and the recovered maps for the image to be certified.
 ANGLE = 1e-5
+#: Largest 1 - cos between the update of a batch and the observed one for its images to be certified.
+EXPLAINED = 1e-3
+#: How the note on an image begins.
+_NOTE = "image "
 
 
 def arranged_labels(observation: Observation, images: Tensor, labels: Tensor) -> Tensor:
@@ -38,21 +45,34 @@ def arranged_labels(observation: Observation, images: Tensor, labels: Tensor) ->
 class InputMap:
     """Input maps `(n, c h w)` of a convolution for candidate images, of unit norm; later layers are not run.
 
+    Maps of `l` convolutions are divided by the root of `l` and concatenated, which makes half the squared distance of
+    two such vectors the mean of 1 - cos over the layers.
+
     Args:
         observation: of the public model; its parameters and buffers are read.
-        layer: name of the convolution.
+        layers: name of the convolution, or names of several.
         batch_norm: mode of BatchNorm layers, as in the client.
     """
 
-    def __init__(self, observation: Observation, layer: str, batch_norm: BatchNormMode) -> None:
-        self._module = _UpTo(pure_copy(observation.model, batch_norm), layer)
+    def __init__(self, observation: Observation, layers: str | Sequence[str], batch_norm: BatchNormMode) -> None:
+        names = [layers] if isinstance(layers, str) else list(layers)
+        self._module = _UpTo(pure_copy(observation.model, batch_norm), names)
         public = {**observation.parameters, **observation.buffers}
         self._public = {f"model.{name}": value for name, value in public.items()}
 
     def __call__(self, images: Tensor, norms: Tensor | None = None) -> Tensor:
-        """Maps of images `(n, c, h, w)` in [0, 1], divided by `norms (n, 1)` or by their own; differentiable."""
-        maps: Tensor = torch.func.functional_call(self._module, self._public, (images,)).flatten(1)
-        return nn.functional.normalize(maps, dim=1) if norms is None else maps / norms
+        """Maps of images `(n, c, h, w)` in [0, 1], divided by `norms (n, l)` or by their own; differentiable."""
+        reached: list[Tensor] = torch.func.functional_call(self._module, self._public, (images,))
+        return concatenated([maps.flatten(1) for maps in reached], norms)
+
+
+def concatenated(maps: Sequence[Tensor], norms: Tensor | None = None) -> Tensor:
+    """Maps `(n, c h w)` of `l` layers as one vector per image, divided by `norms (n, l)` or by their own."""
+    if norms is None:
+        parts = [nn.functional.normalize(part, dim=1) for part in maps]
+    else:
+        parts = [part / norm for part, norm in zip(maps, norms.split(1, dim=1), strict=True)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1) / len(parts) ** 0.5
 
 
 @dataclass(frozen=True)
@@ -67,7 +87,7 @@ class FeatureMapPenalty:
         input_map: the same layer's maps of candidates.
         weight: of the mean over examples of 1 - cos.
         notes: the maps found, and their certificate.
-        found_labels: labels in the order of the maps, where they are known.
+        known: maps of this and of later layers with the labels in their order, where they are known.
     """
 
     observation: Observation
@@ -77,7 +97,7 @@ class FeatureMapPenalty:
     input_map: InputMap
     weight: float
     notes: tuple[str, ...]
-    found_labels: Tensor | None = None
+    known: KnownMaps | None = None
 
     #: The penalty starts with the first iteration.
     start: float = 0.0
@@ -90,23 +110,75 @@ class FeatureMapPenalty:
         if isinstance(found, str):
             return replace(self, notes=(*self.notes, f"maps of earlier layers: none; {found}"))
         *_, layer = found.maps
-        maps = found.maps[layer].flatten(1)
-        norms = maps.norm(dim=1, keepdim=True)
         where = f"maps followed layer by layer up to {layer}, expected relative error {found.errors[layer]:.1g}"
+        notes = (*self.notes, f"{where}; {found.stopped}" if found.stopped else where)
+        return replace(self, notes=notes, known=found)._on([layer])
+
+    def on_all_layers(self) -> FeatureMapPenalty:
+        """The penalty on the mean over all layers whose maps are known."""
+        return self if self.known is None or len(self.known.maps) == 1 else self._on(list(self.known.maps))
+
+    def _on(self, layers: list[str]) -> FeatureMapPenalty:
+        assert self.known is not None
+        maps = [self.known.maps[layer].flatten(1) for layer in layers]
         return replace(
             self,
-            maps=maps / norms,
-            norms=norms,
-            input_map=InputMap(self.observation, layer, self.observation.operator.batch_norm),
-            notes=(*self.notes, f"{where}; {found.stopped}" if found.stopped else where),
-            found_labels=found.labels,
+            maps=concatenated(maps),
+            norms=torch.cat([part.norm(dim=1, keepdim=True) for part in maps], dim=1),
+            input_map=InputMap(self.observation, layers, self.observation.operator.batch_norm),
         )
 
-    def remarks(self, images: Tensor) -> tuple[str, ...]:
-        """Per image, whether its own maps are the recovered ones."""
+    def angles(self, images: Tensor) -> Tensor:
+        """1 - cos between the images' own maps and the recovered ones, `(n,)`, from rounding errors up to 1."""
         with torch.no_grad():
-            distances = 0.5 * (self.input_map(images).double() - self.maps.to(images).double()).square().sum(dim=1)
-        return tuple(f"image {i}: {_verdict(angle)}" for i, angle in enumerate(distances.tolist(), start=1))
+            return 0.5 * (self.input_map(images).double() - self.maps.to(images).double()).square().sum(dim=1)
+
+    def certificate(self, images: Tensor, labels: Tensor) -> tuple[Tensor, tuple[str, ...]]:
+        """Which images are certified, `(n,)` bool, and why the others are not.
+
+        An image is certified if its own maps are the recovered ones, and something else in the update confirms those:
+        the update of the whole batch, or, where other images of it have other maps, the head's gradient, see
+        `measured_maps`.
+        """
+        angles = self.angles(images)
+        own, reason = angles <= ANGLE, ""
+        if own.all():
+            distance = update_distance(self.observation, images, labels)
+            if not distance <= EXPLAINED:
+                reason = f"the update of the images is not the observed one (1 - cos {distance:.1g})"
+        elif self.known is None:
+            reason = "other images of its batch have other maps, so that the update cannot confirm these"
+        certified = torch.zeros_like(own) if reason else own
+        notes = []
+        for i in (~certified).nonzero().flatten().tolist():
+            angle = f"1 - cos {angles[i]:.1g}, at most {ANGLE:g}"
+            other = f"its maps are not the recovered ones ({angle})"
+            notes.append(f"{_NOTE}{i + 1}: not certified: {reason if own[i] else other}")
+        return certified, tuple(notes)
+
+    def closer(self, before: Reconstruction, after: Reconstruction, what: str) -> Reconstruction:
+        """`before` with the images of `after` whose maps are closer to the recovered ones; a note says how many."""
+        angles = self.angles(before.images)
+        better = self.angles(after.images) < angles
+        images = torch.where(better.view(-1, 1, 1, 1), after.images, before.images)
+        # statistics of a batch depend on all of its images
+        if not better.any() or float(self.angles(images).sum()) > float(angles.sum()):
+            return replace(before, notes=(*before.notes, f"{what}: no image is closer"))
+        labels = self.labels(images, torch.where(better, after.labels, before.labels))
+        certified, notes = self.certificate(images, labels)
+        kept = [note for note in before.notes if not note.startswith(_NOTE)]
+        won = f"{what}: {int(better.sum())} images are closer, {int(certified.sum())} of {len(labels)} certified"
+        return replace(
+            before, images=images, labels=labels, loss=after.loss, certified=certified, notes=(*kept, won, *notes)
+        )
+
+    def in_order(self, images: Tensor) -> Tensor:
+        """The permutation `(n,)` of images `(n, c, h, w)` that brings their maps closest to the recovered ones."""
+        from scipy.optimize import linear_sum_assignment
+
+        with torch.no_grad():
+            cosines = self.maps.to(images) @ self.input_map(images).T
+        return torch.as_tensor(linear_sum_assignment(-cosines.cpu().numpy())[1], device=images.device)
 
     def targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
         """The recovered maps, in any order."""
@@ -128,15 +200,9 @@ class FeatureMapPenalty:
 
     def labels(self, images: Tensor, labels: Tensor) -> Tensor:
         """The batch's labels `(n,)` in the order of the reconstructed images."""
-        if self.found_labels is not None:
-            return self.found_labels.to(labels)
+        if self.known is not None:
+            return self.known.labels.to(labels)
         return arranged_labels(self.observation, images, labels)
-
-
-def _verdict(angle: float) -> str:
-    if angle <= ANGLE:
-        return f"certified, its maps are the recovered ones (1 - cos {angle:.1g})"
-    return f"not certified: its maps are not the recovered ones (1 - cos {angle:.1g}, at most {ANGLE:g})"
 
 
 def nearest_maps(observation: Observation, recovered: RecoveredMaps, labels: Tensor) -> KnownMaps | str:
@@ -176,13 +242,22 @@ class MapMatching:
     Args:
         recovery: of the maps.
         weight: above 0, of the mean over examples of 1 - cos.
+        further: further starts while images are not certified, each with the maps of all known layers; certified images
+            stay as they are.
+        approach: iterations of gradient matching from whose images the first further start begins, in turn with random
+            images; 0: random images alone.
     """
 
-    def __init__(self, recovery: MapRecovery | None = None, weight: float = 1000.0) -> None:
-        if not weight > 0:
-            raise ConfigError(f"MapMatching needs a weight above 0; got {weight:g}")
+    def __init__(
+        self, recovery: MapRecovery | None = None, weight: float = 1000.0, further: int = 2, approach: int = 200
+    ) -> None:
+        if not weight > 0 or further < 0 or approach < 0:
+            raise ConfigError(
+                "MapMatching needs a weight above 0, and further and approach of at least 0; "
+                f"got {weight:g}, {further} and {approach}"
+            )
         self.recovery = recovery if recovery is not None else MapRecovery()
-        self.weight = weight
+        self.weight, self.further, self.approach = weight, further, approach
 
     def prepare(self, observation: Observation) -> FeatureMapPenalty:
         """Recover a victim's maps.
@@ -206,21 +281,22 @@ class _ReachedError(Exception):
 
 
 class _UpTo(nn.Module):
-    """The part of a model before one of its layers."""
+    """The part of a model before the last of some layers; returns the input of each."""
 
-    def __init__(self, model: nn.Module, layer: str) -> None:
+    def __init__(self, model: nn.Module, layers: Sequence[str]) -> None:
         super().__init__()
-        self.model = model
-        self._input: Tensor | None = None
-        model.get_submodule(layer).register_forward_pre_hook(self._stop)
+        self.model, self._layers = model, layers
+        self._inputs: dict[str, Tensor] = {}
+        for name in layers:
+            model.get_submodule(name).register_forward_pre_hook(partial(self._reach, name))
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> list[Tensor]:
         with contextlib.suppress(_ReachedError):
             self.model(images)
-        reached, self._input = self._input, None
-        assert reached is not None  # the recovery has found the layer in a forward pass
-        return reached
+        reached, self._inputs = self._inputs, {}
+        return [reached[name] for name in self._layers]  # the recovery has found the layers in a forward pass
 
-    def _stop(self, _: nn.Module, given: tuple[Any, ...]) -> None:
-        self._input = given[0]
-        raise _ReachedError
+    def _reach(self, name: str, _: nn.Module, given: tuple[Any, ...]) -> None:
+        self._inputs[name] = given[0]
+        if len(self._inputs) == len(self._layers):
+            raise _ReachedError

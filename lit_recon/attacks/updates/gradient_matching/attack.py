@@ -4,102 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import replace
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.base import Curve, Execution, SteppableAttack, Way
+from lit_recon.attacks.base import AttackRun, Execution, SteppableAttack, Way, not_certified, put
 from lit_recon.attacks.updates.feature_maps.matching import FeatureMapPenalty, MapMatching
 from lit_recon.attacks.updates.features.matching import FeatureMatching, FeaturePenalty
 from lit_recon.attacks.updates.gradient_matching.matching import Compilation, Matching
 from lit_recon.attacks.updates.gradient_matching.objectives import GlobalCosine, Objective
-from lit_recon.attacks.updates.gradient_matching.parametrizations import Parametrization, Pixels, Restart, Variables
-from lit_recon.attacks.updates.gradient_matching.priors import BatchNormPrior, GroupConsistency, Prior
+from lit_recon.attacks.updates.gradient_matching.parametrizations import Parametrization, Pixels, Restart
+from lit_recon.attacks.updates.gradient_matching.priors import BatchNormPrior, GroupConsistency, Prior, TotalVariation
 from lit_recon.attacks.updates.gradient_matching.solvers import Adam, Solver, TwoStages
+from lit_recon.attacks.updates.gradient_matching.state import MatchingState, Problem
 from lit_recon.attacks.updates.labels.recovery import HeadCounts, LabelRecovery
 from lit_recon.errors import ConfigError
 from lit_recon.records import Observation, Reconstruction
-
-
-@dataclass
-class Problem:
-    """One restart on one victim: its variables, its optimizer and its best iterate."""
-
-    restart: Restart
-    labels: Tensor
-    variables: Variables
-    optimizer: torch.optim.Optimizer
-    feature_penalty: FeaturePenalty | FeatureMapPenalty | None = None
-    feature_targets: Tensor | None = None
-    best_loss: float = float("inf")
-    best_matching: float = float("inf")
-    best_images: Tensor | None = None
-    best_labels: Tensor | None = None
-    diverged_at: int | None = None
-    set_aside: bool = False
-    trace: Curve = field(default_factory=dict)
-
-    def feature_term(self, images: Tensor, progress: float) -> Tensor:
-        """The penalty of recovered features, which are assigned to candidates when it starts."""
-        penalty = self.feature_penalty
-        if penalty is None or progress < penalty.start:
-            return images.new_zeros(())
-        if self.feature_targets is None:
-            self.feature_targets = penalty.targets(images, self.labels if "labels" not in self.variables else None)
-        return penalty.penalty(images, self.feature_targets)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that changes while the attack runs."""
-        fixed = ("restart", "optimizer", "feature_penalty")
-        changing = {name: value for name, value in vars(self).items() if name not in fixed}
-        return {**changing, "optimizer": self.optimizer.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()` of the same problem."""
-        changing = dict(state)
-        for name, value in changing.pop("variables").items():
-            self.variables[name].data.copy_(value)
-        self.optimizer.load_state_dict(changing.pop("optimizer"))
-        device = self.labels.device
-        for name, value in changing.items():
-            setattr(self, name, value.to(device) if isinstance(value, Tensor) else value)
-
-
-@dataclass
-class MatchingState:
-    """A running attack: its problems (`r` restarts of each victim in turn), the data term, and notes per victim."""
-
-    problems: list[Problem]
-    matching: Matching
-    notes: list[tuple[str, ...]]
-    step: int = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        problems = [problem.state_dict() for problem in self.problems]
-        return {"step": self.step, "execution": self.matching.execution, "problems": problems}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.step, self.matching.execution = state["step"], state["execution"]
-        for problem, saved in zip(self.problems, state["problems"], strict=True):
-            problem.load_state_dict(saved)
-
-    @property
-    def going(self) -> list[int]:
-        """Numbers of the problems that are not set aside."""
-        return [i for i, problem in enumerate(self.problems) if not problem.set_aside]
-
-    @property
-    def loss(self) -> float:
-        """Mean of their lowest losses so far."""
-        return sum(self.problems[i].best_loss for i in self.going) / len(self.going)
-
-    @property
-    def curves(self) -> list[list[Curve]]:
-        traces = [problem.trace for problem in self.problems]
-        n = len(traces) // len(self.notes)
-        return [traces[first : first + n] for first in range(0, len(traces), n)]
 
 
 class GradientMatching(SteppableAttack[MatchingState]):
@@ -195,7 +118,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
         return "loop" if self.execution == "auto" and n_victims * self.restarts == 1 else self.execution
 
     def measured_execution(self, observations: Sequence[Observation]) -> Way:
-        state = self.init(observations)
+        state = self._set_up(observations, following=False)
         self.advance(state)
         return "vmap" if state.matching.execution == "vmap" else "loop"
 
@@ -208,33 +131,114 @@ class GradientMatching(SteppableAttack[MatchingState]):
             for seen in observations:
                 self.network_prior.targets(seen)
 
+    def rehearse(self, observations: Sequence[Observation]) -> None:
+        self.check(observations)
+        self._set_up(observations, following=False)
+
+    def begin(self, observations: Sequence[Observation], execution: Way | None = None) -> AttackRun:
+        run = super().begin(observations, execution)
+        return replace(run, then=partial(self._further, run, 1))
+
     def init(self, observations: Sequence[Observation]) -> MatchingState:
         """Recover labels and features, and draw candidates for every restart of every victim."""
+        return self._set_up(observations, following=True)
+
+    def _set_up(self, observations: Sequence[Observation], following: bool) -> MatchingState:
+        """The state before the first iteration; `following`: recovered maps are followed towards the images."""
         problems: list[Problem] = []
         notes: list[tuple[str, ...]] = []
         for seen in observations:
             # features first: if they cannot be recovered, another attack may take over before labels are recovered
             penalty = None if self.features is None else self.features.prepare(seen)
             labels, remarks = self.labels(seen)
-            if penalty is not None and not self.labels.optimised:
+            if penalty is not None and following and not self.labels.optimised:
                 penalty = penalty.with_labels(labels)
             notes.append(remarks if penalty is None else (*remarks, *penalty.notes))
             condition = None if penalty is None or not self.parametrization.conditioned else penalty.condition(labels)
             for number in range(self.restarts):
-                restart = Restart(seen, self.seed + number, condition)
-                variables = self.parametrization.start(restart)
-                if self.labels.optimised:
-                    generator = torch.Generator().manual_seed(restart.seed)
-                    variables["labels"] = self.labels.initial_logits(seen, generator).to(labels.device)
-                for value in variables.values():
-                    value.requires_grad_()
-                optimizer = self.solver.optimizer(variables)
-                # an image conditioned on a feature is matched to the same feature
                 own = None if penalty is None else penalty.for_restart(number)
-                problems.append(Problem(restart, labels, variables, optimizer, own, condition))
-        seen_by = [problem.restart.observation for problem in problems]
+                problems.append(self._problem(Restart(seen, self.seed + number, condition), labels, own))
+        return self._state(problems, notes)
+
+    def _problem(
+        self,
+        restart: Restart,
+        labels: Tensor,
+        penalty: FeaturePenalty | FeatureMapPenalty | None,
+        start: Tensor | None = None,
+    ) -> Problem:
+        """A restart that begins with the images `start` `(n, c, h, w)`, by default with those drawn by its seed."""
+        seen = restart.observation
+        variables = self.parametrization.start(restart)
+        if start is not None and isinstance(self.parametrization, Pixels):
+            variables = self.parametrization.of(start, seen)
+        if self.labels.optimised:
+            generator = torch.Generator().manual_seed(restart.seed)
+            variables["labels"] = self.labels.initial_logits(seen, generator).to(labels.device)
+        for value in variables.values():
+            value.requires_grad_()
+        # an image conditioned on a feature is matched to the same feature
+        return Problem(restart, labels, variables, self.solver.optimizer(variables), penalty, restart.features)
+
+    def _state(self, problems: list[Problem], notes: list[tuple[str, ...]]) -> MatchingState:
+        seen = [problem.restart.observation for problem in problems]
         how = (self.labels.optimised, self.execution, self.compilation)
-        return MatchingState(problems, Matching(seen_by, self.objective, self.network_prior, *how), notes)
+        return MatchingState(problems, Matching(seen, self.objective, self.network_prior, *how), notes)
+
+    def _further(self, first: AttackRun, number: int, found: list[Reconstruction]) -> AttackRun | None:
+        """Further start `number`, from 1, for the victims of `first` with images not certified; None: there is none."""
+        maps, stuck = self.features, not_certified(found)
+        if not isinstance(maps, MapMatching) or number > maps.further or not stuck:
+            return None
+        start = partial(self._start_again, first, number, found)
+        if not (number % 2 and maps.approach and isinstance(self.parametrization, Pixels)):
+            return start(None)
+        seen = [first.observations[v] for v in stuck]
+        match = GradientMatching(
+            GlobalCosine(), [TotalVariation(0.01)], labels=self.labels, steps=maps.approach, seed=self.seed
+        )
+        run = match.begin(seen)
+        return replace(
+            run,
+            observations=first.observations,
+            compute=lambda: put(found, stuck, run.results()),
+            victims=stuck,
+            then=start,
+        )
+
+    def _start_again(
+        self, first: AttackRun, number: int, found: list[Reconstruction], near: list[Reconstruction] | None
+    ) -> AttackRun:
+        """A further start from random images, or from those of `near`, on the maps of all known layers."""
+        stuck, problems, penalties = not_certified(found), [], []
+        assert isinstance(first.state, MatchingState)
+        for v in stuck:
+            before, certified = first.state.problems[v * self.restarts], found[v].certified
+            penalty = before.feature_penalty
+            assert isinstance(penalty, FeatureMapPenalty)
+            assert certified is not None
+            start = None if near is None else near[v].images[penalty.in_order(near[v].images)]
+            restart = before.restart._replace(seed=self.seed + self.restarts + number - 1)
+            problems.append(self._problem(restart, before.labels, penalty.on_all_layers(), start))
+            problems[-1].kept = (certified.view(-1, 1, 1, 1), found[v].images)
+            penalties.append(penalty)
+        again = self._state(problems, [()] * len(stuck))
+        remark = f"further start {number}, from {'random images' if near is None else 'images that match the gradient'}"
+
+        def compute() -> list[Reconstruction]:
+            old = [found[v] for v in stuck]
+            pairs = zip(penalties, old, self.result(again), strict=True)
+            return put(found, stuck, [penalty.closer(before, after, remark) for penalty, before, after in pairs])
+
+        return replace(
+            first,
+            compute=compute,
+            state=again,
+            advance=partial(self.advance, again),
+            reasons=(),
+            then=partial(self._further, first, number + 1),
+            victims=stuck,
+        )
 
     def step(self, state: MatchingState) -> None:
         progress = state.step / self.steps
@@ -257,7 +261,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
         self._evaluate(state, state.going, final=True)
         results: list[Reconstruction] = []
         for v, remarks in enumerate(state.notes):
-            restarts = state.problems[v * self.restarts : (v + 1) * self.restarts]
+            restarts = state.problems[v * state.restarts : (v + 1) * state.restarts]
             chosen = min((p for p in restarts if not p.set_aside), key=lambda problem: problem.best_matching)
             if chosen.best_images is None or chosen.best_labels is None:
                 raise ConfigError(
@@ -265,19 +269,22 @@ class GradientMatching(SteppableAttack[MatchingState]):
                 )
             diverged = [problem.diverged_at for problem in restarts if problem.diverged_at is not None]
             if diverged:
-                how = f"{len(diverged)} of {self.restarts} restarts diverged, first at step {min(diverged)}"
+                how = f"{len(diverged)} of {state.restarts} restarts diverged, first at step {min(diverged)}"
                 remarks = (*remarks, how)
-            images, labels, features = chosen.best_images, chosen.best_labels, None
+            images, labels = chosen.best_images, chosen.best_labels
+            features = certified = None
             if (penalty := chosen.feature_penalty) is not None:
                 labels, features = penalty.labels(images, labels), penalty.features
-                remarks = (*remarks, *penalty.remarks(images))
-            results.append(Reconstruction(images, labels, chosen.best_matching, chosen.trace, remarks, features))
+                certified, own = penalty.certificate(images, labels)
+                remarks = (*remarks, *own)
+            loss, trace = chosen.best_matching, chosen.trace
+            results.append(Reconstruction(images, labels, loss, trace, remarks, features, certified))
         return results
 
     def _narrow(self, state: MatchingState) -> None:
         """Stop all restarts of every victim except the one with the least matching loss so far."""
-        for first in range(0, len(state.problems), self.restarts):
-            restarts = state.problems[first : first + self.restarts]
+        for first in range(0, len(state.problems), state.restarts):
+            restarts = state.problems[first : first + state.restarts]
             best = min((p for p in restarts if not p.set_aside), key=lambda problem: problem.best_matching)
             for problem in restarts:
                 problem.set_aside = problem is not best
@@ -289,7 +296,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
         for problem in chosen:
             for name, variable in problem.variables.items():
                 variable.requires_grad_(self.parametrization.moves(name, progress))
-        drawn = torch.stack([self.parametrization.images(p.variables, p.restart) for p in chosen])
+        drawn = torch.stack([p.images(self.parametrization) for p in chosen])
         labels = torch.stack([p.variables["labels"].detach() if self.labels.optimised else p.labels for p in chosen])
         images = drawn.detach().requires_grad_()
         evaluation = state.matching(images, labels, which)
@@ -297,7 +304,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
         if self.network_prior is not None:
             terms["batch_norm"] = evaluation.penalty
         for prior in self.image_priors:
-            value = prior(images, chosen[0].restart.observation.normalization, self.restarts, progress)
+            value = prior(images, chosen[0].restart.observation.normalization, state.restarts, progress)
             terms[type(prior).__name__] = prior.weight * value
         if self.features is not None:
             pairs = zip(chosen, images, strict=True)

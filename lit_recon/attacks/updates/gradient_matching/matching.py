@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lit_recon.attacks.base import Execution, Way
-from lit_recon.attacks.updates.gradient_matching.objectives import Objective, ObservedUpdate
+from lit_recon.attacks.updates.gradient_matching.objectives import GlobalCosine, Objective, ObservedUpdate
 from lit_recon.attacks.updates.gradient_matching.priors import BatchNormPrior
 from lit_recon.clients.aggregate import one_client
 from lit_recon.defenses import simulated_gradient
@@ -155,6 +155,13 @@ class Matching:
         derivative = torch.func.grad(self._loss, argnums=(0, 1) if self.soft else (0,), has_aux=True)
         gradients, (matching, penalty) = derivative(images, labels, target, known, "functional")
         return matching, penalty, gradients
+
+
+def update_distance(observation: Observation, images: Tensor, labels: Tensor) -> float:
+    """1 - cos between the simulated release of images with labels `(n,)` and the observed one, in [0, 2]."""
+    matching, target = Matching([observation], GlobalCosine(), None), ObservedUpdate.of(observation.update)
+    with torch.enable_grad():
+        return float(matching._loss(images.detach(), labels, target, {}, "no")[0])
 
 
 def _stack(values: list[Any]) -> Any:

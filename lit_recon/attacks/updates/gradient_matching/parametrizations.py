@@ -84,6 +84,11 @@ class Pixels(Parametrization):
         self.project(variables, seen)
         return variables
 
+    def of(self, images: Tensor, observation: Observation) -> Variables:
+        """The variables of images `(n, c, h, w)`."""
+        mean, std = observation.normalization.tensors(images)
+        return {"pixels": ((images - mean) / std).to(observation.like.device)}
+
     def images(self, variables: Variables, restart: Restart) -> Tensor:
         mean, std = restart.observation.normalization.tensors(variables["pixels"])
         return variables["pixels"] * std + mean

@@ -45,7 +45,8 @@ def test_without_a_file_everything_has_a_default(parser: ArgumentParser) -> None
     assert isinstance(built.attack, GradientMatching)
     assert isinstance(built.data, Digits)
     assert built.backbone.trunk is None
-    assert written["victims"] == {"n": 50, "batch_size": 1, "distinct_labels": True, "seed": 0, "n_public": None}
+    victims = {"n": 50, "pool": "evaluation", "batch_size": 1, "distinct_labels": True, "seed": 0, "n_public": None}
+    assert written["victims"] == victims
 
 
 def test_a_file_names_the_run_and_options_override_it(parser: ArgumentParser, tmp_path: Path) -> None:

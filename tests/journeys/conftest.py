@@ -38,7 +38,7 @@ def small() -> list[str]:
     """The demonstration with two victims and fewer iterations."""
     path = ROOT / "configs" / "attack" / "demo_digits.yaml"
     changes = ["--victims.n", "2", "--attack.steps", "150", "--attack.restarts", "1", "--clients_per_batch", "1"]
-    return ["run", "--config", str(path), *changes]
+    return ["run", "--config", str(path), "--victims.pool", "all", *changes]
 
 
 @pytest.fixture(scope="session")

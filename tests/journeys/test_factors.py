@@ -19,7 +19,7 @@ from lit_recon.experiments.released_attack import run as reconn_run
 Run = Callable[..., tuple[int, str, str]]
 SMALL: dict[str, Any] = {
     "name": "small",
-    "split": {"fixed": 60, "shadow": 90, "targets": 12},
+    "split": {"fixed": 60, "shadow": 90, "targets": 12, "pool": "all"},
     "network": {"class_path": "ReleasedMLP", "init_args": {"hidden": [10], "activation": "elu"}},
     "descent": {"steps": 20, "lr": 0.2, "momentum": 0.9},
     "execution": "batched_mlp",

@@ -30,13 +30,24 @@ class Prior(ABC):
 class TotalVariation(Prior):
     """Mean absolute difference of neighbouring pixels, summed over both directions, in normalized units.
 
+    Args:
+        weight: multiplies the penalty.
+        until: share of the iterations over which the penalty falls linearly to 0; default: it does not fall.
+
     Source: [Geiping2020] (anisotropic total variation).
     """
 
+    def __init__(self, weight: float, until: float | None = None) -> None:
+        super().__init__(weight)
+        if until is not None and not 0 < until <= 1:
+            raise ConfigError(f"TotalVariation needs `until` above 0 and at most 1; got {until:g}")
+        self.until = until
+
     def __call__(self, images: Tensor, normalization: Normalization, restarts: int, progress: float) -> Tensor:
+        share = 1.0 if self.until is None else max(0.0, 1 - progress / self.until)
         scaled = images / normalization.tensors(images)[1]
         across, down = (scaled.diff(dim=axis).abs().flatten(1).mean(1) for axis in (-1, -2))
-        return across + down
+        return share * (across + down)
 
 
 class SquaredNorm(Prior):

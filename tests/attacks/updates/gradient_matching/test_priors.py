@@ -44,6 +44,16 @@ def test_flat_images_have_no_variation() -> None:
     assert not TotalVariation(1.0)(torch.full((2, 1, 2, 5, 5), 0.3), GREY, 1, 0.0).any()
 
 
+def test_total_variation_falls_to_zero() -> None:
+    images = torch.rand(2, 1, 2, 5, 5, generator=torch.Generator().manual_seed(0))
+    whole = TotalVariation(1.0)(images, GREY, 1, 0.7)
+    for progress, share in ((0.0, 1.0), (0.1, 0.75), (0.4, 0.0), (0.9, 0.0)):
+        found = TotalVariation(1.0, until=0.4)(images, GREY, 1, progress)
+        assert torch.allclose(found, share * whole, atol=1e-7)
+    with pytest.raises(ConfigError, match="`until` above 0 and at most 1; got 0"):
+        TotalVariation(1.0, until=0.0)
+
+
 def test_squared_norm_is_zero_at_the_mean_image(images: torch.Tensor) -> None:
     mean = torch.tensor(GREY.mean, dtype=torch.float64).view(2, 1, 1).expand(1, 3, 2, 5, 4)
     assert float(SquaredNorm(1.0)(mean, GREY, 1, 0.0)) == pytest.approx(0, abs=1e-12)

@@ -1,4 +1,4 @@
-"""The code blocks of the README and the documentation: Python is executed, every command line is read by its command.
+"""The README and the documentation: Python is executed, command lines are read by their commands, numbers by records.
 
 Commands are not run: some take hours. Reading one refuses unknown options, values out of range, and files that are
 not there.
@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.docs import PAGES, examine_pages
+from benchmarks.docs.figures import Figures
 from lit_recon import cli
 from lit_recon.cli.entry import Command
 from lit_recon.errors import MissingDataError
 from lit_recon.experiments.configuration import instantiated, resolved
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 #: Stand in for the reader's own folder and files.
 PLACEHOLDERS = {"DIR": "data", "FILE": "file.safetensors"}
@@ -84,3 +85,9 @@ def test_python_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for name, text in blocks("python"):  # a block goes on where the one before it ended
         if name == page:
             exec(compile(text, page, "exec"), names)
+
+
+def test_measured_numbers_are_those_of_the_records() -> None:
+    """`python -m benchmarks.docs --write` replaces numbers; a number without a record needs a mark, or goes."""
+    wrong = [f"{page.path.name}:{line}: {text}" for page in examine_pages(Figures()) for line, text in page.problems]
+    assert wrong == []

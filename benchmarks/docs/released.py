@@ -1,0 +1,163 @@
+"""Tables of attacks on released models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from benchmarks.docs.figures import Content, shown
+from benchmarks.docs.tables import configuration, markdown, metrics_of, row_of, select, table
+
+_NEAREST = {
+    "nearest of all other images": "oracle_mse",
+    "nearest that the adversary holds": "baseline_nearest_public_mse",
+}
+_BASELINES = {**_NEAREST, "mean image": "baseline_mean_image_mse"}
+
+
+def _mse(value: float | None) -> str:
+    """A mean squared error with four decimals, unless it is too small for them."""
+    return shown(value, ".4f" if value is None or value >= 5e-4 else "error")
+
+
+def _retraining(records: Sequence[Content]) -> str:
+    """Draws of one setting and, where there are several, all of their images together."""
+    draws = [metrics_of(record) for record in records]
+    images = sum(draw["n"] for draw in draws)
+    certified = [round(draw["certified_rate"] * draw["n"]) for draw in draws]
+    rows = [
+        [
+            str(n),
+            f"{sure} of {draw['n']}",
+            *(_mse(draw[key]) for key in ("certified_mse", "certified_mse_max", "mse", *_BASELINES.values())),
+            shown(row_of(record)["cpu_seconds"], ".0f"),
+        ]
+        for n, (draw, sure, record) in enumerate(zip(draws, certified, records, strict=True))
+    ]
+    if len(draws) > 1:
+        shares = [sum(draw[key] * draw["n"] for draw in draws) / images for key in ("mse", *_BASELINES.values())]
+        found = [(draw["certified_mse"] or 0.0) * sure for draw, sure in zip(draws, certified, strict=True)]
+        worst = max((draw["certified_mse_max"] or 0.0 for draw in draws), default=None)
+        pooled = [sum(found) / max(1, sum(certified)), worst, *shares]
+        rows.append(["all", f"{sum(certified)} of {images}", *map(_mse, pooled)])
+    header = ["draw", "certified", "their MSE", "largest", "MSE of all", *_BASELINES, "seconds of CPU"]
+    return markdown(header, rows)
+
+
+table("mnist_retraining", "mnist_retraining_*")(_retraining)
+table("cifar10_retraining", "cifar10_retraining_*")(_retraining)
+
+
+@table("digits_demo", "digits_demo")
+def digits_demo(record: Content) -> str:
+    return _retraining([record])
+
+
+@table("mnist_small", "mnist_small")
+def mnist_small(record: Content) -> str:
+    found = metrics_of(record)
+    curve = {int(key.split("_")[2]): value for key, value in found.items() if key.startswith("mse_at_")}
+    curve[found["n_shadow"]] = found["mse"]
+    rows = [[f"{n:,} shadow models", _mse(value)] for n, value in sorted(curve.items())]
+    rows += [[title, _mse(found[key])] for title, key in _BASELINES.items()]
+    return markdown(["", "MSE"], rows)
+
+
+@table("rero_digits", "rero_digits")
+def rero_digits(record: Content) -> str:
+    """Error and identification of one among candidates by budget, with the tight bound in brackets."""
+    found, rows = metrics_of(record), row_of(record)["tables"]["rero"]
+    candidates = sorted({row["candidates"] for row in rows if "candidates" in row})
+    titles = {"plain": "none, no clipping", "unknown_initialization": "the same, initial weights unknown"}
+    titles["clipped"] = "clipped, no noise"
+    lines = []
+    for cell in dict.fromkeys(row["cell"] for row in rows):
+        same = select(rows, cell=cell)
+        first, chances = same[0], []
+        for count in candidates:
+            [row] = select(same, candidates=count)
+            bound = f" ({shown(row['tight'], '.3f')})" if "tight" in row else ""
+            chances.append(shown(row["success_rate"], ".3f") + bound if "success_rate" in row else "")
+        epsilon = titles.get(cell) or f"{first['epsilon']:,.0f}"
+        noise = shown(first["noise_multiplier"], ".4g") if "noise_multiplier" in first else ""
+        lines.append([epsilon, noise, _mse(first["mse"]), shown(first["accuracy"], ".1%"), *chances])
+    header = ["epsilon", "noise multiplier", "MSE", "accuracy", *(f"identifies 1 of {n}" for n in candidates)]
+    mean, nearest = _mse(found["baseline_mean_image_mse"]), _mse(found["oracle_mse"])
+    below = f"{found['comparisons_below']} of {found['comparisons']} comparisons are below their bound"
+    note = f"The mean image has an MSE of {mean}, the nearest other image {nearest}; {below}."
+    return f"{markdown(header, lines)}\n\n{note}"
+
+
+def _glm(record: Content) -> list[list[str]]:
+    """One row for each model of a run of `reconn.py glm`."""
+    found, settings = metrics_of(record), configuration(f"reconn/{record['name']}.yaml")
+    rows = []
+    for name in ("", *settings.get("beside", {})):
+        chosen = settings["beside"][name] if name else settings["regression"]
+        options = ", ".join(f"{key}={value}" for key, value in chosen.get("init_args", {}).items())
+        start = f"{name}." if name else ""
+        errors = ("max_error_median", "max_error_worst", "error_estimate_median")
+        median, worst, estimate = (shown(found.get(f"{start}{key}"), ".1e") for key in errors)
+        exact = shown(found[f"{start}exact_share"], ".0%")
+        refused = f"{found[f'{start}refused']} of {found['n']}"
+        rows.append(
+            [f"`{record['name']}`", f"`{chosen['class_path']}({options})`", median, worst, exact, estimate, refused]
+        )
+    return rows
+
+
+def _closed_forms(*records: Content) -> str:
+    header = ["run", "model", "median", "worst", "exact", "estimate, median", "refused"]
+    return markdown(header, [row for record in records for row in _glm(record)])
+
+
+table("glm_digits", "glm_digits_linear", "glm_digits_poisson", "glm_digits_interpolated")(_closed_forms)
+table("glm_mnist", "glm_mnist_logistic", "glm_mnist_odd")(_closed_forms)
+
+
+@table("membership_digits", "membership_digits")
+def membership_digits(record: Content) -> str:
+    found = metrics_of(record)
+    attacks = {
+        "train_both": "train on both",
+        "loss": "compare losses",
+        "calibrated_loss": "compare losses with the usual",
+        "reconstruction": "reconstruct",
+    }
+
+    def interval(key: str) -> str:
+        low, high = (shown(found[f"{key}_{end}"], ".2f") for end in ("low", "high"))
+        return f"{shown(found[key], '.2f')} ({low} to {high})"
+
+    rows = [
+        [title, *(interval(f"{weights}.{name}.{m}") for weights in ("known", "fresh") for m in ("advantage", "auc"))]
+        for name, title in attacks.items()
+    ]
+    header = ["attack", "advantage, known", "AUC, known", "advantage, unknown", "AUC, unknown"]
+    implied = shown(found["known.reconstruction.implied_share"], ".0%")
+    note = (
+        f"{found['n']} games, 95 % intervals. With known initial weights {implied} of the reconstructions were close "
+        "enough that the guess had to be correct."
+    )
+    return f"{markdown(header, rows)}\n\n{note}"
+
+
+@table("factors_digits", "factors_digits")
+def factors_digits(record: Content) -> str:
+    """MSE by factor and value, with the accuracy of the released models in brackets."""
+    rows: Sequence[Mapping[str, Any]] = row_of(record)["tables"]["factors"]
+    settings = configuration("reconn/factors_digits.yaml")["factors"]
+    base, *others = rows
+    lines = []
+    for factor, series in dict.fromkeys((row["factor"], row.get("series", "")) for row in others):
+        same = [row for row in others if (row["factor"], row.get("series", "")) == (factor, series)]
+        cells = ", ".join(f"{row['value']}: {_mse(row['mse'])} ({shown(row['accuracy'], '.0%')})" for row in same)
+        lines.append([settings[factor]["title"] + (f", {series}" if series else ""), cells])
+    errors = [row["mse"] for row in others if row["factor"] == "seed"]
+    note = (
+        f"The base has an MSE of {_mse(base['mse'])}, the nearest other image {_mse(base['oracle_mse'])}, the mean "
+        f"image {_mse(base['baseline_mean_image_mse'])}. Over initial weights of {len(errors)} seeds the mean is "
+        f"{_mse(fmean(errors))}, the range {_mse(min(errors))} to {_mse(max(errors))}."
+    )
+    return f"{markdown(['factor', 'MSE, and accuracy of the released models'], lines)}\n\n{note}"

@@ -1,0 +1,81 @@
+"""Tables of time and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from benchmarks.docs.figures import Content, shown
+from benchmarks.docs.tables import markdown, table
+
+
+def _times(spread: Mapping[str, float], spec: str = ".1f") -> str:
+    return f"{shown(spread['median'], spec)} ({shown(spread['min'], spec)} to {shown(spread['max'], spec)})"
+
+
+@table("iteration", "iteration")
+def iteration(record: Content) -> str:
+    ways = list(dict.fromkeys(way for row in record["rows"] for way in row["ratio"]))
+    rows = [
+        [row["batch_norm"], str(row["batch"]), *(_times(row["ratio"][way]) for way in ways)] for row in record["rows"]
+    ]
+    return markdown(["BatchNorm", "batch", *ways], rows)
+
+
+@table("trainer", "trainer")
+def trainer(record: Content) -> str:
+    [row] = record["rows"]
+    titles = {"between_iterations": "between two iterations", "whole_iterations": "whole iterations"}
+    return markdown(["", "share of an iteration"], [[title, _times(row[key], ".2%")] for key, title in titles.items()])
+
+
+@table("features_speed", "features")
+def features_speed(record: Content) -> str:
+    rows = [
+        [
+            row["activation"],
+            str(row["batch"]),
+            f"`{method}`",
+            shown(row["seconds"][method]["median"], ".2f"),
+            shown(row["span_error"][method]),
+        ]
+        for row in record["rows"]
+        for method in row["span_error"]
+    ]
+    return markdown(["activation", "batch", "recovery", "seconds", "part of a true feature outside the span"], rows)
+
+
+@table("shadows", "shadows")
+def shadows(record: Content) -> str:
+    rows = [
+        [
+            row["images"],
+            f"{row['known_images']:,}",
+            *(shown(1 / row["ratio"]["batched_mlp"][key], ".1f") for key in keys),
+        ]
+        for keys in [("median", "max", "min")]
+        for row in record["rows"]
+        if "batched_mlp" in row.get("ratio", {})
+    ]
+    return markdown(["images", "known images", "times as fast, median", "least", "most"], rows)
+
+
+@table("linear_shadows", "linear_shadows")
+def linear_shadows(record: Content) -> str:
+    """Speed of shadow models by linear response, and the attack that learns from either kind."""
+    speed = next(row for row in record["rows"] if "models_per_second" in row)
+    [memory] = [row["memory"] for row in record["rows"] if "memory" in row]
+    attack = next(row for row in record["rows"] if "mse_linear" in row)
+    return markdown(
+        ["", "exact training", "linear response"],
+        [
+            ["models a second", *(shown(speed["models_per_second"][way], ".3g") for way in ("exact", "linear"))],
+            ["seconds once, for path and Hessians", "", shown(speed["seconds_once"]["median"], ".0f")],
+            ["MiB at most", "", shown(max(row["peak_mib"] for row in memory), ".0f")],
+            ["relative error of a difference, median", "", shown(attack["error"]["median"], ".2f")],
+            [
+                f"MSE of the attack after {attack['shadow_models']} models",
+                *(shown(attack[f"mse_{way}"], ".4f") for way in ("exact", "linear")),
+            ],
+            ["MSE of the mean image", *[shown(attack["mse_mean_image"], ".4f")] * 2],
+        ],
+    )

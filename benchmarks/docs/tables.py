@@ -1,0 +1,75 @@
+"""Tables of the pages: functions by name, each with the records that it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.docs.figures import Content, FigureError, Figures, link
+from benchmarks.docs.marks import NOT_MEASURED
+from benchmarks.record import ROOT
+
+_TABLES: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {}
+
+
+def table(name: str, *records: str) -> Callable[[Callable[..., str]], Callable[..., str]]:
+    """Register the function that makes a table from the newest record of each name; a list for a name with `*`."""
+
+    def register(function: Callable[..., str]) -> Callable[..., str]:
+        _TABLES[name] = records, function
+        return function
+
+    return register
+
+
+def make(name: str, figures: Figures, page: Path) -> str:
+    """The lines of a table and the records that they are from; one sentence where a record is missing."""
+    if name not in _TABLES:
+        raise FigureError("there is no such table")
+    names, function = _TABLES[name]
+    found = [figures.find(record) for record in names]
+    if not all(found):
+        return NOT_MEASURED
+    chosen = [records if "*" in record else records[0] for record, records in zip(names, found, strict=True)]
+    used = [record for records in found for record in records]
+    pool = " Target images are of the pool `evaluation`." if any(record["pool"] for record in used) else ""
+    devices = sorted({record["device"] for record in used})
+    dates = sorted({record["created"][:10] for record in used})
+    source = f"{' and '.join(dates)}, {' and '.join(devices)}: {', '.join(link(record, page) for record in used)}."
+    try:
+        lines = function(*chosen)
+    except KeyError as error:
+        raise FigureError(f"{', '.join(names)}: the record has no {error}") from error
+    return lines if NOT_MEASURED in lines else f"{lines}\n\nMeasured on {source}{pool}"
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; empty cells for missing ones at the end of a row. Without rows: that nothing was measured."""
+    if not (rows := list(rows)):
+        return NOT_MEASURED
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join([*line, *[''] * (len(header) - len(line))])} |" for line in lines)
+
+
+def row_of(record: Content) -> dict[str, Any]:
+    """The one row of a record that `benchmarks.command` made."""
+    [row] = record["rows"]
+    return dict(row)
+
+
+def metrics_of(record: Content) -> dict[str, Any]:
+    """`metrics.json` of the run behind a record."""
+    return dict(row_of(record)["metrics"])
+
+
+def configuration(path: str) -> dict[str, Any]:
+    """A file of `configs`."""
+    return dict(yaml.safe_load((ROOT / "configs" / path).read_text(encoding="utf-8")))
+
+
+def select(rows: Iterable[Mapping[str, Any]], **entries: Any) -> list[Mapping[str, Any]]:
+    """Rows with these entries."""
+    return [row for row in rows if all(row.get(key) == value for key, value in entries.items())]

@@ -1,0 +1,259 @@
+"""Tables of attacks on a client's update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from benchmarks.docs.figures import Content, shown
+from benchmarks.docs.tables import configuration, markdown, metrics_of, row_of, select, table
+
+Row = Mapping[str, Any]
+
+
+def _scores(title: str, record: Content) -> list[str]:
+    """Title, RMSE, PSNR, SSIM, labels and seconds of one run."""
+    found = metrics_of(record)
+    rmse = f"{shown(found['rmse'])} ± {shown(found['rmse_std'])}"
+    rest = [shown(found["psnr"], ".1f"), shown(found["ssim"], ".3f"), shown(found.get("label_accuracy"), ".0%")]
+    return [title, rmse, *rest, shown(row_of(record)["seconds"], ".0f")]
+
+
+def _baselines(record: Content) -> list[list[str]]:
+    found = metrics_of(record)
+    names = {"nearest public image": "baseline_nearest_public", "mean image": "baseline_mean_image"}
+    specs = {"rmse": ".3f", "psnr": ".1f", "ssim": ".3f"}
+    return [[title, *(shown(found[f"{name}_{m}"], spec) for m, spec in specs.items())] for title, name in names.items()]
+
+
+_SCORES = ["", "RMSE", "PSNR, dB", "SSIM", "labels right", "seconds of the command"]
+
+
+@table("demo_photos", "demo_photos", "demo_photos_matching")
+def demo_photos(maps: Content, matching: Content) -> str:
+    rows = [_scores("`demo_photos`, exact maps", maps), _scores("`demo_photos_matching`, gradient matching", matching)]
+    return markdown(_SCORES, [*rows, *_baselines(maps)])
+
+
+@table("demo_digits", "demo_digits")
+def demo_digits(record: Content) -> str:
+    return markdown(_SCORES, [_scores("`demo_digits`, gradient matching", record), *_baselines(record)])
+
+
+def _strength(row: Row) -> tuple[str, Any]:
+    return row["defense"], row.get("strength")
+
+
+def _title(grid: Row, defense: str, strength: Any) -> str:
+    if defense == "none":
+        return "no defense"
+    return f"{grid['defenses'].get(defense, {}).get('title', defense)} {strength:g}"
+
+
+def _cells(record: Content) -> list[Row]:
+    return list(row_of(record)["tables"]["evaluation"])
+
+
+def _price(row: Row, cells: Iterable[Row]) -> float:
+    """Points of accuracy that the defense costs."""
+    undefended = next(cell["accuracy"] for cell in cells if cell["defense"] == "none")
+    return float(100 * (undefended - row["accuracy"]))
+
+
+def _cell(rows: list[Row]) -> str:
+    """An attack's RMSE: bold for the strongest, italics for the strongest with an honest server."""
+    if not rows or rows[0].get("rmse") is None:
+        return "–"
+    [row] = rows
+    marker = "**" if row.get("strongest") == "true" else "*" if row.get("strongest_honest") == "true" else ""
+    return f"{marker}{shown(row['rmse'])}{marker}"
+
+
+def _grid(record: Content) -> str:
+    """Every batch size of a grid: attacks by defense and strength, accuracy and price."""
+    cells, grid = _cells(record), configuration(f"evaluate/{record['name']}.yaml")
+    attacks = [name for name in grid["attacks"] if select(cells, attack=name)]
+    header = ["defense", *(grid["attacks"][name]["title"] for name in attacks), "accuracy", "price in points"]
+    parts = []
+    for batch in sorted({cell["batch_size"] for cell in cells}):
+        chosen = select(cells, batch_size=batch)
+        rows = []
+        for defense, strength in dict.fromkeys(map(_strength, chosen)):
+            same = [row for row in chosen if _strength(row) == (defense, strength)]
+            price = "" if defense == "none" else shown(_price(same[0], cells), "+.1f")
+            found = [_cell([row for row in same if row["attack"] == name]) for name in attacks]
+            rows.append([_title(grid, defense, strength), *found, shown(same[0]["accuracy"], ".1%"), price])
+        base = next(row for row in chosen if row.get("nearest_public_rmse") is not None)
+        nearest, mean = (shown(base[f"{name}_rmse"]) for name in ("nearest_public", "mean_image"))
+        images = f"RMSE over {base['n']:g} images{'' if batch == 1 else ', distinct labels in a batch'}"
+        start = f"Batch {batch}. {images}; the nearest public image has {nearest}, the mean image {mean}:"
+        parts.append(f"{start}\n\n{markdown(header, rows)}")
+    return "\n\n".join(parts)
+
+
+table("digits_small", "digits_small")(_grid)
+table("digits_attackers", "digits_attackers")(_grid)
+table("digits_mlp", "digits_mlp")(_grid)
+
+
+@table("digits_small_price", "digits_small")
+def equal_price(record: Content) -> str:
+    """The strength of each defense that protects best, single images, for a limit to its price."""
+    cells, grid = _cells(record), configuration("evaluate/digits_small.yaml")
+    strongest = [row for row in select(cells, batch_size=1, strongest="true") if row["defense"] != "none"]
+    rows = []
+    for limit in (1, 2, 5, 10, 15):
+        row = [str(limit)]
+        for defense in grid["defenses"]:
+            paid = [one for one in strongest if one["defense"] == defense and _price(one, cells) <= limit]
+            best = max(paid, key=lambda one: one["rmse"], default=None)
+            row.append("" if best is None else f"{shown(best['rmse'])} ({best['strength']:g})")
+        rows.append(row)
+    return markdown(["points at most", *(defense["title"] for defense in grid["defenses"].values())], rows)
+
+
+def _angles(row: Row) -> str:
+    angles = [abs(float(angle)) for angle in row["worst_one_minus_cosine"]]
+    return shown(max(angles), ".0e") if angles else "–"
+
+
+def _recovered(row: Row) -> list[str]:
+    layers = ", ".join(f"`{name.removeprefix('trunk.')}`" for name in row["layers"])
+    counts = [f"{row['recovered']} of {row['draws']}", str(row["certified_and_wrong"])]
+    return [*counts, _angles(row), layers, shown(row["seconds"]["median"], ".1f")]
+
+
+_RECOVERED = ["recovered", "of them wrong", "worst 1 - cos", "input of", "seconds, median"]
+
+
+@table("maps", "maps")
+def maps(record: Content) -> str:
+    rows = select(record["rows"], defense="none")
+    return markdown(
+        ["batch", "BatchNorm", *_RECOVERED], [[str(r["batch"]), r["batch_norm"], *_recovered(r)] for r in rows]
+    )
+
+
+@table("maps_defended", "maps")
+def maps_defended(record: Content) -> str:
+    rows = [row for row in record["rows"] if row["defense"] != "none"]
+    return markdown(
+        ["defense", "batch", *_RECOVERED], [[f"`{r['defense']}`", str(r["batch"]), *_recovered(r)] for r in rows]
+    )
+
+
+_ACTIVATIONS = {"gelu": "GELU", "relu": "ReLU"}
+
+
+def _certificates(found: Row) -> str:
+    return f"{found['certified']}, {found['certified_and_wrong']}"
+
+
+@table("features", "real-features")
+def features(record: Content) -> str:
+    """Span error of every method without a defense, by activation and batch."""
+    names = ["moments", "moments_control_variates", "feature_ica", "neuron_ica", "null_vectors"]
+    plain = select(record["rows"], defense="none", centered=True, trained=0, labels="drawn")
+    rows = []
+    for activation, batch in sorted({(row["activation"], row["batch"]) for row in plain}):
+        same = select(plain, activation=activation, batch=batch)
+        methods = {name: (found, row["draws"]) for row in same for name, found in row["methods"].items()}
+        exact, draws = methods["exact"]
+        rows.append(
+            [
+                _ACTIVATIONS[activation],
+                str(batch),
+                *(shown(methods[name][0]["span_error"]["median"]) if name in methods else "" for name in names),
+                shown(exact["span_error"]["median"]),
+                shown(abs(exact["worst_one_minus_cosine"]["max"])),
+                f"{exact['certified']} of {draws}, {exact['certified_and_wrong']}",
+                shown(exact["seconds"]["median"], ".1f"),
+            ]
+        )
+    header = ["activation", "batch", "moments", "with control variates", "ICA over features", "ICA over neurons"]
+    last = ["null vectors", "exact", "exact: worst 1 - cos", "certified, of them wrong", "seconds, median"]
+    return markdown([*header, *last], rows)
+
+
+@table("features_settings", "real-features")
+def features_settings(record: Content) -> str:
+    titles: dict[str, dict[str, Any]] = {
+        "distinct labels": {"labels": "distinct"},
+        "one class only": {"labels": "same"},
+        "features not centered": {"centered": False},
+        "trained neurons beside the random ones": {"trained": 4096},
+    }
+    rows = []
+    for title, entries in titles.items():
+        for row in select(record["rows"], batch=8, defense="none", **entries):
+            exact = row["methods"]["exact"]
+            errors = [shown(exact["span_error"]["median"]), shown(abs(exact["worst_one_minus_cosine"]["max"]))]
+            certified = f"{exact['certified']} of {row['draws']}, {exact['certified_and_wrong']}"
+            rows.append([title, _ACTIVATIONS[row["activation"]], *errors, certified])
+    return markdown(["setting", "activation", "feature error", "worst 1 - cos", "certified, of them wrong"], rows)
+
+
+@table("features_defended", "real-features")
+def features_defended(record: Content) -> str:
+    """Span error by defense, method and batch; how many draws were certified in brackets."""
+    methods = {"moments": "moments", "moments_control_variates": "control variates", "exact": "exact"}
+    chosen = [row for row in record["rows"] if set(methods) <= set(row["methods"])]
+    batches = sorted({row["batch"] for row in chosen})
+    rows = []
+    for defense in dict.fromkeys(row["defense"] for row in chosen):
+        for method, title in methods.items():
+            cells = []
+            for batch in batches:
+                [row] = select(chosen, defense=defense, batch=batch)
+                found = row["methods"][method]
+                sure = f" ({_certificates(found)})" if method == "exact" else ""
+                cells.append(shown(found["span_error"]["median"]) + sure)
+            rows.append([f"`{defense}`" if method == "moments" else "", title, *cells])
+    return markdown(["defense", "method", *(f"batch {batch}" for batch in batches)], rows)
+
+
+@table("imprint", "imprint")
+def imprint(record: Content) -> str:
+    header = ["defense", "images alone", "hits", "hits by batch", "median PSNR of images alone, dB", "RMSE of all"]
+    last = ["labels of images alone that are right", "hits, largest differences", "hits, smallest differences"]
+    rows = [
+        [
+            "none" if row["defense"] == "none" else f"`{row['defense'].partition(', relative')[0].rstrip(')')})`",
+            *(shown(row[key], ".1f") for key in ("alone", "hits")),
+            ", ".join(f"{hits:g}" for hits in row["hits_by_seed"]),
+            "> 100" if row["psnr_alone"] > 100 else shown(row["psnr_alone"], ".0f"),
+            shown(row["rmse"], ".3f"),
+            shown(row["labels_alone"], ".0%"),
+            *(shown(row[key], ".1f") for key in ("largest_differences", "smallest_differences")),
+        ]
+        for row in record["rows"]
+    ]
+    return markdown([*header, *last], rows)
+
+
+def _spread(values: Row) -> str:
+    middle = shown(values["median"])
+    return middle if values["n"] == 1 else f"{middle} ({shown(values['min'])} to {shown(values['max'])})"
+
+
+@table("cocktail_party", "cocktail_party")
+def cocktail_party(record: Content) -> str:
+    batches = sorted({row["batch"] for row in record["rows"]})
+    rows = []
+    for variant in dict.fromkeys(row["variant"] for row in record["rows"]):
+        cells = [select(record["rows"], batch=batch, variant=variant) for batch in batches]
+        rows.append([variant, *(_spread(found[0][m]) if found else "" for found in cells for m in ("rmse", "ssim"))])
+    return markdown(["terms", *(f"{m}, batch {batch}" for batch in batches for m in ("RMSE", "SSIM"))], rows)
+
+
+@table("certificates", "certificates")
+def certificates(record: Content) -> str:
+    rows = [
+        [
+            *(str(row[key]) for key in ("network", "batch", "batch_norm", "labels")),
+            f"{row['certified']} of {row['images']}",
+            str(row["certified_and_wrong"]),
+        ]
+        for row in record["rows"]
+    ]
+    return markdown(["network", "batch", "BatchNorm", "labels", "images certified", "of them wrong"], rows)

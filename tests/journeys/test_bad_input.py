@@ -93,7 +93,7 @@ CASES = {
     "images out of range": (f"{NPZ}floats.npz", "uint8"),
     "images of the wrong shape": (f"{NPZ}first.npz", "transpose"),
     "a missing data folder": ("--data MNIST --data.root nowhere --data.download false", "nowhere"),
-    "too many victims": ("--victims.n 400", "205"),
+    "too many victims": ("--victims.n 400", "359"),
     "a batch larger than the victims": ("--victims.batch_size 3", "batch_size"),
     "a batch with more labels than classes": (f"{NPZ}good.npz --victims.n 5 --victims.batch_size 3", "distinct"),
     "a missing checkpoint": (f"{MODEL}nowhere.safetensors", "train.py backbone"),

@@ -23,7 +23,9 @@ from lit_recon.records import Reconstruction
 def batch(index: int) -> FinishedBatch:
     images = torch.rand(2, 1, 4, 4, generator=torch.Generator().manual_seed(index))
     curve = {"step": [0.0, 1.0], "loss": [0.5, 0.1 + index]}
-    found = Reconstruction(images, torch.tensor([index, 1]), 0.1 + index, curve, ("labels were counted",))
+    certified = None if index == 1 else torch.tensor([False, True])
+    note = ("labels were counted",)
+    found = Reconstruction(images, torch.tensor([index, 1]), 0.1 + index, curve, note, certified=certified)
     return FinishedBatch(index, found, [curve, curve], 2.0, 1.5, 10)
 
 
@@ -42,8 +44,11 @@ def test_round_trip_of_several_groups(tmp_path: Path) -> None:
         assert torch.equal(loaded.reconstruction.labels, made.reconstruction.labels)
         assert loaded.reconstruction.loss == made.reconstruction.loss
         assert loaded.reconstruction.notes == made.reconstruction.notes
-        blank = replace(made.reconstruction, images=torch.empty(0), labels=torch.empty(0))
-        assert replace(loaded.reconstruction, images=blank.images, labels=blank.labels) == blank
+        assert (made.reconstruction.certified is None) == (loaded.reconstruction.certified is None) == (index == 1)
+        if loaded.reconstruction.certified is not None:
+            assert loaded.reconstruction.certified.tolist() == [False, True]
+        blank = replace(made.reconstruction, images=torch.empty(0), labels=torch.empty(0), certified=None)
+        assert replace(loaded.reconstruction, images=blank.images, labels=blank.labels, certified=None) == blank
         assert replace(loaded, reconstruction=blank) == replace(made, reconstruction=blank)
 
 

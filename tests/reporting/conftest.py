@@ -46,6 +46,7 @@ def make_run(tmp_path: Path) -> MakeRun:
         seed: int = 0,
         first_id: int = 100,
         finished: bool = True,
+        certified: tuple[bool | None, ...] = (),
     ) -> RunFolder:
         folder = RunFolder.open(tmp_path / name, yaml.safe_dump(SETTINGS if settings is None else settings))
         generator = torch.Generator().manual_seed(seed)
@@ -79,6 +80,7 @@ def make_run(tmp_path: Path) -> MakeRun:
                     "mean_image_rmse": 0.25,
                     "nearest_public_rmse": 0.2,
                 },
+                certified=certified[i] if certified else None,
             )
             for i in range(n)
         ]

@@ -6,6 +6,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from lit_recon.measures import Measure
+from lit_recon.reporting.pages import build_report
 from lit_recon.reporting.plots import data_uri
 from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.run_folder import RunFolder
@@ -83,3 +84,18 @@ def test_without_public_images_a_card_has_two(make_run: MakeRun) -> None:
     shown = gallery(RunRecord.read(folder))
     assert shown.public is False
     assert shown.groups[0].cards[0].nearest_public == ""
+
+
+def test_certified_images_are_marked_and_counted(make_run: MakeRun) -> None:
+    folder = make_run(n=3, batch_size=1, certified=(True, False, None), metrics={"certified_rate": 1 / 3})
+    record = RunRecord.read(folder)
+    assert [row.certified for row in record.victims] == [True, False, None]
+    (group,) = gallery(record).groups
+    assert [card.certified for card in group.cards] == [True, False, None]
+    page = build_report(folder.path).read_text()
+    assert page.count('<span class="tag yes" title="certified by the attack">certified</span>') == 1
+    assert page.count('<span class="tag no" title="not certified by the attack">not certified</span>') == 1
+    assert "Images certified" in page
+    assert "<small>1 of 3</small>" in page
+    plain = build_report(make_run("plain").path).read_text()
+    assert "certified" not in plain.lower()

@@ -100,6 +100,7 @@ def test_a_finished_run_that_lost_a_file_is_refused(make_run: MakeRun, name: str
         ("victims.csv", b"", "must have the columns batch, id, label, recovered_label, loss"),
         ("victims.csv", b"batch,id,label,recovered_label,loss\n0,1,2\n", "line 2 must have 5 cells; got 3"),
         ("victims.csv", b"batch,id,label,recovered_label,loss\n0,1,2,x,0.5\n", "must hold numbers"),
+        ("victims.csv", b"batch,id,label,recovered_label,certified,loss\n0,1,2,2,1,0.5\n", "under certified"),
         ("victims.csv", b'batch,id\n"0,1\n', "must be a CSV table"),
         ("victims.csv", b"batch,id,label,recovered_label,loss\n0,1,2,2,0.5\n", "holds 4 images, but victims.csv has 1"),
         ("logs/losses.csv", b"batch,restart,step,loss\n0,0,0,low\n", "must hold numbers"),

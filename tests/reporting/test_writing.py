@@ -48,9 +48,9 @@ def test_victims_have_the_columns_of_the_design(folder: RunFolder) -> None:
     with folder.victims.open(newline="") as file:
         table = list(csv.reader(file))
     assert table == [
-        ["batch", "id", "label", "recovered_label", "mse", "rmse", "lpips", "loss"],
-        ["0", "7", "1", "2", "0.01", "0.1", "", "0.5"],
-        ["0", "8", "1", "2", "0.04", "0.2", "0.3", "0.5"],
+        ["batch", "id", "label", "recovered_label", "certified", "mse", "rmse", "lpips", "loss"],
+        ["0", "7", "1", "2", "", "0.01", "0.1", "", "0.5"],
+        ["0", "8", "1", "2", "", "0.04", "0.2", "0.3", "0.5"],
     ]
 
 

@@ -133,7 +133,7 @@ def _better(seen: Observation, ours: Reconstruction, theirs: Reconstruction, nam
     if theirs.certified is not None:
         known[~certified] = theirs.certified[others].to(known)
     before, after = (update_distance(seen, *pair) for pair in ((ours.images, ours.labels), (images, labels)))
-    what = f"{name} was tried for {int((~certified).sum())} images that are not certified"
+    what = f"{name} was tried for {int((~certified).sum())} of {len(certified)} images"
     if not after < before:
         why = f"its images are left out, the update is no closer with them (1 - cos {after:.2g}, without {before:.2g})"
         return replace(ours, notes=(*ours.notes, f"{what}: {why}"))

@@ -36,16 +36,20 @@ METRICS = ("mse", "rmse", "psnr", "ssim", "label_accuracy")
 class Shifted(Attack):
     """Returns the images that it was told, in reverse order and darker by 0.1: the truth, to test the scoring."""
 
-    def __init__(self, images: Tensor, labels: Tensor, notes: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, images: Tensor, labels: Tensor, notes: tuple[str, ...] = (), certified: Sequence[bool] | None = None
+    ) -> None:
         self.batches = list(zip(images, labels, strict=True))
-        self.notes = notes
+        self.notes, self.certified = notes, certified
 
     def run(self, observations: Sequence[Observation]) -> list[Reconstruction]:
         found = []
         for seen in observations:
             taken, self.batches = self.batches[: seen.n_examples], self.batches[seen.n_examples :]
             images, labels = (torch.stack(part).flip(0) for part in zip(*taken, strict=True))
-            found.append(Reconstruction(images - 0.1, labels, 0.5, {"step": [0.0], "loss": [0.5]}, self.notes))
+            curve = {"step": [0.0], "loss": [0.5]}
+            certified = None if self.certified is None else torch.tensor(self.certified)
+            found.append(Reconstruction(images - 0.1, labels, 0.5, curve, self.notes, certified=certified))
         return found
 
 
@@ -99,6 +103,26 @@ def test_a_result_is_printed_as_a_table(model: Backbone) -> None:
     assert lines[5] == "note: It peeked."
 
 
+def test_certificates_stand_beside_the_images_they_are_about(model: Backbone, tmp_path: Path) -> None:
+    images, labels, _ = data(6)
+    knowing = Shifted(images, labels, certified=(True, False, False))  # of images in reverse order
+    result = evaluate(knowing, Client(model), images, labels, METRICS, batch_size=3)
+    assert result.certified == [False, False, True] * 2
+    assert (result.record["certified_rate"], result.record["n_certified"]) == (pytest.approx(1 / 3), 2)
+    assert result.record["certified_rmse"] == pytest.approx(0.1)
+    assert repr(result).splitlines()[0] == "6 images of 2 clients, 2 certified"
+    assert any("For 33\N{NO-BREAK SPACE}% of the reconstructions the attack certifies" in note for note in result.notes)
+    page = result.save(tmp_path / "run").read_text()
+    with (tmp_path / "run" / "victims.csv").open() as file:
+        assert [row["certified"] for row in csv.DictReader(file)] == ["false", "false", "true"] * 2
+    assert page.count(">certified</span>") == 2
+    silent = evaluate(Shifted(images, labels), Client(model), images, labels, METRICS)
+    assert silent.certified == [None] * 6
+    assert "certified_rate" not in silent.record
+    with (silent.save(tmp_path / "silent").parent / "victims.csv").open() as file:
+        assert {row["certified"] for row in csv.DictReader(file)} == {""}
+
+
 def test_without_public_images_there_are_no_baselines_and_a_note_says_so(model: Backbone, tmp_path: Path) -> None:
     images, labels, _ = data(2)
     result = evaluate(Shifted(images, labels), Client(model), images, labels, METRICS)
@@ -126,7 +150,7 @@ def test_a_saved_result_is_a_run_folder_that_is_never_overwritten_in_silence(mod
     with (folder / "victims.csv").open() as file:
         rows = list(csv.DictReader(file))
     scores = ["rmse", "mse", "psnr", "ssim", "mean_image_rmse", "nearest_public_rmse"]
-    assert set(rows[0]) == {"batch", "id", "label", "recovered_label", "loss", *scores}
+    assert set(rows[0]) == {"batch", "id", "label", "recovered_label", "certified", "loss", *scores}
     assert [float(row["ssim"]) for row in rows] == result.scores["ssim"].tolist()
     metrics = json.loads((folder / "metrics.json").read_text())
     assert metrics["rmse"] == result.means["rmse"].value

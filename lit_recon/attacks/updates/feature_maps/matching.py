@@ -167,7 +167,7 @@ class FeatureMapPenalty:
         labels = self.labels(images, torch.where(better, after.labels, before.labels))
         certified, notes = self.certificate(images, labels)
         kept = [note for note in before.notes if not note.startswith(_NOTE)]
-        won = f"{what}: {int(better.sum())} images are closer, {int(certified.sum())} of {len(labels)} certified"
+        won = f"{what}: {int(better.sum())} of {len(labels)} images closer, {int(certified.sum())} certified"
         return replace(
             before, images=images, labels=labels, loss=after.loss, certified=certified, notes=(*kept, won, *notes)
         )

@@ -98,7 +98,8 @@ def _glm(record: Content) -> list[list[str]]:
         options = ", ".join(f"{key}={value}" for key, value in chosen.get("init_args", {}).items())
         start = f"{name}." if name else ""
         errors = ("max_error_median", "max_error_worst", "error_estimate_median")
-        median, worst, estimate = (shown(found.get(f"{start}{key}"), ".1e") for key in errors)
+        values = [found.get(f"{start}{key}") for key in errors]
+        median, worst, estimate = (shown(value, ".2g" if (value or 0) > 1e-3 else ".1e") for value in values)
         exact = shown(found[f"{start}exact_share"], ".0%")
         refused = f"{found[f'{start}refused']} of {found['n']}"
         rows.append(

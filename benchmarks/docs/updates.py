@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -248,12 +249,24 @@ def cocktail_party(record: Content) -> str:
 
 @table("certificates", "certificates")
 def certificates(record: Content) -> str:
-    rows = [
-        [
-            *(str(row[key]) for key in ("network", "batch", "batch_norm", "labels")),
-            f"{row['certified']} of {row['images']}",
-            str(row["certified_and_wrong"]),
-        ]
-        for row in record["rows"]
-    ]
-    return markdown(["network", "batch", "BatchNorm", "labels", "images certified", "of them wrong"], rows)
+    """Certified images by network, BatchNorm mode, labels and batch; totals; why the others were not certified."""
+    found = record["rows"]
+    batches = sorted({row["batch"] for row in found})
+    kinds = dict.fromkeys((row["network"], row["batch_norm"], row["labels"]) for row in found)
+    rows = []
+    for network, mode, labels in kinds:
+        same = {row["batch"]: row for row in select(found, network=network, batch_norm=mode, labels=labels)}
+        counts = [f"{same[n]['certified']} of {same[n]['images']}" if n in same else "" for n in batches]
+        rows.append([network, mode, labels, *counts])
+    total, certified, wrong = (sum(row[key] for row in found) for key in ("images", "certified", "certified_and_wrong"))
+    worst = max((error for row in found for error in row["rmse_of_certified"]), default=None)
+    note = (
+        f"In all {certified} of {total} images are certified, {wrong} of them wrong; the largest RMSE of a certified "
+        f"image is {shown(worst)}."
+    )
+    reasons: Counter[str] = Counter()
+    for row in found:
+        reasons.update(row["not_certified"])
+    others = "\n".join(f"- {count} images: {reason}" for reason, count in reasons.most_common())
+    table_of_counts = markdown(["network", "BatchNorm", "labels", *(f"batch {n}" for n in batches)], rows)
+    return f"{table_of_counts}\n\n{note}" + (f" Not certified:\n\n{others}" if others else "")

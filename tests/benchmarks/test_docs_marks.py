@@ -141,7 +141,7 @@ def test_a_claim_without_its_record_is_found(tmp_path: Path, figures: Figures, c
 @pytest.mark.parametrize(
     "text",
     [
-        "Of `0.5` and 16 images, page [one](docs/v1.0.md), 24x24 pixels, ResNet-18, Apache-2.0, 4,096 neurons",
+        "Of `0.5` and 16 images, page [one](docs/1.0.md), 24x24 pixels, ResNet-18, Apache-2.0, 4,096 neurons",
         "with 95 % intervals and a 95 %\nconfidence interval",
         "The paper prints 0.15 to 0.17 <!-- paper: table 4 --> with 0.2 <!-- paper: table 5 -->.",
         "| a | 0.1 <!-- paper: table 2 --> | 0.2 <!-- paper: table 2 --> |",

@@ -18,7 +18,7 @@ _BASELINES = {**_NEAREST, "mean image": "baseline_mean_image_mse"}
 
 def _mse(value: float | None) -> str:
     """A mean squared error with four decimals, unless it is too small for them."""
-    return shown(value, ".4f" if value is None or value >= 5e-4 else "error")
+    return shown(value, ".4f" if value is None or value >= 1e-3 else "error")
 
 
 def _retraining(records: Sequence[Content]) -> str:

@@ -13,21 +13,24 @@ Row = Mapping[str, Any]
 
 
 def _scores(title: str, record: Content) -> list[str]:
-    """Title, RMSE, PSNR, SSIM, labels and seconds of one run."""
+    """Title, images and batches, RMSE, PSNR, SSIM, labels and seconds of one run."""
     found = metrics_of(record)
+    size = f"{found['n']} in {found['n_batches']}"
     rmse = f"{shown(found['rmse'])} ± {shown(found['rmse_std'])}"
     rest = [shown(found["psnr"], ".1f"), shown(found["ssim"], ".3f"), shown(found.get("label_accuracy"), ".0%")]
-    return [title, rmse, *rest, shown(row_of(record)["seconds"], ".0f")]
+    return [title, size, rmse, *rest, shown(row_of(record)["seconds"], ".0f")]
 
 
 def _baselines(record: Content) -> list[list[str]]:
     found = metrics_of(record)
     names = {"nearest public image": "baseline_nearest_public", "mean image": "baseline_mean_image"}
     specs = {"rmse": ".3f", "psnr": ".1f", "ssim": ".3f"}
-    return [[title, *(shown(found[f"{name}_{m}"], spec) for m, spec in specs.items())] for title, name in names.items()]
+    return [
+        [title, "", *(shown(found[f"{name}_{m}"], spec) for m, spec in specs.items())] for title, name in names.items()
+    ]
 
 
-_SCORES = ["", "RMSE", "PSNR, dB", "SSIM", "labels right", "seconds of the command"]
+_SCORES = ["", "images in batches", "RMSE", "PSNR, dB", "SSIM", "labels right", "seconds of the command"]
 
 
 @table("demo_photos", "demo_photos", "demo_photos_matching")

@@ -31,7 +31,7 @@ from tests.attacks.updates.feature_maps.test_recovery import backbone, observed
 
 
 def attack() -> FirstApplicable:
-    maps = GradientMatching(FeaturesOnly(), features=MapMatching(), steps=2)
+    maps = GradientMatching(FeaturesOnly(), features=MapMatching(further=0), steps=2)
     return FirstApplicable([maps, GradientMatching(SquaredError(), steps=1)])
 
 

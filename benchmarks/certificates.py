@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from benchmarks.record import ROOT, Record, Row, spread
 from lit_recon.attacks.base import Attack
+from lit_recon.attacks.updates import GradientMatching
 from lit_recon.clients import Client
 from lit_recon.data import ImageSet, measure_normalization, sample_victims, victim_batches
 from lit_recon.data.dataset import seeded_generator
@@ -98,8 +100,10 @@ def exact_attack() -> Attack:
     """The first attack of `configs/attack/feature_maps.yaml`; what it makes way to is no part of this table."""
     settings = yaml.safe_load((ROOT / "configs/attack/feature_maps.yaml").read_text(encoding="utf-8"))["attack"]
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--attack", type=Attack)
-    built: Any = parser.instantiate(parser.parse_object({"attack": settings["init_args"]["attacks"][0]}))
+    parser.add_class_arguments(GradientMatching, "attack")
+    first = settings["init_args"]["attacks"][0]
+    assert first["class_path"] == GradientMatching.__name__
+    built: Any = parser.instantiate(parser.parse_object({"attack": first["init_args"]}))
     attack: Attack = built.attack
     return attack
 
@@ -123,13 +127,13 @@ def measure(model: Backbone, private: ImageSet, attack: Attack, cell: Cell) -> R
         order = match(found.images, images)
         rmse = pairwise_mse(images, found.images[order]).diagonal().sqrt()
         assert found.certified is not None
-        for error, certified in zip(rmse.tolist(), found.certified[order].tolist(), strict=True):
-            errors[certified].append(round(error, 5))
+        for value, certified in zip(rmse.tolist(), found.certified[order].tolist(), strict=True):
+            errors[certified].append(float(f"{value:.3g}"))
         reasons.update(kind_of(note) for note in found.notes if "not certified: " in note)
     return {
         "images": cell.batch * cell.draws,
         "certified": len(errors[True]),
-        "certified_and_wrong": sum(error > WRONG for error in errors[True]),
+        "certified_and_wrong": sum(value > WRONG for value in errors[True]),
         "rmse_of_certified": errors[True],
         "rmse_of_others": errors[False],
         "not_certified": dict(reasons),
@@ -175,7 +179,7 @@ def main() -> None:
 
     with Record("certificates", vars(arguments), arguments.pool) as record:
         for cell in chosen:
-            record.measure(vars(cell), lambda cell=cell: row(cell))
+            record.measure(vars(cell), partial(row, cell))
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def network(name: str, public: ImageSet, normalization: Normalization) -> Backbo
                 break
             optimizer.zero_grad()
             loss = torch.nn.functional.cross_entropy(model(public.pixels(chosen)), public.labels[chosen])
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
     return model.eval()
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from functools import partial
 from statistics import fmean
 from typing import get_args
 
@@ -132,7 +133,7 @@ def main() -> None:
         for defense in DEFENSES:
             record.measure(
                 {"defense": "none" if defense is None else repr(defense)},
-                lambda defense=defense: measure(model, held_out, defense, arguments.batch, arguments.seeds, known),
+                partial(measure, model, held_out, defense, arguments.batch, arguments.seeds, known),
             )
 
 

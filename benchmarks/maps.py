@@ -11,6 +11,7 @@ import argparse
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -125,7 +126,7 @@ def main() -> None:
     model = load_backbone(arguments.checkpoint).model
     with Record("maps", vars(arguments), arguments.pool) as record:
         for cell in cells(arguments.sections, arguments.draws):
-            record.measure(vars(cell), lambda cell=cell: measure(model, private, cell))
+            record.measure(vars(cell), partial(measure, model, private, cell))
 
 
 if __name__ == "__main__":

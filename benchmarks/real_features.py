@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -220,7 +220,7 @@ def main() -> None:
     bench = Bench(load_backbone(arguments.checkpoint).model, public, private, arguments.neurons)
     with Record("real-features", vars(arguments), arguments.pool) as record:
         for cell in cells(arguments.sections, arguments.batches, arguments.draws):
-            record.measure(vars(cell), lambda cell=cell: bench.measure(cell))
+            record.measure(vars(cell), partial(bench.measure, cell))
 
 
 if __name__ == "__main__":

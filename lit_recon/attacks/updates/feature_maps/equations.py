@@ -57,6 +57,21 @@ class Statistics:
         return factor * (derivative - self.mean(derivative) - normalized * self.mean(derivative * normalized))
 
 
+    def change(self, outputs: Tensor, derivative: Tensor, moved: Tensor) -> Tensor:
+        """First-order change of `backward` when the outputs move."""
+        normalized, factor = self.normalized(outputs)
+        turned = self.backward(outputs, moved)
+        inner = turned * self.mean(derivative * normalized) + normalized * self.mean(derivative * turned)
+        return -factor * (self.mean(normalized * moved) * self.backward(outputs, derivative) + inner)
+
+    def change_transposed(self, outputs: Tensor, derivative: Tensor, other: Tensor) -> Tensor:
+        """The transpose of `change` in `moved`."""
+        normalized, factor = self.normalized(outputs)
+        inner = other * self.mean(derivative * normalized) + derivative * self.mean(normalized * other)
+        stretched = normalized * self.mean(self.backward(outputs, derivative) * other)
+        return -factor * (stretched + self.backward(outputs, inner))
+
+
 @dataclass(frozen=True)
 class Known:
     """What is known about one convolution.
@@ -95,6 +110,35 @@ class Known:
     @property
     def taps(self) -> int:
         return self.layer.kernel[0] * self.layer.kernel[1]
+
+
+class _Linearized:
+    """The linear part of a convolution's weight gradient at input maps, as equations, and its transpose."""
+
+    def __init__(self, known: Known, maps: Tensor) -> None:
+        self.known, self.patches = known, known.patches(maps)
+        self.outputs = known.outputs(maps)
+        self.derivative = known.backward(maps, known.derivative)
+
+    def __call__(self, change: Tensor) -> Tensor:
+        one = self.known
+        inner = nn.functional.conv2d(change, one.weight, None, one.layer.stride, one.layer.padding)
+        found = torch.einsum("nop,nkp->ok", self.derivative.flatten(2), one.patches(change))
+        if one.statistics is not None:
+            turned = one.statistics.change(self.outputs, one.derivative, inner)
+            found = found + torch.einsum("nop,nkp->ok", turned.flatten(2), self.patches)
+        return rows_of(found.view_as(one.weight))
+
+    def transposed(self, rows: Tensor) -> Tensor:
+        one = self.known
+        kernels = rows_to_kernels(rows, one.layer.channels)
+        patches = torch.einsum("ok,nop->nkp", kernels, self.derivative.flatten(2))
+        if one.statistics is not None:
+            inner = torch.einsum("ok,nkp->nop", kernels, self.patches).view_as(self.outputs)
+            turned = one.statistics.change_transposed(self.outputs, one.derivative, inner)
+            patches = patches + torch.einsum("ok,nop->nkp", one.weight.flatten(1), turned.flatten(2))
+        geometry = {"kernel_size": one.layer.kernel, "padding": one.layer.padding, "stride": one.layer.stride}
+        return nn.functional.fold(patches, one.layer.shape[1:], **geometry)
 
 
 @dataclass(frozen=True)
@@ -156,12 +200,13 @@ class Group:
         """Equations `(rows, c)` that maps leave unexplained."""
         return self.right - torch.cat([rows_of(one.predicted(maps)) for one in self.known])
 
-    def fit(self, weights: Tensor, start: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    def fit(self, weights: Tensor, start: Tensor | None, steps: int = 12) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
         """Least squares with weights of the output channels.
 
         Args:
             weights: `(channels,)`.
             start: maps; not needed where no norm depends on its input.
+            steps: Gauss-Newton steps at most, where one does.
 
         Returns:
             Maps, residual, system, and Cholesky factor of the weighted normal matrix; None if it is singular.
@@ -176,7 +221,7 @@ class Group:
             return self.maps(solution), self.right - system @ solution, system, factor
         assert start is not None
         maps, residual = start, self.residual(start)
-        for _ in range(12):
+        for _ in range(steps):
             system = self.system(maps)
             factor = _factor(system * roots, 1e-11)
             if factor is None:
@@ -189,30 +234,33 @@ class Group:
                     maps, residual = maps + length * step, trial
                     break
                 length /= 2
-            if float((residual * roots).norm()) > 0.7 * before:
+            if float((residual * roots).norm()) > 0.5 * before:
                 break
         return maps, residual, system, factor
 
     def _newton_step(self, maps: Tensor, residual: Tensor, roots: Tensor, factor: Tensor) -> Tensor:
         """Conjugate gradients on the normal equations of the linearized equations, preconditioned by the system."""
 
-        def weighted(values: Tensor) -> Tensor:
-            return torch.cat([rows_of(one.predicted(values)) for one in self.known]) * roots
+        parts = [_Linearized(one, maps) for one in self.known]
+        ends = [one.layer.channels * one.taps for one in self.known]
 
-        _, back = torch.func.vjp(weighted, maps)
-        right = back(residual * roots)[0]
+        def back(rows: Tensor) -> Tensor:
+            sums = [part.transposed(rows_) for part, rows_ in zip(parts, (rows * roots).split(ends), strict=True)]
+            return torch.stack(sums).sum(0)
+
+        right = back(residual * roots)
         solution = torch.zeros_like(maps)
         steep = self.maps(torch.cholesky_solve(self.columns(right), factor))
         direction, product = steep, (right * steep).sum()
         first = product
-        for _ in range(60):
-            applied = back(torch.func.jvp(weighted, (maps,), (direction,))[1])[0]
+        for _ in range(40):
+            applied = back(torch.cat([part(direction) for part in parts]) * roots)
             length = product / (direction * applied).sum()
             solution = solution + length * direction
             right = right - length * applied
             steep = self.maps(torch.cholesky_solve(self.columns(right), factor))
             product, previous = (right * steep).sum(), product
-            if not float(product) > 1e-8 * float(first):
+            if not float(product) > 1e-6 * float(first):
                 break
             direction = steep + (product / previous) * direction
         return solution
@@ -235,8 +283,8 @@ class Group:
     def solve(self, start: Tensor | None) -> Solved | str:
         """Least squares in which output channels that contradict the others lose their weight."""
         weights, maps = self.alike / self.alike.max(), start
-        for _ in range(15):
-            fitted = self.fit(weights, maps)
+        for _ in range(4 if self.depends else 15):
+            fitted = self.fit(weights, maps, steps=1)
             if fitted is None:
                 return "its equations do not determine every entry"
             maps, residual, _, factor = fitted

@@ -308,7 +308,7 @@ def _solved(
         trial = positive.clone(memory_format=torch.contiguous_format)
         trial.view(-1)[place] ^= True
         renewed = switch(trial)
-        better = renewed.fit(equations_of.alike, fitted[0] if renewed.depends else None)
+        better = renewed.fit(equations_of.alike, fitted[0] if renewed.depends else None, steps=2)
         if better is None or better[1].norm() > _FALLS * fitted[1].norm():
             break
         positive, equations_of, fitted = trial, renewed, better
@@ -341,7 +341,7 @@ def _rescaled(
         residual = (columns @ inverse - fixed).abs()
         # a wrong zero spoils single channels
         weights = 1 / (residual + 1e-7 * fixed.abs().max()).sqrt()
-    error = float(residual.median() / fixed.abs().median())
+    error = float(residual.median() / fixed.square().mean().sqrt())
     if not bool((inverse > 0).all()) or error > _SCALED:
         return "a norm hides the scale of its input, and the biases before it contradict each other"
     maps = solved.maps / inverse.view(-1, 1, 1, 1)

@@ -56,7 +56,6 @@ class Statistics:
         normalized, factor = self.normalized(outputs)
         return factor * (derivative - self.mean(derivative) - normalized * self.mean(derivative * normalized))
 
-
     def change(self, outputs: Tensor, derivative: Tensor, moved: Tensor) -> Tensor:
         """First-order change of `backward` when the outputs move."""
         normalized, factor = self.normalized(outputs)
@@ -200,7 +199,9 @@ class Group:
         """Equations `(rows, c)` that maps leave unexplained."""
         return self.right - torch.cat([rows_of(one.predicted(maps)) for one in self.known])
 
-    def fit(self, weights: Tensor, start: Tensor | None, steps: int = 12) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    def fit(
+        self, weights: Tensor, start: Tensor | None, steps: int = 12
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
         """Least squares with weights of the output channels.
 
         Args:
@@ -240,7 +241,6 @@ class Group:
 
     def _newton_step(self, maps: Tensor, residual: Tensor, roots: Tensor, factor: Tensor) -> Tensor:
         """Conjugate gradients on the normal equations of the linearized equations, preconditioned by the system."""
-
         parts = [_Linearized(one, maps) for one in self.known]
         ends = [one.layer.channels * one.taps for one in self.known]
 
@@ -372,7 +372,9 @@ def _factor(scaled: Tensor, ridge: float) -> Tensor | None:
         normal.diagonal().add_(ridge * normal.diagonal().max())
     factor, failed = torch.linalg.cholesky_ex(normal)
     least = 0.0 if ridge else 1e-7
-    return None if int(failed) or not float(factor.diagonal().min()) > least * float(factor.diagonal().max()) else factor
+    return (
+        None if int(failed) or not float(factor.diagonal().min()) > least * float(factor.diagonal().max()) else factor
+    )
 
 
 def _hidden(factor: Tensor) -> Tensor | str | None:

@@ -316,7 +316,12 @@ def _solved(
 
 
 def _rescaled(
-    observation: Observation, network: PinnedNetwork, labels: Tensor, group: list[str], before: list[str], solved: Solved
+    observation: Observation,
+    network: PinnedNetwork,
+    labels: Tensor,
+    group: list[str],
+    before: list[str],
+    solved: Solved,
 ) -> Solved | str:
     """Maps with the scales, hidden by the norms behind them, at which the biases of the norms before get their gradient.
 

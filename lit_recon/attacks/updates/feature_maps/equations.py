@@ -15,8 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lit_recon.attacks.updates.feature_maps.convolutions import Convolution
+from lit_recon.attacks.updates.feature_maps.convolutions import Convolution, patch_system
 
+#: See `Group.fit`.
+_Fit = tuple[Tensor, Tensor, Tensor, Tensor]
 #: Relative rounding errors of a float32 gradient.
 _ROUNDING = 3e-7
 #: Smallest share of the unexplained gradient that a wrong zero explains.
@@ -397,20 +399,3 @@ def _with_zeros(columns: Tensor, hidden: Tensor, spread: Tensor) -> Tensor | Non
     if not bool((lowest[2] - lowest[0] <= 20 * spread[hidden].amax(0)).all()):
         return None
     return torch.where(hidden[:, None], columns - lowest.mean(0), columns)
-
-
-def patch_system(layer: Convolution, derivative: Tensor) -> Tensor:
-    """Matrix `(channels kernel, n h w)` from one channel of the inputs to its part of the weight gradient.
-
-    Args:
-        layer: the convolution.
-        derivative: of the loss in its output, `(n, channels, rows, columns)`.
-    """
-    n, channels = derivative.shape[:2]
-    h, w = layer.shape[1:]
-    entries = torch.arange(1, h * w + 1, dtype=torch.float64).view(1, 1, h, w)
-    index = nn.functional.unfold(entries, layer.kernel, padding=layer.padding, stride=layer.stride)[0].long()
-    system = derivative.new_zeros(channels, len(index), n, h * w + 1)  # entry 0: the padding
-    values = derivative.flatten(2).transpose(0, 1)[:, None].expand(-1, len(index), -1, -1)
-    system.scatter_(3, index[None, :, None].expand(channels, -1, n, -1), values)
-    return system[..., 1:].reshape(channels * len(index), n * h * w)

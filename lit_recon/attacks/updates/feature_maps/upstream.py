@@ -323,7 +323,7 @@ def _rescaled(
     before: list[str],
     solved: Solved,
 ) -> Solved | str:
-    """Maps with the scales, hidden by the norms behind them, at which the biases of the norms before get their gradient.
+    """Maps with the scales, hidden by the norms behind, at which biases of the norms before get their gradient.
 
     The derivative in the maps, and with it the gradient of the biases, is affine in the inverse scales.
     """

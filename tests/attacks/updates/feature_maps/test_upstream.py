@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lit_recon.attacks.updates import LBFGS, FeaturesOnly, GradientMatching, MapMatching, MapRecovery, Pixels
 from lit_recon.attacks.updates.feature_maps.convolutions import Convolution
-from lit_recon.attacks.updates.feature_maps.equations import patch_system as system_of
+from lit_recon.attacks.updates.feature_maps.convolutions import patch_system as system_of
 from lit_recon.attacks.updates.feature_maps.matching import nearest_maps as nearest_to
 from lit_recon.attacks.updates.feature_maps.upstream import KnownMaps, PinnedNetwork, _Behind, _solved
 from lit_recon.clients import Client, LocalSteps

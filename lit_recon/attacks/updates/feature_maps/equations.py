@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from lit_recon.attacks.updates.feature_maps.convolutions import Convolution, patch_system
 
-#: See `Group.fit`.
 _Fit = tuple[Tensor, Tensor, Tensor, Tensor]
 #: Relative rounding errors of a float32 gradient.
 _ROUNDING = 3e-7

@@ -204,3 +204,20 @@ def covers_everything(convolution: Convolution) -> bool:
     geometry = {"kernel_size": convolution.kernel, "stride": convolution.stride, "padding": convolution.padding}
     counts = nn.functional.fold(nn.functional.unfold(ones, **geometry), convolution.shape[1:], **geometry)
     return bool((counts > 0).all())
+
+
+def patch_system(layer: Convolution, derivative: Tensor) -> Tensor:
+    """Matrix `(channels kernel, n h w)` from one channel of the inputs to its part of the weight gradient.
+
+    Args:
+        layer: the convolution.
+        derivative: of the loss in its output, `(n, channels, rows, columns)`.
+    """
+    n, channels = derivative.shape[:2]
+    h, w = layer.shape[1:]
+    entries = torch.arange(1, h * w + 1, dtype=torch.float64).view(1, 1, h, w)
+    index = nn.functional.unfold(entries, layer.kernel, padding=layer.padding, stride=layer.stride)[0].long()
+    system = derivative.new_zeros(channels, len(index), n, h * w + 1)  # entry 0: the padding
+    values = derivative.flatten(2).transpose(0, 1)[:, None].expand(-1, len(index), -1, -1)
+    system.scatter_(3, index[None, :, None].expand(channels, -1, n, -1), values)
+    return system[..., 1:].reshape(channels * len(index), n * h * w)

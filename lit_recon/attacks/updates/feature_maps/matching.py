@@ -210,10 +210,6 @@ def nearest_maps(observation: Observation, recovered: RecoveredMaps, labels: Ten
 
     Convolutions before the recovered one were tried by the recovery.
     """
-    if observation.operator.batch_norm == "train" and any(
-        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in observation.model.modules()
-    ):
-        return "BatchNorm uses the statistics of the batch"
     try:
         network = PinnedNetwork(observation)
         names = list(network.convolutions)

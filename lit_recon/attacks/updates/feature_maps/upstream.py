@@ -1,10 +1,8 @@
 """Input maps of earlier convolutions from the known maps of a later one, layer by layer towards the images.
 
-Once everything behind a convolution is known, so is the derivative D of the loss in its output, and the gradient of its
-weights, the sum over examples and positions of D times the input patch, is linear in its input. There is one equation
-for every output channel and kernel entry and one unknown for every example and position, the same for all input
-channels: least squares give the input maps, with them the zeros of the ReLU before, and with these the derivative in
-the output of the convolution before. R-GAP [Zhu2021] and R-CONV [Eltaras2024] go through a network in this way for
+Once everything behind a convolution is known, its gradient gives equations for its input, see `equations`: they give
+the input maps, with them the zeros of the ReLU before, and with these the derivative in the output of the convolution
+before. R-GAP [Zhu2021] and R-CONV [Eltaras2024] go through a network in this way for
 single images and from its head; here the start is a whole batch's maps of an inner layer.
 """
 
@@ -17,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.attacks.updates.feature_maps.convolutions import Convolution, find_convolutions
+from lit_recon.attacks.updates.feature_maps.equations import WRONG_ZEROS, Group, Known, Solved, Statistics
 from lit_recon.attacks.updates.feature_maps.recovery import RecoveredMaps
 from lit_recon.attacks.updates.labels.head import find_head, order_labels
-from lit_recon.clients.gradient import pure_copy
+from lit_recon.clients.gradient import PureBatchNorm, pure_copy
 from lit_recon.records import Observation
 
 #: Largest relative residual of the head's gradient at which the norms of the maps count as found.
@@ -28,8 +27,8 @@ _SCALED = 1e-4
 _KNOWN = 1e-4
 #: Largest number of unknowns of a layer's equations, positions times examples: seconds below, minutes above.
 _LARGEST = 2048
-#: Relative rounding errors of a float32 gradient.
-_ROUNDING = 3e-7
+#: Relative fall of the residual that shows that a changed zero was wrong.
+_FALLS = 0.99
 
 
 class PinnedNetwork:
@@ -41,6 +40,8 @@ class PinnedNetwork:
     Attributes:
         given: maps `(n, c, h, w)` by the name of the convolution.
         inputs, outputs: of all plain convolutions in the last forward pass.
+        norms: names of the norms of their outputs, by convolution, of those with statistics of the batch or example.
+        normed: outputs of these norms in the last forward pass, by convolution.
     """
 
     def __init__(self, observation: Observation) -> None:
@@ -52,6 +53,8 @@ class PinnedNetwork:
         self.given: dict[str, Tensor] = {}
         self.inputs: dict[str, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}
+        self.norms: dict[str, str] = {}
+        self.normed: dict[str, Tensor] = {}
         # any images: what they change is overwritten; noise, since BatchNorm divides by the deviation of constant ones
         shape = (observation.n_examples, *observation.image_shape)
         self.images = torch.rand(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -59,11 +62,19 @@ class PinnedNetwork:
             layer = self._model.get_submodule(name)
             layer.register_forward_pre_hook(lambda _, given, name=name: self._enter(name, given[0]))
             layer.register_forward_hook(lambda _, given, returned, name=name: self.outputs.__setitem__(name, returned))
+        for name, module in self._model.named_modules():
+            if isinstance(module, nn.GroupNorm) or (isinstance(module, PureBatchNorm) and module.mode == "train"):
+                module.register_forward_hook(lambda _, given, out, name=name: self._leave(name, given[0], out))
 
     def _enter(self, name: str, given: Tensor) -> None:
         if name in self.given:
             given.data.copy_(self.given[name])
         self.inputs[name] = given
+
+    def _leave(self, norm: str, given: Tensor, returned: Tensor) -> None:
+        for name, outputs in self.outputs.items():
+            if outputs is given:
+                self.norms[name], self.normed[name] = norm, returned
 
     def __call__(self, images: Tensor | None = None) -> Tensor:
         """Logits `(n, k)` of images, by default of noise."""
@@ -72,9 +83,24 @@ class PinnedNetwork:
         return logits
 
     def derivatives(self, labels: Tensor, layers: list[str]) -> list[Tensor]:
-        """Derivatives of the mean loss in the outputs of layers."""
+        """Derivatives of the mean loss in the outputs of layers, or behind their norms where these have statistics."""
         loss = self._loss(self(self.images.clone().requires_grad_()), labels)
-        return list(torch.autograd.grad(loss, [self.outputs[name] for name in layers]))
+        return list(torch.autograd.grad(loss, [self.normed.get(name, self.outputs[name]) for name in layers]))
+
+    def known(self, observation: Observation, labels: Tensor, group: list[str]) -> list[Known]:
+        """What is known about convolutions behind which all maps are given."""
+        found = []
+        for name, derivative in zip(group, self.derivatives(labels, group), strict=True):
+            gradient = observation.update[f"{name}.weight"].detach().cpu().double()
+            statistics = None
+            if name in self.norms:
+                module: Any = self._model.get_submodule(self.norms[name])
+                statistics = Statistics(getattr(module, "num_groups", None), module.eps)
+                if module.weight is not None:
+                    derivative = derivative * self._public[f"{self.norms[name]}.weight"].view(1, -1, 1, 1)
+            weight, bias = self._public[f"{name}.weight"], self._public.get(f"{name}.bias")
+            found.append(Known(self.convolutions[name], weight, bias, gradient, derivative, statistics))
+        return found
 
     def decides(self, name: str) -> bool:
         """Whether the logits depend on the images through the input of this convolution alone."""
@@ -202,21 +228,32 @@ def follow_upstream(
         network()
     names = list(network.inputs)
     network.given = {name: network.inputs[name].detach().clone() for name in names[names.index(layer) :]}
-    behind = ([layer], doubtful)
-    for group in _shared_inputs(network, names[: names.index(layer)]):
-        solved = _solved(observation, network, known.labels, group)
-        # a wrong zero of the maps behind spoils the equations of single output channels
-        if isinstance(solved, _Solved) and _correct_zeros(network, known.labels, group, solved, *behind):
-            solved = _solved(observation, network, known.labels, group)
+    behind = _Behind([layer], doubtful)
+    groups = _shared_inputs(network, names[: names.index(layer)])
+    for group, before in zip(groups, [*groups[1:], []], strict=True):
+        solved = _solved(observation, network, known.labels, group, behind)
+        if isinstance(solved, Solved) and solved.error <= _KNOWN:
+            network.given.update(dict.fromkeys(group, solved.maps))
+            if any(name in network.norms for name in group):
+                solved = _rescaled(observation, network, known.labels, group, before, solved)
         if isinstance(solved, str) or solved.error > _KNOWN:
+            for name in group:
+                network.given.pop(name, None)
             reason = solved if isinstance(solved, str) else f"expected relative error {solved.error:.1g}"
             known.stopped = f"{group[0]}: {reason}"
             return known
-        for name in group:
-            network.given[name] = solved.maps
+        network.given.update(dict.fromkeys(group, solved.maps))
         known.maps[group[0]], known.errors[group[0]] = solved.maps, solved.error
-        behind = (group, solved.doubtful)
+        behind = _Behind(group, solved.doubtful)
     return known
+
+
+@dataclass(frozen=True)
+class _Behind:
+    """The convolutions whose input was found last, and entries `(n, c, h, w)` that are zero or may be."""
+
+    group: list[str]
+    doubtful: Tensor
 
 
 def _shared_inputs(network: PinnedNetwork, names: list[str]) -> list[list[str]]:
@@ -227,152 +264,90 @@ def _shared_inputs(network: PinnedNetwork, names: list[str]) -> list[list[str]]:
     return list(groups.values())[::-1]
 
 
-@dataclass(frozen=True)
-class _Solved:
-    """Maps `(n, c, h, w)`, their expected relative error, and entries that are zero or may be.
+def _solved(
+    observation: Observation, network: PinnedNetwork, labels: Tensor, group: list[str], behind: _Behind
+) -> Solved | str:
+    """The input of a group of convolutions, after zeros of the maps behind were corrected."""
+    n, c, h, w = network.inputs[group[0]].shape
+    layers = [network.convolutions[name] for name in group]
+    equations, unknowns = sum(layer.channels * layer.kernel[0] * layer.kernel[1] for layer in layers), n * h * w
+    if equations < unknowns:
+        return f"{equations} equations for {unknowns} unknowns per channel"
+    if unknowns > _LARGEST:
+        return f"{unknowns} unknowns per channel, more than {_LARGEST}"
 
-    `outliers` marks output channels, in the order of the equations, whose equations do not hold.
+    def equal() -> Group:
+        return Group(network.known(observation, labels, group), (n, c, h, w))
+
+    equations_of = equal()
+    if not equations_of.right.any():
+        return "its gradient is zero"
+    usual = network.inputs[group[0]].detach()
+    start = equations_of.start(usual) if equations_of.depends else None
+    fitted = equations_of.fit(equations_of.alike, start)
+    if fitted is None:
+        return "its equations do not determine every entry"
+    maps = network.given[behind.group[0]]
+    smallest = maps[maps > 0].min()
+
+    def switch(positive: Tensor) -> Group:
+        renewed = torch.where(positive, maps.clamp_min(smallest), torch.zeros_like(maps))
+        network.given.update(dict.fromkeys(behind.group, renewed))
+        return equal()
+
+    positive = maps > 0
+    on, off = (switch(positive | behind.doubtful), switch(positive & ~behind.doubtful))
+    change = on.known[0].derivative - off.known[0].derivative
+    for _ in range(WRONG_ZEROS):
+        if change.shape != positive.shape:  # a layer between mixes entries
+            break
+        flips = torch.where(positive, -change, change)
+        place = equations_of.wrong_zero(*fitted, flips)
+        if place is None:
+            break
+        trial = positive.clone(memory_format=torch.contiguous_format)
+        trial.view(-1)[place] ^= True
+        renewed = switch(trial)
+        better = renewed.fit(equations_of.alike, fitted[0] if renewed.depends else None, steps=2)
+        if better is None or better[1].norm() > _FALLS * fitted[1].norm():
+            break
+        positive, equations_of, fitted = trial, renewed, better
+    return switch(positive).solve(fitted[0])
+
+
+def _rescaled(
+    observation: Observation,
+    network: PinnedNetwork,
+    labels: Tensor,
+    group: list[str],
+    before: list[str],
+    solved: Solved,
+) -> Solved | str:
+    """Maps with the scales, hidden by the norms behind, at which biases of the norms before get their gradient.
+
+    The derivative in the maps, and with it the gradient of the biases, is affine in the inverse scales.
     """
-
-    maps: Tensor
-    error: float
-    doubtful: Tensor
-    outliers: Tensor
-    right: Tensor
-
-
-@dataclass(frozen=True)
-class _Equations:
-    """`system (rows, n h w)` times an input channel gives a column of `right (rows, c)`; `owner` is a row's channel."""
-
-    system: Tensor
-    right: Tensor
-    owner: Tensor
-    shape: tuple[int, int, int, int]
-
-    @classmethod
-    def of(cls, observation: Observation, network: PinnedNetwork, labels: Tensor, group: list[str]) -> _Equations | str:
-        shape = network.inputs[group[0]].shape
-        n, c, h, w = shape
-        unknowns = n * h * w
-        convolutions = [network.convolutions[name] for name in group]
-        equations = sum(layer.channels * layer.kernel[0] * layer.kernel[1] for layer in convolutions)
-        if equations < unknowns:
-            return f"{equations} equations for {unknowns} unknowns per channel"
-        if unknowns > _LARGEST:
-            return f"{unknowns} unknowns per channel, more than {_LARGEST}"
-        derivatives = network.derivatives(labels, group)
-        systems, rights, owners, first = [], [], [], 0
-        for layer, derivative in zip(convolutions, derivatives, strict=True):
-            gradient = observation.update[f"{layer.name}.weight"].detach().cpu().double()
-            systems.append(patch_system(layer, derivative))
-            rights.append(gradient.permute(0, 2, 3, 1).flatten(0, 2))
-            taps = layer.kernel[0] * layer.kernel[1]
-            owners.append(torch.arange(first, first + layer.channels).repeat_interleave(taps))
-            first += layer.channels
-        return cls(torch.cat(systems), torch.cat(rights), torch.cat(owners), (n, c, h, w))
-
-    def solve(self) -> _Solved | str:
-        """Least squares in which output channels that contradict the others lose their weight."""
-        rows, unknowns = self.system.shape
-        n_owners = int(self.owner[-1]) + 1
-        weights = torch.ones(n_owners, dtype=torch.float64)
-        energy = self.right.square().sum() / n_owners
-        if not energy > 0:
-            return "its gradient is zero"
-        for _ in range(15):
-            roots = weights[self.owner].sqrt()[:, None]
-            scaled = self.system * roots
-            normal = scaled.T @ scaled
-            factor, failed = torch.linalg.cholesky_ex(normal)
-            if int(failed) or float(factor.diagonal().min()) < 1e-7 * float(factor.diagonal().max()):
-                return "its equations do not determine every entry"
-            solution = torch.cholesky_solve(scaled.T @ (self.right * roots), factor)
-            residual = self.system @ solution - self.right
-            squares = torch.zeros(n_owners, dtype=torch.float64).index_add_(0, self.owner, residual.square().sum(1))
-            renewed = 1 / (squares + energy * _ROUNDING**2)
-            renewed = renewed / renewed.max()
-            converged = float((renewed - weights).abs().max()) < 1e-3
-            weights = renewed
-            if converged:
-                break
-        covariance = torch.cholesky_inverse(factor).diagonal().clamp_min(0)
-        freedom = max(1.0, rows * float((weights > 0.01).double().mean()) - unknowns)
-        noise = (weights[self.owner][:, None] * residual.square()).sum(0) / freedom
-        deviations = (covariance[:, None] * noise).sqrt()
-        maps, spread = (self._unflatten(values) for values in (solution, deviations))
-        ratio = torch.where(spread > 0, maps / spread, torch.zeros_like(maps))
-        # maps are non-negative: the most negative entry shows how far zeros scatter
-        least = max(6.0, 1.5 * float(-ratio.min()))
-        doubtful = ratio < 5 * least
-        error = float(torch.maximum(spread.norm(), maps.clamp_max(0).norm()) / maps.norm())
-        # a minority of equations can be satisfied exactly by wrong maps: most must hold
-        error = max(error, float((squares.median() / energy).sqrt()))
-        outliers = squares > 1e4 * squares.median()
-        kept = torch.where(ratio > least, maps, torch.zeros_like(maps))
-        return _Solved(kept, error, doubtful, outliers, self.right)
-
-    def _unflatten(self, values: Tensor) -> Tensor:
-        n, c, h, w = self.shape
-        return values.T.reshape(c, n, h, w).transpose(0, 1)
-
-
-def _solved(observation: Observation, network: PinnedNetwork, labels: Tensor, group: list[str]) -> _Solved | str:
-    equations = _Equations.of(observation, network, labels, group)
-    return equations if isinstance(equations, str) else equations.solve()
-
-
-def patch_system(layer: Convolution, derivative: Tensor) -> Tensor:
-    """Matrix `(channels kernel, n h w)` from one channel of the inputs to its part of the weight gradient.
-
-    Args:
-        layer: the convolution.
-        derivative: of the loss in its output, `(n, channels, rows, columns)`.
-    """
-    n, channels = derivative.shape[:2]
-    h, w = layer.shape[1:]
-    entries = torch.arange(1, h * w + 1, dtype=torch.float64).view(1, 1, h, w)
-    index = nn.functional.unfold(entries, layer.kernel, padding=layer.padding, stride=layer.stride)[0].long()
-    system = derivative.new_zeros(channels, len(index), n, h * w + 1)  # entry 0: the padding
-    values = derivative.flatten(2).transpose(0, 1)[:, None].expand(-1, len(index), -1, -1)
-    system.scatter_(3, index[None, :, None].expand(channels, -1, n, -1), values)
-    return system[..., 1:].reshape(channels * len(index), n * h * w)
-
-
-def _correct_zeros(
-    network: PinnedNetwork, labels: Tensor, group: list[str], solved: _Solved, behind: list[str], doubtful: Tensor
-) -> bool:
-    """Decide which doubtful entries of the maps behind are zero, by the equations they spoil; whether any changed.
-
-    An entry that is wrongly zero leaves its derivative times its patch unexplained in one output channel. Least squares
-    in these channels give the share of every doubtful entry: 1 where it is not zero, 0 where it is.
-    """
-    if not solved.outliers.any():
-        return False
-    before, layer, derivatives = network.given[behind[0]], network.convolutions[group[0]], {}
-    smallest = before[before > 0].min()
-    for zero in (True, False):
-        maps = torch.where(doubtful, torch.zeros_like(before) if zero else before.clamp_min(smallest), before)
-        network.given.update(dict.fromkeys(behind, maps))
-        derivatives[zero] = network.derivatives(labels, group[:1])[0]
-    difference = derivatives[False] - derivatives[True]
-    patches = nn.functional.unfold(solved.maps, layer.kernel, padding=layer.padding, stride=layer.stride)
-    gradient = solved.right[: layer.channels * layer.kernel[0] * layer.kernel[1]].unflatten(0, (layer.channels, -1))
-    positive = before > 0
-    changed = False
-    for channel in solved.outliers[: layer.channels].nonzero().flatten().tolist():
-        explained = torch.einsum("np,nkp->k", derivatives[True][:, channel].flatten(1), patches)
-        unexplained = gradient[channel].T.flatten() - explained
-        places = (difference[:, channel].flatten(1) != 0).nonzero()
-        if not 0 < len(places) < len(unexplained):
-            continue
-        columns = torch.stack([difference[i, channel].flatten()[p] * patches[i, :, p] for i, p in places], dim=1)
-        shares = torch.linalg.lstsq(columns, unexplained[:, None]).solution[:, 0]
-        for share, (i, p) in zip(shares.tolist(), places.tolist(), strict=True):
-            at = (i, channel, *divmod(p, before.shape[3]))
-            if doubtful[at] and bool(positive[at]) != (share > 0.5):
-                positive[at] = share > 0.5
-                changed = True
-    renewed = torch.where(positive, before.clamp_min(smallest), torch.zeros_like(before))
-    network.given.update(dict.fromkeys(behind, renewed))
-    return changed
+    biases = {name: f"{network.norms[name]}.bias" for name in before if name in network.norms}
+    if not biases or any(bias not in observation.update for bias in biases.values()):
+        return "a norm hides the scale of its input, and no bias before it shows it"
+    seen = torch.cat([observation.update[bias].detach().cpu().double() for bias in biases.values()])
+    sums = []
+    for scale in (1.0, 2.0):
+        network.given.update(dict.fromkeys(group, scale * solved.maps))
+        derivatives = network.derivatives(labels, list(biases))
+        sums.append(torch.cat([derivative.sum((2, 3)) for derivative in derivatives], dim=1))
+    varying = 2 * (sums[0] - sums[1])
+    fixed = seen - (sums[0] - varying).sum(0)
+    statistics = [network.known(observation, labels, group)[0].statistics]
+    columns = varying.T if statistics[0] is not None and statistics[0].groups is not None else varying.sum(0)[:, None]
+    weights = torch.ones_like(fixed)
+    for _ in range(20):
+        inverse = torch.linalg.lstsq(columns * weights[:, None], fixed * weights).solution
+        residual = (columns @ inverse - fixed).abs()
+        # a wrong zero spoils single channels
+        weights = 1 / (residual + 1e-7 * fixed.abs().max()).sqrt()
+    error = float(residual.median() / fixed.square().mean().sqrt())
+    if not bool((inverse > 0).all()) or error > _SCALED:
+        return "a norm hides the scale of its input, and the biases before it contradict each other"
+    maps = solved.maps / inverse.view(-1, 1, 1, 1)
+    return Solved(maps, max(solved.error, error), solved.doubtful)

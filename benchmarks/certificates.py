@@ -66,14 +66,15 @@ class Cell:
         return f"{self.network}/{self.batch}/{self.batch_norm}/{self.labels}"
 
 
-def cells(draws: int) -> Iterator[Cell]:
+def cells() -> Iterator[Cell]:
     """All rows; batches of one have no labels that could differ."""
     for network in NETWORKS:
         for mode in get_args(BatchNormMode):
-            yield Cell(network, 1, mode, "as drawn", 4 * draws)
-            for batch in (2, 4, 8):
-                for labels in ("distinct", "as drawn"):
-                    yield Cell(network, batch, mode, labels, 2 * draws if batch == 2 else draws)
+            yield Cell(network, 1, mode, "as drawn", 6 if mode == "eval" else 4)
+            for labels in ("distinct", "as drawn"):
+                yield Cell(network, 2, mode, labels, 2 if mode == "eval" else 1)
+                yield Cell(network, 4, mode, labels, 1)
+                yield Cell(network, 8, mode, labels, 1)
 
 
 def network(name: str, public: ImageSet, normalization: Normalization) -> Backbone:
@@ -161,7 +162,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data.root", dest="root", required=True, help="folder of CIFAR-10")
     parser.add_argument("--cells", nargs="+", help="names as in the example above; default: all")
-    parser.add_argument("--draws", type=int, default=1, help="batches of 4 and 8 in a cell")
     parser.add_argument("--pool", choices=get_args(Pool), default="evaluation", help="of the attacked images")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
@@ -169,7 +169,7 @@ def main() -> None:
     public, test = CIFAR10(root=Path(arguments.root)).load()
     private = test.subset(in_pool(test, arguments.pool))
     normalization, attack, models = measure_normalization(public), exact_attack(), dict[str, Backbone]()
-    chosen = [cell for cell in cells(arguments.draws) if not arguments.cells or cell.name in arguments.cells]
+    chosen = [cell for cell in cells() if not arguments.cells or cell.name in arguments.cells]
 
     def row(cell: Cell) -> Row:
         if cell.network not in models:

@@ -245,6 +245,7 @@ class Reconstruction:
         trace: named curves of equal length, e.g. `step`, `loss`; for logs and reports.
         notes: fall-backs and assumptions, for reports.
         certified: `(n,)` bool: whether the attack knows that an image is the true one; None: it never knows.
+        final: images that are not certified are not wrong, but not determined: no other start would find better ones.
     """
 
     images: Tensor
@@ -254,3 +255,4 @@ class Reconstruction:
     notes: tuple[str, ...] = ()
     features: Tensor | None = None
     certified: Tensor | None = None
+    final: bool = False

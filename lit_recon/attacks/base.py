@@ -183,9 +183,10 @@ class AttackRun:
         return found if following is None else following.finish()
 
 
-def not_certified(found: Sequence[Reconstruction]) -> list[int]:
-    """Positions of the reconstructions by an attack that certifies images some of whose images are not certified."""
-    return [i for i, result in enumerate(found) if result.certified is not None and not result.certified.all()]
+def unsolved(found: Sequence[Reconstruction]) -> list[int]:
+    """Positions of the reconstructions with images that are not certified and that another start may find."""
+    certified = [result.certified for result in found]
+    return [i for i, own in enumerate(certified) if own is not None and not own.all() and not found[i].final]
 
 
 def put(

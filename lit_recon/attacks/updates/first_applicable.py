@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.base import Attack, AttackRun, Way, not_certified, put
+from lit_recon.attacks.base import Attack, AttackRun, Way, put, unsolved
 from lit_recon.attacks.updates.gradient_matching.matching import update_distance
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.records import Observation, Reconstruction
@@ -64,7 +64,7 @@ class FirstApplicable(Attack):
         following = run.then(found)
         if following is not None:
             return replace(following, then=partial(self._make_way, number, following, execution))
-        stuck = not_certified(found)
+        stuck = unsolved(found)
         if not stuck:
             return None
         other = self._begin(number + 1, [run.observations[v] for v in stuck], execution)

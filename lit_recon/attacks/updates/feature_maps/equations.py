@@ -3,9 +3,8 @@
 The gradient of its weights, the sum over examples and positions of the derivative D in its output times the input
 patch, is linear in the input: one equation for every output channel and kernel entry, one unknown for every example and
 position, the same for all input channels. A norm with statistics of the batch or of the example makes D depend on the
-input, smoothly: then Gauss-Newton steps solve the equations. Such a norm hides the scale of the input, and, behind a
-kernel of stride two, one constant per input channel; the zeros and the
-biases of the norm before show them.
+input, smoothly: then Gauss-Newton steps solve the equations. Such a norm hides the scale of the input and, behind a
+kernel of stride two, one constant per input channel; the biases of the norm before and the zeros show them.
 """
 
 from __future__ import annotations
@@ -13,132 +12,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lit_recon.attacks.updates.feature_maps.convolutions import Convolution, patch_system
+from lit_recon.attacks.updates.feature_maps.convolutions import patch_system
+from lit_recon.attacks.updates.feature_maps.layer_gradient import Known, Linearized, rows_of, rows_to_kernels
 
-_Fit = tuple[Tensor, Tensor, Tensor, Tensor]
 #: Relative rounding errors of a float32 gradient.
 _ROUNDING = 3e-7
 #: Smallest share of the unexplained gradient that a wrong zero explains.
 _EXPLAINS = 0.03
 #: Wrong zeros that are looked for.
 WRONG_ZEROS = 40
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Mean and variance by which a norm divides: of the batch, or per example over `groups` groups of channels.
-
-    Attributes:
-        groups: of channels; None for statistics of the batch, with one group per channel.
-        eps: added to the variance.
-    """
-
-    groups: int | None
-    eps: float
-
-    def mean(self, values: Tensor) -> Tensor:
-        """Of `values (n, c, h, w)`, such that it can be subtracted from them."""
-        if self.groups is None:
-            return values.mean((0, 2, 3), keepdim=True)
-        n, c = values.shape[:2]
-        means = values.reshape(n, self.groups, -1).mean(2)
-        return means.repeat_interleave(c // self.groups, 1)[:, :, None, None]
-
-    def normalized(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalized outputs of the convolution, and the factor that normalizes them."""
-        centred = outputs - self.mean(outputs)
-        factor = (self.mean(centred.square()) + self.eps).rsqrt()
-        return centred * factor, factor
-
-    def backward(self, outputs: Tensor, derivative: Tensor) -> Tensor:
-        """Derivative in the convolution's outputs from that in their normalized values; symmetric in the latter."""
-        normalized, factor = self.normalized(outputs)
-        return factor * (derivative - self.mean(derivative) - normalized * self.mean(derivative * normalized))
-
-    def change(self, outputs: Tensor, derivative: Tensor, moved: Tensor) -> Tensor:
-        """First-order change of `backward` when the outputs move."""
-        normalized, factor = self.normalized(outputs)
-        turned = self.backward(outputs, moved)
-        inner = turned * self.mean(derivative * normalized) + normalized * self.mean(derivative * turned)
-        return -factor * (self.mean(normalized * moved) * self.backward(outputs, derivative) + inner)
-
-    def change_transposed(self, outputs: Tensor, derivative: Tensor, other: Tensor) -> Tensor:
-        """The transpose of `change` in `moved`."""
-        normalized, factor = self.normalized(outputs)
-        inner = other * self.mean(derivative * normalized) + derivative * self.mean(normalized * other)
-        stretched = normalized * self.mean(self.backward(outputs, derivative) * other)
-        return -factor * (stretched + self.backward(outputs, inner))
-
-
-@dataclass(frozen=True)
-class Known:
-    """What is known about one convolution.
-
-    Attributes:
-        layer: the convolution.
-        weight, bias: its parameters; the bias is None or `(channels,)`.
-        gradient: observed, of its weight.
-        derivative: of the loss in its output or, with `statistics`, in the normalized output; `(n, channels, h, w)`.
-        statistics: of the norm behind; None where there is none, or one with fixed statistics.
-    """
-
-    layer: Convolution
-    weight: Tensor
-    bias: Tensor | None
-    gradient: Tensor
-    derivative: Tensor
-    statistics: Statistics | None
-
-    def outputs(self, maps: Tensor) -> Tensor:
-        return nn.functional.conv2d(maps, self.weight, self.bias, self.layer.stride, self.layer.padding)
-
-    def backward(self, maps: Tensor, derivative: Tensor) -> Tensor:
-        """Derivative in the output for input maps."""
-        return derivative if self.statistics is None else self.statistics.backward(self.outputs(maps), derivative)
-
-    def patches(self, maps: Tensor) -> Tensor:
-        """`(n, c kernel, places)`."""
-        return nn.functional.unfold(maps, self.layer.kernel, padding=self.layer.padding, stride=self.layer.stride)
-
-    def predicted(self, maps: Tensor) -> Tensor:
-        """The weight's gradient for input maps, differentiable in them."""
-        derivative = self.backward(maps, self.derivative)
-        return torch.einsum("nop,nkp->ok", derivative.flatten(2), self.patches(maps)).view_as(self.weight)
-
-    @property
-    def taps(self) -> int:
-        return self.layer.kernel[0] * self.layer.kernel[1]
-
-
-class _Linearized:
-    """The linear part of a convolution's weight gradient at input maps, as equations, and its transpose."""
-
-    def __init__(self, known: Known, maps: Tensor) -> None:
-        self.known, self.patches = known, known.patches(maps)
-        self.outputs = known.outputs(maps)
-        self.derivative = known.backward(maps, known.derivative)
-
-    def __call__(self, change: Tensor) -> Tensor:
-        one = self.known
-        inner = nn.functional.conv2d(change, one.weight, None, one.layer.stride, one.layer.padding)
-        found = torch.einsum("nop,nkp->ok", self.derivative.flatten(2), one.patches(change))
-        if one.statistics is not None:
-            turned = one.statistics.change(self.outputs, one.derivative, inner)
-            found = found + torch.einsum("nop,nkp->ok", turned.flatten(2), self.patches)
-        return rows_of(found.view_as(one.weight))
-
-    def transposed(self, rows: Tensor) -> Tensor:
-        one = self.known
-        kernels = rows_to_kernels(rows, one.layer.channels)
-        patches = torch.einsum("ok,nop->nkp", kernels, self.derivative.flatten(2))
-        if one.statistics is not None:
-            inner = torch.einsum("ok,nkp->nop", kernels, self.patches).view_as(self.outputs)
-            turned = one.statistics.change_transposed(self.outputs, one.derivative, inner)
-            patches = patches + torch.einsum("ok,nop->nkp", one.weight.flatten(1), turned.flatten(2))
-        geometry = {"kernel_size": one.layer.kernel, "padding": one.layer.padding, "stride": one.layer.stride}
-        return nn.functional.fold(patches, one.layer.shape[1:], **geometry)
 
 
 @dataclass(frozen=True)
@@ -150,9 +34,8 @@ class Solved:
     doubtful: Tensor
 
 
-def rows_of(tensor: Tensor) -> Tensor:
-    """Gradients `(channels, c, rows, columns)` as equations `(channels kernel, c)`."""
-    return tensor.permute(0, 2, 3, 1).flatten(0, 2)
+#: Maps, residual, system, and Cholesky factor of the weighted normal matrix.
+_Fit = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class Group:
@@ -200,9 +83,7 @@ class Group:
         """Equations `(rows, c)` that maps leave unexplained."""
         return self.right - torch.cat([rows_of(one.predicted(maps)) for one in self.known])
 
-    def fit(
-        self, weights: Tensor, start: Tensor | None, steps: int = 12
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    def fit(self, weights: Tensor, start: Tensor | None, steps: int = 12) -> _Fit | None:
         """Least squares with weights of the output channels.
 
         Args:
@@ -223,11 +104,13 @@ class Group:
             return self.maps(solution), self.right - system @ solution, system, factor
         assert start is not None
         maps, residual = start, self.residual(start)
+        found: tuple[Tensor, Tensor] | None = None
         for _ in range(steps):
             system = self.system(maps)
             factor = _factor(system * roots, 1e-11)
             if factor is None:
                 return None
+            found = system, factor
             before = float((residual * roots).norm())
             step, length = self._newton_step(maps, residual, roots, factor), 1.0
             while length > 1e-3:
@@ -238,11 +121,12 @@ class Group:
                 length /= 2
             if float((residual * roots).norm()) > 0.5 * before:
                 break
-        return maps, residual, system, factor
+        assert found is not None  # there is a step
+        return maps, residual, *found
 
     def _newton_step(self, maps: Tensor, residual: Tensor, roots: Tensor, factor: Tensor) -> Tensor:
         """Conjugate gradients on the normal equations of the linearized equations, preconditioned by the system."""
-        parts = [_Linearized(one, maps) for one in self.known]
+        parts = [Linearized(one, maps) for one in self.known]
         ends = [one.layer.channels * one.taps for one in self.known]
 
         def back(rows: Tensor) -> Tensor:
@@ -283,12 +167,12 @@ class Group:
 
     def solve(self, start: Tensor | None) -> Solved | str:
         """Least squares in which output channels that contradict the others lose their weight."""
-        weights, maps = self.alike / self.alike.max(), start
+        weights, fitted = self.alike / self.alike.max(), None
         for _ in range(4 if self.depends else 15):
-            fitted = self.fit(weights, maps, steps=1)
+            fitted = self.fit(weights, start if fitted is None else fitted[0], steps=1)
             if fitted is None:
                 return "its equations do not determine every entry"
-            maps, residual, _, factor = fitted
+            residual = fitted[1]
             squares = self._by_channel(residual)
             renewed = 1 / (squares + self.energy * _ROUNDING**2)
             renewed = renewed / renewed.max()
@@ -296,6 +180,8 @@ class Group:
             weights = renewed
             if converged:
                 break
+        assert fitted is not None
+        maps, residual, _, factor = fitted
         rows, unknowns = self.right.shape[0], self.shape[0] * self.shape[2] * self.shape[3]
         hidden = _hidden(factor) if self.depends else None
         if isinstance(hidden, str):
@@ -361,21 +247,15 @@ class Group:
         return best if float(explained.flatten()[best]) > _EXPLAINS * float(total) else None
 
 
-def rows_to_kernels(rows: Tensor, channels: int) -> Tensor:
-    """Equations `(channels kernel, c)` as `(channels, c kernel)`, the order of patches."""
-    return rows.reshape(channels, -1, rows.shape[1]).transpose(1, 2).flatten(1)
-
-
 def _factor(scaled: Tensor, ridge: float) -> Tensor | None:
     """Cholesky factor of the normal matrix; None where it is singular."""
     normal = scaled.T @ scaled
     if ridge:
         normal.diagonal().add_(ridge * normal.diagonal().max())
     factor, failed = torch.linalg.cholesky_ex(normal)
-    least = 0.0 if ridge else 1e-7
-    return (
-        None if int(failed) or not float(factor.diagonal().min()) > least * float(factor.diagonal().max()) else factor
-    )
+    least, most = float(factor.diagonal().min()), float(factor.diagonal().max())
+    singular = int(failed) != 0 or not least > (0.0 if ridge else 1e-7) * most
+    return None if singular else factor
 
 
 def _hidden(factor: Tensor) -> Tensor | str | None:
@@ -385,7 +265,7 @@ def _hidden(factor: Tensor) -> Tensor | str | None:
     if not null.any():
         return None
     vector = vectors[:, 0] * torch.sign(vectors[:, 0].sum())
-    support = vector > 0.5 * vector.max()
+    support: Tensor = vector > 0.5 * vector.max()
     constant = support.double() / support.double().norm()
     if int(null.sum()) > 1 or float((vector - constant).norm()) > 1e-3:
         return "its equations do not determine every entry"

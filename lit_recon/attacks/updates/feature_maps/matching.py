@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +27,8 @@ from lit_recon.records import BatchNormMode, Observation, Reconstruction
 
 #: Largest 1 - cos between the maps of an image and the recovered maps for the image to be certified.
 ANGLE = 1e-5
+#: Largest RMSE of an image, to first order, along the directions that norms hide, for it to be certified.
+REACH = 0.02
 #: Largest 1 - cos between the update of a batch and the observed one for its images to be certified.
 EXPLAINED = 1e-3
 #: How the note on an image begins.
@@ -59,6 +62,15 @@ class InputMap:
         self._module = _UpTo(pure_copy(observation.model, batch_norm), names)
         public = {**observation.parameters, **observation.buffers}
         self._public = {f"model.{name}": value for name, value in public.items()}
+
+    def doubled(self) -> InputMap:
+        """The same in double precision on the CPU."""
+        other = copy.copy(self)
+        other._module = copy.deepcopy(self._module).double().cpu()
+        other._public = {
+            name: v.detach().cpu().double() if v.is_floating_point() else v.cpu() for name, v in self._public.items()
+        }
+        return other
 
     def __call__(self, images: Tensor, norms: Tensor | None = None) -> Tensor:
         """Maps of images `(n, c, h, w)` in [0, 1], divided by `norms (n, l)` or by their own; differentiable."""
@@ -114,6 +126,13 @@ class FeatureMapPenalty:
         notes = (*self.notes, f"{where}; {found.stopped}" if found.stopped else where)
         return replace(self, notes=notes, known=found)._on([layer])
 
+    @property
+    def coupled(self) -> bool:
+        """Whether statistics of the batch make the maps of an image depend on the others."""
+        return self.observation.operator.batch_norm == "train" and any(
+            isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.observation.model.modules()
+        )
+
     def on_all_layers(self) -> FeatureMapPenalty:
         """The penalty on the mean over all layers whose maps are known."""
         return self if self.known is None or len(self.known.maps) == 1 else self._on(list(self.known.maps))
@@ -133,12 +152,12 @@ class FeatureMapPenalty:
         with torch.no_grad():
             return 0.5 * (self.input_map(images).double() - self.maps.to(images).double()).square().sum(dim=1)
 
-    def certificate(self, images: Tensor, labels: Tensor) -> tuple[Tensor, tuple[str, ...]]:
-        """Which images are certified, `(n,)` bool, and why the others are not.
+    def certificate(self, images: Tensor, labels: Tensor) -> tuple[Tensor, bool, tuple[str, ...]]:
+        """Which images are certified, `(n,)` bool, whether no other start can do better, and why some are not.
 
         An image is certified if its own maps are the recovered ones, and something else in the update confirms those:
         the update of the whole batch, or, where other images of it have other maps, the head's gradient, see
-        `measured_maps`.
+        `measured_maps`. Moreover, the maps have to determine its brightness and contrast, see `reach`.
         """
         angles = self.angles(images)
         own, reason = angles <= ANGLE, ""
@@ -148,13 +167,46 @@ class FeatureMapPenalty:
                 reason = f"the update of the images is not the observed one (1 - cos {distance:.1g})"
         elif self.known is None:
             reason = "other images of its batch have other maps, so that the update cannot confirm these"
-        certified = torch.zeros_like(own) if reason else own
+        reach = self.reach(images, angles)
+        certified = torch.zeros_like(own) if reason else own & (reach <= REACH)
         notes = []
         for i in (~certified).nonzero().flatten().tolist():
-            angle = f"1 - cos {angles[i]:.1g}, at most {ANGLE:g}"
-            other = f"its maps are not the recovered ones ({angle})"
-            notes.append(f"{_NOTE}{i + 1}: not certified: {reason if own[i] else other}")
-        return certified, tuple(notes)
+            why = reason or f"other brightness or contrast has the same maps (RMSE {reach[i]:.2g}, at most {REACH:g})"
+            if not own[i]:
+                why = f"its maps are not the recovered ones (1 - cos {angles[i]:.1g}, at most {ANGLE:g})"
+            notes.append(f"{_NOTE}{i + 1}: not certified: {why}")
+        return certified, bool(own.all()) and (not reason or self.known is not None), tuple(notes)
+
+    def reach(self, images: Tensor, angles: Tensor) -> Tensor:
+        """RMSE `(n,)` by which brightness and contrast of images may differ while their maps differ as they do.
+
+        A norm with statistics of the batch divides by the contrast and subtracts the mean: only what it adds to the
+        variance, and the borders, tell images of other contrast apart. To first order, over the brightness and the
+        contrast of every colour channel, of all images together where statistics couple them.
+        """
+        where = images.detach().double().cpu()
+        flat = where - where.mean((2, 3), keepdim=True)
+        channels = torch.eye(where.shape[1], dtype=torch.float64)[:, None, :, None, None]
+        directions = torch.cat([channels.expand(-1, len(where), -1, *where.shape[2:]), channels * flat])
+        input_map = self.input_map.doubled()
+        moved = [torch.func.jvp(input_map, (where,), (direction,))[1].flatten(1) for direction in directions]
+        changes, steps = torch.stack(moved, dim=1), directions.transpose(0, 1).flatten(2)  # (n, directions, entries)
+        error = self.recovered.outside**0.5 if self.known is None else list(self.known.errors.values())[-1]
+        misfit = 2 * angles.double().cpu() + error**2
+        shown, sizes = changes @ changes.mT, steps @ steps.mT
+        together, of_all = shown, sizes
+        if self.coupled:
+            together, of_all, misfit = (part.sum(0, keepdim=True) for part in (shown, sizes, misfit))
+        # the largest change of which the maps show no more than the misfit; the ridge is far below rounding
+        scale = of_all.diagonal(dim1=1, dim2=2).clamp_min(1e-12).rsqrt()
+        matrix = scale[:, :, None] * together * scale[:, None, :]
+        matrix = matrix + 1e-20 * matrix.diagonal(dim1=1, dim2=2).amax(1)[:, None, None] * torch.eye(matrix.shape[1])
+        inverse = torch.linalg.inv(torch.linalg.cholesky(matrix))
+        of_all = scale[:, :, None] * of_all * scale[:, None, :]
+        turned = torch.linalg.eigh(inverse @ of_all @ inverse.mT)[1][:, :, -1:]
+        worst = scale[:, :, None] * (inverse.mT @ turned) * misfit[:, None, None].sqrt()
+        squares: Tensor = (worst.mT @ sizes @ worst).flatten() / where[0].numel()
+        return squares.sqrt().to(images.device)
 
     def closer(self, before: Reconstruction, after: Reconstruction, what: str) -> Reconstruction:
         """`before` with the images of `after` whose maps are closer to the recovered ones; a note says how many."""
@@ -165,11 +217,17 @@ class FeatureMapPenalty:
         if not better.any() or float(self.angles(images).sum()) > float(angles.sum()):
             return replace(before, notes=(*before.notes, f"{what}: no image is closer"))
         labels = self.labels(images, torch.where(better, after.labels, before.labels))
-        certified, notes = self.certificate(images, labels)
+        certified, final, notes = self.certificate(images, labels)
         kept = [note for note in before.notes if not note.startswith(_NOTE)]
         won = f"{what}: {int(better.sum())} of {len(labels)} images closer, {int(certified.sum())} certified"
         return replace(
-            before, images=images, labels=labels, loss=after.loss, certified=certified, notes=(*kept, won, *notes)
+            before,
+            images=images,
+            labels=labels,
+            loss=after.loss,
+            certified=certified,
+            final=final,
+            notes=(*kept, won, *notes),
         )
 
     def in_order(self, images: Tensor) -> Tensor:

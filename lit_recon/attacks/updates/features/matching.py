@@ -176,12 +176,12 @@ class FeaturePenalty:
         """The same: features are recovered without labels."""
         return self
 
-    def certificate(self, images: Tensor, labels: Tensor) -> tuple[None, tuple[str, ...]]:
+    def certificate(self, images: Tensor, labels: Tensor) -> tuple[None, bool, tuple[str, ...]]:
         """No certificate, and a note on the weight of the returned restart, if several were tried."""
         if not self.weights:
-            return None, ()
+            return None, False, ()
         tried = ", ".join(f"{weight:g}" for weight in self.weights)
-        return None, (f"of the feature weights {tried}, {self.term.weight:g} matched the gradient best",)
+        return None, False, (f"of the feature weights {tried}, {self.term.weight:g} matched the gradient best",)
 
     def targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
         """The recovered features in the order of candidate images `(n, c, h, w)`; called once."""

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.base import AttackRun, Execution, SteppableAttack, Way, not_certified, put
+from lit_recon.attacks.base import AttackRun, Execution, SteppableAttack, Way, put, unsolved
 from lit_recon.attacks.updates.feature_maps.matching import FeatureMapPenalty, MapMatching
 from lit_recon.attacks.updates.features.matching import FeatureMatching, FeaturePenalty
 from lit_recon.attacks.updates.gradient_matching.matching import Compilation, Matching
@@ -187,7 +187,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
 
     def _further(self, first: AttackRun, number: int, found: list[Reconstruction]) -> AttackRun | None:
         """Further start `number`, from 1, for the victims of `first` with images not certified; None: there is none."""
-        maps, stuck = self.features, not_certified(found)
+        maps, stuck = self.features, unsolved(found)
         if not isinstance(maps, MapMatching) or number > maps.further or not stuck:
             return None
         start = partial(self._start_again, first, number, found)
@@ -210,7 +210,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
         self, first: AttackRun, number: int, found: list[Reconstruction], near: list[Reconstruction] | None
     ) -> AttackRun:
         """A further start from random images, or from those of `near`, on the maps of all known layers."""
-        stuck, problems, penalties = not_certified(found), [], []
+        stuck, problems, penalties = unsolved(found), [], []
         assert isinstance(first.state, MatchingState)
         for v in stuck:
             before, certified = first.state.problems[v * self.restarts], found[v].certified
@@ -272,13 +272,13 @@ class GradientMatching(SteppableAttack[MatchingState]):
                 how = f"{len(diverged)} of {state.restarts} restarts diverged, first at step {min(diverged)}"
                 remarks = (*remarks, how)
             images, labels = chosen.best_images, chosen.best_labels
-            features = certified = None
+            features, certified, final = None, None, False
             if (penalty := chosen.feature_penalty) is not None:
                 labels, features = penalty.labels(images, labels), penalty.features
-                certified, own = penalty.certificate(images, labels)
+                certified, final, own = penalty.certificate(images, labels)
                 remarks = (*remarks, *own)
             loss, trace = chosen.best_matching, chosen.trace
-            results.append(Reconstruction(images, labels, loss, trace, remarks, features, certified))
+            results.append(Reconstruction(images, labels, loss, trace, remarks, features, certified, final))
         return results
 
     def _narrow(self, state: MatchingState) -> None:

@@ -39,20 +39,36 @@ def matched(found: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
     return errors[rows, columns], torch.from_numpy(columns)
 
 
+def affinely(found: Tensor, truth: Tensor) -> Tensor:
+    """Images with the brightness and contrast, the same for the whole batch, that bring them closest to others."""
+    flat, wanted = (x.transpose(0, 1).flatten(1).double() for x in (found, truth))
+    slopes = ((flat - flat.mean(1, keepdim=True)) * (wanted - wanted.mean(1, keepdim=True))).mean(1)
+    slopes = slopes / flat.var(1, correction=0)
+    shifts = wanted.mean(1) - slopes * flat.mean(1)
+    return (slopes[:, None, None] * found + shifts[:, None, None]).float()
+
+
 @pytest.mark.parametrize(
     ("mode", "largest"),
-    # measured 5e-9 and 0.047 of the variance: margins of 20 and of 1.5
-    [("eval", 1e-7), ("train", 0.07)],
+    # measured 1e-9 to 5e-9, and 0.037 of the variance: margins of 20 and of 1.5
+    [("eval", 1e-7), ("train", 0.055)],
 )
 def test_images_follow_from_their_maps(photographs: Tensor, mode: Literal["eval", "train"], largest: float) -> None:
     images = photographs[:3, :, ::2, ::2]
     torch.manual_seed(0)
     seen = observed(images, Backbone(Shallow(), 5, Normalization((0.5,) * 3, (0.25,) * 3)).eval(), mode)
     attack = GradientMatching(
-        FeaturesOnly(), features=MapMatching(), parametrization=Pixels(spread=0.2), solver=LBFGS(history=20), steps=15
+        FeaturesOnly(),
+        features=MapMatching(further=0),
+        parametrization=Pixels(spread=0.2),
+        solver=LBFGS(history=20),
+        steps=15,
     )
     result = attack(seen)
-    errors, order = matched(result.images, images)
+    found = result.images
+    if mode == "train":  # statistics of the batch hide brightness and contrast
+        found = affinely(found, images[matched(found, images)[1]])
+    errors, order = matched(found, images)
     baseline = (images.mean(0) - images).square().mean()
     assert float(errors.mean()) < largest * float(baseline)
     assert result.labels.tolist() == [int(i) % 3 for i in order]

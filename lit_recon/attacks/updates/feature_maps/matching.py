@@ -185,7 +185,7 @@ class FeatureMapPenalty:
         contrast of every colour channel, of all images together where statistics couple them.
         """
         where = images.detach().double().cpu()
-        flat = where - where.mean((2, 3), keepdim=True)
+        flat = where - where.mean((0, 2, 3), keepdim=True)
         channels = torch.eye(where.shape[1], dtype=torch.float64)[:, None, :, None, None]
         directions = torch.cat([channels.expand(-1, len(where), -1, *where.shape[2:]), channels * flat])
         input_map = self.input_map.doubled()
@@ -197,10 +197,11 @@ class FeatureMapPenalty:
         together, of_all = shown, sizes
         if self.coupled:
             together, of_all, misfit = (part.sum(0, keepdim=True) for part in (shown, sizes, misfit))
-        # the largest change of which the maps show no more than the misfit; the ridge is far below rounding
+        # the largest change of which the maps show no more than the misfit; the ridge is for directions without any,
+        # such as the contrast of a saturated channel, and limits the reach to a million times the least one
         scale = of_all.diagonal(dim1=1, dim2=2).clamp_min(1e-12).rsqrt()
         matrix = scale[:, :, None] * together * scale[:, None, :]
-        matrix = matrix + 1e-20 * matrix.diagonal(dim1=1, dim2=2).amax(1)[:, None, None] * torch.eye(matrix.shape[1])
+        matrix = matrix + 1e-12 * matrix.diagonal(dim1=1, dim2=2).amax(1)[:, None, None] * torch.eye(matrix.shape[1])
         inverse = torch.linalg.inv(torch.linalg.cholesky(matrix))
         of_all = scale[:, :, None] * of_all * scale[:, None, :]
         turned = torch.linalg.eigh(inverse @ of_all @ inverse.mT)[1][:, :, -1:]

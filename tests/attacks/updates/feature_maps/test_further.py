@@ -252,13 +252,13 @@ def test_maps_of_another_image_certify_nothing(
     penalty = MapMatching().prepare(seen).with_labels(torch.arange(2))
     images = others[penalty.in_order(others)]
     assert float(penalty.angles(images).max()) < ANGLE  # the images do have these maps
-    found, notes = penalty.certificate(images, torch.arange(2))
+    found, _, notes = penalty.certificate(images, torch.arange(2))
     assert found.tolist() == [False, False]
     assert all("the update of the images is not the observed one" in note for note in notes)
     result = maps()(seen)
     assert certified(result) == [False, False]
     # one image alone has its map: without the maps' own evidence nothing can be said
-    found, notes = penalty.certificate(torch.stack([images[0], truth[0]]), torch.arange(2))
+    found, _, notes = penalty.certificate(torch.stack([images[0], truth[0]]), torch.arange(2))
     assert found.tolist() == [False, False]
     assert "the update cannot confirm" in notes[0]
     monkeypatch.setattr(matching, "EXPLAINED", 2.0)

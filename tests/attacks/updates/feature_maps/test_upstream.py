@@ -145,32 +145,44 @@ def test_images_with_other_maps_are_not_certified(photographs: Tensor) -> None:
     assert note.startswith("image 2: not certified: its maps are not the recovered ones (1 - cos 0.0")
 
 
-def test_contrast_that_a_norm_hides_is_not_certified(photographs: Tensor) -> None:
-    images, layer = photographs[1:2], "trunk.blocks.2.conv2"
+@pytest.mark.parametrize("n", [1, 2])
+def test_contrast_that_a_norm_hides_is_not_certified(photographs: Tensor, n: int) -> None:
+    images, labels, layer = photographs[1 : 1 + n], torch.arange(n), "trunk.blocks.2.conv2"
     reach, beyond = {}, {}
     for mode in get_args(BatchNormMode):
         seen = observed(images, mode=mode)
         maps = true_inputs(seen, images)[layer]
-        known = KnownMaps({layer: maps}, {layer: 1e-6}, torch.tensor([0]))
+        known = KnownMaps({layer: maps}, {layer: 1e-6}, labels)
         found = RecoveredMaps(PinnedNetwork(seen).convolutions[layer], maps, 0.0, 1.0, 0.0, 1)
         input_map = InputMap(seen, layer, mode)
         penalty = FeatureMapPenalty(seen, found, maps.flatten(1), None, input_map, 1.0, (), known)._on([layer])
-        certified, _, _ = penalty.certificate(images, known.labels)
-        assert certified.all()
+        assert penalty.certificate(images, labels)[0].all()
         # by brute force: the change of contrast that the maps show as an angle of 1e-8
-        flat = images - images.mean((2, 3), keepdim=True)
+        flat = images - images.mean((0, 2, 3), keepdim=True)
         shares = torch.logspace(-5, 0, 31, dtype=torch.float64)
         with torch.no_grad():
             precise = input_map.doubled()
             shown = torch.stack([precise(images + share * flat) - precise(images.double()) for share in shares])
-        within = shares[0.5 * shown.square().sum((1, 2)) <= 1e-8]
+        within = shares[0.5 * shown.square().sum((1, 2)) <= n * 1e-8]
         beyond[mode] = float(within[-1] * flat.square().mean().sqrt()) if len(within) else 0.0
-        reach[mode] = float(penalty.reach(images, torch.tensor([1e-8])))
-        other = (images + within[-1:].sum() * flat).float()
-        certified, final, notes = penalty.certificate(other.clamp(0, 1), known.labels)
-        if reach[mode] > REACH:
-            assert (certified.tolist(), final) == ([False], True)
+        reach[mode] = float(penalty.reach(images, torch.full((n,), 1e-8)).square().mean().sqrt())
+        if mode == "train":
+            other = (images + within[-1] * flat).float().clamp(0, 1)
+            certified, final, notes = penalty.certificate(other, labels)
+            assert (certified.any(), final) == (False, True)
             assert "other brightness or contrast has the same maps" in notes[0]
     # contrast alone is one of the directions, steps of the search are 50 %
     assert all(reach[mode] > 0.6 * beyond[mode] for mode in reach)
     assert reach["eval"] < REACH < reach["train"]
+
+
+def test_a_saturated_channel_has_no_contrast_to_be_known(photographs: Tensor) -> None:
+    image, layer = photographs[1:2].clone(), "trunk.blocks.2.conv2"
+    image[:, 0] = 1.0
+    seen = observed(image)
+    maps = true_inputs(seen, image)[layer]
+    found = RecoveredMaps(PinnedNetwork(seen).convolutions[layer], maps, 0.0, 1.0, 0.0, 1)
+    known = KnownMaps({layer: maps}, {layer: 1e-6}, torch.tensor([0]))
+    input_map = InputMap(seen, layer, "eval")
+    penalty = FeatureMapPenalty(seen, found, maps.flatten(1), None, input_map, 1.0, (), known)
+    assert float(penalty.reach(image, torch.tensor([1e-12]))) < REACH

@@ -2,7 +2,8 @@
 
     python -m benchmarks.command NAME attack.py run --config configs/attack/demo_photos.yaml --overwrite true
 
-The record has one row: the seconds that the command took, the numbers of its `metrics.json`, and its tables.
+The record has one row: the seconds that the command took, the numbers of its `metrics.json`, and its tables, except for
+those of more than a thousand rows, which it names.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ import yaml
 
 from benchmarks.record import ROOT, Record, Row
 from lit_recon.data.splits import Pool
+
+#: Rows of the largest table that is kept.
+_LARGEST = 1000
 
 
 def main() -> int:
@@ -53,11 +57,12 @@ def main() -> int:
 
 
 def figures(folder: Path) -> Row:
-    """`metrics`, the content of `metrics.json`, and `tables`, the rows of each CSV file by its name."""
-    metrics = folder / "metrics.json"
+    """`metrics`, the content of `metrics.json`, `tables`, the rows of each CSV file by its name, and `left_out`."""
+    metrics, tables = folder / "metrics.json", {path.stem: read_table(path) for path in sorted(folder.glob("*.csv"))}
     return {
         "metrics": json.loads(metrics.read_text(encoding="utf-8")) if metrics.is_file() else {},
-        "tables": {path.stem: read_table(path) for path in sorted(folder.glob("*.csv"))},
+        "tables": {name: rows for name, rows in tables.items() if len(rows) <= _LARGEST},
+        "left_out": {name: f"{len(rows)} rows" for name, rows in tables.items() if len(rows) > _LARGEST},
     }
 
 

@@ -148,9 +148,13 @@ class FeatureMapPenalty:
         )
 
     def angles(self, images: Tensor) -> Tensor:
-        """1 - cos between the images' own maps and the recovered ones, `(n,)`, from rounding errors up to 1."""
+        """1 - cos between the images' own maps and the recovered ones, `(n,)`, from rounding errors up to 1.
+
+        Where the norms are known, half the squared relative distance, which is the same for equal norms.
+        """
+        norms = None if self.norms is None else self.norms.to(images)
         with torch.no_grad():
-            return 0.5 * (self.input_map(images).double() - self.maps.to(images).double()).square().sum(dim=1)
+            return 0.5 * (self.input_map(images, norms).double() - self.maps.to(images).double()).square().sum(dim=1)
 
     def certificate(self, images: Tensor, labels: Tensor) -> tuple[Tensor, bool, tuple[str, ...]]:
         """Which images are certified, `(n,)` bool, whether no other start can do better, and why some are not.
@@ -188,7 +192,8 @@ class FeatureMapPenalty:
         flat = where - where.mean((0, 2, 3), keepdim=True)
         channels = torch.eye(where.shape[1], dtype=torch.float64)[:, None, :, None, None]
         directions = torch.cat([channels.expand(-1, len(where), -1, *where.shape[2:]), channels * flat])
-        input_map = self.input_map.doubled()
+        norms = None if self.norms is None else self.norms.double().cpu()
+        input_map = partial(self.input_map.doubled(), norms=norms)
         moved = [torch.func.jvp(input_map, (where,), (direction,))[1].flatten(1) for direction in directions]
         changes, steps = torch.stack(moved, dim=1), directions.transpose(0, 1).flatten(2)  # (n, directions, entries)
         error = self.recovered.outside**0.5 if self.known is None else list(self.known.errors.values())[-1]

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.mutants.sample import LEAST, ROOMS, ROOT, draw
-from benchmarks.mutants.trial import PRICE, Outcome, TestMap, try_out
+from benchmarks.mutants.trial import Outcome, TestMap, try_out
 
 
 def counts(rows: Iterable[Outcome]) -> dict[str, dict[str, int]]:
@@ -35,36 +35,27 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=300, help="mutants of the sample")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--minutes", type=float, default=75.0, help="start no mutant after them; call again to go on")
-    parser.add_argument("--again", choices=["survived", "all"], help="forget these results of an earlier call")
+    parser.add_argument("--price", type=float, default=20.0, help="seconds of tests that one mutant may cost")
     parser.add_argument("--no-record", dest="record", action="store_false", help="print only")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "mutants", help="map of tests and results so far")
     options = parser.parse_args()
     deadline = time.monotonic() + 60 * options.minutes
     options.work.mkdir(parents=True, exist_ok=True)
     _preload()
-    tests = TestMap(options.work)
+    tests = TestMap(options.work, options.price)
     tests.refresh()
     path = options.work / f"results-{options.size}-{options.seed}.json"
     results: dict[str, Outcome] = json.loads(path.read_text()) if path.exists() else {}
-    if options.again:
-        results = {key: row for key, row in results.items() if options.again != "all" and row["status"] == "killed"}
     sample = draw(options.size, options.seed)
     for number, mutant in enumerate(sample, 1):
-        if mutant.key in results:
+        earlier = results.get(mutant.key)
+        if earlier is not None and (earlier["status"] == "killed" or earlier["round"] == tests.round):
             continue
         if time.monotonic() > deadline:
             break
-        row = results[mutant.key] = try_out(mutant, tests)
+        row = results[mutant.key] = try_out(mutant, tests, earlier)
         path.write_text(json.dumps(results, indent=1))
-        print(
-            number,
-            row["status"],
-            f"{row['file']}:{row['line']}",
-            row.get("seconds"),
-            row["by"],
-            row["diff"],
-            flush=True,
-        )
+        print(number, row["status"], f"{row['file']}:{row['line']}", row["by"], row["diff"], flush=True)
     rows = [results[mutant.key] for mutant in sample if mutant.key in results]
     print(json.dumps(counts(rows), indent=1))
     if options.record:
@@ -102,7 +93,7 @@ def _record(options: argparse.Namespace, rows: Sequence[Outcome]) -> None:
         "commit": commit,
         "clean": not changed,
         "least_per_room": LEAST,
-        "seconds_of_tests": PRICE,
+        "seconds_of_tests": options.price,
     }
     counted = [{"room": room, **entry} for room, entry in counts(rows).items()]
     kept = ("room", "file", "line", "diff", "tests", "by")

@@ -13,7 +13,6 @@ import os
 import resource
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,8 +22,6 @@ from benchmarks.mutants.sample import ROOT, Mutant, mutated, python_files
 
 #: The tests that may notice; journeys and experiments are too slow to be run for a mutant.
 TESTS = ("attacks", "bounds", "clients", "contracts", "defenses", "metrics", "modules", "privacy", "test_records.py")
-#: Seconds of tests, as measured without a mutant, that one mutant may cost.
-PRICE = 20.0
 #: What ran, how it ended, and how long it took.
 Outcome = dict[str, Any]
 
@@ -101,13 +98,23 @@ def run(arguments: Sequence[str], mutant: Mutant | None = None, cpu: int = 0) ->
 
 
 class TestMap:
-    """Which test reaches which line, and its seconds; kept in a folder, and made anew for test files that changed."""
+    """Which test reaches which line, and its seconds; kept in a folder, and made anew for test files that changed.
+
+    Args:
+        folder: of the map.
+        price: seconds of tests, as measured without a mutant, that one mutant may cost.
+    """
 
     __test__ = False
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.path = folder, folder / "tests.json"
+    def __init__(self, folder: Path, price: float) -> None:
+        self.folder, self.path, self.price = folder, folder / "tests.json", price
         self.known: dict[str, Any] = json.loads(self.path.read_text()) if self.path.exists() else {}
+
+    @property
+    def round(self) -> int:
+        """How often test files were new or changed."""
+        return max((entry["round"] for entry in self.known.values()), default=-1)
 
     def refresh(self) -> None:
         """Run the tests of new and changed files without a mutant; only those that pass are used."""
@@ -117,6 +124,7 @@ class TestMap:
             for path in python_files(ROOT / "tests" / name)
             if path.name.startswith("test_")
         }
+        number = self.round + 1
         self.known = {file: entry for file, entry in self.known.items() if entry["digest"] == digests.get(file)}
         stale = sorted(set(digests) - set(self.known))
         if not stale:
@@ -130,21 +138,23 @@ class TestMap:
                 for name, seconds in outcome["seconds"].items()
                 if name.partition("::")[0] == file and name not in outcome["failed"]
             }
-            self.known[file] = {"digest": digests[file], "tests": passed}
+            self.known[file] = {"digest": digests[file], "tests": passed, "round": number}
         self.path.write_text(json.dumps(self.known))
         print(f"{len(outcome['seconds'])} tests mapped; failed without a mutant: {outcome['failed']}", flush=True)
 
-    def reaching(self, mutant: Mutant) -> list[str]:
-        """Tests that reach the mutant's line, or the smallest statement around it that any test reaches.
+    def reaching(self, mutant: Mutant, after: int = -1) -> dict[str, float]:
+        """Tests that reach the mutant's line, or the smallest statement around it that any test reaches, and seconds.
 
-        Tests beside the module in the tree of tests come first, then quick ones; they cost `PRICE` seconds together.
+        Tests beside the module in the tree of tests come first, then quick ones, up to the price. Those that were
+        there in the round `after` are left out.
         """
         from coverage import CoverageData
 
         data = CoverageData(str(self.folder / "coverage"))
         data.read()
         lines = data.contexts_by_lineno(str(ROOT / mutant.file))
-        seconds = {name: value for entry in self.known.values() for name, value in entry["tests"].items()}
+        files = [entry for entry in self.known.values() if entry["round"] > after]
+        seconds = {name: value for entry in files for name, value in entry["tests"].items()}
         found: set[str] = set()
         for first, last in _around((ROOT / mutant.file).read_text("utf-8"), mutant.line):
             for context in {context for line in range(first, last + 1) for context in lines.get(line, ())}:
@@ -157,13 +167,11 @@ class TestMap:
             if found:
                 break
         beside = str(Path("tests", *Path(mutant.file).parts[1:]).parent) + "/"
-        chosen, price = [], 0.0
+        chosen: dict[str, float] = {}
         for test in sorted(found, key=lambda test: (not test.startswith(beside), seconds[test], test)):
-            price += seconds[test]
-            if chosen and price > PRICE:
+            if chosen and sum(chosen.values()) + seconds[test] > self.price:
                 break
-            chosen.append(test)
-        self.price = sum(seconds[test] for test in chosen)
+            chosen[test] = seconds[test]
         return chosen
 
 
@@ -175,23 +183,19 @@ def _around(source: str, line: int) -> list[tuple[int, int]]:
     return [(line, line), *around, (1, len(source.splitlines()))]
 
 
-def try_out(mutant: Mutant, tests: TestMap) -> Outcome:
-    """Whether the tests notice the mutant."""
-    start = time.monotonic()
-    chosen = tests.reaching(mutant)
+def try_out(mutant: Mutant, tests: TestMap, earlier: Outcome | None = None) -> Outcome:
+    """Whether the tests notice the mutant; if they did not in an earlier round, only those that are new are run."""
+    chosen = tests.reaching(mutant, -1 if earlier is None else earlier["round"])
     before = (ROOT / mutant.file).read_text("utf-8").splitlines()
-    diff = [
-        line
-        for line in difflib.unified_diff(before, mutated(mutant).splitlines(), lineterm="", n=0)
-        if not line.startswith(("---", "+++", "@@"))
-    ]
-    row: Outcome = {"room": mutant.room, "file": mutant.file, "line": mutant.line, "diff": diff, "tests": len(chosen)}
+    changes = difflib.unified_diff(before, mutated(mutant).splitlines(), lineterm="", n=0)
+    diff = [line for line in changes if not line.startswith(("---", "+++", "@@"))]
+    row: Outcome = {"room": mutant.room, "file": mutant.file, "line": mutant.line, "diff": diff, "round": tests.round}
+    row["tests"] = len(chosen) + (0 if earlier is None else earlier["tests"])
     if not chosen:
-        return {**row, "status": "survived", "by": "no test reaches it"}
-    outcome = run(["-x", *chosen], mutant, 20 + round(2 * tests.price))
-    seconds = round(time.monotonic() - start, 1)
+        return {**row, "status": "survived", "by": ""}
+    outcome = run(["-x", *chosen], mutant, 20 + round(2 * sum(chosen.values())))
     if outcome is None:
-        return {**row, "status": "killed", "by": "time", "seconds": seconds}
+        return {**row, "status": "killed", "by": "time"}
     if outcome["code"] == 0:
-        return {**row, "status": "survived", "by": "", "seconds": seconds}
-    return {**row, "status": "killed", "by": (outcome["failed"] or ["collection"])[0], "seconds": seconds}
+        return {**row, "status": "survived", "by": ""}
+    return {**row, "status": "killed", "by": (outcome["failed"] or ["collection"])[0]}

@@ -127,11 +127,15 @@ def tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> trial.TestMap:
         "tests/metrics/t.py": {"first": 2.0, "next": 9.0},
     }
     known = {
-        file: {"digest": "", "tests": {f"{file}::{name}": seconds for name, seconds in tests.items()}}
+        file: {
+            "digest": "",
+            "round": int("metrics" in file),
+            "tests": {f"{file}::{name}": seconds for name, seconds in tests.items()},
+        }
         for file, tests in files.items()
     }
     (tmp_path / "tests.json").write_text(json.dumps(known))
-    return trial.TestMap(tmp_path)
+    return trial.TestMap(tmp_path, price=20.0)
 
 
 @pytest.mark.parametrize(
@@ -146,10 +150,17 @@ def tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> trial.TestMap:
 )
 def test_tests_that_reach_the_line_are_chosen(tests: trial.TestMap, line: int, names: list[str]) -> None:
     mutant = Mutant("bounds", "lit_recon/bounds/one.py", line, "core/AddNot", 0, "key")
-    assert tests.reaching(mutant) == [f"tests/{name}" for name in names]
+    assert list(tests.reaching(mutant)) == [f"tests/{name}" for name in names]
 
 
-def test_tests_chosen_have_a_price(tests: trial.TestMap, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "PRICE", 6.0)
-    assert len(tests.reaching(Mutant("bounds", "lit_recon/bounds/one.py", 1, "core/AddNot", 0, "key"))) == 2
-    assert tests.price == 5.0
+def test_tests_chosen_have_a_price(tests: trial.TestMap) -> None:
+    tests.price = 6.0
+    found = tests.reaching(Mutant("bounds", "lit_recon/bounds/one.py", 1, "core/AddNot", 0, "key"))
+    assert sum(found.values()) == 5.0
+
+
+def test_a_survivor_meets_only_new_tests(tests: trial.TestMap) -> None:
+    mutant = Mutant("bounds", "lit_recon/bounds/one.py", 4, "core/AddNot", 0, "key")
+    assert tests.round == 1
+    assert list(tests.reaching(mutant, after=0)) == ["tests/metrics/t.py::first", "tests/metrics/t.py::next"]
+    assert tests.reaching(mutant, after=1) == {}

@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.record import Row, alternate, ratios, spread, write_record
+from benchmarks.record import Record, Row, alternate, ratios, spread
 from lit_recon.attacks.updates.features.activations import GELU, RELU, Activation
 from lit_recon.attacks.updates.features.exact import ExactRecovery
 from lit_recon.attacks.updates.features.layer import FeatureRecovery, LayerGradient
@@ -88,12 +88,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     size = arguments.dimensions, arguments.neurons, arguments.rounds, arguments.seed
-    rows = []
-    for activation in (GELU, RELU):
-        for n in arguments.batches:
-            rows.append(measure(activation, n, *size))
-            print(rows[-1], flush=True)
-    print(write_record("features", vars(arguments), rows))
+    with Record("features", vars(arguments)) as record:
+        for activation in (GELU, RELU):
+            for n in arguments.batches:
+                record.add(measure(activation, n, *size))
 
 
 if __name__ == "__main__":

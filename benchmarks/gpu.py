@@ -24,7 +24,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import lit_recon._torchvision
@@ -33,7 +33,7 @@ import torch
 
 from benchmarks.gpu_plan import Plan
 from benchmarks.gpu_sections import SECTIONS, Section
-from benchmarks.record import RESULTS, ROOT, Row, write_record
+from benchmarks.record import RESULTS, ROOT, Record, Row
 
 #: Beyond its deadline a section may end what it is at.
 GRACE_SECONDS = 10
@@ -59,22 +59,21 @@ def main(given: Sequence[str] | None = None) -> int:
         backbone=arguments.backbone and arguments.backbone.resolve(),
         options=tuple(arguments.set),
     )
-    rows = run_sections(plan, sections)
     rehearsal = arguments.quick or not plan.on_gpu
-    path = write_record("gpu", vars(arguments), rows, arguments.device, plan.out if rehearsal else RESULTS)
-    print(f"record      {path}")
+    folder = plan.out if rehearsal else RESULTS
+    with Record("gpu", vars(arguments), "evaluation", arguments.device, folder) as record:
+        for row in run_sections(plan, sections):
+            record.add(row, show=False)  # its section has shown it
     return 0
 
 
-def run_sections(plan: Plan, sections: Sequence[Section]) -> list[Row]:
+def run_sections(plan: Plan, sections: Sequence[Section]) -> Iterator[Row]:
     """Rows of all sections; each ends with a row about the section itself."""
-    rows: list[Row] = []
     began, shares = time.time(), sum(section.share for section in sections)
     total, used = plan.left(), 0.0
     for section in sections:
         used += section.share
-        rows += run_section(plan.until(began + total * used / shares), section.name)
-    return rows
+        yield from run_section(plan.until(began + total * used / shares), section.name)
 
 
 def run_section(plan: Plan, name: str, module: str = "benchmarks.gpu_sections") -> list[Row]:

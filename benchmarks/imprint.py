@@ -14,15 +14,17 @@ from __future__ import annotations
 import argparse
 import time
 from statistics import fmean
+from typing import get_args
 
 import torch
 from torch import Tensor
 
-from benchmarks.record import Row, write_record
+from benchmarks.record import Record, Row
 from lit_recon.attacks.updates import KnownLabels, RobbingTheFed
 from lit_recon.clients import Client
 from lit_recon.data import ImageSet, measure_normalization, sample_victims
 from lit_recon.data.sources import CIFAR10
+from lit_recon.data.splits import Pool, in_pool
 from lit_recon.defenses import Defense, GaussianNoise, GradientDropout, GradientPruning, PerExampleClipping
 from lit_recon.metrics import metrics_of, score_batch
 from lit_recon.models import Backbone, ConvNet, Imprint
@@ -107,7 +109,7 @@ def measure(
         for figure, value in values.items():
             figures.setdefault(figure, []).append(value)
     means = {figure: round(fmean(values), 4) for figure, values in figures.items()}
-    return {"defense": "none" if defense is None else repr(defense), **means, "hits_by_seed": figures["hits"]}
+    return {**means, "hits_by_seed": figures["hits"]}
 
 
 def main() -> None:
@@ -118,17 +120,20 @@ def main() -> None:
     parser.add_argument("--bins", type=int, default=128)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--labels", choices=("recovered", "known"), default="recovered")
+    parser.add_argument("--pool", choices=get_args(Pool), default="evaluation", help="of the attacked images")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    public, held_out = CIFAR10(arguments.root).load()
+    public, test = CIFAR10(arguments.root).load()
+    held_out = test.subset(in_pool(test, arguments.pool))
     model = server(public, arguments.bins)
-    rows = []
-    for defense in DEFENSES:
-        known = arguments.labels == "known"
-        rows.append(measure(model, held_out, defense, arguments.batch, arguments.seeds, known))
-        print(rows[-1], flush=True)
-    print(write_record("imprint", vars(arguments), rows))
+    known = arguments.labels == "known"
+    with Record("imprint", vars(arguments), arguments.pool) as record:
+        for defense in DEFENSES:
+            record.measure(
+                {"defense": "none" if defense is None else repr(defense)},
+                lambda defense=defense: measure(model, held_out, defense, arguments.batch, arguments.seeds, known),
+            )
 
 
 if __name__ == "__main__":

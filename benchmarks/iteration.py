@@ -17,7 +17,7 @@ import lit_recon._torchvision
 
 import torch
 
-from benchmarks.record import Row, alternate, ratios, spread, write_record
+from benchmarks.record import Record, Row, alternate, ratios, spread
 from benchmarks.workload import Workload
 from lit_recon.attacks.updates.gradient_matching.matching import Compilation
 from lit_recon.clients import BatchNormMode
@@ -57,12 +57,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()  # as every command does
-    rows = []
-    for mode in arguments.modes:
-        for batch in arguments.batches:
-            rows.append(measure(batch, mode, arguments.rounds, arguments.compiled))
-            print(mode, batch, rows[-1]["ratio"], flush=True)
-    print(write_record("iteration", vars(arguments), rows))
+    with Record("iteration", vars(arguments)) as record:
+        for mode in arguments.modes:
+            for batch in arguments.batches:
+                record.add(measure(batch, mode, arguments.rounds, arguments.compiled))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import lit_recon._torchvision
 import torch
 from torch import Tensor
 
-from benchmarks.record import Row, alternate, ratios, spread, status_mib, write_record
+from benchmarks.record import Record, Row, alternate, ratios, spread, status_mib
 from lit_recon.attacks.released.kernel_ridge import KernelRidge
 from lit_recon.attacks.shadow import (
     GradientDescent,
@@ -157,15 +157,13 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()  # as every command does
     response = LinearResponse(arguments.rank, arguments.hessian_images)
-    rows = [speed(arguments.known, arguments.models, arguments.steps, arguments.rounds, response)]
-    print(rows[-1]["models_per_second"], rows[-1]["seconds_once"], rows[-1]["ratio"], flush=True)
-    if arguments.memory:
-        rows.append({"memory": memory(arguments.known, arguments.memory, response)})
-        print(rows[-1]["memory"], flush=True)
-    if arguments.mnist:
-        rows.append(attack(arguments.mnist, arguments.attack_known, arguments.shadows, arguments.targets, response))
-        print(rows[-1], flush=True)
-    print(write_record("linear_shadows", vars(arguments), rows))
+    with Record("linear_shadows", vars(arguments)) as record:
+        record.add(speed(arguments.known, arguments.models, arguments.steps, arguments.rounds, response))
+        if arguments.memory:
+            record.add({"memory": memory(arguments.known, arguments.memory, response)})
+        if arguments.mnist:
+            sizes = arguments.attack_known, arguments.shadows, arguments.targets
+            record.add(attack(arguments.mnist, *sizes, response))
 
 
 if __name__ == "__main__":

@@ -12,20 +12,21 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import lit_recon._torchvision
 
 import torch
 from torch import Tensor
 
-from benchmarks.record import Row, spread, write_record
+from benchmarks.record import Record, Row, spread
 from lit_recon.attacks.updates import MapRecovery
 from lit_recon.attacks.updates.feature_maps.matching import InputMap
 from lit_recon.clients import ClientSettings, LocalTraining
 from lit_recon.data import ImageSet
 from lit_recon.data.dataset import seeded_generator
 from lit_recon.data.sources import CIFAR10
+from lit_recon.data.splits import Pool, in_pool
 from lit_recon.defenses import Defense, GaussianNoise, GradientClipping, GradientDropout, GradientPruning
 from lit_recon.errors import UnsupportedModelError
 from lit_recon.models import Backbone
@@ -87,7 +88,6 @@ def measure(model: Backbone, private: ImageSet, cell: Cell) -> Row:
         angles.append(1 - float((truth @ found.maps.flatten(1).T).max(dim=1).values.min()))
     worst = {f"{value:.3g}" for value in angles}
     return {
-        **vars(cell),
         "recovered": len(angles),
         "certified_and_wrong": sum(angle > 1e-3 for angle in angles),
         "worst_one_minus_cosine": sorted(worst, key=float),
@@ -116,16 +116,16 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, required=True, help="a ResNet-18 that was trained on CIFAR-10")
     parser.add_argument("--sections", nargs="+", default=["clean", "defended"])
     parser.add_argument("--draws", type=int, default=10)
+    parser.add_argument("--pool", choices=get_args(Pool), default="evaluation", help="of the attacked images")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    private = CIFAR10(root=Path(arguments.root)).load()[1]
+    test = CIFAR10(root=Path(arguments.root)).load()[1]
+    private = test.subset(in_pool(test, arguments.pool))
     model = load_backbone(arguments.checkpoint).model
-    rows = []
-    for cell in cells(arguments.sections, arguments.draws):
-        rows.append(measure(model, private, cell))
-        print(rows[-1], flush=True)
-    print(write_record("maps", vars(arguments), rows))
+    with Record("maps", vars(arguments), arguments.pool) as record:
+        for cell in cells(arguments.sections, arguments.draws):
+            record.measure(vars(cell), lambda cell=cell: measure(model, private, cell))
 
 
 if __name__ == "__main__":

@@ -16,14 +16,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import lit_recon._torchvision
 
 import torch
 from torch import Tensor
 
-from benchmarks.record import Row, spread, write_record
+from benchmarks.record import Record, Row, spread
 from lit_recon.attacks.updates.features.cocktail_party import CocktailParty
 from lit_recon.attacks.updates.features.exact import ExactRecovery
 from lit_recon.attacks.updates.features.layer import FeatureRecovery
@@ -33,6 +33,7 @@ from lit_recon.clients import ClientSettings, LocalTraining
 from lit_recon.data import ImageSet
 from lit_recon.data.dataset import seeded_generator
 from lit_recon.data.sources import CIFAR10
+from lit_recon.data.splits import Pool, in_pool
 from lit_recon.defenses import Defense, GaussianNoise, GradientClipping, GradientDropout, GradientPruning
 from lit_recon.metrics import feature_cosines, span_error
 from lit_recon.models import Backbone, WideFeatureLayer
@@ -142,7 +143,7 @@ class Bench:
 
     def measure(self, cell: Cell) -> Row:
         """Errors and seconds of every method over the cell's draws."""
-        row: Row = {**vars(cell), "methods": {}}
+        row: Row = {"methods": {}}
         drawn = [self.observe(cell, draw) for draw in range(cell.draws)]
         for name in cell.methods:
             outside, worst, certificates, exact, right, seconds = [], [], [], [], [], []
@@ -209,17 +210,17 @@ def main() -> None:
     parser.add_argument("--neurons", type=int, default=4096)
     parser.add_argument("--draws", type=int, default=10)
     parser.add_argument("--public", type=int, default=1000, help="images that center the features and train a block")
+    parser.add_argument("--pool", choices=get_args(Pool), default="evaluation", help="of the attacked images")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     train, test = CIFAR10(root=Path(arguments.root)).load()
     public = train.subset(torch.randperm(len(train), generator=seeded_generator(0, "public"))[: arguments.public])
-    bench = Bench(load_backbone(arguments.checkpoint).model, public, test, arguments.neurons)
-    rows = []
-    for cell in cells(arguments.sections, arguments.batches, arguments.draws):
-        rows.append(bench.measure(cell))
-        print(rows[-1], flush=True)
-    print(write_record("real-features", vars(arguments), rows))
+    private = test.subset(in_pool(test, arguments.pool))
+    bench = Bench(load_backbone(arguments.checkpoint).model, public, private, arguments.neurons)
+    with Record("real-features", vars(arguments), arguments.pool) as record:
+        for cell in cells(arguments.sections, arguments.batches, arguments.draws):
+            record.measure(vars(cell), lambda cell=cell: bench.measure(cell))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import lit_recon._torchvision
 import torch
 from torch import Tensor
 
-from benchmarks.record import Row, alternate, ratios, spread, status_mib, write_record
+from benchmarks.record import Record, Row, alternate, ratios, spread, status_mib
 from lit_recon.attacks.shadow import (
     Execution,
     GradientDescent,
@@ -184,23 +184,19 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()  # as every command does
     most, peak = max(arguments.known) + _OWN, peak_flops(arguments.rounds)
-    rows: list[Row] = [{"peak_gflops": round(peak / 1e9, 1)}]
     digits, photos = [random_images((1, 28, 28), most)], random_images((3, 32, 32), 500 + _OWN)
     if arguments.root is not None:
         digits, photos = [MNIST(arguments.root).load()[0], *digits], CIFAR10(arguments.root).load()[0]
-    for images in digits:
+    with Record("shadows", vars(arguments)) as record:
+        record.add({"peak_gflops": round(peak / 1e9, 1)})
+        for images in digits:
+            for n in arguments.known:
+                record.add(speed(images, n, arguments.steps, arguments.rounds, peak))
         for n in arguments.known:
-            rows.append(speed(images, n, arguments.steps, arguments.rounds, peak))
-            print(images.name, n, rows[-1]["ratio"], rows[-1]["share_of_peak"], flush=True)
-    for n in arguments.known:
-        rows.append(agreement(digits[0], n, arguments.steps, arguments.checked))
-        print(n, rows[-1]["error_of_difference"], flush=True)
-    rows.append(convolutions(photos, 500, arguments.rounds))
-    print("cnn", rows[-1]["ratio"], flush=True)
-    if arguments.memory:
-        rows.append({"memory": memory(digits[0], max(arguments.known), arguments.memory)})
-        print(rows[-1]["memory"], flush=True)
-    print(write_record("shadows", vars(arguments), rows))
+            record.add(agreement(digits[0], n, arguments.steps, arguments.checked))
+        record.add(convolutions(photos, 500, arguments.rounds))
+        if arguments.memory:
+            record.add({"memory": memory(digits[0], max(arguments.known), arguments.memory)})
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ import lit_recon._torchvision
 import torch
 from torch import Tensor
 
-from benchmarks.record import Row, spread, write_record
+from benchmarks.record import Record, Row, spread
 from lit_recon.attacks.updates import GradientMatching, KnownLabels, Parametrization, Pixels, TotalVariation
 from lit_recon.attacks.updates.gradient_matching.parametrizations import Restart, Variables
 from lit_recon.clients import Client, ClientSettings
@@ -148,7 +148,8 @@ def main() -> None:
         "save_every_seconds": SAVE_EVERY_SECONDS,
         "freed_memory_kept": kept,
     }
-    print(write_record("trainer", settings, [row]))
+    with Record("trainer", settings) as record:
+        record.add(row)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,10 @@ import torch
 
 from lit_recon.data.dataset import ImageSet, seeded_generator
 from lit_recon.data.sources.base import ImageSource
-from lit_recon.data.splits import content_hash
+from lit_recon.data.splits import Pool, content_hash, in_pool
 from lit_recon.errors import ConfigError, ShapeError
+
+_FEWER = "lower split.fixed or split.targets"
 
 
 @dataclass(frozen=True)
@@ -23,12 +25,15 @@ class InformedSplitSettings:
         shadow: number of shadow target images, one shadow model each.
         targets: number of images to reconstruct, one released model each.
         seed: of the draw.
+        pool: images that targets are drawn from: `development` to choose settings, `evaluation` to measure, disjoint;
+            or `all`.
     """
 
     fixed: int = 500
     shadow: int = 8_000
     targets: int = 200
     seed: int = 0
+    pool: Pool = "evaluation"
 
     def __post_init__(self) -> None:
         if self.fixed < 1 or self.shadow < 2 or self.targets < 1:
@@ -114,24 +119,34 @@ def draw_informed_split(
 
     Shadow targets may come from another source; if its classes differ, each image gets a random class of `source`.
     """
-    pool = _distinct(source)
-    own = {"fixed": settings.fixed, "targets": settings.targets}
-    if shadow_source is None:
-        own["shadow"] = settings.shadow
-    if sum(own.values()) > len(pool):
-        most = len(pool) - settings.fixed - settings.targets
-        shadows_do = shadow_source is None and most >= 2
-        remedy = f"lower split.shadow to at most {most}" if shadows_do else "lower split.fixed or split.targets"
+    images = _distinct(source)
+    shadows = settings.shadow if shadow_source is None else 0
+    wanted = {"fixed": settings.fixed, "targets": settings.targets, **({"shadow": shadows} if shadows else {})}
+    if sum(wanted.values()) > len(images):
+        most = len(images) - settings.fixed - settings.targets
+        remedy = f"lower split.shadow to at most {most}" if shadows and most >= 2 else _FEWER
         raise ConfigError(
-            f"split asks for {' + '.join(f'{size} {name}' for name, size in own.items())} images; {source.name} has "
-            f"{len(pool)} different ones: {remedy}"
+            f"split asks for {' + '.join(f'{size} {name}' for name, size in wanted.items())} images; {source.name} has "
+            f"{len(images)} different ones: {remedy}"
         )
-    order = torch.randperm(len(pool), generator=seeded_generator(settings.seed, "informed split"))
-    *drawn, left = order.split([*own.values(), len(pool) - sum(own.values())])
-    parts = {name: pool.subset(ids, f"{source.name} {name}") for name, ids in zip(own, drawn, strict=True)}
-    shadow = parts["shadow"] if shadow_source is None else _foreign_shadows(pool, shadow_source, settings)
-    rest = pool.subset(left, f"{source.name} rest") if len(left) else None
-    return InformedSplit(parts["fixed"], shadow, parts["targets"], rest)
+    order = torch.randperm(len(images), generator=seeded_generator(settings.seed, "informed split"))
+    fixed, others = order[: settings.fixed], order[settings.fixed :]
+    eligible = others[torch.isin(others, in_pool(images, settings.pool))]
+    targets = eligible[: settings.targets]
+    if len(targets) < settings.targets:
+        raise ConfigError(
+            f"split.targets must be at most {len(targets)}, the images of pool {settings.pool} of {source.name} "
+            f"outside the fixed set; got {settings.targets}: {_FEWER}, or set split.pool to all"
+        )
+    shadow, rest = others[~torch.isin(others, targets)].split([shadows, len(others) - len(targets) - shadows])
+    return InformedSplit(
+        images.subset(fixed, f"{source.name} fixed"),
+        images.subset(shadow, f"{source.name} shadow")
+        if shadow_source is None
+        else _foreign_shadows(images, shadow_source, settings),
+        images.subset(targets, f"{source.name} targets"),
+        images.subset(rest, f"{source.name} rest") if len(rest) else None,
+    )
 
 
 def _foreign_shadows(pool: ImageSet, source: ImageSource, settings: InformedSplitSettings) -> ImageSet:

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lit_recon.data.dataset import ImageSet, seeded_generator
 from lit_recon.errors import ConfigError
+
+#: Which images may be attacked. Settings and methods are chosen on `development`, tables are made on `evaluation`.
+Pool = Literal["development", "evaluation", "all"]
+
+
+def in_pool(images: ImageSet, pool: Pool) -> Tensor:
+    """Indices of the images of a pool.
+
+    A hash of its pixels puts an image into one of the two pools, about half of them into each: copies of an image are
+    in the same pool, whatever their order, source and split.
+    """
+    if pool == "all":
+        return torch.arange(len(images))
+    odd = [hashlib.sha256(image.tobytes()).digest()[0] % 2 for image in images.images.contiguous().numpy()]
+    return torch.nonzero(torch.tensor(odd) == (pool == "evaluation")).flatten()
 
 
 def content_hash(*sets: ImageSet) -> str:

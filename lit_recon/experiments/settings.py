@@ -10,6 +10,7 @@ from typing import Any, Literal
 from lit_recon.attacks.base import Attack
 from lit_recon.clients import ClientSettings, LocalTraining
 from lit_recon.data.sources import Digits, ImageSource
+from lit_recon.data.splits import Pool
 from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError
 from lit_recon.experiments.call import PaperRunSettings, RunSettings, check_range
@@ -94,7 +95,8 @@ class VictimSettings:
     """The attacked images and their grouping into clients.
 
     Args:
-        n: number of target images, a stratified sample of the test split.
+        n: number of target images, a stratified sample of their pool.
+        pool: test images to draw from: `development` to choose settings, `evaluation` to measure, disjoint; or `all`.
         batch_size: images per client.
         distinct_labels: no two images of a client share a label; false: labels as drawn.
         seed: seed of the sample and of its grouping into batches.
@@ -102,6 +104,7 @@ class VictimSettings:
     """
 
     n: int = 50
+    pool: Pool = "evaluation"
     batch_size: int = 1
     distinct_labels: bool = True
     seed: int = 0

@@ -19,7 +19,7 @@ from torch import Tensor
 from lit_recon.data.batches import AugmentedBatches, EvaluationBatches, TrainingBatches, VictimBatches
 from lit_recon.data.dataset import ImageSet, measure_normalization, seeded_generator
 from lit_recon.data.sources import ImageSource
-from lit_recon.data.splits import content_hash, sample_victims, victim_batches
+from lit_recon.data.splits import Pool, content_hash, in_pool, sample_victims, victim_batches
 from lit_recon.errors import ConfigError
 from lit_recon.records import Normalization
 
@@ -163,10 +163,11 @@ class VictimDataModule(SourceDataModule):
         distinct_labels: bool = True,
         seed: int = 0,
         n_public: int | None = None,
+        pool: Pool = "evaluation",
     ) -> None:
         super().__init__(source)
         self.n_victims, self.batch_size, self.distinct_labels = n_victims, batch_size, distinct_labels
-        self.seed, self.n_public = seed, n_public
+        self.seed, self.n_public, self.pool = seed, n_public, pool
 
     @cached_property
     def public(self) -> ImageSet:
@@ -176,12 +177,14 @@ class VictimDataModule(SourceDataModule):
     @cached_property
     def batches(self) -> list[Tensor]:
         """Indices into the test split `(batch_size,)`, one tensor per client."""
-        labels = self.test.labels
-        if not 1 <= self.n_victims <= len(labels):
+        labels, pool = self.test.labels, in_pool(self.test, self.pool)
+        if not 1 <= self.n_victims <= len(pool):
+            whole = "the size" if self.pool == "all" else f"the images of pool {self.pool}"
+            remedy = "" if self.n_victims < 1 or self.n_victims > len(labels) else "; pool `all` has every image"
             raise ConfigError(
-                f"n_victims must be 1 to {len(labels)}, the size of {self.test.name}; got {self.n_victims}"
+                f"n_victims must be 1 to {len(pool)}, {whole} of {self.test.name}; got {self.n_victims}{remedy}"
             )
-        victims = sample_victims(labels, self.n_victims, self.seed)
+        victims = pool[sample_victims(labels[pool], self.n_victims, self.seed)]
         return victim_batches(labels, victims, self.batch_size, self.distinct_labels, self.seed)
 
     @property

@@ -38,6 +38,7 @@ _FACTS = {
     "execution": "Execution",
     "processes": "Processes",
     "seed": "Seed",
+    "pool": "Pool of the target images",
     "device": "Device",
     "cpu_count": "CPU cores",
     "platform": "System",

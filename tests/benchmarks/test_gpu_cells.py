@@ -11,7 +11,7 @@ import pytest
 from benchmarks import gpu_cells
 from benchmarks.gpu_cells import CONFIGS, Cell, all_cells, arguments, by_age, cells, last_measured, run_cell
 from benchmarks.gpu_plan import Plan
-from benchmarks.record import write_record
+from benchmarks.record import Record
 from lit_recon import cli
 from lit_recon.experiments.update_attack.run import parser
 
@@ -101,7 +101,8 @@ def test_the_longest_standing_gap_comes_first(tmp_path: Path) -> None:
         ("b", "complete", "2025-02-01"),
         ("d", "cut short", "2025-04-01"),
     ):
-        path = write_record("gpu", {}, [{"cell": f"{name}-eval-batch1", "status": status}], folder=tmp_path)
-        path.write_text(json.dumps({**json.loads(path.read_text()), "created": created}))
+        with Record("gpu", {}, folder=tmp_path) as record:
+            record.add({"cell": f"{name}-eval-batch1", "status": status})
+        record.path.write_text(json.dumps({**json.loads(record.path.read_text()), "created": created}))
 
     assert by_age([a, b, c, d], last_measured(tmp_path)) == [c, d, b, a]

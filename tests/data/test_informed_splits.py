@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from lit_recon.data import ImageSet
 from lit_recon.data.informed_splits import InformedSplit, InformedSplitSettings, draw_informed_split
 from lit_recon.data.sources import Digits, ImageSource
+from lit_recon.data.splits import Pool
 from lit_recon.errors import ConfigError, ShapeError
 
 
@@ -59,7 +61,30 @@ def test_more_shadows_leave_the_other_parts_as_they_are() -> None:
 
 
 def test_a_whole_source_leaves_no_rest() -> None:
-    assert draw_informed_split(Numbered(n=12), InformedSplitSettings(3, 4, 5)).rest is None
+    assert draw_informed_split(Numbered(n=12), InformedSplitSettings(3, 4, 5, pool="all")).rest is None
+
+
+def test_no_target_is_in_both_pools() -> None:
+    targets = {
+        pool: {
+            number
+            for seed in range(30)
+            for number in numbers(draw_informed_split(Numbered(), InformedSplitSettings(5, 6, 7, seed, pool)).targets)
+        }
+        for pool in get_args(Pool)
+    }
+    assert not targets["development"] & targets["evaluation"]
+    assert targets["development"] | targets["evaluation"] == targets["all"] == set(range(40))
+
+
+def test_the_pool_changes_no_fixed_set() -> None:
+    splits = [draw_informed_split(Numbered(), InformedSplitSettings(5, 6, 7, pool=pool)) for pool in get_args(Pool)]
+    assert len({tuple(numbers(split.fixed)) for split in splits}) == 1
+
+
+def test_a_pool_may_be_too_small() -> None:
+    with pytest.raises(ConfigError, match=r"split.targets must be at most \d+, the images of pool development of"):
+        draw_informed_split(Numbered(), InformedSplitSettings(3, 4, 30, pool="development"))
 
 
 def test_shadows_from_elsewhere_get_classes_of_the_released_models() -> None:
@@ -109,7 +134,7 @@ def test_more_than_the_pool_holds_is_refused(
     sizes: tuple[int, int, int], shadow_source: ImageSource | None, complaint: str
 ) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        draw_informed_split(Numbered(), InformedSplitSettings(*sizes), shadow_source)
+        draw_informed_split(Numbered(), InformedSplitSettings(*sizes, pool="all"), shadow_source)
 
 
 def test_copies_do_not_count() -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_recon.data.splits import sample_victims, victim_batches
+from lit_recon.data.sources import Digits
+from lit_recon.data.splits import in_pool, sample_victims, victim_batches
 from lit_recon.errors import ConfigError
 
 
@@ -15,6 +16,15 @@ def random_labels(n: int, n_classes: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     weights = torch.rand(n_classes, generator=generator).square() + 0.01
     return torch.multinomial(weights, n, replacement=True, generator=generator)
+
+
+def test_pools_halve_the_images_whatever_their_order() -> None:
+    images = Digits().load()[0]
+    development, evaluation = in_pool(images, "development"), in_pool(images, "evaluation")
+    assert sorted([*development.tolist(), *evaluation.tolist()]) == in_pool(images, "all").tolist()
+    assert 660 < len(development) < 780  # of 1,438; the standard deviation of the number is 19
+    backwards = images.subset(torch.arange(len(images)).flip(0))
+    assert torch.equal(len(images) - 1 - in_pool(backwards, "evaluation").flip(0), evaluation)
 
 
 @pytest.mark.parametrize("n", [1, 9, 10, 50, 57])

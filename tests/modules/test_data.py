@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import lit_recon._torchvision
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from lit_recon.data import VictimBatch, measure_normalization
 from lit_recon.data.sources import Digits, Npz
+from lit_recon.data.splits import Pool
 from lit_recon.errors import ConfigError, MissingDataError
 from lit_recon.modules.data import BackboneDataModule, VictimDataModule
 from tests.processes import outputs, ranks
@@ -138,16 +140,33 @@ def test_a_public_sample_for_baselines() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"n_victims": 360}, "n_victims must be 1 to 359, the size of digits test; got 360"),
-        ({"n_victims": 0}, "n_victims must be 1 to 359"),
+        ({"n_victims": 360, "pool": "all"}, "n_victims must be 1 to 359, the size of digits test; got 360"),
+        (
+            {"n_victims": 300},
+            "n_victims must be 1 to 205, the images of pool evaluation of digits test; got 300; pool `all` has every",
+        ),
+        ({"n_victims": 0, "pool": "development"}, "n_victims must be 1 to 154"),
         ({"n_victims": 4, "batch_size": 5}, "batch_size must be 1 to 4, the number of victims; got 5"),
         ({"batch_size": 11}, "batches of 11 distinct labels need victims of 11 classes"),
         ({"n_victims": 6, "batch_size": 0}, "batch_size must be 1 to 6"),
     ],
 )
-def test_victim_settings_that_do_not_fit(settings: dict[str, int], message: str) -> None:
+def test_victim_settings_that_do_not_fit(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        VictimDataModule(Digits(), **settings).setup("test")  # type: ignore[arg-type]  # all of these are int
+        VictimDataModule(Digits(), **settings).setup("test")
+
+
+def test_no_victim_is_in_both_pools() -> None:
+    drawn = {
+        pool: {int(index) for seed in range(20) for batch in victims_of(pool, seed) for index in batch}
+        for pool in ("development", "evaluation")
+    }
+    assert not drawn["development"] & drawn["evaluation"]
+    assert len(drawn["development"]) + len(drawn["evaluation"]) == 359  # every image is drawn by one of the seeds
+
+
+def victims_of(pool: Pool, seed: int) -> list[Tensor]:
+    return VictimDataModule(Digits(), n_victims=140, distinct_labels=False, seed=seed, pool=pool).batches
 
 
 @pytest.mark.parametrize("n_public", [0, 1439])
@@ -222,7 +241,7 @@ def test_a_resumed_training_sees_what_it_would_have_seen(archive: Path, tmp_path
 
 
 def test_victims_under_a_trainer(archive: Path, tmp_path: Path) -> None:
-    data, recorder = VictimDataModule(Npz(archive), n_victims=10, batch_size=2), Recorder()
+    data, recorder = VictimDataModule(Npz(archive), n_victims=10, batch_size=2, pool="all"), Recorder()
     quiet_trainer(tmp_path, enable_checkpointing=False).test(recorder, datamodule=data)
     assert [batch.ids.tolist() for batch in recorder.victims] == [ids.tolist() for ids in data.batches]
     assert all(isinstance(batch, VictimBatch) for batch in recorder.victims)
@@ -245,6 +264,6 @@ def test_two_processes_share_the_work(shares: list[dict[str, list[list[int]]]], 
         assert len(set(chain(*images))) == 40
         checked = [index for rank in shares for index in rank["validate"][epoch]]
         assert sorted(checked) == list(range(15))
-    batches = VictimDataModule(Npz(archive), n_victims=10, batch_size=2).batches
+    batches = VictimDataModule(Npz(archive), n_victims=10, batch_size=2, pool="all").batches
     assert first["victims"] == [ids.tolist() for ids in batches[0::2]]
     assert second["victims"] == [ids.tolist() for ids in batches[1::2]]

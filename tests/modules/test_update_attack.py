@@ -49,7 +49,7 @@ def victims(tmp_path: Path) -> VictimDataModule:
         content[f"{part}_images"] = random.integers(256, size=(n, 8, 8), dtype=np.uint8)
         content[f"{part}_labels"] = np.arange(n) % 2
     np.savez(tmp_path / "noise.npz", **content)
-    return VictimDataModule(Npz(tmp_path / "noise.npz"), n_victims=10, batch_size=2)
+    return VictimDataModule(Npz(tmp_path / "noise.npz"), n_victims=10, batch_size=2, pool="all")
 
 
 def module(

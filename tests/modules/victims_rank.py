@@ -64,7 +64,7 @@ def main(archive: str) -> None:
         enable_model_summary=False,
     )
     trainer.fit(witness, datamodule=BackboneDataModule(source, batch_size=8, augment=False))
-    trainer.test(witness, datamodule=VictimDataModule(source, n_victims=10, batch_size=2))
+    trainer.test(witness, datamodule=VictimDataModule(source, n_victims=10, batch_size=2, pool="all"))
     print(json.dumps(witness.seen))
 
 

@@ -46,6 +46,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         print(_line(name or "attacked", models[name]), flush=True)
     facts |= {
         "split_hash": split.hash,
+        "pool": settings.split.pool,
         "n_records": settings.split.records,
         "n_inputs": models[""].truth.shape[1],
         "seconds": time.perf_counter() - started,

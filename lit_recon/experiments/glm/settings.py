@@ -13,6 +13,7 @@ from lit_recon.attacks.glm.training import Regression
 from lit_recon.data import ImageSet
 from lit_recon.data.informed_splits import InformedSplit, InformedSplitSettings, draw_informed_split
 from lit_recon.data.sources import Digits, ImageSource
+from lit_recon.data.splits import Pool
 from lit_recon.errors import ConfigError
 from lit_recon.experiments.call import PaperRunSettings
 
@@ -26,12 +27,14 @@ class RecordSettings:
         targets: number of these that are attacked, each by an adversary who knows all others.
         held_out: number of held-out records for the model's accuracy.
         seed: seed of the draw.
+        pool: images that targets are drawn from: `development`, `evaluation`, which are disjoint, or `all`.
     """
 
     records: int = 1_000
     targets: int = 50
     held_out: int = 500
     seed: int = 0
+    pool: Pool = "evaluation"
 
     def __post_init__(self) -> None:
         if not 1 <= self.targets < self.records or self.held_out < 2:
@@ -42,7 +45,7 @@ class RecordSettings:
 
     def drawn(self, source: ImageSource) -> InformedSplit:
         """Disjoint targets, other records, and held-out records (as the split's shadow targets)."""
-        sizes = InformedSplitSettings(self.records - self.targets, self.held_out, self.targets, self.seed)
+        sizes = InformedSplitSettings(self.records - self.targets, self.held_out, self.targets, self.seed, self.pool)
         return draw_informed_split(source, sizes)
 
 

@@ -88,7 +88,7 @@ class ShadowSettings:
     def facts(self, split: InformedSplit) -> dict[str, Scalar]:
         """Entries of a run's record about the models and their images."""
         sizes = {"n_fixed": len(split.fixed), "n_shadow": len(split.shadow)}
-        return {"seed": self.seed, "split_hash": split.hash, **sizes}
+        return {"seed": self.seed, "split_hash": split.hash, "pool": self.split.pool, **sizes}
 
     def check_final_models(self, command: str) -> None:
         """Refuse, by a ConfigError, snapshots where a command looks at final models only."""

@@ -19,7 +19,7 @@ from lit_recon.experiments.rero.settings import ReroSettings, rero_cells
 from lit_recon.modules.loggers import finish, log_numbers
 from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.run_folder import RunFolder
-from lit_recon.reporting.writing import Scalar, write_metrics
+from lit_recon.reporting.writing import write_metrics
 from lit_recon.training.trainer import build_trainer, configure_process
 
 
@@ -65,7 +65,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     loggers = call.loggers()
     log_numbers(loggers, metrics)
     finish(loggers)
-    facts: dict[str, Scalar] = {"split_hash": split.hash, "n_fixed": len(split.fixed), "n_shadow": len(split.shadow)}
+    facts = shadows.facts(split)
     facts |= {"seconds": time.perf_counter() - started, **environment()}
     write_metrics(folder, {**metrics, **facts}, measures(record))
     write_page(folder.path)

@@ -80,7 +80,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     trainer.strategy.barrier("all victims are done")
     if is_first_process():
         scored = all_scored(module, victims, folder)
-        facts = run_facts(scored, str(trainer.strategy.root_device), target.notes) | {"seed": settings.seed}
+        facts = run_facts(scored, str(trainer.strategy.root_device), target.notes)
+        facts |= {"seed": settings.seed, "pool": settings.victims.pool}
         record = {**module.metrics, **facts, **target.facts(checkpoint)}
         record |= {"execution": module.execution, "processes": trainer.world_size}
         result = AttackResult(scored, record, module.measures, victims.class_names)
@@ -100,7 +101,13 @@ def victim_data(settings: AttackSettings) -> VictimDataModule:
     """The clients' images, and the public images."""
     chosen = settings.victims
     return VictimDataModule(
-        settings.data, chosen.n, chosen.batch_size, chosen.distinct_labels, chosen.seed, chosen.n_public
+        settings.data,
+        chosen.n,
+        chosen.batch_size,
+        chosen.distinct_labels,
+        chosen.seed,
+        chosen.n_public,
+        chosen.pool,
     )
 
 

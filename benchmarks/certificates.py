@@ -1,0 +1,182 @@
+"""How many images the attack on feature maps certifies, and whether any of them is wrong.
+
+    python -m benchmarks.certificates --data.root DIR [--cells untrained/4/eval/distinct ...]
+
+Networks from untrained to trained for 20 epochs, batches of 1 to 8, labels distinct and as drawn, both BatchNorm modes.
+Every cell has its own draws of test images of CIFAR-10; the networks are trained here, on training images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import lit_recon._torchvision
+
+import torch
+import yaml
+from jsonargparse import ArgumentParser
+from torch import Tensor
+
+from benchmarks.record import ROOT, Record, Row, spread
+from lit_recon.attacks.base import Attack
+from lit_recon.clients import Client
+from lit_recon.data import ImageSet, measure_normalization, sample_victims, victim_batches
+from lit_recon.data.dataset import seeded_generator
+from lit_recon.data.sources import CIFAR10
+from lit_recon.data.splits import Pool, in_pool
+from lit_recon.errors import UnsupportedModelError
+from lit_recon.metrics.fidelity import pairwise_mse
+from lit_recon.metrics.scores import match
+from lit_recon.models import Backbone, ConvNet, ResNet18
+from lit_recon.records import BatchNormMode, Knowledge, Normalization
+
+#: RMSE above which a certified image counts as wrong.
+WRONG = 0.05
+#: Training images and epochs, or steps; with the width of the ResNet-18.
+NETWORKS: dict[str, dict[str, int]] = {
+    "untrained": {},
+    "8 steps": {"steps": 8},
+    "1 epoch": {"images": 10_000, "epochs": 1},
+    "20 epochs": {"images": 500, "epochs": 20},
+    "ConvNet, 8 steps": {"steps": 8},
+    "width 32, 8 steps": {"steps": 8, "width": 32},
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row: `draws` batches of a network's updates."""
+
+    network: str
+    batch: int
+    batch_norm: BatchNormMode
+    labels: Literal["distinct", "as drawn"]
+    draws: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.network}/{self.batch}/{self.batch_norm}/{self.labels}"
+
+
+def cells(draws: int) -> Iterator[Cell]:
+    """All rows; batches of one have no labels that could differ."""
+    for network in NETWORKS:
+        for mode in get_args(BatchNormMode):
+            yield Cell(network, 1, mode, "as drawn", 4 * draws)
+            for batch in (2, 4, 8):
+                for labels in ("distinct", "as drawn"):
+                    yield Cell(network, batch, mode, labels, 2 * draws if batch == 2 else draws)
+
+
+def network(name: str, public: ImageSet, normalization: Normalization) -> Backbone:
+    """A network of the table: SGD at 0.02 with momentum 0.9, batches of 64, no augmentation."""
+    setting = NETWORKS[name]
+    torch.manual_seed(0)
+    trunk = ConvNet(widths=(64, 128, 256, 512)) if "ConvNet" in name else ResNet18(width=setting.get("width", 64))
+    model = Backbone(trunk, public.n_classes, normalization)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    for epoch in range(setting.get("epochs", 1)):
+        generator = seeded_generator(0, "certificates", epoch)
+        order = torch.randperm(setting.get("images", len(public)), generator=generator)
+        for step, chosen in enumerate(order.split(64)):
+            if step >= setting.get("steps", len(order) if "epochs" in setting else 0):
+                break
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(public.pixels(chosen)), public.labels[chosen])
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    return model.eval()
+
+
+def exact_attack() -> Attack:
+    """The first attack of `configs/attack/feature_maps.yaml`; what it makes way to is no part of this table."""
+    settings = yaml.safe_load((ROOT / "configs/attack/feature_maps.yaml").read_text(encoding="utf-8"))["attack"]
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--attack", type=Attack)
+    built: Any = parser.instantiate(parser.parse_object({"attack": settings["init_args"]["attacks"][0]}))
+    attack: Attack = built.attack
+    return attack
+
+
+def measure(model: Backbone, private: ImageSet, attack: Attack, cell: Cell) -> Row:
+    """Certified images, wrong ones among them, and the reasons of the others."""
+    errors: dict[bool, list[float]] = {True: [], False: []}
+    reasons: Counter[str] = Counter()
+    seconds = []
+    for ids in drawn(private.labels, cell):
+        images, labels = private.pixels(ids), private.labels[ids]
+        seen = Client(model, cell.batch_norm).observe(images, labels, Knowledge())
+        started = time.process_time()
+        try:
+            [found] = attack.begin([seen]).finish()
+        except UnsupportedModelError as error:
+            reasons["no maps recovered: " + str(error).partition(";")[0]] += cell.batch
+            continue
+        finally:
+            seconds.append(time.process_time() - started)
+        order = match(found.images, images)
+        rmse = pairwise_mse(images, found.images[order]).diagonal().sqrt()
+        assert found.certified is not None
+        for error, certified in zip(rmse.tolist(), found.certified[order].tolist(), strict=True):
+            errors[certified].append(round(error, 5))
+        reasons.update(kind_of(note) for note in found.notes if "not certified: " in note)
+    return {
+        "images": cell.batch * cell.draws,
+        "certified": len(errors[True]),
+        "certified_and_wrong": sum(error > WRONG for error in errors[True]),
+        "rmse_of_certified": errors[True],
+        "rmse_of_others": errors[False],
+        "not_certified": dict(reasons),
+        "seconds": spread(seconds),
+    }
+
+
+def drawn(labels: Tensor, cell: Cell) -> list[Tensor]:
+    """Indices of the images of every draw; no image twice in a cell."""
+    n, distinct = cell.batch * cell.draws, cell.labels == "distinct"
+    if not distinct:
+        generator = seeded_generator(0, cell.name)
+        return list(torch.randperm(len(labels), generator=generator)[:n].split(cell.batch))
+    seed = seeded_generator(0, cell.name).initial_seed() % 2**31
+    return victim_batches(labels, sample_victims(labels, 2 * n + 10, seed), cell.batch, True, seed)[: cell.draws]
+
+
+def kind_of(note: str) -> str:
+    """The reason in a note on one image, without its number and its figures."""
+    return note.partition("not certified: ")[2].partition("(")[0].strip()
+
+
+def main() -> None:
+    """Measure, print and record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data.root", dest="root", required=True, help="folder of CIFAR-10")
+    parser.add_argument("--cells", nargs="+", help="names as in the example above; default: all")
+    parser.add_argument("--draws", type=int, default=1, help="batches of 4 and 8 in a cell")
+    parser.add_argument("--pool", choices=get_args(Pool), default="evaluation", help="of the attacked images")
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    public, test = CIFAR10(root=Path(arguments.root)).load()
+    private = test.subset(in_pool(test, arguments.pool))
+    normalization, attack, models = measure_normalization(public), exact_attack(), dict[str, Backbone]()
+    chosen = [cell for cell in cells(arguments.draws) if not arguments.cells or cell.name in arguments.cells]
+
+    def row(cell: Cell) -> Row:
+        if cell.network not in models:
+            models.clear()
+            models[cell.network] = network(cell.network, public, normalization)
+        return measure(models[cell.network], private, attack, cell)
+
+    with Record("certificates", vars(arguments), arguments.pool) as record:
+        for cell in chosen:
+            record.measure(vars(cell), lambda cell=cell: row(cell))
+
+
+if __name__ == "__main__":
+    main()

@@ -46,6 +46,9 @@ def main() -> None:
     tests.refresh()
     path = options.work / f"results-{options.size}-{options.seed}.json"
     results: dict[str, Outcome] = json.loads(path.read_text()) if path.exists() else {}
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout[
+        :12
+    ]
     sample = draw(options.size, options.seed)
     for number, mutant in enumerate(sample, 1):
         earlier = results.get(mutant.key)
@@ -53,7 +56,7 @@ def main() -> None:
             continue
         if time.monotonic() > deadline:
             break
-        row = results[mutant.key] = try_out(mutant, tests, earlier)
+        row = results[mutant.key] = {**try_out(mutant, tests, earlier), "commit": commit}
         path.write_text(json.dumps(results, indent=1))
         print(number, row["status"], f"{row['file']}:{row['line']}", row["by"], row["diff"], flush=True)
     rows = [results[mutant.key] for mutant in sample if mutant.key in results]
@@ -80,25 +83,22 @@ def _preload() -> None:
 
 def _record(options: argparse.Namespace, rows: Sequence[Outcome]) -> None:
     """Keep counts of every room and the survivors in the folder of records."""
-    from benchmarks.record import write_record
+    from benchmarks.record import Record
 
-    commit, changed = (
-        subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-        for arguments in (("rev-parse", "HEAD"), ("status", "--porcelain", "lit_recon", "tests"))
-    )
     settings = {
         "size": options.size,
         "tried": len(rows),
         "seed": options.seed,
-        "commit": commit,
-        "clean": not changed,
+        "commits": sorted({row["commit"] for row in rows}),
         "least_per_room": LEAST,
         "seconds_of_tests": options.price,
     }
-    counted = [{"room": room, **entry} for room, entry in counts(rows).items()]
-    kept = ("room", "file", "line", "diff", "tests", "by")
-    survivors = [{name: row[name] for name in kept} for row in rows if row["status"] == "survived"]
-    print(write_record("mutants", settings, [*counted, *survivors]))
+    with Record("mutants", settings) as record:
+        for room, entry in counts(rows).items():
+            record.add({"room": room, **entry})
+        for row in rows:
+            if row["status"] == "survived":
+                record.add({name: row[name] for name in ("room", "file", "line", "diff", "tests")}, show=False)
 
 
 if __name__ == "__main__":

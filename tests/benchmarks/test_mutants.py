@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -164,3 +165,21 @@ def test_a_survivor_meets_only_new_tests(tests: trial.TestMap) -> None:
     assert tests.round == 1
     assert list(tests.reaching(mutant, after=0)) == ["tests/metrics/t.py::first", "tests/metrics/t.py::next"]
     assert tests.reaching(mutant, after=1) == {}
+
+
+def test_the_documentation_has_the_figures_and_survivors_of_the_records() -> None:
+    page = (ROOT / "docs" / "mutation_testing.md").read_text()
+    names = re.findall(r"`([\w-]+-mutants-[\w-]+\.json)`", page)
+    before, after = (json.loads((ROOT / "benchmarks" / "results" / name).read_text()) for name in names)
+    assert not before["partial"]
+    assert not after["partial"]
+    assert after["settings"]["tried"] == after["settings"]["size"] == 300
+    counted = [{row["room"]: row for row in record["rows"] if "mutants" in row} for record in (before, after)]
+    told = re.findall(r"^\| \**(\w+)\** \| (\d+) \| (\d+) \| (\d+) \|$", page, re.MULTILINE)
+    assert {room: [int(value) for value in values] for room, *values in told} == {
+        room: [row["mutants"], counted[0][room]["killed"], row["killed"]] for room, row in counted[1].items()
+    }
+    survivors = sorted(f"{row['file']}:{row['line']}" for row in after["rows"] if "diff" in row)
+    listed = re.findall(r"^\| `([\w/]+\.py:\d+)` \| `.+` \| \w.+ \|$", page, re.MULTILINE)
+    assert sorted(f"lit_recon/{place}" for place in listed) == survivors
+    assert counted[1]["all"]["killed"] == 300 - len(survivors) >= 270

@@ -10,6 +10,7 @@ import argparse
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -35,6 +36,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=300, help="mutants of the sample")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--minutes", type=float, default=75.0, help="start no mutant after them; call again to go on")
+    parser.add_argument("--only", default="", help="try mutants whose file:line matches this expression")
     parser.add_argument("--price", type=float, default=20.0, help="seconds of tests that one mutant may cost")
     parser.add_argument("--no-record", dest="record", action="store_false", help="print only")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "mutants", help="map of tests and results so far")
@@ -46,12 +48,13 @@ def main() -> None:
     tests.refresh()
     path = options.work / f"results-{options.size}-{options.seed}.json"
     results: dict[str, Outcome] = json.loads(path.read_text()) if path.exists() else {}
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout[
-        :12
-    ]
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    commit = head.stdout[:12]
     sample = draw(options.size, options.seed)
     for number, mutant in enumerate(sample, 1):
         earlier = results.get(mutant.key)
+        if not re.search(options.only, f"{mutant.file}:{mutant.line}"):
+            continue
         if earlier is not None and (earlier["status"] == "killed" or earlier["round"] == tests.round):
             continue
         if time.monotonic() > deadline:

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.updates.features.activations import RELU
-from lit_recon.attacks.updates.features.exact import _in_span
+from lit_recon.attacks.updates.features.exact import ExactRecovery, _in_span
 from lit_recon.attacks.updates.features.fit_everywhere import noisy_span
-from lit_recon.attacks.updates.features.layer import GradientNoise, LayerGradient, observed_entries
+from lit_recon.attacks.updates.features.layer import GradientNoise, LayerGradient, RecoveredFeatures, observed_entries
+from lit_recon.attacks.updates.features.matching import FeaturePenalty, SquaredCosine
 from lit_recon.attacks.updates.features.moments import weight_span
 from lit_recon.attacks.updates.features.starts import null_vector_start
+from lit_recon.clients import LocalSteps
 from tests.attacks.updates.features.test_span_and_completion import sparse_mixture
 
 
@@ -64,3 +66,19 @@ def test_the_share_of_missing_entries_is_told(build: Callable[..., tuple[LayerGr
     setting = _in_span(pruned, observed_entries(pruned))
     told = next(note for note in setting.notes if "treated as missing" in note)
     assert 0.2 <= float(told.partition("%")[0]) / 100 <= share + 0.005
+
+
+def test_one_local_step_is_one_gradient(build: Callable[..., tuple[LayerGradient, Tensor, Tensor]]) -> None:
+    seen, _, _ = build(RELU, n=2)
+    found = ExactRecovery().run(seen, LocalSteps(torch.nn.Linear(2, 2), steps=1, lr=0.1))
+    assert not [note for note in found.notes if "local steps" in note]
+    torch.testing.assert_close(found.features, ExactRecovery().run(seen, None).features)
+
+
+def test_only_several_weights_of_the_features_are_told_apart() -> None:
+    penalty = FeaturePenalty(
+        RecoveredFeatures(torch.zeros(1, 2), torch.zeros(2, 1), "a method"), lambda x: x, SquaredCosine(0.5)
+    )
+    assert penalty.remarks(torch.zeros(1)) == ()
+    told = replace(penalty, weights=(1.0, 2.0)).remarks(torch.zeros(1))
+    assert told == (f"of the feature weights 1, 2, {penalty.term.weight:g} matched the gradient best",)

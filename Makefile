@@ -1,8 +1,9 @@
-# make demo   attack a client's update (four photographs, two attacks), then released models (digits); show one page
-# make check  the fast part: style, types, import direction, tests of the small rooms and of changed test files
-# make test   every check: style, types, import direction, tests with coverage
-# make format let ruff rewrite the sources
-# make clean  remove caches and build products; the environment and runs/ stay
+# make demo    attack a client's update (four photographs, two attacks), then released models (digits); show one page
+# make check   the fast part: style, types, import direction, tests of the small rooms and of changed test files
+# make test    every check: style, types, import direction, tests with coverage
+# make mutants put 300 small faults in, one at a time, and count those that tests notice (about an hour)
+# make format  let ruff rewrite the sources
+# make clean   remove caches and build products; the environment and runs/ stay
 #
 # The first call makes a virtual environment in .venv; later calls reuse it until
 # pyproject.toml or constraints.txt change. Another Python: make demo PYTHON=python3.12
@@ -22,7 +23,7 @@ export WANDB_MODE ?= offline
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test format clean
+.PHONY: help demo check test mutants format clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed '/^$$/q'
@@ -63,6 +64,10 @@ check: $(INSTALLED)
 test: $(INSTALLED)
 	$(static)
 	$(call check,pytest --cov --numprocesses auto --dist loadfile)
+
+mutants: $(INSTALLED)
+	@$(BIN)/python -c 'import cosmic_ray' 2>/dev/null || $(PIP_INSTALL) --editable '.[dev,mutants]'
+	$(BIN)/python -m benchmarks.mutants
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

@@ -147,14 +147,12 @@ def leading_eigenspace(
         newest = images
         for _ in range(depth - 1):
             newest = newest[: size - len(basis)]  # at most `size` directions
-            if len(newest) == 0:
-                break
             for _ in range(2):  # twice, because of rounding
                 newest = newest - (newest @ basis.T) @ basis
-            newest = newest[newest.norm(dim=1) > 1e-10]  # the rest is rounding, the space is exhausted
+                _, lengths, newest = torch.linalg.svd(newest, full_matrices=False)
+                newest = newest[lengths > 1e-10]  # the rest is rounding, the space is exhausted
             if len(newest) == 0:
                 break
-            newest = _orthonormal(newest)
             basis = torch.cat([basis, newest])
             newest = apply(newest)
             images = torch.cat([images, newest])

@@ -21,7 +21,7 @@ from lit_recon.models.released import ReleasedCNN, ReleasedMLP
 
 @pytest.fixture(scope="module")
 def split() -> InformedSplit:
-    return draw_informed_split(Digits(), InformedSplitSettings(fixed=100, shadow=200, targets=20))
+    return draw_informed_split(Digits(), InformedSplitSettings(fixed=100, shadow=200, targets=20, pool="all"))
 
 
 @pytest.fixture(scope="module")

@@ -79,6 +79,8 @@ def test_only_several_weights_of_the_features_are_told_apart() -> None:
     penalty = FeaturePenalty(
         RecoveredFeatures(torch.zeros(1, 2), torch.zeros(2, 1), "a method"), lambda x: x, SquaredCosine(0.5)
     )
-    assert penalty.remarks(torch.zeros(1)) == ()
-    told = replace(penalty, weights=(1.0, 2.0)).remarks(torch.zeros(1))
+    images, labels = torch.zeros(1), torch.zeros(1)
+    assert penalty.certificate(images, labels) == (None, False, ())
+    certified, _, told = replace(penalty, weights=(1.0, 2.0)).certificate(images, labels)
+    assert certified is None
     assert told == (f"of the feature weights 1, 2, {penalty.term.weight:g} matched the gradient best",)

@@ -34,6 +34,7 @@ from lit_recon.modules.data import VictimDataModule
 from lit_recon.modules.loggers import log_grid, log_numbers
 from lit_recon.modules.scoring import RunScores, ScoredBatch, feature_scores, score_batches
 from lit_recon.records import Knowledge, Observation
+from lit_recon.reporting.wording import format_score
 from lit_recon.reporting.writing import Scalar
 from lit_recon.training.progress import Progress
 
@@ -163,7 +164,7 @@ class UpdateAttackModule(LightningModule):
             found = done.reconstruction
             scores = score_batch(found.images, batch.images, found.labels, batch.labels, [RMSE()])
             rmse = float(scores.per_image["rmse"].mean())
-            self._progress.write(f"victim {batch.index + 1}: RMSE {rmse:.3f}, loss {found.loss:.3g}")
+            self._progress.write(f"victim {batch.index + 1}: RMSE {format_score('rmse', rmse)}, loss {found.loss:.3g}")
             grid = image_grid({"target": batch.images.cpu().numpy(), "found": scores.reconstructions.numpy()})
             log_numbers(self.trainer.loggers, {"victim_rmse": rmse}, self._progress.done)
             log_grid(self.trainer.loggers, "images", grid, self._progress.done)

@@ -19,7 +19,7 @@ from lit_recon.modules.data import VictimDataModule
 from lit_recon.modules.loggers import finish, log_table
 from lit_recon.modules.update_attack import UpdateAttackModule
 from lit_recon.reporting.run_folder import RunFolder
-from lit_recon.reporting.wording import MISSING
+from lit_recon.reporting.wording import format_score
 from lit_recon.training.trainer import build_trainer, check_trainer, configure_process, is_first_process
 
 
@@ -93,7 +93,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         finish(loggers)
         result.write(folder)
         keys = ("rmse", "baseline_mean_image_rmse", "baseline_nearest_public_rmse")
-        ours, mean, nearest = (f"{v:.3f}" if isinstance(v := record.get(key), float) else MISSING for key in keys)
+        values = [v if isinstance(v := record.get(key), float) else None for key in keys]
+        ours, mean, nearest = (format_score("rmse", value) for value in values)
         print(f"RMSE        {ours} (mean image {mean}, nearest public image {nearest})")
         if "n_certified" in record:
             print(f"certified   {record['n_certified']} of {record['n']} images")

@@ -93,8 +93,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         finish(loggers)
         result.write(folder)
         keys = ("rmse", "baseline_mean_image_rmse", "baseline_nearest_public_rmse")
-        values = [v if isinstance(v := record.get(key), float) else None for key in keys]
-        ours, mean, nearest = (format_score("rmse", value) for value in values)
+        errors = [value if isinstance(value := record.get(key), float) else None for key in keys]
+        ours, mean, nearest = (format_score("rmse", error) for error in errors)
         print(f"RMSE        {ours} (mean image {mean}, nearest public image {nearest})")
         if "n_certified" in record:
             print(f"certified   {record['n_certified']} of {record['n']} images")

@@ -160,9 +160,8 @@ def features(record: Content) -> str:
     plain = select(record["rows"], defense="none", centered=True, trained=0, labels="drawn")
     rows = []
     for activation, batch in sorted({(row["activation"], row["batch"]) for row in plain}):
-        same = sorted(
-            select(plain, activation=activation, batch=batch), key=lambda row: row["draws"]
-        )  # most draws last
+        same = select(plain, activation=activation, batch=batch)
+        same = sorted(same, key=lambda row: int(row["draws"]))  # the one with most draws comes last, and counts
         methods = {name: (found, row["draws"]) for row in same for name, found in row["methods"].items()}
         exact, draws = methods["exact"]
         rows.append(

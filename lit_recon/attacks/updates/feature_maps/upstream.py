@@ -291,9 +291,12 @@ def _solved(
     maps = network.given[behind.group[0]]
     smallest = maps[maps > 0].min()
 
-    def switch(positive: Tensor) -> Group:
+    def pin(positive: Tensor) -> None:
         renewed = torch.where(positive, maps.clamp_min(smallest), torch.zeros_like(maps))
         network.given.update(dict.fromkeys(behind.group, renewed))
+
+    def switch(positive: Tensor) -> Group:
+        pin(positive)
         return equal()
 
     positive = maps > 0
@@ -313,7 +316,8 @@ def _solved(
         if better is None or better[1].norm() > _FALLS * fitted[1].norm():
             break
         positive, equations_of, fitted = trial, renewed, better
-    return switch(positive).solve(fitted[0])
+    pin(positive)
+    return equations_of.solve(fitted[0])
 
 
 def _rescaled(

@@ -27,26 +27,12 @@ from lit_recon.attacks.updates.feature_maps.matching import ANGLE, FeatureMapPen
 from lit_recon.attacks.updates.feature_maps.upstream import KnownMaps
 from lit_recon.attacks.updates.gradient_matching.objectives import GlobalCosine
 from lit_recon.attacks.updates.gradient_matching.parametrizations import Restart, Variables
-from lit_recon.models import Backbone, Trunk
+from lit_recon.models import Backbone
 from lit_recon.modules.attack_state import run_attack
 from lit_recon.records import Normalization, Observation, Reconstruction
 from lit_recon.training.progress import Interrupted
+from tests.attacks.updates.feature_maps.test_matching import Shallow
 from tests.attacks.updates.feature_maps.test_recovery import Mode, observed
-
-
-class Small(Trunk):
-    """A convolution with BatchNorm and ReLU, and one that gives its input away: four numbers for every pixel."""
-
-    def __init__(self) -> None:
-        super().__init__((3, 8, 8), {})
-        self.out_features = 64 * 4 * 4
-        self.layers = nn.Sequential(
-            nn.Conv2d(3, 48, 3, stride=2, padding=1), nn.BatchNorm2d(48), nn.ReLU(), nn.Conv2d(48, 64, 3, padding=1)
-        )
-
-    def forward(self, images: Tensor) -> Tensor:
-        maps: Tensor = self.layers(images).flatten(1)
-        return maps
 
 
 class Stuck(Pixels):
@@ -82,7 +68,7 @@ def truth(photographs: Tensor) -> Tensor:
 @pytest.fixture(scope="module")
 def model() -> Backbone:
     torch.manual_seed(0)
-    return Backbone(Small(), 5, Normalization((0.5,) * 3, (0.25,) * 3)).eval()
+    return Backbone(Shallow(side=8, channels=64), 5, Normalization((0.5,) * 3, (0.25,) * 3)).eval()
 
 
 @pytest.fixture(scope="module")

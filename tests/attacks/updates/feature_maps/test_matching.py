@@ -20,12 +20,11 @@ from tests.attacks.updates.feature_maps.test_recovery import backbone, observed
 class Shallow(Trunk):
     """A convolution with BatchNorm and ReLU, and one that gives its input away: four numbers for every pixel."""
 
-    def __init__(self) -> None:
-        super().__init__((3, 16, 16), {})
-        self.out_features = 256 * 8 * 8
-        self.layers = nn.Sequential(
-            nn.Conv2d(3, 48, 3, stride=2, padding=1), nn.BatchNorm2d(48), nn.ReLU(), nn.Conv2d(48, 256, 3, padding=1)
-        )
+    def __init__(self, side: int = 16, channels: int = 256) -> None:
+        super().__init__((3, side, side), {})
+        self.out_features = channels * (side // 2) ** 2
+        first, norm = nn.Conv2d(3, 48, 3, stride=2, padding=1), nn.BatchNorm2d(48)
+        self.layers = nn.Sequential(first, norm, nn.ReLU(), nn.Conv2d(48, channels, 3, padding=1))
 
     def forward(self, images: Tensor) -> Tensor:
         maps: Tensor = self.layers(images).flatten(1)

@@ -1,9 +1,10 @@
 """How many images the attack on feature maps certifies, and whether any of them is wrong.
 
-    python -m benchmarks.certificates --data.root DIR [--cells untrained/4/eval/distinct ...]
+    python -m benchmarks.certificates --data.root DIR [--networks "1 epoch" ...] [--cells untrained/4/eval/distinct ...]
 
 Networks from untrained to trained for 20 epochs, batches of 1 to 8, labels distinct and as drawn, both BatchNorm modes.
-Every cell has its own draws of test images of CIFAR-10; the networks are trained here, on training images.
+Every cell has its own draws of test images of CIFAR-10; the networks are trained here, on training images. Each network
+has a record of its own, so that several processes can share the work.
 """
 
 from __future__ import annotations
@@ -66,15 +67,14 @@ class Cell:
         return f"{self.network}/{self.batch}/{self.batch_norm}/{self.labels}"
 
 
-def cells() -> Iterator[Cell]:
-    """All rows; batches of one have no labels that could differ."""
-    for network in NETWORKS:
-        for mode in get_args(BatchNormMode):
-            yield Cell(network, 1, mode, "as drawn", 6 if mode == "eval" else 4)
-            for labels in ("distinct", "as drawn"):
-                yield Cell(network, 2, mode, labels, 2 if mode == "eval" else 1)
-                yield Cell(network, 4, mode, labels, 1)
-                yield Cell(network, 8, mode, labels, 1)
+def cells(network: str) -> Iterator[Cell]:
+    """All rows of a network; batches of one have no labels that could differ."""
+    for mode in get_args(BatchNormMode):
+        yield Cell(network, 1, mode, "as drawn", 6 if mode == "eval" else 4)
+        for labels in ("distinct", "as drawn"):
+            yield Cell(network, 2, mode, labels, 2 if mode == "eval" else 1)
+            yield Cell(network, 4, mode, labels, 1)
+            yield Cell(network, 8, mode, labels, 1)
 
 
 def network(name: str, public: ImageSet, normalization: Normalization) -> Backbone:
@@ -161,6 +161,7 @@ def main() -> None:
     """Measure, print and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data.root", dest="root", required=True, help="folder of CIFAR-10")
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--cells", nargs="+", help="names as in the example above; default: all")
     parser.add_argument("--pool", choices=get_args(Pool), default="evaluation", help="of the attacked images")
     parser.add_argument("--threads", type=int, default=1)
@@ -168,18 +169,14 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     public, test = CIFAR10(root=Path(arguments.root)).load()
     private = test.subset(in_pool(test, arguments.pool))
-    normalization, attack, models = measure_normalization(public), exact_attack(), dict[str, Backbone]()
-    chosen = [cell for cell in cells() if not arguments.cells or cell.name in arguments.cells]
-
-    def row(cell: Cell) -> Row:
-        if cell.network not in models:
-            models.clear()
-            models[cell.network] = network(cell.network, public, normalization)
-        return measure(models[cell.network], private, attack, cell)
-
-    with Record("certificates", vars(arguments), arguments.pool) as record:
-        for cell in chosen:
-            record.measure(vars(cell), partial(row, cell))
+    normalization, attack = measure_normalization(public), exact_attack()
+    settings = {key: value for key, value in vars(arguments).items() if key != "networks"}
+    for name in arguments.networks:
+        model = network(name, public, normalization)
+        with Record(f"certificates_{list(NETWORKS).index(name)}", settings, arguments.pool) as record:
+            for cell in cells(name):
+                if not arguments.cells or cell.name in arguments.cells:
+                    record.measure(vars(cell), partial(measure, model, private, attack, cell))
 
 
 if __name__ == "__main__":

@@ -251,10 +251,10 @@ def cocktail_party(record: Content) -> str:
     return markdown(["terms", *(f"{m}, batch {batch}" for batch in batches for m in ("RMSE", "SSIM"))], rows)
 
 
-@table("certificates", "certificates")
-def certificates(record: Content) -> str:
+@table("certificates", "certificates_*")
+def certificates(records: list[Content]) -> str:
     """Certified images by network, BatchNorm mode, labels and batch; totals; why the others were not certified."""
-    found = record["rows"]
+    found = [row for record in records for row in record["rows"]]
     batches = sorted({row["batch"] for row in found})
     kinds = dict.fromkeys((row["network"], row["batch_norm"], row["labels"]) for row in found)
     rows = []

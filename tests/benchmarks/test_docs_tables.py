@@ -98,7 +98,7 @@ def test_certified_images_are_counted_with_the_wrong_ones() -> None:
     ]
     reasons = [{}, {"its maps differ": 2, "no maps recovered": 1}]
     text = updates.certificates(
-        {"rows": [{**row, "not_certified": why} for row, why in zip(rows, reasons, strict=True)]}
+        [{"rows": [{**row, "not_certified": why}]} for row, why in zip(rows, reasons, strict=True)]
     )
     assert lines(text)[1] == ["untrained", "eval", "distinct", "4 of 4", "5 of 8"]
     assert "9 of 12 images are certified, 1 of them wrong; the largest RMSE of a certified image is 0.070" in text

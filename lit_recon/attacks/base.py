@@ -25,6 +25,21 @@ Way = Literal["loop", "vmap"]
 Execution = Literal["auto", "loop", "vmap"]
 
 
+class Seen(Protocol):
+    """What the results of an attack must have the size of: an observation of a client, or candidates."""
+
+    @property
+    def n_examples(self) -> int: ...
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]: ...
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the dtype and device of the attack."""
+        ...
+
+
 class AttackState(Protocol):
     """State of a running attack: what a driver reads, saves and restores."""
 
@@ -60,7 +75,7 @@ class SimpleState:
             and dicts of these. Tensors are restored in place, so that optimizers keep referring to them.
     """
 
-    def __init__(self, observations: Sequence[Observation], log_every: int = 1, **variables: Any) -> None:
+    def __init__(self, observations: Sequence[Any], log_every: int = 1, **variables: Any) -> None:
         self.observations, self.log_every, self.variables = list(observations), log_every, variables
         self.step = 0
         self.curves: list[list[Curve]] = [[{}] for _ in self.observations]
@@ -146,7 +161,7 @@ class AttackRun:
         victims: positions of the observations that the iterations are for; None: all.
     """
 
-    observations: Sequence[Observation]
+    observations: Sequence[Seen]
     compute: Callable[[], list[Reconstruction]]
     n_steps: int = 0
     state: AttackState | None = None

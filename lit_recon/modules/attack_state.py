@@ -10,17 +10,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
-from lit_recon.attacks.base import Attack, AttackRun, AttackState, Curve, Way
+from lit_recon.attacks.base import AttackRun, AttackState, Curve, Seen, Way
 from lit_recon.errors import CorruptFileError
 from lit_recon.io.files import write_bytes
-from lit_recon.records import Observation, Reconstruction
+from lit_recon.records import Reconstruction
 from lit_recon.training.progress import Interrupted, deferred_interruption
+
+S = TypeVar("S", bound=Seen, contravariant=True)
+
+
+class Steppable(Protocol[S]):
+    """An attack on updates, or on released models."""
+
+    def begin(self, observations: Sequence[S], execution: Way | None = None) -> AttackRun: ...
+
 
 _KEPT = ("curves", "seconds", "timed_seconds", "timed_steps")
 #: Called with the state and the number of iterations just done: 0 at the start or after resuming, then 1.
@@ -43,8 +52,8 @@ class AttackOutcome:
 
 
 def run_attack(
-    attack: Attack,
-    observations: Sequence[Observation],
+    attack: Steppable[S],
+    observations: Sequence[S],
     saved: Path,
     save_every_seconds: float,
     execution: Way | None,

@@ -1,0 +1,1 @@
+"""Attacks on a released model by someone who knows none of its training images."""

@@ -90,8 +90,8 @@ class Training:
     def __post_init__(self) -> None:
         if self.steps < 1 or not self.lr > 0 or not 0 <= self.momentum < 1 or min(self.weight_decay, self.until) < 0:
             raise ConfigError(
-                "a training needs steps of at least 1, lr above 0, momentum in [0, 1), weight_decay and until of at least "
-                f"0; got {self.steps}, {self.lr:g}, {self.momentum:g}, {self.weight_decay:g} and {self.until:g}"
+                "a training needs steps of 1 or more, lr above 0, momentum in [0, 1), weight_decay and until of "
+                f"0 or more; got {self.steps}, {self.lr:g}, {self.momentum:g}, {self.weight_decay:g} and {self.until:g}"
             )
         if self.objective == "log_loss" and (self.weight_decay or self.momentum):
             raise ConfigError("objective log_loss is for trainings without weight decay and momentum: use loss")

@@ -3,8 +3,8 @@
     python -m benchmarks.certificates --data.root DIR [--networks "1 epoch" ...] [--cells untrained/4/eval/distinct ...]
 
 Networks from untrained to trained for 20 epochs, batches of 1 to 8, labels distinct and as drawn, both BatchNorm modes.
-Every cell has its own draws of test images of CIFAR-10; the networks are trained here, on training images. Each network
-has a record of its own, so that several processes can share the work.
+Every cell has its own draws of test images of CIFAR-10; the networks are trained here, on training images. Small and
+large batches of each network have records of their own, so that several processes can share the work.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -67,14 +68,22 @@ class Cell:
         return f"{self.network}/{self.batch}/{self.batch_norm}/{self.labels}"
 
 
-def cells(network: str) -> Iterator[Cell]:
-    """All rows of a network; batches of one have no labels that could differ."""
+def cells(network: str, large: bool) -> Iterator[Cell]:
+    """The rows of a network with small batches, 1 and 2, or large ones; batches of one have no labels to differ.
+
+    Large batches take up to twenty minutes each: all kinds of them are drawn for one network only.
+    """
+    if large:
+        yield Cell(network, 4, "eval", "distinct", 1)
+        if network == "1 epoch":
+            yield Cell(network, 4, "eval", "as drawn", 1)
+            yield Cell(network, 4, "train", "distinct", 1)
+            yield Cell(network, 8, "eval", "distinct", 1)
+        return
     for mode in get_args(BatchNormMode):
-        yield Cell(network, 1, mode, "as drawn", 6 if mode == "eval" else 4)
+        yield Cell(network, 1, mode, "as drawn", 24 if mode == "eval" else 10)
         for labels in ("distinct", "as drawn"):
             yield Cell(network, 2, mode, labels, 2 if mode == "eval" else 1)
-            yield Cell(network, 4, mode, labels, 1)
-            yield Cell(network, 8, mode, labels, 1)
 
 
 def network(name: str, public: ImageSet, normalization: Normalization) -> Backbone:
@@ -162,6 +171,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data.root", dest="root", required=True, help="folder of CIFAR-10")
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--batches", nargs="+", choices=("small", "large"), default=["small", "large"])
     parser.add_argument("--cells", nargs="+", help="names as in the example above; default: all")
     parser.add_argument("--pool", choices=get_args(Pool), default="evaluation", help="of the attacked images")
     parser.add_argument("--threads", type=int, default=1)
@@ -170,11 +180,12 @@ def main() -> None:
     public, test = CIFAR10(root=Path(arguments.root)).load()
     private = test.subset(in_pool(test, arguments.pool))
     normalization, attack = measure_normalization(public), exact_attack()
-    settings = {key: value for key, value in vars(arguments).items() if key != "networks"}
-    for name in arguments.networks:
+    settings = {key: value for key, value in vars(arguments).items() if key not in ("networks", "batches")}
+    for large, name in product((kind == "large" for kind in arguments.batches), arguments.networks):
         model = network(name, public, normalization)
-        with Record(f"certificates_{list(NETWORKS).index(name)}", settings, arguments.pool) as record:
-            for cell in cells(name):
+        number = list(NETWORKS).index(name) + large * len(NETWORKS)
+        with Record(f"certificates_{number}", settings, arguments.pool) as record:
+            for cell in cells(name, large):
                 if not arguments.cells or cell.name in arguments.cells:
                     record.measure(vars(cell), partial(measure, model, private, attack, cell))
 

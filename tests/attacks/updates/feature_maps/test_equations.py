@@ -88,9 +88,9 @@ def test_channels_that_contradict_the_others_lose_their_weight(maps: Tensor) -> 
 
 def test_equations_of_which_most_do_not_hold_are_no_evidence(maps: Tensor) -> None:
     known = derivative(1)
-    known[:, 3:] = derivative(7)[:, 3:]
-    # the weights settle on a few channels whose equations wrong maps satisfy
-    assert solved(group_of(maps, derivative(1), known)).error > 0.1  # measured 0.93
+    known[:, :7] = derivative(7)[:, :7]
+    # the weights settle on five of twelve channels, whose equations these maps satisfy up to 5e-6
+    assert solved(group_of(maps, derivative(1), known, noise=1e-5)).error > 0.1  # measured 1.1
 
 
 def test_an_entry_without_an_equation_is_not_determined(maps: Tensor) -> None:
@@ -120,6 +120,7 @@ def test_dead_channels_of_input_and_output_leave_the_others_known(maps: Tensor) 
     found = solved(group_of(dead, used))
     assert relative(found.maps, dead) < 1e-12  # measured 6e-16
     assert torch.equal(found.maps > 0, dead > 0)
+    assert found.doubtful[:, 2].all()
     assert found.error < 1e-12  # measured 6e-16
 
 

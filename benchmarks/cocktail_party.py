@@ -13,17 +13,15 @@ import argparse
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import get_args
 
 import torch
 from torch import Tensor
 
 from benchmarks.record import Record, Row, spread
+from benchmarks.workload import read_cifar10
 from lit_recon.attacks.updates import CocktailPartyAttack, UnmixingTerms
 from lit_recon.clients import Client
 from lit_recon.data import ImageSet, measure_normalization, sample_victims
-from lit_recon.data.sources import CIFAR10
-from lit_recon.data.splits import Pool, in_pool
 from lit_recon.metrics import metrics_of, score_batch
 from lit_recon.models import MLP, Backbone
 from lit_recon.records import Normalization, Observation, Reconstruction
@@ -109,12 +107,7 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
     parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--pool", choices=get_args(Pool), default="evaluation", help="of the attacked images")
-    parser.add_argument("--threads", type=int, default=1)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    public, test = CIFAR10(arguments.root).load()
-    held_out = test.subset(in_pool(test, arguments.pool))
+    arguments, public, held_out = read_cifar10(parser)
     normalization = measure_normalization(public)
     size = arguments.steps, arguments.hidden, arguments.variants, arguments.first
     with Record("cocktail_party", vars(arguments), arguments.pool) as record:

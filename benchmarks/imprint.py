@@ -15,17 +15,15 @@ import argparse
 import time
 from functools import partial
 from statistics import fmean
-from typing import get_args
 
 import torch
 from torch import Tensor
 
 from benchmarks.record import Record, Row
+from benchmarks.workload import read_cifar10
 from lit_recon.attacks.updates import KnownLabels, RobbingTheFed
 from lit_recon.clients import Client
 from lit_recon.data import ImageSet, measure_normalization, sample_victims
-from lit_recon.data.sources import CIFAR10
-from lit_recon.data.splits import Pool, in_pool
 from lit_recon.defenses import Defense, GaussianNoise, GradientDropout, GradientPruning, PerExampleClipping
 from lit_recon.metrics import metrics_of, score_batch
 from lit_recon.models import Backbone, ConvNet, Imprint
@@ -121,12 +119,7 @@ def main() -> None:
     parser.add_argument("--bins", type=int, default=128)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--labels", choices=("recovered", "known"), default="recovered")
-    parser.add_argument("--pool", choices=get_args(Pool), default="evaluation", help="of the attacked images")
-    parser.add_argument("--threads", type=int, default=1)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    public, test = CIFAR10(arguments.root).load()
-    held_out = test.subset(in_pool(test, arguments.pool))
+    arguments, public, held_out = read_cifar10(parser)
     model = server(public, arguments.bins)
     known = arguments.labels == "known"
     with Record("imprint", vars(arguments), arguments.pool) as record:

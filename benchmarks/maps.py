@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import lit_recon._torchvision
 
@@ -21,13 +21,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import Record, Row, spread
+from benchmarks.workload import read_cifar10
 from lit_recon.attacks.updates import MapRecovery
 from lit_recon.attacks.updates.feature_maps.matching import InputMap
 from lit_recon.clients import ClientSettings, LocalTraining
 from lit_recon.data import ImageSet
 from lit_recon.data.dataset import seeded_generator
-from lit_recon.data.sources import CIFAR10
-from lit_recon.data.splits import Pool, in_pool
 from lit_recon.defenses import Defense, GaussianNoise, GradientClipping, GradientDropout, GradientPruning
 from lit_recon.errors import UnsupportedModelError
 from lit_recon.models import Backbone
@@ -117,12 +116,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, required=True, help="a ResNet-18 that was trained on CIFAR-10")
     parser.add_argument("--sections", nargs="+", default=["clean", "defended"])
     parser.add_argument("--draws", type=int, default=10)
-    parser.add_argument("--pool", choices=get_args(Pool), default="evaluation", help="of the attacked images")
-    parser.add_argument("--threads", type=int, default=1)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    test = CIFAR10(root=Path(arguments.root)).load()[1]
-    private = test.subset(in_pool(test, arguments.pool))
+    arguments, _, private = read_cifar10(parser)
     model = load_backbone(arguments.checkpoint).model
     with Record("maps", vars(arguments), arguments.pool) as record:
         for cell in cells(arguments.sections, arguments.draws):

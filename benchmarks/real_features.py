@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import lit_recon._torchvision
 
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import Record, Row, spread
+from benchmarks.workload import read_cifar10
 from lit_recon.attacks.updates.features.cocktail_party import CocktailParty
 from lit_recon.attacks.updates.features.exact import ExactRecovery
 from lit_recon.attacks.updates.features.layer import FeatureRecovery
@@ -32,8 +33,6 @@ from lit_recon.attacks.updates.features.moments import MomentRecovery
 from lit_recon.clients import ClientSettings, LocalTraining
 from lit_recon.data import ImageSet
 from lit_recon.data.dataset import seeded_generator
-from lit_recon.data.sources import CIFAR10
-from lit_recon.data.splits import Pool, in_pool
 from lit_recon.defenses import Defense, GaussianNoise, GradientClipping, GradientDropout, GradientPruning
 from lit_recon.metrics import feature_cosines, span_error
 from lit_recon.models import Backbone, WideFeatureLayer
@@ -210,13 +209,8 @@ def main() -> None:
     parser.add_argument("--neurons", type=int, default=4096)
     parser.add_argument("--draws", type=int, default=10)
     parser.add_argument("--public", type=int, default=1000, help="images that center the features and train a block")
-    parser.add_argument("--pool", choices=get_args(Pool), default="evaluation", help="of the attacked images")
-    parser.add_argument("--threads", type=int, default=1)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    train, test = CIFAR10(root=Path(arguments.root)).load()
+    arguments, train, private = read_cifar10(parser)
     public = train.subset(torch.randperm(len(train), generator=seeded_generator(0, "public"))[: arguments.public])
-    private = test.subset(in_pool(test, arguments.pool))
     bench = Bench(load_backbone(arguments.checkpoint).model, public, private, arguments.neurons)
     with Record("real-features", vars(arguments), arguments.pool) as record:
         for cell in cells(arguments.sections, arguments.batches, arguments.draws):

@@ -1,8 +1,11 @@
-"""What the benchmarks measure on: an untrained ResNet-18, made-up images, and an attack of the usual make."""
+"""What the benchmarks measure on: CIFAR-10, or an untrained ResNet-18 and made-up images; and a usual attack."""
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
 
 import lit_recon._torchvision
 
@@ -13,6 +16,9 @@ from lit_recon.attacks.base import Execution
 from lit_recon.attacks.updates import GradientMatching, KnownLabels, MatchingState, TotalVariation
 from lit_recon.attacks.updates.gradient_matching.matching import Compilation
 from lit_recon.clients import BatchNormMode, Client
+from lit_recon.data import ImageSet
+from lit_recon.data.sources import CIFAR10
+from lit_recon.data.splits import Pool, in_pool
 from lit_recon.models import Backbone, ResNet18
 from lit_recon.records import Knowledge, Normalization, Observation
 
@@ -20,6 +26,20 @@ from lit_recon.records import Knowledge, Normalization, Observation
 STEPS = 10_000
 
 _NORMALIZATION = Normalization((0.49, 0.48, 0.45), (0.25, 0.24, 0.26))
+
+
+def read_cifar10(parser: ArgumentParser) -> tuple[Namespace, ImageSet, ImageSet]:
+    """Arguments, CIFAR-10's training images, and the test images of the pool to attack.
+
+    Args:
+        parser: with the folder of CIFAR-10 as `root`; gets `--pool` and `--threads`.
+    """
+    parser.add_argument("--pool", choices=get_args(Pool), default="evaluation", help="of the attacked images")
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    train, test = CIFAR10(Path(arguments.root)).load()
+    return arguments, train, test.subset(in_pool(test, arguments.pool))
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,12 @@ from lit_recon.attacks.updates.feature_maps.recovery import (
     recover_maps,
 )
 from lit_recon.attacks.updates.feature_maps.strided import standing_between, strided_maps
+from lit_recon.clients import Client
 from lit_recon.defenses import GaussianNoise
 from lit_recon.errors import UnsupportedModelError
 from lit_recon.models import Backbone
 from lit_recon.records import Observation
-from tests.attacks.updates.feature_maps.test_recovery import backbone, observed, worst_angle
+from tests.attacks.updates.feature_maps.test_recovery import Mode, backbone, observed, worst_angle
 
 
 def normal(*shape: int, seed: int) -> Tensor:
@@ -218,3 +219,46 @@ def test_the_strided_gradient_of_another_image_is_refused(
     assert strided_maps(mixed, *entrance[1:], behind.view(1, 128, 4, 4)) is None
     assert MapRecovery([STRIDED, BEHIND])(mixed).convolution.name == BEHIND
     assert MapRecovery([STRIDED, BEHIND])(entrance.seen).convolution.name == STRIDED
+
+
+class TwoConvolutions(nn.Module):
+    """Two convolutions, and between them a BatchNorm and another operation."""
+
+    image_shape = (3, 32, 32)
+
+    def __init__(self, operation: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.before, self.norm, self.operation = nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), operation
+        self.behind, self.head = nn.Conv2d(8, 8, 3, 1, 1), nn.Linear(8, 3)
+        self.norm.running_mean = torch.linspace(-0.2, 0.2, 8)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.behind(self.operation(self.norm(self.before(images))))
+        return self.head(maps.relu().mean((2, 3)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("operation", "mode", "found"),
+    [
+        (nn.ReLU(), "eval", True),
+        (nn.ReLU(), "train", False),  # scale and shift depend on the batch
+        (nn.LeakyReLU(0.01), "eval", False),
+        (nn.Sequential(nn.ReLU(), nn.AvgPool2d(3, 1, 1)), "eval", False),
+        (nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)), "eval", False),
+    ],
+)
+def test_only_a_scale_a_shift_and_a_relu_may_stand_between(
+    operation: nn.Module, mode: Mode, found: bool, photographs: Tensor
+) -> None:
+    model = TwoConvolutions(operation).eval()
+    seen = Client(model, mode).observe(photographs[:2], torch.tensor([0, 1]))
+    before, behind = find_convolutions(seen)
+    between = standing_between(seen, before, behind)
+    assert (between is not None) == found
+    if between is not None:
+        # the model's own BatchNorm, with running variance and weight of 1
+        assert model.norm.running_mean is not None
+        scale = (1 + model.norm.eps) ** -0.5
+        torch.testing.assert_close(between.scale, torch.full((8,), scale).double(), rtol=1e-4, atol=0)
+        torch.testing.assert_close(between.shift, -scale * model.norm.running_mean.double(), rtol=1e-4, atol=1e-6)

@@ -14,7 +14,7 @@ from lit_recon.attacks.updates.feature_maps.convolutions import patch_system as 
 from lit_recon.attacks.updates.feature_maps.matching import REACH, FeatureMapPenalty, InputMap
 from lit_recon.attacks.updates.feature_maps.matching import nearest_maps as nearest_to
 from lit_recon.attacks.updates.feature_maps.recovery import RecoveredMaps
-from lit_recon.attacks.updates.feature_maps.upstream import KnownMaps, PinnedNetwork, _Behind, _solved
+from lit_recon.attacks.updates.feature_maps.upstream import KnownMaps, PinnedNetwork, _Behind, _solved, measured_maps
 from lit_recon.clients import Client, LocalSteps
 from lit_recon.records import BatchNormMode, Observation
 from tests.attacks.updates.feature_maps.test_recovery import backbone, observed
@@ -92,6 +92,19 @@ def test_wrong_labels_explain_nothing(photographs: Tensor) -> None:
     found = nearest_maps(observed(photographs[:1]), torch.tensor([2]))
     assert isinstance(found, str)
     assert "no norms" in found
+
+
+def test_labels_come_in_the_order_of_the_maps() -> None:
+    images = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    seen = Client(backbone(width=8, side=16)).observe(images, torch.tensor([2, 0, 1]))
+    layer = "trunk.blocks.7.conv1"
+    truth = true_inputs(seen, images)[layer]
+    norms = truth.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+    found = measured_maps(seen, PinnedNetwork(seen), layer, truth / norms, torch.tensor([0, 1, 2]))
+    # Ordered by the head's inputs of another forward pass, no norms explain the gradient.
+    assert found is not None
+    assert found[1].tolist() == [2, 0, 1]
+    assert float((found[0] - truth).norm() / truth.norm()) < 1e-5  # measured 4e-7
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])

@@ -152,7 +152,8 @@ class _Stationary(TrainsetAttack):
             variable.grad = gradient
         for optimizer in optimizers:
             optimizer.step()
-        state.note([loss], residual=[stationarity / _squared_norm(state.start.seen)], box=[box], bound=[bound])
+        relative = stationarity / _squared_norm(state.start.seen)
+        state.note(loss[None], residual=relative[None], box=box[None], bound=bound[None])
 
     def result(self, state: SimpleState) -> Reconstruction:
         assert isinstance(state, _State)
@@ -240,12 +241,14 @@ class MarginKKT(_Stationary):
         }
 
     def _potential(self, state: _State, outputs: Tensor) -> Tensor:
-        return (state["multipliers"] * margins(state.start.seen.task, outputs, state.start.labels)).mean()
+        multipliers: Tensor = state["multipliers"]
+        return (multipliers * margins(state.start.seen.task, outputs, state.start.labels)).mean()
 
     def _bound(self, state: _State) -> Tensor:
         if state.start.seen.task == "regression":
             return super()._bound(state)
-        return _BOUND_FACTOR * F.relu(self.min_multiplier - state["multipliers"]).square().sum()
+        multipliers: Tensor = state["multipliers"]
+        return _BOUND_FACTOR * F.relu(self.min_multiplier - multipliers).square().sum()
 
     def _assumptions(self, seen: ReleasedModel) -> list[str]:
         if seen.weight_decay:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import torch
@@ -14,6 +15,9 @@ from lit_recon.errors import UnsupportedModelError
 
 #: Relative error up to which the input of the first layer counts as the pixels, scaled and shifted one by one.
 _TOLERANCE = 1e-4
+#: Singular values of the span are above this many times the largest that can only be noise. Those of a random matrix
+#: are dense at their upper end: without training images one is rarely 20 % above the tenth.
+_ABOVE_NOISE = 1.2
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,10 +47,9 @@ def training_span(seen: ReleasedModel) -> Span:
     """The span of the training images in which the first layer on the pixels has moved.
 
     Every gradient of a linear layer's weight is a sum of outer products with the layer's inputs, and so is its change
-    over the whole training by gradient descent, with or without momentum or weight decay where the start is zero. The
-    start is subtracted if it is known; otherwise the released layer stands for the change, which presumes a start far
-    smaller than it. Its small singular values are the start's, or rounding: the rank is where consecutive singular
-    values differ most, at most the number of training images.
+    by gradient descent. The start is subtracted if it is known; otherwise the released layer stands for the change, to
+    which its random start adds noise. Beyond the number of training images all singular values are noise: the first of
+    these, and 20 % more, is the level that singular values of the span are above.
 
     Raises:
         UnsupportedModelError: the network has no linear layer on the pixels, or that layer has not moved.
@@ -56,20 +59,29 @@ def training_span(seen: ReleasedModel) -> Span:
     name, center, scale = _first_layer(seen)
     change = seen.weights[name]
     if seen.start is not None:
-        # Weight decay multiplies the start by an unknown factor, which is small after a long training.
+        # Weight decay shrinks the start as well, by a factor that is unknown here.
         change = change - seen.start[name]
     _, singular, rows = torch.linalg.svd(change, full_matrices=False)
-    floor = singular[0] * torch.finfo(singular.dtype).eps * max(change.shape)
     if not singular[0] > 0:
         raise UnsupportedModelError(
             f"the first layer {name} equals its start, so that it shows no training image: a layer that was trained "
             "is needed; do not restrict candidates to a subspace"
         )
-    most = min(seen.n_examples, len(singular) - 1)
-    rank = 1 if most < 1 else int((singular[:most] / singular[1 : most + 1].clamp_min(floor)).argmax()) + 1
+    rounding = singular[0] * torch.finfo(singular.dtype).eps * max(change.shape)
+    noise = singular[seen.n_examples : seen.n_examples + 1].sum()  # 0 where the layer has no further singular value
+    rank = int((singular[: seen.n_examples] > torch.maximum(_ABOVE_NOISE * noise, rounding)).sum())
+    if rank == 0:
+        raise UnsupportedModelError(
+            f"the first layer {name} shows no training image above the noise of its start: give the start, attack a "
+            "model that was trained longer, or do not restrict candidates to a subspace"
+        )
     # Rows are in the units of the layer's inputs; in pixels they are divided by the inputs' scale.
     basis = torch.linalg.qr((rows[:rank] / scale).T)[0].T.contiguous()
     return Span(center, basis, singular)
+
+
+def _keep(inputs: list[Tensor], layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+    inputs.append(arguments[0])
 
 
 @torch.no_grad()
@@ -88,7 +100,7 @@ def _first_layer(seen: ReleasedModel) -> tuple[str, Tensor, Tensor]:
     probes[0], probes[1] = 0, 1
     for name, layer in found:
         inputs: list[Tensor] = []
-        hook = layer.register_forward_pre_hook(lambda _, arguments, to=inputs: to.append(arguments[0]))  # type: ignore[misc]
+        hook = layer.register_forward_pre_hook(partial(_keep, inputs))
         try:
             functional_call(seen.model, dict(seen.weights), (probes,))
         finally:

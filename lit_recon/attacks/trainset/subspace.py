@@ -28,11 +28,15 @@ class Span:
         center: image `(c, h, w)` that the network subtracts.
         basis: orthonormal rows `(k, c * h * w)`.
         singular_values: of the layer's change, in descending order; the basis belongs to the first `k`.
+        layer: name of the layer.
+        inputs: orthonormal rows `(k, c * h * w)`, the span of the layer's inputs.
     """
 
     center: Tensor
     basis: Tensor
     singular_values: Tensor
+    layer: str
+    inputs: Tensor
 
     def coordinates(self, images: Tensor) -> Tensor:
         """Coordinates `(n, k)` of the projections of images `(n, c, h, w)`."""
@@ -41,6 +45,27 @@ class Span:
     def images(self, coordinates: Tensor) -> Tensor:
         """Images `(n, c, h, w)` with these coordinates `(n, k)`."""
         return self.center + (coordinates @ self.basis).view(-1, *self.center.shape)
+
+    def narrow(self, model: nn.Module) -> None:
+        """Let the layer, in place, take its inputs' `k` coordinates, which are equivalent for images in the span.
+
+        Its weight is `(o, k)` then, that of before times `inputs.T`, and so are gradients of this weight.
+        """
+        parent, _, name = self.layer.rpartition(".")
+        setattr(model.get_submodule(parent), name, _Narrow(model.get_submodule(self.layer), self.inputs))
+
+
+class _Narrow(nn.Linear):
+    """A linear layer on the coordinates of its inputs; its weight is given at every call."""
+
+    def __init__(self, layer: nn.Module, rows: Tensor) -> None:
+        assert isinstance(layer, nn.Linear)
+        with torch.random.fork_rng(devices=[]):
+            super().__init__(len(rows), layer.out_features, layer.bias is not None, rows.device, rows.dtype)
+        self._rows = rows
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs @ self._rows.T)
 
 
 def training_span(seen: ReleasedModel) -> Span:
@@ -57,10 +82,10 @@ def training_span(seen: ReleasedModel) -> Span:
     Source: the subspace of the data from the change of the first layer, arXiv 2605.06519.
     """
     name, center, scale = _first_layer(seen)
-    change = seen.weights[name]
+    change = seen.weights[f"{name}.weight"]
     if seen.start is not None:
         # Weight decay shrinks the start as well, by a factor that is unknown here.
-        change = change - seen.start[name]
+        change = change - seen.start[f"{name}.weight"]
     _, singular, rows = torch.linalg.svd(change, full_matrices=False)
     if not singular[0] > 0:
         raise UnsupportedModelError(
@@ -77,7 +102,7 @@ def training_span(seen: ReleasedModel) -> Span:
         )
     # Rows are in the units of the layer's inputs; in pixels they are divided by the inputs' scale.
     basis = torch.linalg.qr((rows[:rank] / scale).T)[0].T.contiguous()
-    return Span(center, basis, singular)
+    return Span(center, basis, singular, name, rows[:rank])
 
 
 def _keep(inputs: list[Tensor], layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
@@ -86,7 +111,7 @@ def _keep(inputs: list[Tensor], layer: nn.Module, arguments: tuple[Tensor, ...])
 
 @torch.no_grad()
 def _first_layer(seen: ReleasedModel) -> tuple[str, Tensor, Tensor]:
-    """The weight's name of a linear layer whose inputs are `(pixels - center) * scale`, with center and scale.
+    """The name of a linear layer whose inputs are `(pixels - center) * scale`, with center and scale.
 
     `center` is `(c, h, w)`, `scale` `(c * h * w,)`.
     """
@@ -111,7 +136,7 @@ def _first_layer(seen: ReleasedModel) -> tuple[str, Tensor, Tensor]:
         scale = shown[1] - shown[0]
         expected = shown[0] + probes.flatten(1) * scale
         if bool((scale != 0).all()) and torch.allclose(shown, expected, _TOLERANCE, _TOLERANCE):
-            return f"{name}.weight", -(shown[0] / scale).view(seen.image_shape), scale
+            return name, -(shown[0] / scale).view(seen.image_shape), scale
     raise UnsupportedModelError(
         f"the span of the training images shows in a linear layer on all {n_pixels} pixels; this "
         f"{type(seen.model).__name__} has none: do not restrict candidates to a subspace"

@@ -80,7 +80,7 @@ def training_span(seen: ReleasedModel) -> Span:
 
     Source: the subspace of the data from the change of the first layer, arXiv 2605.06519.
     """
-    name, center, scale = _first_layer(seen)
+    name, center, scale = first_layer(seen)
     change = seen.weights[f"{name}.weight"]
     if seen.start is not None:
         # Weight decay shrinks the start as well, by a factor that is unknown here.
@@ -109,7 +109,7 @@ def _keep(inputs: list[Tensor], layer: nn.Module, arguments: tuple[Tensor, ...])
 
 
 @torch.no_grad()
-def _first_layer(seen: ReleasedModel) -> tuple[str, Tensor, Tensor]:
+def first_layer(seen: ReleasedModel) -> tuple[str, Tensor, Tensor]:
     """The name of a linear layer whose inputs are `(pixels - center) * scale`, with center and scale.
 
     `center` is `(c, h, w)`, `scale` `(c * h * w,)`.

@@ -27,18 +27,27 @@ from lit_recon.attacks.trainset.subspace import first_layer
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.records import Reconstruction
 
-#: Rows of the change beyond those that span a hyperplane which must lie in it, per dimension.
-_REDUNDANCY = 0.5
+#: Rows that must lie in a hyperplane beyond as many as there are dimensions: through one less there always is one.
+_REDUNDANT = 5
 #: Least singular value, relative to the largest, of the rows in a hyperplane: below, they determine several.
 _DEGENERATE = 1e-3
+#: Largest leverage of a row in a hyperplane; a direction that only one row determines has 1.
+_LEVERAGE = 0.98
 #: A row lies in a hyperplane if its distance is at most this many times the rounding error of the weights.
 _ERRORS = 20.0
+#: The same for the error of the fit, relative to the row's length.
+_FIT = 1e-9
 #: Iterations of the robust fit, and the factor by which its scale falls in each.
-_ITERATIONS, _FALL = 60, 0.6
+_ITERATIONS, _FALL = 40, 0.5
+#: Rounds of fits to a guess, and the share of all rows that those after the first are fitted to.
+_POWER = 0.5
+_ROUNDS, _TRIMMED = 3, 0.35
 #: A certified image leaves the pixels' range by at most this.
 _OUTSIDE = 1e-2
 #: Least share of an image's rows without a part in it whose neurons it leaves inactive at the end.
 _CONSISTENT = 0.9
+#: Share of a guess's rows that a hyperplane is fitted to.
+_DRAWN = .9
 #: Normals whose cosine is above one minus this are the same.
 _SAME = 1e-7
 #: Standard deviation of random guesses around the mean image.
@@ -124,29 +133,55 @@ class LayerChange:
 
     def within(self, normal: Tensor) -> Tensor:
         """Which rows `(v,)` lie in the hyperplane with this normal `(r,)`, up to rounding."""
-        return (self.rows @ normal).abs() <= _ERRORS * self.error * normal.norm()
+        allowed = _ERRORS * self.error + _FIT * self.rows.norm(dim=1)
+        return (self.rows @ normal).abs() <= allowed * normal.norm()
 
     def fit(self, chosen: Tensor) -> Tensor | None:
-        """The normal `(r,)` of a hyperplane that most of the chosen rows `(v,)`, and enough rows, lie in, or None."""
-        rows = torch.nn.functional.normalize(self.rows[chosen] @ self.isotropic, dim=1)
-        if len(rows) < self.rank:
-            return None
-        normal = _last_direction(rows)
-        delta = float((rows @ normal).abs().median())
-        for _ in range(_ITERATIONS):
-            weights = (rows @ normal).abs().clamp_min(max(delta, 1e-13)).reciprocal()
-            normal = _last_direction(rows * weights.sqrt()[:, None])
-            delta *= _FALL
-        found = self.isotropic @ normal
-        within = self.within(found)
-        if int(within.sum()) < (1 + _REDUNDANCY) * self.rank + 5:
+        """The normal `(r,)` of a hyperplane of many rows, such as most of the chosen ones `(v,)`; None: none found.
+
+        Each round after the first fits the rows next to the hyperplane found so far.
+        """
+        units = torch.nn.functional.normalize(self.rows @ self.isotropic, dim=1)
+        rows = units[chosen]
+        for _ in range(_ROUNDS):
+            if len(rows) < self.rank:
+                break
+            normal = _robust_normal(rows)
+            exact = self._exact(self.isotropic @ normal)
+            if exact is not None:
+                return exact
+            distances = (units @ normal).abs()
+            rows = units[distances <= distances.quantile(_TRIMMED)]
+        return None
+
+    def _exact(self, normal: Tensor) -> Tensor | None:
+        """The unit normal fitted to all rows of a hyperplane, or None where these do not determine it."""
+        within = self.within(normal)
+        if int(within.sum()) < self.rank + _REDUNDANT:
             return None
         rows = torch.nn.functional.normalize(self.rows[within] @ self.isotropic, dim=1)
-        _, values, directions = torch.linalg.svd(rows, full_matrices=False)
-        if values[-2] < _DEGENERATE * values[0]:
+        left, values, directions = torch.linalg.svd(rows, full_matrices=False)
+        # Rows without parts of two images span two dimensions less; any single row more gives another hyperplane.
+        leverage = left[:, :-1].square().sum(dim=1)
+        if values[-2] < _DEGENERATE * values[0] or float(leverage.max()) > _LEVERAGE:
             return None
         exact: Tensor = self.isotropic @ directions[-1]
         return exact / exact.norm()
+
+
+def _robust_normal(rows: Tensor) -> Tensor:
+    """The unit vector `(r,)` with the smallest sum of roots of distances to rows `(v, r)`, from that of squares.
+
+    Iteratively reweighted least squares: the root, unlike the absolute value, hardly minds rows far away, and most of
+    these are on one side.
+    """
+    normal = _last_direction(rows)
+    scale = float((rows @ normal).abs().median())
+    for _ in range(_ITERATIONS):
+        weights = (rows @ normal).abs().clamp_min(max(scale, 1e-13)).pow(_POWER - 2)
+        normal = torch.linalg.eigh((rows * weights[:, None]).T @ rows).eigenvectors[:, 0]
+        scale *= _FALL
+    return normal
 
 
 def _last_direction(rows: Tensor) -> Tensor:
@@ -213,7 +248,7 @@ class InactiveNeurons(TrainsetAttack):
     def step(self, state: SimpleState) -> None:
         assert isinstance(state, _State)
         if state.n_found < state.change.rank:
-            normal = state.change.fit(state.change.inactive(state.guess())[0])
+            normal = state.change.fit(state.chosen())
             if normal is not None:
                 state.add(normal)
         state.note([1 - state.n_found / state.change.rank])
@@ -268,6 +303,15 @@ class _State(SimpleState):
             coordinates = coordinates - coordinates @ known @ known.T
         inputs = coordinates @ self.change.basis
         return inputs * inputs[:, -1:].sign()
+
+    def chosen(self) -> Tensor:
+        """Rows `(v,)` to which the next hyperplane is fitted: a random part of those that a guess leaves inactive.
+
+        The guesses for the last image are all alike, and only other rows give other fits.
+        """
+        inactive = self.change.inactive(self.guess())[0]
+        drawn = torch.rand(len(inactive), generator=self["generator"])
+        return inactive & (drawn < _DRAWN)
 
     def add(self, normal: Tensor) -> None:
         """Keep a new normal; when all are there but give no training set, forget the one with the fewest rows."""

@@ -50,10 +50,10 @@ def similarities(images: Tensor, others: Tensor) -> Tensor:
 
     def directions(pixels: Tensor) -> Tensor:
         flat = (pixels - pixels.mean(dim=(2, 3), keepdim=True)).flatten(1)
-        return flat / flat.norm(dim=1, keepdim=True).clamp_min(torch.finfo(flat.dtype).tiny)
+        unit: Tensor = flat / flat.norm(dim=1, keepdim=True).clamp_min(torch.finfo(flat.dtype).tiny)
+        return unit
 
-    correlations: Tensor = directions(images) @ directions(others).T
-    return correlations
+    return directions(images) @ directions(others).T
 
 
 def by_residual(runs: Sequence[Reconstruction]) -> RankedCandidates:

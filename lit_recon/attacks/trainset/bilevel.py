@@ -23,6 +23,7 @@ from lit_recon.attacks.trainset.inner import (
     flatten,
     implicit_gradient,
     is_linear_in_weights,
+    need_change,
     newton,
     simulate,
 )
@@ -183,7 +184,8 @@ class UnrolledBilevel(Bilevel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if min(self.steps_inner or 1, self.segment or 1) < 1 or self.distance not in ("l2", "cosine"):
+        counts = [count for count in (self.steps_inner, self.segment) if count is not None]
+        if min(counts, default=1) < 1 or self.distance not in ("l2", "cosine"):
             raise ConfigError(
                 "steps_inner and segment must be at least 1 (or None) and distance l2 or cosine; got "
                 f"{self.steps_inner}, {self.segment} and {self.distance}"
@@ -241,7 +243,10 @@ class DampedBilevel(Bilevel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if min(self.steps_inner or 1, self.steps_warm, self.cg_steps) < 1 or not self.damping >= 0:
+        if (
+            min(1 if self.steps_inner is None else self.steps_inner, self.steps_warm, self.cg_steps) < 1
+            or not self.damping >= 0
+        ):
             raise ConfigError(
                 "steps_inner (or None), steps_warm and cg_steps must be at least 1 and damping at least 0; got "
                 f"{self.steps_inner}, {self.steps_warm}, {self.cg_steps} and {self.damping:g}"
@@ -311,6 +316,7 @@ def _known_training(seen: ReleasedModel) -> Training:
     if seen.training is None:
         raise ThreatModelError(
             "the training is simulated with its learning rate, momentum, weight decay and number of steps, which are "
-            "not known: give them (`training`), or use ImplicitBilevel on a network without hidden layers"
+            "unknown: give them (`training`), or use ImplicitBilevel on a network without hidden layers"
         )
+    need_change(seen)
     return seen.training

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lit_recon.attacks.trainset.base import ReleasedModel
 from lit_recon.attacks.trainset.training import Training, Weights, losses, regularized_loss
+from lit_recon.errors import ThreatModelError
 
 #: A linear map of vectors `(p,)`.
 LinearMap = Callable[[Tensor], Tensor]
@@ -49,8 +51,7 @@ class InnerProblem:
     def hessian(self, vector: Tensor, images: Tensor) -> LinearMap:
         """Product of the Hessian of `loss` in the weights with a vector `(p,)`."""
         images = images.detach()
-        pull = vjp(lambda weights: self.gradient(weights, images), vector)[1]
-        assert callable(pull)
+        pull: Any = vjp(lambda weights: self.gradient(weights, images), vector)[1]
 
         def product(direction: Tensor) -> Tensor:
             # The Hessian is symmetric: a product from the left is one from the right.
@@ -86,8 +87,9 @@ def drawn_weights(seen: ReleasedModel, seed: int) -> Weights:
             initialize(generator)
         else:
             for module in network.modules():
-                if hasattr(module, "reset_parameters"):
-                    module.reset_parameters()
+                reset = getattr(module, "reset_parameters", None)
+                if callable(reset):
+                    reset()
     parameters = dict(network.named_parameters())
     return {name: parameters[name].detach().to(weight) for name, weight in seen.weights.items()}
 
@@ -174,8 +176,7 @@ def implicit_gradient(
     """
     product, images = problem.hessian(vector, images), images.detach()
     adjoint = conjugate_gradients(lambda direction: product(direction) + damping * direction, slope, tolerance, most)
-    pull = vjp(lambda candidates: problem.gradient(vector, candidates), images)[1]
-    assert callable(pull)
+    pull: Any = vjp(lambda candidates: problem.gradient(vector, candidates), images)[1]
     mixed: Tensor = pull(adjoint)[0]
     return -mixed
 
@@ -233,3 +234,12 @@ def is_linear_in_weights(seen: ReleasedModel) -> bool:
     with torch.no_grad():
         outputs = [seen.outputs(weights, probes) for weights in (first, second, both)]
     return bool((outputs[2] - outputs[0] + 2 * outputs[1]).norm() <= 1e-3 * outputs[2].norm())
+
+
+def need_change(seen: ReleasedModel) -> None:
+    """A ThreatModelError if the released weights are those of a known start."""
+    if seen.start is not None and all(torch.equal(seen.start[name], weight) for name, weight in seen.weights.items()):
+        raise ThreatModelError(
+            "the training did not change the weights: the released ones are the start, and nothing of the images is in "
+            "them; give the weights at which the training began"
+        )

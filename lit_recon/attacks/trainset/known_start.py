@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, jacrev, vmap
 
 from lit_recon.attacks.base import SimpleState
 from lit_recon.attacks.trainset.base import Candidates, ReleasedModel, TrainsetAttack
-from lit_recon.attacks.trainset.inner import flatten
+from lit_recon.attacks.trainset.inner import flatten, need_change
 from lit_recon.attacks.trainset.training import Weights
 from lit_recon.errors import ConfigError, ThreatModelError
 from lit_recon.records import Reconstruction
@@ -41,7 +41,7 @@ class KnownStart(TrainsetAttack):
     lr: float = 0.02
     lr_duals: float = 0.02
     beta: tuple[float, float] = (10.0, 200.0)
-    box: float = 1.0
+    box: float = 1e-4
 
     def __post_init__(self) -> None:
         if self.steps < 1 or min(self.lr, self.lr_duals, *self.beta) <= 0 or not self.box >= 0:
@@ -56,25 +56,29 @@ class KnownStart(TrainsetAttack):
                 "KnownStart explains the change of the weights and needs those at which the training began, which are "
                 "not known: give them (`start`), or use an attack on the released weights alone"
             )
+        need_change(start.seen)
 
     def init(self, start: Candidates) -> SimpleState:
         images = start.images.detach().to(start.like).clone()
         duals = solve_duals(start.seen, images, self.beta[0])
         size = duals.square().mean().sqrt().clamp(min=torch.finfo(duals.dtype).tiny)
-        groups = [{"params": [images], "lr": self.lr}, {"params": [duals], "lr": self.lr_duals * float(size)}]
+        groups: list[dict[str, object]] = [
+            {"params": [images], "lr": self.lr},
+            {"params": [duals], "lr": self.lr_duals * float(size)},
+        ]
         return SimpleState([start], images=images, duals=duals, optimizer=torch.optim.Adam(groups))
 
     def step(self, state: SimpleState) -> None:
         [start] = state.observations
         images, duals, optimizer = state["images"], state["duals"], state["optimizer"]
         beta = self.beta[0] * (self.beta[1] / self.beta[0]) ** (state.step / max(self.steps - 1, 1))
-        variables = [images.detach().requires_grad_(), duals.detach().requires_grad_()]
-        residual = duality_residual(start.seen, variables[0], variables[1], beta)
-        outside = (variables[0] - variables[0].clamp(0, 1)).square().sum()
+        pixels, multipliers = images.detach().requires_grad_(), duals.detach().requires_grad_()
+        residual = duality_residual(start.seen, pixels, multipliers, beta)
+        outside = (pixels - pixels.clamp(0, 1)).square().sum()
         loss = residual + self.box * outside
-        images.grad, duals.grad = torch.autograd.grad(loss, variables)
+        images.grad, duals.grad = torch.autograd.grad(loss, (pixels, multipliers))
         optimizer.step()
-        state.note([loss], residual=[residual], outside=[outside])
+        state.note([float(loss.detach())], residual=[float(residual.detach())], outside=[float(outside.detach())])
 
     def result(self, state: SimpleState) -> Reconstruction:
         [start] = state.observations
@@ -100,9 +104,8 @@ def duality_residual(seen: ReleasedModel, images: Tensor, duals: Tensor, beta: f
 
     early: Weights = grad(outputs)(first, duals[0])
     late: Weights = grad(outputs)(last, duals[1])
-    change = {name: last[name] - first[name] for name in first}
-    missing = sum((change[name] - early[name] - late[name]).square().sum() for name in first)
-    return torch.as_tensor(missing) / sum(value.square().sum() for value in change.values())
+    change = flatten(last) - flatten(first)
+    return (change - flatten(early) - flatten(late)).square().sum() / change.square().sum()
 
 
 def solve_duals(seen: ReleasedModel, images: Tensor, beta: float | None = None) -> Tensor:
@@ -114,13 +117,14 @@ def solve_duals(seen: ReleasedModel, images: Tensor, beta: float | None = None) 
             result: Tensor = functional_call(network, dict(own), (image[None],))[0]
             return result
 
-        jacobian = vmap(jacrev(outputs), (None, 0))(weights, images)
-        return torch.cat([part.flatten(2) for part in jacobian.values()], dim=2)  # (m, k, p)
+        parts: Weights = vmap(jacrev(outputs), (None, 0))(weights, images)
+        return torch.cat([part.flatten(2) for part in parts.values()], dim=2)  # (m, k, p)
 
     columns = torch.stack([gradients(first), gradients(last)])
     change = flatten(last) - flatten(first)
-    solution: Tensor = torch.linalg.lstsq(columns.flatten(0, 2).T, change[:, None], driver="gelsd").solution
-    return solution.view(columns.shape[:3])
+    solution = torch.linalg.lstsq(columns.flatten(0, 2).T, change[:, None], driver="gelsd").solution
+    duals: Tensor = solution.view(columns.shape[:3])
+    return duals
 
 
 def smoothed(model: nn.Module, beta: float | None) -> nn.Module:

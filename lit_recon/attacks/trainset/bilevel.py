@@ -44,7 +44,7 @@ class Bilevel(TrainsetAttack):
         steps: of descent on the images.
         lr: initial rate of Adam, in units of the range of pixels.
 
-    Source: Runkel et al. 2024, equation (1); how its inner problem is differentiated is not known.
+    Source: [Runkel2024], equation (1); how its inner problem is differentiated is not known.
     """
 
     steps: int = 500
@@ -133,6 +133,7 @@ class ImplicitBilevel(Bilevel):
         tolerance: relative, of the trained weights and of the linear systems.
     """
 
+    lr: float = 0.05
     tolerance: float = 1e-10
 
     def __post_init__(self) -> None:
@@ -174,7 +175,7 @@ class UnrolledBilevel(Bilevel):
             between simulated and true change of the weights.
         segment: steps of the training whose graph is in memory at a time; None: the root of their number.
 
-    Source: Maclaurin, Duvenaud and Adams 2015; Runkel et al. 2024.
+    Source: [Maclaurin2015]; [Runkel2024] for its use against training sets.
     """
 
     lr: float = 0.02

@@ -102,7 +102,7 @@ def conjugate_gradients(
     It ends at a residual of `tolerance` times the norm of the right side, after `most` iterations, or at a direction in
     which the matrix is not positive, with what has been found so far.
 
-    Source: Nocedal and Wright 2006, algorithms 5.2 and 7.1.
+    Source: [NocedalWright2006], algorithms 5.2 and 7.1.
     """
     solution = torch.zeros_like(right) if start is None else start.clone()
     residual = right.clone() if start is None else right - matrix(solution)
@@ -128,7 +128,7 @@ def newton(problem: InnerProblem, images: Tensor, start: Tensor, tolerance: floa
     It ends where the gradient shows that the relative error is at most `tolerance` (or what the dtype allows, if that
     is more): strong convexity bounds the error by the norm of the gradient over the weight decay.
 
-    Source: Nocedal and Wright 2006, section 7.1.
+    Source: [NocedalWright2006], section 7.1.
     """
     images, vector = images.detach(), start.detach()
     tolerance = max(tolerance, 10 * torch.finfo(vector.dtype).eps)

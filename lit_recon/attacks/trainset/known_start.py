@@ -34,7 +34,7 @@ class KnownStart(TrainsetAttack):
             exponentially.
         box: weight of the squared excess of pixels outside [0, 1].
 
-    Source: Loo et al. 2023, section 4.
+    Source: [Loo2023]; the duals start otherwise: from a least squares fit.
     """
 
     steps: int = 5000
@@ -100,7 +100,8 @@ def duality_residual(seen: ReleasedModel, images: Tensor, duals: Tensor, beta: f
     network, (first, last) = smoothed(seen.model, beta), _both(seen)
 
     def outputs(weights: Mapping[str, Tensor], own: Tensor) -> Tensor:
-        return (own * functional_call(network, dict(weights), (images,))).sum()
+        total: Tensor = (own * functional_call(network, dict(weights), (images,))).sum()
+        return total
 
     early: Weights = grad(outputs)(first, duals[0])
     late: Weights = grad(outputs)(last, duals[1])

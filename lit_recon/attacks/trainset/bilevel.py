@@ -230,7 +230,8 @@ class DampedBilevel(Bilevel):
     Args:
         damping: added to the eigenvalues of the Hessian.
         steps_inner: of the training; None: as many as the known one takes at most.
-        warm: trainings after the first go on from the last weights.
+        warm: trainings after the first go on from the last weights: faster, and right for weights released near a
+            minimum; others move on even with the true images.
         steps_warm: of a training that goes on.
         cg_steps: of conjugate gradients, at most.
     """

@@ -9,13 +9,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
+from torch.nn import functional as F
 
 from lit_recon.attacks.base import SimpleState
 from lit_recon.attacks.trainset.base import Candidates, ReleasedModel, TrainsetAttack
 from lit_recon.attacks.trainset.inner import flatten, need_change
-from lit_recon.attacks.trainset.training import Weights
+from lit_recon.attacks.trainset.training import Weights, signs
 from lit_recon.errors import ConfigError, ThreatModelError
 from lit_recon.records import Reconstruction
+
+#: Numbers in the matrix of all gradients up to which the first multipliers are a least squares fit.
+_MOST_NUMBERS = 50_000_000
 
 
 @dataclass
@@ -29,12 +33,12 @@ class KnownStart(TrainsetAttack):
     Args:
         steps: of Adam.
         lr: of the images, in units of the range of pixels.
-        lr_duals: of the multipliers, in units of the root mean square of those that fit best at the start.
+        lr_duals: of the multipliers, in units of the root mean square of the first ones, which fit the first images.
         beta: sharpness of the softplus in the place of ReLU, in the first and in the last step; in between it grows
             exponentially.
         box: weight of the squared excess of pixels outside [0, 1].
 
-    Source: [Loo2023]; the duals start otherwise: from a least squares fit.
+    Source: [Loo2023]; the first duals are ours: a fit to the first images.
     """
 
     steps: int = 5000
@@ -60,7 +64,7 @@ class KnownStart(TrainsetAttack):
 
     def init(self, start: Candidates) -> SimpleState:
         images = start.images.detach().to(start.like).clone()
-        duals = solve_duals(start.seen, images, self.beta[0])
+        duals = _first_duals(start, images, self.beta[0])
         size = duals.square().mean().sqrt().clamp(min=torch.finfo(duals.dtype).tiny)
         groups: list[dict[str, object]] = [
             {"params": [images], "lr": self.lr},
@@ -97,6 +101,13 @@ def duality_residual(seen: ReleasedModel, images: Tensor, duals: Tensor, beta: f
         duals: multipliers `(2, m, k)` of the outputs' gradients at the first and at the last weights.
         beta: sharpness of the softplus in the place of ReLU; None: ReLU.
     """
+    first, last = _both(seen)
+    change = flatten(last) - flatten(first)
+    return (change - _combination(seen, images, duals, beta)).square().sum() / change.square().sum()
+
+
+def _combination(seen: ReleasedModel, images: Tensor, duals: Tensor, beta: float | None) -> Tensor:
+    """The sum `(p,)` of the gradients times their multipliers."""
     network, (first, last) = smoothed(seen.model, beta), _both(seen)
 
     def outputs(weights: Mapping[str, Tensor], own: Tensor) -> Tensor:
@@ -105,8 +116,21 @@ def duality_residual(seen: ReleasedModel, images: Tensor, duals: Tensor, beta: f
 
     early: Weights = grad(outputs)(first, duals[0])
     late: Weights = grad(outputs)(last, duals[1])
-    change = flatten(last) - flatten(first)
-    return (change - flatten(early) - flatten(late)).square().sum() / change.square().sum()
+    return flatten(early) + flatten(late)
+
+
+def _first_duals(start: Candidates, images: Tensor, beta: float) -> Tensor:
+    """Multipliers `(2, m, k)` of the first images: the best ones, or from the labels if those take too much memory."""
+    seen = start.seen
+    with torch.no_grad():
+        k = seen.outputs(seen.weights, images[:1]).shape[1]
+        if 2 * len(images) * k * sum(weight.numel() for weight in seen.weights.values()) <= _MOST_NUMBERS:
+            return solve_duals(seen, images, beta)
+        labels = start.labels.to(images.device)
+        signed = signs(labels, images)[:, None] if k == 1 else F.one_hot(labels, k).to(images) - 1 / k
+        duals, change = signed.expand(2, -1, -1), flatten(seen.weights) - flatten(_both(seen)[0])
+        direction = _combination(seen, images, duals, beta)
+        return duals * (change.dot(direction).abs() / direction.dot(direction))
 
 
 def solve_duals(seen: ReleasedModel, images: Tensor, beta: float | None = None) -> Tensor:

@@ -73,9 +73,9 @@ def test_conjugate_gradients_solve_a_system_and_stop_at_negative_curvature() -> 
         conjugate_gradients(lambda v: matrix @ v, right), torch.linalg.solve(matrix, right), rtol=1e-8, atol=1e-8
     )
     saddle = torch.tensor([1.0, -1.0], dtype=torch.float64)
-    found = conjugate_gradients(lambda v: saddle * v, torch.tensor([1.0, 0.1], dtype=torch.float64), most=50)
-    assert found.isfinite().all()
-    assert found[0] == pytest.approx(1.0, abs=0.1)  # the first step, along the right side, and none after it
+    right = torch.tensor([1.0, 0.1], dtype=torch.float64)
+    found = conjugate_gradients(lambda v: saddle * v, right, most=50)
+    torch.testing.assert_close(found, right * 1.01 / 0.99)  # the first step, and none in the second direction
 
 
 def test_newton_finds_the_solutions_of_another_library(digits: tuple[Tensor, Tensor]) -> None:
@@ -96,7 +96,7 @@ def test_newton_finds_the_solutions_of_another_library(digits: tuple[Tensor, Ten
         wanted = torch.from_numpy(reference.coef_).reshape(-1, 65)
         weight, bias = (value.detach() for value in seen.weights.values())
         found = torch.cat([weight, bias[:, None]], dim=1)
-        assert (found - wanted).norm() < 1e-9 * wanted.norm(), task  # measured below 3e-12
+        assert (found - wanted).norm() < 1e-9 * wanted.norm(), task  # measured below 4e-13
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -109,10 +109,10 @@ def test_implicit_gradients_are_those_of_finite_differences(digits: tuple[Tensor
         along = torch.randn(images.shape, generator=generator, dtype=torch.float64)
         high, low = (
             float(attack.objective(problem, attack.trained(problem, start.images + size * along, problem.origin)))
-            for size in (1e-4, -1e-4)
+            for size in (5e-5, -5e-5)
         )
         expected = float((gradient * along).sum())
-        assert (high - low) / 2e-4 == pytest.approx(expected, rel=1e-6)  # measured below 1e-7
+        assert (high - low) / 1e-4 == pytest.approx(expected, rel=1e-6)  # measured below 2e-7
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -129,7 +129,7 @@ def test_unrolled_and_implicit_gradients_agree_where_training_converges(
     ratio = implicit.problem(start).released.square().sum()
     problem = unrolled.problem(start)
     expected = expected * ratio / (problem.released - problem.origin).square().sum()
-    assert (found - expected).norm() < 1e-5 * expected.norm()
+    assert (found - expected).norm() < 1e-5 * expected.norm()  # measured 1e-7
 
 
 def test_at_the_truth_the_distance_is_zero(digits: tuple[Tensor, Tensor]) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lit_recon.attacks.trainset import known_start
 from lit_recon.attacks.trainset.base import Candidates, ReleasedModel
 from lit_recon.attacks.trainset.known_start import KnownStart, duality_residual, smoothed, solve_duals
 from lit_recon.attacks.trainset.training import Training
@@ -115,3 +116,13 @@ def test_the_first_weights_are_asked_for_and_settings_checked() -> None:
     for wrong in ({"steps": 0}, {"lr": 0.0}, {"lr_duals": 0.0}, {"beta": (0.0, 1.0)}, {"box": -1.0}):
         with pytest.raises(ConfigError, match="got"):
             KnownStart(**wrong)  # type: ignore[arg-type]
+
+
+def test_first_multipliers_follow_the_labels_where_a_fit_takes_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_start, "_MOST_NUMBERS", 0)
+    for task in ("binary", "multiclass"):
+        seen, images, labels = victim(Training(task, steps=10, lr=0.05))
+        state = KnownStart().init(Candidates(seen, images, labels))
+        assert duality_residual(seen, images, state["duals"], 10.0) < 0.5, task
+        own = state["duals"][0].gather(1, labels[:, None] * (task == "multiclass"))[:, 0]
+        assert ((own > 0) == (labels == 1) if task == "binary" else own > 0).all()

@@ -196,6 +196,24 @@ class Training:
             advance(loss)
         return Trained({name: weight.detach() for name, weight in weights.items()}, loss, step)
 
+    def unrolled(self, model: nn.Module, images: Tensor, labels: Tensor, start: Mapping[str, Tensor]) -> Weights:
+        """The weights of `run` without `dp`, differentiable in the images; all steps are kept in memory."""
+        if self.dp is not None:
+            raise ConfigError("a training with dp cannot be repeated: leave dp out")
+        weights = {name: weight.detach().clone().requires_grad_() for name, weight in start.items()}
+        speeds = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+        for step in range(self.steps):
+            used = self.part(step, len(images))
+            value = losses(self.task, functional_call(model, weights, (images[used],)), labels[used]).mean()
+            if float(value.detach()) <= self.until:
+                break
+            objective = value.log() if self.objective == "log_loss" else value
+            gradients = torch.autograd.grad(objective, list(weights.values()), create_graph=True)
+            for (name, weight), gradient in zip(list(weights.items()), gradients, strict=True):
+                speeds[name] = self.momentum * speeds[name] + gradient + self.weight_decay * weight
+                weights[name] = weight - self.lr * speeds[name]
+        return weights
+
     def _private_gradient(
         self, model: nn.Module, weights: Weights, generator: torch.Generator | None
     ) -> Callable[[Batch], Update]:

@@ -35,8 +35,9 @@ class RepeatedTraining(TrainsetAttack):
     training: 3 to 5 trainings a step, which are kept in memory. `anderson` costs one training a step and no such
     memory: the first layer's weights are the start plus a sum, over images, of coefficients times the image; guesses
     are corrected by least squares as if coefficients did not depend on them, with Anderson acceleration. That needs a
-    start near the truth, or a single unknown image, at most as many unknown images as neurons in the first layer, and
-    different starts for images of one label.
+    start near the truth and at most as many unknown images as neurons in the first layer.
+
+    Images of one label must start from different guesses, or they stay alike. Results of one label may be exchanged.
 
     With `training.parts`, the unknown images must be the last ones. The start of the search is clamped to [0, 1].
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -86,7 +86,7 @@ class RepeatedTraining(TrainsetAttack):
     def init(self, start: Candidates) -> SimpleState:
         images = start.images.detach().to(start.like).clamp(0, 1)
         least, scale = torch.full((), math.inf, dtype=torch.float64), torch.tensor(_scale(start), dtype=torch.float64)
-        common = {"images": images, "best": images.clone(), "least": least, "scale": scale}
+        common: dict[str, Any] = {"images": images, "best": images.clone(), "least": least, "scale": scale}
         if self.method == "anderson":
             memory = Anderson(1, images.numel(), self.memory)
             damping = torch.ones(1, dtype=torch.float64)
@@ -132,8 +132,8 @@ class RepeatedTraining(TrainsetAttack):
 
         def closure() -> Tensor:
             found = training.unrolled(seen.model, *_all_images(start, images), begin)
-            squared = _squared_distance(found, seen.weights) / state["scale"] ** 2
-            self._keep(state, float(squared.detach()) ** 0.5)
+            squared: Tensor = _squared_distance(found, seen.weights) / state["scale"].square()
+            self._keep(state, math.sqrt(squared.detach()))
             images.grad = torch.autograd.grad(squared, images)[0]
             return squared
 
@@ -141,7 +141,7 @@ class RepeatedTraining(TrainsetAttack):
         before: Tensor = optimizer.step(closure)
         if torch.equal(last, images.detach()):  # no progress along this direction: begin again with the gradient
             optimizer.state.clear()
-        return float(before.detach()) ** 0.5
+        return math.sqrt(before.detach())
 
     def _correct(self, state: SimpleState) -> float:
         """One correction by the first layer; the distance before it."""
@@ -155,7 +155,7 @@ class RepeatedTraining(TrainsetAttack):
         weights = {f"model.{name}": weight for name, weight in begin.items()} | {"coefficients": coefficients}
         trained = training.run(marked, marked.mark(images), labels, weights).weights
         found = {name: trained[f"model.{name}"] for name in begin}
-        distance = float(_squared_distance(found, seen.weights)) ** 0.5 / float(state["scale"])
+        distance = math.sqrt(_squared_distance(found, seen.weights)) / float(state["scale"])
         own = trained["coefficients"][:-1]
         missing = torch.linalg.pinv(own.T, rtol=_RANK) @ (seen.weights[layer.name] - found[layer.name])
         correction = (missing / layer.scale).view_as(guesses)
@@ -207,7 +207,7 @@ def _scale(start: Candidates) -> float:
     others = begin
     if seen.known_images is not None and seen.known_labels is not None and len(seen.known_images) >= training.parts:
         others = training.run(seen.model, seen.known_images.to(seen.like), seen.known_labels, begin).weights
-    return float(_squared_distance(others, seen.weights)) ** 0.5
+    return math.sqrt(_squared_distance(others, seen.weights))
 
 
 @dataclass(frozen=True, eq=False)

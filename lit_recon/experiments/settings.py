@@ -55,7 +55,10 @@ class BackboneSettings(SGDSchedule):
         cache: folder of backbones trained for attacks, one for each combination of data and settings.
         trunk: feature extractor; default: ResNet18.
         feature_layer: wide layer between trunk and head; default: none.
-        epochs: number of training epochs; 0 leaves the model untrained.
+        head_bias: the head adds a bias to every logit.
+        epochs: number of training epochs, at most; 0 leaves the model untrained.
+        until_loss: training ends early, after an epoch with a validation whose mean training loss is at most this.
+        validate_every: epochs between two validations on the test images, which are costly where an epoch is one step.
         batch_size: training images per step and process.
         augment: augment by random crops and, with `flip`, mirroring.
         padding: black pixels around an image before it is cropped back.
@@ -70,7 +73,10 @@ class BackboneSettings(SGDSchedule):
     cache: Path = Path("runs/backbones")
     trunk: Callable[[tuple[int, int, int]], Trunk] | None = None  # built for the shape of the images
     feature_layer: Callable[[int], WideFeatureLayer] | None = None  # built for the length of the trunk's features
+    head_bias: bool = True
     epochs: int = 1
+    until_loss: float | None = None
+    validate_every: int = 1
     batch_size: int = 64
     augment: bool = True
     padding: int = 4
@@ -82,7 +88,12 @@ class BackboneSettings(SGDSchedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range({"epochs": self.epochs}, 0)
+        check_range({"epochs": self.epochs, "until_loss": self.until_loss or 0.0}, 0)
+        if self.validate_every < 1 or self.epochs % self.validate_every:
+            raise ConfigError(
+                f"validate_every must divide epochs={self.epochs}, so that the last epoch is validated; got "
+                f"{self.validate_every}"
+            )
         if self.dp is not None and (self.defense is not None or self.local_steps is not None):
             raise ConfigError(
                 "dp has clipping and noise of its own, whose epsilon holds for nothing else: leave defense and "

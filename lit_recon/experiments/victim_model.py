@@ -60,6 +60,7 @@ class Training:
     module: TrainingModule
     data: BackboneDataModule
     epochs: int
+    validate_every: int = 1
     notes: tuple[str, ...] = ()
 
     def run(self, folder: Path, trainer: TrainerSettings, loggers: Sequence[Logger]) -> BackboneCheckpoint:
@@ -75,7 +76,7 @@ class Training:
         if is_first_process():
             (folder / LAST_CHECKPOINT).parent.mkdir(parents=True, exist_ok=True)
         callbacks = [*training_callbacks(folder, names, split_hash), TrainingProgress()]
-        running = build_trainer(trainer, loggers, callbacks, max_epochs=self.epochs)
+        running = build_trainer(trainer, loggers, callbacks, self.epochs, self.validate_every)
         train_backbone(running, self.module, self.data, folder)
         running.strategy.barrier("the first process has written the backbone")
         return load_backbone(path)
@@ -95,16 +96,23 @@ def prepare_training(
         torch.manual_seed(seed)
         trunk = (settings.trunk or ResNet18)(data.image_shape)
         layer = settings.feature_layer(trunk.out_features) if settings.feature_layer else None
-        model = Backbone(trunk, data.n_classes, data.normalization, layer)
+        model = Backbone(trunk, data.n_classes, data.normalization, layer, settings.head_bias)
+    training = _training(settings, model, data, seed)
+    training.module.until_loss = settings.until_loss
+    return training
+
+
+def _training(settings: BackboneSettings, model: Backbone, data: BackboneDataModule, seed: int) -> Training:
+    """The training that the settings describe, of a model that fits the data."""
     if settings.dp is not None:
         return _private(settings.dp, settings, model, data, seed)
     if settings.defense is None and settings.local_steps is None:
-        return Training(model, BackboneModule(model, settings), data, settings.epochs)
+        return Training(model, BackboneModule(model, settings), data, settings.epochs, settings.validate_every)
     _check_batches(settings, data)
     module = DefendedBackboneModule(model, settings.defense or Defense(), settings, settings.local_steps, seed)
     steps = f"{settings.local_steps.steps} local steps, " if settings.local_steps is not None else ""
     note = f"defense     {steps}{settings.defense or 'no defense'}"
-    return Training(model, module, data, settings.epochs, (note,))
+    return Training(model, module, data, settings.epochs, settings.validate_every, (note,))
 
 
 def _private(
@@ -122,7 +130,7 @@ def _private(
         notes.append(f"            GroupNorm in place of {len(replaced)} BatchNorm layers, which mix private images")
     data.poisson = plan.sampling_rate, plan.steps_per_epoch
     module = PrivateBackboneModule(fitting, plan, settings, seed)
-    return Training(fitting, module, data, settings.epochs, tuple(notes))
+    return Training(fitting, module, data, settings.epochs, settings.validate_every, tuple(notes))
 
 
 def _check_batches(settings: BackboneSettings, data: BackboneDataModule) -> None:
@@ -142,9 +150,9 @@ def _check_batches(settings: BackboneSettings, data: BackboneDataModule) -> None
 
 
 #: Settings that say where a model is or how it is built; the built model itself tells the latter.
-_NO_TRAINING_SETTING = ("checkpoint", "cache", "trunk", "feature_layer")
+_NO_TRAINING_SETTING = ("checkpoint", "cache", "trunk", "feature_layer", "head_bias", "validate_every")
 #: Settings that are part of a recipe only where they are used.
-_OPTIONAL_SETTING = ("defense", "local_steps", "dp")
+_OPTIONAL_SETTING = ("defense", "local_steps", "dp", "until_loss")
 
 
 @dataclass(frozen=True)
@@ -304,6 +312,7 @@ def _identity(settings: BackboneSettings, training: Training, seed: int) -> str:
         "data": training.data.split_hash,
         "trunk": [trunk_path(type(trunk)).removeprefix("lit_recon.models."), trunk.arguments],
         "feature_layer": None if layer is None else layer.arguments,
+        **({} if settings.head_bias else {"head_bias": False}),
         "training": recipe if settings.epochs else None,
         "processes": int(os.environ.get("WORLD_SIZE", 1)),
         "seed": seed,

@@ -79,6 +79,7 @@ def load_backbone(path: str | Path) -> BackboneCheckpoint:
                 n_classes=header["n_classes"],
                 normalization=Normalization(**{name: tuple(values) for name, values in measured.items()}),
                 feature_layer=None if layer is None else WideFeatureLayer(**layer),
+                head_bias="head.bias" in state,
             )
         model.to(state["head.weight"].dtype).load_state_dict(state)
         facts = {name: header[name] for name in ("class_names", "split_hash", "epoch", "accuracy")}

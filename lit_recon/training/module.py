@@ -109,11 +109,18 @@ class SGDSchedule:
             raise ConfigError(f"lr and decay must be above 0 and decay_every at least 1 epoch; got {self}")
 
 
+def is_validated(trainer: Trainer) -> bool:
+    """Whether the present epoch ends with a validation."""
+    return (trainer.current_epoch + 1) % (trainer.check_val_every_n_epoch or 1) == 0
+
+
 class TrainingModule(LightningModule, ABC):
     """Cross-entropy training; subclasses define the gradient of a step.
 
     Logs `train_loss_step`, `train_loss_epoch`, `test_loss` and `test_accuracy`. A training whose loss is no longer
     finite stops within 50 steps; `utility`, which holds `utility_figures` and `guarantee` of the last epoch, says so.
+
+    A training ends early after an epoch with a validation whose mean training loss is at most `until_loss`.
 
     The head behind a wide feature layer of m random neurons, which are not trained, learns at the rate `lr * 64 / m`:
     one step changes a logit in proportion to m times the rate, and at the full rate the loss would grow.
@@ -129,6 +136,7 @@ class TrainingModule(LightningModule, ABC):
         self.train_loss.persistent(True)
         self.n_trained.persistent(True)
         self.test_loss, self.test_accuracy = MeanMetric(nan_strategy="disable"), MeanMetric()
+        self.until_loss: float | None = None
         self.utility: Figures = {}
         self._diverged_at: int | None = None
         self._newest_loss = torch.zeros(())
@@ -156,7 +164,7 @@ class TrainingModule(LightningModule, ABC):
         self.log("train_loss_step", self._newest_loss, on_step=True, on_epoch=False, prog_bar=True)
 
     def on_train_start(self) -> None:
-        self.trainer.should_stop = self._diverged_at is not None
+        self.trainer.should_stop = self._diverged_at is not None or self._has_reached_loss()
 
     def on_train_batch_end(self, outputs: Any, batch: ImageBatch, batch_idx: int) -> None:
         if self.trainer.is_last_batch or batch_idx % _DIVERGENCE_EVERY == 0:
@@ -168,17 +176,24 @@ class TrainingModule(LightningModule, ABC):
             self.trainer.should_stop = True
 
     def on_train_epoch_end(self) -> None:
-        """Record the utility; Lightning calls this after validation."""
+        """Record the utility of an epoch with a validation; Lightning calls this after it."""
         loss = float(self.train_loss.compute() / self.n_trained.compute())
         self.train_loss.reset()
         self.n_trained.reset()
         said = self.guarantee()
         numbers = {name: value for name, value in said.items() if isinstance(value, float)}
         self.log_dict({"train_loss_epoch": loss, **numbers}, sync_dist=True)  # the same everywhere
+        if not is_validated(self.trainer) and self._diverged_at is None:
+            return
         seen = self.trainer.callback_metrics
-        test_loss, accuracy = float(seen["test_loss"]), float(seen["test_accuracy"])
+        test_loss, accuracy = (float(seen.get(name, math.nan)) for name in ("test_loss", "test_accuracy"))
         self._stop_unless_finite(test_loss)
         self.utility = {**utility_figures(loss, test_loss, accuracy, self._diverged_at), **said}
+        self.trainer.should_stop |= self._has_reached_loss()
+
+    def _has_reached_loss(self) -> bool:
+        loss = self.utility.get("final_train_loss")
+        return isinstance(loss, float) and self.until_loss is not None and loss <= self.until_loss
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save the utility: a run that was killed after its last epoch is not evaluated again."""
@@ -211,7 +226,7 @@ class TrainingModule(LightningModule, ABC):
 
 
 class LastCheckpoint(Checkpoint):
-    """Keeps the newest state of training in one file, replaced atomically, after every epoch and every few minutes.
+    """Keeps the newest state of training in one file, replaced atomically, after validations and every few minutes.
 
     Going on within an epoch needs a data loader with a state. A kill could leave half the file of Lightning's own
     ModelCheckpoint, which copies it from the temporary folder.
@@ -229,7 +244,9 @@ class LastCheckpoint(Checkpoint):
             self._save(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._save(trainer)
+        due = time.monotonic() - self._saved_at > 60 * self.minutes
+        if is_validated(trainer) or trainer.should_stop or trainer.strategy.broadcast(due):
+            self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:
         part = self.path.with_name(f"{self.path.name}.part")

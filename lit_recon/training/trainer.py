@@ -102,8 +102,11 @@ def build_trainer(
     loggers: Sequence[Logger],
     callbacks: Sequence[Callback] = (),
     max_epochs: int | None = None,
+    validate_every: int = 1,
 ) -> Trainer:
     """A Trainer, to run in a configured process, that writes checkpoints only where a callback does.
+
+    It validates every so many epochs.
 
     Raises as `check_trainer`.
     """
@@ -116,6 +119,7 @@ def build_trainer(
             logger=list(loggers),
             callbacks=list(callbacks),
             max_epochs=max_epochs,
+            check_val_every_n_epoch=validate_every,
             enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
             enable_model_summary=False,
             enable_progress_bar=False,

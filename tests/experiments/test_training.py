@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -49,10 +50,23 @@ def test_how_it_was_trained_tells_backbones_apart(find: Find) -> None:
         {"local_steps": LocalTraining(steps=5)},
         {"dp": private},
         {"dp": replace(private, noise_multiplier=2.0)},
+        {"head_bias": False},
+        {"trunk": partial(MLP, biases="first")},
+        {"until_loss": 0.5},
     ]
     paths = [find(**way).path for way in ways]
     assert len(set(paths)) == len(ways)
     assert [find(**way).path for way in ways] == paths
+
+
+def test_how_often_it_is_validated_does_not_tell_backbones_apart(find: Find) -> None:
+    assert find(epochs=4, validate_every=2).path == find(epochs=4).path
+
+
+@pytest.mark.parametrize("every", [0, 3])
+def test_the_last_epoch_must_be_validated(every: int) -> None:
+    with pytest.raises(ConfigError, match="validate_every must divide epochs=4"):
+        BackboneSettings(epochs=4, validate_every=every)
 
 
 def test_the_model_under_attack_has_no_trace_of_the_trainings_dropout(find: Find) -> None:

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from lit_recon.attacks.trainset.backbones import released_from_backbone
+from lit_recon.attacks.trainset.base import homogeneity
 from lit_recon.models import ConvNet, load_backbone
 
 CONFIG = Path(__file__).parents[2] / "configs" / "train" / "convnet_digits.yaml"
@@ -43,6 +46,26 @@ def test_an_attack_takes_it(trained: Path, attack: Callable[..., Any], small: li
     metrics = json.loads((folder / "metrics.json").read_text())
     assert metrics["backbone"] == str(trained / "backbone.safetensors")
     assert metrics["backbone_epochs"] == 2
+
+
+def test_a_homogeneous_network_is_trained_to_a_small_loss_and_released(
+    workplace: Path, train: Callable[..., Any]
+) -> None:
+    folder = workplace / "runs" / "homogeneous"
+    size = ["--trunk.hidden", "[32]", "--n_train", "40", "--batch_size", "40", "--validate_every", "40"]
+    config = CONFIG.with_name("haim2022_mnist.yaml")
+    ended = train("backbone", "--config", config, "--data", "Digits", *size, "--until_loss", "0.001", "--out", folder)
+    assert ended.code == 0, ended.err
+    epoch = load_backbone(folder / "backbone.safetensors").epoch
+    assert 0 < epoch < 2_000  # measured:
+    assert epoch % 40 == 0
+    seen = released_from_backbone(folder / "backbone.safetensors", 40)
+    assert homogeneity(seen) == pytest.approx(2, abs=1e-3)
+    assert seen.loss is not None
+    assert 0 < seen.loss <= 0.001
+    assert json.loads((folder / "metrics.json").read_text())["final_train_loss"] == seen.loss
+    measured = load_backbone(folder / "backbone.safetensors").model.normalization.mean
+    assert torch.equal(seen.mean, torch.full((1, 8, 8), measured[0]).double())
 
 
 def test_a_finished_training_is_kept(trained: Path, train: Callable[..., Any]) -> None:

@@ -58,6 +58,7 @@ MODELS: dict[str, Callable[[], Backbone]] = {
     "convnet": lambda: Backbone(ConvNet((1, 8, 8), [4, 5], "none", "elu"), 3, GREY),
     "lenet": lambda: Backbone(LeNet((3, 8, 8), width=5), 3, COLOR),
     "mlp": lambda: Backbone(MLP((1, 4, 4), [7, 6], "tanh"), 3, GREY),
+    "homogeneous": lambda: Backbone(MLP((1, 4, 4), [7], "relu", "first", 1e-3), 3, GREY, head_bias=False),
     "double": lambda: Backbone(MLP((1, 4, 4), [7]), 3, GREY).double(),
     "channels-last": lambda: channels_last(Backbone(ConvNet((3, 8, 8)), 3, COLOR)),
     "feature-layer": lambda: Backbone(MLP((1, 4, 4), [6]), 3, GREY, WideFeatureLayer(6, 11, 4, "gelu", seed=5)),

@@ -75,6 +75,7 @@ class Backbone(nn.Module):
         n_classes: `k`, at least 2.
         normalization: channel statistics applied to the pixels; fixed, and not part of the state dict.
         feature_layer: between trunk and head.
+        head_bias: the head adds a bias to every logit.
 
     Raises:
         ConfigError: fewer than two classes.
@@ -90,6 +91,7 @@ class Backbone(nn.Module):
         n_classes: int,
         normalization: Normalization,
         feature_layer: WideFeatureLayer | None = None,
+        head_bias: bool = True,
     ) -> None:
         super().__init__()
         if n_classes < 2:
@@ -107,7 +109,8 @@ class Backbone(nn.Module):
         self.n_classes, self.normalization, self.image_shape = n_classes, normalization, trunk.image_shape
         self.trunk = trunk
         self.feature_layer = feature_layer
-        self.head = nn.Linear(trunk.out_features if feature_layer is None else feature_layer.n_neurons, n_classes)
+        features = trunk.out_features if feature_layer is None else feature_layer.n_neurons
+        self.head = nn.Linear(features, n_classes, bias=head_bias)
         # buffers: no copy to the device at every call
         mean, std = normalization.tensors(torch.empty(0))
         self.register_buffer("pixel_mean", mean, persistent=False)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil, inf, prod
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from lit_recon.errors import ConfigError
-from lit_recon.models.classifiers.backbone import Trunk
+from lit_recon.models.classifiers.backbone import Argument, Trunk
 from lit_recon.models.layers import Activation, Norm, activation_layer, dense_layers, initialize_he, norm_layer
 
 #: Norms and activations of residual networks.
@@ -101,12 +101,21 @@ class LeNet(Trunk):
         return torch.flatten(self.layers(images), 1)
 
 
+#: Layers of an `MLP` with biases.
+Biases = Literal["all", "first", "none"]
+
+
 class MLP(Trunk):
     """Linear layers on flattened pixels, each followed by an activation.
+
+    With ReLU, biases in the first layer at most, and a backbone without `head_bias` the network is homogeneous: weights
+    times c give logits times a power of c.
 
     Args:
         hidden: neurons of each layer; the last is the number of features.
         activation: after each layer.
+        biases: layers with biases: all, the first, or none.
+        initial_std: standard deviation of the first layer's initial weights and biases; default: those of PyTorch.
     """
 
     def __init__(
@@ -114,11 +123,29 @@ class MLP(Trunk):
         image_shape: tuple[int, int, int] = (1, 28, 28),
         hidden: Sequence[int] = (256,),
         activation: Activation = "relu",
+        biases: Biases = "all",
+        initial_std: float | None = None,
     ) -> None:
-        super().__init__(image_shape, {"hidden": list(hidden), "activation": activation})
+        arguments: dict[str, Argument] = {"hidden": list(hidden), "activation": activation}
+        # arguments that older checkpoints do not name
+        arguments |= {} if biases == "all" else {"biases": biases}
+        arguments |= {} if initial_std is None else {"initial_std": initial_std}
+        super().__init__(image_shape, arguments)
         if not hidden or min(hidden) < 1:
             raise ConfigError(f"hidden must be one or more positive layer sizes; got {list(hidden)}")
-        self.layers = nn.Sequential(*dense_layers((prod(image_shape), *hidden), activation))
+        if biases not in get_args(Biases) or not (initial_std is None or 0 < initial_std < inf):
+            raise ConfigError(
+                f"biases must be one of {', '.join(get_args(Biases))} and initial_std above 0 and finite; got "
+                f"{biases!r} and {initial_std}"
+            )
+        layers = dense_layers((prod(image_shape), *hidden), activation)
+        for depth, layer in enumerate(layer for layer in layers if isinstance(layer, nn.Linear)):
+            if biases == "none" or (biases == "first" and depth):
+                layer.register_parameter("bias", None)
+            if initial_std is not None and depth == 0:
+                for parameter in layer.parameters():
+                    nn.init.normal_(parameter, 0.0, initial_std)
+        self.layers = nn.Sequential(*layers)
         self.out_features = hidden[-1]
 
     def forward(self, images: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lit_recon.attacks.released.retraining.anderson import Anderson
+from lit_recon.attacks.anderson import Anderson
 
 
 def test_it_solves_linear_problems_in_as_many_steps_as_there_are_proportions() -> None:

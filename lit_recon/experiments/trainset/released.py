@@ -116,7 +116,9 @@ def _relabelled(images: ImageSet, classes: Mapping[int, int] | None) -> ImageSet
     unknown = [number for number in classes if not 0 <= number < images.n_classes]
     if unknown:
         raise ConfigError(f"examples.classes names classes {unknown}; {images.name} has 0 to {images.n_classes - 1}")
-    table = torch.full((images.n_classes,), -1).index_copy(0, torch.tensor([*classes]), torch.tensor([*classes.values()]))
+    table = torch.full((images.n_classes,), -1).index_copy(
+        0, torch.tensor([*classes]), torch.tensor([*classes.values()])
+    )
     kept = torch.nonzero(table[images.labels] >= 0).flatten()
     names = [
         " ".join(images.class_names[number] for number, own in classes.items() if own == label)

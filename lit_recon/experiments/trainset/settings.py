@@ -18,7 +18,7 @@ from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.call import PaperRunSettings, check_range
 from lit_recon.experiments.configuration import readable
 from lit_recon.experiments.engine.pieces import merged, settings_hash
-from lit_recon.experiments.trainset.starts import NoiseStart, Start
+from lit_recon.experiments.trainset.starts import Start
 from lit_recon.models.centered import CenteredMLP
 
 #: Name of a training without a defense.
@@ -156,7 +156,7 @@ class TrainsetSettings(PaperRunSettings):
     released: ReleasedFiles | None = None
     known: KnownSettings = field(default_factory=KnownSettings)
     attacks: dict[str, TrainsetAttack]
-    starts: dict[str, Start] = field(default_factory=lambda: {"noise": NoiseStart()})
+    starts: dict[str, Start]
     defenses: dict[str, dict[str, Any]] = field(default_factory=dict)
     seeds: SeedSettings = field(default_factory=SeedSettings)
     candidates: int = 2

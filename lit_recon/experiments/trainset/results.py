@@ -94,6 +94,11 @@ class TrainsetGroup:
         return claim_rates([claim for cell in self.cells for claim in cell["claims"]])
 
 
+def _group(key: tuple[Any, ...], cells: list[Mapping[str, Any]]) -> TrainsetGroup:
+    attack, start, share, defense = key
+    return TrainsetGroup(attack, start, share, defense, cells)
+
+
 def _entry(cell: Mapping[str, Any], path: Sequence[str]) -> Any:
     found: Any = cell
     for name in path:
@@ -127,7 +132,7 @@ class TrainsetStudy:
                 cell = read_json(path, _REMEDY)
                 own = tuple(cell[entry] for entry in ("attack", "start", "share", "defense"))
                 found.setdefault(own, []).append((str(Path(name).parent), cell))
-            groups = [TrainsetGroup(*key, [cell for _, cell in cells]) for key, cells in found.items()]
+            groups = [_group(key, [cell for _, cell in cells]) for key, cells in found.items()]
             folders = {
                 group.key: [name for name, _ in cells] for group, cells in zip(groups, found.values(), strict=True)
             }

@@ -28,7 +28,8 @@ def normalized(images: Tensor, mean: Tensor) -> Tensor:
     norms = centered.norm(dim=2, keepdim=True)
     # rounding leaves some 1e-16 per pixel of a constant channel
     scaled = torch.where(norms > 1e-6, centered / norms.clamp(min=1e-12), 0.0)
-    return scaled.flatten(1) / images.shape[1] ** 0.5
+    rows: Tensor = scaled.flatten(1) / images.shape[1] ** 0.5
+    return rows
 
 
 def correlations(images: Tensor, others: Tensor, mean: Tensor) -> Tensor:
@@ -186,7 +187,8 @@ class MemberClaim:
 def distances(images: Tensor, pool: Tensor) -> Tensor:
     """RMSE of every image `(n, c, h, w)` to its nearest candidate, `(n,)`."""
     per_pixel = images[0].numel() ** 0.5
-    return torch.cdist(images.flatten(1), pool.flatten(1)).amin(dim=1) / per_pixel
+    found: Tensor = torch.cdist(images.flatten(1), pool.flatten(1)).amin(dim=1) / per_pixel
+    return found
 
 
 def closest(images: Tensor, pools: Sequence[Tensor], mean: Tensor, n: int) -> list[tuple[int, int]]:

@@ -206,7 +206,7 @@ def trainings(settings: TrainsetSettings, own: Mapping[str, Any]) -> dict[str, T
             found[name] = Training(**vars(parser.instantiate(values)))
         except LitReconError as error:
             raise ConfigError(f"defenses.{name}: {error}") from error
-        except Exception as error:  # noqa: BLE001  # the parser's own, of several kinds
+        except Exception as error:  # the parser's own, of several kinds
             raise ConfigError(f"defenses.{name}: {readable(str(error))}") from error
         if found[name].task != settings.training.task:
             raise ConfigError(f"defenses.{name} must not change the task, {settings.training.task}")

@@ -59,7 +59,15 @@ class _State(SimpleState):
         super().__init__([start], log_every, **variables)
         self.start, self.span = start, span
         self.model = smoothed(start.seen.model, alpha)
-        self.weights = {name: weight.clone().requires_grad_() for name, weight in start.seen.weights.items()}
+        self.weights = {name: weight.clone() for name, weight in start.seen.weights.items()}
+        self.outside = 0.0  # squared norm of the first weight outside the span, where gradients are 0
+        if span is not None:
+            span.narrow(self.model)
+            name = f"{span.layer}.weight"
+            self.weights[name] = start.seen.weights[name] @ span.inputs.T
+            self.outside = float(start.seen.weights[name].square().sum() - self.weights[name].square().sum())
+        for weight in self.weights.values():
+            weight.requires_grad_()
 
     def images(self) -> Tensor:
         """Current candidates `(m, c, h, w)`."""
@@ -139,7 +147,7 @@ class _Stationary(TrainsetAttack):
         parts = [
             (weight.detach() - gradient).square().sum() for weight, gradient in zip(weights, gradients, strict=True)
         ]
-        return torch.stack(parts).sum()
+        return torch.stack(parts).sum() + state.outside
 
     def step(self, state: SimpleState) -> None:
         assert isinstance(state, _State)
@@ -152,7 +160,8 @@ class _Stationary(TrainsetAttack):
             variable.grad = gradient
         for optimizer in optimizers:
             optimizer.step()
-        state.note([loss], residual=[stationarity / _squared_norm(state.start.seen)], box=[box], bound=[bound])
+        relative = stationarity / _squared_norm(state.start.seen)
+        state.note(loss[None], residual=relative[None], box=box[None], bound=bound[None])
 
     def result(self, state: SimpleState) -> Reconstruction:
         assert isinstance(state, _State)
@@ -240,12 +249,14 @@ class MarginKKT(_Stationary):
         }
 
     def _potential(self, state: _State, outputs: Tensor) -> Tensor:
-        return (state["multipliers"] * margins(state.start.seen.task, outputs, state.start.labels)).mean()
+        multipliers: Tensor = state["multipliers"]
+        return (multipliers * margins(state.start.seen.task, outputs, state.start.labels)).mean()
 
     def _bound(self, state: _State) -> Tensor:
         if state.start.seen.task == "regression":
             return super()._bound(state)
-        return _BOUND_FACTOR * F.relu(self.min_multiplier - state["multipliers"]).square().sum()
+        multipliers: Tensor = state["multipliers"]
+        return _BOUND_FACTOR * F.relu(self.min_multiplier - multipliers).square().sum()
 
     def _assumptions(self, seen: ReleasedModel) -> list[str]:
         if seen.weight_decay:

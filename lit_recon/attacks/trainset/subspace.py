@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import torch
@@ -14,6 +15,9 @@ from lit_recon.errors import UnsupportedModelError
 
 #: Relative error up to which the input of the first layer counts as the pixels, scaled and shifted one by one.
 _TOLERANCE = 1e-4
+#: Singular values of the span are above this many times the largest that can only be noise. Those of a random matrix
+#: are dense at their upper end: without training images one is rarely 20 % above the tenth.
+_ABOVE_NOISE = 1.2
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,11 +28,15 @@ class Span:
         center: image `(c, h, w)` that the network subtracts.
         basis: orthonormal rows `(k, c * h * w)`.
         singular_values: of the layer's change, in descending order; the basis belongs to the first `k`.
+        layer: name of the layer.
+        inputs: orthonormal rows `(k, c * h * w)`, the span of the layer's inputs.
     """
 
     center: Tensor
     basis: Tensor
     singular_values: Tensor
+    layer: str
+    inputs: Tensor
 
     def coordinates(self, images: Tensor) -> Tensor:
         """Coordinates `(n, k)` of the projections of images `(n, c, h, w)`."""
@@ -38,15 +46,35 @@ class Span:
         """Images `(n, c, h, w)` with these coordinates `(n, k)`."""
         return self.center + (coordinates @ self.basis).view(-1, *self.center.shape)
 
+    def narrow(self, model: nn.Module) -> None:
+        """Let the layer, in place, take its inputs' `k` coordinates, which are equivalent for images in the span.
+
+        Its weight is `(o, k)` then, that of before times `inputs.T`, and so are gradients of this weight.
+        """
+        parent, _, name = self.layer.rpartition(".")
+        setattr(model.get_submodule(parent), name, _Narrow(model.get_submodule(self.layer), self.inputs))
+
+
+class _Narrow(nn.Linear):
+    """A linear layer on the coordinates of its inputs; its weight is given at every call."""
+
+    def __init__(self, layer: nn.Module, rows: Tensor) -> None:
+        assert isinstance(layer, nn.Linear)
+        with torch.random.fork_rng(devices=[]):
+            super().__init__(len(rows), layer.out_features, layer.bias is not None, rows.device, rows.dtype)
+        self._rows = rows
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs @ self._rows.T)
+
 
 def training_span(seen: ReleasedModel) -> Span:
     """The span of the training images in which the first layer on the pixels has moved.
 
     Every gradient of a linear layer's weight is a sum of outer products with the layer's inputs, and so is its change
-    over the whole training by gradient descent, with or without momentum or weight decay where the start is zero. The
-    start is subtracted if it is known; otherwise the released layer stands for the change, which presumes a start far
-    smaller than it. Its small singular values are the start's, or rounding: the rank is where consecutive singular
-    values differ most, at most the number of training images.
+    by gradient descent. The start is subtracted if it is known; otherwise the released layer stands for the change, to
+    which its random start adds noise. Beyond the number of training images all singular values are noise: the first of
+    these, and 20 % more, is the level that singular values of the span are above.
 
     Raises:
         UnsupportedModelError: the network has no linear layer on the pixels, or that layer has not moved.
@@ -54,27 +82,36 @@ def training_span(seen: ReleasedModel) -> Span:
     Source: the subspace of the data from the change of the first layer, arXiv 2605.06519.
     """
     name, center, scale = _first_layer(seen)
-    change = seen.weights[name]
+    change = seen.weights[f"{name}.weight"]
     if seen.start is not None:
-        # Weight decay multiplies the start by an unknown factor, which is small after a long training.
-        change = change - seen.start[name]
+        # Weight decay shrinks the start as well, by a factor that is unknown here.
+        change = change - seen.start[f"{name}.weight"]
     _, singular, rows = torch.linalg.svd(change, full_matrices=False)
-    floor = singular[0] * torch.finfo(singular.dtype).eps * max(change.shape)
     if not singular[0] > 0:
         raise UnsupportedModelError(
             f"the first layer {name} equals its start, so that it shows no training image: a layer that was trained "
             "is needed; do not restrict candidates to a subspace"
         )
-    most = min(seen.n_examples, len(singular) - 1)
-    rank = 1 if most < 1 else int((singular[:most] / singular[1 : most + 1].clamp_min(floor)).argmax()) + 1
+    rounding = singular[0] * torch.finfo(singular.dtype).eps * max(change.shape)
+    noise = singular[seen.n_examples : seen.n_examples + 1].sum()  # 0 where the layer has no further singular value
+    rank = int((singular[: seen.n_examples] > torch.maximum(_ABOVE_NOISE * noise, rounding)).sum())
+    if rank == 0:
+        raise UnsupportedModelError(
+            f"the first layer {name} shows no training image above the noise of its start: give the start, attack a "
+            "model that was trained longer, or do not restrict candidates to a subspace"
+        )
     # Rows are in the units of the layer's inputs; in pixels they are divided by the inputs' scale.
     basis = torch.linalg.qr((rows[:rank] / scale).T)[0].T.contiguous()
-    return Span(center, basis, singular)
+    return Span(center, basis, singular, name, rows[:rank])
+
+
+def _keep(inputs: list[Tensor], layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+    inputs.append(arguments[0])
 
 
 @torch.no_grad()
 def _first_layer(seen: ReleasedModel) -> tuple[str, Tensor, Tensor]:
-    """The weight's name of a linear layer whose inputs are `(pixels - center) * scale`, with center and scale.
+    """The name of a linear layer whose inputs are `(pixels - center) * scale`, with center and scale.
 
     `center` is `(c, h, w)`, `scale` `(c * h * w,)`.
     """
@@ -88,7 +125,7 @@ def _first_layer(seen: ReleasedModel) -> tuple[str, Tensor, Tensor]:
     probes[0], probes[1] = 0, 1
     for name, layer in found:
         inputs: list[Tensor] = []
-        hook = layer.register_forward_pre_hook(lambda _, arguments, to=inputs: to.append(arguments[0]))  # type: ignore[misc]
+        hook = layer.register_forward_pre_hook(partial(_keep, inputs))
         try:
             functional_call(seen.model, dict(seen.weights), (probes,))
         finally:
@@ -99,7 +136,7 @@ def _first_layer(seen: ReleasedModel) -> tuple[str, Tensor, Tensor]:
         scale = shown[1] - shown[0]
         expected = shown[0] + probes.flatten(1) * scale
         if bool((scale != 0).all()) and torch.allclose(shown, expected, _TOLERANCE, _TOLERANCE):
-            return f"{name}.weight", -(shown[0] / scale).view(seen.image_shape), scale
+            return name, -(shown[0] / scale).view(seen.image_shape), scale
     raise UnsupportedModelError(
         f"the span of the training images shows in a linear layer on all {n_pixels} pixels; this "
         f"{type(seen.model).__name__} has none: do not restrict candidates to a subspace"

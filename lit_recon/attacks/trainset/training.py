@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from lit_recon.defenses import DPSGD
+from lit_recon.defenses.release import update_of_batch
 from lit_recon.errors import ConfigError
+from lit_recon.privacy.noisy_sgd import PrivateDescent
+from lit_recon.records import Batch, Differentiable, Update
+
+#: Examples whose gradients are computed at once where each is clipped; they need the memory of so many models.
+_CLIPPED_AT_ONCE = 16
 
 #: Weights by parameter name.
 Weights = dict[str, Tensor]
@@ -33,6 +40,12 @@ def losses(task: Task, outputs: Tensor, labels: Tensor) -> Tensor:
     if task == "regression":
         return (outputs[:, 0] - signed).square()
     return F.softplus(-signed * outputs[:, 0])
+
+
+def accuracy(task: Task, outputs: Tensor, labels: Tensor) -> float:
+    """Share, in [0, 1], of the outputs `(n, k)` that name their label; an output of 0 names the label 0."""
+    named = outputs.argmax(dim=1) if task == "multiclass" else (outputs[:, 0] > 0).long()
+    return float((named == labels).double().mean())
 
 
 def margins(task: Task, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -67,6 +80,8 @@ class Trained:
 class Training:
     """Gradient descent on all images at once.
 
+    A training on fewer steps (early stopping), with weight decay, `dp` or `parts` is a defense of its images.
+
     Args:
         task: loss and labels.
         steps: at most.
@@ -77,6 +92,14 @@ class Training:
             the loss, and small losses, at which steps on the loss become tiny, are reached in thousands of steps
             instead of millions. Not together with weight decay or momentum.
         until: the training ends once its mean loss, without weight decay, is at most this.
+        dp: clipping of every image's gradient, and noise; default: none. The guarantee is for known `n`, and not
+            together with `log_loss` or `until`, which read the loss.
+        parts: sample splitting: the images are split at random, with a fixed seed, into so many disjoint parts of equal
+            size (up to one image); the steps into as many phases of equal length, each on one part only. The final
+            weights are then stationary for the last part alone. Not together with `until`.
+
+    Source: [Abadi2016], algorithm 1, for `dp`; `parts` follows the abstract of arXiv 2602.08723, which names sample
+    splitting as a defense: the way of splitting is ours.
     """
 
     task: Task = "binary"
@@ -86,15 +109,49 @@ class Training:
     weight_decay: float = 0.0
     objective: Literal["loss", "log_loss"] = "loss"
     until: float = 0.0
+    dp: PrivateDescent | None = None
+    parts: int = 1
 
     def __post_init__(self) -> None:
         if self.steps < 1 or not self.lr > 0 or not 0 <= self.momentum < 1 or min(self.weight_decay, self.until) < 0:
             raise ConfigError(
-                "a training needs steps of at least 1, lr above 0, momentum in [0, 1), weight_decay and until of at least "
-                f"0; got {self.steps}, {self.lr:g}, {self.momentum:g}, {self.weight_decay:g} and {self.until:g}"
+                "a training needs steps of at least 1, lr above 0, momentum in [0, 1), weight_decay and until of at "
+                f"least 0; got {self.steps}, {self.lr:g}, {self.momentum:g}, {self.weight_decay:g} and {self.until:g}"
             )
         if self.objective == "log_loss" and (self.weight_decay or self.momentum):
             raise ConfigError("objective log_loss is for trainings without weight decay and momentum: use loss")
+        if self.dp is not None and (self.objective == "log_loss" or self.until):
+            raise ConfigError(
+                "the guarantee of dp does not cover the loss, which log_loss divides by and until waits for: take "
+                "objective loss and until 0"
+            )
+        if not 1 <= self.parts <= self.steps or (self.parts > 1 and self.until):
+            raise ConfigError(
+                f"parts must be 1 to steps={self.steps}, without until, which could leave parts unused; got "
+                f"{self.parts} and until={self.until:g}"
+            )
+
+    @property
+    def epsilon(self) -> float:
+        """Of the released weights at `dp.delta`; infinite without noise. An image is used in one part's steps only."""
+        return math.inf if self.dp is None else self.dp.epsilon(self._steps_per_part)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation of the noise on the sum of clipped gradients, over the clipping norm."""
+        return 0.0 if self.dp is None else self.dp.noise(self._steps_per_part)
+
+    @property
+    def _steps_per_part(self) -> int:
+        """The most steps of any part."""
+        return -(-self.steps // self.parts)
+
+    def part(self, step: int, n: int) -> Tensor | slice:
+        """Positions, among `n` images, of those that a step is on."""
+        if self.parts == 1 or step == self.steps:
+            return slice(None)
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
+        return order.tensor_split(self.parts)[step * self.parts // self.steps]
 
     def run(
         self,
@@ -103,23 +160,34 @@ class Training:
         labels: Tensor,
         start: Mapping[str, Tensor],
         advance: Callable[[float], None] = lambda loss: None,
+        generator: torch.Generator | None = None,
     ) -> Trained:
-        """Train from the weights `start`; `advance` is called with the loss after every step.
+        """Train from the weights `start`.
 
-        A ConfigError says that the loss is no longer finite.
+        `advance` is called after every step with the loss before it, of the images that the step is on; the generator
+        draws the noise. A ConfigError says that the loss is no longer finite, that there are fewer images than parts,
+        or that noise has no generator; an UnsupportedModelError that gradients of single images cannot be clipped.
         """
+        if len(images) < self.parts:
+            raise ConfigError(f"{len(images)} images cannot be split into {self.parts} parts: take fewer parts")
         weights = {name: weight.detach().clone().requires_grad_() for name, weight in start.items()}
         speeds = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+        private = None if self.dp is None else self._private_gradient(model, weights, generator)
         step, loss = 0, math.inf
         while True:
-            value = losses(self.task, functional_call(model, weights, (images,)), labels).mean()
+            used = self.part(step, len(images))
+            own = Batch(images[used], labels[used])
+            value = losses(self.task, functional_call(model, weights, (own.images,)), own.labels).mean()
             loss = float(value.detach())
             if not math.isfinite(loss):
                 raise ConfigError(f"the training diverged at step {step}: its loss is {loss}; lower lr={self.lr:g}")
             if step == self.steps or loss <= self.until:
                 break
-            objective = value.log() if self.objective == "log_loss" else value
-            gradients = torch.autograd.grad(objective, list(weights.values()))
+            if private is None:
+                objective = value.log() if self.objective == "log_loss" else value
+                gradients = torch.autograd.grad(objective, list(weights.values()))
+            else:
+                gradients = tuple(private(own).values())
             with torch.no_grad():
                 for (name, weight), gradient in zip(weights.items(), gradients, strict=True):
                     speeds[name].mul_(self.momentum).add_(gradient + self.weight_decay * weight)
@@ -127,3 +195,23 @@ class Training:
             step += 1
             advance(loss)
         return Trained({name: weight.detach() for name, weight in weights.items()}, loss, step)
+
+    def _private_gradient(
+        self, model: nn.Module, weights: Weights, generator: torch.Generator | None
+    ) -> Callable[[Batch], Update]:
+        """The mean clipped and noisy gradient of a batch at the current values of `weights`."""
+        assert self.dp is not None
+        defense = DPSGD(self.dp.bound, self.noise_multiplier)
+        if generator is None and defense.noise_multiplier:
+            raise ConfigError("a training with noise needs a generator that draws it, which the attacker does not have")
+        defense.prepare(model)
+        drawn = torch.Generator() if generator is None else generator
+
+        def gradient(batch: Batch, differentiable: Differentiable = "no") -> Update:
+            def loss(at: Weights) -> Tensor:
+                return losses(self.task, functional_call(model, at, (batch.images,)), batch.labels).mean()
+
+            found: Update = torch.func.grad(loss)({name: weight.detach() for name, weight in weights.items()})
+            return found
+
+        return lambda batch: update_of_batch(defense, gradient, batch, drawn, _CLIPPED_AT_ONCE)

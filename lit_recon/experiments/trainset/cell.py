@@ -126,11 +126,11 @@ class _Work:
         images = {"candidates": pool, "matched": pool[found.nearest], "truths": truth}
         extra = {"labels": examples.labels, "candidate_labels": torch.cat([one.labels for one in restarts])}
         IMAGES_FORMAT.write(self.folder / IMAGES, {**{k: v.float() for k, v in images.items()}, **extra}, {})
-        bases = score.baselines(truth, examples.public, mean)
+        bases = score.baselines(truth, examples.public, mean, found.pool)
         return {
             **cell.identity(),
             "start_described": self.run.settings.starts[cell.start].describe(cell.share),
-            "model": {name: header[name] for name in ("loss", "steps", "accuracy", "seconds")},
+            "model": {name: header[name] for name in ("loss", "steps", "accuracy", "seconds", "epsilon")},
             "pool": found.pool,
             "scores": found.scores.summary(),
             "scores_at_start": at_start.scores.summary(),

@@ -8,11 +8,11 @@ from typing import Any
 
 from lit_recon.experiments.trainset.plots import gallery, landscape_plots, quality_plots, start_plot
 from lit_recon.experiments.trainset.results import DISTANCES, TABLE, Mean, TrainsetStudy
-from lit_recon.experiments.trainset.score import BEST, GOOD
+from lit_recon.experiments.trainset.score import BEST, GOOD, SAME_POOL
 from lit_recon.experiments.trainset.settings import PLAIN
-from lit_recon.io.files import write_text
 from lit_recon.reporting.pages import Page, Panel, Picture, TableCell, knowledge_panel, notes_panels
-from lit_recon.reporting.provenance import environment
+from lit_recon.reporting.record import read_metrics
+from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import ABSENT, Grant, percent, short
 
 #: Galleries that are shown.
@@ -28,14 +28,13 @@ _COLUMNS = {
 
 
 def write_page(folder: Path) -> Path:
-    """Write the page, the table and the plots of a study, from its files alone; raises as `TrainsetStudy.read`."""
+    """Write the page and the plots of a finished study, from its files alone; raises as `TrainsetStudy.read`."""
     study = TrainsetStudy.read(folder)
-    write_text(folder / TABLE, study.csv_text())
     *_, finding = study.summary()
     page = Page(
         kind="Reconstruction of training sets",
         settings=study.settings,
-        facts={**environment(), "command": "python attack.py trainset --config config.yaml --out FOLDER"},
+        facts=read_metrics(RunFolder(folder).metrics),
         lead=finding,
         panels=[
             _reconstructions(study),
@@ -76,21 +75,23 @@ def _reconstructions(study: TrainsetStudy) -> Panel:
         for group in study.groups
     ]
     first = study.groups[0]
+    pools = {"mean image": 1, SAME_POOL: first.cells[0]["pool"]}
     rows += [
         [name, ABSENT, pool, *(first.mean("baselines", name, column).text() for column in _COLUMNS)]
         for name in first.cells[0]["baselines"]
-        for pool in ["1" if name == "mean image" else f"{first.cells[0]['n_public']:,}"]
+        for pool in [f"{pools.get(name, first.cells[0]['n_public']):,}"]
     ]
     return Panel(
         "Reconstructions",
-        f"Every training image is compared with the nearest candidate of the pool, and with two answers that need no "
-        f"model: the mean of all public images, and the public image nearest to the training image. Pool: candidates "
-        f"of all restarts together. SSIM > {GOOD}: number of the {first.cells[0]['scores']['n']} training images.{spread}",
+        "Every training image is compared with the nearest candidate of the pool, and with answers that need no model: "
+        "the mean of all public images, and the nearest of as many public images as candidates, or of all of them. "
+        f"Pool: candidates of all restarts together. SSIM > {GOOD}: number of the {first.cells[0]['scores']['n']} "
+        f"training images.{spread}",
         header=["Attack and start", "Truth in the start", "Pool", *_COLUMNS.values()],
         rows=rows,
-        note="Nearest is by normalized cross-correlation (NCC) of deviations from the mean image, per channel with mean "
-        "0 and norm 1. SSIM and RMSE are of pixels in [0, 1], unscaled. Min-max scaled: every candidate is stretched to "
-        "[0, 1] before, as in the literature, which hides errors of brightness and contrast.",
+        note="Nearest is by normalized cross-correlation (NCC) of deviations from the mean image, per channel with "
+        "mean 0 and norm 1. SSIM and RMSE are of pixels in [0, 1], unscaled. Min-max scaled: every candidate is "
+        "stretched to [0, 1] before, as in the literature, which hides errors of brightness and contrast.",
     )
 
 
@@ -144,8 +145,8 @@ def _starts(study: TrainsetStudy) -> Panel:
     ]
     return Panel(
         "Starts",
-        "How much of a reconstruction is its start: the same scores of the start itself, clamped to [0, 1], and of what "
-        "the attack made of it.",
+        "How much of a reconstruction is its start: the same scores of the start itself, clamped to [0, 1], and of "
+        "what the attack made of it.",
         [Picture(start_plot(study), "SSIM by start and attack", "starts.svg")],
         header=["Attack and start", "Truth in the start", "SSIM, start", "SSIM, end", "RMSE, start", "RMSE, end"],
         rows=rows,
@@ -200,8 +201,8 @@ def _selection(study: TrainsetStudy) -> list[Panel]:
     return [
         Panel(
             "Selection of a restart",
-            f"Mean SSIM of the best {BEST} images if one restart is chosen: by the attack's own loss, which an attacker "
-            "sees, and by the training images, which is no attack but the choice that results in the literature imply.",
+            f"Mean SSIM of the best {BEST} images if one restart is chosen: by the attack's own loss, which an "
+            "attacker sees, and by the training images, as settings are chosen in the literature, which is no attack.",
             header=["Attack and start", "By the loss", "By the truth", "Difference", "All restarts pooled"],
             rows=[
                 [

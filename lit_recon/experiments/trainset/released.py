@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lit_recon.attacks.trainset.base import Candidates, ReleasedModel
-from lit_recon.attacks.trainset.training import Training, Weights, losses
+from lit_recon.attacks.trainset.training import Task, Training, Weights, accuracy, losses
 from lit_recon.data import ImageSet
 from lit_recon.data.dataset import seeded_generator
 from lit_recon.data.sources import ImageSource
 from lit_recon.data.splits import in_pool, sample_victims
-from lit_recon.errors import ConfigError, MissingDataError, ShapeError
+from lit_recon.errors import ConfigError, MissingDataError, ShapeError, UnsupportedModelError
 from lit_recon.experiments.trainset.settings import ReleasedKey, TrainsetSettings
 from lit_recon.experiments.trainset.starts import Start, StartMaterial
 from lit_recon.io.tensors import TensorFormat, read_tensors
@@ -165,16 +165,21 @@ def network_of(settings: TrainsetSettings, examples: TrainingSet, seed: int) -> 
     generator = seeded_generator(seed, "weights")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(generator.initial_seed())
-        network = settings.network(examples.image_shape, n_outputs)
+        try:
+            network = settings.network(examples.image_shape, n_outputs)
+            outputs = network.to(examples.images).eval()(examples.images[:1])
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UnsupportedModelError(
+                f"the network cannot be built from image_shape={examples.image_shape} and n_outputs={n_outputs}, or "
+                f"does not take such images ({' '.join(str(error).split())}): give a class that does"
+            ) from error
+    if tuple(outputs.shape) != (1, n_outputs):
+        raise ShapeError(f"the network must return {n_outputs} outputs per image; got {tuple(outputs.shape)}")
     mean = getattr(network, "mean", None)
     if isinstance(mean, Tensor) and tuple(mean.shape) == examples.image_shape:
         mean.copy_(examples.mean)
     if callable(initialize := getattr(network, "initialize", None)):
         initialize(generator)
-    network = network.to(examples.images).eval()
-    outputs = network(examples.images[:1])
-    if tuple(outputs.shape) != (1, n_outputs):
-        raise ShapeError(f"the network must return {n_outputs} outputs per image; got {tuple(outputs.shape)}")
     return network
 
 
@@ -184,14 +189,13 @@ def initial_weights(network: nn.Module) -> Weights:
 
 
 @torch.no_grad()
-def accuracy(settings: TrainsetSettings, network: nn.Module, weights: Weights, examples: TrainingSet) -> float | None:
-    """Share of the public images that are classified correctly; None in regression."""
-    right = 0
-    for images, labels in zip(examples.public.split(_CHUNK), examples.public_labels.split(_CHUNK), strict=True):
-        outputs = functional_call(network, weights, (images.to(examples.images) / 255,)).cpu()
-        found = outputs.argmax(1) if settings.training.task == "multiclass" else (outputs[:, 0] > 0).long()
-        right += int((found == labels).sum())
-    return right / len(examples.public_labels)
+def public_accuracy(task: Task, network: nn.Module, weights: Weights, examples: TrainingSet) -> float:
+    """Share of the public images that are classified correctly."""
+    parts = (
+        functional_call(network, weights, (images.to(examples.images) / 255,)).cpu()
+        for images in examples.public.split(_CHUNK)
+    )
+    return accuracy(task, torch.cat([*parts]), examples.public_labels)
 
 
 @dataclass(frozen=True)
@@ -227,7 +231,8 @@ class ModelTraining:
     ) -> dict[str, Any]:
         start, began = initial_weights(network), time.perf_counter()
         progress = Progress(self.training.steps, "training", "steps")
-        found = self.training.run(network, *data, start, lambda loss: progress.advance(1, loss=loss))
+        noise = seeded_generator(self.key.seed, "noise")
+        found = self.training.run(network, *data, start, lambda loss: progress.advance(1, loss=loss), noise)
         progress.close()
         return self._write(path, network, examples, found.weights, start, found.loss, found.steps, began)
 
@@ -262,8 +267,9 @@ class ModelTraining:
         steps: int,
         began: float,
     ) -> dict[str, Any]:
-        right = accuracy(self.settings, network, weights, examples)
+        right = public_accuracy(self.training.task, network, weights, examples)
         header = {"loss": loss, "steps": steps, "accuracy": right, "seconds": time.perf_counter() - began}
+        header["epsilon"] = self.training.epsilon if self.training.epsilon < torch.inf else None
         parts = {"weights": weights, "start": start}
         tensors = {f"{part}.{name}": value for part, own in parts.items() for name, value in own.items()}
         MODEL_FORMAT.write(path, tensors, header)

@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from lit_recon.errors import CorruptFileError, MissingDataError
-from lit_recon.experiments.trainset.score import GOOD, claim_rates
+from lit_recon.experiments.trainset.score import BEST, GOOD, SAME_POOL, claim_rates
 from lit_recon.experiments.trainset.settings import PLAIN
 from lit_recon.metrics.aggregate import interval_of_mean
 from lit_recon.reporting.provenance import find_setting, parse_settings
@@ -165,19 +165,20 @@ class TrainsetStudy:
 
     def summary(self) -> list[str]:
         """Findings, one sentence each; the last one is about the attack that came closest without the truth."""
-        lines = [
-            f"{group.title}: {group.mean('scores', 'n_good').text()} of {group.cells[0]['scores']['n']} training images "
-            f"with SSIM above {GOOD}, best {min(10, group.cells[0]['scores']['n'])}: "
-            f"{group.mean('scores', 'best_ssim').text()} (pool {group.cells[0]['pool']})."
-            for group in self.groups
-        ]
+        lines = []
+        for group in self.groups:
+            n, pool = group.cells[0]["scores"]["n"], group.cells[0]["pool"]
+            lines.append(
+                f"{group.title}: {group.mean('scores', 'n_good').text()} of {n} training images with SSIM above "
+                f"{GOOD}, best {min(BEST, n)}: {group.mean('scores', 'best_ssim').text()} (pool {pool})."
+            )
         best, own = self.best, self.best.cells[0]
-        public = best.mean("baselines", "nearest public image", "best_ssim")
+        public = [best.mean("baselines", SAME_POOL, name).text() for name in ("n_good", "best_ssim")]
         lines.append(
             f"Closest without the truth in its start: {best.title}, with {best.mean('scores', 'n_good').text()} of "
             f"{own['scores']['n']} training images above SSIM {GOOD} and a mean of "
-            f"{best.mean('scores', 'best_ssim').text()} for the best 10; the nearest of {own['n_public']} public images "
-            f"have {best.mean('baselines', 'nearest public image', 'n_good').text()} and {public.text()}."
+            f"{best.mean('scores', 'best_ssim').text()} for the best {min(BEST, own['scores']['n'])}; for the "
+            f"nearest of as many public images as candidates these are {' and '.join(public)}."
         )
         return lines
 

@@ -27,7 +27,7 @@ from lit_recon.experiments.trainset.released import (
     seen_of,
     training_set,
 )
-from lit_recon.experiments.trainset.results import STUDY, TrainsetStudy
+from lit_recon.experiments.trainset.results import STUDY, TABLE, TrainsetStudy
 from lit_recon.experiments.trainset.settings import (
     PLAIN,
     ReleasedKey,
@@ -70,14 +70,15 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     failed = cluster.run(study, TrainerSettings("cpu", threads=settings.threads))
     study.require([piece for piece in failed if not study.is_settled(piece)])
     write_text(path / STUDY, json.dumps(_description(settings, study, cells), indent=2))
-    found, page = TrainsetStudy.read(path), write_page(path)
+    found = TrainsetStudy.read(path)
+    write_text(path / TABLE, found.csv_text())
     record, loggers = found.record(), call.loggers()
     log_numbers(loggers, record)
     log_grid(loggers, "reconstructions", gallery(found, found.best), 0)
     finish(loggers)
     write_metrics(study.folder, {**record, **environment()})
     print("\n".join(found.summary()))
-    print(f"report      {page}")
+    print(f"report      {write_page(path)}")
 
 
 def _model_piece(settings: TrainsetSettings, key: ReleasedKey, training: Training) -> Piece:
@@ -97,7 +98,7 @@ def checked(settings: TrainsetSettings, procedures: Mapping[str, Training]) -> N
     weights = initial_weights(network)
     seen = seen_of(settings, training, examples, network, weights, weights, training.until, len(examples.labels))
     for name, start in settings.starts.items():
-        for share in start.shares:
+        for share in start.truth_shares():
             given = candidates_of(settings, seen, examples, start, share, seed, 0)
             for attack_name, attack in settings.attacks.items():
                 try:

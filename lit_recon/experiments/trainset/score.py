@@ -14,6 +14,8 @@ from lit_recon.metrics.membership import binomial_rate
 
 #: SSIM above which a reconstruction counts as good, and number of images in the mean of the best ones [Haim2022].
 GOOD, BEST = 0.4, 10
+#: Name of the baseline with as many public images as there are candidates.
+SAME_POOL = "as many public images"
 #: Public images compared at a time.
 _CHUNK = 4096
 
@@ -110,10 +112,11 @@ def score_pool(truth: Tensor, pool: Tensor, mean: Tensor) -> PoolScore:
     return PoolScore(nearest, PairScores.of(pool[nearest], truth, mean), len(pool))
 
 
-def baselines(truth: Tensor, public: Tensor, mean: Tensor) -> dict[str, PairScores]:
-    """Scores of answers that use no model: the mean image, and the nearest public image by correlation and by MSE.
+def baselines(truth: Tensor, public: Tensor, mean: Tensor, pool: int) -> dict[str, PairScores]:
+    """Scores of answers that use no model.
 
-    Public images are `(N, c, h, w)` in bytes.
+    The mean image; the nearest public image `(N, c, h, w)` in bytes, by correlation and by MSE; and the nearest one by
+    correlation of as many public images, drawn with a fixed seed, as the pool has candidates.
     """
     rows, best, index = normalized(truth, mean), torch.full((len(truth),), -torch.inf), torch.zeros(len(truth)).long()
     for begin, part in zip(range(0, len(public), _CHUNK), public.split(_CHUNK), strict=True):
@@ -121,8 +124,10 @@ def baselines(truth: Tensor, public: Tensor, mean: Tensor) -> dict[str, PairScor
         values, places = values.cpu().to(best), places.cpu() + begin
         index, best = torch.where(values > best, places, index), torch.maximum(values, best)
     _, closest = NearestPublic(public).query(truth)
+    few = public[torch.randperm(len(public), generator=torch.Generator().manual_seed(0))[:pool]].to(truth) / 255
     return {
         "mean image": PairScores.of(mean.expand_as(truth), truth, mean),
+        SAME_POOL: score_pool(truth, few, mean).scores,
         "nearest public image": PairScores.of(public[index].to(truth) / 255, truth, mean),
         "nearest public image in MSE": PairScores.of(closest.to(truth), truth, mean),
     }

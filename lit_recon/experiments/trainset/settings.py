@@ -106,7 +106,8 @@ class MembershipTest:
     """A test whether reconstructions show members: the attack again, on weights trained without the nearest image.
 
     An image is claimed to be a member where its nearest reconstruction is `margin` farther from it without it, in RMSE.
-    False positives are claims about other images of the data, which are in neither training set.
+    False positives are claims about other images of the data, which are in neither training set. Both trainings have
+    the same initial weights, and the same noise where they have any: the best case for the test.
 
     Args:
         tested: training images, and as many other images, that are tested in each cell: those nearest to a candidate.
@@ -279,7 +280,7 @@ def build_cells(settings: TrainsetSettings, own: Mapping[str, Any]) -> list[Trai
         for model in released_models(settings, own)
         for attack in settings.attacks
         for name, start in settings.starts.items()
-        for share in start.shares
+        for share in start.truth_shares()
     ]
     return [
         replace(cell, digest=settings_hash({**shared, **cell.identity(), "model": cell.model.digest, **how}))

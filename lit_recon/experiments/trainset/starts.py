@@ -37,20 +37,15 @@ class StartMaterial:
 
 
 class Start(ABC):
-    """A kind of start. Subclasses implement `images` and `describe`.
+    """A kind of start. Subclasses implement `truth_shares`, `images` and `describe`."""
 
-    Attributes:
-        shares: shares of the truth in the start, one cell of a study for each.
-    """
-
-    @property
     @abstractmethod
-    def shares(self) -> list[float]:
-        """Shares of the truth, in [0, 1]."""
+    def truth_shares(self) -> list[float]:
+        """Shares of the truth in the start, in [0, 1], one cell of a study for each."""
 
     @abstractmethod
     def images(self, material: StartMaterial, share: float) -> Tensor:
-        """The start `(m, c, h, w)` with this share of the truth, one of `shares`."""
+        """The start `(m, c, h, w)` with one of these shares."""
 
     @abstractmethod
     def describe(self, share: float) -> str:
@@ -70,8 +65,7 @@ class NoiseStart(Start):
     def __post_init__(self) -> None:
         _check_scale(self.scale)
 
-    @property
-    def shares(self) -> list[float]:
+    def truth_shares(self) -> list[float]:
         return [0.0]
 
     def images(self, material: StartMaterial, share: float) -> Tensor:
@@ -85,8 +79,7 @@ class NoiseStart(Start):
 class TruthStart(Start):
     """The training images themselves: whether an attack stays at the truth."""
 
-    @property
-    def shares(self) -> list[float]:
+    def truth_shares(self) -> list[float]:
         return [1.0]
 
     def images(self, material: StartMaterial, share: float) -> Tensor:
@@ -100,8 +93,7 @@ class TruthStart(Start):
 class OtherPartitionStart(Start):
     """Other images of the data with the same labels: real images that were not trained on."""
 
-    @property
-    def shares(self) -> list[float]:
+    def truth_shares(self) -> list[float]:
         return [0.0]
 
     def images(self, material: StartMaterial, share: float) -> Tensor:
@@ -131,6 +123,9 @@ class MixtureStart(Start):
         if self.rest not in ("noise", "other"):
             raise ConfigError(f"the rest of a mixture must be noise or other; got {self.rest!r}")
 
+    def truth_shares(self) -> list[float]:
+        return self.shares
+
     def images(self, material: StartMaterial, share: float) -> Tensor:
         rest = material.noise(self.scale) if self.rest == "noise" else material.other
         return share * material.truth + (1 - share) * rest
@@ -156,6 +151,9 @@ class PartialStart(Start):
     def __post_init__(self) -> None:
         _check_shares(self.shares)
         _check_scale(self.scale)
+
+    def truth_shares(self) -> list[float]:
+        return self.shares
 
     def images(self, material: StartMaterial, share: float) -> Tensor:
         m = len(material.truth)

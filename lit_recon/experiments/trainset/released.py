@@ -167,6 +167,11 @@ def network_of(settings: TrainsetSettings, examples: TrainingSet, seed: int) -> 
         torch.manual_seed(generator.initial_seed())
         try:
             network = settings.network(examples.image_shape, n_outputs)
+            mean = getattr(network, "mean", None)
+            if isinstance(mean, Tensor) and tuple(mean.shape) == examples.image_shape:
+                mean.copy_(examples.mean)
+            if callable(initialize := getattr(network, "initialize", None)):
+                initialize(generator)
             outputs = network.to(examples.images).eval()(examples.images[:1])
         except (TypeError, ValueError, RuntimeError) as error:
             raise UnsupportedModelError(
@@ -175,11 +180,6 @@ def network_of(settings: TrainsetSettings, examples: TrainingSet, seed: int) -> 
             ) from error
     if tuple(outputs.shape) != (1, n_outputs):
         raise ShapeError(f"the network must return {n_outputs} outputs per image; got {tuple(outputs.shape)}")
-    mean = getattr(network, "mean", None)
-    if isinstance(mean, Tensor) and tuple(mean.shape) == examples.image_shape:
-        mean.copy_(examples.mean)
-    if callable(initialize := getattr(network, "initialize", None)):
-        initialize(generator)
     return network
 
 

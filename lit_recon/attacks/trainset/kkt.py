@@ -33,7 +33,7 @@ class SmoothedReLU(nn.Module):
         self.alpha = alpha
 
     def forward(self, u: Tensor) -> Tensor:
-        smooth = F.softplus(u, beta=self.alpha)
+        smooth = F.softplus(u, beta=self.alpha, threshold=40.0)  # linear where sigmoid rounds to 1
         return F.relu(u).detach() + (smooth - smooth.detach())
 
 
@@ -203,9 +203,9 @@ class MarginKKT(_Stationary):
     Source: [Haim2022]; multiclass and regression: [Buzaglo2023].
     """
 
-    multiplier_lr: float = 0.12
-    min_multiplier: float = 2.0
-    multiplier_scale: float = 40.0
+    multiplier_lr: float = 0.02
+    min_multiplier: float = 0.5
+    multiplier_scale: float = 4.0
     max_loss: float = 0.01
 
     def __post_init__(self) -> None:

@@ -60,8 +60,7 @@ class _Narrow(nn.Linear):
 
     def __init__(self, layer: nn.Module, rows: Tensor) -> None:
         assert isinstance(layer, nn.Linear)
-        with torch.random.fork_rng(devices=[]):
-            super().__init__(len(rows), layer.out_features, layer.bias is not None, rows.device, rows.dtype)
+        super().__init__(len(rows), layer.out_features, layer.bias is not None, device="meta")
         self._rows = rows
 
     def forward(self, inputs: Tensor) -> Tensor:

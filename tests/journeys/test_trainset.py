@@ -1,4 +1,4 @@
-"""From one command to a page about a reconstructed training set; killed, stopped and resumed on the way."""
+"""From one command to a page about a reconstructed training set; killed and resumed on the way."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.journeys.test_interruption import wait_for
 ROOT = Path(__file__).parents[2]
 SMALL = [
     *("--config", ROOT / "configs" / "trainset" / "demo_digits.yaml", "--examples.per_class", 2),
-    *("--attacks.kkt.init_args.steps", 60, "--seeds.restarts", 2, "--save_every_seconds", 0.02),
+    *("--attacks.kkt.init_args.steps", 30, "--seeds.restarts", 2, "--save_every_seconds", 0.02),
     *("--wandb.mode", "disabled"),
 ]
 
@@ -30,7 +30,7 @@ def contents(folder: Path) -> dict[str, Any]:
     return {"results": found, "images": (cell / "reconstructions.safetensors").read_bytes()}
 
 
-def test_killed_stopped_and_resumed_ends_as_if_it_had_been_left_alone(
+def test_killed_and_resumed_ends_as_if_it_had_been_left_alone(
     workplace: Path, script: Callable[..., subprocess.Popen[str]], attack: Callable[..., Any]
 ) -> None:
     whole, broken = workplace / "runs" / "trainset_whole", workplace / "runs" / "trainset_broken"
@@ -43,14 +43,6 @@ def test_killed_stopped_and_resumed_ends_as_if_it_had_been_left_alone(
     killed.send_signal(signal.SIGKILL)
     killed.communicate(timeout=60)
     assert not list(broken.glob("cells/*/*.safetensors"))
-
-    stopped = script("attack.py", "trainset", *SMALL, "--out", broken)
-    wait_for("cells/*/restart_1.pt", broken, stopped)
-    stopped.send_signal(signal.SIGINT)
-    _, err = stopped.communicate(timeout=60)
-    assert stopped.returncode == 128 + signal.SIGINT
-    assert err.splitlines()[-1].startswith("interrupted; resume with: python attack.py trainset --config")
-    assert list(broken.glob("cells/*/restart_0.safetensors"))
 
     assert attack("trainset", *SMALL, "--out", broken).code == 0
     assert contents(broken) == contents(whole)

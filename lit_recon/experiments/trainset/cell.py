@@ -33,6 +33,7 @@ from lit_recon.experiments.trainset.settings import TrainsetCell, TrainsetSettin
 from lit_recon.io.files import write_text
 from lit_recon.io.tensors import TensorFormat
 from lit_recon.modules.attack_state import run_attack
+from lit_recon.records import Reconstruction
 from lit_recon.training.progress import Progress
 
 #: Files of a cell.
@@ -114,14 +115,15 @@ class _Work:
         """The cell's results as JSON content; writes its images."""
         began, cell, examples = time.perf_counter(), self.run.cell, self.examples
         seen = self.seen(self.model / MODEL_FILE, len(examples.labels))
-        restarts = [self.restart(self.start(seen, number), f"restart_{number}") for number in range(cell.restarts)]
+        starts = [self.start(seen, number) for number in range(cell.restarts)]
+        restarts = [self.restart(start, f"restart_{number}") for number, start in enumerate(starts)]
         mean, truth = examples.mean, examples.images
         pools = [one.images for one in restarts]
         pool = torch.cat(pools)
         found = score.score_pool(truth, pool, mean)
         claims = self.claims(pools)
         header = MODEL_FORMAT.read_header(self.model / MODEL_FILE)
-        started = torch.cat([self.start(seen, number).images for number in range(cell.restarts)])
+        started = torch.cat([start.images for start in starts])
         at_start = score.score_pool(truth, started.clamp(0, 1), mean)
         images = {"candidates": pool, "matched": pool[found.nearest], "truths": truth}
         extra = {"labels": examples.labels, "candidate_labels": torch.cat([one.labels for one in restarts])}
@@ -137,7 +139,10 @@ class _Work:
             "baselines": {name: own.summary() for name, own in bases.items()},
             "n_public": len(examples.public),
             "images": self._rows(found, bases["nearest public image"]),
-            "restarts": [self._selected(one) for one in restarts],
+            "restarts": [self._selected(seen, start, one) for start, one in zip(starts, restarts, strict=True)],
+            "selections": score.selections(
+                [Reconstruction(one.images, one.labels, one.loss) for one in restarts], truth, mean
+            ),
             "neighbours": score.neighbours(pool, truth, examples.others, mean),
             "claims": [asdict(claim) for claim in claims],
             "notes": list(dict.fromkeys(note for one in restarts for note in one.notes)),
@@ -217,9 +222,13 @@ class _Work:
             for place, nearest in enumerate(found.nearest)
         ]
 
-    def _selected(self, one: Restart) -> dict[str, Any]:
+    def _selected(self, seen: ReleasedModel, start: Candidates, one: Restart) -> dict[str, Any]:
         own = score.score_pool(self.examples.images, one.images, self.examples.mean).scores.summary()
-        return {"loss": one.loss, "scores": own, "curve": one.curve, "seconds": one.seconds}
+        ends = {
+            "before": score.stationarity(seen, start.images, start.labels),
+            "after": score.stationarity(seen, one.images, one.labels),
+        }
+        return {"loss": one.loss, "scores": own, "stationarity": ends, "curve": one.curve, "seconds": one.seconds}
 
 
 def thinned(curve: Curve) -> Curve:

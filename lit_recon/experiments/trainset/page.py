@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,8 +163,10 @@ def _landscape(study: TrainsetStudy) -> list[Panel]:
             "What the attack minimizes, at the start and after the attack, and the quality of the candidates. Points: "
             "means over training seeds; bars: from the least to the largest of them.",
             [Picture(drawn, "Distances and SSIM over the share of the truth in the start", "landscape.svg")],
-            note="Distances of different attacks have units of their own. At the start the multipliers of an attack "
-            "that has some are random.",
+            note="The residuals of different attacks have units of their own, and at the start the multipliers of an "
+            "attack that has some are random. Stationarity with the best multipliers is measured alike for all "
+            "attacks: the distance of the released weights from the nearest combination of the candidates' gradients with "
+            "multipliers of at least 0, over the norm of the weights.",
         )
     ]
 
@@ -198,24 +200,46 @@ def _selection(study: TrainsetStudy) -> list[Panel]:
     chosen = [(group, found) for group in study.groups if (found := group.selection()) is not None]
     if not chosen:
         return []
+    several = [(group, group.selections()) for group, _ in chosen]
     return [
         Panel(
-            "Selection of a restart",
-            f"Mean SSIM of the best {BEST} images if one restart is chosen: by the attack's own loss, which an "
-            "attacker sees, and by the training images, as settings are chosen in the literature, which is no attack.",
-            header=["Attack and start", "By the loss", "By the truth", "Difference", "All restarts pooled"],
-            rows=[
-                [
-                    group.title,
-                    seen.text(),
-                    truth.text(),
-                    short(truth.value - seen.value),
-                    group.mean("scores", "best_ssim").text(),
-                ]
-                for group, (seen, truth) in chosen
+            "Selection",
+            "What an attacker would present, who does not know the training images, and what can be chosen if they are "
+            "known, as settings are chosen in the literature. The latter is no attack.",
+            parts=[
+                Panel(
+                    "Of a restart",
+                    f"Mean SSIM of the best {BEST} training images if one restart is chosen.",
+                    header=["Attack and start", "By the attack's loss", "By the truth", "Difference", "All pooled"],
+                    rows=[
+                        [
+                            group.title,
+                            seen.text(),
+                            truth.text(),
+                            short(truth.value - seen.value),
+                            group.mean("scores", "best_ssim").text(),
+                        ]
+                        for group, (seen, truth) in chosen
+                    ],
+                ),
+                Panel(
+                    "Of candidates",
+                    f"Mean SSIM of {BEST} candidates of all restarts to their nearest training images: those of the "
+                    "restart with the least loss, those that recur most often in other restarts, the means of the "
+                    "clusters that occur in most restarts (0 without any), and those nearest to the truth.",
+                    header=["Attack and start", *several[0][1], "Difference of the best to the truth"],
+                    rows=[
+                        [group.title, *(mean.text() for mean in own.values()), short(_missed(own))]
+                        for group, own in several
+                    ],
+                ),
             ],
         )
     ]
+
+
+def _missed(own: Mapping[str, Mean]) -> float:
+    return own["truth"].value - max(mean.value for name, mean in own.items() if name != "truth")
 
 
 def _interval(found: Any) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lit_recon.experiments.trainset.cell import IMAGES
-from lit_recon.experiments.trainset.results import DISTANCES, TrainsetGroup, TrainsetStudy
+from lit_recon.experiments.trainset.results import DISTANCES, TrainsetGroup, TrainsetStudy, ends
 from lit_recon.reporting.plots import COLOURS, MARKS, Plot, Series, draw, image_grid
 from lit_recon.reporting.record import read_arrays
 
@@ -32,11 +32,11 @@ def quality_plots(study: TrainsetStudy) -> bytes | None:
         series = []
         for index, attack in enumerate(_names(study, "attack")):
             points = [
-                (one["curve"][quantity][-1], one["scores"]["best_ssim"])
+                (found[1], one["scores"]["best_ssim"])
                 for group in study.where(lambda group, attack=attack: group.attack == attack)  # type: ignore[misc]
                 for cell in group.cells
                 for one in cell["restarts"]
-                if one["curve"].get(quantity)
+                if (found := ends(one, quantity)) is not None
             ]
             if points:
                 xs, ys = zip(*sorted(points), strict=True)
@@ -46,7 +46,7 @@ def quality_plots(study: TrainsetStudy) -> bytes | None:
             plots.append(
                 Plot("", f"{name} at the end", "mean SSIM of the best 10", series=series, x_scale=_scale(positive))
             )
-    return draw(plots, columns=2, size=(4.6, 3.6)) if plots else None
+    return draw(plots, columns=3, size=(3.8, 3.3)) if plots else None
 
 
 def landscape_plots(study: TrainsetStudy) -> bytes | None:

@@ -268,7 +268,12 @@ class ModelTraining:
         began: float,
     ) -> dict[str, Any]:
         right = public_accuracy(self.training.task, network, weights, examples)
-        header = {"loss": loss, "steps": steps, "accuracy": right, "seconds": time.perf_counter() - began}
+        header: dict[str, Any] = {
+            "loss": loss,
+            "steps": steps,
+            "accuracy": right,
+            "seconds": time.perf_counter() - began,
+        }
         header["epsilon"] = self.training.epsilon if self.training.epsilon < torch.inf else None
         parts = {"weights": weights, "start": start}
         tensors = {f"{part}.{name}": value for part, own in parts.items() for name, value in own.items()}

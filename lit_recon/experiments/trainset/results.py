@@ -20,8 +20,12 @@ from lit_recon.reporting.writing import Scalar, csv_text
 
 #: Files of a study: what the page needs besides the cells, and one row per cell and training image.
 STUDY, TABLE = "study.json", "images.csv"
-#: Quantities of attacks that stand for the distance to the released weights, and their names.
-DISTANCES = {"distance": "parameter distance", "residual": "residual of stationarity"}
+#: Distances to the released weights, and their names: two that attacks note, and one that is measured for all of them.
+DISTANCES = {
+    "distance": "parameter distance",
+    "residual": "the attack's own residual",
+    "stationarity": "stationarity, best multipliers",
+}
 #: Scores whose means are recorded.
 _RECORDED = ("n_good", "n_good_stretched", "best_ssim", "best_ssim_stretched", "ssim", "ncc", "rmse")
 _REMEDY = "delete it and run the study again, which keeps its other cells"
@@ -72,13 +76,19 @@ class TrainsetGroup:
         return Mean.of([float(_entry(cell, path)) for cell in self.cells])
 
     def before_and_after(self, quantity: str) -> tuple[list[float], list[float]]:
-        """A quantity of the attack at the start and at the end, one value per cell; empty where it has none."""
-        curves = [[one["curve"].get(quantity, []) for one in cell["restarts"]] for cell in self.cells]
-        if not all(points for own in curves for points in own):
+        """A distance at the start and at the end, one value per cell; empty where it is not known."""
+        found = [[ends(one, quantity) for one in cell["restarts"]] for cell in self.cells]
+        known = [[pair for pair in own if pair is not None] for own in found]
+        if any(len(pairs) < len(own) for pairs, own in zip(known, found, strict=True)):
             return [], []
-        ends = ([fmean(points[place] for points in own) for own in curves] for place in (0, -1))
-        before, after = ends
+        before, after = ([fmean(pair[place] for pair in own) for own in known] for place in (0, 1))
         return before, after
+
+    def selections(self) -> dict[str, Mean]:
+        """Mean SSIM of the candidates that every selection chooses; empty for one restart."""
+        names = self.cells[0]["selections"]
+        found = {name: [cell["selections"][name].get("ssim", 0.0) for cell in self.cells] for name in names}
+        return {name: Mean.of(values) for name, values in found.items()}
 
     def selection(self) -> tuple[Mean, Mean] | None:
         """Mean SSIM of the best images of the restart with the least loss, and of the best one; None for one start."""
@@ -92,6 +102,15 @@ class TrainsetGroup:
     def claims(self) -> dict[str, Any]:
         """Rates of true and false positives of the test for members, over all cells."""
         return claim_rates([claim for cell in self.cells for claim in cell["claims"]])
+
+
+def ends(restart: Mapping[str, Any], quantity: str) -> tuple[float, float] | None:
+    """A distance of one restart at the start and at the end; None where it is not known."""
+    if quantity == "stationarity":
+        before, after = (restart["stationarity"][name] for name in ("before", "after"))
+        return None if before is None or after is None else (before, after)
+    points = restart["curve"].get(quantity)
+    return (points[0], points[-1]) if points else None
 
 
 def _group(key: tuple[Any, ...], cells: list[Mapping[str, Any]]) -> TrainsetGroup:
@@ -211,7 +230,8 @@ class TrainsetStudy:
                     record |= {f"{name}.{key}": found["value"], f"{name}_n.{key}": found["n"]}
                     record |= {f"{name}_low.{key}": found["low"], f"{name}_high.{key}": found["high"]}
             if (chosen := group.selection()) is not None:
-                record[f"selected_by_loss.{key}"], record[f"selected_by_truth.{key}"] = (one.value for one in chosen)
+                record[f"restart_by_loss.{key}"], record[f"restart_by_truth.{key}"] = (one.value for one in chosen)
+            record |= {f"selected_by_{name}_ssim.{key}": mean.value for name, mean in group.selections().items()}
             record[f"training_loss.{key}"] = group.mean("model", "loss").value
             record[f"accuracy.{key}"] = group.mean("model", "accuracy").value
             record[f"seconds.{key}"] = group.mean("attack_seconds").value

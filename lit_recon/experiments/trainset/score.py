@@ -7,10 +7,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from scipy.optimize import nnls
 from torch import Tensor
+from torch.func import functional_call, grad, vmap
 
+from lit_recon.attacks.trainset.base import ReleasedModel
+from lit_recon.attacks.trainset.selection import by_agreement, by_clusters, by_residual, distinct
+from lit_recon.attacks.trainset.training import margins
 from lit_recon.metrics import NearestPublic, mse, ssim
 from lit_recon.metrics.membership import binomial_rate
+from lit_recon.records import Reconstruction
 
 #: SSIM above which a reconstruction counts as good, and number of images in the mean of the best ones [Haim2022].
 GOOD, BEST = 0.4, 10
@@ -152,6 +158,62 @@ def neighbours(pool: Tensor, members: Tensor, others: Tensor, mean: Tensor) -> d
         "rmse": (errors[0] < errors[1]).tolist(),
     }
     return {**found, **{f"closer_{name}": rate(own) for name, own in closer.items()}}
+
+
+def selections(restarts: Sequence[Reconstruction], truth: Tensor, mean: Tensor) -> dict[str, dict[str, float | int]]:
+    """What an attacker who presents some candidates of several restarts would show; empty for one restart.
+
+    By name of the selection: number and mean scores of its first ones, each compared with the nearest training image.
+    `truth` selects by these scores themselves and is no attack.
+    """
+    if len(restarts) < 2:
+        return {}
+    ranked = {"residual": by_residual(restarts), "agreement": by_agreement(restarts), "clusters": by_clusters(restarts)}
+    found: dict[str, dict[str, float | int]] = {}
+    for name, candidates in ranked.items():
+        images = distinct(candidates).images[:BEST].clamp(0, 1)
+        found[name] = {"n": len(images), **(_shown(images, truth, mean).summary() if len(images) else {})}
+    pool = distinct(ranked["residual"]).images
+    order = torch.tensor(_shown(pool, truth, mean).ssim).argsort(descending=True, stable=True)[:BEST]
+    return {**found, "truth": _shown(pool[order], truth, mean).summary()}
+
+
+def _shown(images: Tensor, truth: Tensor, mean: Tensor) -> PairScores:
+    return PairScores.of(images, truth[correlations(images, truth, mean).argmax(dim=1)], mean)
+
+
+#: Gradients of all candidates that are kept at once, in numbers; larger problems are left out.
+_GRADIENTS = 2e8
+
+
+def stationarity(seen: ReleasedModel, images: Tensor, labels: Tensor) -> float | None:
+    """Relative distance of the released weights from the nearest combination of the candidates' gradients.
+
+    `min ||theta - sum_i lambda_i grad margin_i(theta)|| / ||theta||` over multipliers of at least 0 (of any sign in
+    regression), for images `(m, c, h, w)`: the condition of [Haim2022] with the best multipliers, whatever the attack.
+    In [0, 1]; None where the gradients are too large to be kept.
+    """
+    n_weights = sum(weight.numel() for weight in seen.weights.values())
+    if len(labels) * n_weights > _GRADIENTS:
+        return None
+
+    def margin(weights: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
+        return margins(seen.task, functional_call(seen.model, weights, (image[None],)), label[None])[0]
+
+    found = vmap(grad(margin), in_dims=(None, 0, 0))(
+        dict(seen.weights), images.to(seen.like), labels.to(seen.like.device)
+    )
+    gradients = torch.cat([found[name].flatten(1) for name in seen.weights], dim=1).double().cpu()
+    released = torch.cat([weight.flatten() for weight in seen.weights.values()]).double().cpu()
+    # the same problem in as many dimensions as there are candidates
+    basis, triangle = torch.linalg.qr(gradients.T)
+    inside = basis.T @ released
+    outside = (released - basis @ inside).square().sum()
+    if seen.task == "regression":
+        rest = 0.0
+    else:
+        _, rest = nnls(triangle.numpy(), inside.numpy())
+    return float((outside + rest**2).sqrt() / released.norm())
 
 
 def rate(outcomes: Sequence[bool]) -> dict[str, float | int] | None:

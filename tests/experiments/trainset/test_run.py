@@ -107,6 +107,10 @@ def test_an_attack_that_starts_at_the_truth_has_it_and_a_worse_start_has_less(st
     assert ssim["mixture_1"] > 0.99  # 1.000
     assert ssim["noise_0"] + 0.1 < ssim["mixture_0.5"] < ssim["mixture_1"] - 0.01  # 0.11, 0.79
     assert metrics["residual_before.small.noise_0.none"] > 0
+    assert metrics["stationarity_before.small.mixture_1.none"] < metrics["stationarity_before.small.noise_0.none"] - 0.1
+    assert (
+        metrics["selected_by_truth_ssim.small.noise_0.none"] >= metrics["selected_by_agreement_ssim.small.noise_0.none"]
+    )
 
 
 def test_the_page_states_truth_in_starts_and_the_test_for_members(study: Path) -> None:

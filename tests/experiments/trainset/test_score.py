@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from lit_recon.attacks.trainset.base import ReleasedModel
 from lit_recon.experiments.trainset import score
 from lit_recon.experiments.trainset.score import PairScores
 from lit_recon.metrics import ssim
+from lit_recon.models.centered import CenteredMLP
+from lit_recon.records import Reconstruction
 
 
 def uniform(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -97,6 +100,36 @@ def test_closest_images_come_with_the_restart_of_their_candidate() -> None:
     assert float(score.distances(images[1:2], pools[1])) == pytest.approx(0, abs=1e-7)
     far = (pools[0] - images[1]).square().mean(dim=(1, 2, 3)).sqrt().min()
     assert float(score.distances(images[1:2], pools[0])) == pytest.approx(float(far))
+
+
+def test_stationarity_has_the_best_multipliers() -> None:
+    truth = uniform(4, 1, 4, 4)
+    labels, signs = torch.tensor([0, 0, 1, 1]), torch.tensor([-1, -1, 1, 1])
+    # of a linear network the gradients do not depend on the weights
+    linear = CenteredMLP((1, 4, 4), hidden=[]).double()
+    signed = signs[:, None] * torch.cat([truth.flatten(1), torch.ones(4, 1)], dim=1)
+    combined = signed.T @ torch.tensor([1.0, 0.5, 0.0, 2.0], dtype=torch.float64)
+    exact = {"layers.1.weight": combined[None, :16], "layers.1.bias": combined[16:]}
+    mean = torch.zeros(1, 4, 4, dtype=torch.float64)
+    seen = ReleasedModel(linear, exact, "binary", (1, 4, 4), 2, mean, 4)
+    assert score.stationarity(seen, truth, labels) == pytest.approx(0, abs=1e-12)
+    opposite = ReleasedModel(linear, {name: -w for name, w in exact.items()}, "binary", (1, 4, 4), 2, mean, 4)
+    assert score.stationarity(opposite, truth, labels) > 0.5  # 1: multipliers cannot be negative
+    free = ReleasedModel(linear, opposite.weights, "regression", (1, 4, 4), 2, mean, 4)
+    assert score.stationarity(free, truth, labels) == pytest.approx(0, abs=1e-12)
+
+
+def test_selections_show_what_recurs() -> None:
+    truth, mean = uniform(12, 1, 8, 8), torch.full((1, 8, 8), 0.5, dtype=torch.float64)
+    labels = torch.zeros(24, dtype=torch.int64)
+    runs = [
+        Reconstruction(torch.cat([uniform(12, 1, 8, 8, seed=seed), truth]), labels, loss)
+        for seed, loss in ((1, 0.2), (2, 0.1))
+    ]
+    found = score.selections(runs, truth, mean)
+    assert found["agreement"]["ssim"] == found["clusters"]["ssim"] == found["truth"]["ssim"] == pytest.approx(1)
+    assert found["residual"]["ssim"] < 0.5  # the first ten of a run are noise
+    assert score.selections(runs[:1], truth, mean) == {}
 
 
 def test_rates_of_claims_have_intervals() -> None:

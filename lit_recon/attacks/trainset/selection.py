@@ -1,4 +1,7 @@
-"""Choice among the candidates of several runs by what an attacker sees, without the true images."""
+"""Choice among the candidates of several runs by what an attacker sees, without the true images.
+
+`mean` is the public mean image `(c, h, w)`. It is subtracted before images are compared, since all are alike in it.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +50,10 @@ def similarities(images: Tensor, others: Tensor) -> Tensor:
 
     def directions(pixels: Tensor) -> Tensor:
         flat = (pixels - pixels.mean(dim=(2, 3), keepdim=True)).flatten(1)
-        return flat / flat.norm(dim=1, keepdim=True).clamp_min(torch.finfo(flat.dtype).tiny)
+        unit: Tensor = flat / flat.norm(dim=1, keepdim=True).clamp_min(torch.finfo(flat.dtype).tiny)
+        return unit
 
-    correlations: Tensor = directions(images) @ directions(others).T
-    return correlations
+    return directions(images) @ directions(others).T
 
 
 def by_residual(runs: Sequence[Reconstruction]) -> RankedCandidates:
@@ -60,7 +63,7 @@ def by_residual(runs: Sequence[Reconstruction]) -> RankedCandidates:
     return _ranked(pool, -losses[pool.runs])
 
 
-def by_agreement(runs: Sequence[Reconstruction]) -> RankedCandidates:
+def by_agreement(runs: Sequence[Reconstruction], mean: Tensor) -> RankedCandidates:
     """All candidates, by the mean over all other runs of the similarity to the nearest candidate of the same label.
 
     What training images determine recurs from different starts; what a start determines does not.
@@ -68,7 +71,7 @@ def by_agreement(runs: Sequence[Reconstruction]) -> RankedCandidates:
     if len(runs) < 2:
         raise ConfigError(f"agreement is between restarts, of which it needs at least 2; got {len(runs)}")
     pool = _pool(runs)
-    alike = _alike(pool)
+    alike = _alike(pool, mean)
     own = torch.nn.functional.one_hot(pool.runs, len(runs)).bool()
     nearest = torch.stack([alike[:, own[:, run]].amax(dim=1) for run in range(len(runs))], dim=1)
     return _ranked(pool, nearest.masked_fill(own, 0).sum(dim=1) / (len(runs) - 1))
@@ -76,6 +79,7 @@ def by_agreement(runs: Sequence[Reconstruction]) -> RankedCandidates:
 
 def by_clusters(
     runs: Sequence[Reconstruction],
+    mean: Tensor,
     similarity: float = 0.8,
     min_runs: int = 2,
     representative: Literal["mean", "medoid"] = "mean",
@@ -87,6 +91,7 @@ def by_clusters(
 
     Args:
         runs: at least `min_runs`.
+        mean: public mean image.
         similarity: at which clusters are merged, below 1.
         min_runs: a cluster with fewer runs is left out.
         representative: the mean of a cluster's images, or the one that is most similar to the others.
@@ -99,7 +104,7 @@ def by_clusters(
             f"{min_runs}"
         )
     pool = _pool(runs)
-    alike = _alike(pool)
+    alike = _alike(pool, mean)
     if len(pool) == 1:
         clusters = torch.ones(1, dtype=torch.int64)
     else:
@@ -125,9 +130,9 @@ def by_clusters(
     return RankedCandidates(torch.stack([images[i] for i in first]), pool.labels[chosen], scores, pool.runs[chosen])
 
 
-def distinct(ranked: RankedCandidates, similarity: float = 0.9) -> RankedCandidates:
+def distinct(ranked: RankedCandidates, mean: Tensor, similarity: float = 0.9) -> RankedCandidates:
     """Without candidates that are more similar than this to a better one of the same label."""
-    alike = _alike(ranked) > similarity
+    alike = _alike(ranked, mean) > similarity
     kept: list[int] = []
     for i in range(len(ranked)):
         if not alike[i, kept].any():
@@ -139,9 +144,9 @@ def distinct(ranked: RankedCandidates, similarity: float = 0.9) -> RankedCandida
 _OTHER_LABEL = -1e6
 
 
-def _alike(pool: RankedCandidates) -> Tensor:
+def _alike(pool: RankedCandidates, mean: Tensor) -> Tensor:
     """Similarity of all pairs `(k, k)`."""
-    alike = similarities(pool.images, pool.images)
+    alike = similarities(pool.images - mean, pool.images - mean)
     return torch.where(pool.labels[:, None] == pool.labels, alike, _OTHER_LABEL)
 
 

@@ -78,7 +78,7 @@ def training_span(seen: ReleasedModel) -> Span:
     Raises:
         UnsupportedModelError: the network has no linear layer on the pixels, or that layer has not moved.
 
-    Source: the subspace of the data from the change of the first layer, arXiv 2605.06519.
+    Source: [arXiv2605.06519], the subspace of the data from the change of the first layer; the rank's rule is our own.
     """
     name, center, scale = _first_layer(seen)
     change = seen.weights[f"{name}.weight"]

@@ -160,7 +160,7 @@ def test_true_images_fulfil_the_condition_with_multipliers_from_least_squares() 
 
 @pytest.mark.parametrize(
     ("hidden", "most"),
-    # ReLU networks end where neurons are at 0 for some images, and have no gradient there; measured: 1e-19 and 0.05
+    # ReLU networks end where neurons are at 0 for some images, and have no gradient there; measured: 7e-31 and 0.06
     [((), 1e-12), ((60,), 0.15)],
 )
 def test_true_images_are_stationary_with_weight_decay(hidden: tuple[int, ...], most: float) -> None:
@@ -171,7 +171,7 @@ def test_true_images_are_stationary_with_weight_decay(hidden: tuple[int, ...], m
         attack.result(attack.init(Candidates(seen, candidates, labels))).loss for candidates in (images, others)
     )
     assert at_truth < most
-    assert elsewhere > 0.5  # measured: 0 and 373
+    assert elsewhere > 0.5  # measured: 50 and 373
 
 
 def test_residual_depends_neither_on_the_order_nor_on_copies() -> None:
@@ -237,13 +237,10 @@ def test_a_run_finds_images_like_the_true_ones(subspace: bool) -> None:
     images, _, others, _ = digits()
     start = noise(released(), 20, 0.001)
     found = MarginKKT(steps=300, lr=0.01, subspace=subspace)(start)
-    before, after, chance = (
-        likeness(images, start.images),
-        likeness(images, found.images),
-        likeness(others, found.images),
-    )
-    assert (before, after, chance) == (0, 0, 0)
-    assert found.trace["residual"][-1] < 0.2 * found.trace["residual"][0]
+    # measured: 0.26 at the start, 0.51 and in the span 0.47 after it; other digits 0.30 and 0.33
+    assert likeness(images, found.images) > likeness(images, start.images) + 0.12
+    assert likeness(images, found.images) > likeness(others, found.images) + 0.07
+    assert found.trace["residual"][-1] < 0.1 * found.trace["residual"][0]  # measured: 0.025
     assert found.trace["residual"][-1] == pytest.approx(found.loss, rel=0.1)
     assert torch.equal(found.labels, start.labels)
     assert len(found.notes) == (2 if subspace else 1)
@@ -253,12 +250,9 @@ def test_a_run_with_weight_decay_finds_images_like_the_true_ones() -> None:
     images, _, others, _ = digits()
     start = noise(released(weight_decay=0.01), 10, 0.1)
     found = Stationarity(steps=300, lr=0.02)(start)
-    before, after, chance = (
-        likeness(images, start.images),
-        likeness(images, found.images),
-        likeness(others, found.images),
-    )
-    assert (before, after, chance) == (0, 0, 0)
+    # measured: 0.21 at the start, 0.36 after it; other digits 0.23
+    assert likeness(images, found.images) > likeness(images, start.images) + 0.08
+    assert likeness(images, found.images) > likeness(others, found.images) + 0.06
     assert "0.01" in found.notes[0]
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from jsonargparse import ArgumentParser
 from torch import nn
 
-from lit_recon.attacks.trainset.base import TrainsetAttack
+from lit_recon.attacks.trainset import TrainsetAttack
 from lit_recon.attacks.trainset.training import Training
 from lit_recon.data.sources import Digits, ImageSource
 from lit_recon.data.splits import Pool

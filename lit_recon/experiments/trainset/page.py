@@ -165,8 +165,8 @@ def _landscape(study: TrainsetStudy) -> list[Panel]:
             [Picture(drawn, "Distances and SSIM over the share of the truth in the start", "landscape.svg")],
             note="The residuals of different attacks have units of their own, and at the start the multipliers of an "
             "attack that has some are random. Stationarity with the best multipliers is measured alike for all "
-            "attacks: the distance of the released weights from the nearest combination of the candidates' gradients with "
-            "multipliers of at least 0, over the norm of the weights.",
+            "attacks: the distance of the released weights from the nearest combination of the candidates' gradients "
+            "with multipliers of at least 0, over the norm of the weights.",
         )
     ]
 

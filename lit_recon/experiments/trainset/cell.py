@@ -34,6 +34,7 @@ from lit_recon.io.files import write_text
 from lit_recon.io.tensors import TensorFormat
 from lit_recon.modules.attack_state import run_attack
 from lit_recon.records import Reconstruction
+from lit_recon.reporting.record import read_json
 from lit_recon.training.progress import Progress
 
 #: Files of a cell.
@@ -128,7 +129,7 @@ class _Work:
         images = {"candidates": pool, "matched": pool[found.nearest], "truths": truth}
         extra = {"labels": examples.labels, "candidate_labels": torch.cat([one.labels for one in restarts])}
         IMAGES_FORMAT.write(self.folder / IMAGES, {**{k: v.float() for k, v in images.items()}, **extra}, {})
-        bases = score.baselines(truth, examples.public, mean, found.pool)
+        bases = self.baselines(found.pool)
         return {
             **cell.identity(),
             "start_described": self.run.settings.starts[cell.start].describe(cell.share),
@@ -149,6 +150,14 @@ class _Work:
             "seconds": time.perf_counter() - began,
             "attack_seconds": sum(one.seconds for one in restarts),
         }
+
+    def baselines(self, pool: int) -> dict[str, score.PairScores]:
+        """Scores without an attack; all cells of a model share them in a file beside it."""
+        path = self.model / f"baselines_{pool}.json"
+        if not path.is_file():
+            found = score.baselines(self.examples.images, self.examples.public, self.examples.mean, pool)
+            write_text(path, json.dumps({name: asdict(own) for name, own in found.items()}))
+        return {name: score.PairScores(**own) for name, own in read_json(path).items()}
 
     def restart(self, start: Candidates, name: str) -> Restart:
         """The attack from one start; read from its file where it has finished before."""

@@ -89,7 +89,7 @@ class _Stationary(TrainsetAttack):
 
     steps: int = 3000
     optimizer: Literal["adam", "sgd"] = "adam"
-    lr: float = 0.003
+    lr: float = 0.01
     alpha: float = 20.0
     subspace: bool = False
 

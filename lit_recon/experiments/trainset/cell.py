@@ -46,7 +46,7 @@ _POINTS = 200
 
 
 @dataclass(frozen=True)
-class Restart:
+class RestartResult:
     """The result of one start: candidates `(m, c, h, w)` in [0, 1], what the attacker sees of them, and the cost.
 
     Attributes:
@@ -159,14 +159,14 @@ class _Work:
             write_text(path, json.dumps({name: asdict(own) for name, own in found.items()}))
         return {name: score.PairScores(**own) for name, own in read_json(path).items()}
 
-    def restart(self, start: Candidates, name: str) -> Restart:
+    def restart(self, start: Candidates, name: str) -> RestartResult:
         """The attack from one start; read from its file where it has finished before."""
         path, state = self.folder / f"{name}.safetensors", self.folder / f"{name}.pt"
         if path.is_file():
             header, tensors = _RUN_FORMAT.read(path)
             images = tensors["images"].to(start.like)
             own = {key: header[key] for key in ("loss", "curve", "notes", "seconds")}
-            return Restart(images=images, labels=tensors["labels"], **own)
+            return RestartResult(images=images, labels=tensors["labels"], **own)
         attack = self.run.settings.attacks[self.run.cell.attack]
         progress = Progress(attack.steps, f"{self.run.cell.describe()}, {name}", "steps")
 
@@ -231,7 +231,7 @@ class _Work:
             for place, nearest in enumerate(found.nearest)
         ]
 
-    def _selected(self, seen: ReleasedModel, start: Candidates, one: Restart) -> dict[str, Any]:
+    def _selected(self, seen: ReleasedModel, start: Candidates, one: RestartResult) -> dict[str, Any]:
         own = score.score_pool(self.examples.images, one.images, self.examples.mean).scores.summary()
         ends = {
             "before": score.stationarity(seen, start.images, start.labels),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_recon.experiments.trainset.plots import gallery, landscape_plots, quality_plots, start_plot
-from lit_recon.experiments.trainset.results import DISTANCES, TABLE, Mean, TrainsetStudy
+from lit_recon.experiments.trainset.results import DISTANCES, TABLE, SeedMean, TrainsetStudy
 from lit_recon.experiments.trainset.score import BEST, GOOD, SAME_POOL
 from lit_recon.experiments.trainset.settings import PLAIN
 from lit_recon.reporting.pages import Page, Panel, Picture, TableCell, knowledge_panel, notes_panels
@@ -181,7 +181,7 @@ def _quality(study: TrainsetStudy) -> list[Panel]:
         cells = []
         for name in names:
             before, after = group.before_and_after(name)
-            cells += [Mean.of(before).text(), Mean.of(after).text()] if before else [ABSENT, ABSENT]
+            cells += [SeedMean.of(before).text(), SeedMean.of(after).text()] if before else [ABSENT, ABSENT]
         rows.append([group.title, *cells, group.mean("scores", "best_ssim").text()])
     header = [f"{DISTANCES[name]}, {place}" for name in names for place in ("start", "end")]
     return [
@@ -238,7 +238,7 @@ def _selection(study: TrainsetStudy) -> list[Panel]:
     ]
 
 
-def _missed(own: Mapping[str, Mean]) -> float:
+def _missed(own: Mapping[str, SeedMean]) -> float:
     return own["truth"].value - max(mean.value for name, mean in own.items() if name != "truth")
 
 

@@ -32,14 +32,14 @@ _REMEDY = "delete it and run the study again, which keeps its other cells"
 
 
 @dataclass(frozen=True)
-class Mean:
+class SeedMean:
     """A mean over training seeds, and the half length of its 95 % interval; None for one seed."""
 
     value: float
     half: float | None
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Mean:
+    def of(cls, values: Sequence[float]) -> SeedMean:
         """Of one value per seed."""
         n, value = len(values), fmean(values)
         spread = interval_of_mean(n, n, value, (n - 1) * stdev(values) ** 2) if n > 1 else None
@@ -71,9 +71,9 @@ class TrainsetGroup:
         defended = "" if self.defense == PLAIN else f", {self.defense}"
         return f"{self.attack} from {self.start}{'' if self.share in (0, 1) else f' {self.share:g}'}{defended}"
 
-    def mean(self, *path: str) -> Mean:
+    def mean(self, *path: str) -> SeedMean:
         """Of an entry of every cell."""
-        return Mean.of([float(_entry(cell, path)) for cell in self.cells])
+        return SeedMean.of([float(_entry(cell, path)) for cell in self.cells])
 
     def before_and_after(self, quantity: str) -> tuple[list[float], list[float]]:
         """A distance at the start and at the end, one value per cell; empty where it is not known."""
@@ -84,20 +84,20 @@ class TrainsetGroup:
         before, after = ([fmean(pair[place] for pair in own) for own in known] for place in (0, 1))
         return before, after
 
-    def selections(self) -> dict[str, Mean]:
-        """Mean SSIM of the candidates that every selection chooses; empty for one restart."""
+    def selections(self) -> dict[str, SeedMean]:
+        """SeedMean SSIM of the candidates that every selection chooses; empty for one restart."""
         names = self.cells[0]["selections"]
         found = {name: [cell["selections"][name].get("ssim", 0.0) for cell in self.cells] for name in names}
-        return {name: Mean.of(values) for name, values in found.items()}
+        return {name: SeedMean.of(values) for name, values in found.items()}
 
-    def selection(self) -> tuple[Mean, Mean] | None:
-        """Mean SSIM of the best images of the restart with the least loss, and of the best one; None for one start."""
+    def selection(self) -> tuple[SeedMean, SeedMean] | None:
+        """SeedMean SSIM of the best images of the restart with the least loss, and of the best one; None for one start."""
         if any(len(cell["restarts"]) < 2 for cell in self.cells):
             return None
         losses = [[one["loss"] for one in cell["restarts"]] for cell in self.cells]
         values = [[one["scores"]["best_ssim"] for one in cell["restarts"]] for cell in self.cells]
         seen = [own[loss.index(min(loss))] for own, loss in zip(values, losses, strict=True)]
-        return Mean.of(seen), Mean.of([max(own) for own in values])
+        return SeedMean.of(seen), SeedMean.of([max(own) for own in values])
 
     def claims(self) -> dict[str, Any]:
         """Rates of true and false positives of the test for members, over all cells."""

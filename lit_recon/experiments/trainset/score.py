@@ -168,12 +168,16 @@ def selections(restarts: Sequence[Reconstruction], truth: Tensor, mean: Tensor) 
     """
     if len(restarts) < 2:
         return {}
-    ranked = {"residual": by_residual(restarts), "agreement": by_agreement(restarts), "clusters": by_clusters(restarts)}
+    ranked = {
+        "residual": by_residual(restarts),
+        "agreement": by_agreement(restarts, mean),
+        "clusters": by_clusters(restarts, mean),
+    }
     found: dict[str, dict[str, float | int]] = {}
     for name, candidates in ranked.items():
-        images = distinct(candidates).images[:BEST].clamp(0, 1)
+        images = distinct(candidates, mean).images[:BEST].clamp(0, 1)
         found[name] = {"n": len(images), **(_shown(images, truth, mean).summary() if len(images) else {})}
-    pool = distinct(ranked["residual"]).images
+    pool = distinct(ranked["residual"], mean).images
     order = torch.tensor(_shown(pool, truth, mean).ssim).argsort(descending=True, stable=True)[:BEST]
     return {**found, "truth": _shown(pool[order], truth, mean).summary()}
 

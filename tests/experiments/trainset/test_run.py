@@ -20,7 +20,7 @@ from lit_recon.data.sources import Digits
 from lit_recon.errors import ConfigError
 from lit_recon.experiments.trainset import run as command
 from lit_recon.experiments.trainset.released import candidates_of, network_of, training_set
-from lit_recon.experiments.trainset.results import Mean, TrainsetStudy
+from lit_recon.experiments.trainset.results import SeedMean, TrainsetStudy
 from lit_recon.experiments.trainset.settings import (
     KnownSettings,
     MembershipTest,
@@ -268,7 +268,7 @@ def test_knowledge_is_granted_or_not() -> None:
 
 
 def test_a_mean_over_seeds_has_an_interval() -> None:
-    assert Mean.of([0.5]).text() == "0.5"
-    found = Mean.of([0.25, 0.75])
+    assert SeedMean.of([0.5]).text() == "0.5"
+    found = SeedMean.of([0.25, 0.75])
     assert found.value == 0.5
     assert found.half == pytest.approx(12.706 * 0.25, rel=1e-3)  # Student's t with one degree of freedom

@@ -85,13 +85,13 @@ class TrainsetGroup:
         return before, after
 
     def selections(self) -> dict[str, SeedMean]:
-        """SeedMean SSIM of the candidates that every selection chooses; empty for one restart."""
+        """Mean SSIM of the candidates that every selection chooses; empty for one restart."""
         names = self.cells[0]["selections"]
         found = {name: [cell["selections"][name].get("ssim", 0.0) for cell in self.cells] for name in names}
         return {name: SeedMean.of(values) for name, values in found.items()}
 
     def selection(self) -> tuple[SeedMean, SeedMean] | None:
-        """SeedMean SSIM of the best images of the restart with the least loss, and of the best one; None for one start."""
+        """Mean SSIM of the best images of the restart with the least loss, and of the best one; None for one start."""
         if any(len(cell["restarts"]) < 2 for cell in self.cells):
             return None
         losses = [[one["loss"] for one in cell["restarts"]] for cell in self.cells]

@@ -21,6 +21,7 @@ _PAGES = {
     "attack run": "lit_recon.reporting.pages:build_report",
     "attack evaluate": f"{_EXPERIMENTS}.evaluate.page:build_evaluation",
     "attack bounds": f"{_EXPERIMENTS}.two_layer.page:write_page",
+    "attack trainset": f"{_EXPERIMENTS}.trainset.page:write_page",
     "reconn run": f"{_EXPERIMENTS}.released_attack.page:write_page",
     "reconn factors": f"{_EXPERIMENTS}.factors.page:write_page",
     "reconn glm": f"{_EXPERIMENTS}.glm.page:write_page",

@@ -35,7 +35,7 @@ def advantage(scores: Array, members: Array) -> Estimate:
     """
     scores, members = _checked(scores, members)
     right = int(((scores > 0) == (members == 1)).sum())
-    return Estimate(*(2 * value - 1 for value in _binomial(right, len(scores))))
+    return Estimate(*(2 * value - 1 for value in binomial_rate(right, len(scores))))
 
 
 def area_under_roc(scores: Array, members: Array) -> Estimate:
@@ -75,10 +75,11 @@ def true_positive_rate(scores: Array, members: Array, false_positive_rate: float
     false, true, _ = roc_curve(members, scores, drop_intermediate=False)
     best = float(true[false <= false_positive_rate + 1e-12].max())
     n_members = int(members.sum())
-    return _binomial(round(best * n_members), n_members)
+    return binomial_rate(round(best * n_members), n_members)
 
 
-def _binomial(successes: int, n: int) -> Estimate:
+def binomial_rate(successes: int, n: int) -> Estimate:
+    """The share of `successes` in `n` independent trials, with the interval of Clopper and Pearson."""
     interval = binomtest(successes, n).proportion_ci(_CONFIDENCE, method="exact")
     return Estimate(successes / n, float(interval.low), float(interval.high))
 

@@ -34,6 +34,7 @@ def marked(config_text: str, command: str = "") -> str:
 _OF_STUDIES = (
     *("cells", "utility", "generators", "failed", "figures", "study.json", "grid.json", "evaluation.csv"),
     *("bounds.json", "bounds.csv", "factors.json", "factors.csv", "rero.json", "rero.csv"),
+    *("models", "images.csv"),
 )
 
 

@@ -1,1 +1,22 @@
 """Attacks on a released model by someone who knows none of its training images."""
+
+from __future__ import annotations
+
+from lit_recon.attacks.trainset.base import Candidates, ReleasedModel, TrainsetAttack
+from lit_recon.attacks.trainset.bilevel import DampedBilevel, ImplicitBilevel, UnrolledBilevel
+from lit_recon.attacks.trainset.kkt import MarginKKT, Stationarity
+from lit_recon.attacks.trainset.known_start import KnownStart
+from lit_recon.attacks.trainset.training import Training
+
+__all__ = [
+    "Candidates",
+    "DampedBilevel",
+    "ImplicitBilevel",
+    "KnownStart",
+    "MarginKKT",
+    "ReleasedModel",
+    "Stationarity",
+    "Training",
+    "TrainsetAttack",
+    "UnrolledBilevel",
+]

@@ -1,0 +1,353 @@
+"""The owner's side of an attack on a training set: images, training, and what is released."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from lit_recon.attacks.trainset.base import Candidates, ReleasedModel
+from lit_recon.attacks.trainset.training import Task, Training, Weights, accuracy, losses
+from lit_recon.data import ImageSet
+from lit_recon.data.dataset import seeded_generator
+from lit_recon.data.sources import ImageSource
+from lit_recon.data.splits import in_pool, sample_victims
+from lit_recon.errors import ConfigError, MissingDataError, ShapeError, UnsupportedModelError
+from lit_recon.experiments.trainset.settings import ReleasedKey, TrainsetSettings
+from lit_recon.experiments.trainset.starts import Start, StartMaterial
+from lit_recon.io.tensors import TensorFormat, read_tensors
+from lit_recon.metrics import MeanImage
+from lit_recon.training.progress import Progress
+
+#: Released weights and the start of their training.
+MODEL_FORMAT = TensorFormat("lit_recon.trainset", "released model", "run the study again, which trains it")
+#: Name of a model's file in its folder.
+MODEL_FILE = "model.safetensors"
+#: Images that pass through a network at a time, to measure its accuracy.
+_CHUNK = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingSet:
+    """A training set and what it is compared with; images `(n, c, h, w)` of the study's dtype, in [0, 1].
+
+    Attributes:
+        images, labels: of training, sorted by label.
+        ids: positions of the images in the test split; -1 where they are unknown.
+        others: as many other images, with the same labels.
+        public: public images, `(N, c, h, w)` in bytes.
+        public_labels: `(N,)`.
+        mean: of the public images, `(c, h, w)`.
+        n_classes: number of labels.
+    """
+
+    images: Tensor
+    labels: Tensor
+    ids: Tensor
+    others: Tensor
+    public: Tensor
+    public_labels: Tensor
+    mean: Tensor
+    n_classes: int
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """`(c, h, w)`."""
+        channels, height, width = self.images.shape[1:]
+        return channels, height, width
+
+    def without(self, index: int) -> tuple[Tensor, Tensor]:
+        """Images and labels of training without one."""
+        kept = torch.arange(len(self.labels), device=self.labels.device) != index
+        return self.images[kept], self.labels[kept]
+
+
+#: The data that were read last: all cells of a study use the same.
+_LOADED: dict[str, tuple[ImageSet, ImageSet]] = {}
+
+
+def _loaded(source: ImageSource) -> tuple[ImageSet, ImageSet]:
+    name = repr(source)
+    if name not in _LOADED:
+        _LOADED.clear()
+        _LOADED[name] = source.load()
+    return _LOADED[name]
+
+
+def training_set(settings: TrainsetSettings, seed: int) -> TrainingSet:
+    """The training set of a seed and what it is compared with; a ConfigError where there are too few images."""
+    public, test = (_relabelled(images, settings.examples.classes) for images in _loaded(settings.data))
+    n_classes, wanted = public.n_classes, settings.examples.per_class
+    pool = test.subset(in_pool(test, settings.examples.pool))
+    counts = torch.bincount(pool.labels, minlength=n_classes)
+    if settings.released is None and int(counts.min()) < 2 * wanted:
+        raise ConfigError(
+            f"{wanted} training images and as many others of each label need {2 * wanted} images in the pool "
+            f"{settings.examples.pool}, which has {int(counts.min())} of one label: lower examples.per_class, or "
+            "choose the pool all"
+        )
+    n = wanted * n_classes
+    if settings.examples.n_public is not None and settings.examples.n_public < len(public):
+        public = public.subset(sample_victims(public.labels, settings.examples.n_public))
+    like = torch.zeros(0, dtype=getattr(torch, settings.dtype), device=settings.device)
+    mean = MeanImage.from_images(public.images).image.to(like)
+    if settings.released is not None:
+        images, labels, ids = _given(settings, test.image_shape, n_classes)
+        others = pool.subset(_others_like(labels, pool.labels, seed)).pixels()
+    else:
+        drawn = sample_victims(pool.labels, 2 * n, seed)
+        chosen, rest = (part[pool.labels[part].argsort(stable=True)] for part in drawn.split(n))
+        images, labels, others = pool.pixels(chosen), pool.labels[chosen], pool.pixels(rest)
+        ids = in_pool(test, settings.examples.pool)[chosen]
+    return TrainingSet(
+        images.to(like), labels.to(like.device), ids, others.to(like), public.images, public.labels, mean, n_classes
+    )
+
+
+def _relabelled(images: ImageSet, classes: Mapping[int, int] | None) -> ImageSet:
+    if classes is None:
+        return images
+    unknown = [number for number in classes if not 0 <= number < images.n_classes]
+    if unknown:
+        raise ConfigError(f"examples.classes names classes {unknown}; {images.name} has 0 to {images.n_classes - 1}")
+    table = torch.full((images.n_classes,), -1).index_copy(
+        0, torch.tensor([*classes]), torch.tensor([*classes.values()])
+    )
+    kept = torch.nonzero(table[images.labels] >= 0).flatten()
+    names = [
+        " ".join(images.class_names[number] for number, own in classes.items() if own == label)
+        for label in range(max(classes.values()) + 1)
+    ]
+    return ImageSet(images.images[kept], table[images.labels[kept]], names, images.name)
+
+
+def _given(
+    settings: TrainsetSettings, image_shape: tuple[int, int, int], n_classes: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The training set of a model that was trained elsewhere."""
+    assert settings.released is not None
+    path = settings.released.examples
+    found = read_tensors(path, "training images", "give a .safetensors file with images and labels")
+    if not {"images", "labels"} <= found.keys():
+        raise MissingDataError(f"{path} must hold images and labels; it holds {', '.join(found) or 'nothing'}")
+    images, labels = found["images"], found["labels"].long()
+    if images.shape[1:] != image_shape or labels.shape != images.shape[:1] or not len(labels):
+        raise ShapeError(
+            f"{path} must hold images (n, {', '.join(map(str, image_shape))}) and labels (n,); got "
+            f"{tuple(images.shape)} and {tuple(labels.shape)}"
+        )
+    if not 0 <= images.min() <= images.max() <= 1 or not 0 <= labels.min() <= labels.max() < n_classes:
+        raise ShapeError(f"{path} must hold images in [0, 1] and labels 0 to {n_classes - 1}")
+    order = labels.argsort(stable=True)
+    return images[order], labels[order], torch.full_like(labels, -1)
+
+
+def _others_like(labels: Tensor, pool: Tensor, seed: int) -> Tensor:
+    """Indices of images of a pool with the same labels; a ConfigError where a label has too few."""
+    generator, found = seeded_generator(seed, "others"), []
+    for label in labels.unique():
+        members, wanted = torch.nonzero(pool == label).flatten(), int((labels == label).sum())
+        if len(members) < wanted:
+            raise ConfigError(f"the pool has {len(members)} images of label {int(label)}; {wanted} are needed")
+        found.append(members[torch.randperm(len(members), generator=generator)[:wanted]])
+    return torch.cat(found)
+
+
+def network_of(settings: TrainsetSettings, examples: TrainingSet, seed: int) -> nn.Module:
+    """The architecture with initial weights of this seed; subtracts the public mean image if it subtracts one."""
+    n_outputs = examples.n_classes if settings.training.task == "multiclass" else 1
+    generator = seeded_generator(seed, "weights")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(generator.initial_seed())
+        try:
+            network = settings.network(examples.image_shape, n_outputs)
+            mean = getattr(network, "mean", None)
+            if isinstance(mean, Tensor) and tuple(mean.shape) == examples.image_shape:
+                mean.copy_(examples.mean)
+            if callable(initialize := getattr(network, "initialize", None)):
+                initialize(generator)
+            outputs = network.to(examples.images).eval()(examples.images[:1])
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UnsupportedModelError(
+                f"the network cannot be built from image_shape={examples.image_shape} and n_outputs={n_outputs}, or "
+                f"does not take such images ({' '.join(str(error).split())}): give a class that does"
+            ) from error
+    if tuple(outputs.shape) != (1, n_outputs):
+        raise ShapeError(f"the network must return {n_outputs} outputs per image; got {tuple(outputs.shape)}")
+    return network
+
+
+def initial_weights(network: nn.Module) -> Weights:
+    """The weights of a network by parameter name."""
+    return {name: weight.detach().clone() for name, weight in network.named_parameters()}
+
+
+@torch.no_grad()
+def public_accuracy(task: Task, network: nn.Module, weights: Weights, examples: TrainingSet) -> float:
+    """Share of the public images that are classified correctly."""
+    parts = (
+        functional_call(network, weights, (images.to(examples.images) / 255,)).cpu()
+        for images in examples.public.split(_CHUNK)
+    )
+    return accuracy(task, torch.cat([*parts]), examples.public_labels)
+
+
+@dataclass(frozen=True)
+class ModelTraining:
+    """Trains one released model of a study, without one image where it is to be left out."""
+
+    settings: TrainsetSettings
+    key: ReleasedKey
+    training: Training
+
+    def __call__(self, folder: Path) -> str:
+        """Write the model's file; its training loss in words."""
+        if self.settings.threads is not None:
+            torch.set_num_threads(self.settings.threads)
+        examples = training_set(self.settings, self.key.seed)
+        network = network_of(self.settings, examples, self.key.seed)
+        if self.settings.released is not None:
+            header = self._given(folder, network, examples)
+        else:
+            header = self._trained(folder / MODEL_FILE, network, examples, (examples.images, examples.labels))
+        return f"training loss {header['loss']:.3g}"
+
+    def without(self, folder: Path, examples: TrainingSet, index: int) -> Path:
+        """The file of the model trained without one image from the same start; trained where it is not there yet."""
+        path = folder / f"without_{index}.safetensors"
+        if not path.is_file():
+            network = network_of(self.settings, examples, self.key.seed)
+            self._trained(path, network, examples, examples.without(index))
+        return path
+
+    def _trained(
+        self, path: Path, network: nn.Module, examples: TrainingSet, data: tuple[Tensor, Tensor]
+    ) -> dict[str, Any]:
+        start, began = initial_weights(network), time.perf_counter()
+        progress = Progress(self.training.steps, "training", "steps")
+        noise = seeded_generator(self.key.seed, "noise")
+        found = self.training.run(network, *data, start, lambda loss: progress.advance(1, loss=loss), noise)
+        progress.close()
+        return self._write(path, network, examples, found.weights, start, found.loss, found.steps, began)
+
+    def _given(self, folder: Path, network: nn.Module, examples: TrainingSet) -> dict[str, Any]:
+        began, files = time.perf_counter(), self.settings.released
+        assert files is not None
+        kind, remedy = "released weights", "give weights by parameter name"
+        weights = _on(read_tensors(files.weights, kind, remedy), examples.images)
+        start = _on(read_tensors(files.start, "initial weights", remedy), examples.images) if files.start else {}
+        known = ReleasedModel(
+            network,
+            weights,
+            self.settings.training.task,
+            examples.image_shape,
+            examples.n_classes,
+            examples.mean,
+            len(examples.labels),
+            start=start or None,
+        )
+        with torch.no_grad():
+            loss = losses(known.task, known.outputs(weights, examples.images), examples.labels).mean()
+        return self._write(folder / MODEL_FILE, network, examples, weights, start, float(loss), 0, began)
+
+    def _write(
+        self,
+        path: Path,
+        network: nn.Module,
+        examples: TrainingSet,
+        weights: Weights,
+        start: Weights,
+        loss: float,
+        steps: int,
+        began: float,
+    ) -> dict[str, Any]:
+        right = public_accuracy(self.training.task, network, weights, examples)
+        header: dict[str, Any] = {
+            "loss": loss,
+            "steps": steps,
+            "accuracy": right,
+            "seconds": time.perf_counter() - began,
+        }
+        header["epsilon"] = self.training.epsilon if self.training.epsilon < torch.inf else None
+        parts = {"weights": weights, "start": start}
+        tensors = {f"{part}.{name}": value for part, own in parts.items() for name, value in own.items()}
+        MODEL_FORMAT.write(path, tensors, header)
+        return header
+
+
+def _on(tensors: Mapping[str, Tensor], like: Tensor) -> Weights:
+    return {name: value.to(like) for name, value in tensors.items()}
+
+
+def read_released(
+    settings: TrainsetSettings, training: Training, examples: TrainingSet, network: nn.Module, path: Path, n: int
+) -> ReleasedModel:
+    """What the attacker sees of a model whose file is there, trained on `n` images."""
+    header, tensors = MODEL_FORMAT.read(path)
+    tensors = _on(tensors, examples.images)
+    weights, start = (
+        {name.removeprefix(part): value for name, value in tensors.items() if name.startswith(part)}
+        for part in ("weights.", "start.")
+    )
+    return seen_of(settings, training, examples, network, weights, start or None, float(header["loss"]), n)
+
+
+def seen_of(
+    settings: TrainsetSettings,
+    training: Training,
+    examples: TrainingSet,
+    network: nn.Module,
+    weights: Weights,
+    start: Weights | None,
+    loss: float,
+    n: int,
+) -> ReleasedModel:
+    """What the attacker sees of released weights, as `settings.known` grants it."""
+    known = settings.known
+    return ReleasedModel(
+        network,
+        weights,
+        training.task,
+        examples.image_shape,
+        examples.n_classes,
+        examples.mean,
+        n,
+        weight_decay=training.weight_decay if known.weight_decay else None,
+        loss=loss if known.loss else None,
+        training=training if known.training else None,
+        start=start if known.start else None,
+    )
+
+
+def candidates_of(
+    settings: TrainsetSettings,
+    seen: ReleasedModel,
+    examples: TrainingSet,
+    start: Start,
+    share: float,
+    seed: int,
+    restart: int,
+) -> Candidates:
+    """The start of one restart: labels in the proportions of the training set, and images of this kind of start."""
+    repeats, drawn = settings.candidates, seeded_generator(seed, "start", restart)
+    orders = [_shuffled_within_labels(examples.labels, drawn) for _ in range(repeats)]
+    material = StartMaterial(
+        examples.images.repeat(repeats, 1, 1, 1),
+        torch.cat([examples.others[order] for order in orders]),
+        examples.mean,
+        drawn,
+    )
+    attack_seed = int(torch.randint(2**31, (), generator=seeded_generator(seed, "attack", restart)))
+    return Candidates(seen, start.images(material, share), examples.labels.repeat(repeats), attack_seed)
+
+
+def _shuffled_within_labels(labels: Tensor, generator: torch.Generator) -> Tensor:
+    """A permutation of positions that keeps every label; `labels` are sorted."""
+    drawn = torch.rand(len(labels), generator=generator, dtype=torch.float64).to(labels.device)
+    return (labels + drawn / 2).argsort()

@@ -1,0 +1,124 @@
+"""`attack.py trainset`: train and release models, reconstruct their training sets, score and report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from lit_recon.attacks.trainset.training import Training
+from lit_recon.errors import LitReconError
+from lit_recon.experiments.call import Call
+from lit_recon.experiments.configuration import SAME_RUN, settings_parser
+from lit_recon.experiments.engine.cluster import ClusterSettings
+from lit_recon.experiments.engine.pieces import Piece
+from lit_recon.experiments.engine.runner import StudyRunner
+from lit_recon.experiments.trainset.cell import RESULTS, TrainsetCellRun
+from lit_recon.experiments.trainset.page import write_page
+from lit_recon.experiments.trainset.plots import gallery
+from lit_recon.experiments.trainset.released import (
+    MODEL_FILE,
+    ModelTraining,
+    candidates_of,
+    initial_weights,
+    network_of,
+    seen_of,
+    training_set,
+)
+from lit_recon.experiments.trainset.results import STUDY, TABLE, TrainsetStudy
+from lit_recon.experiments.trainset.settings import (
+    PLAIN,
+    ReleasedKey,
+    TrainsetCell,
+    TrainsetSettings,
+    build_cells,
+    released_models,
+    trainings,
+)
+from lit_recon.io.files import write_text
+from lit_recon.modules.loggers import finish, log_grid, log_numbers
+from lit_recon.reporting.provenance import environment
+from lit_recon.reporting.writing import write_metrics
+from lit_recon.training.trainer import TrainerSettings
+
+#: Settings with which a study grows: more attacks, starts, defenses or seeds, or changes that no result depends on.
+_GROWS = ("attacks", "starts", "defenses", "seeds", "threads", "device")
+
+
+def parser(program: str) -> ArgumentParser:
+    """The command's settings."""
+    purpose = "Reconstruct the training sets of released models."
+    return settings_parser(program, purpose, TrainsetSettings, ClusterSettings)
+
+
+def execute(arguments: ArgumentParser, values: Namespace) -> None:
+    """Train the missing models, run the cells without results, and write the page."""
+    call = Call(arguments, values, "trainset")
+    settings, cluster = call.settings(TrainsetSettings), call.settings(ClusterSettings)
+    cluster.check(arguments.prog)
+    procedures = trainings(settings, call.own)
+    checked(settings, procedures)
+    models, cells = released_models(settings, call.own), build_cells(settings, call.own)
+    runs = [TrainsetCellRun(settings, cell, procedures[cell.model.defense]) for cell in cells]
+    pieces = [_model_piece(settings, key, procedures[key.defense]) for key in models]
+    path = call.folder.path
+    study = StudyRunner([*pieces, *(run.piece for run in runs)], path)
+    study.open(call.config, settings.overwrite, (*SAME_RUN, *_GROWS))
+    print(f"study       {study.progress()}, {len(models)} of them trainings")
+    failed = cluster.run(study, TrainerSettings("cpu", threads=settings.threads))
+    study.require([piece for piece in failed if not study.is_settled(piece)])
+    write_text(path / STUDY, json.dumps(_description(settings, study, cells), indent=2))
+    found = TrainsetStudy.read(path)
+    write_text(path / TABLE, found.csv_text())
+    record, loggers = found.record(), call.loggers()
+    log_numbers(loggers, record)
+    log_grid(loggers, "reconstructions", gallery(found, found.best), 0)
+    finish(loggers)
+    write_metrics(study.folder, {**record, **environment()})
+    print("\n".join(found.summary()))
+    print(f"report      {write_page(path)}")
+
+
+def _model_piece(settings: TrainsetSettings, key: ReleasedKey, training: Training) -> Piece:
+    title = f"model, seed {key.seed}" + ("" if key.defense == PLAIN else f", {key.defense}")
+    return Piece(key.folder, title, ModelTraining(settings, key, training), results=(MODEL_FILE,))
+
+
+def checked(settings: TrainsetSettings, procedures: Mapping[str, Training]) -> None:
+    """Refuse settings that do not fit each other or the data, and attacks that do not apply, before any training.
+
+    Attacks are checked on an untrained network, as if its training had ended as planned. A LitReconError names the
+    attack and the assumption.
+    """
+    seed = settings.seeds.first
+    examples, training = training_set(settings, seed), procedures[PLAIN]
+    network = network_of(settings, examples, seed)
+    weights = initial_weights(network)
+    seen = seen_of(settings, training, examples, network, weights, weights, training.until, len(examples.labels))
+    for name, start in settings.starts.items():
+        for share in start.truth_shares():
+            given = candidates_of(settings, seen, examples, start, share, seed, 0)
+            for attack_name, attack in settings.attacks.items():
+                try:
+                    attack.check(given)
+                except LitReconError as error:
+                    raise type(error)(f"attacks.{attack_name}, starts.{name}: {error}") from error
+
+
+def _description(settings: TrainsetSettings, study: StudyRunner, cells: Sequence[TrainsetCell]) -> dict[str, Any]:
+    """Information for the page beyond the cells."""
+    there = [cell for cell in cells if (study.folder.path / cell.folder / RESULTS).is_file()]
+    refused = {
+        cell.describe(): json.loads(path.read_text(encoding="utf-8"))["reason"]
+        for cell in cells
+        if cell not in there and (path := study.folder.failure(cell.folder)).is_file()
+    }
+    return {
+        "cells": [f"{cell.folder}/{RESULTS}" for cell in there],
+        "refused": refused,
+        "known": vars(settings.known),
+        "truth_in_start": sorted({cell.start for cell in cells if cell.share > 0}),
+        "elsewhere": settings.released is not None,
+    }

@@ -25,21 +25,6 @@ Way = Literal["loop", "vmap"]
 Execution = Literal["auto", "loop", "vmap"]
 
 
-class Seen(Protocol):
-    """What the results of an attack must have the size of: an observation of a client, or candidates."""
-
-    @property
-    def n_examples(self) -> int: ...
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]: ...
-
-    @property
-    def like(self) -> Tensor:
-        """A tensor of the dtype and device of the attack."""
-        ...
-
-
 class AttackState(Protocol):
     """State of a running attack: what a driver reads, saves and restores."""
 
@@ -152,6 +137,8 @@ class AttackRun:
     """An attack set up on some observations.
 
     Attributes:
+        observations: of clients' updates; or others with the number and shape of the images that are returned, such as
+            candidates for the training images of a released model.
         compute: returns the reconstructions, after the last iteration.
         n_steps: total number of iterations; 0 for an attack without iterations.
         state: None for an attack without iterations.
@@ -161,7 +148,7 @@ class AttackRun:
         victims: positions of the observations that the iterations are for; None: all.
     """
 
-    observations: Sequence[Seen]
+    observations: Sequence[Any]
     compute: Callable[[], list[Reconstruction]]
     n_steps: int = 0
     state: AttackState | None = None

@@ -16,13 +16,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
-from lit_recon.attacks.base import AttackRun, AttackState, Curve, Seen, Way
+from lit_recon.attacks.base import AttackRun, AttackState, Curve, Way
 from lit_recon.errors import CorruptFileError
 from lit_recon.io.files import write_bytes
 from lit_recon.records import Reconstruction
 from lit_recon.training.progress import Interrupted, deferred_interruption
 
-S = TypeVar("S", bound=Seen, contravariant=True)
+S = TypeVar("S", contravariant=True)
 
 
 class Steppable(Protocol[S]):

@@ -1,4 +1,4 @@
-"""What an attacker sees of a released model, and the interface of attacks on its whole training set."""
+"""Released models as attackers see them, and the interface of attacks on their whole training sets."""
 
 from __future__ import annotations
 

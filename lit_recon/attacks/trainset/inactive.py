@@ -1,4 +1,4 @@
-"""The whole training set, exactly, from the change of a first layer with ReLU, by the neurons that images leave inactive.
+"""The whole training set, exactly, from the change of a first layer with ReLU, by the neurons that stay inactive.
 
 Gradient descent changes every row of a first linear layer by a combination of the training images, in which an image
 that never activates the neuron has no part. In the span of the change, the rows of all these neurons lie in one
@@ -47,7 +47,7 @@ _OUTSIDE = 1e-2
 #: Least share of an image's rows without a part in it whose neurons it leaves inactive at the end.
 _CONSISTENT = 0.9
 #: Share of a guess's rows that a hyperplane is fitted to.
-_DRAWN = .9
+_DRAWN = 0.9
 #: Normals whose cosine is above one minus this are the same.
 _SAME = 1e-7
 #: Standard deviation of random guesses around the mean image.
@@ -134,14 +134,15 @@ class LayerChange:
     def within(self, normal: Tensor) -> Tensor:
         """Which rows `(v,)` lie in the hyperplane with this normal `(r,)`, up to rounding."""
         allowed = _ERRORS * self.error + _FIT * self.rows.norm(dim=1)
-        return (self.rows @ normal).abs() <= allowed * normal.norm()
+        within: Tensor = (self.rows @ normal).abs() <= allowed * normal.norm()
+        return within
 
     def fit(self, chosen: Tensor) -> Tensor | None:
         """The normal `(r,)` of a hyperplane of many rows, such as most of the chosen ones `(v,)`; None: none found.
 
         Each round after the first fits the rows next to the hyperplane found so far.
         """
-        units = torch.nn.functional.normalize(self.rows @ self.isotropic, dim=1)
+        units = nn.functional.normalize(self.rows @ self.isotropic, dim=1)
         rows = units[chosen]
         for _ in range(_ROUNDS):
             if len(rows) < self.rank:
@@ -159,14 +160,14 @@ class LayerChange:
         within = self.within(normal)
         if int(within.sum()) < self.rank + _REDUNDANT:
             return None
-        rows = torch.nn.functional.normalize(self.rows[within] @ self.isotropic, dim=1)
+        rows = nn.functional.normalize(self.rows[within] @ self.isotropic, dim=1)
         left, values, directions = torch.linalg.svd(rows, full_matrices=False)
         # Rows without parts of two images span two dimensions less; any single row more gives another hyperplane.
         leverage = left[:, :-1].square().sum(dim=1)
         if values[-2] < _DEGENERATE * values[0] or float(leverage.max()) > _LEVERAGE:
             return None
-        exact: Tensor = self.isotropic @ directions[-1]
-        return exact / exact.norm()
+        exact: Tensor = nn.functional.normalize(self.isotropic @ directions[-1], dim=0)
+        return exact
 
 
 def _robust_normal(rows: Tensor) -> Tensor:
@@ -186,7 +187,8 @@ def _robust_normal(rows: Tensor) -> Tensor:
 
 def _last_direction(rows: Tensor) -> Tensor:
     """The unit vector `(r,)` along which rows `(v, r)` are smallest."""
-    return torch.linalg.eigh(rows.T @ rows).eigenvectors[:, 0]
+    direction: Tensor = torch.linalg.eigh(rows.T @ rows).eigenvectors[:, 0]
+    return direction
 
 
 def _shrinkage(start: Tensor, end: Tensor) -> float:
@@ -212,12 +214,13 @@ def _isotropic(rows: Tensor) -> Tensor:
     """A map `(r, r)` after which rows `(v, r)` of unit length vary equally in all directions: Tyler's estimate."""
     found = torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
     for _ in range(200):
-        units = torch.nn.functional.normalize(rows @ found, dim=1)
+        units = nn.functional.normalize(rows @ found, dim=1)
         values, vectors = torch.linalg.eigh(units.T @ units * (rows.shape[1] / len(rows)))
         if float((values - 1).abs().max()) < 1e-6:
             break
         found = found @ vectors / values.clamp_min(1e-12).sqrt()
-    return found / found.norm()
+    isotropic: Tensor = found / found.norm()
+    return isotropic
 
 
 @dataclass
@@ -260,8 +263,8 @@ class InactiveNeurons(TrainsetAttack):
         certified = torch.zeros(len(images), dtype=torch.bool)
         note = f"the first layer's change has rank {rank}, of {start.seen.n_examples} training images"
         if state.n_found < rank:
-            notes = (note, f"{state.n_found} of {rank} hyperplanes were found: no image is determined; allow more steps")
-            return Reconstruction(images, labels, 1 - state.n_found / rank, notes=notes, certified=certified)
+            missing = f"{state.n_found} of {rank} hyperplanes were found: no image is determined; allow more steps"
+            return Reconstruction(images, labels, 1 - state.n_found / rank, notes=(note, missing), certified=certified)
         found, sure = state.solution()
         n = min(len(images), rank)
         order = (~sure).long().argsort(stable=True)[:n]

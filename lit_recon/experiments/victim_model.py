@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Training:
+class BackboneTraining:
     """A training that has been checked and can begin; 0 epochs leave the model as it is, `notes` are for the user."""
 
     model: Backbone
@@ -84,7 +84,7 @@ class Training:
 
 def prepare_training(
     settings: BackboneSettings, source: ImageSource, seed: int, splits: tuple[ImageSet, ImageSet] | None = None
-) -> Training:
+) -> BackboneTraining:
     """Build the model, and refuse settings that do not fit the data or each other; `splits` need not be read again."""
     data = BackboneDataModule(
         source, settings.batch_size, settings.augment, settings.padding, settings.flip, settings.n_train, seed
@@ -102,22 +102,22 @@ def prepare_training(
     return training
 
 
-def _training(settings: BackboneSettings, model: Backbone, data: BackboneDataModule, seed: int) -> Training:
+def _training(settings: BackboneSettings, model: Backbone, data: BackboneDataModule, seed: int) -> BackboneTraining:
     """The training that the settings describe, of a model that fits the data."""
     if settings.dp is not None:
         return _private(settings.dp, settings, model, data, seed)
     if settings.defense is None and settings.local_steps is None:
-        return Training(model, BackboneModule(model, settings), data, settings.epochs, settings.validate_every)
+        return BackboneTraining(model, BackboneModule(model, settings), data, settings.epochs, settings.validate_every)
     _check_batches(settings, data)
     module = DefendedBackboneModule(model, settings.defense or Defense(), settings, settings.local_steps, seed)
     steps = f"{settings.local_steps.steps} local steps, " if settings.local_steps is not None else ""
     note = f"defense     {steps}{settings.defense or 'no defense'}"
-    return Training(model, module, data, settings.epochs, settings.validate_every, (note,))
+    return BackboneTraining(model, module, data, settings.epochs, settings.validate_every, (note,))
 
 
 def _private(
     dp: PrivacySettings, settings: BackboneSettings, model: Backbone, data: BackboneDataModule, seed: int
-) -> Training:
+) -> BackboneTraining:
     fitting, replaced = private_model(model)
     plan = dp.plan(len(data.train), settings.batch_size, max(1, settings.epochs))
     spent = plan.epsilon(plan.steps_per_epoch * settings.epochs)
@@ -130,7 +130,7 @@ def _private(
         notes.append(f"            GroupNorm in place of {len(replaced)} BatchNorm layers, which mix private images")
     data.poisson = plan.sampling_rate, plan.steps_per_epoch
     module = PrivateBackboneModule(fitting, plan, settings, seed)
-    return Training(fitting, module, data, settings.epochs, settings.validate_every, tuple(notes))
+    return BackboneTraining(fitting, module, data, settings.epochs, settings.validate_every, tuple(notes))
 
 
 def _check_batches(settings: BackboneSettings, data: BackboneDataModule) -> None:
@@ -173,7 +173,7 @@ class VictimModel:
     path: Path | None
     model: nn.Module
     checkpoint: BackboneCheckpoint | ForeignModel | None
-    training: Training | None = None
+    training: BackboneTraining | None = None
 
     def trained(self, trainer: TrainerSettings) -> BackboneCheckpoint | ForeignModel:
         """The model, after training where that is needed; only one run at a time trains it."""
@@ -300,7 +300,7 @@ def _finite(checkpoint: BackboneCheckpoint, path: Path) -> BackboneCheckpoint:
     )
 
 
-def _identity(settings: BackboneSettings, training: Training, seed: int) -> str:
+def _identity(settings: BackboneSettings, training: BackboneTraining, seed: int) -> str:
     """16 hexadecimal digits over everything that determines the weights."""
     layer, trunk = training.model.feature_layer, training.model.trunk
     recipe = {

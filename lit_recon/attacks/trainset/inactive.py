@@ -16,6 +16,7 @@ dual principal component pursuit, [Tsakiris2018].
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -229,8 +230,7 @@ class InactiveNeurons(TrainsetAttack):
 
     For gradient descent with or without momentum, mini-batches and weight decay, on a network whose first layer is
     linear, has biases and ReLU and more neurons than twice the training images; not for Adam or noisy training. The
-    candidates are the first guesses, in turn; then random images follow. An attack that finds all hyperplanes ends
-    early.
+    candidates are the first guesses, in turn; then random images follow. Steps after the last hyperplane do nothing.
 
     Args:
         steps: guesses at most.
@@ -245,27 +245,27 @@ class InactiveNeurons(TrainsetAttack):
     def check(self, start: Candidates) -> None:
         LayerChange.of(start.seen)
 
-    def init(self, start: Candidates) -> _State:
-        return _State(start, LayerChange.of(start.seen))
+    def init(self, start: Candidates) -> SimpleState:
+        return SimpleState([start], search=_Search(start, LayerChange.of(start.seen)))
 
     def step(self, state: SimpleState) -> None:
-        assert isinstance(state, _State)
-        if state.n_found < state.change.rank:
-            normal = state.change.fit(state.chosen())
+        search: _Search = state["search"]
+        if len(search.normals) < search.change.rank:
+            normal = search.change.fit(search.chosen(state.step))
             if normal is not None:
-                state.add(normal)
-        state.note([1 - state.n_found / state.change.rank])
+                search.add(normal)
+        state.note([1 - len(search.normals) / search.change.rank])
 
     def result(self, state: SimpleState) -> Reconstruction:
-        assert isinstance(state, _State)
-        start, rank = state.start, state.change.rank
+        search: _Search = state["search"]
+        start, rank, n_found = search.start, search.change.rank, len(search.normals)
         images, labels = start.images.clone(), start.labels.clone()
         certified = torch.zeros(len(images), dtype=torch.bool)
         note = f"the first layer's change has rank {rank}, of {start.seen.n_examples} training images"
-        if state.n_found < rank:
-            missing = f"{state.n_found} of {rank} hyperplanes were found: no image is determined; allow more steps"
-            return Reconstruction(images, labels, 1 - state.n_found / rank, notes=(note, missing), certified=certified)
-        found, sure = state.solution()
+        if n_found < rank:
+            missing = f"{n_found} of {rank} hyperplanes were found: no image is determined; allow more steps"
+            return Reconstruction(images, labels, 1 - n_found / rank, notes=(note, missing), certified=certified)
+        found, sure = search.solution()
         n = min(len(images), rank)
         order = (~sure).long().argsort(stable=True)[:n]
         images[:n] = found[order].view(n, *start.image_shape).to(images)
@@ -275,58 +275,51 @@ class InactiveNeurons(TrainsetAttack):
         return Reconstruction(images, labels, 1 - float(sure.double().mean()), notes=(note,), certified=certified)
 
 
-class _State(SimpleState):
-    """Normals found so far, in the first `n_found` rows of `normals`; restored with the generator of guesses."""
+class _Search:
+    """The normals `(f, r)` found so far; what is drawn and found is saved, the change is computed again."""
 
     def __init__(self, start: Candidates, change: LayerChange) -> None:
-        normals = torch.zeros(change.rank, change.rank, dtype=torch.float64)
-        super().__init__([start], normals=normals, n_found=0, generator=torch.Generator().manual_seed(start.seed))
         self.start, self.change = start, change
+        self.normals = torch.zeros(0, change.rank, dtype=torch.float64)
+        self._generator = torch.Generator().manual_seed(start.seed)
 
-    @property
-    def n_found(self) -> int:
-        return int(self["n_found"])
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"normals": self.normals, "generator": self._generator.get_state()}
 
-    @property
-    def normals(self) -> Tensor:
-        """Those found, `(n_found, r)`."""
-        found: Tensor = self["normals"][: self.n_found]
-        return found
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.normals = state["normals"]
+        self._generator.set_state(state["generator"])
 
-    def guess(self) -> Tensor:
+    def guess(self, step: int) -> Tensor:
         """Inputs `(1, d + 1)` of a combination of the images that are still to be found."""
-        if self.step < len(self.start.images):
-            image = self.start.images[self.step][None]
+        if step < len(self.start.images):
+            image = self.start.images[step][None]
         else:
-            drawn = torch.randn(1, *self.start.image_shape, generator=self["generator"], dtype=torch.float64)
+            drawn = torch.randn(1, *self.start.image_shape, generator=self._generator, dtype=torch.float64)
             image = self.start.seen.mean.double() + _GUESS_STD * drawn
         coordinates = self.change.inputs(image) @ self.change.basis.T
-        if self.n_found:
+        if len(self.normals):
             known = torch.linalg.qr(self.normals.T).Q
             coordinates = coordinates - coordinates @ known @ known.T
         inputs = coordinates @ self.change.basis
         return inputs * inputs[:, -1:].sign()
 
-    def chosen(self) -> Tensor:
+    def chosen(self, step: int) -> Tensor:
         """Rows `(v,)` to which the next hyperplane is fitted: a random part of those that a guess leaves inactive.
 
         The guesses for the last image are all alike, and only other rows give other fits.
         """
-        inactive = self.change.inactive(self.guess())[0]
-        drawn = torch.rand(len(inactive), generator=self["generator"])
-        return inactive & (drawn < _DRAWN)
+        inactive = self.change.inactive(self.guess(step))[0]
+        return inactive & (torch.rand(len(inactive), generator=self._generator) < _DRAWN)
 
     def add(self, normal: Tensor) -> None:
         """Keep a new normal; when all are there but give no training set, forget the one with the fewest rows."""
-        if self.n_found and float((self.normals @ normal).abs().max()) > 1 - _SAME:
+        if bool(((self.normals @ normal).abs() > 1 - _SAME).any()):
             return
-        self["normals"][self.n_found] = normal
-        self["n_found"] += 1
-        if self.n_found == self.change.rank and not self.solution()[1].all():
+        self.normals = torch.cat([self.normals, normal[None]])
+        if len(self.normals) == self.change.rank and not self.solution()[1].all():
             counts = torch.stack([self.change.within(own).sum() for own in self.normals])
-            kept = torch.arange(self.change.rank) != counts.argmin()
-            self["normals"][:-1] = self["normals"][kept].clone()
-            self["n_found"] -= 1
+            self.normals = self.normals[torch.arange(self.change.rank) != counts.argmin()]
 
     def solution(self) -> tuple[Tensor, Tensor]:
         """Images `(r, d)` of all normals, and which of them are in range and leave their neurons inactive `(r,)`."""

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from lit_recon.attacks.anderson import Anderson
 from lit_recon.attacks.base import SimpleState
 from lit_recon.attacks.trainset.base import Candidates, ReleasedModel, TrainsetAttack
+from lit_recon.attacks.trainset.subspace import first_layer
 from lit_recon.attacks.trainset.training import Training, Weights
-from lit_recon.errors import ConfigError, ShapeError, ThreatModelError, UnsupportedModelError
+from lit_recon.errors import ConfigError, ShapeError, ThreatModelError
 from lit_recon.records import Reconstruction
 
 #: The Anderson iteration restarts from its best guess when its distance exceeds the least one by this factor.
@@ -23,8 +24,6 @@ _LOST = 2.0
 _CAREFUL = 0.5
 #: Coefficients below this share of the largest singular value are taken as zero.
 _RANK = 1e-3
-#: Largest deviation from an affine function of each pixel in the input of a first layer, over pixels in [0, 1].
-_AFFINE = 1e-6
 
 
 @dataclass
@@ -148,17 +147,19 @@ class RepeatedTraining(TrainsetAttack):
         [start] = state.observations
         seen, guesses = start.seen, state["images"].clone()  # the memory keeps them
         training, begin = _known(seen)
-        layer = first_layer(seen)
+        name, _, scale = first_layer(seen)
+        layer = seen.model.get_submodule(name)
+        assert isinstance(layer, nn.Linear)
         images, labels = _all_images(start, guesses)
-        marked = MarkedImages(seen.model, layer.module, start)
-        coefficients = torch.zeros(start.n_examples + 1, layer.module.out_features).to(start.like)
+        marked = MarkedImages(seen.model, layer, start)
+        coefficients = torch.zeros(start.n_examples + 1, layer.out_features).to(start.like)
         weights = {f"model.{name}": weight for name, weight in begin.items()} | {"coefficients": coefficients}
         trained = training.run(marked, marked.mark(images), labels, weights).weights
         found = {name: trained[f"model.{name}"] for name in begin}
         distance = math.sqrt(_squared_distance(found, seen.weights)) / float(state["scale"])
         own = trained["coefficients"][:-1]
-        missing = torch.linalg.pinv(own.T, rtol=_RANK) @ (seen.weights[layer.name] - found[layer.name])
-        correction = (missing / layer.scale).view_as(guesses)
+        missing = torch.linalg.pinv(own.T, rtol=_RANK) @ (seen.weights[f"{name}.weight"] - found[f"{name}.weight"])
+        correction = (missing / scale).view_as(guesses)
         memory, damping = state["memory"], state["damping"]
         if distance > _LOST * float(state["least"]):
             memory.forget(torch.ones(1, dtype=torch.bool))
@@ -208,37 +209,6 @@ def _scale(start: Candidates) -> float:
     if seen.known_images is not None and seen.known_labels is not None and len(seen.known_images) >= training.parts:
         others = training.run(seen.model, seen.known_images.to(seen.like), seen.known_labels, begin).weights
     return math.sqrt(_squared_distance(others, seen.weights))
-
-
-@dataclass(frozen=True, eq=False)
-class FirstLayer:
-    """The linear layer on the pixels, the name of its weight, and the factor on every pixel before it, `(d,)`."""
-
-    module: nn.Linear
-    name: str
-    scale: Tensor
-
-
-def first_layer(seen: ReleasedModel) -> FirstLayer:
-    """The first layer; UnsupportedModelError unless it is linear, on pixels times factors plus constants."""
-    layers = [(name, module) for name, module in seen.model.named_modules() if isinstance(module, nn.Linear)]
-    name, module = layers[0] if layers else ("", nn.Linear(1, 1))
-    inputs: list[Tensor] = []
-    hook = module.register_forward_pre_hook(lambda layer, seen_inputs: inputs.append(seen_inputs[0].detach()))
-    probe = torch.rand(seen.image_shape, generator=torch.Generator().manual_seed(0)).to(seen.like)
-    try:
-        with torch.no_grad():
-            seen.outputs(seen.weights, torch.stack([torch.zeros_like(probe), torch.ones_like(probe), probe]))
-    finally:
-        hook.remove()
-    if inputs and inputs[0].shape == (3, probe.numel()):
-        zero, one, between = inputs[0]
-        scale = one - zero
-        if float((between - zero - scale * probe.flatten()).abs().max()) <= _AFFINE * float(scale.abs().max()):
-            return FirstLayer(module, f"{name}.weight", scale)
-    raise UnsupportedModelError(
-        "method anderson needs a network whose first layer is linear, on the flattened pixels: take method descent"
-    )
 
 
 class MarkedImages(nn.Module):

@@ -137,6 +137,6 @@ def first_layer(seen: ReleasedModel) -> tuple[str, Tensor, Tensor]:
         if bool((scale != 0).all()) and torch.allclose(shown, expected, _TOLERANCE, _TOLERANCE):
             return name, -(shown[0] / scale).view(seen.image_shape), scale
     raise UnsupportedModelError(
-        f"the span of the training images shows in a linear layer on all {n_pixels} pixels; this "
-        f"{type(seen.model).__name__} has none: do not restrict candidates to a subspace"
+        f"the attack needs a linear layer on all {n_pixels} pixels, at most scaled and shifted before it; this "
+        f"{type(seen.model).__name__} has none: take an attack that does without, or no subspace or method anderson"
     )

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.attacks.trainset.base import Candidates, ReleasedModel
-from lit_recon.attacks.trainset.repeated import MarkedImages, RepeatedTraining, first_layer
+from lit_recon.attacks.trainset.repeated import MarkedImages, RepeatedTraining
+from lit_recon.attacks.trainset.subspace import first_layer
 from lit_recon.attacks.trainset.training import Training
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.models.centered import CenteredMLP
@@ -130,19 +131,21 @@ def test_unrolled_weights_are_those_of_the_training_and_differentiable(training:
 @pytest.mark.parametrize("training", [TRAINING, replace(TRAINING, weight_decay=0.1, parts=2)])
 def test_coefficients_times_images_are_what_the_training_adds_to_the_first_layer(training: Training) -> None:
     seen, images, labels = victim(training, u=N)
-    layer, candidates = first_layer(seen), Candidates(seen, images, labels)
+    name, _, scale = first_layer(seen)
+    layer, candidates = seen.model.get_submodule(name), Candidates(seen, images, labels)
+    assert isinstance(layer, nn.Linear)
     assert seen.start is not None
-    marked = MarkedImages(seen.model, layer.module, candidates)
-    weights = {f"model.{name}": weight for name, weight in seen.start.items()}
+    marked = MarkedImages(seen.model, layer, candidates)
+    weights = {f"model.{key}": weight for key, weight in seen.start.items()}
     weights["coefficients"] = torch.zeros(N + 1, 8, dtype=torch.float64)
     trained = training.run(marked, marked.mark(images), labels, weights).weights
-    torch.testing.assert_close(trained[f"model.{layer.name}"], seen.weights[layer.name])
-    torch.testing.assert_close(layer.scale, torch.ones(9, dtype=torch.float64))
+    torch.testing.assert_close(trained[f"model.{name}.weight"], seen.weights[f"{name}.weight"])
+    torch.testing.assert_close(scale, torch.ones(9, dtype=torch.float64))
     added = trained["coefficients"][:-1].T @ (images - seen.mean).flatten(1)
-    decayed = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-    decayed[f"model.{layer.name}"] = weights[f"model.{layer.name}"]
-    kept = _without_loss(training, weights[f"model.{layer.name}"])
-    torch.testing.assert_close(trained[f"model.{layer.name}"], kept + added)
+    decayed = {key: torch.zeros_like(weight) for key, weight in weights.items()}
+    decayed[f"model.{name}.weight"] = weights[f"model.{name}.weight"]
+    kept = _without_loss(training, weights[f"model.{name}.weight"])
+    torch.testing.assert_close(trained[f"model.{name}.weight"], kept + added)
 
 
 def _without_loss(training: Training, weight: Tensor) -> Tensor:
@@ -194,7 +197,7 @@ def test_anderson_needs_a_first_layer_on_pixels() -> None:
     squared = nn.Sequential(nn.Flatten(), nn.Softplus(), nn.Linear(9, 3)).double()
     start = {name: weight.detach() for name, weight in squared.named_parameters()}
     other = replace(seen, model=squared, weights=start, start=start)
-    with pytest.raises(UnsupportedModelError, match="first layer is linear"):
+    with pytest.raises(UnsupportedModelError, match="needs a linear layer on all"):
         RepeatedTraining(method="anderson").check(grey(other, labels))
     RepeatedTraining().check(grey(other, labels))
 

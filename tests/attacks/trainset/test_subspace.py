@@ -135,7 +135,7 @@ def _first_weight(weight: Tensor) -> ReleasedModel:
 @pytest.mark.parametrize(
     ("seen", "message"),
     [
-        (_convolutional, "in a linear layer on all 72 pixels"),
+        (_convolutional, "a linear layer on all 72 pixels"),
         (lambda: replace(trained()[1], start=trained()[1].weights), "equals its start"),
         (lambda: _first_weight(torch.eye(30, 72, dtype=torch.float64)), "no training image above the noise"),
     ],

@@ -51,6 +51,7 @@ class RestartResult:
 
     Attributes:
         images, labels: the candidates.
+        certified: `(m,)`, which of them the attack takes for exact; None for an attack that never does.
         loss: the attack's own.
         curve: equally long lists by name, thinned; the first entries belong to the start.
         notes: of the attack.
@@ -59,6 +60,7 @@ class RestartResult:
 
     images: Tensor
     labels: Tensor
+    certified: Tensor | None
     loss: float
     curve: Curve
     notes: list[str]
@@ -115,7 +117,7 @@ class _Work:
     def measured(self) -> dict[str, Any]:
         """The cell's results as JSON content; writes its images."""
         began, cell, examples = time.perf_counter(), self.run.cell, self.examples
-        seen = self.seen(self.model / MODEL_FILE, len(examples.labels))
+        seen = self.seen(self.model / MODEL_FILE, examples.n_examples)
         starts = [self.start(seen, number) for number in range(cell.restarts)]
         restarts = [self.restart(start, f"restart_{number}") for number, start in enumerate(starts)]
         mean, truth = examples.mean, examples.images
@@ -135,6 +137,7 @@ class _Work:
             "start_described": self.run.settings.starts[cell.start].describe(cell.share),
             "model": {name: header[name] for name in ("loss", "steps", "accuracy", "seconds", "epsilon")},
             "pool": found.pool,
+            "certified": self.certified(restarts),
             "scores": found.scores.summary(),
             "scores_at_start": at_start.scores.summary(),
             "baselines": {name: own.summary() for name, own in bases.items()},
@@ -151,6 +154,13 @@ class _Work:
             "attack_seconds": sum(one.seconds for one in restarts),
         }
 
+    def certified(self, restarts: Sequence[RestartResult]) -> dict[str, int] | None:
+        """Counts of certified candidates of all restarts; None where the attack certifies none, whatever it finds."""
+        sure = [one.images[one.certified.to(one.images.device)] for one in restarts if one.certified is not None]
+        if not sure:
+            return None
+        return score.certified(torch.cat(sure), self.examples.images, self.examples.known_images)
+
     def baselines(self, pool: int) -> dict[str, score.PairScores]:
         """Scores without an attack; all cells of a model share them in a file beside it."""
         path = self.model / f"baselines_{pool}.json"
@@ -166,7 +176,7 @@ class _Work:
             header, tensors = _RUN_FORMAT.read(path)
             images = tensors["images"].to(start.like)
             own = {key: header[key] for key in ("loss", "curve", "notes", "seconds")}
-            return RestartResult(images=images, labels=tensors["labels"], **own)
+            return RestartResult(images=images, labels=tensors["labels"], certified=tensors.get("certified"), **own)
         attack = self.run.settings.attacks[self.run.cell.attack]
         progress = Progress(attack.steps, f"{self.run.cell.describe()}, {name}", "steps")
 
@@ -181,7 +191,10 @@ class _Work:
         [result], [curves] = outcome.reconstructions, outcome.curves
         curve = thinned(curves[0] if curves else {})
         facts = {"loss": float(result.loss), "curve": curve, "notes": list(result.notes), "seconds": outcome.seconds}
-        _RUN_FORMAT.write(path, {"images": result.images, "labels": result.labels}, facts)
+        tensors = {"images": result.images, "labels": result.labels}
+        if result.certified is not None:
+            tensors["certified"] = result.certified
+        _RUN_FORMAT.write(path, tensors, facts)
         state.unlink(missing_ok=True)
         return self.restart(start, name)
 
@@ -212,7 +225,7 @@ class _Work:
         """Candidates of the attack from the same start on the model that was trained without one image."""
         trained = ModelTraining(self.run.settings, self.run.cell.model, self.run.training)
         path = trained.without(self.model, self.examples, index)
-        seen = self.seen(path, len(self.examples.labels) - 1)
+        seen = self.seen(path, self.examples.n_examples - 1)
         return self.restart(self.start(seen, restart), f"without_{index}_{restart}").images
 
     def _rows(self, found: score.PoolScore, public: score.PairScores) -> list[dict[str, Any]]:

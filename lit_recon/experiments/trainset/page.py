@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from lit_recon.experiments.trainset.plots import gallery, landscape_plots, quality_plots, start_plot
-from lit_recon.experiments.trainset.results import DISTANCES, TABLE, SeedMean, TrainsetStudy
-from lit_recon.experiments.trainset.score import BEST, GOOD, SAME_POOL
+from lit_recon.experiments.trainset.results import DISTANCES, TABLE, SeedMean, TrainsetGroup, TrainsetStudy
+from lit_recon.experiments.trainset.score import BEST, GOOD, SAME_POOL, WRONG
 from lit_recon.experiments.trainset.settings import PLAIN
 from lit_recon.reporting.pages import Page, Panel, Picture, TableCell, knowledge_panel, notes_panels
 from lit_recon.reporting.record import read_metrics
@@ -65,19 +65,27 @@ def write_page(folder: Path) -> Path:
 def _reconstructions(study: TrainsetStudy) -> Panel:
     several = max(len(group.cells) for group in study.groups) > 1
     spread = " Means over training seeds ± half the length of their 95 % intervals." if several else ""
+    certifies = any(group.certified() for group in study.groups)
     rows: list[Sequence[str | TableCell]] = [
         [
             TableCell(group.title, mark="ours") if group is study.best else group.title,
             short(group.share),
             f"{group.cells[0]['pool']:,}",
             *(group.mean("scores", name).text() for name in _COLUMNS),
+            *(_certified(group) if certifies else []),
         ]
         for group in study.groups
     ]
     first = study.groups[0]
     pools = {"mean image": 1, SAME_POOL: first.cells[0]["pool"]}
     rows += [
-        [name, ABSENT, pool, *(first.mean("baselines", name, column).text() for column in _COLUMNS)]
+        [
+            name,
+            ABSENT,
+            pool,
+            *(first.mean("baselines", name, column).text() for column in _COLUMNS),
+            *([ABSENT, ABSENT] if certifies else []),
+        ]
         for name in first.cells[0]["baselines"]
         for pool in [f"{pools.get(name, first.cells[0]['n_public']):,}"]
     ]
@@ -87,12 +95,31 @@ def _reconstructions(study: TrainsetStudy) -> Panel:
         "the mean of all public images, and the nearest of as many public images as candidates, or of all of them. "
         f"Pool: candidates of all restarts together. SSIM > {GOOD}: number of the {first.cells[0]['scores']['n']} "
         f"training images.{spread}",
-        header=["Attack and start", "Truth in the start", "Pool", *_COLUMNS.values()],
+        header=[
+            "Attack and start",
+            "Truth in the start",
+            "Pool",
+            *_COLUMNS.values(),
+            *(["Certified", "Certified, wrong"] if certifies else []),
+        ],
         rows=rows,
         note="Nearest is by normalized cross-correlation (NCC) of deviations from the mean image, per channel with "
         "mean 0 and norm 1. SSIM and RMSE are of pixels in [0, 1], unscaled. Min-max scaled: every candidate is "
-        "stretched to [0, 1] before, as in the literature, which hides errors of brightness and contrast.",
+        "stretched to [0, 1] before, as in the literature, which hides errors of brightness and contrast."
+        + (_CERTIFIED if certifies else ""),
     )
+
+
+_CERTIFIED = (
+    " Certified: training images shown by a candidate that the attack itself, without the training images, takes for "
+    f"exact. Wrong: such candidates that differ from every training image by an RMSE above {WRONG}. – : the attack "
+    "certifies nothing."
+)
+
+
+def _certified(group: TrainsetGroup) -> list[str]:
+    sure = group.certified()
+    return [ABSENT, ABSENT] if sure is None else [sure["images"].text(), sure["wrong"].text()]
 
 
 def _galleries(study: TrainsetStudy) -> Panel:
@@ -115,7 +142,7 @@ def _galleries(study: TrainsetStudy) -> Panel:
 
 def grants(study: TrainsetStudy) -> list[Grant]:
     """What the attacker knew and did not know."""
-    known = study.known
+    known, n_known = study.known, study.known.get("images", 0)
     return [
         Grant(True, "The released weights and the architecture, the number of training images and of each label."),
         Grant(True, "The mean of other, public images of the same data."),
@@ -123,9 +150,10 @@ def grants(study: TrainsetStudy) -> list[Grant]:
         Grant(known["weight_decay"], "The weight decay of the training."),
         Grant(known["loss"], "The training loss of the released weights."),
         Grant(known["start"], "The weights at which the training began."),
+        *([Grant(True, f"{n_known} of the training images; the others are to be found.")] if n_known else []),
         Grant(
             False,
-            "The training images. They were used after the attack, to score it, and in the starts of which the tables "
+            f"The {'other ' if n_known else ''}training images. They were used after the attack, to score it, and in the starts of which the tables "
             "state a share of the truth above 0.",
         ),
     ]

@@ -38,9 +38,10 @@ class TrainingSet:
     """A training set and what it is compared with; images `(n, c, h, w)` of the study's dtype, in [0, 1].
 
     Attributes:
-        images, labels: of training, sorted by label.
-        ids: positions of the images in the test split; -1 where they are unknown.
+        images, labels: of training, which the attacker is to find, sorted by label.
+        ids: positions of these images in the test split; -1 where they are not from there.
         others: as many other images, with the same labels.
+        known_images, known_labels: of training, which the attacker has, `(j, c, h, w)` and `(j,)`.
         public: public images, `(N, c, h, w)` in bytes.
         public_labels: `(N,)`.
         mean: of the public images, `(c, h, w)`.
@@ -51,6 +52,8 @@ class TrainingSet:
     labels: Tensor
     ids: Tensor
     others: Tensor
+    known_images: Tensor
+    known_labels: Tensor
     public: Tensor
     public_labels: Tensor
     mean: Tensor
@@ -62,10 +65,15 @@ class TrainingSet:
         channels, height, width = self.images.shape[1:]
         return channels, height, width
 
-    def without(self, index: int) -> tuple[Tensor, Tensor]:
-        """Images and labels of training without one."""
-        kept = torch.arange(len(self.labels), device=self.labels.device) != index
-        return self.images[kept], self.labels[kept]
+    @property
+    def n_examples(self) -> int:
+        """Number of all training images."""
+        return len(self.labels) + len(self.known_labels)
+
+    def trained_on(self, index: int | None = None) -> tuple[Tensor, Tensor]:
+        """All images and labels of training, the known ones first; without one of the others where `index` names it."""
+        kept = torch.arange(len(self.labels), device=self.labels.device) != (-1 if index is None else index)
+        return torch.cat([self.known_images, self.images[kept]]), torch.cat([self.known_labels, self.labels[kept]])
 
 
 #: The data that were read last: all cells of a study use the same.
@@ -105,9 +113,31 @@ def training_set(settings: TrainsetSettings, seed: int) -> TrainingSet:
         chosen, rest = (part[pool.labels[part].argsort(stable=True)] for part in drawn.split(n))
         images, labels, others = pool.pixels(chosen), pool.labels[chosen], pool.pixels(rest)
         ids = in_pool(test, settings.examples.pool)[chosen]
+    images, labels = images.to(like), labels.to(like.device)
+    known, wanted = _split_known(len(labels), settings.known.images, seed)
     return TrainingSet(
-        images.to(like), labels.to(like.device), ids, others.to(like), public.images, public.labels, mean, n_classes
+        images[wanted],
+        labels[wanted],
+        ids[wanted],
+        others.to(like)[wanted],
+        images[known],
+        labels[known],
+        public.images,
+        public.labels,
+        mean,
+        n_classes,
     )
+
+
+def _split_known(n: int, n_known: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Positions of training images that the attacker has, and of all others, both sorted."""
+    if n_known >= n:
+        raise ConfigError(
+            f"known.images={n_known} leaves none of the {n} training images to reconstruct: lower known.images, or "
+            "raise examples.per_class"
+        )
+    order = torch.randperm(n, generator=seeded_generator(seed, "known")) if n_known else torch.arange(n)
+    return order[:n_known].sort().values, order[n_known:].sort().values
 
 
 def _relabelled(images: ImageSet, classes: Mapping[int, int] | None) -> ImageSet:
@@ -215,7 +245,7 @@ class ModelTraining:
         if self.settings.released is not None:
             header = self._given(folder, network, examples)
         else:
-            header = self._trained(folder / MODEL_FILE, network, examples, (examples.images, examples.labels))
+            header = self._trained(folder / MODEL_FILE, network, examples, examples.trained_on())
         return f"training loss {header['loss']:.3g}"
 
     def without(self, folder: Path, examples: TrainingSet, index: int) -> Path:
@@ -223,7 +253,7 @@ class ModelTraining:
         path = folder / f"without_{index}.safetensors"
         if not path.is_file():
             network = network_of(self.settings, examples, self.key.seed)
-            self._trained(path, network, examples, examples.without(index))
+            self._trained(path, network, examples, examples.trained_on(index))
         return path
 
     def _trained(
@@ -249,11 +279,12 @@ class ModelTraining:
             examples.image_shape,
             examples.n_classes,
             examples.mean,
-            len(examples.labels),
+            examples.n_examples,
             start=start or None,
         )
+        images, labels = examples.trained_on()
         with torch.no_grad():
-            loss = losses(known.task, known.outputs(weights, examples.images), examples.labels).mean()
+            loss = losses(known.task, known.outputs(weights, images), labels).mean()
         return self._write(folder / MODEL_FILE, network, examples, weights, start, float(loss), 0, began)
 
     def _write(
@@ -322,6 +353,8 @@ def seen_of(
         loss=loss if known.loss else None,
         training=training if known.training else None,
         start=start if known.start else None,
+        known_images=examples.known_images if known.images else None,
+        known_labels=examples.known_labels if known.images else None,
     )
 
 
@@ -334,7 +367,7 @@ def candidates_of(
     seed: int,
     restart: int,
 ) -> Candidates:
-    """The start of one restart: labels in the proportions of the training set, and images of this kind of start."""
+    """The start of one restart: labels of the images to be found, and images of this kind of start."""
     repeats, drawn = settings.candidates, seeded_generator(seed, "start", restart)
     orders = [_shuffled_within_labels(examples.labels, drawn) for _ in range(repeats)]
     material = StartMaterial(

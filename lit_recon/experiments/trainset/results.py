@@ -99,6 +99,11 @@ class TrainsetGroup:
         seen = [own[loss.index(min(loss))] for own, loss in zip(values, losses, strict=True)]
         return SeedMean.of(seen), SeedMean.of([max(own) for own in values])
 
+    def certified(self) -> dict[str, SeedMean] | None:
+        """Numbers of certified candidates, of wrong ones, and of training images they show; None if none can be."""
+        found = [counts for cell in self.cells if (counts := cell.get("certified")) is not None]
+        return {name: SeedMean.of([own[name] for own in found]) for name in found[0]} if found else None
+
     def claims(self) -> dict[str, Any]:
         """Rates of true and false positives of the test for members, over all cells."""
         return claim_rates([claim for cell in self.cells for claim in cell["claims"]])
@@ -125,6 +130,13 @@ def _entry(cell: Mapping[str, Any], path: Sequence[str]) -> Any:
     return math.nan if found is None else found
 
 
+def _certified_text(group: TrainsetGroup, n: int) -> str:
+    sure = group.certified()
+    if sure is None:
+        return ""
+    return f"; certified by the attack: {sure['images'].text()} of {n} training images, {sure['wrong'].text()} wrong"
+
+
 @dataclass(frozen=True)
 class TrainsetStudy:
     """All cells of a study and what its settings say about them."""
@@ -134,7 +146,7 @@ class TrainsetStudy:
     groups: list[TrainsetGroup]
     folders: Mapping[str, list[str]]  # of the cells, by the key of their group
     refused: Mapping[str, str]  # reasons by description of a cell to which an attack does not apply
-    known: Mapping[str, bool]
+    known: Mapping[str, Any]  # KnownSettings by name
     elsewhere: bool  # whether the model was trained elsewhere
 
     @classmethod
@@ -189,7 +201,8 @@ class TrainsetStudy:
             n, pool = group.cells[0]["scores"]["n"], group.cells[0]["pool"]
             lines.append(
                 f"{group.title}: {group.mean('scores', 'n_good').text()} of {n} training images with SSIM above "
-                f"{GOOD}, best {min(BEST, n)}: {group.mean('scores', 'best_ssim').text()} (pool {pool})."
+                f"{GOOD}, best {min(BEST, n)}: {group.mean('scores', 'best_ssim').text()} (pool {pool})"
+                f"{_certified_text(group, n)}."
             )
         best, own = self.best, self.best.cells[0]
         public = [best.mean("baselines", SAME_POOL, name).text() for name in ("n_good", "best_ssim")]
@@ -197,7 +210,8 @@ class TrainsetStudy:
             f"Closest without the truth in its start: {best.title}, with {best.mean('scores', 'n_good').text()} of "
             f"{own['scores']['n']} training images above SSIM {GOOD} and a mean of "
             f"{best.mean('scores', 'best_ssim').text()} for the best {min(BEST, own['scores']['n'])}; for the "
-            f"nearest of as many public images as candidates these are {' and '.join(public)}."
+            f"nearest of as many public images as candidates these are {' and '.join(public)}"
+            f"{_certified_text(best, own['scores']['n'])}."
         )
         return lines
 
@@ -219,6 +233,9 @@ class TrainsetStudy:
                 for base in first["baselines"]:
                     baseline = group.mean("baselines", base, name).value
                     record[f"baseline_{base.replace(' ', '_')}_{name}.{key}"] = baseline
+            if (sure := group.certified()) is not None:
+                names = {"images": "certified", "candidates": "certified_candidates", "wrong": "certified_wrong"}
+                record |= {f"{name}.{key}": sure[own].value for own, name in names.items()}
             for name in ("closer_ncc", "closer_rmse"):
                 record[f"{name}.{key}"] = group.mean("neighbours", name, "value").value
             for quantity in DISTANCES:

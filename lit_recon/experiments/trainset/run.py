@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.attacks.trainset.training import Training
@@ -86,17 +88,23 @@ def _model_piece(settings: TrainsetSettings, key: ReleasedKey, training: Trainin
     return Piece(key.folder, title, ModelTraining(settings, key, training), results=(MODEL_FILE,))
 
 
+#: Steps of training after which attacks are checked: their assumptions are about weights that have changed.
+_STEPS_OF_CHECK = 2
+
+
 def checked(settings: TrainsetSettings, procedures: Mapping[str, Training]) -> None:
     """Refuse settings that do not fit each other or the data, and attacks that do not apply, before any training.
 
-    Attacks are checked on an untrained network, as if its training had ended as planned. A LitReconError names the
-    attack and the assumption.
+    Attacks are checked on a network after a step or two of the training, as if it had ended as planned. A LitReconError
+    names the attack and the assumption.
     """
     seed = settings.seeds.first
     examples, training = training_set(settings, seed), procedures[PLAIN]
     network = network_of(settings, examples, seed)
-    weights = initial_weights(network)
-    seen = seen_of(settings, training, examples, network, weights, weights, training.until, len(examples.labels))
+    begin = initial_weights(network)
+    brief = replace(training, steps=max(_STEPS_OF_CHECK, training.parts), until=0.0)
+    weights = brief.run(network, *examples.trained_on(), begin, generator=torch.Generator().manual_seed(0)).weights
+    seen = seen_of(settings, training, examples, network, weights, begin, training.until, examples.n_examples)
     for name, start in settings.starts.items():
         for share in start.truth_shares():
             given = candidates_of(settings, seen, examples, start, share, seed, 0)

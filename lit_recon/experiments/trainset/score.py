@@ -20,6 +20,8 @@ from lit_recon.records import Reconstruction
 
 #: SSIM above which a reconstruction counts as good, and number of images in the mean of the best ones [Haim2022].
 GOOD, BEST = 0.4, 10
+#: RMSE to the nearest training image above which a certified candidate is wrong.
+WRONG = 0.05
 #: Name of the baseline with as many public images as there are candidates.
 SAME_POOL = "as many public images"
 #: Public images compared at a time.
@@ -118,6 +120,19 @@ def score_pool(truth: Tensor, pool: Tensor, mean: Tensor) -> PoolScore:
     return PoolScore(nearest, PairScores.of(pool[nearest], truth, mean), len(pool))
 
 
+def certified(candidates: Tensor, truth: Tensor, known: Tensor) -> dict[str, int]:
+    """How many candidates `(m, c, h, w)` an attack certified, and how many of them are wrong.
+
+    `images` counts the training images `(n, c, h, w)` that a candidate within `WRONG` shows; `known` ones `(j, c, h, w)`
+    are no mistake, and no success.
+    """
+    members = torch.cat([truth, known])
+    errors = torch.cdist(candidates.flatten(1), members.flatten(1)) / truth[0].numel() ** 0.5
+    right = errors <= WRONG
+    shown = right[:, : len(truth)].any(dim=0)
+    return {"candidates": len(candidates), "wrong": int((~right.any(dim=1)).sum()), "images": int(shown.sum())}
+
+
 def baselines(truth: Tensor, public: Tensor, mean: Tensor, pool: int) -> dict[str, PairScores]:
     """Scores of answers that use no model.
 
@@ -195,8 +210,10 @@ def stationarity(seen: ReleasedModel, images: Tensor, labels: Tensor) -> float |
 
     `min ||theta - sum_i lambda_i grad margin_i(theta)|| / ||theta||` over multipliers of at least 0 (of any sign in
     regression), for images `(m, c, h, w)`: the condition of [Haim2022] with the best multipliers, whatever the attack.
-    In [0, 1]; None where the gradients are too large to be kept.
+    In [0, 1]; None where the gradients are too large to be kept. Known training images count as candidates.
     """
+    if seen.known_images is not None and seen.known_labels is not None:
+        images, labels = torch.cat([images, seen.known_images]), torch.cat([labels, seen.known_labels])
     n_weights = sum(weight.numel() for weight in seen.weights.values())
     if len(labels) * n_weights > _GRADIENTS:
         return None

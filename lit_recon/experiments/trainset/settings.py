@@ -60,12 +60,18 @@ class KnownSettings:
         weight_decay: that of the training.
         loss: the mean training loss of the released weights.
         start: the weights at which the training began.
+        images: number of training images that the attacker has, drawn at random; attacks are to find the others, and
+            are scored on these alone.
     """
 
     training: bool = True
     weight_decay: bool = True
     loss: bool = True
     start: bool = False
+    images: int = 0
+
+    def __post_init__(self) -> None:
+        check_range({"known.images": self.images}, 0)
 
 
 @dataclass(frozen=True)
@@ -142,7 +148,7 @@ class TrainsetSettings(PaperRunSettings):
         defenses: settings of `training` that a defense changes, by name of the defense; no defense is always part of
             the study.
         seeds: numbers of trainings and restarts.
-        candidates: per training image in every restart.
+        candidates: per training image that is not known, in every restart.
         membership: test whether reconstructions show members; default: not tested.
         save_every_seconds: seconds between two checkpoints of a running attack.
         threads: CPU threads; default: PyTorch's choice.
@@ -264,7 +270,8 @@ class TrainsetCell:
 
 def released_models(settings: TrainsetSettings, own: Mapping[str, Any]) -> list[ReleasedKey]:
     """All released models; `own` are the settings as in their file."""
-    shared = {key: own[key] for key in _OF_MODELS}
+    # known images come first in the training, which decides rounding, and with training.parts the parts
+    shared = {**{key: own[key] for key in _OF_MODELS}, "known_images": own["known"]["images"]}
     return [
         ReleasedKey(name, seed, settings_hash({**shared, "training": merged(own["training"], changes), "seed": seed}))
         for name, changes in {PLAIN: {}, **own["defenses"]}.items()

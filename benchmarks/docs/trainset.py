@@ -54,6 +54,13 @@ class _Group:
         return "" if before is None else f"{shown(before, '.2g')} → {shown(after, '.2g')}"
 
     @property
+    def certified(self) -> str:
+        """Training images that the attack certifies, and wrong candidates among those; empty if it certifies none."""
+        if self.get("certified") is None:
+            return ""
+        return f"{self.text('certified', '.3g')}, {self.text('certified_wrong', '.3g')} wrong"
+
+    @property
     def title(self) -> list[str]:
         """The first cells of a row: record, attack and start."""
         share = "" if self.share in (0, 1) else f" {self.share:g}"
@@ -97,6 +104,7 @@ def _reconstructions(group: _Group) -> list[str] | None:
         group.text("best_ssim"),
         group.text("best_ssim_stretched"),
         group.text("rmse"),
+        group.certified,
         f"{group.text(f'{public}_n_good', '.3g')}; {group.text(f'{public}_best_ssim')}",
         group.text("seconds", ".0f"),
     ]
@@ -143,6 +151,7 @@ def _inactive(group: _Group) -> list[str] | None:
         "" if group.defense == _PLAIN else group.defense,
         str(group.get("n_images")),
         str(len(seeds)),
+        group.certified,
         f"{sum(error <= EXACT for error in errors)} of {len(errors)}",
         shown(max((error for error in errors if error <= EXACT), default=None), ".1e"),
         shown(max(errors), ".2g"),
@@ -154,7 +163,7 @@ def _inactive(group: _Group) -> list[str] | None:
 _table(
     "trainset",
     _ALL,
-    ["SSIM > 0.4", "pool", "SSIM, best 10", "min-max scaled", "RMSE", "as many public images", "seconds"],
+    ["SSIM > 0.4", "pool", "SSIM, best 10", "min-max scaled", "RMSE", "certified", "as many public images", "seconds"],
     _reconstructions,
 )
 _table(
@@ -170,12 +179,20 @@ _table(
     _selection,
 )
 _table("trainset_membership", _ALL, ["true positives", "false positives"], _membership)
-_table(
-    "trainset_defenses", _ALL, ["defense", "accuracy", "images with SSIM > 0.4", "SSIM, best 10", "RMSE"], _defenses
-)
+_table("trainset_defenses", _ALL, ["defense", "accuracy", "images with SSIM > 0.4", "SSIM, best 10", "RMSE"], _defenses)
 _table(
     "trainset_inactive",
     _INACTIVE,
-    ["defense", "images", "trainings", "exact", "their largest RMSE", "largest RMSE of all", "accuracy", "seconds"],
+    [
+        "defense",
+        "images",
+        "trainings",
+        "certified",
+        "exact",
+        "their largest RMSE",
+        "largest RMSE of all",
+        "accuracy",
+        "seconds",
+    ],
     _inactive,
 )

@@ -88,7 +88,8 @@ def pool_of(folder: Path) -> Pool | None:
 def _find_pool(settings: Any) -> Pool | None:
     if not isinstance(settings, dict):
         return None
-    own: Pool | None = settings.get("pool") if {"seed", "pool"} <= settings.keys() else None
+    draws_images = "pool" in settings and ("seed" in settings or "per_class" in settings)
+    own: Pool | None = settings["pool"] if draws_images else None
     return own or next(filter(None, map(_find_pool, settings.values())), None)
 
 

@@ -58,11 +58,12 @@ class Figures:
         return found
 
     def find(self, name: str) -> list[Content]:
-        """The newest complete record of a name, or of each name that ends in a number in place of `*`.
+        """The newest complete record of a name, or of each name that ends in a number in place of `*`, or in anything
+        in place of `**`.
 
         None where nothing was measured. A FigureError says that the images were those that settings are chosen on.
         """
-        pattern = re.escape(name).replace(r"\*", r"\d+")
+        pattern = re.escape(name).replace(r"\*\*", r"[\w-]*").replace(r"\*", r"\d+")
         records = [self._complete[found][-1] for found in sorted(self._complete) if re.fullmatch(pattern, found)]
         for record in records:
             if record["pool"] not in (None, "evaluation"):

@@ -27,3 +27,6 @@ def test_the_pool_is_the_configurations(tmp_path: Path) -> None:
         settings = {"seed": 0, "common": {section: {"seed": 1, "pool": "development"}}}
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
         assert pool_of(tmp_path) == "development"
+    settings = {"examples": {"per_class": 2, "pool": "development"}, "seeds": {"first": 0}}  # of `attack.py trainset`
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
+    assert pool_of(tmp_path) == "development"

@@ -60,6 +60,8 @@ def page(tmp_path: Path, figures: Figures, text: str) -> Page:
         ("max maps: rows.seconds.median .0f", "19"),
         ("sum draw_*: metrics.hits d", "590"),
         ("mean draw_*: metrics.rate .1%", "98.3 %"),
+        ("mean dra**: metrics.rate .1%", "98.3 %"),
+        ("sum digits**: metrics.n d", "200"),  # `**` may stand for nothing
     ],
 )
 def test_an_expression_finds_its_figure(figures: Figures, expression: str, text: str) -> None:

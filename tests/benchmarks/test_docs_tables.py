@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.docs import PAGES, released, tables, updates
+from benchmarks.docs import PAGES, released, tables, trainset, updates
 
 NAME = re.compile(r"<!-- table: ([\w-]+) -->")
 
@@ -103,3 +103,72 @@ def test_certified_images_are_counted_with_the_wrong_ones() -> None:
     assert lines(text)[1] == ["untrained", "eval", "distinct", "4 of 4", "5 of 8"]
     assert "9 of 12 images are certified, 1 of them wrong; the largest RMSE of a certified image is 0.070" in text
     assert text.endswith("- 2 images: its maps differ\n- 1 images: no maps recovered")
+
+
+def study(name: str, groups: dict[str, dict[str, Any]], images: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """A record of `attack.py trainset`."""
+    metrics = {f"{metric}.{key}": value for key, own in groups.items() for metric, value in own.items()}
+    return run(name, metrics=metrics, tables={"images": images or []})
+
+
+@pytest.fixture
+def noise() -> dict[str, Any]:
+    """Metrics of one attack and start, a mean over trainings."""
+    found = {"n_images": 20, "pool": 1080, "n_good": 4.5, "n_good_low": 3.0, "n_good_high": 6.0, "best_ssim": 0.41}
+    found |= {"best_ssim_stretched": 0.46, "rmse": 0.3, "seconds": 61.6, "accuracy": 0.8, "closer_rmse": 0.55}
+    return found | {f"baseline_as_many_public_images_{k}": v for k, v in (("n_good", 1.0), ("best_ssim", 0.35))}
+
+
+def made(name: str, *records: dict[str, Any]) -> list[list[str]]:
+    """Rows of a table."""
+    [pattern], function = tables._TABLES[name]
+    assert pattern in ("trainset_**", "trainset_inactive**")
+    return lines(function(records))
+
+
+def test_attacks_on_training_sets_are_listed_without_the_truth_in_their_start(noise: dict[str, Any]) -> None:
+    groups = dict.fromkeys(("kkt.noise_0.none", "kkt.mixture_other_0.25.none", "kkt.noise_0.decay"), noise)
+    header, *rows = made("trainset", study("trainset_haim2022_mnist", groups))
+    scores = ["4.5 ± 1.5 of 20", "1,080", "0.410", "0.460", "0.300", "", "1; 0.350", "62"]
+    assert rows == [["`haim2022_mnist`", "`kkt`", "noise", *scores]]
+    assert len(header) == len(rows[0])
+    assert trainset.groups([study("trainset_a", groups)])[1].title == ["`a`", "`kkt`", "mixture_other 0.25"]
+    _, plain, decay = made("trainset_defenses", study("trainset_a", groups))
+    assert (plain[3:5], decay[3:5]) == (["", "80.0 %"], ["decay", "80.0 %"])
+    assert "Not measured" in tables._TABLES["trainset_defenses"][1]([study("trainset_a", {"kkt.noise_0.none": noise})])
+
+
+def test_starts_show_the_distance_before_and_after(noise: dict[str, Any]) -> None:
+    bilevel = noise | {"distance_before": 0.9, "distance_after": 0.012, "ssim": 0.2}
+    both = bilevel | {"stationarity_before": 0.8, "stationarity_after": 0.5}
+    groups = {"bilevel.mixture_0.5.none": bilevel, "bilevel.noise_0.none": both, "kkt.noise_0.none": noise}
+    _, *rows = made("trainset_starts", study("trainset_runkel2024_affine", groups))
+    assert rows == [
+        ["`runkel2024_affine`", "`bilevel`", "mixture 0.5", "0.9 → 0.012", "", "0.200", "0.300", "55 %"],
+        ["`runkel2024_affine`", "`bilevel`", "noise", "0.9 → 0.012", "0.8 → 0.5", "0.200", "0.300", "55 %"],
+    ]
+
+
+def test_selections_and_tests_for_members_are_listed_where_there_are_any(noise: dict[str, Any]) -> None:
+    tested = {"true_positives": 0.6, "true_positives_low": 0.15, "true_positives_high": 0.95, "true_positives_n": 5}
+    chosen = {f"selected_by_{name}_ssim": 0.1 * n for n, name in enumerate(("residual", "agreement", "truth"))}
+    record = study(
+        "trainset_a",
+        {"kkt.noise_0.none": noise | tested, "kkt.other_0.none": noise | chosen | {"restart_by_loss": 0.3}},
+    )
+    assert made("trainset_membership", record)[1:] == [["`a`", "`kkt`", "noise", "60 % of 5 (15 % to 95 %)", ""]]
+    assert made("trainset_selection", record)[1][2:] == ["other", "0.300", "", "0.000", "0.100", "", "0.200"]
+
+
+def test_exact_images_of_inactive_neurons_are_counted_over_trainings(noise: dict[str, Any]) -> None:
+    cell = {"attack": "inactive", "start": "noise", "share": 0.0}
+    images = [
+        {**cell, "defense": defense, "seed": seed, "rmse": rmse}
+        for defense, errors in (("none", (2e-9, 3e-8)), ("dp", (0.2, 1e-5)))
+        for seed, rmse in enumerate(errors)
+    ]
+    sure = noise | {"certified": 20.0, "certified_wrong": 0.5}
+    groups = {"inactive.noise_0.none": sure, "inactive.noise_0.dp": noise}
+    _, plain, defended = made("trainset_inactive", study("trainset_inactive_mnist", groups, images))
+    assert plain[3:] == ["", "20", "2", "20, 0.5 wrong", "2 of 2", "3.0e-8", "3e-8", "80.0 %", "62"]
+    assert defended[3:] == ["dp", "20", "2", "", "1 of 2", "1.0e-5", "0.2", "80.0 %", "62"]

@@ -98,8 +98,7 @@ class Training:
             size (up to one image); the steps into as many phases of equal length, each on one part only. The final
             weights are then stationary for the last part alone. Not together with `until`.
 
-    Source: [Abadi2016], algorithm 1, for `dp`; `parts` follows the abstract of arXiv 2602.08723, which names sample
-    splitting as a defense: the way of splitting is ours.
+    Source: [Abadi2016], algorithm 1, for `dp`; `parts` is ours.
     """
 
     task: Task = "binary"

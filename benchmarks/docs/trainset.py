@@ -1,0 +1,198 @@
+"""Tables of attacks on whole training sets, from records of `attack.py trainset`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.docs.figures import Content, shown
+from benchmarks.docs.tables import markdown, metrics_of, row_of, select, table
+
+#: Names of all records, and of those of `InactiveNeurons`.
+_ALL, _INACTIVE = "trainset_**", "trainset_inactive**"
+#: Largest RMSE of a training image that counts as found exactly: a quarter of a step of 8-bit pixels.
+EXACT = 1e-3
+#: Name of a training without a defense.
+_PLAIN = "none"
+_KEY = re.compile(r"(?P<attack>[^.]+)\.(?P<start>.+)_(?P<share>[\d.e-]+)\.(?P<defense>[^.]+)")
+
+
+@dataclass(frozen=True)
+class _Group:
+    """One attack, start and defense of a record; its metrics have its key at their end."""
+
+    record: Content
+    key: str
+    attack: str
+    start: str
+    share: float
+    defense: str
+
+    def get(self, name: str) -> Any:
+        """A metric; None where the record has none."""
+        return metrics_of(self.record).get(f"{name}.{self.key}")
+
+    def text(self, name: str, spec: str = ".3f") -> str:
+        """A metric, with half the length of its interval where there is one; empty where there is no metric."""
+        value, high = self.get(name), self.get(f"{name}_high")
+        if value is None:
+            return ""
+        return shown(value, spec) + ("" if high is None else f" ± {shown(high - value, spec)}")
+
+    def rate(self, name: str) -> str:
+        """A share with its interval and the number that it is of; empty where there is none."""
+        if self.get(name) is None:
+            return ""
+        value, low, high = (shown(self.get(entry), ".0%") for entry in (name, f"{name}_low", f"{name}_high"))
+        return f"{value} of {self.get(f'{name}_n')} ({low} to {high})"
+
+    def change(self, name: str) -> str:
+        """A distance at the start and at the end; empty where there is none."""
+        before, after = self.get(f"{name}_before"), self.get(f"{name}_after")
+        return "" if before is None else f"{shown(before, '.2g')} → {shown(after, '.2g')}"
+
+    @property
+    def certified(self) -> str:
+        """Training images that the attack certifies, and wrong candidates among those; empty if it certifies none."""
+        if self.get("certified") is None:
+            return ""
+        return f"{self.text('certified', '.3g')}, {self.text('certified_wrong', '.3g')} wrong"
+
+    @property
+    def title(self) -> list[str]:
+        """The first cells of a row: record, attack and start."""
+        share = "" if self.share in (0, 1) else f" {self.share:g}"
+        return [f"`{self.record['name'].removeprefix('trainset_')}`", f"`{self.attack}`", f"{self.start}{share}"]
+
+
+_TITLE = ["record", "attack", "start"]
+
+
+def groups(records: Sequence[Content]) -> list[_Group]:
+    """All groups, in the order of the records and of their metrics."""
+    return [group for record in records for group in _groups(record)]
+
+
+def _groups(record: Content) -> Iterator[_Group]:
+    for name in metrics_of(record):
+        kind, _, key = name.partition(".")
+        if kind == "n_images":
+            found = _KEY.fullmatch(key)
+            assert found is not None, key
+            yield _Group(record, key, found["attack"], found["start"], float(found["share"]), found["defense"])
+
+
+def _table(name: str, records: str, header: Sequence[str], row: Callable[[_Group], list[str] | None]) -> None:
+    """Register a table with a row for every group for which the function returns one."""
+
+    def lines(found: Sequence[Content]) -> str:
+        rows = [(group, row(group)) for group in groups(found)]
+        return markdown([*_TITLE, *header], [[*group.title, *cells] for group, cells in rows if cells is not None])
+
+    table(name, records)(lines)
+
+
+def _reconstructions(group: _Group) -> list[str] | None:
+    if group.share > 0 or group.defense != _PLAIN:
+        return None
+    public = "baseline_as_many_public_images"
+    return [
+        f"{group.text('n_good', '.3g')} of {group.get('n_images')}",
+        f"{group.get('pool'):,}",
+        group.text("best_ssim"),
+        group.text("best_ssim_stretched"),
+        group.text("rmse"),
+        group.certified,
+        f"{group.text(f'{public}_n_good', '.3g')}; {group.text(f'{public}_best_ssim')}",
+        group.text("seconds", ".0f"),
+    ]
+
+
+def _starts(group: _Group) -> list[str] | None:
+    if group.defense != _PLAIN or not (group.change("distance") or group.change("stationarity")):
+        return None
+    return [
+        group.change("distance"),
+        group.change("stationarity"),
+        group.text("ssim"),
+        group.text("rmse"),
+        shown(group.get("closer_rmse"), ".0%"),
+    ]
+
+
+def _selection(group: _Group) -> list[str] | None:
+    if group.share > 0 or group.get("restart_by_loss") is None:
+        return None
+    chosen = [group.text(f"selected_by_{name}_ssim") for name in ("residual", "agreement", "clusters", "truth")]
+    return [group.text("restart_by_loss"), group.text("restart_by_truth"), *chosen]
+
+
+def _membership(group: _Group) -> list[str] | None:
+    if group.get("true_positives") is None and group.get("false_positives") is None:
+        return None
+    return [group.rate("true_positives"), group.rate("false_positives")]
+
+
+def _defenses(group: _Group) -> list[str] | None:
+    defended = any(other.defense != _PLAIN for other in _groups(group.record))
+    if not defended or group.share > 0:
+        return None
+    scores = [group.text("n_good", ".3g"), group.text("best_ssim"), group.text("rmse")]
+    return ["" if group.defense == _PLAIN else group.defense, shown(group.get("accuracy"), ".1%"), *scores]
+
+
+def _inactive(group: _Group) -> list[str] | None:
+    rows = row_of(group.record)["tables"]["images"]
+    own = select(rows, attack=group.attack, start=group.start, share=group.share, defense=group.defense)
+    seeds, errors = {row["seed"] for row in own}, [row["rmse"] for row in own]
+    return [
+        "" if group.defense == _PLAIN else group.defense,
+        str(group.get("n_images")),
+        str(len(seeds)),
+        group.certified,
+        f"{sum(error <= EXACT for error in errors)} of {len(errors)}",
+        shown(max((error for error in errors if error <= EXACT), default=None), ".1e"),
+        shown(max(errors), ".2g"),
+        shown(group.get("accuracy"), ".1%"),
+        group.text("seconds", ".0f"),
+    ]
+
+
+_table(
+    "trainset",
+    _ALL,
+    ["SSIM > 0.4", "pool", "SSIM, best 10", "min-max scaled", "RMSE", "certified", "as many public images", "seconds"],
+    _reconstructions,
+)
+_table(
+    "trainset_starts",
+    _ALL,
+    ["parameter distance", "stationarity, best multipliers", "SSIM", "RMSE", "closer to training images"],
+    _starts,
+)
+_table(
+    "trainset_selection",
+    _ALL,
+    ["restart by loss", "restart by truth", "residual", "agreement", "clusters", "truth"],
+    _selection,
+)
+_table("trainset_membership", _ALL, ["true positives", "false positives"], _membership)
+_table("trainset_defenses", _ALL, ["defense", "accuracy", "images with SSIM > 0.4", "SSIM, best 10", "RMSE"], _defenses)
+_table(
+    "trainset_inactive",
+    _INACTIVE,
+    [
+        "defense",
+        "images",
+        "trainings",
+        "certified",
+        "exact",
+        "their largest RMSE",
+        "largest RMSE of all",
+        "accuracy",
+        "seconds",
+    ],
+    _inactive,
+)

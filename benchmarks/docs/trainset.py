@@ -196,3 +196,16 @@ _table(
     ],
     _inactive,
 )
+
+
+@table("trainset_hypotheses", _ALL)
+def hypotheses(records: list[Content]) -> str:
+    """The answers of every study that has the starts for them."""
+    rows = []
+    for record in records:
+        for own in row_of(record)["tables"].get("hypotheses", []):
+            half = "" if own.get("half") is None else f" ± {shown(own['half'], '.2g')}"
+            value = f"{shown(own['difference'], '.3g')}{half}"
+            name = record["name"].removeprefix("trainset_")
+            rows.append([own["hypothesis"], f"`{name}`", f"`{own['attack']}`", own["compared"], value, own["answer"]])
+    return markdown(["hypothesis", "record", "attack", "difference", "value", "answer"], rows)

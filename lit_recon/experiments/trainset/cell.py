@@ -250,7 +250,16 @@ class _Work:
             "before": score.stationarity(seen, start.images, start.labels),
             "after": score.stationarity(seen, one.images, one.labels),
         }
-        return {"loss": one.loss, "scores": own, "stationarity": ends, "curve": one.curve, "seconds": one.seconds}
+        begun = start.images.to(one.images).clamp(0, 1)
+        return {
+            "loss": one.loss,
+            "scores": own,
+            "stationarity": ends,
+            "moved": float((one.images - begun).flatten(1).square().mean(dim=1).sqrt().mean()),
+            "to_member": float(score.distances(one.images, self.examples.images.to(one.images)).mean()),
+            "curve": one.curve,
+            "seconds": one.seconds,
+        }
 
 
 def thinned(curve: Curve) -> Curve:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lit_recon.experiments.trainset import hypotheses
 from lit_recon.experiments.trainset.plots import gallery, landscape_plots, quality_plots, start_plot
 from lit_recon.experiments.trainset.results import DISTANCES, TABLE, SeedMean, TrainsetGroup, TrainsetStudy
 from lit_recon.experiments.trainset.score import BEST, GOOD, SAME_POOL, WRONG
@@ -42,6 +43,7 @@ def write_page(folder: Path) -> Path:
             knowledge_panel(grants(study)),
             _starts(study),
             *_landscape(study),
+            *hypotheses.panels(study),
             *_quality(study),
             *_selection(study),
             _neighbours(study),

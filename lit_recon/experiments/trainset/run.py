@@ -18,6 +18,7 @@ from lit_recon.experiments.engine.cluster import ClusterSettings
 from lit_recon.experiments.engine.pieces import Piece
 from lit_recon.experiments.engine.runner import StudyRunner
 from lit_recon.experiments.trainset.cell import RESULTS, TrainsetCellRun
+from lit_recon.experiments.trainset.hypotheses import HYPOTHESES, answers, table
 from lit_recon.experiments.trainset.page import write_page
 from lit_recon.experiments.trainset.plots import gallery
 from lit_recon.experiments.trainset.released import (
@@ -74,6 +75,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     write_text(path / STUDY, json.dumps(_description(settings, study, cells), indent=2))
     found = TrainsetStudy.read(path)
     write_text(path / TABLE, found.csv_text())
+    if told := answers(found):
+        write_text(path / HYPOTHESES, table(told))
     record, loggers = found.record(), call.loggers()
     log_numbers(loggers, record)
     log_grid(loggers, "reconstructions", gallery(found, found.best), 0)

@@ -1,0 +1,101 @@
+"""Hypotheses about starts, against made cells whose answers are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_recon.experiments.trainset.hypotheses import Answer, answers, table
+from lit_recon.experiments.trainset.results import SeedMean, TrainsetGroup, TrainsetStudy
+from lit_recon.experiments.trainset.score import SAME_POOL
+
+STARTS = {
+    "noise": {"class_path": "lit_recon.experiments.trainset.starts.NoiseStart", "init_args": {}},
+    "other": {"class_path": "OtherPartitionStart", "init_args": {}},
+    "mixture": {"class_path": "MixtureStart", "init_args": {"rest": "noise"}},
+}
+
+
+def restart(losses: list[float], ssim: float = 0.2, **others: Any) -> dict[str, Any]:
+    return {
+        "loss": losses[-1],
+        "curve": {"loss": losses, "distance": losses},
+        "scores": {"best_ssim": ssim},
+        "stationarity": {"before": 2.0, "after": 1.0},
+        "moved": 0.1,
+        "to_member": 0.3,
+        **others,
+    }
+
+
+def group(start: str, share: float, seeds: list[list[dict[str, Any]]], public: float = 0.3) -> TrainsetGroup:
+    cells = [
+        {
+            "restarts": restarts,
+            "baselines": {SAME_POOL: {"best_ssim": public}},
+            "scores": {"best_ssim": max(one["scores"]["best_ssim"] for one in restarts)},
+        }
+        for restarts in seeds
+    ]
+    return TrainsetGroup("attack", start, share, "none", cells)
+
+
+def study(*groups: TrainsetGroup) -> TrainsetStudy:
+    return TrainsetStudy(Path(), {"starts": STARTS}, list(groups), {}, {}, {}, False)
+
+
+def by_hypothesis(*groups: TrainsetGroup) -> dict[str, list[Answer]]:
+    found: dict[str, list[Answer]] = {}
+    for one in answers(study(*groups)):
+        found.setdefault(one.hypothesis.partition(" ")[0], []).append(one)
+    return found
+
+
+SLOW = [10.0, 9.0, 8.0, 6.0, 0.5]
+FAST = [10.0, 0.4, 0.4, 0.4, 0.4]
+
+
+def test_real_starts_are_compared_by_their_speed_and_by_how_far_they_move() -> None:
+    found = by_hypothesis(
+        group("noise", 0, [[restart(SLOW)]] * 3), group("other", 0, [[restart(FAST), restart(FAST, moved=0.2)]] * 3)
+    )
+    speed, stay = found["Starts"]
+    assert speed.difference.value == pytest.approx(1 - 1 / 4)  # the slow curve ends its fall with the last of 4 steps
+    assert stay.difference.value == pytest.approx(0.3 - 0.15)
+    assert speed.verdict == stay.verdict == "agrees"
+
+
+def test_images_that_explain_the_weights_and_show_nobody() -> None:
+    explained, unknown = by_hypothesis(group("noise", 0, [[restart(SLOW)], [restart(SLOW, 0.25)]]))["Random"]
+    assert explained.difference.value == pytest.approx(0.1 - 0.05)
+    assert unknown.difference.value == pytest.approx(0.3 - 0.225)
+    assert (explained.verdict, unknown.verdict) == ("agrees", "undecided")  # 0.1 and 0.05: the interval contains 0
+
+
+def test_a_loss_that_ranks_reconstructions_contradicts_that_uncertainty_protects() -> None:
+    ranked = [restart([1.0, 0.1 * place], 0.5 - 0.1 * place) for place in range(1, 5)]
+    [found] = by_hypothesis(group("noise", 0, [ranked] * 2))["The"][:1]
+    assert found.difference.value == pytest.approx(-0.5)
+    assert found.verdict == "disagrees"
+    assert not [one for one in by_hypothesis(group("noise", 0, [ranked[:3]] * 2)).get("The", [])]
+
+
+def test_landscapes_are_compared_near_the_truth() -> None:
+    far = group("mixture", 0.25, [[restart([4.0, 1.0])]] * 2)
+    near = group("mixture", 0.75, [[restart([3.0, 1.0], stationarity={"before": 0.5, "after": 0.1})]] * 2)
+    [found] = by_hypothesis(far, near)["The"]
+    assert found.difference.value == pytest.approx(3 / 4 - 0.5 / 2)
+    assert found.verdict == "agrees"
+    assert "75%" in found.compared
+
+
+@pytest.mark.parametrize(
+    ("value", "half", "said"),
+    [(0.2, 0.1, "agrees"), (-0.2, 0.1, "disagrees"), (0.2, 0.2, "undecided"), (0.2, None, "undecided")],
+)
+def test_an_answer_needs_an_interval_beside_zero(value: float, half: float | None, said: str) -> None:
+    answer = Answer("It holds.", "attack", "one minus another", SeedMean(value, half))
+    assert answer.verdict == said
+    assert table([answer]).splitlines()[1].endswith(f",{said}")

@@ -85,11 +85,14 @@ def _groups(record: Content) -> Iterator[_Group]:
 
 
 def _table(name: str, records: str, header: Sequence[str], row: Callable[[_Group], list[str] | None]) -> None:
-    """Register a table with a row for every group for which the function returns one."""
+    """Register a table with a row for every group for which the function returns one, and a note on missing cells."""
 
     def lines(found: Sequence[Content]) -> str:
-        rows = [(group, row(group)) for group in groups(found)]
-        return markdown([*_TITLE, *header], [[*group.title, *cells] for group, cells in rows if cells is not None])
+        rows = [(group, cells) for group in groups(found) if (cells := row(group)) is not None]
+        text = markdown([*_TITLE, *header], [[*group.title, *cells] for group, cells in rows])
+        counts = {group.record["name"]: metrics_of(group.record).get("n_refused", 0) for group, _ in rows}
+        named = [f"{n} of `{name.removeprefix('trainset_')}`" for name, n in counts.items() if n]
+        return f"{text}\n\nNot applicable, and not listed, are cells: {', '.join(named)}." if named else text
 
     table(name, records)(lines)
 
@@ -103,7 +106,7 @@ def _reconstructions(group: _Group) -> list[str] | None:
         f"{group.get('pool'):,}",
         group.text("best_ssim"),
         group.text("best_ssim_stretched"),
-        group.text("rmse"),
+        group.text("rmse", "error"),
         group.certified,
         f"{group.text(f'{public}_n_good', '.3g')}; {group.text(f'{public}_best_ssim')}",
         group.text("seconds", ".0f"),
@@ -117,13 +120,13 @@ def _starts(group: _Group) -> list[str] | None:
         group.change("distance"),
         group.change("stationarity"),
         group.text("ssim"),
-        group.text("rmse"),
+        group.text("rmse", "error"),
         shown(group.get("closer_rmse"), ".0%"),
     ]
 
 
 def _selection(group: _Group) -> list[str] | None:
-    if group.share > 0 or group.get("restart_by_loss") is None:
+    if group.share > 0 or group.defense != _PLAIN or group.get("restart_by_loss") is None:
         return None
     chosen = [group.text(f"selected_by_{name}_ssim") for name in ("residual", "agreement", "clusters", "truth")]
     return [group.text("restart_by_loss"), group.text("restart_by_truth"), *chosen]
@@ -139,7 +142,7 @@ def _defenses(group: _Group) -> list[str] | None:
     defended = any(other.defense != _PLAIN for other in _groups(group.record))
     if not defended or group.share > 0:
         return None
-    scores = [group.text("n_good", ".3g"), group.text("best_ssim"), group.text("rmse")]
+    scores = [group.text("n_good", ".3g"), group.text("best_ssim"), group.text("rmse", "error")]
     return ["" if group.defense == _PLAIN else group.defense, shown(group.get("accuracy"), ".1%"), *scores]
 
 

@@ -108,6 +108,7 @@ def test_certified_images_are_counted_with_the_wrong_ones() -> None:
 def study(name: str, groups: dict[str, dict[str, Any]], images: list[dict[str, Any]] | None = None) -> dict[str, Any]:
     """A record of `attack.py trainset`."""
     metrics = {f"{metric}.{key}": value for key, own in groups.items() for metric, value in own.items()}
+    metrics["n_refused"] = len(groups) - 1
     return run(name, metrics=metrics, tables={"images": images or []})
 
 
@@ -135,7 +136,9 @@ def test_attacks_on_training_sets_are_listed_without_the_truth_in_their_start(no
     assert trainset.groups([study("trainset_a", groups)])[1].title == ["`a`", "`kkt`", "mixture_other 0.25"]
     _, plain, decay = made("trainset_defenses", study("trainset_a", groups))
     assert (plain[3:5], decay[3:5]) == (["", "80.0 %"], ["decay", "80.0 %"])
-    assert "Not measured" in tables._TABLES["trainset_defenses"][1]([study("trainset_a", {"kkt.noise_0.none": noise})])
+    defenses = tables._TABLES["trainset_defenses"][1]
+    assert defenses([study("trainset_a", groups)]).endswith("Not applicable, and not listed, are cells: 2 of `a`.")
+    assert "Not measured" in defenses([study("trainset_a", {"kkt.noise_0.none": noise})])
 
 
 def test_starts_show_the_distance_before_and_after(noise: dict[str, Any]) -> None:
@@ -154,10 +157,15 @@ def test_selections_and_tests_for_members_are_listed_where_there_are_any(noise: 
     chosen = {f"selected_by_{name}_ssim": 0.1 * n for n, name in enumerate(("residual", "agreement", "truth"))}
     record = study(
         "trainset_a",
-        {"kkt.noise_0.none": noise | tested, "kkt.other_0.none": noise | chosen | {"restart_by_loss": 0.3}},
+        {
+            "kkt.noise_0.none": noise | tested,
+            "kkt.other_0.none": noise | chosen | {"restart_by_loss": 0.3},
+            "kkt.other_0.decay": noise | chosen | {"restart_by_loss": 0.3},
+        },
     )
     assert made("trainset_membership", record)[1:] == [["`a`", "`kkt`", "noise", "60 % of 5 (15 % to 95 %)", ""]]
-    assert made("trainset_selection", record)[1][2:] == ["other", "0.300", "", "0.000", "0.100", "", "0.200"]
+    [_, selected] = made("trainset_selection", record)
+    assert selected[2:] == ["other", "0.300", "", "0.000", "0.100", "", "0.200"]
 
 
 def test_exact_images_of_inactive_neurons_are_counted_over_trainings(noise: dict[str, Any]) -> None:

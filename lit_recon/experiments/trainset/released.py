@@ -114,12 +114,12 @@ def training_set(settings: TrainsetSettings, seed: int) -> TrainingSet:
         images, labels, others = pool.pixels(chosen), pool.labels[chosen], pool.pixels(rest)
         ids = in_pool(test, settings.examples.pool)[chosen]
     images, labels = images.to(like), labels.to(like.device)
-    known, wanted = _split_known(len(labels), settings.known.images, seed)
+    known, sought = _split_known(len(labels), settings.known.images, seed)
     return TrainingSet(
-        images[wanted],
-        labels[wanted],
-        ids[wanted],
-        others.to(like)[wanted],
+        images[sought],
+        labels[sought],
+        ids[sought],
+        others.to(like)[sought],
         images[known],
         labels[known],
         public.images,

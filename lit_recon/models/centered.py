@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.errors import ConfigError
+from lit_recon.models.classifiers.networks import ResNet18
 from lit_recon.models.layers import Activation, activation_layer, checked_shape
 
 
@@ -79,3 +80,33 @@ class CenteredMLP(nn.Module):
                     else:
                         bound = layer.in_features**-0.5
                         parameter.uniform_(-bound, bound, generator=generator)
+
+
+class CenteredResNet18(nn.Module):
+    """ResNet-18 with GroupNorm, on images in [0, 1] minus a public mean image, with a head without bias.
+
+    With ReLU it is homogeneous of degree 2, up to the constant under the root in GroupNorm: every normalized sum is
+    multiplied by the factor on GroupNorm's own weights, and the head by one more.
+
+    Args:
+        image_shape: `(c, h, w)`.
+        n_outputs: logits; 1 for two classes or regression.
+        width: channels of the first stage, 64 in the paper.
+
+    Source: He et al. 2016, as in `ResNet18`.
+    """
+
+    mean: Tensor
+
+    def __init__(self, image_shape: tuple[int, int, int], n_outputs: int = 1, width: int = 16) -> None:
+        super().__init__()
+        if n_outputs < 1:
+            raise ConfigError(f"n_outputs must be at least 1; got {n_outputs}")
+        self.trunk = ResNet18(image_shape, norm="group", width=width)
+        self.head = nn.Linear(self.trunk.out_features, n_outputs, bias=False)
+        self.register_buffer("mean", torch.zeros(image_shape))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Outputs `(n, n_outputs)` of images `(n, c, h, w)` in [0, 1]."""
+        outputs: Tensor = self.head(self.trunk(images - self.mean))
+        return outputs

@@ -70,14 +70,20 @@ def _reconstructions(study: TrainsetStudy) -> Panel:
     certifies = any(group.certified() for group in study.groups)
     rows: list[Sequence[str | TableCell]] = [
         [
-            TableCell(group.title, mark="ours") if group is study.best else group.title,
+            group.title,
             short(group.share),
             f"{group.cells[0]['pool']:,}",
-            *(group.mean("scores", name).text() for name in _COLUMNS),
+            *(
+                TableCell(text, mark="ours") if group is study.best and name == "n_good" else text
+                for name in _COLUMNS
+                for text in [group.mean("scores", name).text()]
+            ),
             *(_certified(group) if certifies else []),
         ]
         for group in study.groups
     ]
+    paths = {group.attack: str(study.setting(f"attacks.{group.attack}.class_path")) for group in study.groups}
+    classes = ", ".join(f"{name} is {path.rpartition('.')[2]}" for name, path in paths.items())
     first = study.groups[0]
     pools = {"mean image": 1, SAME_POOL: first.cells[0]["pool"]}
     rows += [
@@ -96,7 +102,8 @@ def _reconstructions(study: TrainsetStudy) -> Panel:
         "Every training image is compared with the nearest candidate of the pool, and with answers that need no model: "
         "the mean of all public images, and the nearest of as many public images as candidates, or of all of them. "
         f"Pool: candidates of all restarts together. SSIM > {GOOD}: number of the {first.cells[0]['scores']['n']} "
-        f"training images.{spread}",
+        "training images. An attack shows more of them than is public only where it beats as many public images. "
+        f"Attacks: {classes}.{spread}",
         header=[
             "Attack and start",
             "Truth in the start",
@@ -106,9 +113,9 @@ def _reconstructions(study: TrainsetStudy) -> Panel:
         ],
         rows=rows,
         note="Nearest is by normalized cross-correlation (NCC) of deviations from the mean image, per channel with "
-        "mean 0 and norm 1. SSIM and RMSE are of pixels in [0, 1], unscaled. Min-max scaled: every candidate is "
-        "stretched to [0, 1] before, as in the literature, which hides errors of brightness and contrast."
-        + (_CERTIFIED if certifies else ""),
+        "mean 0 and norm 1. SSIM and RMSE are of pixels in [0, 1], unscaled. For an exact reconstruction SSIM and NCC "
+        "are 1 and RMSE is 0. Min-max scaled: every candidate is stretched to [0, 1] before, as in the "
+        "literature, which hides errors of brightness and contrast." + (_CERTIFIED if certifies else ""),
     )
 
 
@@ -155,8 +162,8 @@ def grants(study: TrainsetStudy) -> list[Grant]:
         *([Grant(True, f"{n_known} of the training images; the others are to be found.")] if n_known else []),
         Grant(
             False,
-            f"The {'other ' if n_known else ''}training images. They were used after the attack, to score it, and in the starts of which the tables "
-            "state a share of the truth above 0.",
+            f"The {'other ' if n_known else ''}training images. They were used after the attack, to score it, and "
+            "in the starts of which the tables state a share of the truth above 0.",
         ),
     ]
 
@@ -222,6 +229,8 @@ def _quality(study: TrainsetStudy) -> list[Panel]:
             [Picture(drawn, "SSIM against the distance to the released weights", "quality.svg")],
             header=["Attack and start", *(text[:1].upper() + text[1:] for text in header), f"SSIM, best {BEST}"],
             rows=rows,
+            note="All distances are 0 for candidates that explain the weights fully. Parameter distances and "
+            "stationarity are relative: at 1, candidates explain nothing.",
         )
     ]
 
@@ -290,7 +299,7 @@ def _neighbours(study: TrainsetStudy) -> Panel:
         header=["Attack and start", *header, "Closer to training, NCC", "Closer to training, RMSE"],
         rows=rows,
         note="Shares are of the first training seed, with 95 % intervals (Clopper and Pearson) that take candidates as "
-        "independent.",
+        "independent. Candidates that an attack leaves at their start count, too.",
     )
 
 

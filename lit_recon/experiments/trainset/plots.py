@@ -42,10 +42,8 @@ def quality_plots(study: TrainsetStudy) -> bytes | None:
                 xs, ys = zip(*sorted(points), strict=True)
                 series.append(Series(attack, xs, ys, "", MARKS[index % len(MARKS)], COLOURS[index % len(COLOURS)]))
         if series:
-            positive = all(x > 0 for one in series for x in one.x)
-            plots.append(
-                Plot("", f"{name} at the end", "mean SSIM of the best 10", series=series, x_scale=_scale(positive))
-            )
+            scale = _scale([x for one in series for x in one.x])
+            plots.append(Plot("", f"{name} at the end", "mean SSIM of the best 10", series=series, x_scale=scale))
     return draw(plots, columns=3, size=(3.8, 3.3)) if plots else None
 
 
@@ -62,15 +60,9 @@ def landscape_plots(study: TrainsetStudy) -> bytes | None:
                 _band(label, shares, [own[place] for own in both], index)
                 for index, (label, place) in enumerate((("at the start", 0), ("after the attack", 1)))
             ]
-            positive = all(value > 0 for own in both for values in own for value in values)
+            scale = _scale([value for own in both for values in own for value in values])
             plots.append(
-                Plot(
-                    f"{attack}, {start}",
-                    "share of the truth in the start",
-                    name,
-                    series=series,
-                    y_scale=_scale(positive),
-                )
+                Plot(f"{attack}, {start}", "share of the truth in the start", name, series=series, y_scale=scale)
             )
         values = [
             [[cell[key]["ssim"] for cell in group.cells] for group in groups] for key in ("scores_at_start", "scores")
@@ -118,5 +110,6 @@ def _names(study: TrainsetStudy, attribute: str) -> list[str]:
     return list(dict.fromkeys(getattr(group, attribute) for group in study.groups))
 
 
-def _scale(positive: bool) -> str:
-    return "log" if positive else "linear"
+def _scale(values: Sequence[float]) -> str:
+    """Logarithmic for positive values of several orders of magnitude."""
+    return "log" if min(values) > 0 and max(values) > 10 * min(values) else "linear"

@@ -114,12 +114,12 @@ def training_set(settings: TrainsetSettings, seed: int) -> TrainingSet:
         images, labels, others = pool.pixels(chosen), pool.labels[chosen], pool.pixels(rest)
         ids = in_pool(test, settings.examples.pool)[chosen]
     images, labels = images.to(like), labels.to(like.device)
-    known, wanted = _split_known(len(labels), settings.known.images, seed)
+    known, sought = _split_known(len(labels), settings.known.images, seed)
     return TrainingSet(
-        images[wanted],
-        labels[wanted],
-        ids[wanted],
-        others.to(like)[wanted],
+        images[sought],
+        labels[sought],
+        ids[sought],
+        others.to(like)[sought],
         images[known],
         labels[known],
         public.images,
@@ -267,25 +267,9 @@ class ModelTraining:
         return self._write(path, network, examples, found.weights, start, found.loss, found.steps, began)
 
     def _given(self, folder: Path, network: nn.Module, examples: TrainingSet) -> dict[str, Any]:
-        began, files = time.perf_counter(), self.settings.released
-        assert files is not None
-        kind, remedy = "released weights", "give weights by parameter name"
-        weights = _on(read_tensors(files.weights, kind, remedy), examples.images)
-        start = _on(read_tensors(files.start, "initial weights", remedy), examples.images) if files.start else {}
-        known = ReleasedModel(
-            network,
-            weights,
-            self.settings.training.task,
-            examples.image_shape,
-            examples.n_classes,
-            examples.mean,
-            examples.n_examples,
-            start=start or None,
-        )
-        images, labels = examples.trained_on()
-        with torch.no_grad():
-            loss = losses(known.task, known.outputs(weights, images), labels).mean()
-        return self._write(folder / MODEL_FILE, network, examples, weights, start, float(loss), 0, began)
+        began = time.perf_counter()
+        weights, start, loss = given_weights(self.settings, network, examples)
+        return self._write(folder / MODEL_FILE, network, examples, weights, start, loss, 0, began)
 
     def _write(
         self,
@@ -310,6 +294,33 @@ class ModelTraining:
         tensors = {f"{part}.{name}": value for part, own in parts.items() for name, value in own.items()}
         MODEL_FORMAT.write(path, tensors, header)
         return header
+
+
+def given_weights(
+    settings: TrainsetSettings, network: nn.Module, examples: TrainingSet
+) -> tuple[Weights, Weights, float]:
+    """Weights of a model that was trained elsewhere, those of its start (empty if unknown), and its training loss.
+
+    Raises as `ReleasedModel` where they do not fit the network.
+    """
+    files, remedy = settings.released, "give weights by parameter name"
+    assert files is not None
+    weights = _on(read_tensors(files.weights, "released weights", remedy), examples.images)
+    start = _on(read_tensors(files.start, "initial weights", remedy), examples.images) if files.start else {}
+    known = ReleasedModel(
+        network,
+        weights,
+        settings.training.task,
+        examples.image_shape,
+        examples.n_classes,
+        examples.mean,
+        examples.n_examples,
+        start=start or None,
+    )
+    images, labels = examples.trained_on()
+    with torch.no_grad():
+        loss = losses(known.task, known.outputs(weights, images), labels).mean()
+    return weights, start, float(loss)
 
 
 def _on(tensors: Mapping[str, Tensor], like: Tensor) -> Weights:

@@ -11,7 +11,7 @@ import torch
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.attacks.trainset.training import Training
-from lit_recon.errors import LitReconError
+from lit_recon.errors import LitReconError, ThreatModelError
 from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import SAME_RUN, settings_parser
 from lit_recon.experiments.engine.cluster import ClusterSettings
@@ -25,6 +25,7 @@ from lit_recon.experiments.trainset.released import (
     MODEL_FILE,
     ModelTraining,
     candidates_of,
+    given_weights,
     initial_weights,
     network_of,
     seen_of,
@@ -72,7 +73,11 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     print(f"study       {study.progress()}, {len(models)} of them trainings")
     failed = cluster.run(study, TrainerSettings("cpu", threads=settings.threads))
     study.require([piece for piece in failed if not study.is_settled(piece)])
-    write_text(path / STUDY, json.dumps(_description(settings, study, cells), indent=2))
+    description = _description(settings, study, cells)
+    if not description["cells"]:
+        reasons = "; ".join(dict.fromkeys(description["refused"].values()))
+        raise ThreatModelError(f"no attack applies to its model: {reasons}")
+    write_text(path / STUDY, json.dumps(description, indent=2))
     found = TrainsetStudy.read(path)
     write_text(path / TABLE, found.csv_text())
     if told := answers(found):
@@ -98,16 +103,19 @@ _STEPS_OF_CHECK = 2
 def checked(settings: TrainsetSettings, procedures: Mapping[str, Training]) -> None:
     """Refuse settings that do not fit each other or the data, and attacks that do not apply, before any training.
 
-    Attacks are checked on a network after a step or two of the training, as if it had ended as planned. A LitReconError
-    names the attack and the assumption.
+    Attacks are checked on the model that was trained elsewhere, or on a network after a step or two of the training, as
+    if it had ended as planned. A LitReconError names the attack and the assumption.
     """
     seed = settings.seeds.first
     examples, training = training_set(settings, seed), procedures[PLAIN]
     network = network_of(settings, examples, seed)
-    begin = initial_weights(network)
-    brief = replace(training, steps=max(_STEPS_OF_CHECK, training.parts), until=0.0)
-    weights = brief.run(network, *examples.trained_on(), begin, generator=torch.Generator().manual_seed(0)).weights
-    seen = seen_of(settings, training, examples, network, weights, begin, training.until, examples.n_examples)
+    if settings.released is not None:
+        weights, begin, loss = given_weights(settings, network, examples)
+    else:
+        begin, loss = initial_weights(network), training.until
+        brief = replace(training, steps=max(_STEPS_OF_CHECK, training.parts), until=0.0)
+        weights = brief.run(network, *examples.trained_on(), begin, generator=torch.Generator().manual_seed(0)).weights
+    seen = seen_of(settings, training, examples, network, weights, begin or None, loss, examples.n_examples)
     for name, start in settings.starts.items():
         for share in start.truth_shares():
             given = candidates_of(settings, seen, examples, start, share, seed, 0)

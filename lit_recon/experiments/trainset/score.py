@@ -123,8 +123,8 @@ def score_pool(truth: Tensor, pool: Tensor, mean: Tensor) -> PoolScore:
 def certified(candidates: Tensor, truth: Tensor, known: Tensor) -> dict[str, int]:
     """How many candidates `(m, c, h, w)` an attack certified, and how many of them are wrong.
 
-    `images` counts the training images `(n, c, h, w)` that a candidate within `WRONG` shows; `known` ones
-    `(j, c, h, w)` are no mistake, and no success.
+    `images` counts the training images `(n, c, h, w)` that a candidate within `WRONG` shows. Candidates that show one
+    of the `known` ones `(j, c, h, w)` are not wrong, and count for nothing.
     """
     members = torch.cat([truth, known])
     errors = torch.cdist(candidates.flatten(1), members.flatten(1)) / truth[0].numel() ** 0.5

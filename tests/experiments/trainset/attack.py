@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -44,3 +45,18 @@ class SmallAttack(TrainsetAttack):
     def result(self, state: SimpleState) -> Reconstruction:
         [start] = state.observations
         return Reconstruction(state["images"].detach(), start.labels, float(self._residual(state).detach()))
+
+
+class Biased(torch.nn.Module):
+    """A network with biases in all layers, which is not homogeneous."""
+
+    def __init__(self, image_shape: tuple[int, int, int], n_outputs: int) -> None:
+        super().__init__()
+        n_pixels = math.prod(image_shape)
+        self.layers = torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(n_pixels, 8), torch.nn.ReLU(), torch.nn.Linear(8, n_outputs)
+        )
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.layers(images)
+        return outputs

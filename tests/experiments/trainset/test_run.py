@@ -226,7 +226,7 @@ def test_training_images_are_balanced_and_apart_from_the_others() -> None:
     assert torch.equal(training_set(settings(), 0).images, examples.images)
     public = examples.public.double().mean(dim=0) / 255
     assert torch.allclose(examples.mean, public, atol=1e-6)
-    kept, labels = examples.without(2)
+    kept, labels = examples.trained_on(2)
     assert torch.equal(kept, examples.images[[0, 1, 3, 4, 5]])
     assert labels.tolist() == [0, 0, 1, 1, 1]
 

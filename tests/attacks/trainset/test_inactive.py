@@ -319,6 +319,30 @@ def test_guesses_are_combinations_of_the_images_still_to_be_found() -> None:
         assert float(guess[0, -1]) > 0
 
 
+def test_guesses_with_one_image_to_be_found_are_this_image() -> None:
+    change, normals = solved()
+    for missing, image in enumerate(digits()[0][:10]):
+        own = search(change, normals[torch.arange(10) != missing])
+        for step in range(10):
+            guess = own.guess(step)
+            # Some of these projections point the other way, which would exchange active and inactive neurons.
+            assert float(guess[0, -1]) > 0
+            assert (change.images(guess) - image.flatten()).abs().max() < 1e-10  # measured: 3e-14
+
+
+def test_inactive_neurons_are_so_at_the_start_and_at_the_end() -> None:
+    change, seen, images = solved()[0], victim(), digits()[0][:10]
+    assert seen.start is not None
+    first, last = (
+        nn.functional.linear((images - seen.mean).flatten(1), weights["layers.1.weight"], weights["layers.1.bias"]) <= 0
+        for weights in (seen.start, seen.weights)
+    )
+    found = change.inactive(change.inputs(images))
+    assert torch.equal(found, (first & last)[:, change.neurons])
+    assert found.sum() < first[:, change.neurons].sum()
+    assert found.sum() < last[:, change.neurons].sum()
+
+
 def test_equal_guesses_choose_different_rows_that_they_leave_inactive() -> None:
     change, normals = solved()
     own = search(change, normals[:9])

@@ -94,8 +94,7 @@ def test_margin_residual_against_finite_differences(task: Task, n_outputs: int) 
         seen, lambda weights: (multipliers * margins(task, seen.outputs(weights, start.images), start.labels)).mean()
     )
     wanted = sum((seen.weights[name] - gradient).square().sum() for name, gradient in gradients.items())
-    # measured: 1e-9 relative
-    assert float(attack.residual(state).detach()) == pytest.approx(float(wanted), rel=1e-7)
+    assert float(attack.residual(state).detach()) == pytest.approx(float(wanted), rel=1e-9)  # measured: 1e-11
 
 
 @pytest.mark.parametrize(("task", "n_outputs"), TASKS)
@@ -107,7 +106,8 @@ def test_loss_residual_against_finite_differences(task: Task, n_outputs: int) ->
         seen, lambda weights: losses(task, seen.outputs(weights, start.images), start.labels).mean()
     )
     wanted = sum((0.1 * seen.weights[name] + gradient).square().sum() for name, gradient in gradients.items()) / 0.1**2
-    assert float(attack.residual(attack.init(start)).detach()) == pytest.approx(float(wanted), rel=1e-7)
+    found = float(attack.residual(attack.init(start)).detach())
+    assert found == pytest.approx(float(wanted), rel=1e-9)  # measured: 4e-10, of the differences
 
 
 def test_gradient_of_the_residual_against_the_closed_form() -> None:
@@ -153,15 +153,15 @@ def test_true_images_fulfil_the_condition_with_multipliers_from_least_squares() 
         state = attack.init(Candidates(seen, candidates, labels))
         state["multipliers"].data.copy_(torch.from_numpy(multipliers) * len(labels))
         relative.append(attack.result(state).loss)
-        assert relative[-1] == pytest.approx(distance**2 / float(theta.square().sum()), rel=1e-6)
-    assert relative[0] < 0.1  # measured: 0.05
-    assert relative[1] > 0.3  # measured: 0.48
+        assert relative[-1] == pytest.approx(distance**2 / float(theta.square().sum()), rel=1e-9)  # measured: 1e-14
+    assert relative[0] < 0.08  # measured: 0.05
+    assert relative[1] > 0.35  # measured: 0.48
 
 
 @pytest.mark.parametrize(
     ("hidden", "most"),
     # ReLU networks end where neurons are at 0 for some images, and have no gradient there; measured: 7e-31 and 0.06
-    [((), 1e-12), ((60,), 0.15)],
+    [((), 1e-25), ((60,), 0.1)],
 )
 def test_true_images_are_stationary_with_weight_decay(hidden: tuple[int, ...], most: float) -> None:
     images, labels, others, _ = digits()
@@ -171,7 +171,7 @@ def test_true_images_are_stationary_with_weight_decay(hidden: tuple[int, ...], m
         attack.result(attack.init(Candidates(seen, candidates, labels))).loss for candidates in (images, others)
     )
     assert at_truth < most
-    assert elsewhere > 0.5  # measured: 50 and 373
+    assert elsewhere > 30  # measured: 50 and 373
 
 
 def test_residual_depends_neither_on_the_order_nor_on_copies() -> None:
@@ -239,9 +239,9 @@ def test_a_run_finds_images_like_the_true_ones(subspace: bool) -> None:
     found = MarginKKT(steps=300, lr=0.01, subspace=subspace)(start)
     # measured: 0.26 at the start, 0.51 and in the span 0.47 after it; other digits 0.30 and 0.33
     assert likeness(images, found.images) > likeness(images, start.images) + 0.12
-    assert likeness(images, found.images) > likeness(others, found.images) + 0.07
-    assert found.trace["residual"][-1] < 0.1 * found.trace["residual"][0]  # measured: 0.025
-    assert found.trace["residual"][-1] == pytest.approx(found.loss, rel=0.1)
+    assert likeness(images, found.images) > likeness(others, found.images) + 0.08
+    assert found.trace["residual"][-1] < 0.05 * found.trace["residual"][0]  # measured: 0.025
+    assert found.trace["residual"][-1] == pytest.approx(found.loss, rel=1e-3)  # measured: 2e-4
     assert torch.equal(found.labels, start.labels)
     assert len(found.notes) == (2 if subspace else 1)
 
@@ -249,10 +249,10 @@ def test_a_run_finds_images_like_the_true_ones(subspace: bool) -> None:
 def test_a_run_with_weight_decay_finds_images_like_the_true_ones() -> None:
     images, _, others, _ = digits()
     start = noise(released(weight_decay=0.01), 10, 0.1)
-    found = Stationarity(steps=300, lr=0.02)(start)
-    # measured: 0.21 at the start, 0.36 after it; other digits 0.23
+    found = Stationarity(steps=150, lr=0.02)(start)
+    # measured: 0.21 at the start, 0.35 after it; other digits 0.23
     assert likeness(images, found.images) > likeness(images, start.images) + 0.08
-    assert likeness(images, found.images) > likeness(others, found.images) + 0.06
+    assert likeness(images, found.images) > likeness(others, found.images) + 0.07
     assert "0.01" in found.notes[0]
 
 

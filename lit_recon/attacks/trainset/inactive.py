@@ -108,8 +108,9 @@ class LayerChange:
         neurons = torch.nonzero(rows.norm(dim=1) > _ERRORS * error * rank).flatten()
         if len(neurons) <= 2 * rank:
             raise UnsupportedModelError(
-                f"{rank} images need the changes of clearly more neurons than that; {len(neurons)} changed: the layer "
-                "is too narrow for this attack, or was hardly trained"
+                f"{rank} images need more than {2 * rank} neurons whose change is a combination of images; there are "
+                f"{len(neurons)}: the layer is too narrow for this attack, was hardly trained, or was trained with "
+                "noise or by Adam, which change it by more than such combinations"
             )
         flat, own = center.flatten().double(), scale.flatten().double()
         return cls(flat, own, start, end, rows[neurons], neurons, basis, error, _isotropic(rows[neurons]))

@@ -109,7 +109,7 @@ class LayerChange:
         if len(neurons) <= 2 * rank:
             raise UnsupportedModelError(
                 f"{rank} images need the changes of clearly more neurons than that; {len(neurons)} changed: the layer "
-                "is too narrow for this attack, or was hardly trained"
+                "is too narrow for this attack, was hardly trained, or began at other weights than the start"
             )
         flat, own = center.flatten().double(), scale.flatten().double()
         return cls(flat, own, start, end, rows[neurons], neurons, basis, error, _isotropic(rows[neurons]))

@@ -109,8 +109,8 @@ class LayerChange:
         if len(neurons) <= 2 * rank:
             raise UnsupportedModelError(
                 f"{rank} images need more than {2 * rank} neurons whose change is a combination of images; there are "
-                f"{len(neurons)}: the layer is too narrow for this attack, was hardly trained, or was trained with "
-                "noise or by Adam, which change it by more than such combinations"
+                f"{len(neurons)}: the layer is too narrow for this attack, was hardly trained, began at other weights "
+                "than the start, or was trained with noise or by Adam, whose steps are no such combinations"
             )
         flat, own = center.flatten().double(), scale.flatten().double()
         return cls(flat, own, start, end, rows[neurons], neurons, basis, error, _isotropic(rows[neurons]))
@@ -264,7 +264,9 @@ class InactiveNeurons(TrainsetAttack):
         certified = torch.zeros(len(images), dtype=torch.bool)
         note = f"the first layer's change has rank {rank}, of {start.seen.n_examples} training images"
         if n_found < rank:
-            missing = f"{n_found} of {rank} hyperplanes were found: no image is determined; allow more steps"
+            missing = (
+                f"{n_found} of {rank} hyperplanes were found that fit together: no image is determined without all"
+            )
             return Reconstruction(images, labels, 1 - n_found / rank, notes=(note, missing), certified=certified)
         found, sure = search.solution()
         n = min(len(images), rank)

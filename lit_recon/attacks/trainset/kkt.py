@@ -52,11 +52,10 @@ def box_penalty(images: Tensor, mean: Tensor) -> Tensor:
     return F.relu((images - mean).abs() - 1).square().sum()
 
 
-class _State(SimpleState):
-    """Variables, and what they are evaluated with, which is not saved."""
+class _Problem:
+    """What the variables are evaluated with. It is computed again where a state is restored: nothing is saved."""
 
-    def __init__(self, start: Candidates, alpha: float, log_every: int, span: Span | None, **variables: object) -> None:
-        super().__init__([start], log_every, **variables)
+    def __init__(self, start: Candidates, alpha: float, span: Span | None) -> None:
         self.start, self.span = start, span
         self.model = smoothed(start.seen.model, alpha)
         self.weights = {name: weight.clone() for name, weight in start.seen.weights.items()}
@@ -69,10 +68,15 @@ class _State(SimpleState):
         for weight in self.weights.values():
             weight.requires_grad_()
 
-    def images(self) -> Tensor:
-        """Current candidates `(m, c, h, w)`."""
-        pixels: Tensor = self["pixels"]
+    def images(self, pixels: Tensor) -> Tensor:
+        """Candidates `(m, c, h, w)` of deviations from the mean image, or of coordinates in the span."""
         return pixels + self.start.seen.mean if self.span is None else self.span.images(pixels)
+
+    def state_dict(self) -> dict[str, object]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        pass
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ class _Stationary(TrainsetAttack):
             raise ConfigError(f"optimizer must be 'adam' or 'sgd'; got {self.optimizer!r}")
 
     @abstractmethod
-    def _potential(self, state: _State, outputs: Tensor) -> Tensor:
+    def _potential(self, state: SimpleState, outputs: Tensor) -> Tensor:
         """The number whose gradient is to equal the weights, from outputs `(m, k)`."""
 
     @abstractmethod
@@ -113,9 +117,10 @@ class _Stationary(TrainsetAttack):
         """Variables besides the images."""
         return {}
 
-    def _bound(self, state: _State) -> Tensor:
+    def _bound(self, state: SimpleState) -> Tensor:
         """The penalty of variables besides the images."""
-        return state.start.like.new_zeros(())
+        pixels: Tensor = state["pixels"]
+        return pixels.new_zeros(())
 
     def _optimizer(self, variable: Tensor, lr: float) -> torch.optim.Optimizer:
         if self.optimizer == "adam":
@@ -134,25 +139,26 @@ class _Stationary(TrainsetAttack):
         variables = self._variables(start, generator)
         log_every = max(1, self.steps // _POINTS)
         optimizer = self._optimizer(pixels, self.lr)
-        return _State(start, self.alpha, log_every, span, pixels=pixels, optimizer=optimizer, **variables)
+        problem = _Problem(start, self.alpha, span)
+        return SimpleState([start], log_every, problem=problem, pixels=pixels, optimizer=optimizer, **variables)
 
     def residual(self, state: SimpleState) -> Tensor:
         """Squared distance between the weights and the gradient that is to equal them."""
-        assert isinstance(state, _State)
-        outputs = functional_call(state.model, state.weights, (state.images(),))
-        weights = list(state.weights.values())
+        problem: _Problem = state["problem"]
+        outputs = functional_call(problem.model, problem.weights, (problem.images(state["pixels"]),))
+        weights = list(problem.weights.values())
         gradients = torch.autograd.grad(
             self._potential(state, outputs), weights, create_graph=True, materialize_grads=True
         )
         parts = [
             (weight.detach() - gradient).square().sum() for weight, gradient in zip(weights, gradients, strict=True)
         ]
-        return torch.stack(parts).sum() + state.outside
+        return torch.stack(parts).sum() + problem.outside
 
     def step(self, state: SimpleState) -> None:
-        assert isinstance(state, _State)
-        stationarity = self.residual(state)
-        box, bound = box_penalty(state.images(), state.start.seen.mean), self._bound(state)
+        problem: _Problem = state["problem"]
+        stationarity, seen = self.residual(state), problem.start.seen
+        box, bound = box_penalty(problem.images(state["pixels"]), seen.mean), self._bound(state)
         optimizers = [state[name] for name in ("optimizer", "multiplier_optimizer") if name in state.variables]
         variables = [group["params"][0] for optimizer in optimizers for group in optimizer.param_groups]
         loss = stationarity + box + bound
@@ -160,19 +166,17 @@ class _Stationary(TrainsetAttack):
             variable.grad = gradient
         for optimizer in optimizers:
             optimizer.step()
-        relative = stationarity / _squared_norm(state.start.seen)
+        relative = stationarity / _squared_norm(seen)
         state.note(loss[None], residual=relative[None], box=box[None], bound=bound[None])
 
     def result(self, state: SimpleState) -> Reconstruction:
-        assert isinstance(state, _State)
-        seen = state.start.seen
+        problem: _Problem = state["problem"]
+        seen, images = problem.start.seen, problem.images(state["pixels"]).detach()
         residual = float(self.residual(state).detach() / _squared_norm(seen))
         notes = self._assumptions(seen)
-        if state.span is not None:
-            notes.append(f"candidates are in a subspace of {len(state.span.basis)} dimensions, from the first layer")
-        return Reconstruction(
-            state.images().detach(), state.start.labels, residual, dict(state.curves[0][0]), tuple(notes)
-        )
+        if problem.span is not None:
+            notes.append(f"candidates are in a subspace of {len(problem.span.basis)} dimensions, from the first layer")
+        return Reconstruction(images, problem.start.labels, residual, dict(state.curves[0][0]), tuple(notes))
 
 
 def _squared_norm(seen: ReleasedModel) -> Tensor:
@@ -248,12 +252,14 @@ class MarginKKT(_Stationary):
             "multiplier_optimizer": self._optimizer(multipliers, self.multiplier_lr),
         }
 
-    def _potential(self, state: _State, outputs: Tensor) -> Tensor:
+    def _potential(self, state: SimpleState, outputs: Tensor) -> Tensor:
         multipliers: Tensor = state["multipliers"]
-        return (multipliers * margins(state.start.seen.task, outputs, state.start.labels)).mean()
+        [start] = state.observations
+        return (multipliers * margins(start.seen.task, outputs, start.labels)).mean()
 
-    def _bound(self, state: _State) -> Tensor:
-        if state.start.seen.task == "regression":
+    def _bound(self, state: SimpleState) -> Tensor:
+        [start] = state.observations
+        if start.seen.task == "regression":
             return super()._bound(state)
         multipliers: Tensor = state["multipliers"]
         return _BOUND_FACTOR * F.relu(self.min_multiplier - multipliers).square().sum()
@@ -285,10 +291,11 @@ class Stationarity(_Stationary):
                 "all images far from the decision boundary are solutions: give the weight decay, or use MarginKKT"
             )
 
-    def _potential(self, state: _State, outputs: Tensor) -> Tensor:
-        seen = state.start.seen
+    def _potential(self, state: SimpleState, outputs: Tensor) -> Tensor:
+        [start] = state.observations
+        seen: ReleasedModel = start.seen
         assert seen.weight_decay
-        return -losses(seen.task, outputs, state.start.labels).mean() / seen.weight_decay
+        return -losses(seen.task, outputs, start.labels).mean() / seen.weight_decay
 
     def _assumptions(self, seen: ReleasedModel) -> list[str]:
         return [f"stationary weights of the mean loss with weight decay {seen.weight_decay:g}"]

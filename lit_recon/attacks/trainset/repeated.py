@@ -211,7 +211,7 @@ def _scale(start: Candidates) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class FirstLayer:
+class PixelLayer:
     """The linear layer on the pixels, the name of its weight, and the factor on every pixel before it, `(d,)`."""
 
     module: nn.Linear
@@ -219,7 +219,7 @@ class FirstLayer:
     scale: Tensor
 
 
-def first_layer(seen: ReleasedModel) -> FirstLayer:
+def first_layer(seen: ReleasedModel) -> PixelLayer:
     """The first layer; UnsupportedModelError unless it is linear, on pixels times factors plus constants."""
     layers = [(name, module) for name, module in seen.model.named_modules() if isinstance(module, nn.Linear)]
     name, module = layers[0] if layers else ("", nn.Linear(1, 1))
@@ -235,7 +235,7 @@ def first_layer(seen: ReleasedModel) -> FirstLayer:
         zero, one, between = inputs[0]
         scale = one - zero
         if float((between - zero - scale * probe.flatten()).abs().max()) <= _AFFINE * float(scale.abs().max()):
-            return FirstLayer(module, f"{name}.weight", scale)
+            return PixelLayer(module, f"{name}.weight", scale)
     raise UnsupportedModelError(
         "method anderson needs a network whose first layer is linear, on the flattened pixels: take method descent"
     )

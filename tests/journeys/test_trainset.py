@@ -15,7 +15,8 @@ from tests.journeys.test_interruption import wait_for
 ROOT = Path(__file__).parents[2]
 SMALL = [
     *("--config", ROOT / "configs" / "trainset" / "demo_digits.yaml", "--examples.per_class", 2),
-    *("--attacks.kkt.init_args.steps", 30, "--seeds.restarts", 2, "--save_every_seconds", 0.02),
+    *("--attacks", '{"kkt": {"class_path": "MarginKKT", "init_args": {"steps": 30}}}', "--known.start", "false"),
+    *("--network.init_args.hidden", "[50]", "--seeds.restarts", 2, "--save_every_seconds", 0.02),
     *("--wandb.mode", "disabled"),
 ]
 

@@ -45,7 +45,7 @@ _POWER = 0.5
 _ROUNDS, _TRIMMED = 3, 0.35
 #: A certified image leaves the pixels' range by at most this.
 _OUTSIDE = 1e-2
-#: Least share of an image's rows without a part in it whose neurons it leaves inactive at the end.
+#: Least share of the rows in an image's hyperplane whose neurons it leaves inactive at the start or at the end.
 _CONSISTENT = 0.9
 #: Share of a guess's rows that a hyperplane is fitted to.
 _DRAWN = 0.9
@@ -329,7 +329,9 @@ class _Search:
         inputs = torch.linalg.inv(self.normals.T) @ self.change.basis
         images = self.change.images(inputs)
         inside = ((images > -_OUTSIDE) & (images < 1 + _OUTSIDE)).all(dim=1)
-        last = self.change.inputs(images.view(-1, *self.start.image_shape)) @ self.change.end[self.change.neurons].T
+        shown = self.change.inputs(images.view(-1, *self.start.image_shape))
+        # not both: where a training is on parts of the images in turn, neurons change after an image had its turn
+        idle = torch.stack([shown @ at[self.change.neurons].T <= 0 for at in (self.change.start, self.change.end)])
         within = torch.stack([self.change.within(own) for own in self.normals])
-        consistent = ((last <= 0) & within).sum(dim=1) >= _CONSISTENT * within.sum(dim=1)
+        consistent = (idle.any(dim=0) & within).sum(dim=1) >= _CONSISTENT * within.sum(dim=1)
         return images, inside & consistent

@@ -126,6 +126,15 @@ def test_weight_decay_may_be_unknown(known: bool, dtype: torch.dtype) -> None:
     assert_recovered(noise(seen, 10), labels_for(SGD, 10), tolerance=1e-9 if dtype == torch.float64 else 1e-4)
 
 
+def test_parts_that_are_trained_on_in_turn_are_all_found() -> None:
+    # An image of the first part activates a quarter of the neurons that it left inactive in its turn at the end.
+    found = InactiveNeurons(300)(noise(victim(replace(LOGISTIC, lr=0.05, until=0.0, steps=100, parts=2)), 10))
+    errors = (digits()[0][:10, None] - found.images).abs().flatten(2).amax(dim=2)
+    assert found.certified is not None
+    assert found.certified.all()
+    assert errors.amin(dim=1).max() < 1e-9  # measured: 1e-14
+
+
 @pytest.mark.parametrize("n_neurons", [12, 40])
 def test_the_shrinkage_of_the_start_under_a_change_of_low_rank(n_neurons: int) -> None:
     generator = torch.Generator().manual_seed(0)

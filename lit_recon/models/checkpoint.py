@@ -50,6 +50,7 @@ def save_backbone(path: str | Path, checkpoint: BackboneCheckpoint) -> None:
         "feature_layer_arguments": None if model.feature_layer is None else model.feature_layer.arguments,
         "normalization": asdict(model.normalization),
         "n_classes": model.n_classes,
+        "head_bias": model.head.bias is not None,
         "class_names": checkpoint.class_names,
         "split_hash": checkpoint.split_hash,
         "epoch": checkpoint.epoch,
@@ -79,7 +80,7 @@ def load_backbone(path: str | Path) -> BackboneCheckpoint:
                 n_classes=header["n_classes"],
                 normalization=Normalization(**{name: tuple(values) for name, values in measured.items()}),
                 feature_layer=None if layer is None else WideFeatureLayer(**layer),
-                head_bias="head.bias" in state,
+                head_bias=header.get("head_bias", True),  # older files lack it
             )
         model.to(state["head.weight"].dtype).load_state_dict(state)
         facts = {name: header[name] for name in ("class_names", "split_hash", "epoch", "accuracy")}

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from lit_recon.attacks.base import SimpleState
 from lit_recon.attacks.trainset.base import Candidates, ReleasedModel, TrainsetAttack
 from lit_recon.attacks.trainset.subspace import first_layer
+from lit_recon.attacks.trainset.training import named_labels
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.records import Reconstruction
 
@@ -40,8 +41,9 @@ _ERRORS = 20.0
 _FIT = 1e-9
 #: Iterations of the robust fit, and the factor by which its scale falls in each.
 _ITERATIONS, _FALL = 40, 0.5
-#: Rounds of fits to a guess, and the share of all rows that those after the first are fitted to.
+#: Power of the distances whose sum the robust fit minimizes.
 _POWER = 0.5
+#: Rounds of fits to a guess, and the share of all rows that those after the first are fitted to.
 _ROUNDS, _TRIMMED = 3, 0.35
 #: A certified image leaves the pixels' range by at most this.
 _OUTSIDE = 1e-2
@@ -274,7 +276,7 @@ class InactiveNeurons(TrainsetAttack):
         images[:n] = found[order].view(n, *start.image_shape).to(images)
         certified[:n] = sure[order]
         outputs = start.seen.outputs(start.seen.weights, images[:n])
-        labels[:n] = outputs.argmax(dim=1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).long()
+        labels[:n] = named_labels(start.seen.task, outputs)
         return Reconstruction(images, labels, 1 - float(sure.double().mean()), notes=(note,), certified=certified)
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from lit_recon.attacks.base import SimpleState
 from lit_recon.attacks.trainset.base import Candidates, ReleasedModel, TrainsetAttack
 from lit_recon.attacks.trainset.inner import flatten, need_change
-from lit_recon.attacks.trainset.training import Weights, signs
+from lit_recon.attacks.trainset.training import Weights, named_labels, signs
 from lit_recon.errors import ConfigError, ThreatModelError
 from lit_recon.records import Reconstruction
 
@@ -87,7 +87,7 @@ class KnownStart(TrainsetAttack):
     def result(self, state: SimpleState) -> Reconstruction:
         [start] = state.observations
         raised = state["duals"].sum(dim=0)
-        labels = raised.argmax(dim=1) if raised.shape[1] > 1 else (raised[:, 0] > 0).long()
+        labels = named_labels(start.seen.task, raised)
         residual = duality_residual(start.seen, state["images"], state["duals"], beta=self.beta[1])
         return Reconstruction(state["images"], labels.to(start.labels.device), float(residual))
 

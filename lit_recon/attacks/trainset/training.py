@@ -42,10 +42,14 @@ def losses(task: Task, outputs: Tensor, labels: Tensor) -> Tensor:
     return F.softplus(-signed * outputs[:, 0])
 
 
+def named_labels(task: Task, outputs: Tensor) -> Tensor:
+    """The labels `(n,)` that outputs `(n, k)` name; without several classes, an output of 0 names the label 0."""
+    return outputs.argmax(dim=1) if task == "multiclass" else (outputs[:, 0] > 0).long()
+
+
 def accuracy(task: Task, outputs: Tensor, labels: Tensor) -> float:
-    """Share, in [0, 1], of the outputs `(n, k)` that name their label; an output of 0 names the label 0."""
-    named = outputs.argmax(dim=1) if task == "multiclass" else (outputs[:, 0] > 0).long()
-    return float((named == labels).double().mean())
+    """Share, in [0, 1], of the outputs `(n, k)` that name their label."""
+    return float((named_labels(task, outputs) == labels).double().mean())
 
 
 def margins(task: Task, outputs: Tensor, labels: Tensor) -> Tensor:

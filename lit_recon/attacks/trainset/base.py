@@ -58,7 +58,8 @@ class ReleasedModel:
 
     def __post_init__(self) -> None:
         wanted = {name: tuple(parameter.shape) for name, parameter in self.model.named_parameters()}
-        for what, weights in (("the released weights", self.weights), ("the start", self.start)):
+        for field, what in (("weights", "the released weights"), ("start", "the start")):
+            weights: Weights | None = getattr(self, field)
             if weights is None:
                 continue
             if weights.keys() != wanted.keys():
@@ -74,6 +75,8 @@ class ReleasedModel:
                     )
                 if not torch.isfinite(weight).all():
                     raise ShapeError(f"{what}: {name} holds NaN or infinite values; such a model cannot be attacked")
+            # in the order of the network, as files may have another: attacks join them to vectors
+            object.__setattr__(self, field, {name: weights[name] for name in wanted})
         if tuple(self.mean.shape) != self.image_shape:
             raise ShapeError(f"the mean image must be {self.image_shape}; got {tuple(self.mean.shape)}")
         if self.n_examples < 1:

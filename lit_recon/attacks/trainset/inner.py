@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.func import grad, vjp
 from torch.utils.checkpoint import checkpoint
 
+from lit_recon.attacks.shadow.training import unflatten
 from lit_recon.attacks.trainset.base import ReleasedModel
 from lit_recon.attacks.trainset.training import Training, Weights, losses, regularized_loss
 from lit_recon.errors import ThreatModelError
@@ -40,7 +41,7 @@ class InnerProblem:
 
     def loss(self, vector: Tensor, images: Tensor) -> Tensor:
         """The mean loss of images `(m, c, h, w)` under weights `(p,)`, with weight decay."""
-        weights = unflatten(vector, self.seen.weights)
+        weights = unflatten(self.seen.model, vector)
         return regularized_loss(self.seen.task, self.seen.model, weights, images, self.labels, self.weight_decay)
 
     def gradient(self, vector: Tensor, images: Tensor) -> Tensor:
@@ -69,12 +70,6 @@ class InnerProblem:
 def flatten(weights: Mapping[str, Tensor]) -> Tensor:
     """Weights as one vector `(p,)`, in their order."""
     return torch.cat([weight.reshape(-1) for weight in weights.values()])
-
-
-def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> Weights:
-    """The inverse of `flatten`, with names and shapes of `like`."""
-    parts = vector.split([weight.numel() for weight in like.values()])
-    return {name: part.view(weight.shape) for part, (name, weight) in zip(parts, like.items(), strict=True)}
 
 
 def drawn_weights(seen: ReleasedModel, seed: int) -> Weights:
@@ -197,7 +192,7 @@ def simulate(
     seen, labels, decay = problem.seen, problem.labels, training.weight_decay
 
     def objective(vector: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = seen.outputs(unflatten(vector, seen.weights), candidates)
+        outputs = seen.outputs(unflatten(seen.model, vector), candidates)
         value = losses(training.task, outputs, labels).mean()
         return (value.log() if training.objective == "log_loss" else value), value.detach()
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_recon.attacks.shadow.training import unflatten
 from lit_recon.attacks.trainset.base import Candidates, ReleasedModel
 from lit_recon.attacks.trainset.bilevel import (
     Bilevel,
@@ -17,7 +18,7 @@ from lit_recon.attacks.trainset.bilevel import (
     UnrolledBilevel,
     parameter_distance,
 )
-from lit_recon.attacks.trainset.inner import conjugate_gradients, flatten, newton, unflatten
+from lit_recon.attacks.trainset.inner import conjugate_gradients, flatten, newton
 from lit_recon.attacks.trainset.training import Task, Training
 from lit_recon.data.sources import Digits
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
@@ -54,7 +55,7 @@ def released(
         trained = training.run(network, images, labels, start).weights
         return replace(seen, weights=trained, training=training, start=start), images, labels
     problem = ImplicitBilevel().problem(Candidates(seen, images, labels))
-    return replace(seen, weights=unflatten(newton(problem, images, problem.origin), start)), images, labels
+    return replace(seen, weights=unflatten(seen.model, newton(problem, images, problem.origin))), images, labels
 
 
 def noise(images: Tensor, seed: int = 0) -> Tensor:
@@ -308,3 +309,11 @@ def test_what_an_attack_needs_to_know_is_asked_for(digits: tuple[Tensor, Tensor]
 def test_settings_out_of_range_are_refused(wrong: Callable[[], Bilevel]) -> None:
     with pytest.raises(ConfigError, match="got"):
         wrong()
+
+
+def test_the_order_of_the_weights_in_a_file_does_not_matter(digits: tuple[Tensor, Tensor]) -> None:
+    seen, images, labels = released(digits, "binary", hidden=(4,), training=Training("binary", steps=5, lr=0.1))
+    assert seen.start is not None
+    turned = replace(seen, start=dict(reversed(seen.start.items())))
+    expected = parameter_distance(seen, noise(images), labels, UnrolledBilevel())
+    assert parameter_distance(turned, noise(images), labels, UnrolledBilevel()) == expected

@@ -15,16 +15,18 @@ from __future__ import annotations
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, fold, unfold
+from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_map
 
 from lit_recon.bounds.fisher import Jacobian
+from lit_recon.bounds.layers import WeightLayer, hooked, is_plain, weighted
+from lit_recon.bounds.piecewise import PiecewiseLinear
 from lit_recon.errors import ConfigError
 from lit_recon.records import Batch, Loss, Update, Weights
 
@@ -33,17 +35,12 @@ Progress = Callable[[float, float], None]
 
 
 class _Products(Jacobian):
-    """A Jacobian at `inputs` of which only products with several vectors `(m, ...)` are computed.
-
-    Attributes:
-        rounding: after `gram`, its antisymmetric part, which is rounding alone; the symmetric part has as large errors.
-    """
+    """A Jacobian at `inputs` of which only products with several vectors `(m, ...)` are computed."""
 
     def __init__(self, inputs: Tensor, chunk: int, limit: float, progress: Progress | None) -> None:
         if chunk < 1 or not limit > 0:
             raise ConfigError(f"a Jacobian needs chunks of 1 column or more and a limit above 0; got {chunk}, {limit}")
         self.inputs, self.n_inputs, self.chunk, self.limit = inputs, inputs.numel(), chunk, limit
-        self.rounding = inputs.new_zeros(0, 0)
         self._progress = progress
 
     @abstractmethod
@@ -56,33 +53,47 @@ class _Products(Jacobian):
 
     def normal(self, directions: Tensor, weights: Update | float = 1.0) -> Tensor:
         """`J^T diag(w) J v` for directions of the inputs, `(m, ...)`."""
-        return self.back(_weighted(self.along(directions), weights))
+        return self.back(weighted(self.along(directions), weights))
 
     def transposed(self, vector: Update) -> Tensor:
         return self.back({name: value[None] for name, value in vector.items()}).reshape(-1)
 
     def gram(self, weights: Update | float = 1.0) -> Tensor:
         """`J^T diag(w) J`, `(q, q)` in double precision; a `ConfigError` if it would take longer than `limit`."""
-        q, start = self.n_inputs, time.perf_counter()
+        q = self.n_inputs
         result = torch.zeros(q, q, dtype=torch.float64, device=self.inputs.device)
-        for first in range(0, q, self.chunk):
-            numbers = torch.arange(first, min(first + self.chunk, q))
-            units = self.inputs.new_zeros(len(numbers), q)
-            units[torch.arange(len(numbers)), numbers] = 1.0
-            columns = self.normal(units.view(-1, *self.inputs.shape), weights)
-            result[numbers] = columns.reshape(len(numbers), q).double()
-            done = (int(numbers[-1]) + 1) / q
-            seconds = (time.perf_counter() - start) / done
-            if self._progress is not None:
-                self._progress(done, seconds)
-            if seconds > self.limit:
-                raise ConfigError(
-                    f"the information about {q:,} pixels would take about {seconds / 60:.3g} minutes, more than the "
-                    f"limit of {self.limit / 60:.3g}: raise the limit, or take fewer images, smaller ones or a smaller "
-                    "network"
-                )
-        self.rounding = (result - result.T) / 2
+        clock = _Clock(q, self.limit, self._progress)
+        for start in range(0, q, self.chunk):
+            stop = min(start + self.chunk, q)
+            result[start:stop] = self.normal(self._units(start, stop), weights).reshape(stop - start, q)
+            clock.done(stop / q)
+        # without rounding, it would be symmetric
         return (result + result.T) / 2
+
+    def _units(self, start: int, stop: int) -> Tensor:
+        """Directions of single inputs."""
+        units = self.inputs.new_zeros(stop - start, self.n_inputs)
+        units[:, start:stop].fill_diagonal_(1.0)
+        return units.view(-1, *self.inputs.shape)
+
+
+class _Clock:
+    """Reports progress, and refuses work that is expected to take longer than `limit` seconds."""
+
+    def __init__(self, q: int, limit: float, progress: Progress | None) -> None:
+        self._q, self._limit, self._progress, self._start = q, limit, progress, time.perf_counter()
+
+    def done(self, share: float) -> None:
+        """Called when this share of the work is done."""
+        seconds = (time.perf_counter() - self._start) / share
+        if self._progress is not None:
+            self._progress(share, seconds)
+        if seconds > self._limit:
+            raise ConfigError(
+                f"the information about {self._q:,} pixels would take about {seconds / 60:.3g} minutes, more than the "
+                f"limit of {self._limit / 60:.3g}: raise the limit, or take fewer images, smaller ones or a smaller "
+                "network"
+            )
 
 
 class ProductJacobian(_Products):
@@ -123,6 +134,7 @@ class NetworkJacobian(_Products):
         batch: images `(n, c, h, w)`, in the precision of all products, and their labels.
         loss: of logits `(n, k)` and labels.
         chunk, limit, progress: as for `ProductJacobian`.
+        memory: bytes for the changes of several layers; the less, the more often the network is passed.
     """
 
     def __init__(
@@ -134,6 +146,7 @@ class NetworkJacobian(_Products):
         chunk: int = 16,
         limit: float = math.inf,
         progress: Progress | None = None,
+        memory: float = 2e9,
     ) -> None:
         super().__init__(batch.images, chunk, limit, progress)
         buffers = {**weights.buffers, **batch.masks}
@@ -145,7 +158,13 @@ class NetworkJacobian(_Products):
 
         def signals(images: Tensor) -> _Signals:
             def value(added: Update, free: Update) -> tuple[Tensor, Update]:
-                with _watched(modules, added) as inputs:
+                inputs: Update = {}
+
+                def watch(name: str, given: Tensor, output: Tensor) -> Tensor:
+                    inputs[name] = given
+                    return output + added[name]
+
+                with hooked(modules, watch):
                     logits = torch.func.functional_call(network, {**constants, **free}, (images,))
                 return loss(logits, batch.labels), inputs
 
@@ -153,9 +172,28 @@ class NetworkJacobian(_Products):
             return _Signals(inputs, slopes, rest)
 
         at, self._push, self._pull = _linearized(signals, batch.images)
-        self._layers = {n: _Layer(module, at.inputs[n], at.slopes[n]) for n, module in modules.items()}
+        self._layers = {n: WeightLayer(module, at.inputs[n], at.slopes[n]) for n, module in modules.items()}
         own = {f"{n}.{part}": v for n, layer in self._layers.items() for part, v in layer.gradient().items()}
         self.update = {name: {**own, **at.others}[name] for name in weights.parameters}
+        self._linear = PiecewiseLinear(network, weights, batch, loss, memory)
+
+    def gram(self, weights: Update | float = 1.0) -> Tensor:
+        if not isinstance(weights, float | int) or not self.is_piecewise_linear:
+            return super().gram(weights)
+        clock = _Clock(self.n_inputs, self.limit, self._progress)
+        return weights * self._linear.gram(self._units, self.n_inputs, self.chunk, clock.done)
+
+    @cached_property
+    def is_piecewise_linear(self) -> bool:
+        """Whether the network is one between pixels and logits: random directions violate it with probability 1."""
+        if not self._linear.fits:
+            return False
+        drawn = torch.randn(2, *self.inputs.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        directions = drawn.to(self.inputs)
+        expected = directions.flatten(1) @ self.normal(directions).flatten(1).T
+        found = self._linear.gram(lambda start, stop: directions[start:stop], 2, 2, lambda share: None)
+        tolerance = torch.finfo(self.inputs.dtype).eps ** 0.5
+        return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
 
     def along(self, directions: Tensor) -> Update:
         moved = self._push(directions)
@@ -182,7 +220,7 @@ class NetworkJacobian(_Products):
             if not isinstance(weights, float | int):
                 own = {part: weights[f"{name}.{part}"] for part in layer.parts}
             inputs[name], slopes[name] = layer.normal(moved.inputs[name], moved.slopes[name], own)
-        return self._pull(_Signals(inputs, slopes, _weighted(moved.others, weights)))
+        return self._pull(_Signals(inputs, slopes, weighted(moved.others, weights)))
 
 
 class _Signals(NamedTuple):
@@ -197,20 +235,20 @@ def _linearized(function: Callable[[Tensor], Any], inputs: Tensor) -> tuple[Any,
     """The value of a function that returns a tree of tensors, its Jacobian's products, and those of its transpose."""
     value, back, *_ = torch.func.vjp(function, inputs)
     value = tree_map(torch.detach, value)
-    # the transposed product is linear: its derivative is the product
-    _, forward, *_ = torch.func.vjp(lambda vector: back(vector)[0], tree_map(torch.zeros_like, value))
 
     def along(directions: Tensor) -> Any:
-        return tree_map(torch.detach, torch.func.vmap(lambda one: forward(one)[0])(directions))
+        try:
+            moved = torch.func.vmap(lambda one: torch.func.jvp(function, (inputs,), (one,))[1])(directions)
+        except (NotImplementedError, RuntimeError):  # an operation has no derivative in forward mode
+            # the transposed product is linear: its derivative is the product
+            _, forward, *_ = torch.func.vjp(lambda vector: back(vector)[0], tree_map(torch.zeros_like, value))
+            moved = torch.func.vmap(lambda one: forward(one)[0])(directions)
+        return tree_map(torch.detach, moved)
 
     def transposed(vectors: Any) -> Any:
         return torch.func.vmap(lambda one: back(one)[0])(vectors).detach()
 
     return value, along, transposed
-
-
-def _weighted(vectors: Update, weights: Update | float) -> Update:
-    return {name: v * (weights if isinstance(weights, float | int) else weights[name]) for name, v in vectors.items()}
 
 
 def _called_once(
@@ -220,124 +258,10 @@ def _called_once(
     modules = {
         name: module
         for name, module in network.named_modules()
-        if type(module) is nn.Linear
-        or (type(module) is nn.Conv2d and module.groups == 1 and module.padding_mode == "zeros")
-        if all(f"{name}.{part}" in parameters for part, _ in module.named_parameters())
+        if is_plain(module) and all(f"{name}.{part}" in parameters for part, _ in module.named_parameters())
     }
     shapes: dict[str, list[torch.Size]] = {name: [] for name in modules}
-    hooks = [
-        module.register_forward_hook(lambda _, given, out, name=name: shapes[name].append(out.shape))
-        for name, module in modules.items()
-    ]
-    try:
-        with torch.no_grad():
-            torch.func.functional_call(network, {**buffers, **parameters}, (images,))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with torch.no_grad(), hooked(modules, lambda name, _, output: shapes[name].append(output.shape)):
+        torch.func.functional_call(network, {**buffers, **parameters}, (images,))
     once = {name: found[0] for name, found in shapes.items() if len(found) == 1}
     return {name: modules[name] for name in once}, once
-
-
-@contextmanager
-def _watched(modules: Mapping[str, nn.Module], added: Update) -> Iterator[Update]:
-    """Collects the inputs of modules, and adds something to their outputs."""
-    inputs: Update = {}
-
-    def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
-        def hook(_: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            inputs[name] = given[0]
-            return output + added[name]
-
-        return hook
-
-    hooks = [module.register_forward_hook(watch(name)) for name, module in modules.items()]
-    try:
-        yield inputs
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-class _Layer:
-    """A convolution or linear layer at a batch: a weight's gradient is `D A^T`, of `(o, K)`.
-
-    The patches `A` are `(K, P)` and the derivatives `D` `(o, P)`, for the `P` positions of all images.
-    """
-
-    def __init__(self, module: nn.Module, inputs: Tensor, slopes: Tensor) -> None:
-        self.module: Any = module
-        self.parts = tuple(name for name, _ in module.named_parameters())
-        self._input_shape, self._slope_shape = inputs.shape, slopes.shape
-        self._patches, self._slopes = self._unfolded(inputs[None])[0], self._flat(slopes[None])[0]
-        (size, positions), channels = self._patches.shape, len(self._slopes)
-        # multiplications of the two ways of `normal`
-        self._few = 3 * positions * (size + channels) < 4 * size * channels
-        if self._few:
-            self._patch_products = self._patches.T @ self._patches
-            self._slope_products = self._slopes.T @ self._slopes
-
-    def gradient(self) -> Update:
-        return self._parts((self._slopes @ self._patches.T)[None], self._slopes.sum(dim=1)[None], lead=())
-
-    def along(self, inputs: Tensor, slopes: Tensor) -> Update:
-        """Changes of the gradients `(m, ...)` with those of inputs and derivatives, `(m, n, ...)`."""
-        moved, bent = self._unfolded(inputs), self._flat(slopes)
-        weight = bent @ self._patches.T + self._slopes @ moved.transpose(1, 2)
-        return self._parts(weight, bent.sum(dim=2), lead=(len(inputs),))
-
-    def back(self, vectors: Update) -> tuple[Tensor, Tensor]:
-        """The adjoint of `along`."""
-        weight = vectors["weight"].flatten(2)
-        slopes = weight @ self._patches
-        if "bias" in self.parts:
-            slopes = slopes + vectors["bias"][:, :, None]
-        return self._folded(weight.transpose(1, 2) @ self._slopes), self._unflat(slopes)
-
-    def normal(self, inputs: Tensor, slopes: Tensor, weights: Update | float) -> tuple[Tensor, Tensor]:
-        """`back` of the weighted `along`."""
-        if not (self._few and isinstance(weights, float | int)):
-            return self.back(_weighted(self.along(inputs, slopes), weights))
-        moved, bent = self._unfolded(inputs), self._flat(slopes)
-        back = self._patches @ (bent.transpose(1, 2) @ self._slopes) + moved @ self._slope_products
-        bend = bent @ self._patch_products + self._slopes @ (moved.transpose(1, 2) @ self._patches)
-        if "bias" in self.parts:
-            bend = bend + bent.sum(dim=2, keepdim=True)
-        return self._folded(weights * back), self._unflat(weights * bend)
-
-    def _parts(self, weight: Tensor, bias: Tensor, lead: tuple[int, ...]) -> Update:
-        found = {"weight": weight.reshape(*lead, *self.module.weight.shape)}
-        return found | ({"bias": bias.reshape(*lead, -1)} if "bias" in self.parts else {})
-
-    @property
-    def _window(self) -> dict[str, Any]:
-        names = ("kernel_size", "dilation", "padding", "stride")
-        return {name: getattr(self.module, name) for name in names}
-
-    def _unfolded(self, inputs: Tensor) -> Tensor:
-        """Patches `(m, K, P)` of inputs `(m, n, ...)`."""
-        if isinstance(self.module, nn.Linear):
-            return inputs.flatten(1, -2).transpose(1, 2)
-        columns = unfold(inputs.flatten(0, 1), **self._window)
-        return columns.view(*inputs.shape[:2], *columns.shape[1:]).transpose(1, 2).flatten(2)
-
-    def _folded(self, patches: Tensor) -> Tensor:
-        """The adjoint of `_unfolded`."""
-        m, n = len(patches), self._input_shape[0]
-        if isinstance(self.module, nn.Linear):
-            return patches.transpose(1, 2).reshape(m, *self._input_shape)
-        columns = patches.view(m, -1, n, patches.shape[2] // n).transpose(1, 2).flatten(0, 1)
-        return fold(columns, self._input_shape[2:], **self._window).view(m, *self._input_shape)
-
-    def _flat(self, slopes: Tensor) -> Tensor:
-        """Derivatives `(m, o, P)` in outputs `(m, n, ...)`."""
-        if isinstance(self.module, nn.Linear):
-            return slopes.flatten(1, -2).transpose(1, 2)
-        return slopes.flatten(3).transpose(1, 2).flatten(2)
-
-    def _unflat(self, slopes: Tensor) -> Tensor:
-        """The adjoint of `_flat`."""
-        m, n = len(slopes), self._slope_shape[0]
-        if isinstance(self.module, nn.Linear):
-            return slopes.transpose(1, 2).reshape(m, *self._slope_shape)
-        return slopes.view(m, len(slopes[0]), n, -1).transpose(1, 2).reshape(m, *self._slope_shape)

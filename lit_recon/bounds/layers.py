@@ -1,4 +1,4 @@
-"""Gradients of the weights of single layers: their changes, adjoints of these, and rows with the same inner products."""
+"""Gradients of weights of single layers: their changes, adjoints of these, and rows with the same inner products."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def hooked(modules: Mapping[str, nn.Module], hook: Callable[[str, Tensor, Tensor
 class WeightLayer:
     """A convolution or linear layer at a batch; the gradient of its weight is `D A^T`, `(o, K)`.
 
-    `patches` are `A`, `(K, P)`, and `slopes` are `D`, `(o, P)`, for all `P` positions in all images: the layer's inputs,
-    and the derivatives of the loss in its outputs.
+    `patches` are `A`, `(K, P)`, and `slopes` are `D`, `(o, P)`: the layer's inputs, and the derivatives of the loss in
+    its outputs, at all `P` positions in all images.
     """
 
     def __init__(self, module: nn.Module, inputs: Tensor, slopes: Tensor) -> None:
@@ -171,7 +171,8 @@ class PlainRows:
         direct = size * channels * (positions + q / 2)
         self._root: Tensor | None = None
         self.n_rows = size * channels
-        if lines * places * (places + q / 2) < direct:
+        rank = min(places, size // lines * positions)
+        if lines * rank * (places + q / 2) < direct:
             self._root = layer.root()
             self.n_rows = lines * len(self._root)
 

@@ -3,9 +3,9 @@
 The Jacobian `J` of an update (p coordinates) with respect to the pixels (q) of a batch is never formed: `J^T diag(w) J`
 comes column by column from products with it, exactly up to rounding. `ProductJacobian` takes them by automatic
 differentiation of any function. `NetworkJacobian` is faster for the gradient of a network. It differentiates only the
-inputs `A` (patches, by position) of convolutions and linear layers and the derivatives `D` of the loss in their outputs;
-the change `dD^T A + D^T dA` of a weight's gradient `D^T A`, and its adjoint, are matrix products, between positions
-where these are few.
+inputs of convolutions and linear layers (patches `A`, by position) and the derivatives `D` of the loss in their
+outputs; the change `dD A^T + D dA^T` of a weight's gradient `D A^T`, and its adjoint, are matrix products, between
+positions where these are few. Piecewise linear networks need forward derivatives alone (`piecewise.py`).
 
 Activations count as fixed where their derivative jumps: the information is local.
 """
@@ -135,6 +135,9 @@ class NetworkJacobian(_Products):
         loss: of logits `(n, k)` and labels.
         chunk, limit, progress: as for `ProductJacobian`.
         memory: bytes for the changes of several layers; the less, the more often the network is passed.
+
+    Attributes:
+        computed: the last result of `gram`.
     """
 
     def __init__(
@@ -177,11 +180,28 @@ class NetworkJacobian(_Products):
         self.update = {name: {**own, **at.others}[name] for name in weights.parameters}
         self._linear = PiecewiseLinear(network, weights, batch, loss, memory)
 
+        self._weights: Update | float = 1.0
+        self.computed = batch.images.new_zeros(0, 0)
+        self._twice = lambda: NetworkJacobian(network, _double(weights), _double_images(batch), loss)
+
     def gram(self, weights: Update | float = 1.0) -> Tensor:
-        if not isinstance(weights, float | int) or not self.is_piecewise_linear:
-            return super().gram(weights)
-        clock = _Clock(self.n_inputs, self.limit, self._progress)
-        return weights * self._linear.gram(self._units, self.n_inputs, self.chunk, clock.done)
+        if isinstance(weights, float | int) and self.is_piecewise_linear:
+            clock = _Clock(self.n_inputs, self.limit, self._progress)
+            result = weights * self._linear.gram(self._units, self.n_inputs, self.chunk, clock.done)
+        else:
+            result = super().gram(weights)
+        self._weights, self.computed = weights, result.clone()
+        return result
+
+    def rounding(self, samples: int = 4) -> Tensor:
+        """Errors of some columns of `computed`, `(q, samples)`: their differences to those in double precision."""
+        gram, weights = self.computed, self._weights
+        generator = torch.Generator().manual_seed(0)
+        numbers = torch.randperm(self.n_inputs, generator=generator)[:samples].sort().values
+        units = torch.nn.functional.one_hot(numbers, self.n_inputs).to(gram).view(-1, *self.inputs.shape)
+        if not isinstance(weights, float | int):
+            weights = {name: value.double() for name, value in weights.items()}
+        return gram[:, numbers] - self._twice().normal(units, weights).reshape(len(numbers), -1).T
 
     @cached_property
     def is_piecewise_linear(self) -> bool:
@@ -231,7 +251,9 @@ class _Signals(NamedTuple):
     others: Update
 
 
-def _linearized(function: Callable[[Tensor], Any], inputs: Tensor) -> tuple[Any, Callable[..., Any], Callable[..., Any]]:
+def _linearized(
+    function: Callable[[Tensor], Any], inputs: Tensor
+) -> tuple[Any, Callable[[Tensor], Any], Callable[[Any], Tensor]]:
     """The value of a function that returns a tree of tensors, its Jacobian's products, and those of its transpose."""
     value, back, *_ = torch.func.vjp(function, inputs)
     value = tree_map(torch.detach, value)
@@ -249,6 +271,16 @@ def _linearized(function: Callable[[Tensor], Any], inputs: Tensor) -> tuple[Any,
         return torch.func.vmap(lambda one: back(one)[0])(vectors).detach()
 
     return value, along, transposed
+
+
+def _double(weights: Weights) -> Weights:
+    parts = ({name: v.double() if v.is_floating_point() else v for name, v in part.items()} for part in weights)
+    return Weights(*parts)
+
+
+def _double_images(batch: Batch) -> Batch:
+    masks = {name: mask.double() if mask.is_floating_point() else mask for name, mask in batch.masks.items()}
+    return Batch(batch.images.double(), batch.labels, masks)
 
 
 def _called_once(

@@ -66,7 +66,9 @@ class PiecewiseLinear:
             else:
                 self._layers[name] = NormRows(module, inputs, slopes, single)
 
-    def gram(self, directions: Callable[[int, int], Tensor], q: int, chunk: int, done: Callable[[float], None]) -> Tensor:
+    def gram(
+        self, directions: Callable[[int, int], Tensor], q: int, chunk: int, done: Callable[[float], None]
+    ) -> Tensor:
         """Inner products `(q, q)` of the gradient's changes along directions `(m, n, ...)`, given by a slice of them.
 
         `done` is told the share of the work that is done.
@@ -112,7 +114,7 @@ class PiecewiseLinear:
         """Changes `(m, n, ...)` of the layers' inputs and, unless the pass `stops` behind the last, of the logits."""
         modules = {name: self._modules[name] for name in names}
 
-        def inputs_of(images: Tensor) -> tuple[Update, Tensor | None]:
+        def inputs_of(images: Tensor) -> tuple[Update, list[Tensor]]:
             inputs: Update = {}
 
             def watch(name: str, given: Tensor, _: Tensor) -> None:
@@ -122,16 +124,16 @@ class PiecewiseLinear:
 
             with hooked(modules, watch):
                 try:
-                    return inputs, torch.func.functional_call(self._network, self._tensors, (images,))
+                    return inputs, [torch.func.functional_call(self._network, self._tensors, (images,))]
                 except _Enough:
-                    return inputs, None
+                    return inputs, []
 
-        def along(direction: Tensor) -> tuple[Update, Tensor | None]:
-            found: tuple[Update, Tensor | None] = torch.func.jvp(inputs_of, (self._images,), (direction,))[1]
+        def along(direction: Tensor) -> tuple[Update, list[Tensor]]:
+            found: tuple[Update, list[Tensor]] = torch.func.jvp(inputs_of, (self._images,), (direction,))[1]
             return found
 
         inputs, logits = torch.func.vmap(along)(directions)
-        return {name: value.detach() for name, value in inputs.items()}, None if logits is None else logits.detach()
+        return {name: value.detach() for name, value in inputs.items()}, logits[0].detach() if logits else None
 
 
 def _is_norm(module: nn.Module) -> bool:

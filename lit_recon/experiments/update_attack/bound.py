@@ -64,6 +64,8 @@ def victim_bounds(
                 known[number] = update_bound(settings, client, batch, number, prior)
             except LitReconError as error:
                 known[number] = {"reason": " ".join(str(error).split())}
+            except (MemoryError, RuntimeError) as error:  # the attack's own results must not be lost
+                known[number] = {"reason": " ".join(f"not computed: {error or type(error).__name__}".split())}
             write_text(path, json.dumps(known, indent=2))
     return {number: known[number] for number in asked}
 

@@ -119,7 +119,8 @@ class ProductJacobian(_Products):
         self.update, self._push, self._pull = _linearized(function, inputs)
 
     def along(self, directions: Tensor) -> Update:
-        return self._push(directions)
+        moved: Update = self._push(directions)
+        return moved
 
     def back(self, vectors: Update) -> Tensor:
         return self._pull(vectors)

@@ -73,12 +73,11 @@ class PiecewiseLinear:
 
         `done` is told the share of the work that is done.
         """
-        kind = {"dtype": self._images.dtype, "device": self._images.device}
         total = torch.zeros(q, q, dtype=torch.float64, device=self._images.device)
-        across, bends = (torch.zeros(len(self._curvature), q, **kind) for _ in range(2))
+        across, bends = (self._images.new_zeros(len(self._curvature), q) for _ in range(2))
         groups = self._groups(q)
         for number, group in enumerate(groups):
-            stacks = {name: torch.empty(q, self._layers[name].n_rows, **kind) for name in group}
+            stacks = {name: self._images.new_empty(q, self._layers[name].n_rows) for name in group}
             for start in range(0, q, chunk):
                 stop = min(start + chunk, q)
                 inputs, logits = self._tangents(directions(start, stop), group, stops=number < len(groups) - 1)
@@ -95,7 +94,8 @@ class PiecewiseLinear:
         total = total.triu() + total.triu(1).T
         own = torch.stack([layer.own for layer in self._layers.values()]).sum(dim=0).double()
         mixed = across.double().T @ bends.double()
-        return total + mixed + mixed.T + bends.double().T @ own @ bends.double()
+        result: Tensor = total + mixed + mixed.T + bends.double().T @ own @ bends.double()
+        return result
 
     def _groups(self, q: int) -> list[list[str]]:
         """Successive layers whose rows fit into the memory."""

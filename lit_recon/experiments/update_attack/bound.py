@@ -65,7 +65,7 @@ def victim_bounds(
             except LitReconError as error:
                 known[number] = {"reason": " ".join(str(error).split())}
             except (MemoryError, RuntimeError) as error:  # the attack's own results must not be lost
-                known[number] = {"reason": " ".join(f"not computed: {error or type(error).__name__}".split())}
+                known[number] = {"reason": " ".join(f"not computed: {str(error) or type(error).__name__}".split())}
             write_text(path, json.dumps(known, indent=2))
     return {number: known[number] for number in asked}
 
@@ -119,12 +119,12 @@ class _Shown:
     """Shows the progress of a bound, and at first how long it will take."""
 
     def __init__(self, label: str) -> None:
-        self._label, self._progress = label, Progress(1000, label, "thousandths")
+        self._label, self._progress = label, Progress(100, label, "percent")
 
     def __call__(self, share: float, seconds: float) -> None:
         if not self._progress.done:
             self._progress.write(f"{self._label}: about {duration(seconds)}")
-        self._progress.advance(round(1000 * share) - self._progress.done)
+        self._progress.advance(round(100 * share) - self._progress.done)
         if share >= 1:
             self._progress.close()
 

@@ -13,6 +13,10 @@ from torch.nn.functional import fold, unfold
 from lit_recon.records import Update
 
 
+#: Entries of the changes of a weight that are computed at once.
+_CACHED = 4_000_000
+
+
 def weighted(vectors: Update, weights: Update | float) -> Update:
     """Every entry times its weight."""
     return {name: v * (weights if isinstance(weights, float | int) else weights[name]) for name, v in vectors.items()}
@@ -64,7 +68,8 @@ class WeightLayer:
     def along(self, inputs: Tensor, slopes: Tensor) -> Update:
         """Changes of the gradients `(m, ...)` with those of inputs and derivatives, `(m, n, ...)`."""
         moved, bent = self.unfolded(inputs), self.flat(slopes)
-        weight = bent @ self.patches.T + self.slopes @ moved.transpose(1, 2)
+        weight = torch.matmul(bent, self.patches.T)
+        weight += self.slopes @ moved.transpose(1, 2)
         return self._parts(weight, bent.sum(dim=2), lead=(len(inputs),))
 
     def back(self, vectors: Update) -> tuple[Tensor, Tensor]:
@@ -78,7 +83,11 @@ class WeightLayer:
     def normal(self, inputs: Tensor, slopes: Tensor, weights: Update | float) -> tuple[Tensor, Tensor]:
         """`back` of the weighted `along`."""
         if not (self._few and isinstance(weights, float | int)):
-            return self.back(weighted(self.along(inputs, slopes), weights))
+            # few weights' changes at a time: they stay in the cache
+            step = max(1, _CACHED // self.module.weight.numel())
+            pairs = zip(inputs.split(step), slopes.split(step), strict=True)
+            backs, bends = zip(*(self.back(weighted(self.along(*pair), weights)) for pair in pairs), strict=True)
+            return torch.cat(backs), torch.cat(bends)
         moved, bent = self.unfolded(inputs), self.flat(slopes)
         back = self.patches @ (bent.transpose(1, 2) @ self.slopes) + moved @ self._slope_products
         bend = bent @ self._patch_products + self.slopes @ (moved.transpose(1, 2) @ self.patches)

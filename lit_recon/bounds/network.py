@@ -16,7 +16,7 @@ import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -183,7 +183,7 @@ class NetworkJacobian(_Products):
 
         self._weights: Update | float = 1.0
         self.computed = batch.images.new_zeros(0, 0)
-        self._twice = lambda: NetworkJacobian(network, _double(weights), _double_images(batch), loss)
+        self._twice = partial(_twice_as_precise, network, weights, batch, loss)
 
     def gram(self, weights: Update | float = 1.0) -> Tensor:
         if isinstance(weights, float | int) and self.is_piecewise_linear:
@@ -274,14 +274,16 @@ def _linearized(
     return value, along, transposed
 
 
-def _double(weights: Weights) -> Weights:
-    parts = ({name: v.double() if v.is_floating_point() else v for name, v in part.items()} for part in weights)
-    return Weights(*parts)
+def _twice_as_precise(network: nn.Module, weights: Weights, batch: Batch, loss: Loss) -> NetworkJacobian:
+    images, labels, masks = batch
+    return NetworkJacobian(
+        network, Weights(*map(doubled, weights)), Batch(images.double(), labels, doubled(masks)), loss
+    )
 
 
-def _double_images(batch: Batch) -> Batch:
-    masks = {name: mask.double() if mask.is_floating_point() else mask for name, mask in batch.masks.items()}
-    return Batch(batch.images.double(), batch.labels, masks)
+def doubled(tensors: Mapping[str, Tensor]) -> Update:
+    """Floating-point tensors in double precision, the others as they are."""
+    return {name: value.double() if value.is_floating_point() else value for name, value in tensors.items()}
 
 
 def _called_once(

@@ -19,6 +19,7 @@ from lit_recon.bounds import (
     van_trees,
 )
 from lit_recon.bounds.fisher import ReleasedInformation
+from lit_recon.bounds.network import doubled
 from lit_recon.clients import Client, GradientOperator
 from lit_recon.clients.gradient import pure_copy
 from lit_recon.defenses import Batch, Defense, Round, Stage
@@ -36,6 +37,8 @@ from lit_recon.training.progress import Progress
 _VARIANCE = 0.0625
 #: Variance that is added to every pixel of the prior fitted to public images, that of an error of 0.01.
 _FLOOR = 1e-4
+#: Entries of a Jacobian up to which double precision costs little.
+_SMALL = 1e9
 #: Bounds of a client: for unbiased attacks, with independent pixels, and with pixels as in public images.
 KEYS = ("bound_rmse", "bound_independent_rmse", "bound_public_rmse")
 
@@ -82,6 +85,8 @@ def update_bound(
     defense = settings.defense or Defense()
     std = _known_std(defense, len(batch.images))
     network, weights = pure_copy(client.model, client.batch_norm), Weights.of(client.model)
+    if batch.images.numel() * sum(value.numel() for value in weights.parameters.values()) <= _SMALL:
+        weights, batch = Weights(*map(doubled, weights)), Batch(batch.images.double(), batch.labels)
     operator = GradientOperator(client.model, client.batch_norm, client.loss)
     # the closed form for clipped examples is that of a sum of gradients
     summed = Stage.PER_EXAMPLE in defense.stages

@@ -263,7 +263,7 @@ def _features(scored: Sequence[ScoredBatch]) -> dict[str, torch.Tensor]:
     return {"features": torch.cat([features for _, features in rows]), "feature_batches": torch.cat(owners)}
 
 
-def _rows(part: ScoredBatch, keys: Sequence[str], bound: Mapping[str, float | None]) -> list[VictimRow]:
+def _rows(part: ScoredBatch, keys: Sequence[str], bound: dict[str, float | None]) -> list[VictimRow]:
     """One row per image of a batch, with these scores, the RMSE of the baselines, and the bounds of the batch."""
     own, batch = part.per_image, part.batch
     columns = {key: own.get(key) for key in keys} | {f"{name}_rmse": v["rmse"] for name, v in part.baselines.items()}

@@ -12,7 +12,6 @@ from torch.nn.functional import fold, unfold
 
 from lit_recon.records import Update
 
-
 #: Entries of the changes of a weight that are computed at once.
 _CACHED = 4_000_000
 

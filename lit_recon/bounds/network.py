@@ -16,7 +16,7 @@ import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -179,11 +179,10 @@ class NetworkJacobian(_Products):
         self._layers = {n: WeightLayer(module, at.inputs[n], at.slopes[n]) for n, module in modules.items()}
         own = {f"{n}.{part}": v for n, layer in self._layers.items() for part, v in layer.gradient().items()}
         self.update = {name: {**own, **at.others}[name] for name in weights.parameters}
-        self._linear = PiecewiseLinear(network, weights, batch, loss, memory)
-
+        self._model = network, weights, batch, loss
+        self._memory = memory
         self._weights: Update | float = 1.0
         self.computed = batch.images.new_zeros(0, 0)
-        self._twice = partial(_twice_as_precise, network, weights, batch, loss)
 
     def gram(self, weights: Update | float = 1.0) -> Tensor:
         if isinstance(weights, float | int) and self.is_piecewise_linear:
@@ -202,7 +201,11 @@ class NetworkJacobian(_Products):
         units = torch.nn.functional.one_hot(numbers, self.n_inputs).to(gram).view(-1, *self.inputs.shape)
         if not isinstance(weights, float | int):
             weights = {name: value.double() for name, value in weights.items()}
-        return gram[:, numbers] - self._twice().normal(units, weights).reshape(len(numbers), -1).T
+        return gram[:, numbers] - _doubled(*self._model).normal(units, weights).reshape(len(numbers), -1).T
+
+    @cached_property
+    def _linear(self) -> PiecewiseLinear:
+        return PiecewiseLinear(*self._model, self._memory)
 
     @cached_property
     def is_piecewise_linear(self) -> bool:
@@ -274,7 +277,7 @@ def _linearized(
     return value, along, transposed
 
 
-def _twice_as_precise(network: nn.Module, weights: Weights, batch: Batch, loss: Loss) -> NetworkJacobian:
+def _doubled(network: nn.Module, weights: Weights, batch: Batch, loss: Loss) -> NetworkJacobian:
     images, labels, masks = batch
     return NetworkJacobian(
         network, Weights(*map(doubled, weights)), Batch(images.double(), labels, doubled(masks)), loss

@@ -86,8 +86,8 @@ class Rounding:
     Attributes:
         size: twice their root mean square times `sqrt(q)`, the norm of a random symmetric matrix: what eigenvalues of
             this size or below are is not known.
-        relative: standard deviation of the error of the Cramer-Rao RMSE, relative to it; infinite if an eigenvalue is
-            not known.
+        relative: order of magnitude of the error of the Cramer-Rao RMSE, relative to it: its standard deviation if
+            errors were independent; infinite if an eigenvalue is not known.
     """
 
     size: float

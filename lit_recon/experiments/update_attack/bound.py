@@ -85,7 +85,8 @@ def update_bound(
     defense = settings.defense or Defense()
     std = _known_std(defense, len(batch.images))
     network, weights = pure_copy(client.model, client.batch_norm), Weights.of(client.model)
-    if batch.images.numel() * sum(value.numel() for value in weights.parameters.values()) <= _SMALL:
+    # random masks are those of the update, which is in single precision
+    if std and batch.images.numel() * sum(value.numel() for value in weights.parameters.values()) <= _SMALL:
         weights, batch = Weights(*map(doubled, weights)), Batch(batch.images.double(), batch.labels)
     operator = GradientOperator(client.model, client.batch_norm, client.loss)
     # the closed form for clipped examples is that of a sum of gradients

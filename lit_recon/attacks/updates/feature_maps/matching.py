@@ -139,12 +139,12 @@ class FeatureMapPenalty:
         `measured_maps`. Moreover, the maps have to determine its brightness and contrast, see `reach`.
         """
         angles = self.angles(images)
-        own, reason = angles <= ANGLE, ""
-        if own.all():
+        own, reason = angles <= ANGLE, self._too_few(images)
+        if own.all() and not reason:
             distance = update_distance(self.observation, images, labels, observed_only=self.partial)
             if not distance <= EXPLAINED:
                 reason = f"the update of the images is not the observed one (1 - cos {distance:.1g})"
-        elif self.known is None:
+        elif self.known is None and not reason:
             reason = "other images of its batch have other maps, so that the update cannot confirm these"
         reach = self.reach(images, angles)
         certified = torch.zeros_like(own) if reason else own & (reach <= REACH)
@@ -155,6 +155,13 @@ class FeatureMapPenalty:
                 why = f"its maps are not the recovered ones (1 - cos {angles[i]:.1g}, at most {ANGLE:g})"
             notes.append(f"{_NOTE}{i + 1}: not certified: {why}")
         return certified, bool(own.all()) and (not reason or self.known is not None), tuple(notes)
+
+    def _too_few(self, images: Tensor) -> str:
+        """Why the recovered entries cannot determine the images; empty if they can."""
+        active, pixels = int((self.maps > 0).sum(1).min()), images[0].numel()
+        if not self.partial or active >= pixels:
+            return ""
+        return f"its maps have {active} recovered entries above zero for {pixels} pixels"
 
     def reach(self, images: Tensor, angles: Tensor) -> Tensor:
         """RMSE `(n,)` by which brightness and contrast of images may differ while their maps differ as they do.

@@ -11,8 +11,7 @@ matrix of this rank has degrees of freedom, the hidden ones follow from the othe
 3. Every other column is one least-squares problem. Its normal matrix gives the expected error: columns that are not
    determined are set aside.
 
-A share of the known entries is left out of all fits and has to be predicted by them. A hidden entry may be known to be
-small (pruning hides the smallest entries): predictions above this bound count as residuals (censored least squares).
+A share of the known entries is left out of all fits and has to be predicted by them.
 """
 
 from __future__ import annotations
@@ -68,33 +67,21 @@ class Completion:
 
 
 class _Problem:
-    """Observed entries with a bound on the hidden ones.
+    """Observed entries: values, zero where hidden, and weights of one and zero, both `(rows, columns)`."""
 
-    `targets` and `weights` are those of the least-squares problem at a prediction: a hidden entry that is predicted
-    above the bound counts as observed at the bound.
-    """
+    def __init__(self, values: Tensor, mask: Tensor) -> None:
+        self.values, self.weights = torch.where(mask, values, 0.0), mask.to(values.dtype)
 
-    def __init__(self, values: Tensor, mask: Tensor, bounded: Tensor | None, bound: float) -> None:
-        self.values, self.mask = torch.where(mask, values, 0.0), mask
-        self.bounded, self.bound = bounded, bound
-
-    def at(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-        """Targets and weights, both `(rows, columns)`."""
-        weights = self.mask.to(self.values.dtype)
-        if self.bounded is None:
-            return self.values, weights
-        predicted = left @ right.T
-        above = self.bounded & (predicted.abs() > self.bound)
-        return torch.where(above, predicted.sign() * self.bound, self.values), weights + above
+    def residual(self, left: Tensor, right: Tensor) -> Tensor:
+        """Of a product of factors, zero where hidden."""
+        return self.values - self.weights * (left @ right.T)
 
     def misfit(self, left: Tensor, right: Tensor) -> float:
-        targets, weights = self.at(left, right)
-        return float((weights * (left @ right.T - targets)).norm() / self.values.norm())
+        """Relative norm of the residual."""
+        return float(self.residual(left, right).norm() / self.values.norm())
 
 
-def complete(
-    values: Tensor, observed: Tensor, rank: int, seed: int = 0, bounded: Tensor | None = None, bound: float = 0.0
-) -> Completion | str:
+def complete(values: Tensor, observed: Tensor, rank: int, seed: int = 0) -> Completion | str:
     """The row space of a matrix of known rank, or why it cannot be completed.
 
     Args:
@@ -102,8 +89,6 @@ def complete(
         observed: `(rows, columns)` bool.
         rank: of the matrix.
         seed: of the entries that are left out.
-        bounded: `(rows, columns)` bool, hidden entries that are known to be at most `bound` in absolute value.
-        bound: above 0 where `bounded` is given.
     """
     generator = torch.Generator().manual_seed(seed)
     left_out = observed & (torch.rand(observed.shape, generator=generator) < HELD_OUT)
@@ -112,8 +97,7 @@ def complete(
     if isinstance(core, str):
         return core
     rows, columns = core
-    inner = bounded[rows][:, columns] if bounded is not None else None
-    problem = _Problem(values[rows][:, columns], mask[rows][:, columns], inner, bound)
+    problem = _Problem(values[rows][:, columns], mask[rows][:, columns])
     left, right = _raised(problem, rank, seed)
     left, right, misfit = _refined(problem, left, right)
     if not misfit < MISFIT:
@@ -203,15 +187,10 @@ def _raised(problem: _Problem, rank: int, seed: int, sweeps: int = 6, steps: int
     left, right = problem.values.new_zeros(rows, 0), problem.values.new_zeros(columns, 0)
     while right.shape[1] < rank:
         add = min(max(1, rank // steps), rank - right.shape[1])
-        targets, weights = problem.at(left, right)
-        residual = weights * (targets - left @ right.T)
-        right = torch.cat([right, _leading(residual, add, generator)], 1)
+        right = torch.cat([right, _leading(problem.residual(left, right), add, generator)], 1)
         for _ in range(sweeps):
-            right = torch.linalg.qr(right)[0]
-            targets, weights = problem.at(left, right) if left.shape[1] == right.shape[1] else (targets, weights)
-            left = _half(targets, weights, right)
-            left = torch.linalg.qr(left)[0]
-            right = _half(targets.T, weights.T, left)
+            left = torch.linalg.qr(_half(problem.values, problem.weights, torch.linalg.qr(right)[0]))[0]
+            right = _half(problem.values.T, problem.weights.T, left)
     return left, right
 
 
@@ -243,9 +222,9 @@ def _factored(normal: Tensor) -> Tensor:
     return factor
 
 
-def _half(targets: Tensor, weights: Tensor, factor: Tensor) -> Tensor:
-    """Least-squares coefficients `(m, r)` of every row of `targets` `(m, k)` on a factor `(k, r)`."""
-    right = (weights * targets) @ factor
+def _half(values: Tensor, weights: Tensor, factor: Tensor) -> Tensor:
+    """Least-squares coefficients `(m, r)` of rows `values` `(m, k)`, zero where hidden, on a factor `(k, r)`."""
+    right = values @ factor
     parts = []
     for w, b in zip(weights.split(_CHUNK), right.split(_CHUNK), strict=True):
         parts.append(torch.cholesky_solve(b[:, :, None], _factored(_normal(w, factor)))[:, :, 0])
@@ -260,13 +239,11 @@ def _refined(problem: _Problem, left: Tensor, right: Tensor, steps: int = 40) ->
     """Gauss-Newton steps until the misfit stops falling."""
     misfit = problem.misfit(left, right)
     for _ in range(steps):
-        targets, weights = problem.at(left, right)
-        step = _Linearized(weights, left, right)(weights * (targets - left @ right.T), 60, 1e-2)[0]
+        step = _Linearized(problem.weights, left, right)(problem.residual(left, right), 60, 1e-2)[0]
         size, before = 1.0, misfit
         while True:
             tried = torch.linalg.qr(left + size * step)[0]
-            targets, weights = problem.at(tried, (right @ left.T @ tried))
-            moved = _half(targets.T, weights.T, tried)
+            moved = _half(problem.values.T, problem.weights.T, tried)
             reached = problem.misfit(tried, moved)
             if reached < misfit or size < 0.1:
                 break
@@ -330,7 +307,7 @@ def _joint_errors(problem: _Problem, left: Tensor, right: Tensor, rounding: floa
     leave open responds strongly, even if each of its rows and columns follows from the others.
     """
     generator = torch.Generator().manual_seed(seed)
-    weights = problem.mask.to(left.dtype)
+    weights = problem.weights
     respond = _Linearized(weights, left, right)
     rows, columns = left.new_zeros(len(left)), left.new_zeros(len(right))
     for _ in range(_PROBES):

@@ -254,7 +254,7 @@ class MapRecovery:
         """
         n = observation.n_examples
         reasons: list[str] = []
-        partly: list[Convolution] = []
+        partly: list[tuple[Convolution, str]] = []
         candidates = self._candidates(observation)
         for i, convolution in enumerate(candidates):
             reason = unfit(convolution, n)
@@ -265,18 +265,18 @@ class MapRecovery:
                     return _closer(observation, candidates[i - 1], found) if i > 0 else found
                 reason = found
                 if hides_entries(gradient):
-                    partly.append(convolution)
+                    partly.append((convolution, reason))
                     continue
             reasons.append(f"{convolution.name}: {reason}")
         completed = []
-        for convolution in partly:
+        for convolution, reason in partly:
             gradient = observation.update[f"{convolution.name}.weight"].detach().cpu().double()
             centered = observation.operator.batch_norm == "train"
             found = complete_maps(convolution, gradient, gradient != 0, n, centered, self.seed)
             if isinstance(found, RecoveredMaps):
                 completed.append(found)
             else:
-                reasons.append(f"{convolution.name}: {found}")
+                reasons.append(f"{convolution.name}: {reason}; if its zeros are hidden entries, {found}")
         if completed:
             return replace(completed[0], others=tuple(completed[1:]))
         raise UnsupportedModelError(

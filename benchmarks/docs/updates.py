@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -144,6 +145,38 @@ def maps_defended(record: Content) -> str:
     return markdown(
         ["defense", "batch", *_RECOVERED], [[f"`{r['defense']}`", str(r["batch"]), *_recovered(r)] for r in rows]
     )
+
+
+@table("defended", "defended_*")
+def defended(records: list[Content]) -> str:
+    """Errors of all images behind a defense, certified ones, and the figure of Liu et al. for their own attack."""
+    rows = []
+    for row in (row for record in records for row in record["rows"]):
+        errors = row["rmse"]
+        rows.append(
+            [
+                row["defense"],
+                row["batch_norm"],
+                str(row["batch"]),
+                f"{len(errors)} of {row['images']}",
+                shown(statistics.median(errors) if errors else None),
+                shown(max(errors, default=None)),
+                _certificates(row),
+                _of_liu(row["defense"]),
+                shown(row["seconds"]["median"], ".0f"),
+            ]
+        )
+    header = ["defense", "BatchNorm", "batch", "attacked", "median RMSE", "largest RMSE", "certified, of them wrong"]
+    return markdown([*header, "Liu et al. 2025, their attack", "seconds of a batch"], rows)
+
+
+def _of_liu(name: str) -> str:
+    """The figure of table 4 for a defense such as `prune 0.9`; empty where there is none."""
+    kind, _, strength = name.partition(" ")
+    grid = configuration("evaluate/liu2025_table4.yaml")
+    known = {"drop": "dropout"}.get(kind, kind)
+    strengths = [f"{value:g}" for value in grid["defenses"].get(known, {}).get("values", [])]
+    return str(grid["paper"]["values"]["liu2025"][known][strengths.index(strength)]) if strength in strengths else ""
 
 
 _ACTIVATIONS = {"gelu": "GELU", "relu": "ReLU"}

@@ -74,8 +74,12 @@ class InputMap:
 
     def __call__(self, images: Tensor, norms: Tensor | None = None) -> Tensor:
         """Maps of images `(n, c, h, w)` in [0, 1], divided by `norms (n, l)` or by their own; differentiable."""
+        return concatenated([maps.flatten(1) for maps in self.each(images)], norms)
+
+    def each(self, images: Tensor) -> list[Tensor]:
+        """The layers' maps `(n, c, h, w)` as they are, in the order of the layers; differentiable."""
         reached: list[Tensor] = torch.func.functional_call(self._module, self._public, (images,))
-        return concatenated([maps.flatten(1) for maps in reached], norms)
+        return reached
 
 
 def concatenated(maps: Sequence[Tensor], norms: Tensor | None = None) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lit_recon.defenses.vectors import where_observed
 from lit_recon.errors import ConfigError, ThreatModelError
-from lit_recon.records import Update
+from lit_recon.records import Observation, Update
 
 
 class ObservedUpdate(NamedTuple):
@@ -38,6 +38,10 @@ class Objective(ABC):
 
     #: Whether the candidate's update is used; otherwise it is not computed.
     matches: bool = True
+
+    def for_victims(self, observation: Observation) -> Objective:
+        """The objective for a victim and others of the same client; by default it is the same for all clients."""
+        return self
 
     @abstractmethod
     def __call__(self, candidate: Update, target: ObservedUpdate) -> Tensor:
@@ -169,6 +173,9 @@ class Observed(Objective):
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
+
+    def for_victims(self, observation: Observation) -> Objective:
+        return Observed(self.objective.for_victims(observation))
 
     def __call__(self, candidate: Update, target: ObservedUpdate) -> Tensor:
         return self.objective(where_observed(candidate, target.update), target)

@@ -55,7 +55,7 @@ def test_density_is_that_of_scipy_on_observed_coordinates(family: NoiseFamily) -
 def test_unknown_scale_is_the_most_likely_one(family: NoiseFamily) -> None:
     ours, seen = updates()
     residuals = observed_residuals(ours, seen)
-    best = FAMILIES[family].fit(residuals.numpy(), **({"floc": 0}))[1]
+    best = FAMILIES[family].fit(residuals.numpy(), floc=0)[1]
     expected = FAMILIES[family].logpdf(residuals, scale=best).sum()
     assert float(log_likelihood(ours, seen, None, family)) == pytest.approx(expected, rel=1e-9)
     for factor in (0.9, 1.1):

@@ -6,7 +6,6 @@ from lit_recon.attacks.base import Attack, SimpleState, SteppableAttack
 from lit_recon.attacks.updates.feature_maps.matching import MapMatching
 from lit_recon.attacks.updates.feature_maps.patches import PatchMatching
 from lit_recon.attacks.updates.feature_maps.recovery import MapRecovery, RecoveredMaps
-from lit_recon.attacks.updates.feature_maps.soft import SoftMapMatching
 from lit_recon.attacks.updates.features.cocktail_party import CocktailParty
 from lit_recon.attacks.updates.features.exact import ExactRecovery
 from lit_recon.attacks.updates.features.layer import FeatureRecovery, RecoveredFeatures
@@ -60,7 +59,6 @@ from lit_recon.attacks.updates.labels.recovery import IDLG, HeadCounts, JointLab
 from lit_recon.attacks.updates.linear_layer.cocktail_party import CocktailPartyAttack
 from lit_recon.attacks.updates.linear_layer.first_layer import AnalyticInversion
 from lit_recon.attacks.updates.linear_layer.unmixing import UnmixingTerms
-from lit_recon.attacks.updates.successive import Successive
 
 __all__ = [
     "IDLG",
@@ -108,7 +106,6 @@ __all__ = [
     "Schedule",
     "SignedCosine",
     "SimpleState",
-    "SoftMapMatching",
     "Solver",
     "SquaredCosine",
     "SquaredError",
@@ -116,7 +113,6 @@ __all__ = [
     "StepDecay",
     "SteppableAttack",
     "SubspaceDistance",
-    "Successive",
     "TotalVariation",
     "TwoStages",
     "UnmixingTerms",

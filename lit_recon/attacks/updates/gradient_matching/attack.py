@@ -14,7 +14,6 @@ from torch import Tensor
 from lit_recon.attacks.base import AttackRun, Execution, SteppableAttack, Way, put, unsolved
 from lit_recon.attacks.updates.feature_maps.matching import FeatureMapPenalty, MapMatching
 from lit_recon.attacks.updates.feature_maps.patches import PatchMatching, PatchPenalty
-from lit_recon.attacks.updates.feature_maps.soft import SoftMapMatching, SoftPenalty
 from lit_recon.attacks.updates.features.matching import FeatureMatching, FeaturePenalty
 from lit_recon.attacks.updates.gradient_matching.matching import Compilation, Matching
 from lit_recon.attacks.updates.gradient_matching.objectives import GlobalCosine, Objective
@@ -36,7 +35,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
         parametrization: the variables of the optimization.
         solver: of the optimization.
         labels: recovery of the batch's labels.
-        features: recovers and matches features of a wide layer, or input maps of a convolution; default: none.
+        features: matches features of a wide layer, or input maps or patches of convolutions; default: none.
         steps: iterations.
         restarts: independent starts per victim; the one with the least matching loss is returned.
         keep: return the `last` iterate of a restart, or the `best` by total loss.
@@ -56,7 +55,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
         parametrization: Parametrization | None = None,
         solver: Solver | None = None,
         labels: LabelRecovery | None = None,
-        features: FeatureMatching | MapMatching | SoftMapMatching | PatchMatching | None = None,
+        features: FeatureMatching | MapMatching | PatchMatching | None = None,
         steps: int = 4800,
         restarts: int = 1,
         keep: Literal["last", "best"] = "last",
@@ -138,23 +137,8 @@ class GradientMatching(SteppableAttack[MatchingState]):
         self._set_up(observations, following=False)
 
     def begin(self, observations: Sequence[Observation], execution: Way | None = None) -> AttackRun:
-        return self.begin_near(observations, None, execution)
-
-    def begin_near(
-        self, observations: Sequence[Observation], near: list[Reconstruction] | None, execution: Way | None = None
-    ) -> AttackRun:
-        """As `begin`; the first restart of each victim starts from the images of `near`, with their labels."""
         run = super().begin(observations, execution)
-        if near is not None:
-            assert isinstance(run.state, MatchingState)
-            for problem, found in zip(run.state.problems[:: self.restarts], near, strict=True):
-                self._restart_from(problem, found)
         return replace(run, then=partial(self._further, run, 1))
-
-    def _restart_from(self, problem: Problem, found: Reconstruction) -> None:
-        """Let a problem without iterations start from images and labels."""
-        again = self._problem(problem.restart, found.labels.to(problem.labels), problem.feature_penalty, found.images)
-        problem.labels, problem.variables, problem.optimizer = again.labels, again.variables, again.optimizer
 
     def init(self, observations: Sequence[Observation]) -> MatchingState:
         """Recover labels and features, and draw candidates for every restart of every victim."""
@@ -181,7 +165,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
         self,
         restart: Restart,
         labels: Tensor,
-        penalty: FeaturePenalty | FeatureMapPenalty | PatchPenalty | SoftPenalty | None,
+        penalty: FeaturePenalty | FeatureMapPenalty | PatchPenalty | None,
         start: Tensor | None = None,
     ) -> Problem:
         """A restart that begins with the images `start` `(n, c, h, w)`, by default with those drawn by its seed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 from benchmarks.docs.figures import Content, shown
 from benchmarks.docs.tables import markdown, metrics_of, row_of, select, table
 
-#: Names of all records, and of those of `InactiveNeurons`.
-_ALL, _INACTIVE = "trainset_**", "trainset_inactive**"
+#: Names of all records, of those of `InactiveNeurons`, and of those of `RepeatedTraining`.
+_ALL, _INACTIVE, _REPEATED = "trainset_**", "trainset_inactive**", "trainset_repeated**"
 #: Largest RMSE of a training image that counts as found exactly: a quarter of a step of 8-bit pixels.
 EXACT = 1e-3
+#: Largest RMSE of an unknown image that counts as found by repeated training, which ends at a distance of the weights.
+FOUND = 0.02
 #: Name of a training without a defense.
 _PLAIN = "none"
 _KEY = re.compile(r"(?P<attack>[^.]+)\.(?P<start>.+)_(?P<share>[\d.e-]+)\.(?P<defense>[^.]+)")
@@ -59,6 +62,22 @@ class _Group:
         if self.get("certified") is None:
             return ""
         return f"{self.text('certified', '.3g')}, {self.text('certified_wrong', '.3g')} wrong"
+
+    @property
+    def errors(self) -> list[float]:
+        """RMSE of the candidate next to each training image that is to be found, over all trainings."""
+        return [row["rmse"] for row in self.images]
+
+    @property
+    def trainings(self) -> int:
+        """Number of released models."""
+        return len({row["seed"] for row in self.images})
+
+    @property
+    def images(self) -> list[Content]:
+        """Rows of the training images that are to be found, with their nearest candidates."""
+        rows: list[Content] = row_of(self.record)["tables"]["images"]
+        return select(rows, attack=self.attack, start=self.start, share=self.share, defense=self.defense)
 
     @property
     def title(self) -> list[str]:
@@ -147,18 +166,30 @@ def _defenses(group: _Group) -> list[str] | None:
 
 
 def _inactive(group: _Group) -> list[str] | None:
-    rows = row_of(group.record)["tables"]["images"]
-    own = select(rows, attack=group.attack, start=group.start, share=group.share, defense=group.defense)
-    seeds, errors = {row["seed"] for row in own}, [row["rmse"] for row in own]
+    errors = group.errors
     return [
         "" if group.defense == _PLAIN else group.defense,
         str(group.get("n_images")),
-        str(len(seeds)),
+        str(group.trainings),
         group.certified,
         f"{sum(error <= EXACT for error in errors)} of {len(errors)}",
         shown(max((error for error in errors if error <= EXACT), default=None), ".1e"),
         shown(max(errors), ".2g"),
         shown(group.get("accuracy"), ".1%"),
+        group.text("seconds", ".0f"),
+    ]
+
+
+def _repeated(group: _Group) -> list[str] | None:
+    errors = group.errors
+    return [
+        str(group.get("n_images")),
+        str(group.trainings),
+        group.certified,
+        f"{sum(error <= FOUND for error in errors)} of {len(errors)}",
+        shown(statistics.median(errors), ".2g"),
+        shown(max(errors), ".2g"),
+        shown(statistics.median(row["nearest_public_rmse"] for row in group.images), ".2g"),
         group.text("seconds", ".0f"),
     ]
 
@@ -198,6 +229,23 @@ _table(
         "seconds",
     ],
     _inactive,
+)
+
+
+_table(
+    "trainset_repeated",
+    _REPEATED,
+    [
+        "unknown",
+        "trainings",
+        "certified",
+        "found",
+        "median RMSE",
+        "largest RMSE",
+        "median of the nearest public images",
+        "seconds",
+    ],
+    _repeated,
 )
 
 

@@ -11,8 +11,17 @@ from lit_recon.bounds.baseline_error import (
     gaussian_prior_chernoff,
     uniform_ball,
 )
-from lit_recon.bounds.cramer_rao import GaussianPrior, cramer_rao, likeliest_inputs, unit_norm_cramer_rao, van_trees
+from lit_recon.bounds.cramer_rao import (
+    GaussianPrior,
+    Rounding,
+    cramer_rao,
+    likeliest_inputs,
+    unit_norm_cramer_rao,
+    unknown_directions,
+    van_trees,
+)
 from lit_recon.bounds.fisher import GaussianRelease, ReleasedInformation, autograd_jacobian, fisher_information
+from lit_recon.bounds.network import NetworkJacobian, ProductJacobian
 from lit_recon.bounds.robustness import (
     Simulated,
     approximate_bound,
@@ -35,7 +44,10 @@ __all__ = [
     "BaselineError",
     "GaussianPrior",
     "GaussianRelease",
+    "NetworkJacobian",
+    "ProductJacobian",
     "ReleasedInformation",
+    "Rounding",
     "Simulated",
     "TwoLayerJacobian",
     "TwoLayerNet",
@@ -64,5 +76,6 @@ __all__ = [
     "two_point_baseline",
     "uniform_ball",
     "unit_norm_cramer_rao",
+    "unknown_directions",
     "van_trees",
 ]

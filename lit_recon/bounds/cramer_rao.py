@@ -57,12 +57,55 @@ class ErrorBound:
         return math.sqrt(self.mse)
 
 
-def cramer_rao(information: Tensor) -> ErrorBound:
+def cramer_rao(information: Tensor, rounding: float = 0.0) -> ErrorBound:
     """`tr(F^-1)`, and the weaker bound `q^2 / tr(F)`, of information `(q, q)`, symmetric and positive semidefinite.
+
+    Eigenvalues of at most `rounding` count as zero.
 
     Source: [Liu2025], equation 27, lemma D.2 and remark D.3.
     """
-    return ErrorBound(*_bounds(information), len(information), UNBIASED)
+    return ErrorBound(*_bounds(information, rounding), len(information), UNBIASED)
+
+
+def unknown_directions(information: Tensor, rounding: float = 0.0) -> int:
+    """The number of directions of the inputs without information: eigenvalues of at most `rounding`, or tiny."""
+    values = torch.linalg.eigvalsh(information.double())
+    return int((values <= _resolution(values, rounding)).sum())
+
+
+def _resolution(values: Tensor, rounding: float) -> float:
+    return max(rounding, _SINGULAR * len(values) * float(values[-1]))
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """The effect of rounding on information `(q, q)`, from the errors `(q, m)` of some of its columns.
+
+    Errors are taken to be independent, of mean zero, and as large in the other columns.
+
+    Attributes:
+        size: twice their root mean square times `sqrt(q)`, the norm of a random symmetric matrix: what eigenvalues of
+            this size or below are is not known.
+        relative: order of magnitude of the error of the Cramer-Rao RMSE, relative to it: its standard deviation if
+            errors were independent; infinite if an eigenvalue is not known.
+    """
+
+    size: float
+    relative: float
+
+    @classmethod
+    def of(cls, information: Tensor, errors: Tensor) -> Rounding:
+        """For information that is not scaled since."""
+        q = len(information)
+        size = 2 * float(errors.square().mean().sqrt()) * math.sqrt(q)
+        values, vectors = torch.linalg.eigh(information.double())
+        if not values[0] > _resolution(values, size):
+            return cls(size, math.inf)
+        inverse = values.reciprocal()
+        # the derivative of the trace of the inverse is minus the inverse's square
+        squared = (vectors * inverse.square()) @ vectors.T
+        variance = 2 * float(squared.square().mean()) * float(errors.square().mean()) * q**2
+        return cls(size, math.sqrt(variance) / float(inverse.sum()) / 2)
 
 
 def unit_norm_cramer_rao(information: Tensor, inputs: Tensor) -> ErrorBound:
@@ -79,13 +122,13 @@ def unit_norm_cramer_rao(information: Tensor, inputs: Tensor) -> ErrorBound:
     return ErrorBound(*_bounds(basis.T @ information @ basis), n * d, UNBIASED_ON_SPHERE)
 
 
-def _bounds(information: Tensor) -> tuple[float, float]:
+def _bounds(information: Tensor, rounding: float = 0.0) -> tuple[float, float]:
     """`tr(F^-1)`, infinite for singular information, and `q^2 / tr(F)`."""
     square = information.dim() == 2 and information.shape[0] == information.shape[1] > 0
     if not square or not information.isfinite().all():
         raise ShapeError(f"the information must be a finite, square matrix; got {tuple(information.shape)}")
     values = torch.linalg.eigvalsh(information.double())
-    singular = bool(values[0] <= _SINGULAR * len(values) * values[-1])
+    singular = float(values[0]) <= _resolution(values, rounding)
     trace = float(values.sum())
     return (
         math.inf if singular else float(values.reciprocal().sum()),

@@ -137,6 +137,28 @@ class LpipsSettings:
     download: bool = True
 
 
+@dataclass(frozen=True)
+class BoundSettings:
+    """Lower bounds on the error of attacks on the first clients' updates, beside the errors of the attack.
+
+    Args:
+        clients: number of clients, the first ones, for whose images bounds are computed; 0: none.
+        minutes: a bound that would take longer is left out, and the page says so.
+        chunk: pixels at a time: more are faster and take more memory.
+        gigabytes: memory for one part of the computation.
+    """
+
+    clients: int = 0
+    minutes: float = 60.0
+    chunk: int = 16
+    gigabytes: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_range({"bound.clients": self.clients}, 0)
+        check_range({"bound.chunk": self.chunk}, 1)
+        check_range({"bound.minutes": self.minutes, "bound.gigabytes": self.gigabytes}, 0, strict=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class UpdateSettings(RunSettings):
     """Settings of attacks on clients' updates.
@@ -180,6 +202,7 @@ class AttackSettings(UpdateSettings, PaperRunSettings):
         clients_per_batch: clients attacked at once; `auto` measures whether several at once are faster than one by one.
         save_every_seconds: seconds between two checkpoints of the running attack.
         metrics: names, or import paths of your own subclasses of `lit_recon.metrics.Metric`; `rmse` always is one.
+        bound: lower bounds on the error of any attack.
     """
 
     seed: int = 0
@@ -190,6 +213,7 @@ class AttackSettings(UpdateSettings, PaperRunSettings):
     clients_per_batch: int | Literal["auto"] = "auto"
     save_every_seconds: float = 60.0
     metrics: list[str | Metric] = field(default_factory=lambda: list(DEFAULT_METRICS))
+    bound: BoundSettings = field(default_factory=BoundSettings)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,7 +17,7 @@ from lit_recon.reporting.plots import HEIGHT, WIDTH, Chart, data_uri, loss_chart
 from lit_recon.reporting.provenance import flatten, paper_of
 from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.tables import Bar, Gallery, facts, gallery, rmse_bars, summary_table
-from lit_recon.reporting.wording import ABSENT, MISSING, Grant, knowledge, notes, percent, verdict
+from lit_recon.reporting.wording import ABSENT, MISSING, Grant, format_score, knowledge, notes, percent, verdict
 from lit_recon.reporting.writing import Scalar
 
 
@@ -143,6 +143,7 @@ def build_report(
             *panels(record),
             _images(record, origin),
             Panel(parts=[_metrics(record), *([_losses(record, chart)] if chart else [])], columns=True),
+            *_bounds(record),
             knowledge_panel(knowledge(record)),
             *notes_panels(notes(record)),
         ],
@@ -217,6 +218,30 @@ def _metrics(record: RunRecord) -> Panel:
         ],
         note="\n".join(reason for row in summary for reason in row.reasons),
     )
+
+
+def _bounds(record: RunRecord) -> list[Panel]:
+    """Lower bounds on the error of any attack; none where not asked for."""
+    if record.number("bound_clients") is None:
+        return []
+    keys = ("rmse", "bound_rmse", "bound_independent_rmse", "bound_public_rmse")
+    error = record.number("bound_relative_error")
+    shown = [row for row in record.victims if row.scores.get("bound_public_rmse") is not None]
+    reason = record.text("bound_rmse_reason")
+    return [
+        Panel(
+            "Lower bounds on the error of any attack",
+            "Root mean squared error of a pixel of the client's images, from the Fisher information in the update at "
+            "these images, with known labels and the activations of these images. Unbiased attacks (Cramér-Rao): "
+            "without any prior; an attack that uses one, or clips pixels to [0, 1], may come below. With a prior (van "
+            "Trees): attacks that know that pixels are independent, with a standard deviation of 0.25, or that images "
+            "have the covariance of the public images; an attack that knows more about images may come below."
+            f"{'' if error is None else f' Rounding changes the first by about {percent(error)}.'}",
+            header=["Image", "Attack", "Unbiased attacks", "Independent pixels", "Like public images"],
+            rows=[[f"#{row.id}", *(format_score("rmse", row.scores.get(key)) for key in keys)] for row in shown],
+            note=f"Unbiased attacks have no bound: {reason}." if reason else "",
+        )
+    ]
 
 
 def _certified(record: RunRecord, others: int) -> list[Sequence[str | TableCell]]:

@@ -4,6 +4,7 @@ import base64
 import io
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from lit_recon.errors import ConfigError, MissingDataError
 from lit_recon.reporting.pages import build_report, compare_report
 from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.reporting.writing import write_victims
 
 MakeRun = Callable[..., RunFolder]
 
@@ -133,6 +135,26 @@ def test_the_tables_hold_the_figures(make_run: MakeRun) -> None:
     assert page.row("attack.init_args.priors.0.init_args.weight")[1] == "0.1"
     assert page.row("torch") == ["torch", "2.13.0"]
     assert page.row("Time per iteration")[1] == "12.3 ms"
+
+
+def test_bounds_stand_beside_the_errors_of_the_attack(make_run: MakeRun) -> None:
+    bounds = {"bound_rmse": 0.0078, "bound_independent_rmse": 0.0077, "bound_public_rmse": 0.0066}
+    folder = make_run(metrics={"bound_clients": 1, "bound_relative_error": 0.0312, "rmse": 0.1, **bounds})
+    rows = RunRecord.read(folder).victims
+    empty = dict.fromkeys(bounds)
+    write_victims(folder, [replace(r, scores={**r.scores, **(empty if r.batch else bounds)}) for r in rows])
+    text = Page(build_report(folder.path)).text
+    assert "Lower bounds on the error of any attack" in text
+    assert text.count("0.0077") == 2  # the two images of the client
+    assert "about 3\N{NO-BREAK SPACE}%" in text
+    assert "no bound:" not in text
+    page = Page(
+        build_report(
+            make_run("open", metrics={"bound_clients": 1, "bound_rmse": None, "bound_rmse_reason": "it is open"}).path
+        )
+    )
+    assert "Unbiased attacks have no bound: it is open." in page.text
+    assert "Lower bounds" not in Page(build_report(make_run("without").path)).text
 
 
 def test_what_users_write_is_shown_and_never_run(make_run: MakeRun) -> None:

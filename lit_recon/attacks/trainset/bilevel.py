@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.func import grad
 
 from lit_recon.attacks.base import SimpleState
+from lit_recon.attacks.shadow.training import unflatten
 from lit_recon.attacks.trainset.base import Candidates, ReleasedModel, TrainsetAttack
 from lit_recon.attacks.trainset.inner import (
     InnerProblem,
@@ -25,7 +26,6 @@ from lit_recon.attacks.trainset.inner import (
     is_linear_in_weights,
     need_change,
     newton,
-    simulate,
 )
 from lit_recon.attacks.trainset.training import Training
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
@@ -208,7 +208,7 @@ class UnrolledBilevel(Bilevel):
     def trained(self, problem: InnerProblem, images: Tensor, last: Tensor) -> Tensor:
         training = _known_training(problem.seen)
         steps = self.steps_inner or training.steps
-        return simulate(problem, training, images, problem.origin, steps, self.segment or math.isqrt(steps))
+        return _repeated(problem, training, images, problem.origin, steps, self.segment or math.isqrt(steps))
 
     def descent(self, problem: InnerProblem, images: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
         images = images.detach().clone().requires_grad_()
@@ -266,7 +266,7 @@ class DampedBilevel(Bilevel):
         again = self.warm and not torch.equal(last, problem.origin)
         steps = self.steps_warm if again else self.steps_inner or training.steps
         with torch.no_grad():
-            return simulate(problem, training, images, last if again else problem.origin, steps)
+            return _repeated(problem, training, images, last if again else problem.origin, steps)
 
     def descent(self, problem: InnerProblem, images: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
         vector = self.trained(problem, images, last)
@@ -312,6 +312,15 @@ def _need_weight_decay(seen: ReleasedModel) -> None:
             f"implicit differentiation needs the weight decay of the training, above 0, without which the loss has no "
             f"minimum; it is {'unknown' if seen.weight_decay is None else '0'}: give it, or use UnrolledBilevel"
         )
+
+
+def _repeated(
+    problem: InnerProblem, training: Training, images: Tensor, start: Tensor, steps: int, segment: int = 0
+) -> Tensor:
+    """The weights `(p,)` after `steps` of the training, on all images and without noise; see `Training.unrolled`."""
+    plain = replace(training, steps=steps, dp=None, parts=1)
+    model = problem.seen.model
+    return flatten(plain.unrolled(model, images, problem.labels, unflatten(model, start), segment))
 
 
 def _known_training(seen: ReleasedModel) -> Training:

@@ -184,7 +184,7 @@ def _robust_normal(rows: Tensor) -> Tensor:
     scale = float((rows @ normal).abs().median())
     for _ in range(_ITERATIONS):
         weights = (rows @ normal).abs().clamp_min(max(scale, 1e-13)).pow(_POWER - 2)
-        normal = torch.linalg.eigh((rows * weights[:, None]).T @ rows).eigenvectors[:, 0]
+        normal = _last_direction(rows * weights.sqrt()[:, None])
         scale *= _FALL
     return normal
 

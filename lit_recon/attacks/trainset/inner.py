@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import grad, vjp
-from torch.utils.checkpoint import checkpoint
 
 from lit_recon.attacks.shadow.training import unflatten
 from lit_recon.attacks.trainset.base import ReleasedModel
-from lit_recon.attacks.trainset.training import Training, Weights, losses, regularized_loss
+from lit_recon.attacks.trainset.training import Weights, regularized_loss
 from lit_recon.errors import ThreatModelError
 
 #: A linear map of vectors `(p,)`.
@@ -174,49 +173,6 @@ def implicit_gradient(
     pull: Any = vjp(lambda candidates: problem.gradient(vector, candidates), images)[1]
     mixed: Tensor = pull(adjoint)[0]
     return -mixed
-
-
-def simulate(
-    problem: InnerProblem, training: Training, images: Tensor, start: Tensor, steps: int, segment: int = 0
-) -> Tensor:
-    """The weights `(p,)` after a training on the images, differentiable in them by `backward` alone.
-
-    Args:
-        problem: labels and network; its weight decay is not used.
-        training: rate, momentum, weight decay, objective, and the loss at which it ends earlier.
-        images: `(m, c, h, w)`.
-        start: `(p,)`.
-        steps: at most, in the place of those of `training`.
-        segment: steps whose graph is in memory at a time (checkpointing); 0: all.
-    """
-    seen, labels, decay = problem.seen, problem.labels, training.weight_decay
-
-    def objective(vector: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = seen.outputs(unflatten(seen.model, vector), candidates)
-        value = losses(training.task, outputs, labels).mean()
-        return (value.log() if training.objective == "log_loss" else value), value.detach()
-
-    descend = grad(objective, has_aux=True)
-
-    def part(vector: Tensor, speed: Tensor, candidates: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        for _ in range(count):
-            slope, value = descend(vector, candidates)
-            if training.until and float(value) <= training.until:
-                break
-            speed = training.momentum * speed + slope + decay * vector
-            vector = vector - training.lr * speed
-        return vector, speed
-
-    vector, speed = start, torch.zeros_like(start)
-    segment = segment if segment and torch.is_grad_enabled() and images.requires_grad else steps
-    for first in range(0, steps, segment):
-        count = min(segment, steps - first)
-        if segment < steps:
-            # Only the reentrant variant allows torch.func inside.
-            vector, speed = checkpoint(part, vector, speed, images, count, use_reentrant=True, preserve_rng_state=False)
-        else:
-            vector, speed = part(vector, speed, images, count)
-    return vector
 
 
 def is_linear_in_weights(seen: ReleasedModel) -> bool:

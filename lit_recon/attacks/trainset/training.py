@@ -9,8 +9,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, grad
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from lit_recon.defenses import DPSGD
 from lit_recon.defenses.release import update_of_batch
@@ -199,23 +200,49 @@ class Training:
             advance(loss)
         return Trained({name: weight.detach() for name, weight in weights.items()}, loss, step)
 
-    def unrolled(self, model: nn.Module, images: Tensor, labels: Tensor, start: Mapping[str, Tensor]) -> Weights:
-        """The weights of `run` without `dp`, differentiable in the images; all steps are kept in memory."""
+    def unrolled(
+        self, model: nn.Module, images: Tensor, labels: Tensor, start: Mapping[str, Tensor], segment: int = 0
+    ) -> Weights:
+        """The weights of `run` without `dp`, differentiable in the images.
+
+        Args:
+            model, images, labels, start: as for `run`.
+            segment: steps whose graph is in memory at a time (checkpointing; then differentiable by `backward` alone);
+                0: all.
+        """
         if self.dp is not None:
             raise ConfigError("a training with dp cannot be repeated: leave dp out")
-        weights = {name: weight.detach().clone().requires_grad_() for name, weight in start.items()}
-        speeds = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-        for step in range(self.steps):
-            used = self.part(step, len(images))
-            value = losses(self.task, functional_call(model, weights, (images[used],)), labels[used]).mean()
-            if float(value.detach()) <= self.until:
-                break
-            objective = value.log() if self.objective == "log_loss" else value
-            gradients = torch.autograd.grad(objective, list(weights.values()), create_graph=True)
-            for (name, weight), gradient in zip(list(weights.items()), gradients, strict=True):
-                speeds[name] = self.momentum * speeds[name] + gradient + self.weight_decay * weight
-                weights[name] = weight - self.lr * speeds[name]
-        return weights
+
+        def objective(weights: Weights, own: Tensor, marks: Tensor) -> tuple[Tensor, Tensor]:
+            value = losses(self.task, functional_call(model, weights, (own,)), marks).mean()
+            return (value.log() if self.objective == "log_loss" else value), value.detach()
+
+        descend = grad(objective, has_aux=True)
+
+        def go_on(first: int, candidates: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+            """Weights and speeds after the steps of a segment; once the loss is low enough they stay as they are."""
+            weights, speeds = (dict(zip(start, half, strict=True)) for half in (state[:size], state[size:]))
+            for step in range(first, min(first + segment, self.steps)):
+                used = self.part(step, len(candidates))
+                gradients, value = descend(weights, candidates[used], labels[used])
+                if float(value) <= self.until:
+                    break
+                for name, weight in weights.items():
+                    speeds[name] = self.momentum * speeds[name] + gradients[name] + self.weight_decay * weight
+                    weights[name] = weight - self.lr * speeds[name]
+            return *weights.values(), *speeds.values()
+
+        size, values = len(start), [weight.detach() for weight in start.values()]
+        state = (*values, *(torch.zeros_like(weight) for weight in values))
+        checkpointed = 0 < segment < self.steps and torch.is_grad_enabled() and images.requires_grad
+        segment = segment if checkpointed else max(self.steps, 1)
+        for first in range(0, self.steps, segment):
+            if checkpointed:
+                # Only the reentrant variant allows torch.func inside.
+                state = checkpoint(go_on, first, images, *state, use_reentrant=True, preserve_rng_state=False)
+            else:
+                state = go_on(first, images, *state)
+        return dict(zip(start, state[:size], strict=True))
 
     def _private_gradient(
         self, model: nn.Module, weights: Weights, generator: torch.Generator | None

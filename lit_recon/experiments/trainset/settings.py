@@ -192,6 +192,11 @@ class TrainsetSettings(PaperRunSettings):
         ):
             if names and not set(names) <= set(there):
                 raise ConfigError(f"membership.{what} must be among {', '.join(there)}; got {', '.join(names)}")
+        if test is not None and self.known.images:
+            raise ConfigError(
+                "membership is tested against trainings without one image, of which a search that knows known.images="
+                f"{self.known.images} of them cannot be repeated: leave out membership or known.images"
+            )
         if self.released is not None and (self.defenses or self.membership or self.seeds.trainings > 1):
             raise ConfigError(
                 "a model that was trained elsewhere is attacked as it is: leave out defenses, membership and "

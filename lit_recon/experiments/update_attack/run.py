@@ -12,6 +12,7 @@ from lit_recon.errors import ConfigError
 from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import SAME_RUN, allow_class_path, settings_parser
 from lit_recon.experiments.settings import AttackSettings
+from lit_recon.experiments.update_attack.bound import KEYS, bound_facts, bound_notes, victim_bounds
 from lit_recon.experiments.update_attack.score import AttackResult, all_scored, run_facts
 from lit_recon.experiments.victim_model import VictimModel, find_target
 from lit_recon.metrics import PerceptualDistance, metrics_of
@@ -19,7 +20,7 @@ from lit_recon.modules.data import VictimDataModule
 from lit_recon.modules.loggers import finish, log_table
 from lit_recon.modules.update_attack import UpdateAttackModule
 from lit_recon.reporting.run_folder import RunFolder
-from lit_recon.reporting.wording import format_score
+from lit_recon.reporting.wording import MISSING, format_score
 from lit_recon.training.trainer import build_trainer, check_trainer, configure_process, is_first_process
 
 
@@ -80,11 +81,13 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     trainer.strategy.barrier("all victims are done")
     if is_first_process():
         scored = all_scored(module, victims, folder)
-        facts = run_facts(scored, str(trainer.strategy.root_device), target.notes)
+        bounds = victim_bounds(settings, module.model, victims, folder, trainer.strategy.root_device)
+        facts = run_facts(scored, str(trainer.strategy.root_device), [*target.notes, *bound_notes(bounds)])
+        facts |= bound_facts(bounds)
         facts |= {"seed": settings.seed, "pool": settings.victims.pool}
         record = {**module.metrics, **facts, **target.facts(checkpoint)}
         record |= {"execution": module.execution, "processes": trainer.world_size}
-        result = AttackResult(scored, record, module.measures, victims.class_names)
+        result = AttackResult(scored, record, module.measures, victims.class_names, bounds=bounds)
         rows = result.rows()
         identity = ("batch", "id", "label", "recovered_label", "certified", "loss")
         columns = [*identity, *rows[0].scores]
@@ -96,6 +99,9 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         errors = [value if isinstance(value := record.get(key), float) else None for key in keys]
         ours, mean, nearest = (format_score("rmse", error) for error in errors)
         print(f"RMSE        {ours} (mean image {mean}, nearest public image {nearest})")
+        if bounds:
+            told = [format_score("rmse", v) if isinstance(v := record[key], float) else MISSING for key in KEYS]
+            print(f"lower bound {told[0]} (unbiased), {told[1]} (independent pixels), {told[2]} (like public images)")
         if "n_certified" in record:
             print(f"certified   {record['n_certified']} of {record['n']} images")
         print(f"report      {folder.report}")

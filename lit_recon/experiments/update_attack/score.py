@@ -13,6 +13,7 @@ import yaml
 from torch import Tensor
 
 from lit_recon.data.batches import VictimBatches
+from lit_recon.experiments.update_attack.bound import KEYS
 from lit_recon.measures import Measure
 from lit_recon.metrics.aggregate import recorded_error
 from lit_recon.metrics.scores import certified_entries
@@ -61,6 +62,7 @@ class AttackResult:
         record, measures: entries of `metrics.json`, and how to print the metrics among them.
         class_names: for the page; empty where classes have numbers only.
         settings, unknown: configuration of the run as far as it is known, for `save`, and settings that are not.
+        bounds: lower bounds on the error of any attack, or why there are none, by the number of the client.
     """
 
     batches: Sequence[ScoredBatch]
@@ -69,6 +71,7 @@ class AttackResult:
     class_names: Sequence[str] = ()
     settings: Mapping[str, object] = field(default_factory=dict)
     unknown: Sequence[str] = ()
+    bounds: Mapping[int, Mapping[str, Scalar]] = field(default_factory=dict)
 
     @cached_property
     def images(self) -> Tensor:
@@ -164,7 +167,12 @@ class AttackResult:
     def rows(self) -> list[VictimRow]:
         known = {key for part in self.batches for key in part.per_image}
         keys = [m.key for m in self.measures if m.key in known or self.record.get(m.key) is None]
-        return [row for part in self.batches for row in _rows(part, keys)]
+        return [row for part in self.batches for row in _rows(part, keys, self._bound(part.batch.index))]
+
+    def _bound(self, client: int) -> dict[str, float | None]:
+        """Columns of a client's bounds; none where no client has any."""
+        own = self.bounds.get(client, {})
+        return {key: value if isinstance(value := own.get(key), float) else None for key in KEYS if self.bounds}
 
     def __str__(self) -> str:
         """A table of the metrics beside the baselines, and the notes."""
@@ -255,13 +263,13 @@ def _features(scored: Sequence[ScoredBatch]) -> dict[str, torch.Tensor]:
     return {"features": torch.cat([features for _, features in rows]), "feature_batches": torch.cat(owners)}
 
 
-def _rows(part: ScoredBatch, keys: Sequence[str]) -> list[VictimRow]:
-    """One row per image of a batch, with these scores and the RMSE of the baselines."""
+def _rows(part: ScoredBatch, keys: Sequence[str], bound: dict[str, float | None]) -> list[VictimRow]:
+    """One row per image of a batch, with these scores, the RMSE of the baselines, and the bounds of the batch."""
     own, batch = part.per_image, part.batch
     columns = {key: own.get(key) for key in keys} | {f"{name}_rmse": v["rmse"] for name, v in part.baselines.items()}
     recovered, loss, certified = part.scores.recovered_labels, part.finished.reconstruction.loss, part.certified
     rows = []
     for i, (identity, label) in enumerate(zip(batch.ids.tolist(), batch.labels.tolist(), strict=True)):
-        scores = {name: None if values is None else float(values[i]) for name, values in columns.items()}
+        scores = {name: None if values is None else float(values[i]) for name, values in columns.items()} | bound
         rows.append(VictimRow(batch.index, identity, label, int(recovered[i]), loss, scores, certified[i]))
     return rows

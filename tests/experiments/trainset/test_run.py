@@ -161,6 +161,7 @@ def test_finished_cells_are_kept_when_a_study_grows(start: Callable[..., int], s
         ({"defenses": {"other": {"steps": 0}}}, "defenses.other: a training needs steps"),
         ({"defenses": {"other": {"stop": 0}}}, "defenses.other: "),
         ({"membership": {"starts": ["truth"]}}, "membership.starts must be among noise, mixture"),
+        ({"known": {"images": 2}}, "leave out membership or known.images"),
         ({"candidates": 0}, "candidates must be at least 1"),
         ({"attacks": {}}, "at least one attack"),
         ({"network": {"class_path": "torch.nn.Linear"}}, "the network cannot be built"),

@@ -126,11 +126,13 @@ class PatchSpan(NamedTuple):
         basis: `(patch_size, r)`, orthonormal.
         gap: last singular value inside over first outside; infinite if there is none outside.
         differences: the span is that of differences of patches, with one dimension less.
+        known: `(patch_size,)` bool, entries of a patch on which the basis is known, zero on the others; None: on all.
     """
 
     basis: Tensor
     gap: float
     differences: bool
+    known: Tensor | None = None
 
 
 def patch_span(gradient: Tensor, n_patches: int) -> PatchSpan:
@@ -157,20 +159,30 @@ class PatchProjection:
     Vectors are maps scaled by the square root of the number of patches that cover an entry. Eigenvalue 1: every patch
     lies in the span; the distance from 1 is the mean squared share of the patches outside.
 
+    Where the span is known on some entries of a patch only, patches are compared on these. An entry of the map that no
+    patch covers with a known entry does not enter, and is zero in all maps.
+
     Args:
         convolution: with these input maps; covers every entry.
         span: of the patches, or of their differences; then the projection keeps the patches' mean.
+
+    Attributes:
+        covered: `(c, h, w)` bool, entries of a map that enter.
     """
 
     def __init__(self, convolution: Convolution, span: PatchSpan) -> None:
         self.convolution, self.basis, self.differences = convolution, span.basis, span.differences
-        c, h, w = convolution.shape
-        ones = span.basis.new_ones(1, convolution.patch_size, convolution.places)
-        self._scale = self._fold(ones)[0].rsqrt().view(1, c, h, w)
+        known = span.basis.new_ones(convolution.patch_size) if span.known is None else span.known.to(span.basis)
+        self._known = None if span.known is None else known[:, None]
+        counts = self._fold(known[:, None].expand(-1, convolution.places)[None])
+        self.covered = counts[0] > 0
+        self._scale = torch.where(counts > 0, counts.clamp_min(1).rsqrt(), 0.0)
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """The projected vectors, `(v, c h w)`."""
         patches = nn.functional.unfold(self.maps(vectors), **self._geometry)
+        if self._known is not None:
+            patches = patches * self._known
         mean = patches.mean(2, keepdim=True) if self.differences else patches.new_zeros(())
         inside = self.basis @ (self.basis.T @ (patches - mean)) + mean
         return (self._fold(inside) * self._scale).flatten(1)
@@ -196,6 +208,24 @@ class PatchProjection:
 
     def _fold(self, patches: Tensor) -> Tensor:
         return nn.functional.fold(patches, self.convolution.shape[1:], **self._geometry)
+
+
+def without_constants(convolution: Convolution, span: PatchSpan) -> PatchSpan:
+    """A span of differences that is unknown on channels whose known entries are the same in all patches of a constant.
+
+    Differences of patches do not show such a constant: where the padding reaches no known entry, any would be a map.
+    """
+    if not span.differences or span.known is None:
+        return span
+    ones = span.basis.new_ones(1, *convolution.shape)
+    patches = nn.functional.unfold(
+        ones, kernel_size=convolution.kernel, stride=convolution.stride, padding=convolution.padding
+    )[0]
+    varies = (patches != patches[:, :1]).any(1) & span.known
+    shown = varies.view(convolution.shape[0], -1).any(1).repeat_interleave(len(varies) // convolution.shape[0])
+    known = span.known & shown
+    basis = torch.linalg.qr(span.basis * known[:, None])[0]
+    return span._replace(basis=basis * known[:, None], known=known)
 
 
 def covers_everything(convolution: Convolution) -> bool:

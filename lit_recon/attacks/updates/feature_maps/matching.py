@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lit_recon.attacks.updates.feature_maps.input_map import InputMap, concatenated
 from lit_recon.attacks.updates.feature_maps.recovery import (
     MapRecovery,
     RecoveredMaps,
@@ -21,9 +18,8 @@ from lit_recon.attacks.updates.feature_maps.recovery import (
 from lit_recon.attacks.updates.feature_maps.upstream import KnownMaps, PinnedNetwork, follow_upstream
 from lit_recon.attacks.updates.gradient_matching.matching import update_distance
 from lit_recon.attacks.updates.labels.head import find_head, linear_calls, order_labels, require_cross_entropy
-from lit_recon.clients.gradient import pure_copy
 from lit_recon.errors import ConfigError, UnsupportedModelError
-from lit_recon.records import BatchNormMode, Observation, Reconstruction
+from lit_recon.records import Observation, Reconstruction
 
 #: Largest 1 - cos between the maps of an image and the recovered maps for the image to be certified.
 ANGLE = 1e-5
@@ -45,52 +41,6 @@ def arranged_labels(observation: Observation, images: Tensor, labels: Tensor) ->
     return order_labels(inputs, probabilities, observation.update[weight].double().cpu(), labels)
 
 
-class InputMap:
-    """Input maps `(n, c h w)` of a convolution for candidate images, of unit norm; later layers are not run.
-
-    Maps of `l` convolutions are divided by the root of `l` and concatenated, which makes half the squared distance of
-    two such vectors the mean of 1 - cos over the layers.
-
-    Args:
-        observation: of the public model; its parameters and buffers are read.
-        layers: name of the convolution, or names of several.
-        batch_norm: mode of BatchNorm layers, as in the client.
-    """
-
-    def __init__(self, observation: Observation, layers: str | Sequence[str], batch_norm: BatchNormMode) -> None:
-        names = [layers] if isinstance(layers, str) else list(layers)
-        self._module = _UpTo(pure_copy(observation.model, batch_norm), names)
-        public = {**observation.parameters, **observation.buffers}
-        self._public = {f"model.{name}": value for name, value in public.items()}
-
-    def doubled(self) -> InputMap:
-        """The same in double precision on the CPU."""
-        other = copy.copy(self)
-        other._module = copy.deepcopy(self._module).double().cpu()
-        other._public = {
-            name: v.detach().cpu().double() if v.is_floating_point() else v.cpu() for name, v in self._public.items()
-        }
-        return other
-
-    def __call__(self, images: Tensor, norms: Tensor | None = None) -> Tensor:
-        """Maps of images `(n, c, h, w)` in [0, 1], divided by `norms (n, l)` or by their own; differentiable."""
-        return concatenated([maps.flatten(1) for maps in self.each(images)], norms)
-
-    def each(self, images: Tensor) -> list[Tensor]:
-        """The layers' maps `(n, c, h, w)` as they are, in the order of the layers; differentiable."""
-        reached: list[Tensor] = torch.func.functional_call(self._module, self._public, (images,))
-        return reached
-
-
-def concatenated(maps: Sequence[Tensor], norms: Tensor | None = None) -> Tensor:
-    """Maps `(n, c h w)` of `l` layers as one vector per image, divided by `norms (n, l)` or by their own."""
-    if norms is None:
-        parts = [nn.functional.normalize(part, dim=1) for part in maps]
-    else:
-        parts = [part / norm for part, norm in zip(maps, norms.split(1, dim=1), strict=True)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1) / len(parts) ** 0.5
-
-
 @dataclass(frozen=True)
 class FeatureMapPenalty:
     """The penalty of one victim's candidates, with the interface of `features.matching.FeaturePenalty`.
@@ -104,6 +54,7 @@ class FeatureMapPenalty:
         weight: of the mean over examples of 1 - cos.
         notes: the maps found, and their certificate.
         known: maps of this and of later layers with the labels in their order, where they are known.
+        lengths: of the parts of `maps` whose images are each in an order of its own; empty: one order.
     """
 
     observation: Observation
@@ -114,6 +65,7 @@ class FeatureMapPenalty:
     weight: float
     notes: tuple[str, ...]
     known: KnownMaps | None = None
+    lengths: tuple[int, ...] = ()
 
     #: The penalty starts with the first iteration.
     start: float = 0.0
@@ -121,7 +73,12 @@ class FeatureMapPenalty:
     features: Tensor | None = None
 
     def with_labels(self, labels: Tensor) -> FeatureMapPenalty:
-        """The penalty on the maps nearest to the images that follow from these maps and the labels `(n,)`."""
+        """The penalty on the maps nearest to the images that follow from these maps and the labels `(n,)`.
+
+        Where entries of the update are hidden, none follow.
+        """
+        if self.partial:
+            return self
         found = nearest_maps(self.observation, self.recovered, labels)
         if isinstance(found, str):
             return replace(self, notes=(*self.notes, f"maps of earlier layers: none; {found}"))
@@ -136,6 +93,11 @@ class FeatureMapPenalty:
         return self.observation.operator.batch_norm == "train" and any(
             isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.observation.model.modules()
         )
+
+    @property
+    def partial(self) -> bool:
+        """Whether entries of the update are hidden."""
+        return self.recovered.completion is not None
 
     def on_all_layers(self) -> FeatureMapPenalty:
         """The penalty on the mean over all layers whose maps are known."""
@@ -158,7 +120,16 @@ class FeatureMapPenalty:
         """
         norms = None if self.norms is None else self.norms.to(images)
         with torch.no_grad():
-            return 0.5 * (self.input_map(images, norms).double() - self.maps.to(images).double()).square().sum(dim=1)
+            own = self.input_map(images, norms).double()
+            return 0.5 * (own - self._ordered(self.maps.to(images).double(), own)).square().sum(dim=1)
+
+    def _ordered(self, targets: Tensor, own: Tensor) -> Tensor:
+        """The recovered maps, those of further layers in the order that is closest to the images' `own` maps."""
+        if len(self.lengths) < 2 or len(targets) == 1:
+            return targets
+        parts, theirs = targets.split(self.lengths, dim=1), own.detach().split(self.lengths, dim=1)
+        orders = [_assigned(a, b) for a, b in zip(theirs[1:], parts[1:], strict=True)]
+        return torch.cat([parts[0], *(part[order] for part, order in zip(parts[1:], orders, strict=True))], dim=1)
 
     def certificate(self, images: Tensor, labels: Tensor) -> tuple[Tensor, bool, tuple[str, ...]]:
         """Which images are certified, `(n,)` bool, whether no other start can do better, and why some are not.
@@ -168,12 +139,12 @@ class FeatureMapPenalty:
         `measured_maps`. Moreover, the maps have to determine its brightness and contrast, see `reach`.
         """
         angles = self.angles(images)
-        own, reason = angles <= ANGLE, ""
-        if own.all():
-            distance = update_distance(self.observation, images, labels)
+        own, reason = angles <= ANGLE, self._too_few(images)
+        if own.all() and not reason:
+            distance = update_distance(self.observation, images, labels, observed_only=self.partial)
             if not distance <= EXPLAINED:
                 reason = f"the update of the images is not the observed one (1 - cos {distance:.1g})"
-        elif self.known is None:
+        elif self.known is None and not reason:
             reason = "other images of its batch have other maps, so that the update cannot confirm these"
         reach = self.reach(images, angles)
         certified = torch.zeros_like(own) if reason else own & (reach <= REACH)
@@ -184,6 +155,13 @@ class FeatureMapPenalty:
                 why = f"its maps are not the recovered ones (1 - cos {angles[i]:.1g}, at most {ANGLE:g})"
             notes.append(f"{_NOTE}{i + 1}: not certified: {why}")
         return certified, bool(own.all()) and (not reason or self.known is not None), tuple(notes)
+
+    def _too_few(self, images: Tensor) -> str:
+        """Why the recovered entries cannot determine the images; empty if they can."""
+        active, pixels = int((self.maps > 0).sum(1).min()), images[0].numel()
+        if not self.partial or active >= pixels:
+            return ""
+        return f"its maps have {active} recovered entries above zero for {pixels} pixels"
 
     def reach(self, images: Tensor, angles: Tensor) -> Tensor:
         """RMSE `(n,)` by which brightness and contrast of images may differ while their maps differ as they do.
@@ -242,11 +220,9 @@ class FeatureMapPenalty:
 
     def in_order(self, images: Tensor) -> Tensor:
         """The permutation `(n,)` of images `(n, c, h, w)` that brings their maps closest to the recovered ones."""
-        from scipy.optimize import linear_sum_assignment
-
+        width = self.lengths[0] if self.lengths else self.maps.shape[1]
         with torch.no_grad():
-            cosines = self.maps.to(images) @ self.input_map(images).T
-        return torch.as_tensor(linear_sum_assignment(-cosines.cpu().numpy())[1], device=images.device)
+            return _assigned(self.maps.to(images)[:, :width], self.input_map(images)[:, :width])
 
     def targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
         """The recovered maps, in any order."""
@@ -260,7 +236,8 @@ class FeatureMapPenalty:
         """Weighted mean over examples of 1 - cos of their maps, a scalar, differentiable in the images."""
         # half the squared distance of unit vectors equals 1 - cos without cancellation
         norms = None if self.norms is None else self.norms.to(images)
-        return self.weight * 0.5 * (self.input_map(images, norms) - targets).square().sum(dim=1).mean()
+        own = self.input_map(images, norms)
+        return self.weight * 0.5 * (own - self._ordered(targets, own)).square().sum(dim=1).mean()
 
     def for_restart(self, number: int) -> FeatureMapPenalty:
         """The same for every restart."""
@@ -271,6 +248,14 @@ class FeatureMapPenalty:
         if self.known is not None:
             return self.known.labels.to(labels)
         return arranged_labels(self.observation, images, labels)
+
+
+def _assigned(maps: Tensor, others: Tensor) -> Tensor:
+    """The permutation `(n,)` of `others` `(n, d)` that brings them closest to `maps` `(n, d)`."""
+    from scipy.optimize import linear_sum_assignment
+
+    cosines = maps @ others.T
+    return torch.as_tensor(linear_sum_assignment(-cosines.cpu().numpy())[1], device=maps.device)
 
 
 def nearest_maps(observation: Observation, recovered: RecoveredMaps, labels: Tensor) -> KnownMaps | str:
@@ -334,33 +319,28 @@ class MapMatching:
             require_cross_entropy(observation, "MapMatching of several images", "attack one image at a time")
             find_head(observation, "MapMatching of several images")
         found = self.recovery(observation)
+        if found.completion is not None:
+            return self._completed(observation, found)
         where = f"{len(found.maps)} maps recovered from the gradient of {found.convolution.name}"
         note = f"{where}: {found.outside:.1g} of their patches outside its row space, next {found.next_outside:.1g}"
         seen = InputMap(observation, found.convolution.name, observation.operator.batch_norm)
         return FeatureMapPenalty(observation, found, found.maps.flatten(1), None, seen, self.weight, (note,))
 
-
-class _ReachedError(Exception):
-    """Ends the forward pass at the layer."""
-
-
-class _UpTo(nn.Module):
-    """The part of a model before the last of some layers; returns the input of each."""
-
-    def __init__(self, model: nn.Module, layers: Sequence[str]) -> None:
-        super().__init__()
-        self.model, self._layers = model, layers
-        self._inputs: dict[str, Tensor] = {}
-        for name in layers:
-            model.get_submodule(name).register_forward_pre_hook(partial(self._reach, name))
-
-    def forward(self, images: Tensor) -> list[Tensor]:
-        with contextlib.suppress(_ReachedError):
-            self.model(images)
-        reached, self._inputs = self._inputs, {}
-        return [reached[name] for name in self._layers]  # the recovery has found the layers in a forward pass
-
-    def _reach(self, name: str, _: nn.Module, given: tuple[Any, ...]) -> None:
-        self._inputs[name] = given[0]
-        if len(self._inputs) == len(self._layers):
-            raise _ReachedError
+    def _completed(self, observation: Observation, found: RecoveredMaps) -> FeatureMapPenalty:
+        """The penalty on the covered entries of the maps of all layers."""
+        layers, notes = (found, *found.others), []
+        for layer in layers:
+            assert layer.completion is not None
+            share, completion = float(layer.cover.double().mean()), layer.completion
+            notes.append(
+                f"{len(layer.maps)} maps recovered on {share:.0%} of their entries from the gradient of "
+                f"{layer.convolution.name}, completed from its {completion.observed:.1%} that are not hidden: relative "
+                f"misfit {completion.misfit:.1g}, of entries left out of the fit {completion.predicted:.1g}; "
+                f"{layer.outside:.1g} of the patches outside, next {layer.next_outside:.1g}"
+            )
+        names, covers = [layer.convolution.name for layer in layers], [layer.cover for layer in layers]
+        seen = InputMap(observation, names, observation.operator.batch_norm, covers)
+        parts = [layer.maps.flatten(1) for layer in layers]
+        lengths = tuple(part.shape[1] for part in parts)
+        maps = concatenated(parts)
+        return FeatureMapPenalty(observation, found, maps, None, seen, self.weight, tuple(notes), None, lengths)

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.attacks.updates.feature_maps.convolutions import Convolution, find_convolutions
-from lit_recon.attacks.updates.feature_maps.matching import InputMap, arranged_labels
+from lit_recon.attacks.updates.feature_maps.input_map import InputMap
+from lit_recon.attacks.updates.feature_maps.matching import arranged_labels
 from lit_recon.attacks.updates.noise import edge, noise_of, singular_values
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.records import Noise, Observation

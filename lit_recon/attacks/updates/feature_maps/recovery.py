@@ -10,13 +10,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lit_recon.attacks.updates.feature_maps.completion import Completion, complete
 from lit_recon.attacks.updates.feature_maps.convolutions import (
     GAP,
     Convolution,
     PatchProjection,
+    PatchSpan,
     covers_everything,
     find_convolutions,
     patch_span,
+    without_constants,
 )
 from lit_recon.attacks.updates.feature_maps.strided import strided_maps
 from lit_recon.errors import ConfigError, UnsupportedModelError
@@ -173,6 +176,8 @@ def _orthonormal(rows: Tensor) -> Tensor:
 
 #: Largest mean squared share of a map's patches outside the span for it to count as inside.
 OUTSIDE = 1e-4
+#: The same where entries of the gradient are completed; measured 1e-13 to 1e-9 where the completion is right.
+OUTSIDE_COMPLETED = 1e-6
 #: Largest share of a separated map's norm below zero for it to count as non-negative.
 NEGATIVE = 1e-2
 #: Ratio of map entries to pixels above which maps of earlier layers are not worth their cost.
@@ -192,6 +197,9 @@ class RecoveredMaps:
         next_outside: the same for the best other map; a larger gap to `outside` is stronger evidence.
         negative: greatest share of a map's norm below zero; rounding if exact.
         support: least number, over maps, of entries at which only that map is nonzero.
+        covered: `(c, h, w)` bool, entries of the maps that are recovered; the others are zero. None: all.
+        completion: of the gradient, where entries of it are hidden.
+        others: maps of further layers, where not all entries are covered; each in an order of its own.
     """
 
     convolution: Convolution
@@ -200,6 +208,14 @@ class RecoveredMaps:
     next_outside: float
     negative: float
     support: int
+    covered: Tensor | None = None
+    completion: Completion | None = None
+    others: tuple[RecoveredMaps, ...] = ()
+
+    @property
+    def cover(self) -> Tensor:
+        """`covered`, all true where it is None."""
+        return torch.ones(self.maps.shape[1:], dtype=torch.bool) if self.covered is None else self.covered
 
 
 class MapRecovery:
@@ -214,6 +230,10 @@ class MapRecovery:
     A result is returned only with a certificate: as many maps as examples lie in the span, the next one clearly does
     not, and the separated maps are not negative.
 
+    Pruning and dropping hide entries of the gradient and leave its rank as it is. Where no convolution determines the
+    maps and gradients have zeros, these count as hidden, the matrices are completed (see `completion`), and the maps of
+    all convolutions whose certificates hold are returned, on the entries that the completed columns cover.
+
     Args:
         layers: names of convolutions to try, in this order; default: all that qualify, in forward order.
         seed: of the iterations' first block.
@@ -225,7 +245,7 @@ class MapRecovery:
         self.layers, self.seed = layers, seed
 
     def __call__(self, observation: Observation) -> RecoveredMaps:
-        """The maps of the first convolution whose certificate holds.
+        """The maps of the first convolution whose certificate holds, or of all where entries are hidden.
 
         Raises:
             UnsupportedModelError: no convolution qualifies for this batch size, or no certificate holds; says
@@ -234,6 +254,7 @@ class MapRecovery:
         """
         n = observation.n_examples
         reasons: list[str] = []
+        partly: list[tuple[Convolution, str]] = []
         candidates = self._candidates(observation)
         for i, convolution in enumerate(candidates):
             reason = unfit(convolution, n)
@@ -243,7 +264,21 @@ class MapRecovery:
                 if isinstance(found, RecoveredMaps):
                     return _closer(observation, candidates[i - 1], found) if i > 0 else found
                 reason = found
+                if hides_entries(gradient):
+                    partly.append((convolution, reason))
+                    continue
             reasons.append(f"{convolution.name}: {reason}")
+        completed = []
+        for convolution, reason in partly:
+            gradient = observation.update[f"{convolution.name}.weight"].detach().cpu().double()
+            centered = observation.operator.batch_norm == "train"
+            found = complete_maps(convolution, gradient, gradient != 0, n, centered, self.seed)
+            if isinstance(found, RecoveredMaps):
+                completed.append(found)
+            else:
+                reasons.append(f"{convolution.name}: {reason}; if its zeros are hidden entries, {found}")
+        if completed:
+            return replace(completed[0], others=tuple(completed[1:]))
         raise UnsupportedModelError(
             f"no convolution determines the maps of a batch of {n} ({'; '.join(reasons) or 'the model has none'}): "
             "attack smaller batches, or match gradients instead"
@@ -271,6 +306,12 @@ def unfit(convolution: Convolution, n_examples: int) -> str | None:
     return None if covers_everything(convolution) else "its kernel does not reach every entry"
 
 
+def hides_entries(gradient: Tensor) -> bool:
+    """Whether a gradient `(channels, ...)` has zeros outside of rows and columns that vanish altogether."""
+    zero = gradient.flatten(1) == 0
+    return bool((zero & ~zero.all(1, keepdim=True) & ~zero.all(0)).any())
+
+
 def recover_maps(convolution: Convolution, gradient: Tensor, n_examples: int, seed: int = 0) -> RecoveredMaps | str:
     """The maps, or why they cannot be recovered.
 
@@ -286,17 +327,54 @@ def recover_maps(convolution: Convolution, gradient: Tensor, n_examples: int, se
     if span.gap < GAP:
         patches = convolution.places * n_examples
         return f"its gradient lacks the rank of {patches} patches (singular values fall {span.gap:.2g} fold there)"
+    return _maps_in(convolution, span, n_examples, OUTSIDE, seed)
+
+
+def complete_maps(
+    convolution: Convolution, gradient: Tensor, observed: Tensor, n_examples: int, centered: bool, seed: int = 0
+) -> RecoveredMaps | str:
+    """The maps from a gradient of which some entries are hidden, or why they cannot be recovered.
+
+    Args:
+        convolution: suitable for `n_examples`, see `unfit`.
+        gradient: of its weights, float64; ignored where it is not observed.
+        observed: bool, of the same shape.
+        n_examples: batch size `n`.
+        centered: whether BatchNorm uses statistics of the batch; behind such a layer the rank is one less.
+        seed: of the entries that are left out of the fit, and of the iteration's first block.
+    """
+    patches, reason = convolution.places * n_examples, ""
+    if not (observed & (gradient != 0)).any():
+        return "its gradient is zero"
+    for rank in (patches - 1, patches) if centered and patches > 1 else (patches,):
+        found = complete(gradient.flatten(1), observed.flatten(1), rank, seed)
+        if isinstance(found, Completion):
+            span = PatchSpan(found.basis, found.gap, rank < patches, found.known)
+            maps = _maps_in(convolution, without_constants(convolution, span), n_examples, OUTSIDE_COMPLETED, seed)
+            return maps if isinstance(maps, str) else replace(maps, completion=found)
+        reason = reason or found
+    return reason
+
+
+def _maps_in(
+    convolution: Convolution, span: PatchSpan, n_examples: int, largest: float, seed: int
+) -> RecoveredMaps | str:
+    """The maps with all patches in a span, up to a share `largest`, or why there are none."""
     projection = PatchProjection(convolution, span)
+    covered = projection.covered
     space = leading_eigenspace(projection, math.prod(convolution.shape), n_examples + 1, seed=seed)
     outside, following = (1 - space.values[-2:]).clamp_min(0).tolist()
     # a share below the rounding of double precision is no evidence of a gap
-    if outside > OUTSIDE or following < GAP * max(outside, 1e-12):
+    if outside > largest or following < GAP * max(outside, 1e-12):
         return f"no {n_examples} maps have their patches in its gradient ({outside:.1g} outside, next {following:.1g})"
-    basis = torch.linalg.qr(projection.maps(space.vectors[:n_examples]).flatten(1).T)[0]
+    basis = torch.linalg.qr(projection.maps(space.vectors[:n_examples])[:, covered].T)[0]
     for tolerance in TOLERANCES:
         single = separate(basis, tolerance, seed)
         if single is not None and single.negative < NEGATIVE:
-            return _recovered(convolution, single, outside, following)
+            maps = basis.new_zeros(n_examples, *convolution.shape)
+            maps[:, covered] = single.maps
+            everywhere = None if span.known is None else covered
+            return RecoveredMaps(convolution, maps, outside, following, single.negative, single.support, everywhere)
     return "the maps of the batch cannot be separated"
 
 
@@ -312,8 +390,3 @@ def _closer(observation: Observation, before: Convolution, found: RecoveredMaps)
     if negative > NEGATIVE:
         return found
     return replace(found, convolution=before, maps=strided.maps, outside=strided.outside, negative=negative)
-
-
-def _recovered(convolution: Convolution, single: Separated, outside: float, following: float) -> RecoveredMaps:
-    maps = single.maps.view(-1, *convolution.shape)
-    return RecoveredMaps(convolution, maps, outside, following, single.negative, single.support)

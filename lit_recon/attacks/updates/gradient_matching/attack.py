@@ -16,7 +16,7 @@ from lit_recon.attacks.updates.feature_maps.matching import FeatureMapPenalty, M
 from lit_recon.attacks.updates.feature_maps.patches import PatchMatching, PatchPenalty
 from lit_recon.attacks.updates.features.matching import FeatureMatching, FeaturePenalty
 from lit_recon.attacks.updates.gradient_matching.matching import Compilation, Matching
-from lit_recon.attacks.updates.gradient_matching.objectives import GlobalCosine, Objective
+from lit_recon.attacks.updates.gradient_matching.objectives import GlobalCosine, Objective, Observed
 from lit_recon.attacks.updates.gradient_matching.parametrizations import Parametrization, Pixels, Restart
 from lit_recon.attacks.updates.gradient_matching.priors import BatchNormPrior, GroupConsistency, Prior, TotalVariation
 from lit_recon.attacks.updates.gradient_matching.solvers import Adam, Solver, TwoStages
@@ -195,8 +195,13 @@ class GradientMatching(SteppableAttack[MatchingState]):
         if not (number % 2 and maps.approach and isinstance(self.parametrization, Pixels)):
             return start(None)
         seen = [first.observations[v] for v in stuck]
+        hidden = any(self._maps_of(first, v).partial for v in stuck)
         match = GradientMatching(
-            GlobalCosine(), [TotalVariation(0.01)], labels=self.labels, steps=maps.approach, seed=self.seed
+            Observed(GlobalCosine()) if hidden else GlobalCosine(),
+            [TotalVariation(0.01)],
+            labels=self.labels,
+            steps=maps.approach,
+            seed=self.seed,
         )
         run = match.begin(seen)
         return replace(
@@ -215,8 +220,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
         assert isinstance(first.state, MatchingState)
         for v in stuck:
             before, certified = first.state.problems[v * self.restarts], found[v].certified
-            penalty = before.feature_penalty
-            assert isinstance(penalty, FeatureMapPenalty)
+            penalty = self._maps_of(first, v)
             assert certified is not None
             start = None if near is None else near[v].images[penalty.in_order(near[v].images)]
             restart = before.restart._replace(seed=self.seed + self.restarts + number - 1)
@@ -240,6 +244,12 @@ class GradientMatching(SteppableAttack[MatchingState]):
             then=partial(self._further, first, number + 1),
             victims=stuck,
         )
+
+    def _maps_of(self, run: AttackRun, victim: int) -> FeatureMapPenalty:
+        assert isinstance(run.state, MatchingState)
+        penalty = run.state.problems[victim * self.restarts].feature_penalty
+        assert isinstance(penalty, FeatureMapPenalty)
+        return penalty
 
     def step(self, state: MatchingState) -> None:
         progress = state.step / self.steps

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lit_recon.attacks.base import Execution, Way
-from lit_recon.attacks.updates.gradient_matching.objectives import GlobalCosine, Objective, ObservedUpdate
+from lit_recon.attacks.updates.gradient_matching.objectives import GlobalCosine, Objective, Observed, ObservedUpdate
 from lit_recon.attacks.updates.gradient_matching.priors import BatchNormPrior
 from lit_recon.clients.aggregate import one_client
 from lit_recon.defenses import simulated_gradient
@@ -158,9 +158,13 @@ class Matching:
         return matching, penalty, gradients
 
 
-def update_distance(observation: Observation, images: Tensor, labels: Tensor) -> float:
-    """1 - cos between the simulated release of images with labels `(n,)` and the observed one, in [0, 2]."""
-    matching, target = Matching([observation], GlobalCosine(), None), ObservedUpdate.of(observation.update)
+def update_distance(observation: Observation, images: Tensor, labels: Tensor, observed_only: bool = False) -> float:
+    """1 - cos between the simulated release of images with labels `(n,)` and the observed one, in [0, 2].
+
+    With `observed_only`, on coordinates at which the observed update is not zero.
+    """
+    objective = Observed(GlobalCosine()) if observed_only else GlobalCosine()
+    matching, target = Matching([observation], objective, None), ObservedUpdate.of(observation.update)
     with torch.enable_grad():
         return float(matching._loss(images.detach(), labels, target, {}, "no")[0])
 

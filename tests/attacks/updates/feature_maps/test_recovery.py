@@ -13,7 +13,7 @@ from lit_recon.attacks.updates.feature_maps.convolutions import find_convolution
 from lit_recon.attacks.updates.feature_maps.matching import InputMap
 from lit_recon.attacks.updates.feature_maps.recovery import unfit
 from lit_recon.clients import Client
-from lit_recon.defenses import Defense, GaussianNoise, GradientPruning
+from lit_recon.defenses import Chain, Defense, GaussianNoise, GradientPruning
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone, ResNet18
 from lit_recon.records import Knowledge, Normalization, Observation
@@ -92,7 +92,7 @@ def test_group_normalization_is_no_obstacle(photographs: Tensor) -> None:
     assert worst_angle(found.maps, truth) < 1e-7
 
 
-@pytest.mark.parametrize("defense", [GaussianNoise(0.01), GradientPruning(0.5)])
+@pytest.mark.parametrize("defense", [GaussianNoise(0.01), Chain([GradientPruning(0.5), GaussianNoise(0.01)])])
 def test_a_defended_gradient_is_refused_with_its_reasons(photographs: Tensor, defense: Defense) -> None:
     with pytest.raises(UnsupportedModelError, match=r"no convolution determines the maps.*rank"):
         MapRecovery()(observed(photographs[:3], defense=defense))

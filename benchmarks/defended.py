@@ -1,0 +1,131 @@
+"""How much of a client's images the attack on feature maps finds behind every defense.
+
+    python -m benchmarks.defended --data.root DIR --checkpoint FILE [--kinds prune drop] [--cells "prune 0.9/1/eval"]
+
+Every cell has its own draws of test images of CIFAR-10. The kinds of defenses have records of their own, so that
+several processes can share the work. Only the first attack of `configs/attack/feature_maps.yaml` runs: what it makes
+way to is no part of this table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import get_args
+
+import lit_recon._torchvision
+
+import torch
+
+from benchmarks.certificates import WRONG, Cell, drawn, exact_attack
+from benchmarks.record import Record, Row, spread
+from lit_recon.attacks.base import Attack
+from lit_recon.clients.settings import ClientSettings
+from lit_recon.data import ImageSet
+from lit_recon.data.sources import CIFAR10
+from lit_recon.data.splits import Pool, in_pool
+from lit_recon.defenses import Defense, GradientClipping, GradientDropout, GradientPruning
+from lit_recon.errors import UnsupportedModelError
+from lit_recon.metrics.fidelity import pairwise_mse
+from lit_recon.metrics.scores import match
+from lit_recon.models import Backbone
+from lit_recon.models.checkpoint import load_backbone
+from lit_recon.records import BatchNormMode, Knowledge
+
+#: Defenses by kind and name; the names are those of the rows.
+DEFENSES: dict[str, dict[str, Defense]] = {
+    "none": {"none": Defense()},
+    "prune": {f"prune {p:g}": GradientPruning(p) for p in (0.3, 0.5, 0.7, 0.9, 0.95, 0.99)},
+    "prune_tensor": {f"prune {p:g} of every tensor": GradientPruning(p, "tensor") for p in (0.3, 0.5, 0.7, 0.9)},
+    "drop": {f"drop {p:g}": GradientDropout(p) for p in (0.3, 0.5, 0.7, 0.9)},
+    "clip": {f"clip {bound:g}": GradientClipping(bound) for bound in (2, 4, 8)},
+}
+
+
+@dataclass(frozen=True)
+class Defended:
+    """One row: `draws` batches under a defense."""
+
+    defense: str
+    batch: int
+    batch_norm: BatchNormMode
+    draws: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.defense}/{self.batch}/{self.batch_norm}"
+
+
+def cells(kind: str) -> Iterator[Defended]:
+    """The rows of a kind of defense; the BatchNorm mode `train` for every second strength."""
+    for number, name in enumerate(DEFENSES[kind]):
+        for batch, draws in ((1, 8), (4, 4)):
+            for mode in get_args(BatchNormMode):
+                if mode == "eval" or number % 2 == 1 or len(DEFENSES[kind]) == 1:
+                    yield Defended(name, batch, mode, draws)
+
+
+def measure(model: Backbone, private: ImageSet, attack: Attack, defense: Defense, cell: Defended) -> Row:
+    """Errors of all images, certified ones and wrong ones among those, seconds, and why batches were not attacked."""
+    rmse: list[float] = []
+    certified, wrong, seconds, refused, notes = 0, 0, [], [], []
+    client = ClientSettings(batch_norm=cell.batch_norm).client(model, defense)
+    draws = drawn(private.labels, Cell(cell.name, cell.batch, cell.batch_norm, "distinct", cell.draws))
+    for number, ids in enumerate(draws):
+        images, labels = private.pixels(ids), private.labels[ids]
+        seen = client.observe(images, labels, Knowledge(defense=True), ClientSettings().generator(number))
+        started = time.process_time()
+        try:
+            [found] = attack.begin([seen]).finish()
+        except UnsupportedModelError as error:
+            refused.append(str(error))
+            continue
+        finally:
+            seconds.append(time.process_time() - started)
+        order = match(found.images, images)
+        errors = pairwise_mse(images, found.images[order]).diagonal().sqrt()
+        sure = torch.zeros(len(errors), dtype=torch.bool) if found.certified is None else found.certified[order]
+        rmse += [float(f"{value:.3g}") for value in errors.tolist()]
+        certified += int(sure.sum())
+        wrong += int((errors[sure] > WRONG).sum())
+        notes.append(found.notes[0] if found.notes else "")
+    return {
+        "images": cell.batch * cell.draws,
+        "rmse": rmse,
+        "certified": certified,
+        "certified_and_wrong": wrong,
+        "refused": refused,
+        "notes": notes,
+        "seconds": spread(seconds),
+    }
+
+
+def main() -> None:
+    """Measure, print and record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data.root", dest="root", required=True, help="folder of CIFAR-10")
+    parser.add_argument("--checkpoint", type=Path, required=True, help="a ResNet-18 that was trained on CIFAR-10")
+    parser.add_argument("--kinds", nargs="+", choices=DEFENSES, default=list(DEFENSES))
+    parser.add_argument("--cells", nargs="+", help="names as in the example above; default: all")
+    parser.add_argument("--pool", choices=get_args(Pool), default="evaluation", help="of the attacked images")
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    _, test = CIFAR10(root=Path(arguments.root)).load()
+    private = test.subset(in_pool(test, arguments.pool))
+    model, attack = load_backbone(arguments.checkpoint).model, exact_attack()
+    settings = {key: value for key, value in vars(arguments).items() if key != "kinds"}
+    for kind in arguments.kinds:
+        with Record(f"defended_{kind}", settings, arguments.pool) as record:
+            for cell in cells(kind):
+                if not arguments.cells or cell.name in arguments.cells:
+                    defense = DEFENSES[kind][cell.defense]
+                    record.measure(vars(cell), partial(measure, model, private, attack, defense, cell))
+
+
+if __name__ == "__main__":
+    main()

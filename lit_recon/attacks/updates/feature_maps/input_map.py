@@ -1,0 +1,99 @@
+"""Input maps of convolutions for candidate images."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_recon.clients.gradient import pure_copy
+from lit_recon.records import BatchNormMode, Observation
+
+
+class InputMap:
+    """Input maps `(n, c h w)` of a convolution for candidate images, of unit norm; later layers are not run.
+
+    Maps of `l` convolutions are divided by the root of `l` and concatenated, which makes half the squared distance of
+    two such vectors the mean of 1 - cos over the layers.
+
+    Args:
+        observation: of the public model; its parameters and buffers are read.
+        layers: name of the convolution, or names of several.
+        batch_norm: mode of BatchNorm layers, as in the client.
+        covers: for each layer, which entries of its maps are kept, bool `(c, h, w)`; the others are zero. None: all.
+    """
+
+    def __init__(
+        self,
+        observation: Observation,
+        layers: str | Sequence[str],
+        batch_norm: BatchNormMode,
+        covers: Sequence[Tensor] | None = None,
+    ) -> None:
+        names = [layers] if isinstance(layers, str) else list(layers)
+        self._covers = None if covers is None else [cover.flatten().to(observation.like) for cover in covers]
+        self._module = _UpTo(pure_copy(observation.model, batch_norm), names)
+        public = {**observation.parameters, **observation.buffers}
+        self._public = {f"model.{name}": value for name, value in public.items()}
+
+    def doubled(self) -> InputMap:
+        """The same in double precision on the CPU."""
+        other = copy.copy(self)
+        other._module = copy.deepcopy(self._module).double().cpu()
+        other._covers = None if self._covers is None else [cover.double().cpu() for cover in self._covers]
+        other._public = {
+            name: v.detach().cpu().double() if v.is_floating_point() else v.cpu() for name, v in self._public.items()
+        }
+        return other
+
+    def __call__(self, images: Tensor, norms: Tensor | None = None) -> Tensor:
+        """Maps of images `(n, c, h, w)` in [0, 1], divided by `norms (n, l)` or by their own; differentiable."""
+        flat = [maps.flatten(1) for maps in self.each(images)]
+        if self._covers is not None:
+            flat = [maps * cover for maps, cover in zip(flat, self._covers, strict=True)]
+        return concatenated(flat, norms)
+
+    def each(self, images: Tensor) -> list[Tensor]:
+        """The layers' maps `(n, c, h, w)` as they are, in the order of the layers; differentiable."""
+        reached: list[Tensor] = torch.func.functional_call(self._module, self._public, (images,))
+        return reached
+
+
+def concatenated(maps: Sequence[Tensor], norms: Tensor | None = None) -> Tensor:
+    """Maps `(n, c h w)` of `l` layers as one vector per image, divided by `norms (n, l)` or by their own."""
+    if norms is None:
+        parts = [nn.functional.normalize(part, dim=1) for part in maps]
+    else:
+        parts = [part / norm for part, norm in zip(maps, norms.split(1, dim=1), strict=True)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1) / len(parts) ** 0.5
+
+
+class _ReachedError(Exception):
+    """Ends the forward pass at the layer."""
+
+
+class _UpTo(nn.Module):
+    """The part of a model before the last of some layers; returns the input of each."""
+
+    def __init__(self, model: nn.Module, layers: Sequence[str]) -> None:
+        super().__init__()
+        self.model, self._layers = model, layers
+        self._inputs: dict[str, Tensor] = {}
+        for name in layers:
+            model.get_submodule(name).register_forward_pre_hook(partial(self._reach, name))
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        with contextlib.suppress(_ReachedError):
+            self.model(images)
+        reached, self._inputs = self._inputs, {}
+        return [reached[name] for name in self._layers]  # the recovery has found the layers in a forward pass
+
+    def _reach(self, name: str, _: nn.Module, given: tuple[Any, ...]) -> None:
+        self._inputs[name] = given[0]
+        if len(self._inputs) == len(self._layers):
+            raise _ReachedError

@@ -1,0 +1,188 @@
+"""Lower bounds on the error of attacks on the first clients' updates, from the Fisher information in them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from lit_recon.bounds import (
+    GaussianPrior,
+    NetworkJacobian,
+    Rounding,
+    cramer_rao,
+    unknown_directions,
+    van_trees,
+)
+from lit_recon.bounds.fisher import ReleasedInformation
+from lit_recon.bounds.network import doubled
+from lit_recon.clients import Client, GradientOperator
+from lit_recon.clients.gradient import pure_copy
+from lit_recon.defenses import Batch, Defense, Round, Stage
+from lit_recon.errors import ConfigError, LitReconError
+from lit_recon.experiments.settings import AttackSettings
+from lit_recon.io.files import write_text
+from lit_recon.modules.data import VictimDataModule
+from lit_recon.records import Loss, Weights
+from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.reporting.wording import duration
+from lit_recon.reporting.writing import Scalar
+from lit_recon.training.progress import Progress
+
+#: Variance of a pixel under the prior of independent pixels, a standard deviation of 0.25.
+_VARIANCE = 0.0625
+#: Variance that is added to every pixel of the prior fitted to public images, that of an error of 0.01.
+_FLOOR = 1e-4
+#: Entries of a Jacobian up to which double precision costs little.
+_SMALL = 1e9
+#: Bounds of a client: for unbiased attacks, with independent pixels, and with pixels as in public images.
+KEYS = ("bound_rmse", "bound_independent_rmse", "bound_public_rmse")
+
+
+def victim_bounds(
+    settings: AttackSettings, model: nn.Module, victims: VictimDataModule, folder: RunFolder, device: torch.device
+) -> dict[int, dict[str, Scalar]]:
+    """The bounds of the first `settings.bound.clients` clients by number, also in `bounds.json`, or `reason`s.
+
+    `model` is the one that the server sends, `device` where the information is computed. Bounds that the file holds
+    already are not computed again.
+    """
+    path = folder.bounds
+    stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    known: dict[int, dict[str, Scalar]] = {int(number): bound for number, bound in stored.items()}
+    asked = range(min(settings.bound.clients, len(victims.batches)))
+    if not asked:
+        return {}
+    client = settings.client.client(model, settings.defense).to(device)
+    prior = GaussianPrior.fitted(victims.public.pixels(), _FLOOR)
+    for number in asked:
+        if number not in known:
+            ids = victims.batches[number]
+            batch = Batch(victims.test.pixels(ids).to(device), victims.test.labels[ids].to(device))
+            try:
+                known[number] = update_bound(settings, client, batch, number, prior)
+            except LitReconError as error:
+                known[number] = {"reason": " ".join(str(error).split())}
+            except (MemoryError, RuntimeError) as error:  # the attack's own results must not be lost
+                known[number] = {"reason": " ".join(f"not computed: {str(error) or type(error).__name__}".split())}
+            write_text(path, json.dumps(known, indent=2))
+    return {number: known[number] for number in asked}
+
+
+def update_bound(
+    settings: AttackSettings, client: Client, batch: Batch, number: int, prior: GaussianPrior
+) -> dict[str, Scalar]:
+    """Bounds on the root mean squared error of a pixel of a client's batch, from the information at its own images.
+
+    A LitReconError says why there are none.
+    """
+    if settings.client.local_steps is not None or settings.client.n_clients > 1:
+        raise ConfigError("the information is computed for clients that release one gradient each")
+    defense = settings.defense or Defense()
+    std = _known_std(defense, len(batch.images))
+    network, weights = pure_copy(client.model, client.batch_norm), Weights.of(client.model)
+    # random masks are those of the update, which is in single precision
+    if std and batch.images.numel() * sum(value.numel() for value in weights.parameters.values()) <= _SMALL:
+        weights, batch = Weights(*map(doubled, weights)), Batch(batch.images.double(), batch.labels)
+    operator = GradientOperator(client.model, client.batch_norm, client.loss)
+    # the closed form for clipped examples is that of a sum of gradients
+    summed = Stage.PER_EXAMPLE in defense.stages
+    loss = partial(_sum_loss, client.loss, len(batch.images)) if summed else client.loss
+    bound = settings.bound
+    jacobian = NetworkJacobian(
+        network,
+        weights,
+        batch,
+        loss,
+        chunk=bound.chunk,
+        limit=60 * bound.minutes,
+        progress=_Shown(f"bound of client {number + 1}"),
+        memory=1e9 * bound.gigabytes,
+    )
+    generator = settings.client.generator(number)
+    round_ = Round(batch, partial(operator, weights))
+    released = defense.released_information(jacobian, round_, std or 1.0, generator)
+    return {**_rmses(jacobian, released, std, prior), "notes": list(released.notes)}
+
+
+def _known_std(defense: Defense, n: int) -> float | None:
+    """The noise of a release; None where it differs between coordinates or is not normal."""
+    try:
+        return defense.released_std(n)
+    except ConfigError:
+        return None
+
+
+def _sum_loss(loss: Loss, n: int, logits: Tensor, labels: Tensor) -> Tensor:
+    return n * loss(logits, labels)
+
+
+class _Shown:
+    """Shows the progress of a bound, and at first how long it will take."""
+
+    def __init__(self, label: str) -> None:
+        self._label, self._progress = label, Progress(100, label, "percent")
+
+    def __call__(self, share: float, seconds: float) -> None:
+        if not self._progress.done:
+            self._progress.write(f"{self._label}: about {duration(seconds)}")
+        self._progress.advance(round(100 * share) - self._progress.done)
+        if share >= 1:
+            self._progress.close()
+
+
+def _rmses(
+    jacobian: NetworkJacobian, released: ReleasedInformation, std: float | None, prior: GaussianPrior
+) -> dict[str, Scalar]:
+    """Bounds in words of `bounds.json`, for noise of `std`: None, if the information has it already; 0, without."""
+    information, gram, errors = released.information, jacobian.computed, jacobian.rounding()
+    rounding = Rounding.of(gram, errors)
+    size = rounding.size / float(gram.trace()) * float(information.trace())
+    unknown = unknown_directions(information, size)
+    independent = GaussianPrior.isotropic(len(prior.covariance), _VARIANCE)
+    found: dict[str, Scalar] = {"unknown_directions": unknown, "relative_error": _finite(rounding.relative)}
+    if std == 0:
+        # what the update does not tell remains as it is under the prior
+        open_ = torch.linalg.eigh(information).eigenvectors[:, :unknown]
+        priors = [one.precision(len(information) // len(one.covariance)).to(open_) for one in (independent, prior)]
+        squared = [float(torch.linalg.inv(open_.T @ one @ open_).trace()) for one in priors]
+        values = [math.inf if unknown else 0.0, *(math.sqrt(value / len(information)) for value in squared)]
+    else:
+        values = [cramer_rao(information, size).rmse, *(van_trees(information, p).rmse for p in (independent, prior))]
+    return found | {key: _finite(value) for key, value in zip(KEYS, values, strict=True)}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def bound_facts(bounds: Mapping[int, Mapping[str, Scalar]]) -> dict[str, Scalar]:
+    """Entries of `metrics.json`: roots of the mean squares over the clients, or why there are none; and notes."""
+    if not bounds:
+        return {}
+    facts: dict[str, Scalar] = {"bound_clients": len(bounds)}
+    reasons = list(dict.fromkeys(str(bound["reason"]) for bound in bounds.values() if "reason" in bound))
+    unknown = [number for bound in bounds.values() if isinstance(number := bound.get("unknown_directions"), int)]
+    if any(unknown):
+        reasons.append(f"the update does not determine up to {max(unknown)} directions of a client's images")
+    for key in KEYS:
+        values = [value for bound in bounds.values() if isinstance(value := bound.get(key), float)]
+        complete = len(values) == len(bounds)
+        facts[key] = math.sqrt(sum(value**2 for value in values) / len(values)) if complete else None
+        if not complete:
+            facts[f"{key}_reason"] = "; ".join(reasons)
+    errors = [bound.get("relative_error") for bound in bounds.values() if "reason" not in bound]
+    numbers = [error for error in errors if isinstance(error, float)]
+    facts["bound_relative_error"] = max(numbers) if numbers and len(numbers) == len(errors) else None
+    facts["bound_unknown_directions"] = max(unknown, default=None)
+    return facts
+
+
+def bound_notes(bounds: Mapping[int, Mapping[str, Scalar]]) -> list[str]:
+    """What the bounds leave out."""
+    parts: list[Sequence[str]] = [n for bound in bounds.values() if isinstance(n := bound.get("notes"), list)]
+    return [f"Lower bounds: {note}." for note in dict.fromkeys(note for part in parts for note in part)]

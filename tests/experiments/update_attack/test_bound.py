@@ -1,0 +1,157 @@
+"""Bounds of attacked clients: their values, their reasons, their files."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from lit_recon.bounds import GaussianPrior, autograd_jacobian, cramer_rao
+from lit_recon.clients import ClientSettings, GradientOperator, LocalTraining
+from lit_recon.defenses import (
+    DPSGD,
+    Chain,
+    Defense,
+    GaussianNoise,
+    GradientDropout,
+    LaplaceNoise,
+    OptimalGradientNoise,
+)
+from lit_recon.errors import ConfigError
+from lit_recon.experiments.settings import BoundSettings
+from lit_recon.experiments.update_attack import bound
+from lit_recon.experiments.update_attack.bound import bound_facts, bound_notes, update_bound, victim_bounds
+from lit_recon.models import MLP, Backbone
+from lit_recon.records import Batch, Normalization, Weights
+from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.reporting.writing import Scalar
+
+D = 16
+
+
+def backbone() -> Backbone:
+    torch.manual_seed(0)
+    return Backbone(MLP((1, 4, 4), [12], activation="relu"), 3, Normalization((0.5,), (0.25,)))
+
+
+def batch(n: int = 1) -> Batch:
+    return Batch(torch.rand(n, 1, 4, 4, generator=torch.Generator().manual_seed(0)), torch.arange(n) % 3)
+
+
+def found(defense: Defense | None, n: int = 1, **settings: Any) -> Mapping[str, Scalar]:
+    asked: Any = SimpleNamespace(client=ClientSettings(**settings), defense=defense, bound=BoundSettings())
+    prior = GaussianPrior.isotropic(D, 0.01)
+    return update_bound(asked, asked.client.client(backbone(), defense), batch(n), 0, prior)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("std", [1e-4, 1e-3])
+def test_the_bound_of_gaussian_noise_is_that_of_the_stored_jacobian(n: int, std: float) -> None:
+    model = backbone()
+    operator, weights = GradientOperator(model.double()), Weights.of(model)
+    dense = autograd_jacobian(
+        lambda x: operator(weights, Batch(x, batch(n).labels), "functional"), batch(n).images.double()
+    )
+    expected = cramer_rao(dense.released(std).information).rmse
+    own = found(GaussianNoise(std), n)
+    assert own["bound_rmse"] == pytest.approx(expected, rel=1e-3)
+    assert own["unknown_directions"] == 0
+    error, *values = (
+        own[key] for key in ("relative_error", "bound_public_rmse", "bound_independent_rmse", "bound_rmse")
+    )
+    assert isinstance(error, float)
+    assert error < 1e-3
+    assert values == sorted(map(float, values))
+
+
+def test_noise_of_dp_sgd_is_on_the_sum_of_clipped_gradients() -> None:
+    # no gradient is clipped: noise of standard deviation 2 on the mean of 3
+    assert found(DPSGD(1e3, 0.006), 3)["bound_rmse"] == pytest.approx(
+        found(GaussianNoise(2.0), 3)["bound_rmse"], rel=1e-4
+    )
+    assert found(DPSGD(1e-3, 1.0))["bound_independent_rmse"] == pytest.approx(0.25, rel=0.2)  # measured 0.2499
+
+
+def test_without_noise_the_rank_decides() -> None:
+    everything = found(None)
+    assert [everything[key] for key in bound.KEYS] == [0.0, 0.0, 0.0]
+    few = found(GradientDropout(0.99))
+    unknown = few["unknown_directions"]
+    assert isinstance(unknown, int)
+    assert 0 < unknown < D
+    assert few["bound_rmse"] is None
+    assert few["bound_independent_rmse"] == pytest.approx(0.25 * math.sqrt(unknown / D), rel=1e-6)
+    assert few["bound_public_rmse"] == pytest.approx(0.1 * math.sqrt(unknown / D), rel=1e-6)
+
+
+def test_noise_by_coordinate_has_a_bound_that_says_what_it_leaves_out() -> None:
+    own = found(OptimalGradientNoise(1e-3))
+    assert isinstance(own["bound_rmse"], float)
+    assert bound_notes({0: own}) == ["Lower bounds: the information in the variances themselves is left out."]
+
+
+def test_where_no_bound_is_known_the_reason_is_said() -> None:
+    for defense in (
+        LaplaceNoise(0.1),
+        Chain([GradientDropout(0.5), GaussianNoise(0.1)]),
+        GaussianNoise(0.1, relative=True),
+    ):
+        with pytest.raises(ConfigError, match="no bound is known"):
+            found(defense)
+    with pytest.raises(ConfigError, match="one gradient each"):
+        found(None, local_steps=LocalTraining(steps=2))
+    with pytest.raises(ConfigError, match="one gradient each"):
+        found(None, 2, n_clients=2)
+
+
+def test_bounds_are_kept_and_their_failures_harm_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, asked = RunFolder(tmp_path), []
+
+    def one(*given: Any) -> dict[str, Scalar]:
+        asked.append(given[3])
+        if given[3]:
+            raise MemoryError if given[3] == 1 else ConfigError("no bound is known\nfor this")
+        return {"bound_rmse": 0.5}
+
+    monkeypatch.setattr(bound, "update_bound", one)
+    images = SimpleNamespace(pixels=lambda ids=None: torch.rand(3, 1, 4, 4), labels=torch.zeros(3))
+    victims: Any = SimpleNamespace(batches=[torch.tensor([i]) for i in range(5)], public=images, test=images)
+    for clients in (0, 2, 3):
+        settings: Any = SimpleNamespace(client=ClientSettings(), defense=None, bound=BoundSettings(clients=clients))
+        known = victim_bounds(settings, backbone(), victims, folder, torch.device("cpu"))
+    assert asked == [0, 1, 2]
+    reasons = [{"reason": "not computed: MemoryError"}, {"reason": "no bound is known for this"}]
+    assert known == dict(enumerate([{"bound_rmse": 0.5}, *reasons]))
+    assert list(json.loads(folder.bounds.read_text())) == ["0", "1", "2"]
+    facts = bound_facts(known)
+    assert facts["bound_rmse"] is None
+    assert facts["bound_rmse_reason"] == "not computed: MemoryError; no bound is known for this"
+
+
+def test_clients_are_summed_up_by_their_mean_squares() -> None:
+    values = {"bound_independent_rmse": 0.1, "bound_public_rmse": 0.05}
+    two: list[dict[str, Scalar]] = [
+        {"bound_rmse": 0.3, "unknown_directions": 0, "relative_error": 0.01, **values},
+        {"bound_rmse": 0.4, "unknown_directions": 0, "relative_error": 0.02, **values},
+    ]
+    facts = bound_facts(dict(enumerate(two)))
+    assert facts["bound_rmse"] == pytest.approx(math.sqrt((0.09 + 0.16) / 2))
+    assert [facts["bound_clients"], facts["bound_relative_error"], facts["bound_unknown_directions"]] == [2, 0.02, 0]
+    two[1] |= {"bound_rmse": None, "unknown_directions": 7}
+    facts = bound_facts(dict(enumerate(two)))
+    assert facts["bound_rmse"] is None
+    assert "up to 7 directions" in str(facts["bound_rmse_reason"])
+    assert facts["bound_public_rmse"] == pytest.approx(0.05)
+    assert bound_facts({}) == {}
+
+
+@pytest.mark.parametrize("given", [{"clients": -1}, {"chunk": 0}, {"minutes": 0.0}, {"gigabytes": 0.0}])
+def test_settings_out_of_range_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"bound.{next(iter(given))}"):
+        BoundSettings(**given)

@@ -37,7 +37,7 @@ def test_scale_is_estimated_behind_any_signal(kind: str, std: float) -> None:
         "small": torch.randn(8, 100),
         "bias": torch.randn(64),
     }
-    # the estimate is 0.4 to 5 % too high behind a rank of 6 of 64, most for the weakest noise
+    # from 1.7 % too low to 2.6 % too high behind a rank of 6 of 64
     assert estimated_std(update) == pytest.approx(std, rel=0.1)
 
 
@@ -51,7 +51,7 @@ def test_singular_values_of_noise(rows: int, columns: int) -> None:
     found = [singular_values(noise(rows, columns, "gaussian", seed).double()) for seed in range(10)]
     torch.testing.assert_close(found[0].flip(0), torch.linalg.svdvals(noise(rows, columns, "gaussian", 0).double()))
     middle = sum(float(values.median()) for values in found) / 10
-    # within 2 % of the law's median at these sizes, and 5 % of its edge
+    # 0.6 to 2.0 % below the law's median at these sizes, and 1.3 to 3.7 % below its edge
     assert middle == pytest.approx((_median(rows, columns) * max(rows, columns)) ** 0.5, rel=0.03)
     assert sum(float(values[-1]) for values in found) / 10 == pytest.approx(edge(rows, columns), rel=0.06)
 
@@ -78,4 +78,4 @@ def test_noise_of_an_unknown_defense_is_estimated() -> None:
     assert not known
     assert found is not None
     assert found.family == "laplace"
-    assert found.scale == pytest.approx(1.0, rel=0.1)  # 1.00 measured
+    assert found.scale == pytest.approx(1.0, rel=0.1)  # 0.967 measured

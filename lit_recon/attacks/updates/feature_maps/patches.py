@@ -112,7 +112,9 @@ class PatchPenalty:
         """No certificate of single images; a note on whether they explain the gradients up to the noise."""
         with torch.no_grad():
             excess = (float(self.misfit(images)) - self.freedom) / (2 * self.freedom) ** 0.5
-        does = "is that of the noise" if excess <= _EXPLAINED else "is more than noise, the search ended too early"
+        does = "is that of the noise"
+        if excess > _EXPLAINED:
+            does = "is more than noise: the search ended too early or in a local minimum"
         return None, False, (f"misfit of the images' patches {does}: {excess:.2g} standard deviations above its mean",)
 
 

@@ -15,7 +15,7 @@ from lit_recon.defenses import DPSGD, Chain, Defense, GaussianNoise, GradientCli
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone
 from lit_recon.records import Knowledge, Normalization, Observation
-from tests.attacks.updates.feature_maps.test_matching import Shallow, matched
+from tests.attacks.updates.feature_maps.test_matching import Shallow
 
 STD = 3e-4
 
@@ -54,12 +54,11 @@ def by_least_squares(penalty: PatchPenalty, images: Tensor) -> float:
 )
 def test_misfit_is_that_of_noise_at_the_truth_alone(images: Tensor, defense: Defense, mode: str) -> None:
     penalty = PatchMatching().prepare(victim(images, defense, mode=mode))
-    assert float(penalty.misfit(images)) == pytest.approx(
-        by_least_squares(penalty, images), rel=1e-5
-    )  # the ridge adds 4e-6
+    # the ridge adds up to 9.3e-6, a thousandth of the standard deviation below
+    assert float(penalty.misfit(images)) == pytest.approx(by_least_squares(penalty, images), rel=3e-5)
     deviation = (2 * penalty.freedom) ** 0.5
     excess = (float(penalty.misfit(images)) - penalty.freedom) / deviation
-    assert abs(excess) < 4  # at most 0.6 measured
+    assert abs(excess) < 4  # at most 0.58 measured
     elsewhere = (float(penalty.misfit(images.flip(3))) - penalty.freedom) / deviation
     assert elsewhere > 100  # 299 measured at the least
     assert float(penalty.penalty(images, images)) * 2 * penalty.pixels == pytest.approx(excess * deviation, rel=1e-3)
@@ -88,14 +87,21 @@ def attack(steps: int = 8) -> GradientMatching:
 
 
 def test_images_behind_noise_that_hides_exact_maps(images: Tensor) -> None:
-    seen = victim(images[:1], GaussianNoise(STD))
+    seen = victim(images[1:], GaussianNoise(STD))
     with pytest.raises(UnsupportedModelError, match="no convolution determines the maps"):
         MapRecovery()(seen)
     result = attack()(seen)
-    error = float(matched(result.images, images[:1])[0].sqrt().mean())
-    assert error < 0.18  # 0.138 measured, and the search has not ended
+    assert float((result.images - images[1:]).square().mean().sqrt()) < 0.003  # 0.0007 measured; 0.177 if flat
     assert result.certified is None
-    assert "known standard deviation 0.0003" in result.notes[0]
+    assert any("known standard deviation 0.0003" in note for note in result.notes)
+    assert "is that of the noise" in result.notes[-1]
+
+
+def test_local_minimum_is_noticed(images: Tensor) -> None:
+    result = attack()(
+        victim(images[:1], GaussianNoise(STD))
+    )  # almost flat; RMSE 0.14 from this start, 0.001 from others
+    assert "more than noise: the search ended too early or in a local minimum" in result.notes[-1]
 
 
 def test_scale_that_the_attacker_does_not_know(images: Tensor) -> None:
@@ -113,7 +119,7 @@ def test_nothing_stands_out_of_the_noise(images: Tensor) -> None:
         PatchMatching().prepare(victim(images[:1], DPSGD(1.0, 100.0), known=False))
 
 
-def test_search_that_ended_too_early_is_noticed(images: Tensor) -> None:
+def test_images_that_do_not_explain_the_gradients_are_noticed(images: Tensor) -> None:
     penalty = PatchMatching().prepare(victim(images[:1], GaussianNoise(STD)))
     labels = torch.zeros(1, dtype=torch.int64)
     assert "is that of the noise" in penalty.certificate(images[:1], labels)[2][0]

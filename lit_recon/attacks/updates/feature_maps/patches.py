@@ -28,6 +28,8 @@ from lit_recon.records import Noise, Observation
 _RIDGE = 1e-9
 #: Standard deviations of the misfit up to which images explain the gradients.
 _EXPLAINED = 4.0
+#: Share of zeros in a gradient from which they count as hidden entries; exact gradients of first layers have a few.
+_HIDDEN = 0.1
 
 
 @dataclass(frozen=True)
@@ -141,8 +143,8 @@ class PatchMatching:
         """Choose the convolutions and find the noise.
 
         Raises:
-            UnsupportedModelError: no convolution has few enough patches; or no singular value of their gradients is
-                larger than those of noise.
+            UnsupportedModelError: no convolution has few enough patches; entries of their gradients are hidden; or no
+                singular value of these is larger than those of noise.
             ConfigError: a layer is not a plain convolution of the model, or has too many patches.
             ThreatModelError: the noise of the defense is neither normal nor Laplace.
         """
@@ -159,6 +161,9 @@ class PatchMatching:
                 "gradients instead"
             )
         layers = tuple(fit[name] for name in self.layers or fit)
+        hidden = [layer.name for layer in layers if _hidden_share(_gradient(observation, layer)) > _HIDDEN]
+        if hidden:
+            raise UnsupportedModelError(f"entries of the gradients are hidden: {', '.join(hidden)}; see MapMatching")
         noise, given = noise_of(observation)
         if noise is None:
             raise UnsupportedModelError(f"the noise cannot be estimated from {', '.join(fit)}: they are too small")
@@ -176,6 +181,12 @@ class PatchMatching:
 
 def _gradient(observation: Observation, layer: Convolution) -> Tensor:
     return observation.update[f"{layer.name}.weight"].detach().double().flatten(1)
+
+
+def _hidden_share(gradient: Tensor) -> float:
+    """Share of zeros outside of rows and columns that vanish altogether, as those of ReLUs that are never active do."""
+    zero = gradient == 0
+    return float((zero & ~zero.all(1, keepdim=True) & ~zero.all(0)).double().mean())
 
 
 def _outside(layer: Convolution, n_examples: int) -> int:

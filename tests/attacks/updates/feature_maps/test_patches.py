@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lit_recon.attacks.updates import LBFGS, FeaturesOnly, GradientMatching, MapRecovery, PatchMatching, Pixels
 from lit_recon.attacks.updates.feature_maps.patches import PatchPenalty
 from lit_recon.clients import Client
-from lit_recon.defenses import DPSGD, Chain, Defense, GaussianNoise, GradientClipping, LaplaceNoise
+from lit_recon.defenses import DPSGD, Chain, Defense, GaussianNoise, GradientClipping, GradientPruning, LaplaceNoise
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone
 from lit_recon.records import Knowledge, Normalization, Observation
@@ -98,9 +98,8 @@ def test_images_behind_noise_that_hides_exact_maps(images: Tensor) -> None:
 
 
 def test_local_minimum_is_noticed(images: Tensor) -> None:
-    result = attack()(
-        victim(images[:1], GaussianNoise(STD))
-    )  # almost flat; RMSE 0.14 from this start, 0.001 from others
+    # almost flat; RMSE 0.14 from this start, 0.001 from others
+    result = attack()(victim(images[:1], GaussianNoise(STD)))
     assert "more than noise: the search ended too early or in a local minimum" in result.notes[-1]
 
 
@@ -117,6 +116,13 @@ def test_nothing_stands_out_of_the_noise(images: Tensor) -> None:
         PatchMatching().prepare(victim(images[:1], DPSGD(1.0, 100.0)))
     with pytest.raises(UnsupportedModelError, match="nothing is left of the maps: .* above noise of estimated"):
         PatchMatching().prepare(victim(images[:1], DPSGD(1.0, 100.0), known=False))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_hidden_entries_are_not_taken_for_small_ones(images: Tensor, known: bool) -> None:
+    with pytest.raises(UnsupportedModelError, match="entries of the gradients are hidden: trunk.layers.3"):
+        # 0.13 of the layer's entries are zeros among others; 0.08 at most in any layer without pruning
+        PatchMatching().prepare(victim(images[:1], GradientPruning(0.5), known=known))
 
 
 def test_images_that_do_not_explain_the_gradients_are_noticed(images: Tensor) -> None:

@@ -25,6 +25,7 @@ from lit_recon.clients.gradient import pure_copy
 from lit_recon.defenses import Batch, Defense, Round, Stage
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.settings import AttackSettings
+from lit_recon.experiments.update_attack.score import BOUNDS
 from lit_recon.io.files import write_text
 from lit_recon.modules.data import VictimDataModule
 from lit_recon.records import Loss, Weights
@@ -39,8 +40,6 @@ _VARIANCE = 0.0625
 _FLOOR = 1e-4
 #: Entries of a Jacobian up to which double precision costs little.
 _SMALL = 1e9
-#: Bounds of a client: for unbiased attacks, with independent pixels, and with pixels as in public images.
-KEYS = ("bound_rmse", "bound_independent_rmse", "bound_public_rmse")
 
 
 def victim_bounds(
@@ -153,7 +152,7 @@ def _rmses(
         values = [math.inf if unknown else 0.0, *(math.sqrt(value / len(information)) for value in squared)]
     else:
         values = [cramer_rao(information, size).rmse, *(van_trees(information, p).rmse for p in (independent, prior))]
-    return found | {key: _finite(value) for key, value in zip(KEYS, values, strict=True)}
+    return found | {key: _finite(value) for key, value in zip(BOUNDS, values, strict=True)}
 
 
 def _finite(value: float) -> float | None:
@@ -169,7 +168,7 @@ def bound_facts(bounds: Mapping[int, Mapping[str, Scalar]]) -> dict[str, Scalar]
     unknown = [number for bound in bounds.values() if isinstance(number := bound.get("unknown_directions"), int)]
     if any(unknown):
         reasons.append(f"the update does not determine up to {max(unknown)} directions of a client's images")
-    for key in KEYS:
+    for key in BOUNDS:
         values = [value for bound in bounds.values() if isinstance(value := bound.get(key), float)]
         complete = len(values) == len(bounds)
         facts[key] = math.sqrt(sum(value**2 for value in values) / len(values)) if complete else None

@@ -12,8 +12,7 @@ from lit_recon.errors import ConfigError
 from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import SAME_RUN, allow_class_path, settings_parser
 from lit_recon.experiments.settings import AttackSettings
-from lit_recon.experiments.update_attack.bound import KEYS, bound_facts, bound_notes, victim_bounds
-from lit_recon.experiments.update_attack.score import AttackResult, all_scored, run_facts
+from lit_recon.experiments.update_attack.score import BOUNDS, AttackResult, all_scored, run_facts
 from lit_recon.experiments.victim_model import VictimModel, find_target
 from lit_recon.metrics import PerceptualDistance, metrics_of
 from lit_recon.modules.data import VictimDataModule
@@ -21,6 +20,7 @@ from lit_recon.modules.loggers import finish, log_table
 from lit_recon.modules.update_attack import UpdateAttackModule
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import MISSING, format_score
+from lit_recon.reporting.writing import Scalar
 from lit_recon.training.trainer import build_trainer, check_trainer, configure_process, is_first_process
 
 
@@ -81,9 +81,9 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     trainer.strategy.barrier("all victims are done")
     if is_first_process():
         scored = all_scored(module, victims, folder)
-        bounds = victim_bounds(settings, module.model, victims, folder, trainer.strategy.root_device)
-        facts = run_facts(scored, str(trainer.strategy.root_device), [*target.notes, *bound_notes(bounds)])
-        facts |= bound_facts(bounds)
+        device = trainer.strategy.root_device
+        bounds, bound_facts, bound_notes = _bounds(settings, module.model, victims, folder, device)
+        facts = run_facts(scored, str(device), [*target.notes, *bound_notes]) | bound_facts
         facts |= {"seed": settings.seed, "pool": settings.victims.pool}
         record = {**module.metrics, **facts, **target.facts(checkpoint)}
         record |= {"execution": module.execution, "processes": trainer.world_size}
@@ -100,11 +100,24 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         ours, mean, nearest = (format_score("rmse", error) for error in errors)
         print(f"RMSE        {ours} (mean image {mean}, nearest public image {nearest})")
         if bounds:
-            told = [format_score("rmse", v) if isinstance(v := record[key], float) else MISSING for key in KEYS]
+            told = [format_score("rmse", v) if isinstance(v := record[key], float) else MISSING for key in BOUNDS]
             print(f"lower bound {told[0]} (unbiased), {told[1]} (independent pixels), {told[2]} (like public images)")
         if "n_certified" in record:
             print(f"certified   {record['n_certified']} of {record['n']} images")
         print(f"report      {folder.report}")
+
+
+def _bounds(
+    settings: AttackSettings, model: nn.Module, victims: VictimDataModule, folder: RunFolder, device: torch.device
+) -> tuple[dict[int, dict[str, Scalar]], dict[str, Scalar], list[str]]:
+    """Bounds on the error by client, and what the record and the notes say of them; all empty unless asked for."""
+    if not settings.bound.clients:
+        return {}, {}, []
+    # the modules of bounds are loaded by runs that ask for some
+    from lit_recon.experiments.update_attack import bound
+
+    found = bound.victim_bounds(settings, model, victims, folder, device)
+    return found, bound.bound_facts(found), bound.bound_notes(found)
 
 
 def victim_data(settings: AttackSettings) -> VictimDataModule:

@@ -13,7 +13,6 @@ import yaml
 from torch import Tensor
 
 from lit_recon.data.batches import VictimBatches
-from lit_recon.experiments.update_attack.bound import KEYS
 from lit_recon.measures import Measure
 from lit_recon.metrics.aggregate import recorded_error
 from lit_recon.metrics.scores import certified_entries
@@ -35,6 +34,8 @@ from lit_recon.reporting.writing import (
     write_victims,
 )
 
+#: Bounds of a client: for unbiased attacks, with independent pixels, and with pixels as in public images.
+BOUNDS = ("bound_rmse", "bound_independent_rmse", "bound_public_rmse")
 _BASELINES = {"mean_image": "mean public image", "nearest_public": "nearest public image"}
 
 
@@ -172,7 +173,7 @@ class AttackResult:
     def _bound(self, client: int) -> dict[str, float | None]:
         """Columns of a client's bounds; none where no client has any."""
         own = self.bounds.get(client, {})
-        return {key: value if isinstance(value := own.get(key), float) else None for key in KEYS if self.bounds}
+        return {key: value if isinstance(value := own.get(key), float) else None for key in BOUNDS if self.bounds}
 
     def __str__(self) -> str:
         """A table of the metrics beside the baselines, and the notes."""

@@ -263,7 +263,8 @@ def test_knowledge_is_granted_or_not() -> None:
     weights = initial_weights(network)
     hidden = see(own, Training(weight_decay=0.1), examples, network, weights, weights, 0.5, 6)
     assert (hidden.training, hidden.weight_decay, hidden.loss) == (None, None, None)
-    assert hidden.start is not None and hidden.start.keys() == weights.keys()
+    assert hidden.start is not None
+    assert hidden.start.keys() == weights.keys()
     assert all(torch.equal(hidden.start[name], weights[name]) for name in weights)
     shown = see(settings(), Training(weight_decay=0.1), examples, network, weights, weights, 0.5, 6)
     assert (shown.weight_decay, shown.loss, shown.start) == (0.1, 0.5, None)

@@ -80,7 +80,7 @@ def test_noise_of_dp_sgd_is_on_the_sum_of_clipped_gradients() -> None:
 
 def test_without_noise_the_rank_decides() -> None:
     everything = found(None)
-    assert [everything[key] for key in bound.KEYS] == [0.0, 0.0, 0.0]
+    assert [everything[key] for key in bound.BOUNDS] == [0.0, 0.0, 0.0]
     few = found(GradientDropout(0.99))
     unknown = few["unknown_directions"]
     assert isinstance(unknown, int)

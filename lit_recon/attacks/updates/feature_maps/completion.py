@@ -44,13 +44,13 @@ _ROUNDING = 3e-8
 
 
 @dataclass(frozen=True)
-class Completion:
+class CompletedMatrix:
     """The row space of a completed matrix.
 
     Attributes:
         basis: `(columns, rank)`, orthonormal on the known columns and zero on the others.
         known: `(columns,)` bool, columns that are determined.
-        observed: share of the matrix that is observed.
+        observed: share of the matrix that is observed, apart from rows and columns without any entry.
         errors: `(columns,)`, expected relative error of each column; infinite where it is not determined.
         misfit: relative, of the entries that were fitted.
         predicted: relative misfit of the entries that were left out.
@@ -81,7 +81,7 @@ class _Problem:
         return float(self.residual(left, right).norm() / self.values.norm())
 
 
-def complete(values: Tensor, observed: Tensor, rank: int, seed: int = 0) -> Completion | str:
+def complete(values: Tensor, observed: Tensor, rank: int, seed: int = 0) -> CompletedMatrix | str:
     """The row space of a matrix of known rank, or why it cannot be completed.
 
     Args:
@@ -133,8 +133,8 @@ def complete(values: Tensor, observed: Tensor, rank: int, seed: int = 0) -> Comp
     singular = torch.linalg.svdvals(fit.factor[known])
     size = fit.factor[known].norm() / known.sum() ** 0.5
     gap = float(singular[-1] / (fit.errors[known].norm() * size))
-    share = float(observed.double().mean())
-    return Completion(full, known, share, torch.where(known, fit.errors, torch.inf), misfit, predicted, gap)
+    share = float(observed[observed.any(1)][:, observed.any(0)].double().mean())
+    return CompletedMatrix(full, known, share, torch.where(known, fit.errors, torch.inf), misfit, predicted, gap)
 
 
 def degrees(rows: int, columns: int, rank: int) -> int:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.updates.feature_maps.completion import Completion, complete
+from lit_recon.attacks.updates.feature_maps.completion import CompletedMatrix, complete
 from lit_recon.attacks.updates.feature_maps.convolutions import (
     GAP,
     Convolution,
@@ -209,7 +209,7 @@ class RecoveredMaps:
     negative: float
     support: int
     covered: Tensor | None = None
-    completion: Completion | None = None
+    completion: CompletedMatrix | None = None
     others: tuple[RecoveredMaps, ...] = ()
 
     @property
@@ -348,7 +348,7 @@ def complete_maps(
         return "its gradient is zero"
     for rank in (patches - 1, patches) if centered and patches > 1 else (patches,):
         found = complete(gradient.flatten(1), observed.flatten(1), rank, seed)
-        if isinstance(found, Completion):
+        if isinstance(found, CompletedMatrix):
             span = PatchSpan(found.basis, found.gap, rank < patches, found.known)
             maps = _maps_in(convolution, without_constants(convolution, span), n_examples, OUTSIDE_COMPLETED, seed)
             return maps if isinstance(maps, str) else replace(maps, completion=found)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.updates.feature_maps import completion
-from lit_recon.attacks.updates.feature_maps.completion import Completion, complete
+from lit_recon.attacks.updates.feature_maps.completion import CompletedMatrix, complete
 
 RANK = 4
 
@@ -24,7 +24,7 @@ def shown(matrix: Tensor, share: float, seed: int = 1) -> Tensor:
     return torch.rand(matrix.shape, generator=torch.Generator().manual_seed(seed)) < share
 
 
-def sine(found: Completion, matrix: Tensor) -> float:
+def sine(found: CompletedMatrix, matrix: Tensor) -> float:
     """Sine of the largest angle between the completed row space and the true one, on the known columns."""
     truth = torch.linalg.svd(matrix, full_matrices=False)[2][:RANK].T[found.known]
     basis, own = torch.linalg.qr(truth)[0], found.basis[found.known]
@@ -36,7 +36,7 @@ def test_the_row_space_follows_from_some_entries(condition: float) -> None:
     matrix = made(condition=condition)
     observed = shown(matrix, 0.3)
     found = complete(torch.where(observed, matrix, torch.nan), observed, RANK)
-    assert isinstance(found, Completion)
+    assert isinstance(found, CompletedMatrix)
     assert found.known.double().mean() > 0.95  # measured 0.99 and more
     assert sine(found, matrix) < 1e-4  # measured 2e-7 and 1e-5
     assert found.misfit < 1e-7  # measured 3e-8
@@ -48,7 +48,7 @@ def test_expected_errors_of_columns_are_their_errors() -> None:
     matrix = made(condition=3.0)
     observed = shown(matrix, 0.3)
     found = complete(matrix, observed, RANK)
-    assert isinstance(found, Completion)
+    assert isinstance(found, CompletedMatrix)
     # what is left of each column outside of the completed rows' space, for columns in the coordinates of the basis
     truth = torch.linalg.svd(matrix, full_matrices=False)[2][:RANK].T[found.known]
     turn = torch.linalg.lstsq(found.basis[found.known], truth).solution
@@ -61,7 +61,7 @@ def test_largest_entries_are_enough() -> None:
     matrix = made(condition=5.0)
     observed = matrix.abs() > matrix.abs().flatten().quantile(0.6)
     found = complete(matrix, observed, RANK)
-    assert isinstance(found, Completion)
+    assert isinstance(found, CompletedMatrix)
     assert sine(found, matrix) < 1e-4
     assert found.known.double().mean() > 0.5
 
@@ -88,7 +88,7 @@ def test_an_undetermined_column_is_set_aside(monkeypatch: pytest.MonkeyPatch) ->
     observed = shown(matrix, 0.5)
     observed[8:, 7], observed[:8, 7] = False, True  # more entries than the rank, of one row's information
     found = complete(matrix, observed, RANK)
-    assert isinstance(found, Completion)
+    assert isinstance(found, CompletedMatrix)
     assert not found.known[7]
     assert sine(found, matrix) < 1e-4
     monkeypatch.setattr(completion, "DETERMINED", torch.inf)
@@ -105,4 +105,4 @@ def test_every_guard_holds_back_a_matrix_of_another_rank(monkeypatch: pytest.Mon
     monkeypatch.setattr(completion, "DETERMINED", torch.inf)
     assert "left out are not predicted" in str(complete(matrix, observed, RANK))
     monkeypatch.setattr(completion, "PREDICTED", torch.inf)
-    assert isinstance(complete(matrix, observed, RANK), Completion)
+    assert isinstance(complete(matrix, observed, RANK), CompletedMatrix)

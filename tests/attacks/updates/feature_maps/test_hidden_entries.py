@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Literal
 
@@ -134,7 +135,8 @@ def test_images_follow_from_covered_entries(photographs: Tensor, monkeypatch: py
     assert float((result.images - images).square().mean().sqrt()) < 1e-3
     assert result.certified is not None
     assert result.certified.all()
-    assert any("completed from its 60" in note for note in result.notes)
+    # 40 % are dropped at random: 59 to 61 % of the entries are left
+    assert any(re.search(r"completed from its (59|60|61)\.\d%", note) for note in result.notes), result.notes
     # the update has zeros where entries are hidden, which the images' own update has not
     distance = matching.update_distance
     assert distance(seen, result.images, result.labels) > 0.1

@@ -20,11 +20,11 @@ from lit_recon.attacks.updates.features.matching import (
 from lit_recon.attacks.updates.features.moments import MomentRecovery
 from lit_recon.attacks.updates.first_applicable import FirstApplicable
 from lit_recon.attacks.updates.gradient_matching.attack import GradientMatching
-from lit_recon.attacks.updates.gradient_matching.likelihood import Likelihood
 from lit_recon.attacks.updates.gradient_matching.objectives import (
     FeaturesOnly,
     GlobalCosine,
     LayerwiseCosine,
+    Likelihood,
     NormReweightedCosine,
     Objective,
     Observed,

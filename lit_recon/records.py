@@ -119,6 +119,27 @@ class ForwardOperator(Protocol):
         ...
 
 
+#: Distributions of noise on an update.
+NoiseFamily = Literal["gaussian", "laplace"]
+
+
+class Noise(NamedTuple):
+    """Independent noise of mean 0, equally distributed on all coordinates that a client releases.
+
+    Attributes:
+        family: of the distribution.
+        scale: above 0; standard deviation of the normal distribution, mean absolute value of the Laplace distribution.
+    """
+
+    family: NoiseFamily
+    scale: float
+
+    @property
+    def std(self) -> float:
+        """Standard deviation."""
+        return self.scale * (1.0 if self.family == "gaussian" else 2**0.5)
+
+
 class SimulatedDefense(Protocol):
     """The part of a client's defense that an attacker can simulate; see `lit_recon.defenses.Defense`."""
 
@@ -139,6 +160,10 @@ class SimulatedDefense(Protocol):
 
     def simulate(self, candidate: Update, observed: Update) -> Update:
         """The defense applied to a candidate's update, with masks and scales estimated from `observed`."""
+        ...
+
+    def released_noise(self, n_examples: int) -> Noise | None:
+        """The noise in the release, None without noise; a `ConfigError` if it is of another kind."""
         ...
 
 

@@ -11,7 +11,7 @@ import torch
 from lit_recon.defenses.base import Buffers, Chain, Defense, Round, Stage
 from lit_recon.defenses.sparsity import GradientDropout
 from lit_recon.errors import ConfigError
-from lit_recon.records import Update
+from lit_recon.records import Noise, Update
 
 if TYPE_CHECKING:
     from lit_recon.bounds.fisher import Jacobian, ReleasedInformation
@@ -57,6 +57,12 @@ class AveragedDefense:
                 f"no bound is known for {self.defense} of several clients: only the union of masks is seen"
             )
         return self.defense.released_std(n_examples // self.clients) / math.sqrt(self.clients)
+
+    def released_noise(self, n_examples: int) -> Noise | None:
+        """The noise in the mean; a `ConfigError` where it is not normal, or one client's release has no density."""
+        if self.defense.released_noise(n_examples // self.clients) is None:
+            return None
+        return Noise("gaussian", self.released_std(n_examples))
 
     def released_information(
         self, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.errors import ConfigError
-from lit_recon.records import Batch, BatchNormMode, Differentiable, Update
+from lit_recon.records import Batch, BatchNormMode, Differentiable, Noise, Update
 
 if TYPE_CHECKING:
     from lit_recon.bounds.fisher import Jacobian, ReleasedInformation
@@ -138,6 +138,20 @@ class Defense:
             raise ConfigError(f"no bound is known for {self}")
         return 0.0
 
+    def released_noise(self, n_examples: int) -> Noise | None:
+        """The noise on every released coordinate around the update that `simulate` computes, None without noise.
+
+        A coordinate that is released as exactly zero counts as not released. A `ConfigError` says why the release is
+        not known to have this form.
+        """
+        std = self.released_std(n_examples)
+        return Noise("gaussian", std) if std else None
+
+    @property
+    def reads_zeros(self) -> bool:
+        """Whether `simulate` takes from the zeros of the observed update which coordinates were dropped."""
+        return False
+
     def without_noise(self) -> Defense:
         """The same defense without the noise of `released_std`."""
         return self
@@ -249,6 +263,25 @@ class Chain(Defense):
                 raise ConfigError(f"no bound is known for {defense} after noise: list the noise last")
             std = defense.released_std(n_examples) or std
         return std
+
+    def released_noise(self, n_examples: int) -> Noise | None:
+        noise, before = None, None
+        for defense in self.defenses:
+            if noise is not None and defense.stages:
+                raise ConfigError(f"no density is known for {defense} after noise: list the noise last")
+            noise = defense.released_noise(n_examples) or noise
+            if noise is not None and before is not None:
+                raise ConfigError(
+                    f"no density is known for noise after {before}: it hides which coordinates were dropped; "
+                    "clip instead, or match a distance such as GlobalCosine"
+                )
+            before = defense if defense.reads_zeros else before
+        return noise
+
+    @property
+    def reads_zeros(self) -> bool:
+        """Whether that of any of the chained defenses does."""
+        return any(defense.reads_zeros for defense in self.defenses)
 
     def without_noise(self) -> Defense:
         return Chain([defense.without_noise() for defense in self.defenses])

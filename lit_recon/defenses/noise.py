@@ -12,7 +12,7 @@ from lit_recon.defenses.base import Defense, Round, Stage, checked
 from lit_recon.defenses.release import require_separable
 from lit_recon.defenses.vectors import normal_like, size, squared_norm, uniform_like
 from lit_recon.errors import ConfigError
-from lit_recon.records import BatchNormMode, Update
+from lit_recon.records import BatchNormMode, Noise, Update
 
 if TYPE_CHECKING:
     from lit_recon.bounds.fisher import Jacobian, ReleasedInformation
@@ -105,6 +105,9 @@ class LaplaceNoise(Defense):
         if self.scale:
             raise ConfigError(f"no bound is known for {self}: its noise is not Gaussian")
         return 0.0
+
+    def released_noise(self, n_examples: int) -> Noise | None:
+        return Noise("laplace", self.scale) if self.scale else None
 
 
 def _standard_laplace(like: Tensor, generator: torch.Generator) -> Tensor:

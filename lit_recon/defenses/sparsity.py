@@ -28,6 +28,11 @@ class SparseUpdate(Defense, ABC):
     @abstractmethod
     def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update: ...
 
+    @property
+    def reads_zeros(self) -> bool:
+        """Whether anything is dropped."""
+        return self.dropped > 0
+
     def simulate(self, candidate: Update, observed: Update) -> Update:
         return candidate if self.dropped == 0 else where_observed(candidate, observed)
 

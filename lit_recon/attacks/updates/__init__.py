@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lit_recon.attacks.base import Attack, SimpleState, SteppableAttack
 from lit_recon.attacks.updates.feature_maps.matching import MapMatching
+from lit_recon.attacks.updates.feature_maps.patches import PatchMatching
 from lit_recon.attacks.updates.feature_maps.recovery import MapRecovery, RecoveredMaps
 from lit_recon.attacks.updates.features.cocktail_party import CocktailParty
 from lit_recon.attacks.updates.features.exact import ExactRecovery
@@ -23,6 +24,7 @@ from lit_recon.attacks.updates.gradient_matching.objectives import (
     FeaturesOnly,
     GlobalCosine,
     LayerwiseCosine,
+    Likelihood,
     NormReweightedCosine,
     Objective,
     Observed,
@@ -86,6 +88,7 @@ __all__ = [
     "KnownLabels",
     "LabelRecovery",
     "LayerwiseCosine",
+    "Likelihood",
     "MapMatching",
     "MapRecovery",
     "MatchingState",
@@ -94,6 +97,7 @@ __all__ = [
     "Objective",
     "Observed",
     "Parametrization",
+    "PatchMatching",
     "Pixels",
     "Prior",
     "RecoveredFeatures",

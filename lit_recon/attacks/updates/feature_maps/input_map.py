@@ -53,11 +53,15 @@ class InputMap:
 
     def __call__(self, images: Tensor, norms: Tensor | None = None) -> Tensor:
         """Maps of images `(n, c, h, w)` in [0, 1], divided by `norms (n, l)` or by their own; differentiable."""
-        reached: list[Tensor] = torch.func.functional_call(self._module, self._public, (images,))
-        flat = [maps.flatten(1) for maps in reached]
+        flat = [maps.flatten(1) for maps in self.each(images)]
         if self._covers is not None:
             flat = [maps * cover for maps, cover in zip(flat, self._covers, strict=True)]
         return concatenated(flat, norms)
+
+    def each(self, images: Tensor) -> list[Tensor]:
+        """The layers' maps `(n, c, h, w)` as they are, in the order of the layers; differentiable."""
+        reached: list[Tensor] = torch.func.functional_call(self._module, self._public, (images,))
+        return reached
 
 
 def concatenated(maps: Sequence[Tensor], norms: Tensor | None = None) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lit_recon.attacks.base import AttackRun, Execution, SteppableAttack, Way, put, unsolved
 from lit_recon.attacks.updates.feature_maps.matching import FeatureMapPenalty, MapMatching
+from lit_recon.attacks.updates.feature_maps.patches import PatchMatching, PatchPenalty
 from lit_recon.attacks.updates.features.matching import FeatureMatching, FeaturePenalty
 from lit_recon.attacks.updates.gradient_matching.matching import Compilation, Matching
 from lit_recon.attacks.updates.gradient_matching.objectives import GlobalCosine, Objective, Observed
@@ -34,7 +35,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
         parametrization: the variables of the optimization.
         solver: of the optimization.
         labels: recovery of the batch's labels.
-        features: recovers and matches features of a wide layer, or input maps of a convolution; default: none.
+        features: matches features of a wide layer, or input maps or patches of convolutions; default: none.
         steps: iterations.
         restarts: independent starts per victim; the one with the least matching loss is returned.
         keep: return the `last` iterate of a restart, or the `best` by total loss.
@@ -54,7 +55,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
         parametrization: Parametrization | None = None,
         solver: Solver | None = None,
         labels: LabelRecovery | None = None,
-        features: FeatureMatching | MapMatching | None = None,
+        features: FeatureMatching | MapMatching | PatchMatching | None = None,
         steps: int = 4800,
         restarts: int = 1,
         keep: Literal["last", "best"] = "last",
@@ -164,7 +165,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
         self,
         restart: Restart,
         labels: Tensor,
-        penalty: FeaturePenalty | FeatureMapPenalty | None,
+        penalty: FeaturePenalty | FeatureMapPenalty | PatchPenalty | None,
         start: Tensor | None = None,
     ) -> Problem:
         """A restart that begins with the images `start` `(n, c, h, w)`, by default with those drawn by its seed."""

@@ -54,7 +54,8 @@ class Matching:
         execution: Execution = "auto",
         compilation: Compilation = "none",
     ) -> None:
-        self.observations, self.objective, self.prior, self.soft = list(observations), objective, prior, soft_labels
+        self.observations, self.prior, self.soft = list(observations), prior, soft_labels
+        self.objective = objective.for_victims(observations[0])
         self.execution: Execution = "loop" if execution == "auto" and len(observations) == 1 else execution
         by_update = {id(seen.update): ObservedUpdate.of(seen.update) for seen in observations}
         self._targets = [by_update[id(seen.update)] for seen in observations]

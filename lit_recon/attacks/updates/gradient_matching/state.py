@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lit_recon.attacks.base import Curve
 from lit_recon.attacks.updates.feature_maps.matching import FeatureMapPenalty
+from lit_recon.attacks.updates.feature_maps.patches import PatchPenalty
 from lit_recon.attacks.updates.features.matching import FeaturePenalty
 from lit_recon.attacks.updates.gradient_matching.matching import Matching
 from lit_recon.attacks.updates.gradient_matching.parametrizations import Parametrization, Restart, Variables
@@ -23,7 +24,7 @@ class Problem:
     labels: Tensor
     variables: Variables
     optimizer: torch.optim.Optimizer
-    feature_penalty: FeaturePenalty | FeatureMapPenalty | None = None
+    feature_penalty: FeaturePenalty | FeatureMapPenalty | PatchPenalty | None = None
     feature_targets: Tensor | None = None
     kept: tuple[Tensor, Tensor] | None = None  # which images stay as they are, `(n,)` bool, and all images
     best_loss: float = float("inf")

@@ -1,0 +1,83 @@
+"""The noise in an observed update: known with the client's defense, or estimated from the update."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lit_recon.errors import ConfigError, ThreatModelError
+from lit_recon.records import Noise, NoiseFamily, Observation, Update
+
+#: Least number of rows and of columns of a matrix whose singular values show the noise.
+_LEAST = 16
+
+
+def noise_of(observation: Observation, family: NoiseFamily = "gaussian") -> tuple[Noise | None, bool]:
+    """The noise in a victim's update, and whether it is known rather than estimated; None: neither.
+
+    Without knowledge of the defense, or where it adds none, the scale is estimated, see `estimated_std`: rounding
+    counts as noise.
+
+    Args:
+        observation: of the victim.
+        family: of the noise if the attacker does not know the defense.
+
+    Raises:
+        ThreatModelError: the noise of the defense is of another kind.
+    """
+    if observation.defense is not None:
+        try:
+            noise = observation.defense.released_noise(observation.n_examples)
+        except ConfigError as error:
+            raise ThreatModelError(f"the update has no known density: {error}") from error
+        if noise is not None:
+            return noise, True
+    std = estimated_std(observation.update)
+    if std is None:
+        return None, False
+    return Noise(family, std if family == "gaussian" else std / 2**0.5), False
+
+
+def estimated_std(update: Update) -> float | None:
+    """Standard deviation of noise on every coordinate; None if no tensor is a matrix of at least 16 x 16.
+
+    Of the gradients of convolutions and linear layers as matrices `(outputs, ...)`, those behind few patches have a
+    rank far below half their number of rows. Half of their singular values then come from the noise, with a median that
+    is known (Marchenko and Pastur 1967), as Gavish and Donoho (2014) use it. The least estimate of all is taken: other
+    matrices overestimate.
+    """
+    found = []
+    for value in update.values():
+        if value.dim() < 2:
+            continue
+        matrix = value.detach().flatten(1).cpu().double()
+        if min(matrix.shape) >= _LEAST:
+            found.append(float(singular_values(matrix).median()) / (_median(*matrix.shape) * max(matrix.shape)) ** 0.5)
+    found = [std for std in found if std > 0]
+    return min(found) if found else None
+
+
+def singular_values(matrix: Tensor) -> Tensor:
+    """Singular values, rising, of a float64 matrix, from its smaller Gram matrix."""
+    smaller = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
+    values: Tensor = torch.linalg.eigvalsh(smaller)
+    return values.clamp_min(0).sqrt()
+
+
+def edge(rows: int, columns: int) -> float:
+    """The largest singular value of a matrix of independent noise of standard deviation 1, in the limit."""
+    return math.sqrt(rows) + math.sqrt(columns)
+
+
+def _median(rows: int, columns: int) -> float:
+    """Median of the Marchenko-Pastur law: of the squared singular values, divided by the larger dimension."""
+    ratio = min(rows, columns) / max(rows, columns)
+    low, high = (1 - ratio**0.5) ** 2, (1 + ratio**0.5) ** 2
+    # on x = low + (high - low) sin^2(t) the density has no poles at the ends
+    t = torch.linspace(0, math.pi / 2, 20001, dtype=torch.float64)
+    points = low + (high - low) * t.sin().square()
+    density = ((high - points) * (points - low)).clamp_min(0).sqrt() / points.clamp_min(1e-300)
+    mass = torch.cumulative_trapezoid(density * (2 * t).sin(), t)
+    return float(points[1:][mass >= mass[-1] / 2][0])

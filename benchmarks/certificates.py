@@ -106,9 +106,9 @@ def network(name: str, public: ImageSet, normalization: Normalization) -> Backbo
     return model.eval()
 
 
-def exact_attack() -> Attack:
-    """The first attack of `configs/attack/feature_maps.yaml`; what it makes way to is no part of this table."""
-    settings = yaml.safe_load((ROOT / "configs/attack/feature_maps.yaml").read_text(encoding="utf-8"))["attack"]
+def exact_attack(name: str = "feature_maps") -> Attack:
+    """The first attack of a setting in `configs/attack`; what it makes way to is no part of the tables."""
+    settings = yaml.safe_load((ROOT / f"configs/attack/{name}.yaml").read_text(encoding="utf-8"))["attack"]
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(GradientMatching, "attack")
     first = settings["init_args"]["attacks"][0]

@@ -3,8 +3,8 @@
     python -m benchmarks.defended --data.root DIR --checkpoint FILE [--kinds prune drop] [--cells "prune 0.9/1/eval"]
 
 Every cell has its own draws of test images of CIFAR-10. The kinds of defenses have records of their own, so that
-several processes can share the work. Only the first attack of `configs/attack/feature_maps.yaml` runs: what it makes
-way to is no part of this table.
+several processes can share the work. Only the first attack of `configs/attack/feature_maps.yaml` runs, behind noise that
+of `noisy_maps.yaml`: what they make way to is no part of this table.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lit_recon.clients.settings import ClientSettings
 from lit_recon.data import ImageSet
 from lit_recon.data.sources import CIFAR10
 from lit_recon.data.splits import Pool, in_pool
-from lit_recon.defenses import Defense, GradientClipping, GradientDropout, GradientPruning
+from lit_recon.defenses import Defense, GaussianNoise, GradientClipping, GradientDropout, GradientPruning
 from lit_recon.errors import UnsupportedModelError
 from lit_recon.metrics.fidelity import pairwise_mse
 from lit_recon.metrics.scores import match
@@ -42,6 +42,7 @@ DEFENSES: dict[str, dict[str, Defense]] = {
     "prune": {f"prune {p:g}": GradientPruning(p) for p in (0.3, 0.5, 0.7, 0.9, 0.95, 0.99)},
     "prune_tensor": {f"prune {p:g} of every tensor": GradientPruning(p, "tensor") for p in (0.3, 0.5, 0.7, 0.9)},
     "drop": {f"drop {p:g}": GradientDropout(p) for p in (0.3, 0.5, 0.7, 0.9)},
+    "noise": {f"noise {std:g}": GaussianNoise(std) for std in (1e-4, 1e-3, 1e-2)},
     "clip": {f"clip {bound:g}": GradientClipping(bound) for bound in (2, 4, 8)},
 }
 
@@ -92,7 +93,7 @@ def measure(model: Backbone, private: ImageSet, attack: Attack, defense: Defense
         rmse += [float(f"{value:.3g}") for value in errors.tolist()]
         certified += int(sure.sum())
         wrong += int((errors[sure] > WRONG).sum())
-        notes.append(found.notes[0] if found.notes else "")
+        notes.append(list(found.notes))
     return {
         "images": cell.batch * cell.draws,
         "rmse": rmse,
@@ -117,9 +118,10 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     _, test = CIFAR10(root=Path(arguments.root)).load()
     private = test.subset(in_pool(test, arguments.pool))
-    model, attack = load_backbone(arguments.checkpoint).model, exact_attack()
+    model = load_backbone(arguments.checkpoint).model
     settings = {key: value for key, value in vars(arguments).items() if key != "kinds"}
     for kind in arguments.kinds:
+        attack = exact_attack("noisy_maps" if kind == "noise" else "feature_maps")
         with Record(f"defended_{kind}", settings, arguments.pool) as record:
             for cell in cells(kind):
                 if not arguments.cells or cell.name in arguments.cells:

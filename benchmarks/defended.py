@@ -3,8 +3,8 @@
     python -m benchmarks.defended --data.root DIR --checkpoint FILE [--kinds prune drop] [--cells "prune 0.9/1/eval"]
 
 Every cell has its own draws of test images of CIFAR-10. The kinds of defenses have records of their own, so that
-several processes can share the work. Only the first attack of `configs/attack/feature_maps.yaml` runs, behind noise that
-of `noisy_maps.yaml`: what they make way to is no part of this table.
+several processes can share the work. Only the first attack of `configs/attack/feature_maps.yaml` runs, behind noise
+that of `noisy_maps.yaml`: what they make way to is no part of this table.
 """
 
 from __future__ import annotations

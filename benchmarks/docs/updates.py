@@ -147,7 +147,7 @@ def maps_defended(record: Content) -> str:
     )
 
 
-@table("defended", "defended_*")
+@table("defended", "defended_**")
 def defended(records: list[Content]) -> str:
     """Errors of all images behind a defense, certified ones, and the figure of Liu et al. for their own attack."""
     rows = []

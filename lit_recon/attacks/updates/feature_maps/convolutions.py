@@ -62,6 +62,10 @@ class Convolution:
         """Whether the stride is 1."""
         return self.stride == (1, 1)
 
+    def patches(self, maps: Tensor) -> Tensor:
+        """The patches under the kernel, `(n, c kernel, places)`, of input maps `(n, c, h, w)`."""
+        return nn.functional.unfold(maps, self.kernel, padding=self.padding, stride=self.stride)
+
     def holds(self, n_examples: int) -> bool:
         """Whether there are at least as many channels as patches in `n_examples` maps."""
         return self.places * n_examples <= min(self.channels, self.patch_size - 1)
@@ -180,7 +184,7 @@ class PatchProjection:
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """The projected vectors, `(v, c h w)`."""
-        patches = nn.functional.unfold(self.maps(vectors), **self._geometry)
+        patches = self.convolution.patches(self.maps(vectors))
         if self._known is not None:
             patches = patches * self._known
         mean = patches.mean(2, keepdim=True) if self.differences else patches.new_zeros(())
@@ -218,9 +222,7 @@ def without_constants(convolution: Convolution, span: PatchSpan) -> PatchSpan:
     if not span.differences or span.known is None:
         return span
     ones = span.basis.new_ones(1, *convolution.shape)
-    patches = nn.functional.unfold(
-        ones, kernel_size=convolution.kernel, stride=convolution.stride, padding=convolution.padding
-    )[0]
+    patches = convolution.patches(ones)[0]
     varies = (patches != patches[:, :1]).any(1) & span.known
     shown = varies.view(convolution.shape[0], -1).any(1).repeat_interleave(len(varies) // convolution.shape[0])
     known = span.known & shown
@@ -232,7 +234,7 @@ def covers_everything(convolution: Convolution) -> bool:
     """Whether the kernel reaches every entry of a map."""
     ones = torch.ones(1, 1, *convolution.shape[1:])
     geometry = {"kernel_size": convolution.kernel, "stride": convolution.stride, "padding": convolution.padding}
-    counts = nn.functional.fold(nn.functional.unfold(ones, **geometry), convolution.shape[1:], **geometry)
+    counts = nn.functional.fold(convolution.patches(ones), convolution.shape[1:], **geometry)
     return bool((counts > 0).all())
 
 
@@ -246,8 +248,17 @@ def patch_system(layer: Convolution, derivative: Tensor) -> Tensor:
     n, channels = derivative.shape[:2]
     h, w = layer.shape[1:]
     entries = torch.arange(1, h * w + 1, dtype=torch.float64).view(1, 1, h, w)
-    index = nn.functional.unfold(entries, layer.kernel, padding=layer.padding, stride=layer.stride)[0].long()
+    index = layer.patches(entries)[0].long()
     system = derivative.new_zeros(channels, len(index), n, h * w + 1)  # entry 0: the padding
     values = derivative.flatten(2).transpose(0, 1)[:, None].expand(-1, len(index), -1, -1)
     system.scatter_(3, index[None, :, None].expand(channels, -1, n, -1), values)
     return system[..., 1:].reshape(channels * len(index), n * h * w)
+
+
+def hidden_entries(gradient: Tensor) -> Tensor:
+    """Zeros of a matrix, bool, outside of rows and columns that vanish altogether.
+
+    A whole row or column vanishes where a ReLU is never active; single entries vanish by pruning or dropping.
+    """
+    zero = gradient == 0
+    return zero & ~zero.all(1, keepdim=True) & ~zero.all(0)

@@ -88,7 +88,7 @@ class Known:
 
     def patches(self, maps: Tensor) -> Tensor:
         """`(n, c kernel, places)`."""
-        return nn.functional.unfold(maps, self.layer.kernel, padding=self.layer.padding, stride=self.layer.stride)
+        return self.layer.patches(maps)
 
     def predicted(self, maps: Tensor) -> Tensor:
         """The weight's gradient for input maps, differentiable in them."""

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lit_recon.attacks.updates.feature_maps.convolutions import Convolution, find_convolutions
+from lit_recon.attacks.updates.feature_maps.convolutions import Convolution, find_convolutions, hidden_entries
 from lit_recon.attacks.updates.feature_maps.input_map import InputMap
 from lit_recon.attacks.updates.feature_maps.matching import arranged_labels
 from lit_recon.attacks.updates.noise import edge, noise_of, singular_values
@@ -77,8 +77,7 @@ class PatchPenalty:
         """Sum of the squares of what lies outside the span of the images' patches, in units of the noise; float64."""
         outside = []
         for layer, gradient, maps in zip(self.layers, self.gradients, self.inputs.each(images), strict=True):
-            patches = nn.functional.unfold(maps, layer.kernel, padding=layer.padding, stride=layer.stride)
-            patches = patches.transpose(1, 2).flatten(0, 1).double()
+            patches = layer.patches(maps).transpose(1, 2).flatten(0, 1).double()
             gram = patches @ patches.T
             size = gram.diagonal().mean().detach().clamp_min(torch.finfo(torch.float64).tiny)
             factor = torch.linalg.cholesky(gram + _RIDGE * size * torch.eye(len(gram)).to(gram))
@@ -161,7 +160,9 @@ class PatchMatching:
                 "gradients instead"
             )
         layers = tuple(fit[name] for name in self.layers or fit)
-        hidden = [layer.name for layer in layers if _hidden_share(_gradient(observation, layer)) > _HIDDEN]
+        hidden = [
+            layer.name for layer in layers if hidden_entries(_gradient(observation, layer)).double().mean() > _HIDDEN
+        ]
         if hidden:
             raise UnsupportedModelError(f"entries of the gradients are hidden: {', '.join(hidden)}; see MapMatching")
         noise, given = noise_of(observation)
@@ -181,12 +182,6 @@ class PatchMatching:
 
 def _gradient(observation: Observation, layer: Convolution) -> Tensor:
     return observation.update[f"{layer.name}.weight"].detach().double().flatten(1)
-
-
-def _hidden_share(gradient: Tensor) -> float:
-    """Share of zeros outside of rows and columns that vanish altogether, as those of ReLUs that are never active do."""
-    zero = gradient == 0
-    return float((zero & ~zero.all(1, keepdim=True) & ~zero.all(0)).double().mean())
 
 
 def _outside(layer: Convolution, n_examples: int) -> int:

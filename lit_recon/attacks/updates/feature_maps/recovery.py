@@ -18,6 +18,7 @@ from lit_recon.attacks.updates.feature_maps.convolutions import (
     PatchSpan,
     covers_everything,
     find_convolutions,
+    hidden_entries,
     patch_span,
     without_constants,
 )
@@ -264,7 +265,7 @@ class MapRecovery:
                 if isinstance(found, RecoveredMaps):
                     return _closer(observation, candidates[i - 1], found) if i > 0 else found
                 reason = found
-                if hides_entries(gradient):
+                if hidden_entries(gradient.flatten(1)).any():
                     partly.append((convolution, reason))
                     continue
             reasons.append(f"{convolution.name}: {reason}")
@@ -304,12 +305,6 @@ def unfit(convolution: Convolution, n_examples: int) -> str | None:
     if not convolution.sparse:
         return "its input does not come from a ReLU"
     return None if covers_everything(convolution) else "its kernel does not reach every entry"
-
-
-def hides_entries(gradient: Tensor) -> bool:
-    """Whether a gradient `(channels, ...)` has zeros outside of rows and columns that vanish altogether."""
-    zero = gradient.flatten(1) == 0
-    return bool((zero & ~zero.all(1, keepdim=True) & ~zero.all(0)).any())
 
 
 def recover_maps(convolution: Convolution, gradient: Tensor, n_examples: int, seed: int = 0) -> RecoveredMaps | str:

@@ -34,6 +34,9 @@ class AveragedDefense:
         defense.require_shares()
         self.defense, self.clients = defense, clients
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.defense}, clients={self.clients})"
+
     @property
     def stages(self) -> Sequence[Stage]:
         return self.defense.stages

@@ -106,16 +106,22 @@ def network(name: str, public: ImageSet, normalization: Normalization) -> Backbo
     return model.eval()
 
 
-def exact_attack(name: str = "feature_maps") -> Attack:
-    """The first attack of a setting in `configs/attack`; what it makes way to is no part of the tables."""
+def attacks_of(name: str) -> list[Attack]:
+    """The attacks of a setting in `configs/attack` that names several, the first applicable one of which is run."""
     settings = yaml.safe_load((ROOT / f"configs/attack/{name}.yaml").read_text(encoding="utf-8"))["attack"]
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(GradientMatching, "attack")
-    first = settings["init_args"]["attacks"][0]
-    assert first["class_path"] == GradientMatching.__name__
-    built: Any = parser.instantiate(parser.parse_object({"attack": first["init_args"]}))
-    attack: Attack = built.attack
-    return attack
+    attacks: list[Attack] = []
+    for one in settings["init_args"]["attacks"]:
+        assert one["class_path"] == GradientMatching.__name__
+        built: Any = parser.instantiate(parser.parse_object({"attack": one["init_args"]}))
+        attacks.append(built.attack)
+    return attacks
+
+
+def exact_attack(name: str = "feature_maps") -> Attack:
+    """The first attack of a setting; what it makes way to is no part of the tables."""
+    return attacks_of(name)[0]
 
 
 def measure(model: Backbone, private: ImageSet, attack: Attack, cell: Cell) -> Row:

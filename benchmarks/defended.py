@@ -3,8 +3,8 @@
     python -m benchmarks.defended --data.root DIR --checkpoint FILE [--kinds prune drop] [--cells "prune 0.9/1/eval"]
 
 Every cell has its own draws of test images of CIFAR-10. The kinds of defenses have records of their own, so that
-several processes can share the work. Only the first attack of `configs/attack/feature_maps.yaml` runs, behind noise
-that of `noisy_maps.yaml`: what they make way to is no part of this table.
+several processes can share the work. The attacks are those of `configs/attack/feature_maps.yaml` but for the last: the
+deep image prior that they make way to is no part of this table.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ import lit_recon._torchvision
 
 import torch
 
-from benchmarks.certificates import WRONG, Cell, drawn, exact_attack
+from benchmarks.certificates import WRONG, Cell, attacks_of, drawn
 from benchmarks.record import Record, Row, spread
 from lit_recon.attacks.base import Attack
+from lit_recon.attacks.updates import FirstApplicable
 from lit_recon.clients.settings import ClientSettings
 from lit_recon.data import ImageSet
 from lit_recon.data.sources import CIFAR10
@@ -121,7 +122,7 @@ def main() -> None:
     model = load_backbone(arguments.checkpoint).model
     settings = {key: value for key, value in vars(arguments).items() if key != "kinds"}
     for kind in arguments.kinds:
-        attack = exact_attack("noisy_maps" if kind == "noise" else "feature_maps")
+        attack = FirstApplicable(attacks_of("feature_maps")[:-1])
         with Record(f"defended_{kind}", settings, arguments.pool) as record:
             for cell in cells(kind):
                 if not arguments.cells or cell.name in arguments.cells:

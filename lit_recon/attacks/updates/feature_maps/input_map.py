@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ class InputMap:
         layers: name of the convolution, or names of several.
         batch_norm: mode of BatchNorm layers, as in the client.
         covers: for each layer, which entries of its maps are kept, bool `(c, h, w)`; the others are zero. None: all.
+        parameters: of the model, by default the observed public ones.
     """
 
     def __init__(
@@ -34,11 +35,12 @@ class InputMap:
         layers: str | Sequence[str],
         batch_norm: BatchNormMode,
         covers: Sequence[Tensor] | None = None,
+        parameters: Mapping[str, Tensor] | None = None,
     ) -> None:
         names = [layers] if isinstance(layers, str) else list(layers)
         self._covers = None if covers is None else [cover.flatten().to(observation.like) for cover in covers]
         self._module = _UpTo(pure_copy(observation.model, batch_norm), names)
-        public = {**observation.parameters, **observation.buffers}
+        public = {**(observation.parameters if parameters is None else parameters), **observation.buffers}
         self._public = {f"model.{name}": value for name, value in public.items()}
 
     def doubled(self) -> InputMap:

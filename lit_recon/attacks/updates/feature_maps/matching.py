@@ -232,6 +232,10 @@ class FeatureMapPenalty:
         """Unsupported, a ConfigError: maps are too large to condition a network on."""
         raise ConfigError("a network can be conditioned on features but not on maps: set conditioned to false")
 
+    def prior_share(self, progress: float) -> float:
+        """What priors count for: the same in all iterations."""
+        return 1.0
+
     def penalty(self, images: Tensor, targets: Tensor) -> Tensor:
         """Weighted mean over examples of 1 - cos of their maps, a scalar, differentiable in the images."""
         # half the squared distance of unit vectors equals 1 - cos without cancellation

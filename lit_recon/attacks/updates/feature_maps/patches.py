@@ -1,17 +1,23 @@
-"""The likelihood of convolutions' noisy gradients given only the inputs of the convolutions in candidate images.
+"""Images whose patches explain the gradients of convolutions, with entries hidden, with noise, or exact.
 
-The gradient of a convolution's weights, `(channels, c k k)`, is D^T P plus noise, with one row per place of every image
-in P, the patch under the kernel, and in D, the derivative of the loss in the output there. With the most likely D, that
-of least squares, the squared share of the gradient's rows outside the span of the patches is left (variable projection,
-[GolubPereyra1973]). That needs neither labels nor a backward pass through the loss, holds for any loss, for clipped
-gradients and for any number of examples, and is continuous in the images where the gradient itself jumps with every
-ReLU that switches. There is something outside as long as there are fewer patches than channels and entries of a patch.
+The gradient of a convolution's weights, `(channels, c k k)`, is D^T P: one row per place of every image in P, the patch
+under the kernel, and in D, the derivative of the loss in the output there. With the D of least squares, the residual of
+the observed entries depends on the candidate images alone, by a forward pass (variable projection,
+[GolubPereyra1973]; the derivative of the residual is that at a fixed D). That needs neither labels nor second
+derivatives, holds for any loss, any activation, clipped gradients and sums over clients, and is continuous in the
+images where the gradient jumps with every ReLU that switches. Every row of the gradient is spanned by the same patches,
+so that it says something about them as soon as more of its entries are observed than there are patches, however many
+others pruning or dropping has hidden.
+
+Noise enters by its likelihood. The search begins as if there were more: the assumed standard deviation falls to that of
+the update, and the prior's influence with it.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -19,17 +25,145 @@ from torch import Tensor
 
 from lit_recon.attacks.updates.feature_maps.convolutions import Convolution, find_convolutions, hidden_entries
 from lit_recon.attacks.updates.feature_maps.input_map import InputMap
-from lit_recon.attacks.updates.feature_maps.matching import arranged_labels
+from lit_recon.attacks.updates.feature_maps.matching import EXPLAINED, arranged_labels
+from lit_recon.attacks.updates.gradient_matching.matching import update_distance
 from lit_recon.attacks.updates.noise import edge, noise_of, singular_values
+from lit_recon.clients import LocalSteps
+from lit_recon.clients.aggregate import one_client
 from lit_recon.errors import ConfigError, UnsupportedModelError
-from lit_recon.records import Noise, Observation
+from lit_recon.records import ForwardOperator, Noise, Observation
 
 #: Added to the patches' Gram matrix, relative to the mean of its diagonal, against patches that are all zero.
-_RIDGE = 1e-9
+_RIDGE = 1e-12
+#: Added to the normal equations of a row with hidden entries, whose eigenvalues are at most 1; and refining solutions.
+_ROW_RIDGE, _REFINEMENTS = 1e-5, 2
 #: Standard deviations of the misfit up to which images explain the gradients.
 _EXPLAINED = 4.0
-#: Share of zeros in a gradient from which they count as hidden entries; exact gradients of first layers have a few.
-_HIDDEN = 0.1
+#: Share of the squares of gradients without noise that the patches of the images may leave.
+_LEFT = 1e-6
+#: Assumed noise at the first iteration, and least noise, relative to the root mean square of the observed entries.
+_FIRST, _LAST = 0.1, 1e-5
+#: Largest number of patches in a batch, and the least number of observed entries per patch.
+_MOST_PATCHES, _PER_PATCH = 1024, 1.3
+#: Share of zeros up to which they count as observed: noise has a few by chance.
+_CHANCE = 1e-4
+#: Rows with hidden entries: at most and at least this many of a layer, and multiplications for their normal equations.
+_MOST_ROWS, _LEAST_ROWS, _COST = 64, 4, 1.2e8
+
+
+@dataclass(frozen=True)
+class ObservedRows:
+    """Rows of the gradient of a convolution's weights.
+
+    Attributes:
+        layer: the convolution.
+        values: `(rows, c k k)`, float64; zero where nothing was observed.
+        observed: `(rows, c k k)` bool; None: everything.
+        patches: number of patches in the batch.
+    """
+
+    layer: Convolution
+    values: Tensor
+    observed: Tensor | None
+    patches: int
+
+    @property
+    def count(self) -> int:
+        """Number of observed entries."""
+        return self.values.numel() if self.observed is None else int(self.observed.sum())
+
+    @property
+    def equations(self) -> int:
+        """Observed entries less unknown derivatives."""
+        return self.count - len(self.values) * self.patches
+
+    def residual(self, patches: Tensor) -> Tensor:
+        """Sum of the squares of what rows `(patches, c k k)` leave of the observed entries; differentiable once."""
+        with torch.no_grad():
+            gram = patches @ patches.T
+            size = gram.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny)
+            factor = torch.linalg.cholesky(gram + _RIDGE * size * torch.eye(len(gram)).to(gram))
+            basis = torch.linalg.solve_triangular(factor, patches, upper=False)
+            inside = self.values @ basis.T if self.observed is None else self._fit(basis, self.observed)
+            derivatives = torch.linalg.solve_triangular(factor, inside, upper=False, left=False)
+        outside = self.values - derivatives @ patches
+        return (outside if self.observed is None else outside * self.observed).square().sum()
+
+    def _fit(self, basis: Tensor, observed: Tensor) -> Tensor:
+        """Coefficients `(rows, patches)` of the observed entries in an orthonormal `basis`, by least squares."""
+        small = torch.cat([basis, basis.new_zeros(len(basis), 1)], dim=1).T.float().contiguous()
+        chosen = small[self._places]
+        normal = chosen.mT @ chosen + _ROW_RIDGE * torch.eye(len(basis)).to(small)
+        factor, inside = torch.linalg.cholesky(normal), self.values.new_zeros(len(observed), len(basis))
+        for _ in range(1 + _REFINEMENTS):
+            rest = ((self.values - inside @ basis) * observed) @ basis.T
+            inside = inside + torch.cholesky_solve(rest.float()[..., None], factor)[..., 0].double()
+        return inside
+
+    @cached_property
+    def _places(self) -> Tensor:
+        """Places of the observed entries of each row, `(rows, most)`; the number of columns where a row has no more."""
+        assert self.observed is not None
+        columns = self.observed.shape[1]
+        places = torch.where(self.observed, torch.arange(columns, device=self.observed.device), columns)
+        return places.sort(dim=1)[0][:, : int(self.observed.sum(1).max())]
+
+
+class Passes:
+    """The forward passes of a client, or of several, in which it computes the gradients whose sum it releases.
+
+    Local steps start from weights on the straight line from the first to the last ones, which the update gives; weights
+    between them are not known better before the images are. Where BatchNorm uses statistics of the batch, every client
+    and every mini-batch has its own.
+
+    Args:
+        observation: of the victim.
+        layers: names of convolutions.
+    """
+
+    def __init__(self, observation: Observation, layers: Sequence[str]) -> None:
+        rule, clients = one_client(observation.operator)
+        steps, batches = (rule.steps, rule.batches) if isinstance(rule, LocalSteps) else (1, 1)
+        size = observation.n_examples // (clients * batches)
+        self._inputs = [
+            InputMap(observation, layers, observation.operator.batch_norm, parameters=weights)
+            for weights in _weights(observation, rule)
+        ]
+        self._chosen = [
+            [torch.arange(size) + (client * batches + step % batches) * size for client in range(clients)]
+            for step in range(steps)
+        ]
+        if observation.operator.batch_norm == "eval":
+            self._chosen = [[torch.cat(parts)] for parts in self._chosen]
+
+    @property
+    def examples(self) -> int:
+        """Number of examples in all passes."""
+        return sum(len(chosen) for parts in self._chosen for chosen in parts)
+
+    @property
+    def interpolated(self) -> bool:
+        """Whether the weights of some pass are not known."""
+        return len(self._inputs) > 1
+
+    def __call__(self, images: Tensor) -> list[Tensor]:
+        """Input maps `(examples, c, h, w)` of every layer, for candidate images `(n, c, h, w)`; differentiable."""
+        passes = zip(self._inputs, self._chosen, strict=True)
+        maps = [inputs.each(images[chosen.to(images.device)]) for inputs, parts in passes for chosen in parts]
+        return [torch.cat(of_layer) for of_layer in zip(*maps, strict=True)]
+
+
+def _weights(observation: Observation, rule: ForwardOperator) -> list[dict[str, Tensor]]:
+    """The weights before each local step, were the gradient constant."""
+    start = dict(observation.parameters)
+    if not isinstance(rule, LocalSteps):
+        return [start]
+    moved = observation.update
+    if rule.release == "gradient":
+        moved = {name: value * (rule.rates[name] * rule.path) for name, value in moved.items()}
+    speeds = [sum(rule.momentum**i for i in range(step + 1)) for step in range(rule.steps)]
+    shares = [sum(speeds[:step]) / rule.path for step in range(rule.steps)]
+    return [{name: value - share * moved[name] for name, value in start.items()} for share in shares]
 
 
 @dataclass(frozen=True)
@@ -38,18 +172,20 @@ class PatchPenalty:
 
     Attributes:
         observation: of the victim.
-        layers: the convolutions.
-        noise: in their gradients; treated as normal.
-        inputs: of the layers, for candidates.
+        rows: of the convolutions' gradients.
+        passes: of the client, with the inputs of these convolutions.
+        noise: in the gradients, treated as normal; None: only rounding errors.
         weight: of minus the log-likelihood, in nats per pixel of the batch.
-        notes: the noise, and what stands out of it.
+        tempered: share of the iterations in which more noise is assumed than there is.
+        notes: what was observed.
     """
 
     observation: Observation
-    layers: tuple[Convolution, ...]
-    noise: Noise
-    inputs: InputMap
+    rows: tuple[ObservedRows, ...]
+    passes: Passes
+    noise: Noise | None
     weight: float
+    tempered: float
     notes: tuple[str, ...]
 
     #: The penalty starts with the first iteration.
@@ -58,36 +194,57 @@ class PatchPenalty:
     features: Tensor | None = None
 
     @cached_property
-    def gradients(self) -> list[Tensor]:
-        """Of the layers, each `(channels, c k k)`, in units of the noise; float64."""
-        return [_gradient(self.observation, layer) / self.noise.std for layer in self.layers]
-
-    @property
     def pixels(self) -> int:
         """Number of pixels of the batch."""
         return self.observation.n_examples * math.prod(self.observation.image_shape)
 
-    @property
+    @cached_property
     def freedom(self) -> int:
-        """Expected misfit of the true images, and half its variance: coordinates less entries of all D."""
-        patches = [layer.places * self.observation.n_examples for layer in self.layers]
-        return sum(g.shape[0] * (g.shape[1] - r) for g, r in zip(self.gradients, patches, strict=True))
+        """Expected misfit of the true images, and half its variance."""
+        return sum(rows.equations for rows in self.rows)
+
+    @cached_property
+    def size(self) -> float:
+        """Sum of the squares of the observed entries."""
+        return sum(float(rows.values.square().sum()) for rows in self.rows)
+
+    @property
+    def hidden(self) -> bool:
+        """Whether entries of the gradients are hidden."""
+        return any(rows.observed is not None for rows in self.rows)
+
+    @cached_property
+    def stds(self) -> tuple[float, float]:
+        """Standard deviations of the noise, that assumed first and that of the update."""
+        scale = (self.size / sum(rows.count for rows in self.rows)) ** 0.5
+        last = max(_LAST * scale, self.noise.std if self.noise else 0.0)
+        return max(_FIRST * scale, last), last
+
+    def prior_share(self, progress: float) -> float:
+        """What priors count for after a share of the iterations, in units of the noise assumed first."""
+        first, last = self.stds
+        return float((last / first) ** (2 * min(1.0, progress / self.tempered)))
+
+    def residual(self, images: Tensor) -> Tensor:
+        """Sum of the squares that the patches of images leave of the gradients; float64, differentiable once."""
+        left = []
+        for rows, maps in zip(self.rows, self.passes(images), strict=True):
+            left.append(rows.residual(rows.layer.patches(maps).transpose(1, 2).flatten(0, 1).double()))
+        return torch.stack(left).sum()
 
     def misfit(self, images: Tensor) -> Tensor:
-        """Sum of the squares of what lies outside the span of the images' patches, in units of the noise; float64."""
-        outside = []
-        for layer, gradient, maps in zip(self.layers, self.gradients, self.inputs.each(images), strict=True):
-            patches = layer.patches(maps).transpose(1, 2).flatten(0, 1).double()
-            gram = patches @ patches.T
-            size = gram.diagonal().mean().detach().clamp_min(torch.finfo(torch.float64).tiny)
-            factor = torch.linalg.cholesky(gram + _RIDGE * size * torch.eye(len(gram)).to(gram))
-            inside = torch.linalg.solve_triangular(factor, patches @ gradient.T, upper=False)
-            outside.append(gradient.square().sum() - inside.square().sum())
-        return torch.stack(outside).sum()
+        """The residual in units of the noise."""
+        return self.residual(images) / self.stds[1] ** 2
 
     def penalty(self, images: Tensor, targets: Tensor) -> Tensor:
-        """Weighted minus log-likelihood per pixel, less its expectation at the true images; differentiable."""
-        return (self.weight * 0.5 * (self.misfit(images) - self.freedom) / self.pixels).to(images.dtype)
+        """Weighted minus log-likelihood per pixel with the noise assumed first, less that of the true images.
+
+        The images of the least loss with the noise assumed later are the same if priors count for less,
+        see `prior_share`; equal units in all iterations keep a quasi-Newton solver's history of use.
+        """
+        first, last = self.stds
+        excess = self.residual(images) - self.freedom * (last**2 if self.noise else 0.0)
+        return (self.weight * 0.5 * excess / (first**2 * self.pixels)).to(images.dtype)
 
     def with_labels(self, labels: Tensor) -> PatchPenalty:
         """The same: labels do not matter."""
@@ -109,87 +266,122 @@ class PatchPenalty:
         """The batch's labels `(n,)` in the order of the reconstructed images."""
         return arranged_labels(self.observation, images, labels)
 
-    def certificate(self, images: Tensor, labels: Tensor) -> tuple[None, bool, tuple[str, ...]]:
-        """No certificate of single images; a note on whether they explain the gradients up to the noise."""
+    def certificate(self, images: Tensor, labels: Tensor) -> tuple[Tensor | None, bool, tuple[str, ...]]:
+        """Whether the images explain the update: a certificate `(n,)` without noise, a note with it.
+
+        Without noise all images of a batch are certified or none: their patches have to span the observed entries of
+        the gradients, and the images have to give the observed entries of the whole update.
+        """
         with torch.no_grad():
-            excess = (float(self.misfit(images)) - self.freedom) / (2 * self.freedom) ** 0.5
-        does = "is that of the noise"
-        if excess > _EXPLAINED:
-            does = "is more than noise: the search ended too early or in a local minimum"
-        return None, False, (f"misfit of the images' patches {does}: {excess:.2g} standard deviations above its mean",)
+            residual = float(self.residual(images))
+        if self.noise is not None:
+            excess = (residual / self.noise.std**2 - self.freedom) / (2 * self.freedom) ** 0.5
+            does = "is that of the noise"
+            if excess > _EXPLAINED:
+                does = "is more than noise: the search ended too early or in a local minimum"
+            note = f"misfit of the images' patches {does}: {excess:.2g} standard deviations above its mean"
+            return None, False, (note,)
+        left = residual / self.size
+        distance = update_distance(self.observation, images, labels, observed_only=self.hidden)
+        certified = distance <= EXPLAINED and (left <= _LEFT or self.passes.interpolated)
+        note = f"patches leave {left:.1g} of the gradients, 1 - cos of the updates {distance:.1g}"
+        if not certified:
+            note = f"not certified: {note}, at most {_LEFT:g} and {EXPLAINED:g}"
+        return torch.full((len(images),), certified), certified, (note,)
 
 
 class PatchMatching:
-    """Matches the patches of candidates to the gradients of all convolutions with fewer patches than channels.
+    """Matches the patches of candidates to the gradients of all convolutions with few enough patches.
 
-    The gradients may have normal noise of known or unknown scale, for which the likelihood is that of `PatchPenalty`;
-    with Laplace noise it is least squares. With `FeaturesOnly` as objective no update is computed at all, and an
-    iteration is one forward and one backward pass up to the last of these convolutions.
+    Entries of the gradients may be hidden, or have normal noise of known or unknown scale, for which the likelihood is
+    that of `PatchPenalty`; with Laplace noise it is least squares. With `FeaturesOnly` as objective no update is
+    computed at all, and an iteration is one forward and one backward pass up to the last of these convolutions.
 
     Args:
-        layers: names of the convolutions; default: all with fewer patches in the batch than channels.
+        layers: names of the convolutions; default: all with fewer patches in the batch than entries of a patch.
         weight: above 0, of minus the log-likelihood in nats per pixel of the batch.
+        tempered: above 0 and at most 1, share of the iterations over which the assumed noise falls to that of the
+            update.
     """
 
-    def __init__(self, layers: list[str] | None = None, weight: float = 1.0) -> None:
-        if (layers is not None and not layers) or not weight > 0:
+    def __init__(self, layers: list[str] | None = None, weight: float = 1.0, tempered: float = 0.7) -> None:
+        if (layers is not None and not layers) or not weight > 0 or not 0 < tempered <= 1:
             raise ConfigError(
-                f"PatchMatching needs a weight above 0 and at least one layer, or null for all; got {weight:g}"
+                "PatchMatching needs a weight above 0, tempered above 0 and at most 1, and at least one layer, or null "
+                f"for all; got {weight:g}, {tempered:g} and {layers}"
             )
-        self.layers, self.weight = layers, weight
+        self.layers, self.weight, self.tempered = layers, weight, tempered
 
     def prepare(self, observation: Observation) -> PatchPenalty:
-        """Choose the convolutions and find the noise.
+        """Choose the convolutions and their rows with enough observed entries, and find the noise.
 
         Raises:
-            UnsupportedModelError: no convolution has few enough patches; entries of their gradients are hidden; or no
-                singular value of these is larger than those of noise.
+            UnsupportedModelError: no convolution has few enough patches; too few entries are observed; or no singular
+                value of the gradients is larger than those of noise.
             ConfigError: a layer is not a plain convolution of the model, or has too many patches.
             ThreatModelError: the noise of the defense is neither normal nor Laplace.
         """
-        n = observation.n_examples
-        fit = {layer.name: layer for layer in find_convolutions(observation) if _outside(layer, n) > 0}
+        examples = Passes(observation, []).examples
+        fit = {one.name: one for one in find_convolutions(observation) if _few(one, examples)}
         for name in self.layers or ():
             if name not in fit:
                 raise ConfigError(
-                    f"{name!r} is no plain convolution with fewer patches than channels: {', '.join(fit)}"
+                    f"{name!r} is no plain convolution with fewer patches than entries of a patch: {', '.join(fit)}"
                 )
         if not fit:
             raise UnsupportedModelError(
-                f"no convolution has fewer patches in a batch of {n} than channels: attack smaller batches, or match "
-                "gradients instead"
+                f"no convolution has fewer patches in {examples} examples than entries of a patch: attack smaller "
+                "batches, or match gradients instead"
             )
-        layers = tuple(fit[name] for name in self.layers or fit)
-        hidden = [
-            layer.name for layer in layers if hidden_entries(_gradient(observation, layer)).double().mean() > _HIDDEN
-        ]
-        if hidden:
-            raise UnsupportedModelError(f"entries of the gradients are hidden: {', '.join(hidden)}; see MapMatching")
+        found = [observed_rows(observation, fit[name], examples) for name in self.layers or fit]
+        rows = tuple(one for one in found if one is not None)
+        seen = Passes(observation, [one.layer.name for one in rows])
+        penalty = PatchPenalty(observation, rows, seen, None, self.weight, self.tempered, ())
+        if penalty.freedom < penalty.pixels:
+            raise UnsupportedModelError(
+                f"too few entries of the gradients are left: {penalty.freedom} equations for {penalty.pixels} pixels, "
+                f"from {len(rows)} of {len(found)} convolutions"
+            )
+        note = f"patches matched to {penalty.freedom} equations from {len(rows)} convolutions"
+        if penalty.hidden:
+            shares = [one.count / one.values.numel() for one in rows]
+            note += f", in rows with {min(shares):.0%} to {max(shares):.0%} of their entries observed"
         noise, given = noise_of(observation)
-        if noise is None:
-            raise UnsupportedModelError(f"the noise cannot be estimated from {', '.join(fit)}: they are too small")
-        above = [_above(_gradient(observation, layer), layer.places * n, noise.std) for layer in layers]
+        if noise is None or (not given and (penalty.hidden or noise.std < penalty.stds[1])):
+            # behind hidden entries small singular values are not those of noise
+            return replace(penalty, notes=(f"{note}; no noise",))
         how = f"{'known' if given else 'estimated'} standard deviation {noise.std:.3g}"
-        if not any(above):
+        above = {one.layer.name: _above(one, noise.std) for one in rows if one.observed is None}
+        if above and not any(above.values()):
             raise UnsupportedModelError(
                 f"nothing is left of the maps: no convolution's gradient has singular values above noise of {how}"
             )
-        counts = ", ".join(f"{one.name} {count} of {one.places * n}" for one, count in zip(layers, above, strict=True))
-        note = f"patches of {len(layers)} convolutions matched; singular values above noise of {how}: {counts}"
-        inputs = InputMap(observation, [layer.name for layer in layers], observation.operator.batch_norm)
-        return PatchPenalty(observation, layers, noise, inputs, self.weight, (note,))
+        counts = ", ".join(
+            f"{one.layer.name} {above[one.layer.name]} of {one.patches}" for one in rows if one.observed is None
+        )
+        note = f"{note}; noise of {how}" + (f", singular values above it: {counts}" if above else "")
+        return replace(penalty, noise=noise, notes=(note,))
 
 
-def _gradient(observation: Observation, layer: Convolution) -> Tensor:
-    return observation.update[f"{layer.name}.weight"].detach().double().flatten(1)
+def _few(layer: Convolution, examples: int) -> bool:
+    return layer.places * examples <= min(_MOST_PATCHES, 0.9 * layer.patch_size)
 
 
-def _outside(layer: Convolution, n_examples: int) -> int:
-    """Dimensions of the rows and columns of a layer's gradient outside the span of all patches, the fewer of both."""
-    return min(layer.channels, layer.patch_size) - layer.places * n_examples
+def observed_rows(observation: Observation, layer: Convolution, examples: int) -> ObservedRows | None:
+    """The rows of a layer's gradient with enough observed entries, those with the most; None if there are too few."""
+    gradient = observation.update[f"{layer.name}.weight"].detach().double().flatten(1)
+    patches = layer.places * examples
+    # where most is zero, rows and columns may vanish altogether by pruning
+    if hidden_entries(gradient).double().mean() <= _CHANCE and (gradient == 0).double().mean() < 0.5:
+        return ObservedRows(layer, gradient, None, patches)
+    counts = (gradient != 0).sum(1)
+    most = min(_MOST_ROWS, int(_COST / (patches**2 * float(counts.max()))))
+    order = counts.argsort(descending=True)[:most]
+    chosen = order[counts[order] > _PER_PATCH * patches]
+    return ObservedRows(layer, gradient[chosen], gradient[chosen] != 0, patches) if len(chosen) >= _LEAST_ROWS else None
 
 
-def _above(gradient: Tensor, rank: int, std: float) -> int:
-    """Number of singular values, at most `rank`, above the largest of noise, with a margin of 5 %."""
-    found = singular_values(gradient.cpu()) > 1.05 * std * edge(*gradient.shape)
-    return min(rank, int(found.sum()))
+def _above(rows: ObservedRows, std: float) -> int:
+    """Number of singular values, at most one per patch, above the largest of noise, with a margin of 5 %."""
+    found = singular_values(rows.values.cpu()) > 1.05 * std * edge(*rows.values.shape)
+    return min(rows.patches, int(found.sum()))

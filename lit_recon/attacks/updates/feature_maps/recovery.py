@@ -238,12 +238,13 @@ class MapRecovery:
     Args:
         layers: names of convolutions to try, in this order; default: all that qualify, in forward order.
         seed: of the iterations' first block.
+        completion: complete gradients with hidden entries; otherwise they determine no maps.
     """
 
-    def __init__(self, layers: list[str] | None = None, seed: int = 0) -> None:
+    def __init__(self, layers: list[str] | None = None, seed: int = 0, completion: bool = True) -> None:
         if layers is not None and not layers:
             raise ConfigError("MapRecovery needs at least one layer, or null for all that qualify")
-        self.layers, self.seed = layers, seed
+        self.layers, self.seed, self.completion = layers, seed, completion
 
     def __call__(self, observation: Observation) -> RecoveredMaps:
         """The maps of the first convolution whose certificate holds, or of all where entries are hidden.
@@ -265,7 +266,7 @@ class MapRecovery:
                 if isinstance(found, RecoveredMaps):
                     return _closer(observation, candidates[i - 1], found) if i > 0 else found
                 reason = found
-                if hidden_entries(gradient.flatten(1)).any():
+                if self.completion and hidden_entries(gradient.flatten(1)).any():
                     partly.append((convolution, reason))
                     continue
             reasons.append(f"{convolution.name}: {reason}")

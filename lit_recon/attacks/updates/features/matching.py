@@ -204,6 +204,10 @@ class FeaturePenalty:
         """The labels, unchanged: candidates are already in their order."""
         return labels
 
+    def prior_share(self, progress: float) -> float:
+        """What priors count for: the same in all iterations."""
+        return 1.0
+
     def penalty(self, images: Tensor, targets: Tensor) -> Tensor:
         """Weighted penalty of candidate images `(n, c, h, w)`, a differentiable scalar."""
         return self.term.weight * self.term(self.features_of(images), targets)

@@ -314,9 +314,10 @@ class GradientMatching(SteppableAttack[MatchingState]):
         terms = {"matching": evaluation.matching}
         if self.network_prior is not None:
             terms["batch_norm"] = evaluation.penalty
+        shares = images.new_tensor([problem.prior_share(progress) for problem in chosen])
         for prior in self.image_priors:
             value = prior(images, chosen[0].restart.observation.normalization, state.restarts, progress)
-            terms[type(prior).__name__] = prior.weight * value
+            terms[type(prior).__name__] = prior.weight * shares * value
         if self.features is not None:
             pairs = zip(chosen, images, strict=True)
             terms["features"] = torch.stack([problem.feature_term(image, progress) for problem, image in pairs])

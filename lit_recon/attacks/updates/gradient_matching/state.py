@@ -40,6 +40,10 @@ class Problem:
         drawn = parametrization.images(self.variables, self.restart)
         return drawn if self.kept is None else torch.where(*self.kept, drawn)
 
+    def prior_share(self, progress: float) -> float:
+        """What the priors count for at a share of the iterations."""
+        return 1.0 if self.feature_penalty is None else self.feature_penalty.prior_share(progress)
+
     def feature_term(self, images: Tensor, progress: float) -> Tensor:
         """The penalty of recovered features, which are assigned to candidates when it starts."""
         penalty = self.feature_penalty

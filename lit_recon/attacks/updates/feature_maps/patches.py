@@ -335,6 +335,8 @@ class PatchMatching:
             )
         found = [observed_rows(observation, fit[name], examples) for name in self.layers or fit]
         rows = tuple(one for one in found if one is not None)
+        # fully observed, layers with as many patches as channels cost much and add little to others
+        rows = tuple(one for one in rows if one.observed is not None or one.patches < len(one.values)) or rows
         seen = Passes(observation, [one.layer.name for one in rows])
         penalty = PatchPenalty(observation, rows, seen, None, self.weight, self.tempered, ())
         if penalty.freedom < penalty.pixels:
@@ -356,10 +358,8 @@ class PatchMatching:
             raise UnsupportedModelError(
                 f"nothing is left of the maps: no convolution's gradient has singular values above noise of {how}"
             )
-        counts = ", ".join(
-            f"{one.layer.name} {above[one.layer.name]} of {one.patches}" for one in rows if one.observed is None
-        )
-        note = f"{note}; noise of {how}" + (f", singular values above it: {counts}" if above else "")
+        counts = ", ".join(f"{name} {count}" for name, count in above.items()) or "not counted behind hidden entries"
+        note = f"{note}; noise of {how}, singular values above it: {counts}"
         return replace(penalty, noise=noise, notes=(note,))
 
 
@@ -375,7 +375,7 @@ def observed_rows(observation: Observation, layer: Convolution, examples: int) -
     if hidden_entries(gradient).double().mean() <= _CHANCE and (gradient == 0).double().mean() < 0.5:
         return ObservedRows(layer, gradient, None, patches)
     counts = (gradient != 0).sum(1)
-    most = min(_MOST_ROWS, int(_COST / (patches**2 * float(counts.max()))))
+    most = min(_MOST_ROWS, int(_COST / (patches**2 * max(1.0, float(counts.max())))))
     order = counts.argsort(descending=True)[:most]
     chosen = order[counts[order] > _PER_PATCH * patches]
     return ObservedRows(layer, gradient[chosen], gradient[chosen] != 0, patches) if len(chosen) >= _LEAST_ROWS else None

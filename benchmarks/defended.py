@@ -25,7 +25,7 @@ from benchmarks.certificates import WRONG, Cell, attacks_of, drawn
 from benchmarks.record import Record, Row, spread
 from lit_recon.attacks.base import Attack
 from lit_recon.attacks.updates import FirstApplicable
-from lit_recon.clients.settings import ClientSettings
+from lit_recon.clients.settings import ClientSettings, LocalTraining
 from lit_recon.data import ImageSet
 from lit_recon.data.sources import CIFAR10
 from lit_recon.data.splits import Pool, in_pool
@@ -37,6 +37,8 @@ from lit_recon.models import Backbone
 from lit_recon.models.checkpoint import load_backbone
 from lit_recon.records import BatchNormMode, Knowledge
 
+#: Numbers of local steps on the same images, each at this learning rate.
+LOCAL_STEPS, LOCAL_RATE = (3, 5), 0.01
 #: Defenses by kind and name; the names are those of the rows.
 DEFENSES: dict[str, dict[str, Defense]] = {
     "none": {"none": Defense()},
@@ -44,6 +46,7 @@ DEFENSES: dict[str, dict[str, Defense]] = {
     "prune_tensor": {f"prune {p:g} of every tensor": GradientPruning(p, "tensor") for p in (0.3, 0.5, 0.7, 0.9)},
     "drop": {f"drop {p:g}": GradientDropout(p) for p in (0.3, 0.5, 0.7, 0.9)},
     "noise": {f"noise {std:g}": GaussianNoise(std) for std in (1e-4, 1e-3, 1e-2)},
+    "local": {f"{steps} local steps": Defense() for steps in LOCAL_STEPS},
     "clip": {f"clip {bound:g}": GradientClipping(bound) for bound in (2, 4, 8)},
 }
 
@@ -75,7 +78,8 @@ def measure(model: Backbone, private: ImageSet, attack: Attack, defense: Defense
     """Errors of all images, certified ones and wrong ones among those, seconds, and why batches were not attacked."""
     rmse: list[float] = []
     certified, wrong, seconds, refused, notes = 0, 0, [], [], []
-    client = ClientSettings(batch_norm=cell.batch_norm).client(model, defense)
+    training = {f"{steps} local steps": LocalTraining(steps=steps, lr=LOCAL_RATE) for steps in LOCAL_STEPS}
+    client = ClientSettings(cell.batch_norm, training.get(cell.defense)).client(model, defense)
     draws = drawn(private.labels, Cell(cell.name, cell.batch, cell.batch_norm, "distinct", cell.draws))
     for number, ids in enumerate(draws):
         images, labels = private.pixels(ids), private.labels[ids]

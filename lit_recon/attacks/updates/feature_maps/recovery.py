@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -185,6 +185,7 @@ NEGATIVE = 1e-2
 ENOUGH = 4
 #: Angles between rows that count as parallel, tried in turn: for rounding, then for noise.
 TOLERANCES = (1e-4, 1e-3, 1e-2)
+Completion = Literal["always", "several", "never"]
 
 
 @dataclass(frozen=True)
@@ -238,12 +239,20 @@ class MapRecovery:
     Args:
         layers: names of convolutions to try, in this order; default: all that qualify, in forward order.
         seed: of the iterations' first block.
-        completion: complete gradients with hidden entries; otherwise they determine no maps.
+        completion: of gradients with hidden entries: for any batch, for batches of `several` images, or never; the
+            images of single ones are found sooner from their patches, see `PatchMatching`.
     """
 
-    def __init__(self, layers: list[str] | None = None, seed: int = 0, completion: bool = True) -> None:
+    def __init__(
+        self,
+        layers: list[str] | None = None,
+        seed: int = 0,
+        completion: Completion = "always",
+    ) -> None:
         if layers is not None and not layers:
             raise ConfigError("MapRecovery needs at least one layer, or null for all that qualify")
+        if completion not in get_args(Completion):
+            raise ConfigError(f"MapRecovery completes one of {get_args(Completion)}; got {completion!r}")
         self.layers, self.seed, self.completion = layers, seed, completion
 
     def __call__(self, observation: Observation) -> RecoveredMaps:
@@ -258,6 +267,7 @@ class MapRecovery:
         reasons: list[str] = []
         partly: list[tuple[Convolution, str]] = []
         candidates = self._candidates(observation)
+        completes = self.completion == "always" or (self.completion == "several" and n > 1)
         for i, convolution in enumerate(candidates):
             reason = unfit(convolution, n)
             if reason is None:
@@ -266,7 +276,7 @@ class MapRecovery:
                 if isinstance(found, RecoveredMaps):
                     return _closer(observation, candidates[i - 1], found) if i > 0 else found
                 reason = found
-                if self.completion and hidden_entries(gradient.flatten(1)).any():
+                if completes and hidden_entries(gradient.flatten(1)).any():
                     partly.append((convolution, reason))
                     continue
             reasons.append(f"{convolution.name}: {reason}")

@@ -19,6 +19,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -110,11 +111,11 @@ class ObservedRows:
 
 
 class Passes:
-    """The forward passes of a client, or of several, in which it computes the gradients whose sum it releases.
+    """The forward passes in which clients compute the gradients whose sum they release.
 
-    Local steps start from weights on the straight line from the first to the last ones, which the update gives; weights
-    between them are not known better before the images are. Where BatchNorm uses statistics of the batch, every client
-    and every mini-batch has its own.
+    Of several local steps on the same images, sum_t D_t^T P_t, the first order in the learning rate is kept: one pass
+    at the mean of the weights over these steps, on the straight line from the first to the last ones, which the update
+    gives. Where BatchNorm uses statistics of the batch, every client and every mini-batch has its own.
 
     Args:
         observation: of the victim.
@@ -123,38 +124,27 @@ class Passes:
 
     def __init__(self, observation: Observation, layers: Sequence[str]) -> None:
         rule, clients = one_client(observation.operator)
-        steps, batches = (rule.steps, rule.batches) if isinstance(rule, LocalSteps) else (1, 1)
-        size = observation.n_examples // (clients * batches)
-        self._inputs = [
-            InputMap(observation, layers, observation.operator.batch_norm, parameters=weights)
-            for weights in _weights(observation, rule)
-        ]
+        weights = _weights(observation, rule)
+        self.local_steps = isinstance(rule, LocalSteps) and rule.steps > 1
+        size = observation.n_examples // (clients * len(weights))
+        mode = observation.operator.batch_norm
+        self._inputs = [InputMap(observation, layers, mode, parameters=own) for own in weights]
         self._chosen = [
-            [torch.arange(size) + (client * batches + step % batches) * size for client in range(clients)]
-            for step in range(steps)
+            [torch.arange(size) + (client * len(weights) + batch) * size for client in range(clients)]
+            for batch in range(len(weights))
         ]
-        if observation.operator.batch_norm == "eval":
+        if mode == "eval":
             self._chosen = [[torch.cat(parts)] for parts in self._chosen]
 
-    @property
-    def examples(self) -> int:
-        """Number of examples in all passes."""
-        return sum(len(chosen) for parts in self._chosen for chosen in parts)
-
-    @property
-    def interpolated(self) -> bool:
-        """Whether the weights of some pass are not known."""
-        return len(self._inputs) > 1
-
     def __call__(self, images: Tensor) -> list[Tensor]:
-        """Input maps `(examples, c, h, w)` of every layer, for candidate images `(n, c, h, w)`; differentiable."""
+        """Input maps `(n, c, h, w)` of every layer, in any order, for images `(n, c, h, w)`; differentiable."""
         passes = zip(self._inputs, self._chosen, strict=True)
         maps = [inputs.each(images[chosen.to(images.device)]) for inputs, parts in passes for chosen in parts]
         return [torch.cat(of_layer) for of_layer in zip(*maps, strict=True)]
 
 
 def _weights(observation: Observation, rule: ForwardOperator) -> list[dict[str, Tensor]]:
-    """The weights before each local step, were the gradient constant."""
+    """For each mini-batch the mean weights before its local steps, were the gradient constant."""
     start = dict(observation.parameters)
     if not isinstance(rule, LocalSteps):
         return [start]
@@ -163,7 +153,8 @@ def _weights(observation: Observation, rule: ForwardOperator) -> list[dict[str, 
         moved = {name: value * (rule.rates[name] * rule.path) for name, value in moved.items()}
     speeds = [sum(rule.momentum**i for i in range(step + 1)) for step in range(rule.steps)]
     shares = [sum(speeds[:step]) / rule.path for step in range(rule.steps)]
-    return [{name: value - share * moved[name] for name, value in start.items()} for share in shares]
+    means = [fmean(shares[batch :: rule.batches]) for batch in range(rule.batches)]
+    return [{name: value - mean * moved[name] for name, value in start.items()} for mean in means]
 
 
 @dataclass(frozen=True)
@@ -283,7 +274,7 @@ class PatchPenalty:
             return None, False, (note,)
         left = residual / self.size
         distance = update_distance(self.observation, images, labels, observed_only=self.hidden)
-        certified = distance <= EXPLAINED and (left <= _LEFT or self.passes.interpolated)
+        certified = distance <= EXPLAINED and (left <= _LEFT or self.passes.local_steps)
         note = f"patches leave {left:.1g} of the gradients, 1 - cos of the updates {distance:.1g}"
         if not certified:
             note = f"not certified: {note}, at most {_LEFT:g} and {EXPLAINED:g}"
@@ -321,8 +312,8 @@ class PatchMatching:
             ConfigError: a layer is not a plain convolution of the model, or has too many patches.
             ThreatModelError: the noise of the defense is neither normal nor Laplace.
         """
-        examples = Passes(observation, []).examples
-        fit = {one.name: one for one in find_convolutions(observation) if _few(one, examples)}
+        n = observation.n_examples
+        fit = {one.name: one for one in find_convolutions(observation) if _few(one, n)}
         for name in self.layers or ():
             if name not in fit:
                 raise ConfigError(
@@ -330,10 +321,10 @@ class PatchMatching:
                 )
         if not fit:
             raise UnsupportedModelError(
-                f"no convolution has fewer patches in {examples} examples than entries of a patch: attack smaller "
-                "batches, or match gradients instead"
+                f"no convolution has fewer patches in a batch of {n} than entries of a patch: attack smaller batches, "
+                "or match gradients instead"
             )
-        found = [observed_rows(observation, fit[name], examples) for name in self.layers or fit]
+        found = [observed_rows(observation, fit[name], n) for name in self.layers or fit]
         rows = tuple(one for one in found if one is not None)
         # fully observed, layers with as many patches as channels cost much and add little to others
         rows = tuple(one for one in rows if one.observed is not None or one.patches < len(one.values)) or rows
@@ -349,8 +340,8 @@ class PatchMatching:
             shares = [one.count / one.values.numel() for one in rows]
             note += f", in rows with {min(shares):.0%} to {max(shares):.0%} of their entries observed"
         noise, given = noise_of(observation)
-        if noise is None or (not given and (penalty.hidden or noise.std < penalty.stds[1])):
-            # behind hidden entries small singular values are not those of noise
+        if noise is None or (not given and (penalty.hidden or seen.local_steps or noise.std < penalty.stds[1])):
+            # behind hidden entries and local steps small singular values are not those of noise
             return replace(penalty, notes=(f"{note}; no noise",))
         how = f"{'known' if given else 'estimated'} standard deviation {noise.std:.3g}"
         above = {one.layer.name: _above(one, noise.std) for one in rows if one.observed is None}
@@ -363,14 +354,14 @@ class PatchMatching:
         return replace(penalty, noise=noise, notes=(note,))
 
 
-def _few(layer: Convolution, examples: int) -> bool:
-    return layer.places * examples <= min(_MOST_PATCHES, 0.9 * layer.patch_size)
+def _few(layer: Convolution, n_examples: int) -> bool:
+    return layer.places * n_examples <= min(_MOST_PATCHES, 0.9 * layer.patch_size)
 
 
-def observed_rows(observation: Observation, layer: Convolution, examples: int) -> ObservedRows | None:
+def observed_rows(observation: Observation, layer: Convolution, n_examples: int) -> ObservedRows | None:
     """The rows of a layer's gradient with enough observed entries, those with the most; None if there are too few."""
     gradient = observation.update[f"{layer.name}.weight"].detach().double().flatten(1)
-    patches = layer.places * examples
+    patches = layer.places * n_examples
     # where most is zero, rows and columns may vanish altogether by pruning
     if hidden_entries(gradient).double().mean() <= _CHANCE and (gradient == 0).double().mean() < 0.5:
         return ObservedRows(layer, gradient, None, patches)

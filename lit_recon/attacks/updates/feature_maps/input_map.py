@@ -6,13 +6,16 @@ import contextlib
 import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lit_recon.clients import LocalSteps
+from lit_recon.clients.aggregate import one_client
 from lit_recon.clients.gradient import pure_copy
-from lit_recon.records import BatchNormMode, Observation
+from lit_recon.records import BatchNormMode, ForwardOperator, Observation
 
 
 class InputMap:
@@ -73,6 +76,53 @@ def concatenated(maps: Sequence[Tensor], norms: Tensor | None = None) -> Tensor:
     else:
         parts = [part / norm for part, norm in zip(maps, norms.split(1, dim=1), strict=True)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1) / len(parts) ** 0.5
+
+
+class Passes:
+    """The forward passes in which clients compute the gradients whose sum they release.
+
+    Of several local steps on the same images, sum_t D_t^T P_t, the first order in the learning rate is kept: one pass
+    at the mean of the weights over these steps, on the straight line from the first to the last ones, which the update
+    gives. Where BatchNorm uses statistics of the batch, every client and every mini-batch has its own.
+
+    Args:
+        observation: of the victim.
+        layers: names of convolutions.
+    """
+
+    def __init__(self, observation: Observation, layers: Sequence[str]) -> None:
+        rule, clients = one_client(observation.operator)
+        weights = _weights(observation, rule)
+        self.local_steps = isinstance(rule, LocalSteps) and rule.steps > 1
+        size = observation.n_examples // (clients * len(weights))
+        mode = observation.operator.batch_norm
+        self._inputs = [InputMap(observation, layers, mode, parameters=own) for own in weights]
+        self._chosen = [
+            [torch.arange(size) + (client * len(weights) + batch) * size for client in range(clients)]
+            for batch in range(len(weights))
+        ]
+        if mode == "eval":
+            self._chosen = [[torch.cat(parts)] for parts in self._chosen]
+
+    def __call__(self, images: Tensor) -> list[Tensor]:
+        """Input maps `(n, c, h, w)` of every layer, in any order, for images `(n, c, h, w)`; differentiable."""
+        passes = zip(self._inputs, self._chosen, strict=True)
+        maps = [inputs.each(images[chosen.to(images.device)]) for inputs, parts in passes for chosen in parts]
+        return [torch.cat(of_layer) for of_layer in zip(*maps, strict=True)]
+
+
+def _weights(observation: Observation, rule: ForwardOperator) -> list[dict[str, Tensor]]:
+    """For each mini-batch the mean weights before its local steps, were the gradient constant."""
+    start = dict(observation.parameters)
+    if not isinstance(rule, LocalSteps):
+        return [start]
+    moved = observation.update
+    if rule.release == "gradient":
+        moved = {name: value * (rule.rates[name] * rule.path) for name, value in moved.items()}
+    speeds = [sum(rule.momentum**i for i in range(step + 1)) for step in range(rule.steps)]
+    shares = [sum(speeds[:step]) / rule.path for step in range(rule.steps)]
+    means = [fmean(shares[batch :: rule.batches]) for batch in range(rule.batches)]
+    return [{name: value - mean * moved[name] for name, value in start.items()} for mean in means]
 
 
 class _ReachedError(Exception):

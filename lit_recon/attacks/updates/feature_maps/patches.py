@@ -16,23 +16,19 @@ the update, and the prior's influence with it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import fmean
 
 import torch
 from torch import Tensor
 
 from lit_recon.attacks.updates.feature_maps.convolutions import Convolution, find_convolutions, hidden_entries
-from lit_recon.attacks.updates.feature_maps.input_map import InputMap
+from lit_recon.attacks.updates.feature_maps.input_map import Passes
 from lit_recon.attacks.updates.feature_maps.matching import EXPLAINED, arranged_labels
 from lit_recon.attacks.updates.gradient_matching.matching import update_distance
 from lit_recon.attacks.updates.noise import edge, noise_of, singular_values
-from lit_recon.clients import LocalSteps
-from lit_recon.clients.aggregate import one_client
 from lit_recon.errors import ConfigError, UnsupportedModelError
-from lit_recon.records import ForwardOperator, Noise, Observation
+from lit_recon.records import Noise, Observation, Reconstruction
 
 #: Added to the patches' Gram matrix, relative to the mean of its diagonal, against patches that are all zero.
 _RIDGE = 1e-12
@@ -110,53 +106,6 @@ class ObservedRows:
         return places.sort(dim=1)[0][:, : int(self.observed.sum(1).max())]
 
 
-class Passes:
-    """The forward passes in which clients compute the gradients whose sum they release.
-
-    Of several local steps on the same images, sum_t D_t^T P_t, the first order in the learning rate is kept: one pass
-    at the mean of the weights over these steps, on the straight line from the first to the last ones, which the update
-    gives. Where BatchNorm uses statistics of the batch, every client and every mini-batch has its own.
-
-    Args:
-        observation: of the victim.
-        layers: names of convolutions.
-    """
-
-    def __init__(self, observation: Observation, layers: Sequence[str]) -> None:
-        rule, clients = one_client(observation.operator)
-        weights = _weights(observation, rule)
-        self.local_steps = isinstance(rule, LocalSteps) and rule.steps > 1
-        size = observation.n_examples // (clients * len(weights))
-        mode = observation.operator.batch_norm
-        self._inputs = [InputMap(observation, layers, mode, parameters=own) for own in weights]
-        self._chosen = [
-            [torch.arange(size) + (client * len(weights) + batch) * size for client in range(clients)]
-            for batch in range(len(weights))
-        ]
-        if mode == "eval":
-            self._chosen = [[torch.cat(parts)] for parts in self._chosen]
-
-    def __call__(self, images: Tensor) -> list[Tensor]:
-        """Input maps `(n, c, h, w)` of every layer, in any order, for images `(n, c, h, w)`; differentiable."""
-        passes = zip(self._inputs, self._chosen, strict=True)
-        maps = [inputs.each(images[chosen.to(images.device)]) for inputs, parts in passes for chosen in parts]
-        return [torch.cat(of_layer) for of_layer in zip(*maps, strict=True)]
-
-
-def _weights(observation: Observation, rule: ForwardOperator) -> list[dict[str, Tensor]]:
-    """For each mini-batch the mean weights before its local steps, were the gradient constant."""
-    start = dict(observation.parameters)
-    if not isinstance(rule, LocalSteps):
-        return [start]
-    moved = observation.update
-    if rule.release == "gradient":
-        moved = {name: value * (rule.rates[name] * rule.path) for name, value in moved.items()}
-    speeds = [sum(rule.momentum**i for i in range(step + 1)) for step in range(rule.steps)]
-    shares = [sum(speeds[:step]) / rule.path for step in range(rule.steps)]
-    means = [fmean(shares[batch :: rule.batches]) for batch in range(rule.batches)]
-    return [{name: value - mean * moved[name] for name, value in start.items()} for mean in means]
-
-
 @dataclass(frozen=True)
 class PatchPenalty:
     """The penalty of one victim's candidates, with the interface of `features.matching.FeaturePenalty`.
@@ -200,7 +149,7 @@ class PatchPenalty:
         return sum(float(rows.values.square().sum()) for rows in self.rows)
 
     @property
-    def hidden(self) -> bool:
+    def partial(self) -> bool:
         """Whether entries of the gradients are hidden."""
         return any(rows.observed is not None for rows in self.rows)
 
@@ -245,6 +194,23 @@ class PatchPenalty:
         """The same for every restart."""
         return self
 
+    def on_all_layers(self) -> PatchPenalty:
+        """The same: all layers count from the first start on."""
+        return self
+
+    def in_order(self, images: Tensor) -> Tensor:
+        """The order `(n,)` in which images are candidates: as they are."""
+        return torch.arange(len(images), device=images.device)
+
+    def closer(self, before: Reconstruction, after: Reconstruction, what: str) -> Reconstruction:
+        """The reconstruction of the two whose patches leave less of the gradients."""
+        with torch.no_grad():
+            old, new = (float(self.residual(found.images) / self.size) for found in (before, after))
+        how = f"{what}: patches leave {new:.1g} of the gradients, those found before {old:.1g}"
+        if not new < old:
+            return replace(before, notes=(*before.notes, how))
+        return replace(after, notes=(*self.notes, how, *after.notes))
+
     def targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
         """Nothing: the gradients are fixed."""
         return images.new_zeros(())
@@ -273,7 +239,7 @@ class PatchPenalty:
             note = f"misfit of the images' patches {does}: {excess:.2g} standard deviations above its mean"
             return None, False, (note,)
         left = residual / self.size
-        distance = update_distance(self.observation, images, labels, observed_only=self.hidden)
+        distance = update_distance(self.observation, images, labels, observed_only=self.partial)
         certified = distance <= EXPLAINED and (left <= _LEFT or self.passes.local_steps)
         note = f"patches leave {left:.1g} of the gradients, 1 - cos of the updates {distance:.1g}"
         if not certified:
@@ -293,15 +259,28 @@ class PatchMatching:
         weight: above 0, of minus the log-likelihood in nats per pixel of the batch.
         tempered: above 0 and at most 1, share of the iterations over which the assumed noise falls to that of the
             update.
+        further: further starts for images that are not certified, where there is no noise.
+        approach: iterations of gradient matching from whose images the first further start begins, in turn with random
+            images; 0: random images alone.
     """
 
-    def __init__(self, layers: list[str] | None = None, weight: float = 1.0, tempered: float = 0.7) -> None:
+    def __init__(
+        self,
+        layers: list[str] | None = None,
+        weight: float = 1.0,
+        tempered: float = 0.4,
+        further: int = 1,
+        approach: int = 200,
+    ) -> None:
         if (layers is not None and not layers) or not weight > 0 or not 0 < tempered <= 1:
             raise ConfigError(
                 "PatchMatching needs a weight above 0, tempered above 0 and at most 1, and at least one layer, or null "
                 f"for all; got {weight:g}, {tempered:g} and {layers}"
             )
+        if further < 0 or approach < 0:
+            raise ConfigError(f"PatchMatching needs further and approach of at least 0; got {further} and {approach}")
         self.layers, self.weight, self.tempered = layers, weight, tempered
+        self.further, self.approach = further, approach
 
     def prepare(self, observation: Observation) -> PatchPenalty:
         """Choose the convolutions and their rows with enough observed entries, and find the noise.
@@ -336,11 +315,11 @@ class PatchMatching:
                 f"from {len(rows)} of {len(found)} convolutions"
             )
         note = f"patches matched to {penalty.freedom} equations from {len(rows)} convolutions"
-        if penalty.hidden:
+        if penalty.partial:
             shares = [one.count / one.values.numel() for one in rows]
             note += f", in rows with {min(shares):.0%} to {max(shares):.0%} of their entries observed"
         noise, given = noise_of(observation)
-        if noise is None or (not given and (penalty.hidden or seen.local_steps or noise.std < penalty.stds[1])):
+        if noise is None or (not given and (penalty.partial or seen.local_steps or noise.std < penalty.stds[1])):
             # behind hidden entries and local steps small singular values are not those of noise
             return replace(penalty, notes=(f"{note}; no noise",))
         how = f"{'known' if given else 'estimated'} standard deviation {noise.std:.3g}"

@@ -189,7 +189,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
     def _further(self, first: AttackRun, number: int, found: list[Reconstruction]) -> AttackRun | None:
         """Further start `number`, from 1, for the victims of `first` with images not certified; None: there is none."""
         maps, stuck = self.features, unsolved(found)
-        if not isinstance(maps, MapMatching) or number > maps.further or not stuck:
+        if not isinstance(maps, MapMatching | PatchMatching) or number > maps.further or not stuck:
             return None
         start = partial(self._start_again, first, number, found)
         if not (number % 2 and maps.approach and isinstance(self.parametrization, Pixels)):
@@ -245,10 +245,10 @@ class GradientMatching(SteppableAttack[MatchingState]):
             victims=stuck,
         )
 
-    def _maps_of(self, run: AttackRun, victim: int) -> FeatureMapPenalty:
+    def _maps_of(self, run: AttackRun, victim: int) -> FeatureMapPenalty | PatchPenalty:
         assert isinstance(run.state, MatchingState)
         penalty = run.state.problems[victim * self.restarts].feature_penalty
-        assert isinstance(penalty, FeatureMapPenalty)
+        assert isinstance(penalty, FeatureMapPenalty | PatchPenalty)
         return penalty
 
     def step(self, state: MatchingState) -> None:

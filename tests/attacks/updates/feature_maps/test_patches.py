@@ -18,7 +18,7 @@ from lit_recon.attacks.updates import (
     Pixels,
     TotalVariation,
 )
-from lit_recon.attacks.updates.feature_maps import patches
+from lit_recon.attacks.updates.feature_maps import input_map
 from lit_recon.attacks.updates.feature_maps.patches import PatchPenalty
 from lit_recon.clients import Client, GradientOperator, LocalSteps, SecureAggregation
 from lit_recon.defenses import (
@@ -103,7 +103,7 @@ def test_misfit_is_that_of_noise_at_the_truth_alone(images: Tensor, defense: Def
 )
 def test_misfit_of_observed_entries_is_zero_at_the_truth_alone(images: Tensor, defense: Defense, mode: str) -> None:
     penalty = PatchMatching().prepare(victim(images[:1], defense, mode=mode))
-    assert penalty.hidden
+    assert penalty.partial
     assert penalty.noise is None
     with torch.no_grad():
         assert float(penalty.residual(images[:1])) < 1e-9 * penalty.size  # at most MEAS measured
@@ -125,11 +125,11 @@ def test_penalty_is_differentiable(images: Tensor, defense: Defense) -> None:
     assert float((slope * step).sum()) == pytest.approx(float(ahead - behind) / 2e-6, rel=1e-4)
 
 
-def attack(steps: int = 8, tempered: float = 0.4) -> GradientMatching:
+def attack(steps: int = 8, further: int = 0) -> GradientMatching:
     return GradientMatching(
         FeaturesOnly(),
         [TotalVariation(3.0)],
-        features=PatchMatching(tempered=tempered),
+        features=PatchMatching(further=further, approach=100),
         parametrization=Pixels(box=False, spread=0.2),
         solver=LBFGS(history=200),
         steps=steps,
@@ -182,8 +182,20 @@ def test_images_behind_local_steps(images: Tensor, monkeypatch: pytest.MonkeyPat
     assert result.certified is not None
     assert result.certified.all()
     # an error of second order in the learning rate; of first order with patches at the first weights
-    monkeypatch.setattr(patches, "_weights", lambda observation, rule: [dict(observation.parameters)])
+    monkeypatch.setattr(input_map, "_weights", lambda observation, rule: [dict(observation.parameters)])
     assert left < 0.3 * float(PatchMatching().prepare(seen).residual(images[1:]) / penalty.size)  # 0.1 measured
+
+
+def test_a_start_that_is_stuck_is_followed_by_another(images: Tensor) -> None:
+    seen = victim(images[:1], GradientPruning(0.5))
+    errors = []
+    for further in (0, 1):
+        result = attack(20, further)(seen)
+        errors.append(float((result.images - images[:1]).square().mean().sqrt()))
+    assert errors[1] < 0.2 * errors[0], errors
+    assert any(
+        note.startswith("further start 1, from images that match the gradient: patches") for note in result.notes
+    )
 
 
 def test_images_that_explain_nothing_are_not_certified(images: Tensor) -> None:
@@ -248,8 +260,15 @@ def test_layers_that_do_not_fit(photographs: Tensor, images: Tensor) -> None:
     crowded = victim(photographs[:30, :, ::4, ::4].contiguous(), None)
     with pytest.raises(UnsupportedModelError, match="fewer patches in a batch of 30"):
         PatchMatching().prepare(crowded)
-    for settings in ({"layers": []}, {"weight": 0.0}, {"tempered": 0.0}, {"tempered": 1.5}):
-        with pytest.raises(ConfigError, match="PatchMatching needs a weight above 0, tempered"):
+    for settings in (
+        {"layers": []},
+        {"weight": 0.0},
+        {"tempered": 0.0},
+        {"tempered": 1.5},
+        {"further": -1},
+        {"approach": -1},
+    ):
+        with pytest.raises(ConfigError, match="PatchMatching needs (a weight above 0, tempered|further and approach)"):
             PatchMatching(**settings)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="but not on patches"):
         PatchMatching().prepare(seen).condition(torch.zeros(1))

@@ -41,11 +41,18 @@ Rule = Callable[[nn.Module, BatchNormMode, Loss], ForwardOperator]
 
 
 def victim(
-    images: Tensor, defense: Defense | None, known: bool = True, mode: str = "eval", rule: Rule = GradientOperator
+    images: Tensor,
+    defense: Defense | None,
+    known: bool = True,
+    mode: str = "eval",
+    rule: Rule = GradientOperator,
+    activation: nn.Module | None = None,
 ) -> Observation:
     """A convolution with 64 channels at 16 places of an image of 8 x 8 pixels, behind 48 maps."""
     torch.manual_seed(0)
     model = Backbone(Shallow(8, 64), 5, Normalization((0.5,) * 3, (0.25,) * 3)).eval()
+    if activation is not None:
+        model.trunk.layers[2] = activation
     client = Client(model, mode, defense, rule)  # type: ignore[arg-type]
     labels = torch.arange(len(images)) % 3
     return client.observe(images, labels, Knowledge(defense=known), torch.Generator().manual_seed(0))
@@ -184,6 +191,14 @@ def test_images_behind_local_steps(images: Tensor, monkeypatch: pytest.MonkeyPat
     # an error of second order in the learning rate; of first order with patches at the first weights
     monkeypatch.setattr(input_map, "_weights", lambda observation, rule: [dict(observation.parameters)])
     assert left < 0.3 * float(PatchMatching().prepare(seen).residual(images[1:]) / penalty.size)  # 0.1 measured
+
+
+@pytest.mark.parametrize("activation", [nn.GELU(), nn.ELU(), nn.SiLU()], ids=["gelu", "elu", "silu"])
+def test_images_behind_smooth_activations(images: Tensor, activation: nn.Module) -> None:
+    result = attack(20)(victim(images[1:], None, activation=activation))
+    assert float((result.images - images[1:]).square().mean().sqrt()) < 0.01
+    assert result.certified is not None
+    assert result.certified.all()
 
 
 def test_a_start_that_is_stuck_is_followed_by_another(images: Tensor) -> None:

@@ -83,8 +83,10 @@ class ObservedRows:
             basis = torch.linalg.solve_triangular(factor, patches, upper=False)
             inside = self.values @ basis.T if self.observed is None else self._fit(basis, self.observed)
             derivatives = torch.linalg.solve_triangular(factor, inside, upper=False, left=False)
-        outside = self.values - derivatives @ patches
-        return (outside if self.observed is None else outside * self.observed).square().sum()
+        outside: Tensor = self.values - derivatives @ patches
+        if self.observed is not None:
+            outside = outside * self.observed
+        return outside.square().sum()
 
     def _fit(self, basis: Tensor, observed: Tensor) -> Tensor:
         """Coefficients `(rows, patches)` of the observed entries in an orthonormal `basis`, by least squares."""

@@ -236,6 +236,10 @@ class FeatureMapPenalty:
         """What priors count for: the same in all iterations."""
         return 1.0
 
+    def solved(self, loss: float) -> bool:
+        """Whether further iterations are not worth their time: they always are."""
+        return False
+
     def penalty(self, images: Tensor, targets: Tensor) -> Tensor:
         """Weighted mean over examples of 1 - cos of their maps, a scalar, differentiable in the images."""
         # half the squared distance of unit vectors equals 1 - cos without cancellation

@@ -38,6 +38,8 @@ _ROW_RIDGE, _REFINEMENTS = 1e-5, 2
 _EXPLAINED = 4.0
 #: Share of the squares of gradients without noise that the patches of the images may leave.
 _LEFT = 1e-6
+#: The same, from which on further iterations are not worth their time.
+_SOLVED = 1e-9
 #: Assumed noise at the first iteration, and least noise, relative to the root mean square of the observed entries.
 _FIRST, _LAST = 0.1, 1e-5
 #: Largest number of patches in a batch, and the least number of observed entries per patch.
@@ -187,6 +189,11 @@ class PatchPenalty:
         first, last = self.stds
         excess = self.residual(images) - self.freedom * (last**2 if self.noise else 0.0)
         return (self.weight * 0.5 * excess / (first**2 * self.pixels)).to(images.dtype)
+
+    def solved(self, loss: float) -> bool:
+        """Whether images with this penalty explain gradients without noise, nearly to rounding."""
+        left = 2 * loss * self.stds[0] ** 2 * self.pixels / (self.weight * self.size)
+        return self.noise is None and left <= _SOLVED
 
     def with_labels(self, labels: Tensor) -> PatchPenalty:
         """The same: labels do not matter."""

@@ -208,6 +208,10 @@ class FeaturePenalty:
         """What priors count for: the same in all iterations."""
         return 1.0
 
+    def solved(self, loss: float) -> bool:
+        """Whether further iterations are not worth their time: they always are."""
+        return False
+
     def penalty(self, images: Tensor, targets: Tensor) -> Tensor:
         """Weighted penalty of candidate images `(n, c, h, w)`, a differentiable scalar."""
         return self.term.weight * self.term(self.features_of(images), targets)

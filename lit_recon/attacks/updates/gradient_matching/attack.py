@@ -259,7 +259,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
         joint = None if self.solver.line_search else dict(zip(going, self._evaluate(state, going), strict=True))
         for i in going:
             problem = state.problems[i]
-            if problem.diverged_at is not None:
+            if problem.ended:
                 continue
 
             def evaluate(i: int = i) -> Tensor:

@@ -40,6 +40,12 @@ class Problem:
         drawn = parametrization.images(self.variables, self.restart)
         return drawn if self.kept is None else torch.where(*self.kept, drawn)
 
+    @property
+    def ended(self) -> bool:
+        """Whether its iterations have ended before the others: diverged, or solved."""
+        solved = self.feature_penalty is not None and self.feature_penalty.solved(self.best_loss)
+        return self.diverged_at is not None or solved
+
     def prior_share(self, progress: float) -> float:
         """What the priors count for at a share of the iterations."""
         return 1.0 if self.feature_penalty is None else self.feature_penalty.prior_share(progress)

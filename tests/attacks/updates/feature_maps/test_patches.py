@@ -18,7 +18,7 @@ from lit_recon.attacks.updates import (
     Pixels,
     TotalVariation,
 )
-from lit_recon.attacks.updates.feature_maps import input_map
+from lit_recon.attacks.updates.feature_maps import input_map, patches
 from lit_recon.attacks.updates.feature_maps.patches import PatchPenalty
 from lit_recon.clients import Client, GradientOperator, LocalSteps, SecureAggregation
 from lit_recon.defenses import (
@@ -191,6 +191,22 @@ def test_images_behind_local_steps(images: Tensor, monkeypatch: pytest.MonkeyPat
     # an error of second order in the learning rate; of first order with patches at the first weights
     monkeypatch.setattr(input_map, "_weights", lambda observation, rule: [dict(observation.parameters)])
     assert left < 0.3 * float(PatchMatching().prepare(seen).residual(images[1:]) / penalty.size)  # 0.1 measured
+
+
+def test_a_search_ends_once_the_gradients_are_explained(images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, penalty = [0], PatchPenalty.penalty
+
+    def counted(self: PatchPenalty, candidates: Tensor, targets: Tensor) -> Tensor:
+        calls[-1] += 1
+        return penalty(self, candidates, targets)
+
+    monkeypatch.setattr(PatchPenalty, "penalty", counted)
+    seen = victim(images[1:], None)
+    for solved in (1e-5, -1.0):
+        calls.append(0)
+        monkeypatch.setattr(patches, "_SOLVED", solved)
+        attack(40)(seen)
+    assert calls[-2] < 0.7 * calls[-1], calls
 
 
 @pytest.mark.parametrize("activation", [nn.GELU(), nn.ELU(), nn.SiLU()], ids=["gelu", "elu", "silu"])

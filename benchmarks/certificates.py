@@ -119,9 +119,9 @@ def attacks_of(name: str) -> list[Attack]:
     return attacks
 
 
-def exact_attack(name: str = "feature_maps") -> Attack:
-    """The first attack of a setting; what it makes way to is no part of the tables."""
-    return attacks_of(name)[0]
+def exact_attack() -> Attack:
+    """The first attack of `feature_maps.yaml`; what it makes way to is no part of the tables."""
+    return attacks_of("feature_maps")[0]
 
 
 def measure(model: Backbone, private: ImageSet, attack: Attack, cell: Cell) -> Row:

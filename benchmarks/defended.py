@@ -37,8 +37,8 @@ from lit_recon.models import Backbone
 from lit_recon.models.checkpoint import load_backbone
 from lit_recon.records import BatchNormMode, Knowledge
 
-#: Numbers of local steps on the same images, each at this learning rate.
-LOCAL_STEPS, LOCAL_RATE = (3, 5), 0.01
+#: Local training on the same images, by the name of its rows.
+LOCAL = {f"{steps} local steps": LocalTraining(steps=steps, lr=0.01) for steps in (3, 5)}
 #: Defenses by kind and name; the names are those of the rows.
 DEFENSES: dict[str, dict[str, Defense]] = {
     "none": {"none": Defense()},
@@ -46,7 +46,7 @@ DEFENSES: dict[str, dict[str, Defense]] = {
     "prune_tensor": {f"prune {p:g} of every tensor": GradientPruning(p, "tensor") for p in (0.3, 0.5, 0.7, 0.9)},
     "drop": {f"drop {p:g}": GradientDropout(p) for p in (0.3, 0.5, 0.7, 0.9)},
     "noise": {f"noise {std:g}": GaussianNoise(std) for std in (1e-4, 1e-3, 1e-2)},
-    "local": {f"{steps} local steps": Defense() for steps in LOCAL_STEPS},
+    "local": dict.fromkeys(LOCAL, Defense()),
     "clip": {f"clip {bound:g}": GradientClipping(bound) for bound in (2, 4, 8)},
 }
 
@@ -78,8 +78,7 @@ def measure(model: Backbone, private: ImageSet, attack: Attack, defense: Defense
     """Errors of all images, certified ones and wrong ones among those, seconds, and why batches were not attacked."""
     rmse: list[float] = []
     certified, wrong, seconds, refused, notes = 0, 0, [], [], []
-    training = {f"{steps} local steps": LocalTraining(steps=steps, lr=LOCAL_RATE) for steps in LOCAL_STEPS}
-    client = ClientSettings(cell.batch_norm, training.get(cell.defense)).client(model, defense)
+    client = ClientSettings(cell.batch_norm, LOCAL.get(cell.defense)).client(model, defense)
     draws = drawn(private.labels, Cell(cell.name, cell.batch, cell.batch_norm, "distinct", cell.draws))
     for number, ids in enumerate(draws):
         images, labels = private.pixels(ids), private.labels[ids]
@@ -125,8 +124,8 @@ def main() -> None:
     private = test.subset(in_pool(test, arguments.pool))
     model = load_backbone(arguments.checkpoint).model
     settings = {key: value for key, value in vars(arguments).items() if key != "kinds"}
+    attack = FirstApplicable(attacks_of("feature_maps")[:-1])
     for kind in arguments.kinds:
-        attack = FirstApplicable(attacks_of("feature_maps")[:-1])
         with Record(f"defended_{kind}", settings, arguments.pool) as record:
             for cell in cells(kind):
                 if not arguments.cells or cell.name in arguments.cells:

@@ -132,7 +132,8 @@ def _better(seen: Observation, ours: Reconstruction, theirs: Reconstruction, nam
     images[~certified], labels[~certified] = theirs.images[others], theirs.labels[others].to(labels)
     if theirs.certified is not None:
         known[~certified] = theirs.certified[others].to(known)
-    before, after = (update_distance(seen, *pair) for pair in ((ours.images, ours.labels), (images, labels)))
+    pairs = ((ours.images, ours.labels), (images, labels))
+    before, after = (update_distance(seen, *pair, observed_only=True) for pair in pairs)
     what = f"{name} was tried for {int((~certified).sum())} of {len(certified)} images"
     if not after < before:
         why = f"its images are left out, the update is no closer with them (1 - cos {after:.2g}, without {before:.2g})"

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from lit_recon.attacks.updates.feature_maps.input_map import InputMap, concatenated
 from lit_recon.attacks.updates.feature_maps.recovery import (
@@ -17,7 +18,13 @@ from lit_recon.attacks.updates.feature_maps.recovery import (
 )
 from lit_recon.attacks.updates.feature_maps.upstream import KnownMaps, PinnedNetwork, follow_upstream
 from lit_recon.attacks.updates.gradient_matching.matching import update_distance
-from lit_recon.attacks.updates.labels.head import find_head, linear_calls, order_labels, require_cross_entropy
+from lit_recon.attacks.updates.labels.head import (
+    find_head,
+    labels_of,
+    linear_calls,
+    order_labels,
+    require_cross_entropy,
+)
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.records import Observation, Reconstruction
 
@@ -32,13 +39,29 @@ _NOTE = "image "
 
 
 def arranged_labels(observation: Observation, images: Tensor, labels: Tensor) -> Tensor:
-    """The labels `(n,)`, given in any order, in the order of reconstructed images `(n, c, h, w)` in [0, 1]."""
-    if len(labels) == 1:
+    """The labels `(n,)`, given in any order, in the order of reconstructed images `(n, c, h, w)` in [0, 1].
+
+    Labels that were recovered before the images, which defenses may spoil, are replaced by those that the images and
+    what is left of the head's gradient imply, if these explain the observed entries of the update better.
+    """
+    told = observation.labels is not None or observation.loss is not cross_entropy
+    if len(labels) == 1 and told:
         return labels
-    weight, _ = find_head(observation, "MapMatching")
+    try:
+        weight, _ = find_head(observation, "the order of labels")
+    except UnsupportedModelError:
+        if len(labels) == 1:
+            return labels
+        raise
     logits, calls = linear_calls(observation, images, observation.operator.batch_norm)
-    inputs, probabilities = calls[weight.rpartition(".")[0]][-1][0].double().cpu(), logits.double().cpu().softmax(dim=1)
-    return order_labels(inputs, probabilities, observation.update[weight].double().cpu(), labels)
+    inputs, gradient = calls[weight.rpartition(".")[0]][-1][0].double().cpu(), observation.update[weight].double().cpu()
+    given = order_labels(inputs, logits.double().cpu().softmax(dim=1), gradient, labels)
+    if told:
+        return given
+    implied = labels_of(inputs, gradient).to(given)
+    if torch.equal(implied, given):
+        return given
+    return min((given, implied), key=lambda some: update_distance(observation, images, some, observed_only=True))
 
 
 @dataclass(frozen=True)

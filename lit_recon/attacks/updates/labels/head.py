@@ -85,6 +85,22 @@ def order_labels(inputs: Tensor, probabilities: Tensor, gradient: Tensor, labels
     return labels[order.to(labels.device)]
 
 
+def labels_of(inputs: Tensor, gradient: Tensor) -> Tensor:
+    """Labels `(n,)` of examples whose inputs of the head are known, from any entries of the head's gradient, any scale.
+
+    Row c of the gradient is the mean over examples of (p_ic - y_ic) h_i, whose factors are negative for the label alone.
+
+    Args:
+        inputs: of the head, h, `(n, d)`.
+        gradient: `(k, d)`, of the mean cross-entropy; zero where it was not observed.
+    """
+    shares = [
+        torch.linalg.lstsq(inputs[:, seen].T, row[seen, None], driver="gelsd").solution[:, 0]
+        for row, seen in zip(gradient, gradient != 0, strict=True)
+    ]
+    return torch.stack(shares).argmin(dim=0)
+
+
 @dataclass(frozen=True)
 class HeadGradient:
     """Public parameters and released mean gradient of a head with logits W h + b.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from lit_recon.attacks.updates import LBFGS, DeepImagePrior, FeaturesOnly, GradientMatching, MapMatching, Pixels
 from lit_recon.attacks.updates.feature_maps.matching import InputMap, arranged_labels
+from lit_recon.defenses import GradientDropout
 from lit_recon.errors import ConfigError
 from lit_recon.models import Backbone, Trunk
 from lit_recon.records import Normalization
@@ -92,6 +94,16 @@ def test_labels_find_their_images(photographs: Tensor, noise: float) -> None:
     near = (images + noise * torch.randn(images.shape, generator=torch.Generator().manual_seed(1))).clamp(0, 1)
     assert arranged_labels(seen, near, labels.sort().values).tolist() == labels.tolist()
     assert arranged_labels(seen, near.flip(0), labels).tolist() == labels.flip(0).tolist()
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_labels_that_a_defense_has_spoiled_follow_from_images(photographs: Tensor, size: int) -> None:
+    images, labels = photographs[:size], torch.arange(size) % 3
+    seen = observed(images, defense=GradientDropout(0.7))
+    assert arranged_labels(seen, images, (labels + 1) % 3).tolist() == labels.tolist()
+    # labels that the attacker was told stand
+    told = replace(seen, labels=labels, knowledge=replace(seen.knowledge, labels=True))
+    assert sorted(arranged_labels(told, images, (labels + 1) % 3).tolist()) == sorted(((labels + 1) % 3).tolist())
 
 
 def test_maps_cannot_condition_a_network(photographs: Tensor) -> None:

@@ -88,7 +88,7 @@ def order_labels(inputs: Tensor, probabilities: Tensor, gradient: Tensor, labels
 def labels_of(inputs: Tensor, gradient: Tensor) -> Tensor:
     """Labels `(n,)` of examples whose inputs of the head are known, from any entries of the head's gradient, any scale.
 
-    Row c of the gradient is the mean over examples of (p_ic - y_ic) h_i, whose factors are negative for the label alone.
+    Row c of the gradient is the mean of (p_ic - y_ic) h_i over examples; only the label's factor is negative.
 
     Args:
         inputs: of the head, h, `(n, d)`.

@@ -220,6 +220,12 @@ class Attack(ABC):
         self.check(observations)
         return AttackRun(observations, partial(self.run, observations))
 
+    def follow(
+        self, found: Sequence[Reconstruction], observations: Sequence[Observation], execution: Way | None = None
+    ) -> AttackRun:
+        """Set the attack up where another one has ended, with what it `found`; by default, begin anew."""
+        return self.begin(observations, execution)
+
     def check(self, observations: Sequence[Observation]) -> None:
         """Raise an error for observations to which this attack does not apply, before any computation.
 

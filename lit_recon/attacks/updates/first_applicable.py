@@ -22,7 +22,8 @@ class FirstApplicable(Attack):
     not determine, a missing layer, missing knowledge. The notes of a reconstruction begin with why others do not apply.
 
     An attack that knows of some of its images that they are not the true ones (`Reconstruction.certified`) makes way to
-    the next applicable one, whose images replace those if the update of the batch is then closer to the observed one.
+    the next applicable one, which begins where it ended if it can (`Attack.follow`), and whose images replace those if
+    the update of the batch is then closer to the observed one.
 
     Args:
         attacks: two or more, none itself such a list, the strongest first; the last must always be applicable.
@@ -42,20 +43,34 @@ class FirstApplicable(Attack):
 
     def begin(self, observations: Sequence[Observation], execution: Way | None = None) -> AttackRun:
         self.check(observations)
-        return self._begin(0, observations, execution)
+        return self._begin(0, None, observations, execution)
 
-    def _begin(self, first: int, observations: Sequence[Observation], execution: Way | None) -> AttackRun:
-        """The first applicable attack from number `first` on, counted from 0."""
+    def _begin(
+        self,
+        first: int,
+        found: list[Reconstruction] | None,
+        observations: Sequence[Observation],
+        execution: Way | None,
+    ) -> AttackRun:
+        """The first applicable attack from number `first` on, counted from 0; `found`: by the one before."""
+
+        def begun(attack: Attack) -> AttackRun:
+            return (
+                attack.begin(observations, execution)
+                if found is None
+                else attack.follow(found, observations, execution)
+            )
+
         reasons: list[str] = []
         for number, attack in enumerate(self.attacks[first:-1], start=first):
             try:
-                run = attack.begin(observations, execution)
+                run = begun(attack)
             except (UnsupportedModelError, ThreatModelError) as error:
                 reasons.append(f"attack {number + 1} of {len(self.attacks)} not applicable: {error}")
                 continue
             then = partial(self._make_way, number, run, execution)
             return replace(run, reasons=tuple(reasons), then=then)
-        return replace(self.last.begin(observations, execution), reasons=tuple(reasons))
+        return replace(begun(self.last), reasons=tuple(reasons))
 
     def _make_way(
         self, number: int, run: AttackRun, execution: Way | None, found: list[Reconstruction]
@@ -67,7 +82,8 @@ class FirstApplicable(Attack):
         stuck = unsolved(found)
         if not stuck:
             return None
-        other = self._begin(number + 1, [run.observations[v] for v in stuck], execution)
+        own = [found[v] for v in stuck]
+        other = self._begin(number + 1, own, [run.observations[v] for v in stuck], execution)
         return _tried(run.observations, found, stuck, other, f"attack {number + 2} of {len(self.attacks)}")
 
     def run(self, observations: Sequence[Observation]) -> list[Reconstruction]:

@@ -46,8 +46,9 @@ _FIRST, _LAST = 0.1, 1e-5
 _MOST_PATCHES, _PER_PATCH = 1024, 1.3
 #: Share of zeros up to which they count as observed: noise has a few by chance.
 _CHANCE = 1e-4
-#: Rows with hidden entries: at most and at least this many of a layer, and multiplications for their normal equations.
-_MOST_ROWS, _LEAST_ROWS, _COST = 64, 4, 1.2e8
+#: Rows with hidden entries: at most and at least this many of a layer, and multiplications for their normal equations
+#: per image.
+_MOST_ROWS, _LEAST_ROWS, _COST = 64, 4, 3e7
 
 
 @dataclass(frozen=True)
@@ -354,7 +355,7 @@ def observed_rows(observation: Observation, layer: Convolution, n_examples: int)
     if hidden_entries(gradient).double().mean() <= _CHANCE and (gradient == 0).double().mean() < 0.5:
         return ObservedRows(layer, gradient, None, patches)
     counts = (gradient != 0).sum(1)
-    most = min(_MOST_ROWS, int(_COST / (patches**2 * max(1.0, float(counts.max())))))
+    most = min(_MOST_ROWS, int(n_examples * _COST / (patches**2 * max(1.0, float(counts.max())))))
     order = counts.argsort(descending=True)[:most]
     chosen = order[counts[order] > _PER_PATCH * patches]
     return ObservedRows(layer, gradient[chosen], gradient[chosen] != 0, patches) if len(chosen) >= _LEAST_ROWS else None

@@ -140,6 +140,24 @@ class GradientMatching(SteppableAttack[MatchingState]):
         run = super().begin(observations, execution)
         return replace(run, then=partial(self._further, run, 1))
 
+    def follow(
+        self, found: Sequence[Reconstruction], observations: Sequence[Observation], execution: Way | None = None
+    ) -> AttackRun:
+        """The run whose pixels begin at the images found, and keep those that are certified."""
+        run = self.begin(observations, execution)
+        if isinstance(self.parametrization, Pixels):
+            assert isinstance(run.state, MatchingState)
+            for problem, one in zip(run.state.problems[:: self.restarts], found, strict=True):
+                penalty, images, certified = problem.feature_penalty, one.images, one.certified
+                if isinstance(penalty, FeatureMapPenalty | PatchPenalty):
+                    order = penalty.in_order(images)
+                    images, certified = images[order], None if certified is None else certified[order]
+                start = self.parametrization.of(images, problem.restart.observation)
+                problem.variables["pixels"].data.copy_(start["pixels"])
+                if certified is not None:
+                    problem.kept = (certified.view(-1, 1, 1, 1), images)
+        return run
+
     def init(self, observations: Sequence[Observation]) -> MatchingState:
         """Recover labels and features, and draw candidates for every restart of every victim."""
         return self._set_up(observations, following=True)

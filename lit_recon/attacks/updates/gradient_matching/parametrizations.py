@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,16 +68,19 @@ class Pixels(Parametrization):
         box: clamp after every step, which disturbs the curvature estimates of quasi-Newton solvers; otherwise only the
             returned images are clamped.
         spread: of the start in normalized units.
+        smooth: at least 0; above 0 the solver moves coefficients of a cosine transform (DCT-II), scaled by frequency
+            (1 + f)^-smooth, f in half periods per image, so that it changes coarse structure first, and the start is
+            as smooth. Natural images fall off about as 1/f.
 
-    Source: [Geiping2020]; without the box [Zhu2019].
+    Source: [Geiping2020]; without the box [Zhu2019]; scaled frequencies [Olah2017].
     """
 
     signed = ("pixels",)
 
-    def __init__(self, box: bool = True, spread: float = 1.0) -> None:
-        if not spread > 0:
-            raise ConfigError(f"Pixels needs a spread above 0; got {spread:g}")
-        self.box, self.spread = box, spread
+    def __init__(self, box: bool = True, spread: float = 1.0, smooth: float = 0.0) -> None:
+        if not spread > 0 or not smooth >= 0:
+            raise ConfigError(f"Pixels needs a spread above 0 and smooth of at least 0; got {spread:g} and {smooth:g}")
+        self.box, self.spread, self.smooth = box, spread, smooth
 
     def start(self, restart: Restart) -> Variables:
         seen, generator = restart.observation, torch.Generator().manual_seed(restart.seed)
@@ -87,17 +92,52 @@ class Pixels(Parametrization):
     def of(self, images: Tensor, observation: Observation) -> Variables:
         """The variables of images `(n, c, h, w)`."""
         mean, std = observation.normalization.tensors(images)
-        return {"pixels": ((images - mean) / std).to(observation.like.device)}
+        return {"pixels": self._coefficients((images - mean) / std).to(observation.like.device)}
 
     def images(self, variables: Variables, restart: Restart) -> Tensor:
-        mean, std = restart.observation.normalization.tensors(variables["pixels"])
-        return variables["pixels"] * std + mean
+        pixels = self._pixels(variables["pixels"])
+        mean, std = restart.observation.normalization.tensors(pixels)
+        return pixels * std + mean
 
     def project(self, variables: Variables, observation: Observation) -> None:
         if self.box:
-            mean, std = observation.normalization.tensors(variables["pixels"])
             with torch.no_grad():
-                variables["pixels"].clamp_(min=-mean / std, max=(1 - mean) / std)
+                pixels = self._pixels(variables["pixels"])
+                mean, std = observation.normalization.tensors(pixels)
+                inside = pixels.clamp(min=-mean / std, max=(1 - mean) / std)
+                variables["pixels"].copy_(self._coefficients(inside))
+
+    def _pixels(self, coefficients: Tensor) -> Tensor:
+        """Normalized pixels `(n, c, h, w)` of what the solver moves."""
+        if not self.smooth:
+            return coefficients
+        down, across, scale = self._transform(coefficients)
+        pixels: Tensor = down.T @ (coefficients * scale) @ across
+        return pixels
+
+    def _coefficients(self, pixels: Tensor) -> Tensor:
+        """The inverse of `_pixels`."""
+        if not self.smooth:
+            return pixels
+        down, across, scale = self._transform(pixels)
+        coefficients: Tensor = (down @ pixels @ across.T) / scale
+        return coefficients
+
+    def _transform(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Orthonormal cosine transforms of columns and rows, and the scales `(h, w)` of frequencies, mean square 1."""
+        down, across = (_cosines(side).to(like) for side in like.shape[-2:])
+        frequencies = torch.cartesian_prod(*(torch.arange(float(side)) for side in like.shape[-2:])).norm(dim=1)
+        scale = (1 + frequencies).pow(-self.smooth).view(*like.shape[-2:]).to(like)
+        return down, across, scale / scale.square().mean().sqrt()
+
+
+@cache
+def _cosines(side: int) -> Tensor:
+    """The matrix `(side, side)` of the orthonormal DCT-II, one frequency per row."""
+    places, frequencies = torch.arange(side) + 0.5, torch.arange(side)[:, None]
+    rows: Tensor = torch.cos(math.pi / side * frequencies * places) * (2 / side) ** 0.5
+    rows[0] /= 2**0.5
+    return rows
 
 
 class DeepImagePrior(Parametrization):

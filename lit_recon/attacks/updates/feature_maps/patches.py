@@ -269,9 +269,10 @@ class PatchMatching:
         weight: above 0, of minus the log-likelihood in nats per pixel of the batch.
         tempered: above 0 and at most 1, share of the iterations over which the assumed noise falls to that of the
             update.
-        further: further starts for images that are not certified, where there is no noise.
-        approach: iterations of gradient matching from whose images the first further start begins, in turn with random
-            images; 0: random images alone.
+        further: further starts for images that are not certified, where there is no noise; of a batch of several images
+            from those found so far.
+        approach: iterations of gradient matching from whose images the first further start of a single image begins, in
+            turn with random images; 0: random images alone.
     """
 
     def __init__(

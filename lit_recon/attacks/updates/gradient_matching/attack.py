@@ -210,6 +210,8 @@ class GradientMatching(SteppableAttack[MatchingState]):
         if not isinstance(maps, MapMatching | PatchMatching) or number > maps.further or not stuck:
             return None
         start = partial(self._start_again, first, number, found)
+        if isinstance(maps, PatchMatching) and first.observations[0].n_examples > 1:
+            return start(found)  # of several images, random ones would end in mixtures
         if not (number % 2 and maps.approach and isinstance(self.parametrization, Pixels)):
             return start(None)
         seen = [first.observations[v] for v in stuck]
@@ -234,6 +236,9 @@ class GradientMatching(SteppableAttack[MatchingState]):
         self, first: AttackRun, number: int, found: list[Reconstruction], near: list[Reconstruction] | None
     ) -> AttackRun:
         """A further start from random images, or from those of `near`, on the maps of all known layers."""
+        where = (
+            "random images" if near is None else "those found" if near is found else "images that match the gradient"
+        )
         stuck, problems, penalties = unsolved(found), [], []
         assert isinstance(first.state, MatchingState)
         for v in stuck:
@@ -246,7 +251,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
             problems[-1].kept = (certified.view(-1, 1, 1, 1), found[v].images)
             penalties.append(penalty)
         again = self._state(problems, [()] * len(stuck))
-        remark = f"further start {number}, from {'random images' if near is None else 'images that match the gradient'}"
+        remark = f"further start {number}, from {where}"
 
         def compute() -> list[Reconstruction]:
             old = [found[v] for v in stuck]

@@ -21,6 +21,7 @@ from lit_recon.attacks.updates import (
     MapMatching,
     MapRecovery,
     MatchingState,
+    PatchMatching,
     Pixels,
 )
 from lit_recon.attacks.updates.feature_maps import matching
@@ -232,6 +233,51 @@ def test_the_next_attack_is_left_out_where_it_explains_the_update_no_better(
     assert torch.equal(kept.images, stuck_once.images)
     assert any("attack 2 of 2 was tried for 1 of 2 images" in note and "are left out" in note for note in kept.notes)
     assert "told" not in kept.notes
+
+
+def test_the_next_attack_begins_with_the_images_found(seen: Observation, stuck_once: Reconstruction) -> None:
+    attacks = [maps([1]), smoothly(MapMatching(further=0)), GradientMatching(steps=1)]
+    run = FirstApplicable(attacks).begin([seen])
+    while run.state is not None and run.state.step < run.n_steps:
+        run.advance()
+    following = run.then(run.results())
+    assert following is not None
+    assert isinstance(following.state, MatchingState)
+    (problem,) = following.state.problems
+    order = penalty_of(following.state).in_order(stuck_once.images)
+    begun = Pixels(box=False, smooth=0.5).images(problem.variables, problem.restart)
+    torch.testing.assert_close(begun.detach(), stuck_once.images[order], rtol=1e-4, atol=1e-4)
+    # what is certified stays as it is
+    following.advance()
+    [found] = following.results()
+    kept = int(order.tolist().index(0))
+    assert torch.equal(problem.images(Pixels(box=False, smooth=0.5))[kept], stuck_once.images[0])
+    assert not torch.equal(problem.images(Pixels(box=False, smooth=0.5))[1 - kept], stuck_once.images[1])
+    assert torch.equal(found.images[kept], stuck_once.images[0])
+
+
+def smoothly(features: MapMatching | PatchMatching, steps: int = 1) -> GradientMatching:
+    smooth = Pixels(box=False, spread=0.2, smooth=0.5)
+    return GradientMatching(
+        FeaturesOnly(), features=features, parametrization=smooth, solver=LBFGS(history=20), steps=steps
+    )
+
+
+def test_a_further_start_of_a_batch_on_patches_goes_on_from_those_found(seen: Observation, truth: Tensor) -> None:
+    single = replace(seen, n_examples=1)
+    for observation, where in ((seen, "those found"), (single, "random images")):
+        run = smoothly(PatchMatching(["trunk.layers.3"], further=1, approach=0)).begin([observation])
+        run.advance()
+        found = run.results()
+        following = run.then(found)
+        assert following is not None
+        assert isinstance(following.state, MatchingState)
+        (problem,) = following.state.problems
+        begun = Pixels(box=False, smooth=0.5).images(problem.variables, problem.restart).clamp(0, 1)
+        same = torch.allclose(begun, found[0].images, atol=1e-4)
+        assert same == (where == "those found")
+        following.advance()
+        assert any(f"further start 1, from {where}: patches leave" in note for note in following.results()[0].notes)
 
 
 def test_maps_of_another_image_certify_nothing(

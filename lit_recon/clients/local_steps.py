@@ -113,6 +113,15 @@ class LocalSteps:
             state = run(state, weights.buffers, batch.examples(first, first + size), differentiable)
         return state.parameters
 
+    def way(self, weights: Weights, batch: Batch) -> list[dict[str, Tensor]]:
+        """The parameters before each step of `train`, detached."""
+        size, state, way = len(batch.images) // self.batches, _State(dict(weights.parameters), {}), []
+        for step in range(self.steps):
+            way.append({name: value.detach() for name, value in state.parameters.items()})
+            first = step % self.batches * size
+            state = self._step(state, weights.buffers, batch.examples(first, first + size), "no")
+        return way
+
     def with_statistics(
         self, weights: Weights, batch: Batch, differentiable: Differentiable = "no"
     ) -> tuple[Update, BatchStatistics]:

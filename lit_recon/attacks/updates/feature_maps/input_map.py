@@ -6,7 +6,6 @@ import contextlib
 import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from lit_recon.clients import LocalSteps
 from lit_recon.clients.aggregate import one_client
 from lit_recon.clients.gradient import pure_copy
-from lit_recon.records import BatchNormMode, ForwardOperator, Observation
+from lit_recon.records import Batch, BatchNormMode, ForwardOperator, Observation
 
 
 class InputMap:
@@ -81,38 +80,52 @@ def concatenated(maps: Sequence[Tensor], norms: Tensor | None = None) -> Tensor:
 class Passes:
     """The forward passes in which clients compute the gradients whose sum they release.
 
-    Of several local steps on the same images, sum_t D_t^T P_t, the first order in the learning rate is kept: one pass
-    at the mean of the weights over these steps, on the straight line from the first to the last ones, which the update
-    gives. Where BatchNorm uses statistics of the batch, every client and every mini-batch has its own.
+    In each of several local steps the weights are others. They are taken from the straight line from the first to the
+    last ones, which the update gives, or, for a single client, from local training on candidates near the images.
+    Where BatchNorm uses statistics of the batch, every client and every mini-batch has its own.
 
     Args:
         observation: of the victim.
         layers: names of convolutions.
+        near: images and labels that the client may have trained on; default: none are known.
     """
 
-    def __init__(self, observation: Observation, layers: Sequence[str]) -> None:
+    def __init__(self, observation: Observation, layers: Sequence[str], near: Batch | None = None) -> None:
         rule, clients = one_client(observation.operator)
-        weights = _weights(observation, rule)
+        batches = rule.batches if isinstance(rule, LocalSteps) else 1
         self.local_steps = isinstance(rule, LocalSteps) and rule.steps > 1
-        size = observation.n_examples // (clients * len(weights))
+        if near is not None and clients == 1 and isinstance(rule, LocalSteps):
+            weights = rule.way(observation.weights, near)
+        else:
+            weights = _on_the_way(observation, rule)
+        size = observation.n_examples // (clients * batches)
         mode = observation.operator.batch_norm
         self._inputs = [InputMap(observation, layers, mode, parameters=own) for own in weights]
-        self._chosen = [
-            [torch.arange(size) + (client * len(weights) + batch) * size for client in range(clients)]
-            for batch in range(len(weights))
+        chosen = [
+            [torch.arange(size) + (client * batches + batch) * size for client in range(clients)]
+            for batch in range(batches)
         ]
         if mode == "eval":
-            self._chosen = [[torch.cat(parts)] for parts in self._chosen]
+            chosen = [[torch.cat(parts)] for parts in chosen]
+        self._chosen = [chosen[step % batches] for step in range(len(weights))]
 
     def __call__(self, images: Tensor) -> list[Tensor]:
-        """Input maps `(n, c, h, w)` of every layer, in any order, for images `(n, c, h, w)`; differentiable."""
+        """Maps `(passed_images, c, h, w)` of every layer, in any order, for images `(n, c, h, w)`; differentiable."""
         passes = zip(self._inputs, self._chosen, strict=True)
         maps = [inputs.each(images[chosen.to(images.device)]) for inputs, parts in passes for chosen in parts]
         return [torch.cat(of_layer) for of_layer in zip(*maps, strict=True)]
 
 
-def _weights(observation: Observation, rule: ForwardOperator) -> list[dict[str, Tensor]]:
-    """For each mini-batch the mean weights before its local steps, were the gradient constant."""
+def passed_images(observation: Observation) -> int:
+    """Number of images in all passes together: every image once for each local step that it is used in."""
+    rule, clients = one_client(observation.operator)
+    if not isinstance(rule, LocalSteps):
+        return observation.n_examples
+    return observation.n_examples // (clients * rule.batches) * clients * rule.steps
+
+
+def _on_the_way(observation: Observation, rule: ForwardOperator) -> list[dict[str, Tensor]]:
+    """The weights before every local step, were the gradient constant."""
     start = dict(observation.parameters)
     if not isinstance(rule, LocalSteps):
         return [start]
@@ -121,8 +134,7 @@ def _weights(observation: Observation, rule: ForwardOperator) -> list[dict[str, 
         moved = {name: value * (rule.rates[name] * rule.path) for name, value in moved.items()}
     speeds = [sum(rule.momentum**i for i in range(step + 1)) for step in range(rule.steps)]
     shares = [sum(speeds[:step]) / rule.path for step in range(rule.steps)]
-    means = [fmean(shares[batch :: rule.batches]) for batch in range(rule.batches)]
-    return [{name: value - mean * moved[name] for name, value in start.items()} for mean in means]
+    return [{name: value - share * moved[name] for name, value in start.items()} for share in shares]
 
 
 class _ReachedError(Exception):

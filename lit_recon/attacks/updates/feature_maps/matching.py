@@ -122,7 +122,7 @@ class FeatureMapPenalty:
         """Whether entries of the update are hidden."""
         return self.recovered.completion is not None
 
-    def on_all_layers(self) -> FeatureMapPenalty:
+    def for_further_start(self, found: Reconstruction) -> FeatureMapPenalty:
         """The penalty on the mean over all layers whose maps are known."""
         return self if self.known is None or len(self.known.maps) == 1 else self._on(list(self.known.maps))
 

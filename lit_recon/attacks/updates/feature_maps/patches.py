@@ -23,15 +23,19 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.updates.feature_maps.convolutions import Convolution, find_convolutions, hidden_entries
-from lit_recon.attacks.updates.feature_maps.input_map import Passes
+from lit_recon.attacks.updates.feature_maps.input_map import Passes, passed_images
 from lit_recon.attacks.updates.feature_maps.matching import EXPLAINED, arranged_labels
 from lit_recon.attacks.updates.gradient_matching.matching import update_distance
+from lit_recon.attacks.updates.gradient_matching.parametrizations import cosines
 from lit_recon.attacks.updates.noise import edge, noise_of, singular_values
 from lit_recon.errors import ConfigError, UnsupportedModelError
-from lit_recon.records import Noise, Observation, Reconstruction
+from lit_recon.records import Batch, Noise, Observation, Reconstruction
 
 #: Added to the patches' Gram matrix, relative to the mean of its diagonal, against patches that are all zero.
 _RIDGE = 1e-12
+#: The same for differences between the patches of several local steps, in the first search and in further ones: where
+#: the patches are nearly the same, their differences only slow a search down.
+_ALIKE, _LESS_ALIKE = 1e-4, 1e-6
 #: Added to the normal equations of a row with hidden entries, whose eigenvalues are at most 1; and refining solutions.
 _ROW_RIDGE, _REFINEMENTS = 1e-5, 2
 #: Standard deviations of the misfit up to which images explain the gradients.
@@ -42,6 +46,9 @@ _LEFT = 1e-6
 _SOLVED = 1e-9
 #: Assumed noise at the first iteration, and least noise, relative to the root mean square of the observed entries.
 _FIRST, _LAST = 0.1, 1e-5
+#: Both for local steps, whose weights are known nearly. A search on a straight line of weights ends at `_ROUGHLY`, one
+#: with weights of training on images found before at a share of what these leave.
+_LEFT_BY_STEPS, _ROUGHLY, _CLOSER = 1e-5, 1e-3, 0.1
 #: Largest number of patches in a batch, and the least number of observed entries per patch.
 _MOST_PATCHES, _PER_PATCH = 1024, 1.3
 #: Share of zeros up to which they count as observed: noise has a few by chance.
@@ -59,13 +66,17 @@ class ObservedRows:
         layer: the convolution.
         values: `(rows, c k k)`, float64; zero where nothing was observed.
         observed: `(rows, c k k)` bool; None: everything.
-        patches: number of patches in the batch.
+        patches: number of patches in the batch, in all passes.
+        passes: number of passes that every image is used in, one after the other.
+        ridge: on differences between these passes.
     """
 
     layer: Convolution
     values: Tensor
     observed: Tensor | None
     patches: int
+    passes: int = 1
+    ridge: float = _ALIKE
 
     @property
     def count(self) -> int:
@@ -79,10 +90,16 @@ class ObservedRows:
 
     def residual(self, patches: Tensor) -> Tensor:
         """Sum of the squares of what rows `(patches, c k k)` leave of the observed entries; differentiable once."""
+        if self.passes > 1:
+            # in the order of `Passes`: their mean first, then how they differ
+            patches = (cosines(self.passes).to(patches) @ patches.view(self.passes, -1)).view_as(patches)
         with torch.no_grad():
             gram = patches @ patches.T
-            size = gram.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny)
-            factor = torch.linalg.cholesky(gram + _RIDGE * size * torch.eye(len(gram)).to(gram))
+            alike = len(gram) // self.passes
+            size = gram.diagonal()[:alike].mean().clamp_min(torch.finfo(torch.float64).tiny)
+            ridge = torch.full_like(gram.diagonal(), _RIDGE)
+            ridge[alike:] = self.ridge
+            factor = torch.linalg.cholesky(gram + size * ridge.diag())
             basis = torch.linalg.solve_triangular(factor, patches, upper=False)
             inside = self.values @ basis.T if self.observed is None else self._fit(basis, self.observed)
             derivatives = torch.linalg.solve_triangular(factor, inside, upper=False, left=False)
@@ -123,6 +140,7 @@ class PatchPenalty:
         weight: of minus the log-likelihood, in nats per pixel of the batch.
         tempered: share of the iterations in which more noise is assumed than there is.
         notes: what was observed.
+        enough: share of the squares of gradients without noise at which the search ends.
     """
 
     observation: Observation
@@ -132,6 +150,7 @@ class PatchPenalty:
     weight: float
     tempered: float
     notes: tuple[str, ...]
+    enough: float = _SOLVED
 
     #: The penalty starts with the first iteration.
     start: float = 0.0
@@ -194,7 +213,7 @@ class PatchPenalty:
     def solved(self, loss: float) -> bool:
         """Whether images with this penalty explain gradients without noise, nearly to rounding."""
         left = 2 * loss * self.stds[0] ** 2 * self.pixels / (self.weight * self.size)
-        return self.noise is None and left <= _SOLVED
+        return self.noise is None and left <= self.enough
 
     def with_labels(self, labels: Tensor) -> PatchPenalty:
         """The same: labels do not matter."""
@@ -204,9 +223,16 @@ class PatchPenalty:
         """The same for every restart."""
         return self
 
-    def on_all_layers(self) -> PatchPenalty:
-        """The same: all layers count from the first start on."""
-        return self
+    def for_further_start(self, found: Reconstruction) -> PatchPenalty:
+        """The penalty with the weights of local training on the images found, if they moved."""
+        if not self.passes.local_steps:
+            return self
+        near = Batch(found.images, found.labels)
+        rows = tuple(replace(one, ridge=_LESS_ALIKE) for one in self.rows)
+        closer = replace(self, rows=rows, passes=Passes(self.observation, [one.layer.name for one in rows], near))
+        with torch.no_grad():
+            left = float(closer.residual(found.images) / self.size)
+        return replace(closer, enough=max(_SOLVED, _CLOSER * left))
 
     def in_order(self, images: Tensor) -> Tensor:
         """The order `(n,)` in which images are candidates: as they are."""
@@ -250,10 +276,11 @@ class PatchPenalty:
             return None, False, (note,)
         left = residual / self.size
         distance = update_distance(self.observation, images, labels, observed_only=self.partial)
-        certified = distance <= EXPLAINED and (left <= _LEFT or self.passes.local_steps)
+        most = _LEFT_BY_STEPS if self.passes.local_steps else _LEFT
+        certified = distance <= EXPLAINED and left <= most
         note = f"patches leave {left:.1g} of the gradients, 1 - cos of the updates {distance:.1g}"
         if not certified:
-            note = f"not certified: {note}, at most {_LEFT:g} and {EXPLAINED:g}"
+            note = f"not certified: {note}, at most {most:g} and {EXPLAINED:g}"
         return torch.full((len(images),), certified), certified, (note,)
 
 
@@ -269,8 +296,8 @@ class PatchMatching:
         weight: above 0, of minus the log-likelihood in nats per pixel of the batch.
         tempered: above 0 and at most 1, share of the iterations over which the assumed noise falls to that of the
             update.
-        further: further starts for images that are not certified, where there is no noise; of a batch of several images
-            from those found so far.
+        further: further starts for images that are not certified, where there is no noise; of several images and of
+            local steps from those found so far.
         approach: iterations of gradient matching from whose images the first further start of a single image begins, in
             turn with random images; 0: random images alone.
     """
@@ -293,6 +320,14 @@ class PatchMatching:
         self.layers, self.weight, self.tempered = layers, weight, tempered
         self.further, self.approach = further, approach
 
+    @staticmethod
+    def goes_on(observation: Observation) -> bool:
+        """Whether further starts go on from the images found.
+
+        From random ones a batch would end in mixtures; for local steps the images found give the weights on the way.
+        """
+        return max(observation.n_examples, passed_images(observation)) > 1
+
     def prepare(self, observation: Observation) -> PatchPenalty:
         """Choose the convolutions and their rows with enough observed entries, and find the noise.
 
@@ -302,7 +337,7 @@ class PatchMatching:
             ConfigError: a layer is not a plain convolution of the model, or has too many patches.
             ThreatModelError: the noise of the defense is neither normal nor Laplace.
         """
-        n = observation.n_examples
+        n = passed_images(observation)
         fit = {one.name: one for one in find_convolutions(observation) if _few(one, n)}
         for name in self.layers or ():
             if name not in fit:
@@ -311,15 +346,17 @@ class PatchMatching:
                 )
         if not fit:
             raise UnsupportedModelError(
-                f"no convolution has fewer patches in a batch of {n} than entries of a patch: attack smaller batches, "
-                "or match gradients instead"
+                f"no convolution has fewer patches in a batch of {observation.n_examples} ({n} with all local steps) "
+                "than entries of a patch: attack smaller batches, or match gradients instead"
             )
         found = [observed_rows(observation, fit[name], n) for name in self.layers or fit]
-        rows = tuple(one for one in found if one is not None)
+        repeats = passed_images(observation) / observation.n_examples
+        rows = tuple(replace(one, passes=int(repeats) if repeats.is_integer() else 1) for one in found if one)
         # fully observed, layers with as many patches as channels cost much and add little to others
         rows = tuple(one for one in rows if one.observed is not None or one.patches < len(one.values)) or rows
         seen = Passes(observation, [one.layer.name for one in rows])
-        penalty = PatchPenalty(observation, rows, seen, None, self.weight, self.tempered, ())
+        enough = _ROUGHLY if seen.local_steps else _SOLVED
+        penalty = PatchPenalty(observation, rows, seen, None, self.weight, self.tempered, (), enough)
         if penalty.freedom < penalty.pixels:
             raise UnsupportedModelError(
                 f"too few entries of the gradients are left: {penalty.freedom} equations for {penalty.pixels} pixels, "

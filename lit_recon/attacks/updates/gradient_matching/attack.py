@@ -210,8 +210,8 @@ class GradientMatching(SteppableAttack[MatchingState]):
         if not isinstance(maps, MapMatching | PatchMatching) or number > maps.further or not stuck:
             return None
         start = partial(self._start_again, first, number, found)
-        if isinstance(maps, PatchMatching) and first.observations[0].n_examples > 1:
-            return start(found)  # of several images, random ones would end in mixtures
+        if isinstance(maps, PatchMatching) and maps.goes_on(first.observations[0]):
+            return start(found)
         if not (number % 2 and maps.approach and isinstance(self.parametrization, Pixels)):
             return start(None)
         seen = [first.observations[v] for v in stuck]
@@ -243,11 +243,11 @@ class GradientMatching(SteppableAttack[MatchingState]):
         assert isinstance(first.state, MatchingState)
         for v in stuck:
             before, certified = first.state.problems[v * self.restarts], found[v].certified
-            penalty = self._maps_of(first, v)
+            penalty = self._maps_of(first, v).for_further_start(found[v])
             assert certified is not None
             start = None if near is None else near[v].images[penalty.in_order(near[v].images)]
             restart = before.restart._replace(seed=self.seed + self.restarts + number - 1)
-            problems.append(self._problem(restart, before.labels, penalty.on_all_layers(), start))
+            problems.append(self._problem(restart, before.labels, penalty, start))
             problems[-1].kept = (certified.view(-1, 1, 1, 1), found[v].images)
             penalties.append(penalty)
         again = self._state(problems, [()] * len(stuck))

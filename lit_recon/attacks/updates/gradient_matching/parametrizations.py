@@ -125,14 +125,14 @@ class Pixels(Parametrization):
 
     def _transform(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Orthonormal cosine transforms of columns and rows, and the scales `(h, w)` of frequencies, mean square 1."""
-        down, across = (_cosines(side).to(like) for side in like.shape[-2:])
+        down, across = (cosines(side).to(like) for side in like.shape[-2:])
         frequencies = torch.cartesian_prod(*(torch.arange(float(side)) for side in like.shape[-2:])).norm(dim=1)
         scale = (1 + frequencies).pow(-self.smooth).view(*like.shape[-2:]).to(like)
         return down, across, scale / scale.square().mean().sqrt()
 
 
 @cache
-def _cosines(side: int) -> Tensor:
+def cosines(side: int) -> Tensor:
     """The matrix `(side, side)` of the orthonormal DCT-II, one frequency per row."""
     places, frequencies = torch.arange(side) + 0.5, torch.arange(side)[:, None]
     rows: Tensor = torch.cos(math.pi / side * frequencies * places) * (2 / side) ** 0.5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +19,8 @@ from lit_recon.attacks.updates import (
     Pixels,
     TotalVariation,
 )
-from lit_recon.attacks.updates.feature_maps import input_map, patches
+from lit_recon.attacks.updates.feature_maps import patches
+from lit_recon.attacks.updates.feature_maps.input_map import Passes, passed_images
 from lit_recon.attacks.updates.feature_maps.patches import PatchPenalty
 from lit_recon.clients import Client, GradientOperator, LocalSteps, SecureAggregation
 from lit_recon.defenses import (
@@ -33,7 +35,16 @@ from lit_recon.defenses import (
 )
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone
-from lit_recon.records import BatchNormMode, ForwardOperator, Knowledge, Loss, Normalization, Observation
+from lit_recon.records import (
+    Batch,
+    BatchNormMode,
+    ForwardOperator,
+    Knowledge,
+    Loss,
+    Normalization,
+    Observation,
+    Reconstruction,
+)
 from tests.attacks.updates.feature_maps.test_matching import Shallow
 
 STD = 3e-4
@@ -172,25 +183,50 @@ def test_patches_of_every_client_and_local_step(photographs: Tensor) -> None:
     model.trunk.layers[3].register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
     # two clients have two images each; steps 1 and 3 see the first one, step 2 the second, with momentum 0.5
     path = 1 + 1.5 + 1.75
-    for batch, share in enumerate((0.5 * (1 + 1.5) / path, 1 / path)):
+    for step, share in enumerate((0.0, 1 / path, (1 + 1.5) / path)):
         moved = {name: p - share * 0.01 * path * seen.update[name] for name, p in seen.parameters.items()}
         for client in (0, 1):
             with torch.no_grad():
-                torch.func.functional_call(model.train(), moved, (images[2 * client + batch][None],))
-            assert torch.allclose(maps[2 * batch + client], inputs.pop()[0], atol=1e-5)
+                torch.func.functional_call(model.train(), moved, (images[2 * client + step % 2][None],))
+            assert torch.allclose(maps[2 * step + client], inputs.pop()[0], atol=1e-5)
+    assert len(maps) == passed_images(seen) == 6
 
 
-def test_images_behind_local_steps(images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = victim(images[1:], None, rule=local(3))
-    penalty = PatchMatching().prepare(seen)
-    left = float(penalty.residual(images[1:]) / penalty.size)
-    result = attack(20)(seen)
-    assert float((result.images - images[1:]).square().mean().sqrt()) < 0.002  # 0.0003 measured
+def test_weights_on_the_way_are_those_of_training(images: Tensor) -> None:
+    seen = victim(images, None, rule=local(steps=4))
+    way = seen.operator.way(seen.weights, Batch(images, torch.arange(2)))  # type: ignore[attr-defined]
+    assert len(way) == 4
+    for steps in (1, 2, 3):
+        shorter = LocalSteps(seen.model, steps, 0.01, momentum=0.5)
+        after = shorter.train(seen.weights, Batch(images, torch.arange(2)))
+        for name, value in after.items():
+            torch.testing.assert_close(way[steps][name], value)
+    assert all(torch.equal(way[0][name], value) for name, value in seen.parameters.items())
+
+
+@pytest.mark.parametrize("lr", [0.01, 0.3])
+def test_images_behind_local_steps(images: Tensor, lr: float) -> None:
+    # the patches of all steps are nearly parallel at the smaller rate and differ at the larger one
+    result = attack(20, further=4)(victim(images[1:], None, rule=local(3, lr=lr)))
+    assert float((result.images - images[1:]).square().mean().sqrt()) < 0.002  # 0.0001 measured
     assert result.certified is not None
     assert result.certified.all()
-    # an error of second order in the learning rate; of first order with patches at the first weights
-    monkeypatch.setattr(input_map, "_weights", lambda observation, rule: [dict(observation.parameters)])
-    assert left < 0.3 * float(PatchMatching().prepare(seen).residual(images[1:]) / penalty.size)  # 0.1 measured
+    assert any(note.startswith("further start 1, from those found") for note in result.notes)
+
+
+def test_training_on_images_near_the_true_ones_gives_the_weights_on_the_way(images: Tensor) -> None:
+    seen = victim(images[1:], None, rule=local(3, lr=0.3))
+    roughly = PatchMatching().prepare(seen)
+    found = Reconstruction(images[1:], torch.zeros(1, dtype=torch.int64), 0.0)
+    exactly = roughly.for_further_start(found)
+    left = [float(penalty.residual(images[1:]) / penalty.size) for penalty in (roughly, exactly)]
+    assert left[0] > 100 * left[1], left
+    assert exactly.enough == pytest.approx(max(1e-9, 0.1 * left[1]))
+    # at the first weights alone even the true patches leave more
+    alone = Passes(replace(seen, operator=GradientOperator(seen.model)), ["trunk.layers.3"])
+    [rows] = roughly.rows
+    first = replace(roughly, rows=(replace(rows, patches=rows.patches // 3, passes=1),), passes=alone)
+    assert float(first.residual(images[1:]) / first.size) > 3 * left[0]  # 4.5 times measured
 
 
 def test_a_search_ends_once_the_gradients_are_explained(images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,16 +28,10 @@ from lit_recon.records import Observation
 
 #: Rows shorter than this, relative to the longest, count as zero.
 _SHORT = 1e-3
-
-
 #: Entries of a map below this multiple of the absolute value of its lowest entry count as zero.
 _MOVED = 2.0
-
-
 #: Number of rows that are compared with all others.
 _CANDIDATES = 3000
-
-
 #: Smallest number of parallel rows that identifies a map.
 _ENOUGH = 4
 
@@ -264,7 +258,7 @@ class MapRecovery:
             ConfigError: a requested layer is not a plain convolution of the model.
         """
         n = observation.n_examples
-        reasons: list[str] = []
+        reasons: list[tuple[str, str]] = []
         partly: list[tuple[Convolution, str]] = []
         candidates = self._candidates(observation)
         completes = self.completion == "always" or (self.completion == "several" and n > 1)
@@ -279,7 +273,7 @@ class MapRecovery:
                 if completes and hidden_entries(gradient.flatten(1)).any():
                     partly.append((convolution, reason))
                     continue
-            reasons.append(f"{convolution.name}: {reason}")
+            reasons.append((convolution.name, reason))
         completed = []
         for convolution, reason in partly:
             gradient = observation.update[f"{convolution.name}.weight"].detach().cpu().double()
@@ -288,11 +282,11 @@ class MapRecovery:
             if isinstance(found, RecoveredMaps):
                 completed.append(found)
             else:
-                reasons.append(f"{convolution.name}: {reason}; if its zeros are hidden entries, {found}")
+                reasons.append((convolution.name, f"{reason}; if its zeros are hidden entries, {found}"))
         if completed:
             return replace(completed[0], others=tuple(completed[1:]))
         raise UnsupportedModelError(
-            f"no convolution determines the maps of a batch of {n} ({'; '.join(reasons) or 'the model has none'}): "
+            f"no convolution determines the maps of a batch of {n} ({_listed(reasons) or 'the model has none'}): "
             "attack smaller batches, or match gradients instead"
         )
 
@@ -304,6 +298,14 @@ class MapRecovery:
         if missing:
             raise ConfigError(f"{missing[0]!r} is no plain convolution of the model; there are {', '.join(known)}")
         return [known[name] for name in self.layers]
+
+
+def _listed(reasons: list[tuple[str, str]]) -> str:
+    """Layers and reasons in one line, layers with the same reason together."""
+    layers: dict[str, list[str]] = {}
+    for name, reason in reasons:
+        layers.setdefault(reason, []).append(name)
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in layers.items())
 
 
 def unfit(convolution: Convolution, n_examples: int) -> str | None:

@@ -3,8 +3,9 @@
     python -m benchmarks.defended --data.root DIR --checkpoint FILE [--kinds prune drop] [--cells "prune 0.9/1/eval"]
 
 Every cell has its own draws of test images of CIFAR-10. The kinds of defenses have records of their own, so that
-several processes can share the work. The attacks are those of `configs/attack/feature_maps.yaml` but for the last: the
-deep image prior that they make way to is no part of this table.
+several processes can share the work. The kind `bound` is no defense: it is the Cramer-Rao bound for Gaussian noise. The
+attacks are those of `configs/attack/feature_maps.yaml` but for the last: the deep image prior that they make way to is
+no part of this table.
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ from typing import get_args
 import lit_recon._torchvision
 
 import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from benchmarks.certificates import WRONG, Cell, attacks_of, drawn
 from benchmarks.record import Record, Row, spread
 from lit_recon.attacks.base import Attack
 from lit_recon.attacks.updates import FirstApplicable
+from lit_recon.bounds import GaussianPrior, NetworkJacobian, Rounding, cramer_rao, van_trees
+from lit_recon.clients.gradient import pure_copy
 from lit_recon.clients.settings import ClientSettings, LocalTraining
 from lit_recon.data import ImageSet
 from lit_recon.data.sources import CIFAR10
@@ -35,7 +40,7 @@ from lit_recon.metrics.fidelity import pairwise_mse
 from lit_recon.metrics.scores import match
 from lit_recon.models import Backbone
 from lit_recon.models.checkpoint import load_backbone
-from lit_recon.records import BatchNormMode, Knowledge
+from lit_recon.records import Batch, BatchNormMode, Knowledge, Weights
 
 #: Local training on the same images, by the name of its rows.
 LOCAL = {f"{steps} local steps": LocalTraining(steps=steps, lr=0.01) for steps in (3, 5)}
@@ -49,6 +54,8 @@ DEFENSES: dict[str, dict[str, Defense]] = {
     "local": dict.fromkeys(LOCAL, Defense()),
     "clip": {f"clip {bound:g}": GradientClipping(bound) for bound in (2, 4, 8)},
 }
+#: The kind of the bound, and the variance of a pixel under its prior of independent pixels.
+BOUND, VARIANCE = "bound", 0.0625
 
 
 @dataclass(frozen=True)
@@ -109,12 +116,29 @@ def measure(model: Backbone, private: ImageSet, attack: Attack, defense: Defense
     }
 
 
+def bounds(model: Backbone, image: Tensor, label: Tensor) -> Row:
+    """The Cramer-Rao error of one image `(1, 3, 32, 32)` behind Gaussian noise, without and with a prior."""
+    started = time.process_time()
+    network, weights = pure_copy(model, "eval"), Weights.of(model)
+    jacobian = NetworkJacobian(network, weights, Batch(image, label), cross_entropy)
+    information = jacobian.gram()
+    size = Rounding.of(information, jacobian.rounding()).size
+    prior = GaussianPrior.isotropic(len(information), VARIANCE)
+    stds = [one.std for one in DEFENSES["noise"].values() if isinstance(one, GaussianNoise)]
+    return {
+        "stds": stds,
+        "cramer_rao": [float(f"{cramer_rao(information / std**2, size / std**2).rmse:.3g}") for std in stds],
+        "van_trees": [float(f"{van_trees(information / std**2, prior).rmse:.3g}") for std in stds],
+        "seconds": round(time.process_time() - started, 1),
+    }
+
+
 def main() -> None:
     """Measure, print and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data.root", dest="root", required=True, help="folder of CIFAR-10")
     parser.add_argument("--checkpoint", type=Path, required=True, help="a ResNet-18 that was trained on CIFAR-10")
-    parser.add_argument("--kinds", nargs="+", choices=DEFENSES, default=list(DEFENSES))
+    parser.add_argument("--kinds", nargs="+", choices=[*DEFENSES, BOUND], default=[*DEFENSES, BOUND])
     parser.add_argument("--cells", nargs="+", help="names as in the example above; default: all")
     parser.add_argument("--pool", choices=get_args(Pool), default="evaluation", help="of the attacked images")
     parser.add_argument("--threads", type=int, default=1)
@@ -125,7 +149,13 @@ def main() -> None:
     model = load_backbone(arguments.checkpoint).model
     settings = {key: value for key, value in vars(arguments).items() if key != "kinds"}
     attack = FirstApplicable(attacks_of("feature_maps")[:-1])
-    for kind in arguments.kinds:
+    if BOUND in arguments.kinds:
+        draws = drawn(private.labels, Cell(BOUND, 1, "eval", "distinct", 4))
+        with Record("bound_noise", settings, arguments.pool) as record:
+            for number, ids in enumerate(draws):
+                one = partial(bounds, model, private.pixels(ids), private.labels[ids])
+                record.measure({"image": number}, one)
+    for kind in (kind for kind in arguments.kinds if kind != BOUND):
         with Record(f"defended_{kind}", settings, arguments.pool) as record:
             for cell in cells(kind):
                 if not arguments.cells or cell.name in arguments.cells:

@@ -179,6 +179,23 @@ def _of_liu(name: str) -> str:
     return str(grid["paper"]["values"]["liu2025"][known][strengths.index(strength)]) if strength in strengths else ""
 
 
+@table("bound_noise", "bound_noise")
+def bound_noise(record: Content) -> str:
+    """The Cramer-Rao errors of images behind noise, without and with a prior of independent pixels."""
+    rows = []
+    for i, std in enumerate(record["rows"][0]["stds"]):
+        errors = [[row[kind][i] for row in record["rows"]] for kind in ("cramer_rao", "van_trees")]
+        rows.append([f"noise {std:g}", str(len(record["rows"])), *(cell for kind in errors for cell in _spread(kind))])
+    seconds = statistics.median(row["seconds"] for row in record["rows"])
+    rows.append(["seconds an image", "", shown(seconds, ".0f"), "", "", ""])
+    header = ["defense", "images", "Cramér-Rao, median", "largest", "with a prior, median", "largest"]
+    return markdown(header, rows)
+
+
+def _spread(values: list[float]) -> tuple[str, str]:
+    return shown(statistics.median(values)), shown(max(values))
+
+
 _ACTIVATIONS = {"gelu": "GELU", "relu": "ReLU"}
 
 

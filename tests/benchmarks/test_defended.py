@@ -1,0 +1,32 @@
+"""The bound beside the attacks on defended updates."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.defended import VARIANCE, bounds
+from lit_recon.models import Backbone
+from lit_recon.records import Normalization
+from tests.attacks.updates.feature_maps.test_matching import Shallow
+
+
+def gradient(model: Backbone, image: Tensor, label: Tensor) -> Tensor:
+    loss = torch.nn.functional.cross_entropy(model(image), label)
+    parts = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    return torch.cat([part.flatten() for part in parts])
+
+
+def test_bounds_are_those_of_a_dense_jacobian() -> None:
+    torch.manual_seed(0)
+    model = Backbone(Shallow(4, 16), 5, Normalization((0.5,) * 3, (0.25,) * 3)).eval()
+    image, label = torch.rand(1, 3, 4, 4), torch.tensor([2])
+    found = bounds(model, image, label)
+    jacobian = torch.autograd.functional.jacobian(lambda x: gradient(model, x, label), image).flatten(1).double()
+    for std, free, with_prior in zip(found["stds"], found["cramer_rao"], found["van_trees"], strict=True):
+        information = jacobian.T @ jacobian / std**2
+        # three digits are recorded, and products are in single precision
+        assert free == pytest.approx(float(torch.linalg.inv(information).trace() / 48) ** 0.5, rel=0.02)
+        known = information + torch.eye(48).double() / VARIANCE
+        assert with_prior == pytest.approx(float(torch.linalg.inv(known).trace() / 48) ** 0.5, rel=0.02)

@@ -12,6 +12,7 @@ space then contains differences of patches only, and patches of the maps lie in 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -71,8 +72,38 @@ class Convolution:
         return self.places * n_examples <= min(self.channels, self.patch_size - 1)
 
 
+@dataclass(frozen=True)
+class TokenLayer:
+    """A linear layer that is applied to every token, such as those of a transformer: its tokens are its patches.
+
+    Attributes:
+        name: of the module.
+        patch_size: entries of a token.
+        places: tokens of one image.
+    """
+
+    name: str
+    patch_size: int
+    places: int
+
+    def patches(self, inputs: Tensor) -> Tensor:
+        """The tokens, `(n, patch_size, places)`, of inputs `(n, places, patch_size)`."""
+        return inputs.transpose(1, 2)
+
+
 def find_convolutions(observation: Observation) -> list[Convolution]:
     """Plain convolutions that are called once per forward pass, in order."""
+    return [_described(name, module, *call) for name, module, call in _called_once(observation) if _is_plain(module)]
+
+
+def find_token_layers(observation: Observation) -> list[TokenLayer]:
+    """Linear layers of tokens that are called once per forward pass, in order."""
+    found = [(name, given.shape[1:]) for name, module, (given, _) in _called_once(observation) if _is_linear(module)]
+    return [TokenLayer(name, shape[1], shape[0]) for name, shape in found if len(shape) == 2]
+
+
+def _called_once(observation: Observation) -> Iterator[tuple[str, nn.Module, tuple[Tensor, Tensor]]]:
+    """Convolutions and linear layers with names, inputs and outputs for noise images, in the order of their calls."""
     model = pure_copy(observation.model, "eval")
     calls: dict[str, list[tuple[Tensor, Tensor]]] = {}
 
@@ -83,14 +114,18 @@ def find_convolutions(observation: Observation) -> list[Convolution]:
 
         module.register_forward_hook(note)
 
-    plain = {name: module for name, module in model.named_modules() if _is_plain(module)}
-    for name, module in plain.items():
+    layers = {name: module for name, module in model.named_modules() if _is_plain(module) or _is_linear(module)}
+    for name, module in layers.items():
         listen(name, module)
     like = next(iter(observation.parameters.values()))
     images = torch.rand(_PROBES, *observation.image_shape, generator=torch.Generator().manual_seed(0)).to(like)
     with torch.no_grad():
         torch.func.functional_call(model, {**observation.parameters, **observation.buffers}, (images,))
-    return [_described(name, plain[name], *seen[0]) for name, seen in calls.items() if len(seen) == 1]
+    return ((name, layers[name], seen[0]) for name, seen in calls.items() if len(seen) == 1)
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear)
 
 
 def _is_plain(module: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""The gradient of a convolution's weights as a function of its input, behind which everything is known.
+"""The gradient of a layer's weights: as a function of its input, behind which everything is known; and observed rows.
 
 It is the sum over examples and positions of the derivative in the output times the input patch. A norm with statistics
 of the batch or of the example makes that derivative depend on the input.
@@ -7,11 +7,31 @@ of the batch or of the example makes that derivative depend on the input.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from lit_recon.attacks.updates.feature_maps.convolutions import Convolution
+from lit_recon.attacks.updates.feature_maps.convolutions import Convolution, TokenLayer, hidden_entries
+from lit_recon.attacks.updates.gradient_matching.parametrizations import cosines
+from lit_recon.records import Observation
+
+Layer = Convolution | TokenLayer
+
+#: Added to the patches' Gram matrix, relative to the mean of its diagonal, against patches that are all zero.
+_RIDGE = 1e-12
+#: The same for differences between the patches of several local steps: where these are nearly the same, their
+#: differences only slow a search down.
+_ALIKE = 1e-4
+#: Added to the normal equations of a row with hidden entries, whose eigenvalues are at most 1; and refining solutions.
+_ROW_RIDGE, _REFINEMENTS = 1e-5, 2
+#: Largest number of patches in a batch, and the least number of observed entries per patch.
+_MOST_PATCHES, _PER_PATCH = 1024, 1.3
+#: Share of zeros up to which they count as observed: noise has a few by chance.
+_CHANCE = 1e-4
+#: Rows with hidden entries: at most and at least this many of a layer, and multiplications for their normal equations
+#: per image.
+_MOST_ROWS, _LEAST_ROWS, _COST = 64, 4, 3e7
 
 
 @dataclass(frozen=True)
@@ -137,3 +157,92 @@ def rows_of(tensor: Tensor) -> Tensor:
 def rows_to_kernels(rows: Tensor, channels: int) -> Tensor:
     """Equations `(channels kernel, c)` as `(channels, c kernel)`, the order of patches."""
     return rows.reshape(channels, -1, rows.shape[1]).transpose(1, 2).flatten(1)
+
+
+@dataclass(frozen=True)
+class ObservedRows:
+    """Rows of the gradient of a layer's weights.
+
+    Attributes:
+        layer: a convolution, or a linear layer of tokens.
+        values: `(rows, c k k)`, float64; zero where nothing was observed.
+        observed: `(rows, c k k)` bool; None: everything.
+        patches: number of patches in the batch, in all passes.
+        passes: number of passes that every image is used in, one after the other.
+        ridge: on differences between these passes.
+    """
+
+    layer: Layer
+    values: Tensor
+    observed: Tensor | None
+    patches: int
+    passes: int = 1
+    ridge: float = _ALIKE
+
+    @property
+    def count(self) -> int:
+        """Number of observed entries."""
+        return self.values.numel() if self.observed is None else int(self.observed.sum())
+
+    @property
+    def equations(self) -> int:
+        """Observed entries less unknown derivatives."""
+        return self.count - len(self.values) * self.patches
+
+    def residual(self, patches: Tensor) -> Tensor:
+        """Sum of the squares of what rows `(patches, c k k)` leave of the observed entries; differentiable once."""
+        if self.passes > 1:
+            # in the order of `Passes`: their mean first, then how they differ
+            patches = (cosines(self.passes).to(patches) @ patches.view(self.passes, -1)).view_as(patches)
+        with torch.no_grad():
+            gram = patches @ patches.T
+            alike = len(gram) // self.passes
+            size = gram.diagonal()[:alike].mean().clamp_min(torch.finfo(torch.float64).tiny)
+            ridge = torch.full_like(gram.diagonal(), _RIDGE)
+            ridge[alike:] = self.ridge
+            factor = torch.linalg.cholesky(gram + size * ridge.diag())
+            basis = torch.linalg.solve_triangular(factor, patches, upper=False)
+            inside = self.values @ basis.T if self.observed is None else self._fit(basis, self.observed)
+            derivatives = torch.linalg.solve_triangular(factor, inside, upper=False, left=False)
+        outside: Tensor = self.values - derivatives @ patches
+        if self.observed is not None:
+            outside = outside * self.observed
+        return outside.square().sum()
+
+    def _fit(self, basis: Tensor, observed: Tensor) -> Tensor:
+        """Coefficients `(rows, patches)` of the observed entries in an orthonormal `basis`, by least squares."""
+        small = torch.cat([basis, basis.new_zeros(len(basis), 1)], dim=1).T.float().contiguous()
+        chosen = small[self._places]
+        normal = chosen.mT @ chosen + _ROW_RIDGE * torch.eye(len(basis)).to(small)
+        factor, inside = torch.linalg.cholesky(normal), self.values.new_zeros(len(observed), len(basis))
+        for _ in range(1 + _REFINEMENTS):
+            rest = ((self.values - inside @ basis) * observed) @ basis.T
+            inside = inside + torch.cholesky_solve(rest.float()[..., None], factor)[..., 0].double()
+        return inside
+
+    @cached_property
+    def _places(self) -> Tensor:
+        """Places of the observed entries of each row, `(rows, most)`; the number of columns where a row has no more."""
+        assert self.observed is not None
+        columns = self.observed.shape[1]
+        places = torch.where(self.observed, torch.arange(columns, device=self.observed.device), columns)
+        return places.sort(dim=1)[0][:, : int(self.observed.sum(1).max())]
+
+
+def few_patches(layer: Layer, n_examples: int) -> bool:
+    """Whether a batch has fewer patches than a patch has entries, and few enough to compute with."""
+    return layer.places * n_examples <= min(_MOST_PATCHES, 0.9 * layer.patch_size)
+
+
+def observed_rows(observation: Observation, layer: Layer, n_examples: int) -> ObservedRows | None:
+    """The rows of a layer's gradient with enough observed entries, those with the most; None if there are too few."""
+    gradient = observation.update[f"{layer.name}.weight"].detach().double().flatten(1)
+    patches = layer.places * n_examples
+    # where most is zero, rows and columns may vanish altogether by pruning
+    if hidden_entries(gradient).double().mean() <= _CHANCE and (gradient == 0).double().mean() < 0.5:
+        return ObservedRows(layer, gradient, None, patches)
+    counts = (gradient != 0).sum(1)
+    most = min(_MOST_ROWS, int(n_examples * _COST / (patches**2 * max(1.0, float(counts.max())))))
+    order = counts.argsort(descending=True)[:most]
+    chosen = order[counts[order] > _PER_PATCH * patches]
+    return ObservedRows(layer, gradient[chosen], gradient[chosen] != 0, patches) if len(chosen) >= _LEAST_ROWS else None

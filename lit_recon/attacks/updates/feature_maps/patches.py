@@ -1,4 +1,4 @@
-"""Images whose patches explain the gradients of convolutions, with entries hidden, with noise, or exact.
+"""Images whose patches explain the gradients of layers, with entries hidden, with noise, or exact.
 
 The gradient of a convolution's weights, `(channels, c k k)`, is D^T P: one row per place of every image in P, the patch
 under the kernel, and in D, the derivative of the loss in the output there. With the D of least squares, the residual of
@@ -7,7 +7,7 @@ the observed entries depends on the candidate images alone, by a forward pass (v
 derivatives, holds for any loss, any activation, clipped gradients and sums over clients, and is continuous in the
 images where the gradient jumps with every ReLU that switches. Every row of the gradient is spanned by the same patches,
 so that it says something about them as soon as more of its entries are observed than there are patches, however many
-others pruning or dropping has hidden.
+others pruning or dropping has hidden. The same holds for a linear layer of tokens, whose patches are the tokens.
 
 Noise enters by its likelihood. The search begins as if there were more: the assumed standard deviation falls to that of
 the update, and the prior's influence with it.
@@ -22,22 +22,17 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.updates.feature_maps.convolutions import Convolution, find_convolutions, hidden_entries
+from lit_recon.attacks.updates.feature_maps.convolutions import TokenLayer, find_convolutions, find_token_layers
 from lit_recon.attacks.updates.feature_maps.input_map import Passes, passed_images
-from lit_recon.attacks.updates.feature_maps.matching import EXPLAINED, arranged_labels
+from lit_recon.attacks.updates.feature_maps.layer_gradient import Layer, ObservedRows, few_patches, observed_rows
+from lit_recon.attacks.updates.feature_maps.matching import EXPLAINED, REACH, arranged_labels
 from lit_recon.attacks.updates.gradient_matching.matching import update_distance
-from lit_recon.attacks.updates.gradient_matching.parametrizations import cosines
 from lit_recon.attacks.updates.noise import edge, noise_of, singular_values
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.records import Batch, Noise, Observation, Reconstruction
 
-#: Added to the patches' Gram matrix, relative to the mean of its diagonal, against patches that are all zero.
-_RIDGE = 1e-12
-#: The same for differences between the patches of several local steps, in the first search and in further ones: where
-#: the patches are nearly the same, their differences only slow a search down.
-_ALIKE, _LESS_ALIKE = 1e-4, 1e-6
-#: Added to the normal equations of a row with hidden entries, whose eigenvalues are at most 1; and refining solutions.
-_ROW_RIDGE, _REFINEMENTS = 1e-5, 2
+#: Ridge on differences between the patches of several local steps in further searches.
+_LESS_ALIKE = 1e-6
 #: Standard deviations of the misfit up to which images explain the gradients.
 _EXPLAINED = 4.0
 #: Share of the squares of gradients without noise that the patches of the images may leave.
@@ -49,83 +44,6 @@ _FIRST, _LAST = 0.1, 1e-5
 #: Both for local steps, whose weights are known nearly. A search on a straight line of weights ends at `_ROUGHLY`, one
 #: with weights of training on images found before at a share of what these leave.
 _LEFT_BY_STEPS, _ROUGHLY, _CLOSER = 1e-5, 1e-3, 0.1
-#: Largest number of patches in a batch, and the least number of observed entries per patch.
-_MOST_PATCHES, _PER_PATCH = 1024, 1.3
-#: Share of zeros up to which they count as observed: noise has a few by chance.
-_CHANCE = 1e-4
-#: Rows with hidden entries: at most and at least this many of a layer, and multiplications for their normal equations
-#: per image.
-_MOST_ROWS, _LEAST_ROWS, _COST = 64, 4, 3e7
-
-
-@dataclass(frozen=True)
-class ObservedRows:
-    """Rows of the gradient of a convolution's weights.
-
-    Attributes:
-        layer: the convolution.
-        values: `(rows, c k k)`, float64; zero where nothing was observed.
-        observed: `(rows, c k k)` bool; None: everything.
-        patches: number of patches in the batch, in all passes.
-        passes: number of passes that every image is used in, one after the other.
-        ridge: on differences between these passes.
-    """
-
-    layer: Convolution
-    values: Tensor
-    observed: Tensor | None
-    patches: int
-    passes: int = 1
-    ridge: float = _ALIKE
-
-    @property
-    def count(self) -> int:
-        """Number of observed entries."""
-        return self.values.numel() if self.observed is None else int(self.observed.sum())
-
-    @property
-    def equations(self) -> int:
-        """Observed entries less unknown derivatives."""
-        return self.count - len(self.values) * self.patches
-
-    def residual(self, patches: Tensor) -> Tensor:
-        """Sum of the squares of what rows `(patches, c k k)` leave of the observed entries; differentiable once."""
-        if self.passes > 1:
-            # in the order of `Passes`: their mean first, then how they differ
-            patches = (cosines(self.passes).to(patches) @ patches.view(self.passes, -1)).view_as(patches)
-        with torch.no_grad():
-            gram = patches @ patches.T
-            alike = len(gram) // self.passes
-            size = gram.diagonal()[:alike].mean().clamp_min(torch.finfo(torch.float64).tiny)
-            ridge = torch.full_like(gram.diagonal(), _RIDGE)
-            ridge[alike:] = self.ridge
-            factor = torch.linalg.cholesky(gram + size * ridge.diag())
-            basis = torch.linalg.solve_triangular(factor, patches, upper=False)
-            inside = self.values @ basis.T if self.observed is None else self._fit(basis, self.observed)
-            derivatives = torch.linalg.solve_triangular(factor, inside, upper=False, left=False)
-        outside: Tensor = self.values - derivatives @ patches
-        if self.observed is not None:
-            outside = outside * self.observed
-        return outside.square().sum()
-
-    def _fit(self, basis: Tensor, observed: Tensor) -> Tensor:
-        """Coefficients `(rows, patches)` of the observed entries in an orthonormal `basis`, by least squares."""
-        small = torch.cat([basis, basis.new_zeros(len(basis), 1)], dim=1).T.float().contiguous()
-        chosen = small[self._places]
-        normal = chosen.mT @ chosen + _ROW_RIDGE * torch.eye(len(basis)).to(small)
-        factor, inside = torch.linalg.cholesky(normal), self.values.new_zeros(len(observed), len(basis))
-        for _ in range(1 + _REFINEMENTS):
-            rest = ((self.values - inside @ basis) * observed) @ basis.T
-            inside = inside + torch.cholesky_solve(rest.float()[..., None], factor)[..., 0].double()
-        return inside
-
-    @cached_property
-    def _places(self) -> Tensor:
-        """Places of the observed entries of each row, `(rows, most)`; the number of columns where a row has no more."""
-        assert self.observed is not None
-        columns = self.observed.shape[1]
-        places = torch.where(self.observed, torch.arange(columns, device=self.observed.device), columns)
-        return places.sort(dim=1)[0][:, : int(self.observed.sum(1).max())]
 
 
 @dataclass(frozen=True)
@@ -134,8 +52,8 @@ class PatchPenalty:
 
     Attributes:
         observation: of the victim.
-        rows: of the convolutions' gradients.
-        passes: of the client, with the inputs of these convolutions.
+        rows: of the layers' gradients.
+        passes: of the client, with the inputs of these layers.
         noise: in the gradients, treated as normal; None: only rounding errors.
         weight: of minus the log-likelihood, in nats per pixel of the batch.
         tempered: share of the iterations in which more noise is assumed than there is.
@@ -154,7 +72,7 @@ class PatchPenalty:
 
     #: The penalty starts with the first iteration.
     start: float = 0.0
-    #: Inputs of convolutions are not scored as features.
+    #: Inputs of these layers are not scored as features.
     features: Tensor | None = None
 
     @cached_property
@@ -263,7 +181,8 @@ class PatchPenalty:
         """Whether the images explain the update: a certificate `(n,)` without noise, a note with it.
 
         Without noise all images of a batch are certified or none: their patches have to span the observed entries of
-        the gradients, and the images have to give the observed entries of the whole update.
+        the gradients, those of images with other brightness or contrast must not, and the images have to give the
+        observed entries of the whole update.
         """
         with torch.no_grad():
             residual = float(self.residual(images))
@@ -281,18 +200,36 @@ class PatchPenalty:
         note = f"patches leave {left:.1g} of the gradients, 1 - cos of the updates {distance:.1g}"
         if not certified:
             note = f"not certified: {note}, at most {most:g} and {EXPLAINED:g}"
+        elif any(isinstance(rows.layer, TokenLayer) for rows in self.rows):
+            certified, note = False, f"{note}; not certified: norms of tokens hide contrast and brightness"
+        elif (moved := self._moved(images)) <= 2 * most:
+            certified = False
+            note = f"{note}; not certified: with other brightness or contrast (RMSE {REACH:g}) they leave {moved:.1g}"
         return torch.full((len(images),), certified), certified, (note,)
+
+    def _moved(self, images: Tensor) -> float:
+        """The least share that images leave whose brightness or contrast in a colour channel is another by `REACH`."""
+        flat = images - images.mean((0, 2, 3), keepdim=True)
+        left = []
+        with torch.no_grad():
+            for direction in (torch.ones_like(flat), flat):
+                for channel in range(images.shape[1]):
+                    step = torch.zeros_like(flat)
+                    step[:, channel] = direction[:, channel]
+                    step *= REACH * step.numel() ** 0.5 / step.norm().clamp_min(1e-12)
+                    left += [float(self.residual(images + sign * step) / self.size) for sign in (1, -1)]
+        return min(left)
 
 
 class PatchMatching:
-    """Matches the patches of candidates to the gradients of all convolutions with few enough patches.
+    """Matches patches of candidates to the gradients of all convolutions and token layers with few enough of them.
 
     Entries of the gradients may be hidden, or have normal noise of known or unknown scale, for which the likelihood is
     that of `PatchPenalty`; with Laplace noise it is least squares. With `FeaturesOnly` as objective no update is
-    computed at all, and an iteration is one forward and one backward pass up to the last of these convolutions.
+    computed at all, and an iteration is one forward and one backward pass up to the last of these layers.
 
     Args:
-        layers: names of the convolutions; default: all with fewer patches in the batch than entries of a patch.
+        layers: their names; default: all with fewer patches in the batch than entries of a patch.
         weight: above 0, of minus the log-likelihood in nats per pixel of the batch.
         tempered: above 0 and at most 1, share of the iterations over which the assumed noise falls to that of the
             update.
@@ -329,24 +266,25 @@ class PatchMatching:
         return max(observation.n_examples, passed_images(observation)) > 1
 
     def prepare(self, observation: Observation) -> PatchPenalty:
-        """Choose the convolutions and their rows with enough observed entries, and find the noise.
+        """Choose the layers and their rows with enough observed entries, and find the noise.
 
         Raises:
-            UnsupportedModelError: no convolution has few enough patches; too few entries are observed; or no singular
+            UnsupportedModelError: no layer has few enough patches; too few entries are observed; or no singular
                 value of the gradients is larger than those of noise.
-            ConfigError: a layer is not a plain convolution of the model, or has too many patches.
+            ConfigError: a layer is neither a plain convolution nor one of tokens, or has too many patches.
             ThreatModelError: the noise of the defense is neither normal nor Laplace.
         """
         n = passed_images(observation)
-        fit = {one.name: one for one in find_convolutions(observation) if _few(one, n)}
+        known: tuple[Layer, ...] = (*find_convolutions(observation), *find_token_layers(observation))
+        fit = {one.name: one for one in known if few_patches(one, n)}
         for name in self.layers or ():
             if name not in fit:
                 raise ConfigError(
-                    f"{name!r} is no plain convolution with fewer patches than entries of a patch: {', '.join(fit)}"
+                    f"{name!r} is no convolution or token layer with few enough patches: {', '.join(fit)}"
                 )
         if not fit:
             raise UnsupportedModelError(
-                f"no convolution has fewer patches in a batch of {observation.n_examples} ({n} with all local steps) "
+                f"no layer has fewer patches in a batch of {observation.n_examples} ({n} with all local steps) "
                 "than entries of a patch: attack smaller batches, or match gradients instead"
             )
         found = [observed_rows(observation, fit[name], n) for name in self.layers or fit]
@@ -360,9 +298,9 @@ class PatchMatching:
         if penalty.freedom < penalty.pixels:
             raise UnsupportedModelError(
                 f"too few entries of the gradients are left: {penalty.freedom} equations for {penalty.pixels} pixels, "
-                f"from {len(rows)} of {len(found)} convolutions"
+                f"from {len(rows)} of {len(found)} layers"
             )
-        note = f"patches matched to {penalty.freedom} equations from {len(rows)} convolutions"
+        note = f"patches matched to {penalty.freedom} equations from {len(rows)} layers"
         if penalty.partial:
             shares = [one.count / one.values.numel() for one in rows]
             note += f", in rows with {min(shares):.0%} to {max(shares):.0%} of their entries observed"
@@ -374,29 +312,11 @@ class PatchMatching:
         above = {one.layer.name: _above(one, noise.std) for one in rows if one.observed is None}
         if above and not any(above.values()):
             raise UnsupportedModelError(
-                f"nothing is left of the maps: no convolution's gradient has singular values above noise of {how}"
+                f"nothing is left of the maps: no layer's gradient has singular values above noise of {how}"
             )
         counts = ", ".join(f"{name} {count}" for name, count in above.items()) or "not counted behind hidden entries"
         note = f"{note}; noise of {how}, singular values above it: {counts}"
         return replace(penalty, noise=noise, notes=(note,))
-
-
-def _few(layer: Convolution, n_examples: int) -> bool:
-    return layer.places * n_examples <= min(_MOST_PATCHES, 0.9 * layer.patch_size)
-
-
-def observed_rows(observation: Observation, layer: Convolution, n_examples: int) -> ObservedRows | None:
-    """The rows of a layer's gradient with enough observed entries, those with the most; None if there are too few."""
-    gradient = observation.update[f"{layer.name}.weight"].detach().double().flatten(1)
-    patches = layer.places * n_examples
-    # where most is zero, rows and columns may vanish altogether by pruning
-    if hidden_entries(gradient).double().mean() <= _CHANCE and (gradient == 0).double().mean() < 0.5:
-        return ObservedRows(layer, gradient, None, patches)
-    counts = (gradient != 0).sum(1)
-    most = min(_MOST_ROWS, int(n_examples * _COST / (patches**2 * max(1.0, float(counts.max())))))
-    order = counts.argsort(descending=True)[:most]
-    chosen = order[counts[order] > _PER_PATCH * patches]
-    return ObservedRows(layer, gradient[chosen], gradient[chosen] != 0, patches) if len(chosen) >= _LEAST_ROWS else None
 
 
 def _above(rows: ObservedRows, std: float) -> int:

@@ -42,8 +42,8 @@ _SOLVED = 1e-9
 #: Assumed noise at the first iteration, and least noise, relative to the root mean square of the observed entries.
 _FIRST, _LAST = 0.1, 1e-5
 #: Both for local steps, whose weights are known nearly. A search on a straight line of weights ends at `_ROUGHLY`, one
-#: with weights of training on images found before at a share of what these leave.
-_LEFT_BY_STEPS, _ROUGHLY, _CLOSER = 1e-5, 1e-3, 0.1
+#: with weights of training on images found before at a share of what these leave, and at once if that is too much.
+_LEFT_BY_STEPS, _ROUGHLY, _CLOSER, _HOPELESS = 1e-5, 1e-3, 0.1, 0.02
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class PatchPenalty:
         closer = replace(self, rows=rows, passes=Passes(self.observation, [one.layer.name for one in rows], near))
         with torch.no_grad():
             left = float(closer.residual(found.images) / self.size)
-        return replace(closer, enough=max(_SOLVED, _CLOSER * left))
+        return replace(closer, enough=max(_SOLVED, _CLOSER * left) if left < _HOPELESS else math.inf)
 
     def in_order(self, images: Tensor) -> Tensor:
         """The order `(n,)` in which images are candidates: as they are."""

@@ -308,6 +308,29 @@ def test_images_that_explain_nothing_are_not_certified(images: Tensor) -> None:
     assert "not certified: patches leave" in result.notes[-1]
 
 
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_images_are_certified_that_leave_far_less_than_with_another_contrast(
+    images: Tensor, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    label = torch.zeros(1, dtype=torch.int64)
+    penalty = PatchMatching().prepare(victim(images[:1], GradientPruning(0.7), mode=mode))
+    monkeypatch.setattr(patches, "_LEFT", 1e-3)
+    contrast = images[:1] - images[:1].mean((2, 3), keepdim=True)
+    for size, expected in ((3e-4, True), (5e-3, False)):
+        near = images[:1] + size * contrast / contrast.square().mean().sqrt()
+        certified, final, notes = penalty.certificate(near, label)
+        assert certified is not None
+        assert certified.tolist() == [expected]
+        assert final == expected
+        assert len(notes) == 2 - expected
+    assert notes[1].startswith("image 1: not certified: with another brightness or contrast (RMSE 0.02)")
+    # each image of a batch by itself
+    both = PatchMatching().prepare(victim(images, GradientPruning(0.3), mode=mode))
+    assert both._moved(images, 0) != pytest.approx(both._moved(images, 1), rel=0.01)
+    monkeypatch.setattr(patches, "_DETERMINED", 1.0)
+    assert penalty.certificate(near, label)[1]
+
+
 def test_images_behind_noise_that_hides_exact_maps(images: Tensor) -> None:
     seen = victim(images[1:], GaussianNoise(STD))
     with pytest.raises(UnsupportedModelError, match="no convolution determines the maps"):

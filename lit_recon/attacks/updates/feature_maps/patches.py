@@ -37,8 +37,8 @@ _LESS_ALIKE = 1e-6
 _EXPLAINED = 4.0
 #: Share of the squares of gradients without noise that the patches of the images may leave.
 _LEFT = 1e-6
-#: The same, relative to what they would leave with another brightness or contrast. Errors of a search that has not ended
-#: are largest where gradients tell least: 15 times as large as along these directions where this was measured.
+#: The same, relative to what they would leave with another brightness or contrast. A search that has not ended errs
+#: most where gradients tell least: 15 times as far as along these directions where this was measured.
 _DETERMINED = 2e-3
 #: Share of the squares of gradients from which on further iterations are not worth their time.
 _SOLVED = 1e-9

@@ -125,10 +125,10 @@ def test_misfit_of_observed_entries_is_zero_at_the_truth_alone(images: Tensor, d
     assert penalty.partial
     assert penalty.noise is None
     with torch.no_grad():
-        assert float(penalty.residual(images[:1])) < 1e-9 * penalty.size  # at most MEAS measured
+        assert float(penalty.residual(images[:1])) < 1e-9 * penalty.size  # at most 8e-11 measured
         elsewhere = float(penalty.misfit(images[1:]))
         assert elsewhere == pytest.approx(by_least_squares(penalty, images[1:]), rel=1e-4)
-        assert float(penalty.residual(images[1:])) > 1e-4 * penalty.size  # at least LEAST measured
+        assert float(penalty.residual(images[1:])) > 0.05 * penalty.size  # at least 0.17 measured
 
 
 @pytest.mark.parametrize("defense", [GaussianNoise(0.01), GradientPruning(0.7)], ids=["noise", "pruned"])

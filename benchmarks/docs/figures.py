@@ -59,12 +59,14 @@ class Figures:
 
     def find(self, name: str) -> list[Content]:
         """The newest complete record of a name, or of each name that ends in a number in place of `*`, or in anything
-        in place of `**`.
+        in place of `**`; after `all` every complete record of these names, the oldest of each first.
 
         None where nothing was measured. A FigureError says that the images were those that settings are chosen on.
         """
+        every, name = name.startswith("all "), name.removeprefix("all ")
         pattern = re.escape(name).replace(r"\*\*", r"[\w-]*").replace(r"\*", r"\d+")
-        records = [self._complete[found][-1] for found in sorted(self._complete) if re.fullmatch(pattern, found)]
+        names = [found for found in sorted(self._complete) if re.fullmatch(pattern, found)]
+        records = [one for found in names for one in self._complete[found][0 if every else -1 :]]
         for record in records:
             if record["pool"] not in (None, "evaluation"):
                 raise FigureError(f"{record['path'].name} is of the pool {record['pool']}, which no page may cite")

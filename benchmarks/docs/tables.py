@@ -16,7 +16,10 @@ _TABLES: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {}
 
 
 def table(name: str, *records: str) -> Callable[[Callable[..., str]], Callable[..., str]]:
-    """Register the function that makes a table from the newest record of each name; a list for a name with `*`."""
+    """Register the function that makes a table from the newest record of each name; a list for a name with `*`.
+
+    `all` before the name stands for older records too, see `Figures.find`.
+    """
 
     def register(function: Callable[..., str]) -> Callable[..., str]:
         _TABLES[name] = records, function

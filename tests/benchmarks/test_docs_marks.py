@@ -48,6 +48,11 @@ def page(tmp_path: Path, figures: Figures, text: str) -> Page:
     return examine(path, figures, make)
 
 
+def test_older_records_of_a_name_are_found_where_all_are_asked_for(figures: Figures) -> None:
+    assert [len(figures.find(name)) for name in ("digits", "all digits", "all d**", "all stopped")] == [1, 2, 5, 0]
+    assert [record["rows"][0]["metrics"]["mse"] for record in figures.find("all digits")] == [0.5, 0.00142]
+
+
 @pytest.mark.parametrize(
     ("expression", "text"),
     [

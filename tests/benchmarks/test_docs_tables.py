@@ -180,3 +180,18 @@ def test_exact_images_of_inactive_neurons_are_counted_over_trainings(noise: dict
     _, plain, defended = made("trainset_inactive", study("trainset_inactive_mnist", groups, images))
     assert plain[3:] == ["", "20", "2", "20, 0.5 wrong", "2 of 2", "3.0e-8", "3e-8", "80.0 %", "62"]
     assert defended[3:] == ["dp", "20", "2", "", "1 of 2", "1.0e-5", "0.2", "80.0 %", "62"]
+
+
+def test_a_defended_cell_that_was_measured_again_counts_once() -> None:
+    def cell(defense: str, rmse: list[float], created: str) -> dict[str, Any]:
+        row = {"defense": defense, "batch": 1, "batch_norm": "eval", "images": 2, "rmse": rmse, "certified": 1}
+        return {"created": created, "rows": [{**row, "certified_and_wrong": 0, "seconds": {"median": 75.2}}]}
+
+    _, function = tables._TABLES["defended"]
+    records = [cell("prune 0.9", [0.01, 0.02], "2"), cell("drop 0.9", [0.003], "1"), cell("prune 0.9", [0.3], "1")]
+    _, *rows = lines(function(records))
+    assert [row[:6] for row in rows] == [
+        ["drop 0.9", "eval", "1", "1 of 2", "0.003", "0.003"],
+        ["prune 0.9", "eval", "1", "2 of 2", "0.015", "0.020"],
+    ]
+    assert rows[1][6:] == ["1, 0", "0.26 to 0.29", "75"]

@@ -61,16 +61,23 @@ class FirstApplicable(Attack):
                 else attack.follow(found, observations, execution)
             )
 
-        reasons: list[str] = []
+        reasons: dict[str, list[str]] = {}
         for number, attack in enumerate(self.attacks[first:-1], start=first):
             try:
                 run = begun(attack)
             except (UnsupportedModelError, ThreatModelError) as error:
-                reasons.append(f"attack {number + 1} of {len(self.attacks)} not applicable: {error}")
+                reasons.setdefault(str(error), []).append(str(number + 1))
                 continue
             then = partial(self._make_way, number, run, execution)
-            return replace(run, reasons=tuple(reasons), then=then)
-        return replace(begun(self.last), reasons=tuple(reasons))
+            return replace(run, reasons=self._told(reasons), then=then)
+        return replace(begun(self.last), reasons=self._told(reasons))
+
+    def _told(self, reasons: Mapping[str, list[str]]) -> tuple[str, ...]:
+        """Why attacks are not applicable, by their numbers; attacks with the same reason together."""
+        return tuple(
+            f"attack{'s' * (len(numbers) > 1)} {' and '.join(numbers)} of {len(self.attacks)} not applicable: {reason}"
+            for reason, numbers in reasons.items()
+        )
 
     def _make_way(
         self, number: int, run: AttackRun, execution: Way | None, found: list[Reconstruction]

@@ -55,6 +55,15 @@ def test_another_is_used_and_the_reason_is_noted(photographs: Tensor) -> None:
     assert torch.isfinite(result.images).all()
 
 
+def test_a_reason_that_two_attacks_share_is_noted_once(photographs: Tensor) -> None:
+    seen = observed(photographs[:2], backbone(), defense=GradientPruning(0.99))
+    maps, last = attack().attacks
+    result = FirstApplicable([maps, maps, last])(seen)
+    told = [note for note in result.notes if "not applicable" in note]
+    assert len(told) == 1
+    assert told[0].startswith("attacks 1 and 2 of 3 not applicable: no convolution determines the maps of a batch of 2")
+
+
 def test_the_last_attack_has_to_work(photographs: Tensor) -> None:
     seen = observed(photographs[:2], backbone("gelu"))
     needy = FirstApplicable([attack().attacks[0], GradientMatching(labels=KnownLabels())])

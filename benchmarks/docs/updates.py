@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -190,16 +191,19 @@ def bound_noise(record: Content) -> str:
     """The Cramer-Rao errors of images behind noise, without and with a prior of independent pixels."""
     rows = []
     for i, std in enumerate(record["rows"][0]["stds"]):
-        errors = [[row[kind][i] for row in record["rows"]] for kind in ("cramer_rao", "van_trees")]
-        rows.append([f"noise {std:g}", str(len(record["rows"])), *(cell for kind in errors for cell in _spread(kind))])
+        # a direction of the image without information makes the first infinite
+        errors = [[float(row[kind][i]) for row in record["rows"]] for kind in ("cramer_rao", "van_trees")]
+        rows.append(
+            [f"noise {std:g}", str(len(record["rows"])), *(cell for kind in errors for cell in _extremes(kind))]
+        )
     seconds = statistics.median(row["seconds"] for row in record["rows"])
     rows.append(["seconds an image", "", shown(seconds, ".0f"), "", "", ""])
-    header = ["defense", "images", "Cramér-Rao, median", "largest", "with a prior, median", "largest"]
+    header = ["defense", "images", "Cramér-Rao, least", "largest", "with a prior, least", "largest"]
     return markdown(header, rows)
 
 
-def _spread(values: list[float]) -> tuple[str, str]:
-    return shown(statistics.median(values)), shown(max(values))
+def _extremes(values: list[float]) -> list[str]:
+    return [shown(value) if math.isfinite(value) else "infinite" for value in (min(values), max(values))]
 
 
 _ACTIVATIONS = {"gelu": "GELU", "relu": "ReLU"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -92,6 +92,17 @@ class LocalSteps:
 
     def train(self, weights: Weights, batch: Batch, differentiable: Differentiable = "no") -> dict[str, Tensor]:
         """The parameters after local training."""
+        for state in self._states(weights, batch, differentiable):
+            after = state.parameters
+        return after
+
+    def way(self, weights: Weights, batch: Batch) -> list[dict[str, Tensor]]:
+        """The parameters before each step of `train`, detached."""
+        states = list(self._states(weights, batch, "no"))[:-1]
+        return [{name: value.detach() for name, value in state.parameters.items()} for state in states]
+
+    def _states(self, weights: Weights, batch: Batch, differentiable: Differentiable) -> Iterator[_State]:
+        """The state before the first step and after each."""
         size, rest = divmod(len(batch.images), self.batches)
         if size == 0 or rest:
             raise ShapeError(
@@ -108,19 +119,11 @@ class LocalSteps:
         start = {name: value if functional else value.detach() for name, value in weights.parameters.items()}
         state = _State(start, {})
         run = self._checkpointed if self.checkpointing and differentiable == "autograd" else self._step
+        yield state
         for step in range(self.steps):
             first = step % self.batches * size
             state = run(state, weights.buffers, batch.examples(first, first + size), differentiable)
-        return state.parameters
-
-    def way(self, weights: Weights, batch: Batch) -> list[dict[str, Tensor]]:
-        """The parameters before each step of `train`, detached."""
-        size, state, way = len(batch.images) // self.batches, _State(dict(weights.parameters), {}), []
-        for step in range(self.steps):
-            way.append({name: value.detach() for name, value in state.parameters.items()})
-            first = step % self.batches * size
-            state = self._step(state, weights.buffers, batch.examples(first, first + size), "no")
-        return way
+            yield state
 
     def with_statistics(
         self, weights: Weights, batch: Batch, differentiable: Differentiable = "no"

@@ -295,7 +295,7 @@ class PatchMatching:
                 "than entries of a patch: attack smaller batches, or match gradients instead"
             )
         found = [observed_rows(observation, fit[name], n) for name in self.layers or fit]
-        repeats = passed_images(observation) / observation.n_examples
+        repeats = n / observation.n_examples
         rows = tuple(replace(one, passes=int(repeats) if repeats.is_integer() else 1) for one in found if one)
         # fully observed, layers with as many patches as channels cost much and add little to others
         rows = tuple(one for one in rows if one.observed is not None or one.patches < len(one.values)) or rows

@@ -24,14 +24,13 @@ _RIDGE = 1e-12
 #: differences only slow a search down.
 _ALIKE = 1e-4
 #: Added to the normal equations of a row with hidden entries, whose eigenvalues are at most 1; and refining solutions.
-_ROW_RIDGE, _REFINEMENTS = 1e-5, 2
+_ROW_RIDGE, _REFINEMENTS = 3e-6, 2
 #: Largest number of patches in a batch, and the least number of observed entries per patch.
 _MOST_PATCHES, _PER_PATCH = 1024, 1.3
 #: Share of zeros up to which they count as observed: noise has a few by chance.
 _CHANCE = 1e-4
-#: Rows with hidden entries: at most and at least this many of a layer, and multiplications for their normal equations
-#: per image.
-_MOST_ROWS, _LEAST_ROWS, _COST = 64, 4, 3e7
+#: Rows with hidden entries: at most and at least this many of a layer, and multiplications for them per image.
+_MOST_ROWS, _LEAST_ROWS, _COST = 128, 4, 3.5e7
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,7 @@ class ObservedRows:
 
     Attributes:
         layer: a convolution, or a linear layer of tokens.
-        values: `(rows, c k k)`, float64; zero where nothing was observed.
+        values: `(rows, c k k)`; zero where nothing was observed.
         observed: `(rows, c k k)` bool; None: everything.
         patches: number of patches in the batch, in all passes.
         passes: number of passes that every image is used in, one after the other.
@@ -195,30 +194,42 @@ class ObservedRows:
             # in the order of `Passes`: their mean first, then how they differ
             patches = (cosines(self.passes).to(patches) @ patches.view(self.passes, -1)).view_as(patches)
         with torch.no_grad():
-            gram = patches @ patches.T
+            exact = patches.double()
+            gram = exact @ exact.T
             alike = len(gram) // self.passes
             size = gram.diagonal()[:alike].mean().clamp_min(torch.finfo(torch.float64).tiny)
             ridge = torch.full_like(gram.diagonal(), _RIDGE)
             ridge[alike:] = self.ridge
             factor = torch.linalg.cholesky(gram + size * ridge.diag())
-            basis = torch.linalg.solve_triangular(factor, patches, upper=False)
-            inside = self.values @ basis.T if self.observed is None else self._fit(basis, self.observed)
-            derivatives = torch.linalg.solve_triangular(factor, inside, upper=False, left=False)
-        outside: Tensor = self.values - derivatives @ patches
-        if self.observed is not None:
-            outside = outside * self.observed
-        return outside.square().sum()
+            # an orthonormal basis loses nothing by single precision
+            basis = torch.linalg.solve_triangular(factor, exact, upper=False).to(patches)
+            values = self.values.to(patches)
+            inside = values @ basis.T if self.observed is None else self._fit(values, basis)
+            outside = torch.addmm(values, inside, basis, alpha=-1)
+            if self.observed is not None:
+                outside *= self._counts
+            derivatives = torch.linalg.solve_triangular(factor, inside.double(), upper=False, left=False)
+            slope = -2.0 * (derivatives.T.to(outside) @ outside)
+            left = outside.square().sum()
+        # the best derivatives do not change to first order
+        residual: Tensor = left + (slope * (patches - patches.detach())).sum()
+        return residual
 
-    def _fit(self, basis: Tensor, observed: Tensor) -> Tensor:
-        """Coefficients `(rows, patches)` of the observed entries in an orthonormal `basis`, by least squares."""
-        small = torch.cat([basis, basis.new_zeros(len(basis), 1)], dim=1).T.float().contiguous()
-        chosen = small[self._places]
-        normal = chosen.mT @ chosen + _ROW_RIDGE * torch.eye(len(basis)).to(small)
-        factor, inside = torch.linalg.cholesky(normal), self.values.new_zeros(len(observed), len(basis))
+    def _fit(self, values: Tensor, basis: Tensor) -> Tensor:
+        """Coefficients `(rows, patches)` of the observed `values` in an orthonormal `basis`, by least squares."""
+        chosen = torch.cat([basis, basis.new_zeros(len(basis), 1)], dim=1).T.contiguous()[self._places]
+        normal = chosen.mT @ chosen + _ROW_RIDGE * torch.eye(len(basis)).to(chosen)
+        factor, inside = torch.linalg.cholesky(normal), values.new_zeros(len(chosen), len(basis))
         for _ in range(1 + _REFINEMENTS):
-            rest = ((self.values - inside @ basis) * observed) @ basis.T
-            inside = inside + torch.cholesky_solve(rest.float()[..., None], factor)[..., 0].double()
+            rest = torch.addmm(values, inside, basis, alpha=-1).mul_(self._counts) @ basis.T
+            inside = inside + torch.cholesky_solve(rest[..., None], factor)[..., 0]
         return inside
+
+    @cached_property
+    def _counts(self) -> Tensor:
+        """1 where an entry is observed, 0 elsewhere."""
+        assert self.observed is not None
+        return self.observed.to(self.values)
 
     @cached_property
     def _places(self) -> Tensor:
@@ -236,13 +247,14 @@ def few_patches(layer: Layer, n_examples: int) -> bool:
 
 def observed_rows(observation: Observation, layer: Layer, n_examples: int) -> ObservedRows | None:
     """The rows of a layer's gradient with enough observed entries, those with the most; None if there are too few."""
-    gradient = observation.update[f"{layer.name}.weight"].detach().double().flatten(1)
+    gradient = observation.update[f"{layer.name}.weight"].detach().flatten(1)
     patches = layer.places * n_examples
     # where most is zero, rows and columns may vanish altogether by pruning
     if hidden_entries(gradient).double().mean() <= _CHANCE and (gradient == 0).double().mean() < 0.5:
         return ObservedRows(layer, gradient, None, patches)
     counts = (gradient != 0).sum(1)
-    most = min(_MOST_ROWS, int(n_examples * _COST / (patches**2 * max(1.0, float(counts.max())))))
+    cost = patches * (patches + 16) * max(1.0, float(counts.max()))
+    most = min(_MOST_ROWS, int(n_examples * _COST / cost))
     order = counts.argsort(descending=True)[:most]
     chosen = order[counts[order] > _PER_PATCH * patches]
     return ObservedRows(layer, gradient[chosen], gradient[chosen] != 0, patches) if len(chosen) >= _LEAST_ROWS else None

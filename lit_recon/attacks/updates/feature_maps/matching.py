@@ -18,6 +18,7 @@ from lit_recon.attacks.updates.feature_maps.recovery import (
 )
 from lit_recon.attacks.updates.feature_maps.upstream import KnownMaps, PinnedNetwork, follow_upstream
 from lit_recon.attacks.updates.gradient_matching.matching import update_distance
+from lit_recon.attacks.updates.gradient_matching.priors import Penalty
 from lit_recon.attacks.updates.labels.head import (
     find_head,
     labels_of,
@@ -65,8 +66,8 @@ def arranged_labels(observation: Observation, images: Tensor, labels: Tensor) ->
 
 
 @dataclass(frozen=True)
-class FeatureMapPenalty:
-    """The penalty of one victim's candidates, with the interface of `features.matching.FeaturePenalty`.
+class FeatureMapPenalty(Penalty):
+    """The penalty of one victim's candidates.
 
     Attributes:
         observation: of the victim.
@@ -90,10 +91,7 @@ class FeatureMapPenalty:
     known: KnownMaps | None = None
     lengths: tuple[int, ...] = ()
 
-    #: The penalty starts with the first iteration.
-    start: float = 0.0
-    #: Maps of an inner layer are not scored as features.
-    features: Tensor | None = None
+    keeps_certified = True
 
     def with_labels(self, labels: Tensor) -> FeatureMapPenalty:
         """The penalty on the maps nearest to the images that follow from these maps and the labels `(n,)`.
@@ -251,28 +249,12 @@ class FeatureMapPenalty:
         """The recovered maps, in any order."""
         return self.maps.to(images)
 
-    def condition(self, labels: Tensor) -> Tensor:
-        """Unsupported, a ConfigError: maps are too large to condition a network on."""
-        raise ConfigError("a network can be conditioned on features but not on maps: set conditioned to false")
-
-    def prior_share(self, progress: float) -> float:
-        """What priors count for: the same in all iterations."""
-        return 1.0
-
-    def solved(self, loss: float) -> bool:
-        """Whether further iterations are not worth their time: they always are."""
-        return False
-
     def penalty(self, images: Tensor, targets: Tensor) -> Tensor:
         """Weighted mean over examples of 1 - cos of their maps, a scalar, differentiable in the images."""
         # half the squared distance of unit vectors equals 1 - cos without cancellation
         norms = None if self.norms is None else self.norms.to(images)
         own = self.input_map(images, norms)
         return self.weight * 0.5 * (own - self._ordered(targets, own)).square().sum(dim=1).mean()
-
-    def for_restart(self, number: int) -> FeatureMapPenalty:
-        """The same for every restart."""
-        return self
 
     def labels(self, images: Tensor, labels: Tensor) -> Tensor:
         """The batch's labels `(n,)` in the order of the reconstructed images."""

@@ -27,6 +27,7 @@ from lit_recon.attacks.updates.feature_maps.input_map import Passes, passed_imag
 from lit_recon.attacks.updates.feature_maps.layer_gradient import Layer, ObservedRows, few_patches, observed_rows
 from lit_recon.attacks.updates.feature_maps.matching import EXPLAINED, REACH, arranged_labels
 from lit_recon.attacks.updates.gradient_matching.matching import update_distance
+from lit_recon.attacks.updates.gradient_matching.priors import Penalty
 from lit_recon.attacks.updates.noise import edge, noise_of, singular_values
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.records import Batch, Noise, Observation, Reconstruction
@@ -42,6 +43,8 @@ _LEFT = 1e-6
 _DETERMINED = 2e-3
 #: Share of the squares of gradients from which on further iterations are not worth their time.
 _SOLVED = 1e-9
+#: Share of the iterations after which a search ends in a local minimum that still leaves a share of the squares.
+_PATIENCE, _STUCK = 0.33, 2e-3
 #: Assumed noise at the first iteration, and least noise, relative to the root mean square of the observed entries.
 _FIRST, _LAST = 0.1, 1e-5
 #: Both for local steps, whose weights are known nearly. A search on a straight line of weights ends at `_ROUGHLY`, one
@@ -50,8 +53,8 @@ _LEFT_BY_STEPS, _ROUGHLY, _CLOSER, _HOPELESS = 1e-5, 1e-3, 0.1, 0.02
 
 
 @dataclass(frozen=True)
-class PatchPenalty:
-    """The penalty of one victim's candidates, with the interface of `features.matching.FeaturePenalty`.
+class PatchPenalty(Penalty):
+    """The penalty of one victim's candidates.
 
     Attributes:
         observation: of the victim.
@@ -72,11 +75,6 @@ class PatchPenalty:
     tempered: float
     notes: tuple[str, ...]
     enough: float = _SOLVED
-
-    #: The penalty starts with the first iteration.
-    start: float = 0.0
-    #: Inputs of these layers are not scored as features.
-    features: Tensor | None = None
 
     @cached_property
     def pixels(self) -> int:
@@ -111,10 +109,10 @@ class PatchPenalty:
         return float((last / first) ** (2 * min(1.0, progress / self.tempered)))
 
     def residual(self, images: Tensor) -> Tensor:
-        """Sum of the squares that the patches of images leave of the gradients; float64, differentiable once."""
+        """Sum of the squares that the patches of images leave of the gradients; differentiable once."""
         left = []
         for rows, maps in zip(self.rows, self.passes(images), strict=True):
-            left.append(rows.residual(rows.layer.patches(maps).transpose(1, 2).flatten(0, 1).double()))
+            left.append(rows.residual(rows.layer.patches(maps).transpose(1, 2).flatten(0, 1)))
         return torch.stack(left).sum()
 
     def misfit(self, images: Tensor) -> Tensor:
@@ -131,18 +129,11 @@ class PatchPenalty:
         excess = self.residual(images) - self.freedom * (last**2 if self.noise else 0.0)
         return (self.weight * 0.5 * excess / (first**2 * self.pixels)).to(images.dtype)
 
-    def solved(self, loss: float) -> bool:
-        """Whether images with this penalty explain gradients without noise, nearly to rounding."""
+    def ended(self, loss: float, progress: float) -> bool:
+        """Whether images with this penalty explain gradients without noise nearly to rounding, or never will."""
         left = 2 * loss * self.stds[0] ** 2 * self.pixels / (self.weight * self.size)
-        return self.noise is None and left <= self.enough
-
-    def with_labels(self, labels: Tensor) -> PatchPenalty:
-        """The same: labels do not matter."""
-        return self
-
-    def for_restart(self, number: int) -> PatchPenalty:
-        """The same for every restart."""
-        return self
+        stuck = left > _STUCK and progress >= _PATIENCE and not self.passes.local_steps
+        return self.noise is None and (left <= self.enough or stuck)
 
     def for_further_start(self, found: Reconstruction) -> PatchPenalty:
         """The penalty with the weights of local training on the images found, if they moved."""
@@ -155,10 +146,6 @@ class PatchPenalty:
             left = float(closer.residual(found.images) / self.size)
         return replace(closer, enough=max(_SOLVED, _CLOSER * left) if left < _HOPELESS else math.inf)
 
-    def in_order(self, images: Tensor) -> Tensor:
-        """The order `(n,)` in which images are candidates: as they are."""
-        return torch.arange(len(images), device=images.device)
-
     def closer(self, before: Reconstruction, after: Reconstruction, what: str) -> Reconstruction:
         """The reconstruction of the two whose patches leave less of the gradients."""
         with torch.no_grad():
@@ -167,14 +154,6 @@ class PatchPenalty:
         if not new < old:
             return replace(before, notes=(*before.notes, how))
         return replace(after, notes=(*self.notes, how, *after.notes))
-
-    def targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
-        """Nothing: the gradients are fixed."""
-        return images.new_zeros(())
-
-    def condition(self, labels: Tensor) -> Tensor:
-        """Unsupported, a ConfigError."""
-        raise ConfigError("a network can be conditioned on features but not on patches: set conditioned to false")
 
     def labels(self, images: Tensor, labels: Tensor) -> Tensor:
         """The batch's labels `(n,)` in the order of the reconstructed images."""

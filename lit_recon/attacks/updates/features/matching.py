@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lit_recon.attacks.updates.features.exact import ExactRecovery
 from lit_recon.attacks.updates.features.layer import FeatureRecovery, RecoveredFeatures
+from lit_recon.attacks.updates.gradient_matching.priors import Penalty
 from lit_recon.clients.gradient import pure_copy
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone
@@ -142,16 +143,17 @@ class _Directions(nn.Module):
 
 
 @dataclass(frozen=True)
-class FeaturePenalty:
+class FeaturePenalty(Penalty):
     """The feature penalty for one victim.
 
-    `weights` are those of the penalty, one per restart in turn; none: that of the term.
+    `weights` are those of the penalty, one per restart in turn; none: that of the term. `notes` tell what was found.
     """
 
     recovered: RecoveredFeatures
     features_of: FeatureMap
     term: FeatureTerm
     weights: tuple[float, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def start(self) -> float:
@@ -162,19 +164,6 @@ class FeaturePenalty:
     def features(self) -> Tensor:
         """The recovered features `(r, d)`, by which the attack is scored."""
         return self.recovered.features
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """How the features were found, and whether their certificate holds."""
-        found = self.recovered
-        how = f"{len(found.features)} features recovered from the wide layer's gradient by {found.method}"
-        if found.certificate is not None:
-            how += f", certificate {found.certificate:.1g} ({'holds' if found.exact else 'does not hold'})"
-        return (how, *found.notes)
-
-    def with_labels(self, labels: Tensor) -> FeaturePenalty:
-        """The same: features are recovered without labels."""
-        return self
 
     def certificate(self, images: Tensor, labels: Tensor) -> tuple[None, bool, tuple[str, ...]]:
         """No certificate, and a note on the weight of the returned restart, if several were tried."""
@@ -199,18 +188,6 @@ class FeaturePenalty:
         term = copy(self.term)
         term.weight = self.weights[number % len(self.weights)]
         return replace(self, term=term)
-
-    def labels(self, images: Tensor, labels: Tensor) -> Tensor:
-        """The labels, unchanged: candidates are already in their order."""
-        return labels
-
-    def prior_share(self, progress: float) -> float:
-        """What priors count for: the same in all iterations."""
-        return 1.0
-
-    def solved(self, loss: float) -> bool:
-        """Whether further iterations are not worth their time: they always are."""
-        return False
 
     def penalty(self, images: Tensor, targets: Tensor) -> Tensor:
         """Weighted penalty of candidate images `(n, c, h, w)`, a differentiable scalar."""
@@ -249,4 +226,8 @@ class FeatureMatching:
             lost = f"their signs are unknown, so {type(term).__name__} replaces {type(self.term).__name__}"
             recovered = replace(recovered, notes=(*recovered.notes, lost))
         term.check(recovered)
-        return FeaturePenalty(recovered, FeatureMap(observation, observation.operator.batch_norm), term, self.weights)
+        how = f"{len(recovered.features)} features recovered from the wide layer's gradient by {recovered.method}"
+        if recovered.certificate is not None:
+            how += f", certificate {recovered.certificate:.1g} ({'holds' if recovered.exact else 'does not hold'})"
+        seen = FeatureMap(observation, observation.operator.batch_norm)
+        return FeaturePenalty(recovered, seen, term, self.weights, (how, *recovered.notes))

@@ -12,13 +12,19 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.base import AttackRun, Execution, SteppableAttack, Way, put, unsolved
-from lit_recon.attacks.updates.feature_maps.matching import FeatureMapPenalty, MapMatching
-from lit_recon.attacks.updates.feature_maps.patches import PatchMatching, PatchPenalty
-from lit_recon.attacks.updates.features.matching import FeatureMatching, FeaturePenalty
+from lit_recon.attacks.updates.feature_maps.matching import MapMatching
+from lit_recon.attacks.updates.feature_maps.patches import PatchMatching
+from lit_recon.attacks.updates.features.matching import FeatureMatching
 from lit_recon.attacks.updates.gradient_matching.matching import Compilation, Matching
 from lit_recon.attacks.updates.gradient_matching.objectives import GlobalCosine, Objective, Observed
 from lit_recon.attacks.updates.gradient_matching.parametrizations import Parametrization, Pixels, Restart
-from lit_recon.attacks.updates.gradient_matching.priors import BatchNormPrior, GroupConsistency, Prior, TotalVariation
+from lit_recon.attacks.updates.gradient_matching.priors import (
+    BatchNormPrior,
+    GroupConsistency,
+    Penalty,
+    Prior,
+    TotalVariation,
+)
 from lit_recon.attacks.updates.gradient_matching.solvers import Adam, Solver, TwoStages
 from lit_recon.attacks.updates.gradient_matching.state import MatchingState, Problem
 from lit_recon.attacks.updates.labels.recovery import HeadCounts, LabelRecovery
@@ -143,19 +149,19 @@ class GradientMatching(SteppableAttack[MatchingState]):
     def follow(
         self, found: Sequence[Reconstruction], observations: Sequence[Observation], execution: Way | None = None
     ) -> AttackRun:
-        """The run whose pixels begin at the images found, and keep those that are certified."""
+        """The run whose pixels begin at the images found."""
         run = self.begin(observations, execution)
         if isinstance(self.parametrization, Pixels):
             assert isinstance(run.state, MatchingState)
             for problem, one in zip(run.state.problems[:: self.restarts], found, strict=True):
                 penalty, images, certified = problem.feature_penalty, one.images, one.certified
-                if isinstance(penalty, FeatureMapPenalty | PatchPenalty):
+                if penalty is not None:
                     order = penalty.in_order(images)
                     images, certified = images[order], None if certified is None else certified[order]
+                    if certified is not None and penalty.keeps_certified:
+                        problem.kept = (certified.view(-1, 1, 1, 1), images)
                 start = self.parametrization.of(images, problem.restart.observation)
                 problem.variables["pixels"].data.copy_(start["pixels"])
-                if certified is not None:
-                    problem.kept = (certified.view(-1, 1, 1, 1), images)
         return run
 
     def init(self, observations: Sequence[Observation]) -> MatchingState:
@@ -183,7 +189,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
         self,
         restart: Restart,
         labels: Tensor,
-        penalty: FeaturePenalty | FeatureMapPenalty | PatchPenalty | None,
+        penalty: Penalty | None,
         start: Tensor | None = None,
     ) -> Problem:
         """A restart that begins with the images `start` `(n, c, h, w)`, by default with those drawn by its seed."""
@@ -248,7 +254,8 @@ class GradientMatching(SteppableAttack[MatchingState]):
             start = None if near is None else near[v].images[penalty.in_order(near[v].images)]
             restart = before.restart._replace(seed=self.seed + self.restarts + number - 1)
             problems.append(self._problem(restart, before.labels, penalty, start))
-            problems[-1].kept = (certified.view(-1, 1, 1, 1), found[v].images)
+            if penalty.keeps_certified:
+                problems[-1].kept = (certified.view(-1, 1, 1, 1), found[v].images)
             penalties.append(penalty)
         again = self._state(problems, [()] * len(stuck))
         remark = f"further start {number}, from {where}"
@@ -268,10 +275,10 @@ class GradientMatching(SteppableAttack[MatchingState]):
             victims=stuck,
         )
 
-    def _maps_of(self, run: AttackRun, victim: int) -> FeatureMapPenalty | PatchPenalty:
+    def _maps_of(self, run: AttackRun, victim: int) -> Penalty:
         assert isinstance(run.state, MatchingState)
         penalty = run.state.problems[victim * self.restarts].feature_penalty
-        assert isinstance(penalty, FeatureMapPenalty | PatchPenalty)
+        assert penalty is not None
         return penalty
 
     def step(self, state: MatchingState) -> None:
@@ -282,7 +289,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
         joint = None if self.solver.line_search else dict(zip(going, self._evaluate(state, going), strict=True))
         for i in going:
             problem = state.problems[i]
-            if problem.ended:
+            if problem.ended(progress):
                 continue
 
             def evaluate(i: int = i) -> Tensor:

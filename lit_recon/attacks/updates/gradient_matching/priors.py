@@ -1,14 +1,15 @@
-"""Priors: penalties on candidate images or their statistics, added to the matching objective."""
+"""Penalties added to the matching objective: on images, on their statistics, and on quantities recovered before."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from lit_recon.errors import ConfigError, ThreatModelError
-from lit_recon.records import BatchStatistics, LayerStatistics, Normalization, Observation
+from lit_recon.records import BatchStatistics, LayerStatistics, Normalization, Observation, Reconstruction
 
 
 class Prior(ABC):
@@ -127,3 +128,81 @@ class BatchNormPrior:
 def _norm(values: Tensor) -> Tensor:
     """Euclidean norm with derivative zero at zero instead of NaN."""
     return (values.square().sum() + torch.finfo(values.dtype).tiny).sqrt()
+
+
+class Penalty(ABC):
+    """What quantities recovered from the update ask of one victim's candidate images; defaults ask nothing more."""
+
+    #: How the quantities were found.
+    notes: tuple[str, ...]
+    #: Whether certified images stay as they are in further searches.
+    keeps_certified = False
+
+    @property
+    def start(self) -> float:
+        """Share of the iterations before the penalty starts."""
+        return 0.0
+
+    @property
+    def features(self) -> Tensor | None:
+        """Recovered features `(r, d)`, by which the attack is scored."""
+        return None
+
+    @property
+    def partial(self) -> bool:
+        """Whether entries of the update are hidden."""
+        return False
+
+    @abstractmethod
+    def penalty(self, images: Tensor, targets: Tensor) -> Tensor:
+        """Weighted penalty of candidate images `(n, c, h, w)`, a differentiable scalar."""
+
+    def with_labels(self, labels: Tensor) -> Self:
+        """The penalty once the batch's labels `(n,)` are recovered."""
+        return self
+
+    def for_restart(self, number: int) -> Self:
+        """The penalty of one restart, counted from 0."""
+        return self
+
+    def for_further_start(self, found: Reconstruction) -> Self:
+        """The penalty of a further start, after images that are not certified."""
+        return self
+
+    def prior_share(self, progress: float) -> float:
+        """What priors count for after a share of the iterations."""
+        return 1.0
+
+    def ended(self, loss: float, progress: float) -> bool:
+        """Whether further iterations are not worth their time at the least loss so far."""
+        return False
+
+    def in_order(self, images: Tensor) -> Tensor:
+        """The order `(n,)` in which images are candidates: as they are."""
+        return torch.arange(len(images), device=images.device)
+
+    def targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
+        """The second argument of `penalty`, given the first candidates; called once."""
+        return images.new_zeros(())
+
+    def condition(self, labels: Tensor) -> Tensor:
+        """One recovered feature `(n, d)` per candidate.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        raise ConfigError(
+            "a network can be conditioned on features but not on maps or patches: set conditioned to false"
+        )
+
+    def labels(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The batch's labels `(n,)` in the order of the reconstructed images."""
+        return labels
+
+    def certificate(self, images: Tensor, labels: Tensor) -> tuple[Tensor | None, bool, tuple[str, ...]]:
+        """Which images are certified, `(n,)` or None, whether no other start can do better, and notes."""
+        return None, False, ()
+
+    def closer(self, before: Reconstruction, after: Reconstruction, what: str) -> Reconstruction:
+        """The better of two reconstructions; `what` names the second in notes."""
+        return after

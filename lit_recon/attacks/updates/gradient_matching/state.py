@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.base import Curve
-from lit_recon.attacks.updates.feature_maps.matching import FeatureMapPenalty
-from lit_recon.attacks.updates.feature_maps.patches import PatchPenalty
-from lit_recon.attacks.updates.features.matching import FeaturePenalty
 from lit_recon.attacks.updates.gradient_matching.matching import Matching
 from lit_recon.attacks.updates.gradient_matching.parametrizations import Parametrization, Restart, Variables
+from lit_recon.attacks.updates.gradient_matching.priors import Penalty
 
 
 @dataclass
@@ -24,7 +22,7 @@ class Problem:
     labels: Tensor
     variables: Variables
     optimizer: torch.optim.Optimizer
-    feature_penalty: FeaturePenalty | FeatureMapPenalty | PatchPenalty | None = None
+    feature_penalty: Penalty | None = None
     feature_targets: Tensor | None = None
     kept: tuple[Tensor, Tensor] | None = None  # which images stay as they are, `(n,)` bool, and all images
     best_loss: float = float("inf")
@@ -40,11 +38,10 @@ class Problem:
         drawn = parametrization.images(self.variables, self.restart)
         return drawn if self.kept is None else torch.where(*self.kept, drawn)
 
-    @property
-    def ended(self) -> bool:
-        """Whether its iterations have ended before the others: diverged, or solved."""
-        solved = self.feature_penalty is not None and self.feature_penalty.solved(self.best_loss)
-        return self.diverged_at is not None or solved
+    def ended(self, progress: float) -> bool:
+        """Whether it needs no iterations after a share of them: diverged, solved or stuck."""
+        ended = self.feature_penalty is not None and self.feature_penalty.ended(self.best_loss, progress)
+        return self.diverged_at is not None or ended
 
     def prior_share(self, progress: float) -> float:
         """What the priors count for at a share of the iterations."""

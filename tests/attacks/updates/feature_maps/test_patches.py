@@ -83,7 +83,7 @@ def by_least_squares(penalty: PatchPenalty, images: Tensor) -> float:
         columns = nn.functional.unfold(given, layer.kernel, padding=layer.padding, stride=layer.stride).double()
         spanning = columns.transpose(1, 2).flatten(0, 1).T
         observed = torch.ones_like(rows.values, dtype=torch.bool) if rows.observed is None else rows.observed
-        for gradient, chosen in zip(rows.values, observed, strict=True):
+        for gradient, chosen in zip(rows.values.double(), observed, strict=True):
             found = torch.linalg.lstsq(spanning[chosen], gradient[chosen][:, None], driver="gelsd").solution
             total += float((gradient[chosen] - (spanning[chosen] @ found)[:, 0]).square().sum())
     return total / penalty.stds[1] ** 2
@@ -395,5 +395,5 @@ def test_layers_that_do_not_fit(photographs: Tensor, images: Tensor) -> None:
     ):
         with pytest.raises(ConfigError, match="PatchMatching needs (a weight above 0, tempered|further and approach)"):
             PatchMatching(**settings)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="but not on patches"):
+    with pytest.raises(ConfigError, match="but not on maps or patches"):
         PatchMatching().prepare(seen).condition(torch.zeros(1))

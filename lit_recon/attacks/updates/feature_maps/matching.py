@@ -35,6 +35,8 @@ ANGLE = 1e-5
 REACH = 0.02
 #: Largest 1 - cos between the update of a batch and the observed one for its images to be certified.
 EXPLAINED = 1e-3
+#: Growth of what images leave unexplained up to which another contrast counts as possible.
+SAME = 1.5
 #: How the note on an image begins.
 _NOTE = "image "
 
@@ -63,6 +65,20 @@ def arranged_labels(observation: Observation, images: Tensor, labels: Tensor) ->
     if torch.equal(implied, given):
         return given
     return min((given, implied), key=lambda some: update_distance(observation, images, some, observed_only=True))
+
+
+def coupled(observation: Observation) -> bool:
+    """Whether statistics of the batch make the maps of an image depend on the others, and hide the batch's contrast."""
+    return observation.operator.batch_norm == "train" and any(
+        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in observation.model.modules()
+    )
+
+
+def usual_contrast(observation: Observation, images: Tensor) -> Tensor:
+    """Images `(n, c, h, w)` with the contrast of public ones: of unit mean square, all together, once normalized."""
+    mean, std = observation.normalization.tensors(images)
+    scaled = (images - mean) / std
+    return mean + std * scaled / scaled.square().mean().sqrt().clamp_min(1e-6)
 
 
 @dataclass(frozen=True)
@@ -107,13 +123,6 @@ class FeatureMapPenalty(Penalty):
         where = f"maps followed layer by layer up to {layer}, expected relative error {found.errors[layer]:.1g}"
         notes = (*self.notes, f"{where}; {found.stopped}" if found.stopped else where)
         return replace(self, notes=notes, known=found)._on([layer])
-
-    @property
-    def coupled(self) -> bool:
-        """Whether statistics of the batch make the maps of an image depend on the others."""
-        return self.observation.operator.batch_norm == "train" and any(
-            isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.observation.model.modules()
-        )
 
     @property
     def partial(self) -> bool:
@@ -203,7 +212,7 @@ class FeatureMapPenalty(Penalty):
         misfit = 2 * angles.double().cpu() + error**2
         shown, sizes = changes @ changes.mT, steps @ steps.mT
         together, of_all = shown, sizes
-        if self.coupled:
+        if coupled(self.observation):
             together, of_all, misfit = (part.sum(0, keepdim=True) for part in (shown, sizes, misfit))
         # the largest change of which the maps show no more than the misfit; the ridge is for directions without any,
         # such as the contrast of a saturated channel, and limits the reach to a million times the least one
@@ -216,6 +225,13 @@ class FeatureMapPenalty(Penalty):
         worst = scale[:, :, None] * (inverse.mT @ turned) * misfit[:, None, None].sqrt()
         squares: Tensor = (worst.mT @ sizes @ worst).flatten() / where[0].numel()
         return squares.sqrt().to(images.device)
+
+    def settled(self, images: Tensor) -> Tensor:
+        if not coupled(self.observation):
+            return images
+        usual = usual_contrast(self.observation, images)
+        same = self.angles(usual) <= SAME * self.angles(images)
+        return usual if same.all() else images
 
     def closer(self, before: Reconstruction, after: Reconstruction, what: str) -> Reconstruction:
         """`before` with the images of `after` whose maps are closer to the recovered ones; a note says how many."""

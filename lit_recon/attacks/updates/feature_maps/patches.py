@@ -25,7 +25,14 @@ from torch import Tensor
 from lit_recon.attacks.updates.feature_maps.convolutions import TokenLayer, find_convolutions, find_token_layers
 from lit_recon.attacks.updates.feature_maps.input_map import Passes, passed_images
 from lit_recon.attacks.updates.feature_maps.layer_gradient import Layer, ObservedRows, few_patches, observed_rows
-from lit_recon.attacks.updates.feature_maps.matching import EXPLAINED, REACH, arranged_labels
+from lit_recon.attacks.updates.feature_maps.matching import (
+    EXPLAINED,
+    REACH,
+    SAME,
+    arranged_labels,
+    coupled,
+    usual_contrast,
+)
 from lit_recon.attacks.updates.gradient_matching.matching import update_distance
 from lit_recon.attacks.updates.gradient_matching.priors import Penalty
 from lit_recon.attacks.updates.noise import edge, noise_of, singular_values
@@ -34,6 +41,8 @@ from lit_recon.records import Batch, Noise, Observation, Reconstruction
 
 #: Ridge on differences between the patches of several local steps in further searches.
 _LESS_ALIKE = 1e-6
+#: Growth of the misfit up to which another contrast counts as possible.
+_NATS = 10.0
 #: Standard deviations of the misfit up to which images explain the gradients.
 _EXPLAINED = 4.0
 #: Share of the squares of gradients without noise that the patches of the images may leave.
@@ -155,6 +164,15 @@ class PatchPenalty(Penalty):
             return replace(before, notes=(*before.notes, how))
         return replace(after, notes=(*self.notes, how, *after.notes))
 
+    def settled(self, images: Tensor) -> Tensor:
+        if not coupled(self.observation):
+            return images
+        usual = usual_contrast(self.observation, images)
+        with torch.no_grad():
+            before, after = float(self.residual(images)), float(self.residual(usual))
+        same = after <= SAME * before if self.noise is None else after <= before + _NATS * self.noise.std**2
+        return usual if same else images
+
     def labels(self, images: Tensor, labels: Tensor) -> Tensor:
         """The batch's labels `(n,)` in the order of the reconstructed images."""
         return arranged_labels(self.observation, images, labels)
@@ -184,27 +202,30 @@ class PatchPenalty(Penalty):
             return none, False, (f"not certified: {how}, at most {most:g} and {EXPLAINED:g}",)
         if any(isinstance(rows.layer, TokenLayer) for rows in self.rows):
             return none, False, (f"not certified: {how}, but norms of tokens hide contrast and brightness",)
-        moved = images.new_tensor([self._moved(images, i) for i in range(len(images))])
+        each = list(range(len(images)))
+        # statistics of the batch hide what changes in all images together
+        together = self._moved(images, each) if coupled(self.observation) else math.inf
+        moved = images.new_tensor([min(together, self._moved(images, [i])) for i in each])
         certified = left <= _DETERMINED * moved
         notes = [
             f"image {i + 1}: not certified: with another brightness or contrast (RMSE {REACH:g}) patches leave "
             f"{moved[i]:.1g} of the gradients, at least {left / _DETERMINED:.1g} is asked"
             for i in (~certified).nonzero().flatten().tolist()
         ]
-        return certified, bool(certified.all()), (how, *notes)
+        # other starts do not tell what statistics of the batch hide
+        return certified, bool(certified.all()) or coupled(self.observation), (how, *notes)
 
-    def _moved(self, images: Tensor, number: int) -> float:
-        """The least share left if brightness or contrast of a colour channel of one image is another by `REACH`."""
-        flat = images[number] - images[number].mean((1, 2), keepdim=True)
-        left = []
-        with torch.no_grad():
-            for direction in (torch.ones_like(flat), flat):
-                for channel in range(len(flat)):
-                    step = torch.zeros_like(images)
-                    step[number, channel] = direction[channel]
-                    step *= REACH * flat.numel() ** 0.5 / step.norm().clamp_min(1e-12)
-                    left += [float(self.residual(images + sign * step) / self.size) for sign in (1, -1)]
-        return min(left)
+    def _moved(self, images: Tensor, numbers: list[int]) -> float:
+        """The least share left if brightness or contrast of some images, in a channel or all, is another by `REACH`."""
+        own, (mean, _) = images[numbers], self.observation.normalization.tensors(images)
+        flat, left = own - own.mean((0, 2, 3), keepdim=True), []
+        channels = torch.eye(own.shape[1]).to(own)[:, None, :, None, None]
+        for direction in (*(channels * torch.ones_like(own)), *(channels * flat), own - mean):
+            step = REACH * own.numel() ** 0.5 * direction / direction.norm().clamp_min(1e-12)
+            for moved in (own + step, own - step):
+                with torch.no_grad():
+                    left.append(float(self.residual(images.index_copy(0, images.new_tensor(numbers).long(), moved))))
+        return min(left) / self.size
 
 
 class PatchMatching:

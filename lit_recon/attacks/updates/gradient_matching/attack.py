@@ -315,6 +315,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
             images, labels = chosen.best_images, chosen.best_labels
             features, certified, final = None, None, False
             if (penalty := chosen.feature_penalty) is not None:
+                images = penalty.settled(images)
                 labels, features = penalty.labels(images, labels), penalty.features
                 certified, final, own = penalty.certificate(images, labels)
                 remarks = (*remarks, *own)

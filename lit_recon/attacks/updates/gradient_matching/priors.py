@@ -199,6 +199,10 @@ class Penalty(ABC):
         """The batch's labels `(n,)` in the order of the reconstructed images."""
         return labels
 
+    def settled(self, images: Tensor) -> Tensor:
+        """Found images `(n, c, h, w)`, with what the update does not tell about them as in public images."""
+        return images
+
     def certificate(self, images: Tensor, labels: Tensor) -> tuple[Tensor | None, bool, tuple[str, ...]]:
         """Which images are certified, `(n,)` or None, whether no other start can do better, and notes."""
         return None, False, ()

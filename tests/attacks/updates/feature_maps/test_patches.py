@@ -246,6 +246,33 @@ def test_a_search_ends_once_the_gradients_are_explained(images: Tensor, monkeypa
     assert calls[-2] < 0.7 * calls[-1], calls
 
 
+def test_a_search_that_is_stuck_ends_early(images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = victim(images[1:], None)
+    [whole] = attack(12).begin([seen]).finish()
+    monkeypatch.setattr(patches, "_STUCK", 0.0)  # every search is
+    [early] = attack(12).begin([seen]).finish()
+    assert float(early.loss) > 10 * float(whole.loss)
+    # behind noise the gradients leave more than that at the truth
+    noisy = PatchMatching().prepare(victim(images[1:], GaussianNoise(STD)))
+    assert not noisy.ended(1e9, 1.0)
+
+
+@pytest.mark.parametrize("defense", [None, GaussianNoise(STD)], ids=["none", "noise"])
+def test_contrast_that_the_batch_statistics_hide_is_that_of_public_images(
+    images: Tensor, defense: Defense | None
+) -> None:
+    for mode, hidden in (("train", True), ("eval", False)):
+        penalty = PatchMatching().prepare(victim(images[1:], defense, mode=mode))
+        mean, std = penalty.observation.normalization.tensors(images)
+        pale = mean + 0.2 * (images[1:] - mean)
+        settled = (penalty.settled(pale) - mean) / std
+        if hidden:
+            assert float(settled.square().mean()) == pytest.approx(1.0, rel=1e-4)
+            torch.testing.assert_close(settled / settled.norm(), (pale - mean) / (pale - mean).norm())
+        else:
+            assert torch.equal(penalty.settled(pale), pale)
+
+
 @pytest.mark.parametrize("activation", [nn.GELU(), nn.ELU(), nn.SiLU()], ids=["gelu", "elu", "silu"])
 def test_images_behind_smooth_activations(images: Tensor, activation: nn.Module) -> None:
     result = attack(20)(victim(images[1:], None, activation=activation))
@@ -308,12 +335,11 @@ def test_images_that_explain_nothing_are_not_certified(images: Tensor) -> None:
     assert "not certified: patches leave" in result.notes[-1]
 
 
-@pytest.mark.parametrize("mode", ["eval", "train"])
 def test_images_are_certified_that_leave_far_less_than_with_another_contrast(
-    images: Tensor, mode: str, monkeypatch: pytest.MonkeyPatch
+    images: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     label = torch.zeros(1, dtype=torch.int64)
-    penalty = PatchMatching().prepare(victim(images[:1], GradientPruning(0.7), mode=mode))
+    penalty = PatchMatching().prepare(victim(images[:1], GradientPruning(0.7)))
     monkeypatch.setattr(patches, "_LEFT", 1.0)
     contrast = images[:1] - images[:1].mean((2, 3), keepdim=True)
     for size, expected in ((5e-5, True), (1.3e-3, False)):
@@ -325,10 +351,25 @@ def test_images_are_certified_that_leave_far_less_than_with_another_contrast(
         assert len(notes) == 2 - expected
     assert notes[1].startswith("image 1: not certified: with another brightness or contrast (RMSE 0.02)")
     # each image of a batch by itself
-    both = PatchMatching().prepare(victim(images, GradientPruning(0.3), mode=mode))
-    assert both._moved(images, 0) != pytest.approx(both._moved(images, 1), rel=0.01)
+    both = PatchMatching().prepare(victim(images, GradientPruning(0.3)))
+    assert both._moved(images, [0]) != pytest.approx(both._moved(images, [1]), rel=0.01)
     monkeypatch.setattr(patches, "_DETERMINED", 1.0)
     assert penalty.certificate(near, label)[1]
+
+
+def test_images_whose_contrast_the_batch_statistics_hide_are_not_certified(images: Tensor) -> None:
+    for given in (images[1:], images):
+        penalty = PatchMatching().prepare(victim(given, GradientPruning(0.3), mode="train"))
+        mean, _ = penalty.observation.normalization.tensors(images)
+        paler = mean + 0.9 * (given - mean)
+        certified, final, notes = penalty.certificate(paler, torch.arange(len(given)))
+        assert certified is not None
+        assert not certified.any()
+        assert final  # no other start would tell
+        assert len(notes) == 1 + len(given)
+    # in a batch the contrast of a single image is not hidden, only that of all together
+    each, together = penalty._moved(images, [0]), penalty._moved(images, [0, 1])
+    assert each > 100 * together, (each, together)
 
 
 def test_images_behind_noise_that_hides_exact_maps(images: Tensor) -> None:

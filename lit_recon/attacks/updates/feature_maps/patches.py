@@ -155,6 +155,13 @@ class PatchPenalty(Penalty):
             left = float(closer.residual(found.images) / self.size)
         return replace(closer, enough=max(_SOLVED, _CLOSER * left) if left < _HOPELESS else math.inf)
 
+    def goes_on(self, found: Reconstruction, number: int) -> bool:
+        """Batches, whose random images would end in mixtures; local steps; and once where the search was too short."""
+        if max(self.observation.n_examples, passed_images(self.observation)) > 1:
+            return True
+        with torch.no_grad():
+            return number == 1 and float(self.residual(found.images)) <= _STUCK * self.size
+
     def closer(self, before: Reconstruction, after: Reconstruction, what: str) -> Reconstruction:
         """The reconstruction of the two whose patches leave less of the gradients."""
         with torch.no_grad():
@@ -240,8 +247,8 @@ class PatchMatching:
         weight: above 0, of minus the log-likelihood in nats per pixel of the batch.
         tempered: above 0 and at most 1, share of the iterations over which the assumed noise falls to that of the
             update.
-        further: further starts for images that are not certified, where there is no noise; of several images and of
-            local steps from those found so far.
+        further: further starts for images that are not certified, where there is no noise; of several images, of local
+            steps, and the first one where the gradients are nearly explained, from those found so far.
         approach: iterations of gradient matching from whose images the first further start of a single image begins, in
             turn with random images; 0: random images alone.
     """
@@ -263,14 +270,6 @@ class PatchMatching:
             raise ConfigError(f"PatchMatching needs further and approach of at least 0; got {further} and {approach}")
         self.layers, self.weight, self.tempered = layers, weight, tempered
         self.further, self.approach = further, approach
-
-    @staticmethod
-    def goes_on(observation: Observation) -> bool:
-        """Whether further starts go on from the images found.
-
-        From random ones a batch would end in mixtures; for local steps the images found give the weights on the way.
-        """
-        return max(observation.n_examples, passed_images(observation)) > 1
 
     def prepare(self, observation: Observation) -> PatchPenalty:
         """Choose the layers and their rows with enough observed entries, and find the noise.

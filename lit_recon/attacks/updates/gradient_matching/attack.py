@@ -216,8 +216,8 @@ class GradientMatching(SteppableAttack[MatchingState]):
         if not isinstance(maps, MapMatching | PatchMatching) or number > maps.further or not stuck:
             return None
         start = partial(self._start_again, first, number, found)
-        if isinstance(maps, PatchMatching) and maps.goes_on(first.observations[0]):
-            return start(found)
+        if all(self._maps_of(first, v).goes_on(found[v], number) for v in stuck):
+            return start(None)
         if not (number % 2 and maps.approach and isinstance(self.parametrization, Pixels)):
             return start(None)
         seen = [first.observations[v] for v in stuck]
@@ -241,29 +241,29 @@ class GradientMatching(SteppableAttack[MatchingState]):
     def _start_again(
         self, first: AttackRun, number: int, found: list[Reconstruction], near: list[Reconstruction] | None
     ) -> AttackRun:
-        """A further start from random images, or from those of `near`, on the maps of all known layers."""
-        where = (
-            "random images" if near is None else "those found" if near is found else "images that match the gradient"
-        )
-        stuck, problems, penalties = unsolved(found), [], []
+        """A further start from random images, those of `near` or those found, on the maps of all known layers."""
+        stuck, problems, penalties, remarks = unsolved(found), [], [], []
         assert isinstance(first.state, MatchingState)
         for v in stuck:
             before, certified = first.state.problems[v * self.restarts], found[v].certified
+            going = self._maps_of(first, v).goes_on(found[v], number)
             penalty = self._maps_of(first, v).for_further_start(found[v])
             assert certified is not None
-            start = None if near is None else near[v].images[penalty.in_order(near[v].images)]
+            begun = found[v] if going else None if near is None else near[v]
+            start = None if begun is None else begun.images[penalty.in_order(begun.images)]
+            where = "those found" if going else "random images" if near is None else "images that match the gradient"
+            remarks.append(f"further start {number}, from {where}")
             restart = before.restart._replace(seed=self.seed + self.restarts + number - 1)
             problems.append(self._problem(restart, before.labels, penalty, start))
             if penalty.keeps_certified:
                 problems[-1].kept = (certified.view(-1, 1, 1, 1), found[v].images)
             penalties.append(penalty)
         again = self._state(problems, [()] * len(stuck))
-        remark = f"further start {number}, from {where}"
 
         def compute() -> list[Reconstruction]:
-            old = [found[v] for v in stuck]
-            pairs = zip(penalties, old, self.result(again), strict=True)
-            return put(found, stuck, [penalty.closer(before, after, remark) for penalty, before, after in pairs])
+            before = [found[v] for v in stuck]
+            tried = zip(penalties, before, self.result(again), remarks, strict=True)
+            return put(found, stuck, [penalty.closer(old, new, how) for penalty, old, new, how in tried])
 
         return replace(
             first,

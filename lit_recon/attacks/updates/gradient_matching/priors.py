@@ -169,6 +169,10 @@ class Penalty(ABC):
         """The penalty of a further start, after images that are not certified."""
         return self
 
+    def goes_on(self, found: Reconstruction, number: int) -> bool:
+        """Whether further start `number`, from 1, begins with the images found and not elsewhere."""
+        return False
+
     def prior_share(self, progress: float) -> float:
         """What priors count for after a share of the iterations."""
         return 1.0

@@ -327,6 +327,15 @@ def test_a_start_that_is_stuck_is_followed_by_another(images: Tensor) -> None:
     )
 
 
+def test_a_search_that_was_too_short_goes_on_once(images: Tensor) -> None:
+    penalty = PatchMatching().prepare(victim(images[1:], GradientPruning(0.7)))
+    truth, other = (Reconstruction(given, torch.zeros(1), 0.0) for given in (images[1:], images[:1]))
+    assert [penalty.goes_on(truth, number) for number in (1, 2)] == [True, False]
+    assert not penalty.goes_on(other, 1)
+    both = PatchMatching().prepare(victim(images, GradientPruning(0.7)))
+    assert both.goes_on(Reconstruction(images.flip(3), torch.zeros(2), 0.0), 2)
+
+
 def test_images_that_explain_nothing_are_not_certified(images: Tensor) -> None:
     result = attack(1)(victim(images[1:], GradientPruning(0.7)))
     assert float((result.images - images[1:]).square().mean().sqrt()) > 0.05

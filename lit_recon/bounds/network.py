@@ -138,6 +138,7 @@ class NetworkJacobian(_Products):
         memory: bytes for the changes of several layers; the less, the more often the network is passed.
 
     Attributes:
+        weights, batch: as given.
         computed: the last result of `gram`.
     """
 
@@ -179,19 +180,24 @@ class NetworkJacobian(_Products):
         self._layers = {n: WeightLayer(module, at.inputs[n], at.slopes[n]) for n, module in modules.items()}
         own = {f"{n}.{part}": v for n, layer in self._layers.items() for part, v in layer.gradient().items()}
         self.update = {name: {**own, **at.others}[name] for name in weights.parameters}
+        self.weights, self.batch = weights, batch
         self._model = network, weights, batch, loss
         self._memory = memory
         self._weights: Update | float = 1.0
         self.computed = batch.images.new_zeros(0, 0)
 
     def gram(self, weights: Update | float = 1.0) -> Tensor:
-        if isinstance(weights, float | int) and self.is_piecewise_linear:
-            clock = _Clock(self.n_inputs, self.limit, self._progress)
-            result = weights * self._linear.gram(self._units, self.n_inputs, self.chunk, clock.done)
-        else:
-            result = super().gram(weights)
+        result = weights * self._plain if isinstance(weights, float | int) else super().gram(weights)
         self._weights, self.computed = weights, result.clone()
         return result
+
+    @cached_property
+    def _plain(self) -> Tensor:
+        """`J^T J`, computed once for noise of any size."""
+        if not self.is_piecewise_linear:
+            return super().gram()
+        clock = _Clock(self.n_inputs, self.limit, self._progress)
+        return self._linear.gram(self._units, self.n_inputs, self.chunk, clock.done)
 
     def rounding(self, samples: int = 4) -> Tensor:
         """Errors of some columns of `computed`, `(q, samples)`: their differences to those in double precision."""

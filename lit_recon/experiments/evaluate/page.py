@@ -130,6 +130,8 @@ def bound_panels(evaluation: Evaluation) -> list[Panel]:
     reasons, missing = (_reasons(evaluation, asked, key) for key in ("reason", "not_computed"))
     notes = [f"No bound above 0 for {reasons}."] if reasons else []
     notes += [f"Not computed for {missing}."] if missing else []
+    first = {clients for cell in asked if isinstance(clients := cell.bound.get("clients"), int)}
+    notes += [f"From the information in the updates of the first {max(first)} clients alone."] if first else []
     return [
         Panel(
             "Lower bounds on the error of any attack",

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lit_recon.bounds import GaussianPrior, autograd_jacobian, cramer_rao, van_trees
 from lit_recon.bounds.fisher import check_size
+from lit_recon.clients import Client
 from lit_recon.clients.aggregate import one_client
 from lit_recon.defenses import Batch, BatchGradient, Defense, defended_gradient, simulated_gradient
 from lit_recon.defenses.averaged import seen_in_mean
@@ -28,11 +29,13 @@ from lit_recon.experiments.evaluate.rehearsal import Rehearsal
 from lit_recon.experiments.evaluate.results import Evaluation
 from lit_recon.experiments.evaluate.settings import EvaluateSettings
 from lit_recon.experiments.evaluate.tables import csv_table
-from lit_recon.experiments.settings import AttackSettings
+from lit_recon.experiments.settings import AttackSettings, BoundSettings
+from lit_recon.experiments.update_attack.bound import Jacobians, bound_facts, update_bound
 from lit_recon.experiments.update_attack.run import sent_out, victim_data
 from lit_recon.experiments.victim_model import find_target
 from lit_recon.io.files import write_text
 from lit_recon.metrics import PerceptualDistance, metrics_of
+from lit_recon.modules.data import VictimDataModule
 from lit_recon.modules.loggers import finish, log_grid, log_table
 from lit_recon.records import SimulatedDefense, Update, Weights
 from lit_recon.reporting.run_folder import RunFolder
@@ -42,8 +45,8 @@ from lit_recon.reporting.writing import Scalar
 _FLOOR = 1e-4
 
 
-def write_bounds(cells: Sequence[GridCell], folder: RunFolder) -> None:
-    """Add the bounds of the finished cells that have none yet.
+def write_bounds(cells: Sequence[GridCell], folder: RunFolder, large: BoundSettings | None = None) -> None:
+    """Add the bounds of the finished cells that have none yet; `large`: how, where a Jacobian is too large to store.
 
     One Jacobian serves all cells that differ in nothing but the noise, and all attacks on the same model. A bound that
     could not be computed, for lack of memory or by an unexpected error of PyTorch's, is tried again by the next call.
@@ -51,13 +54,14 @@ def write_bounds(cells: Sequence[GridCell], folder: RunFolder) -> None:
     path = folder.bounds
     known: dict[str, dict[str, Scalar]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     known = {name: bound for name, bound in known.items() if "not_computed" not in bound}
-    information: dict[str, list[Tensor]] = {}
+    # what the cells share, by everything that it depends on
+    shared: dict[str, Any] = {}
     for cell in cells:
         done = RunFolder(folder.path / cell.folder).is_complete
         if cell.kind == "attack" and done and cell.folder not in known:
             settings = AttackSettings(**cell.built(folder.path))
             try:
-                known[cell.folder] = _bound(cell, settings, information)
+                known[cell.folder] = _bound(cell, settings, shared, large or BoundSettings())
             except (LitReconError, NotImplementedError) as error:  # PyTorch's: an operation has no third derivative
                 known[cell.folder] = {"reason": _line(error)}
             except (MemoryError, RuntimeError) as error:  # on GPUs and CPUs PyTorch reports a lack of memory by either
@@ -69,18 +73,59 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _bound(cell: GridCell, settings: AttackSettings, information: dict[str, list[Tensor]]) -> dict[str, Scalar]:
+def _bound(cell: GridCell, settings: AttackSettings, shared: dict[str, Any], large: BoundSettings) -> dict[str, Scalar]:
     """The record of one cell; a LitReconError says why there is no bound, a MemoryError why it is not computed."""
     defense = settings.defense or Defense()
     std = seen_in_mean(defense, settings.client.n_clients).released_std(settings.victims.batch_size)
     if std == 0:
         raise ConfigError("without noise an update may determine its images exactly: the only bound is 0")
+    victims = victim_data(settings)
     # everything that the Jacobian depends on: not the attack, not the size of the noise
-    shared = [cell.network, *map(cell.settings.get, ("server", "victims", "client")), repr(defense.without_noise())]
-    key, victims = json.dumps(shared, default=str), victim_data(settings)
-    if key not in information:
-        information[key] = _informations(settings, defense)
-    return noise_bounds(information[key], std, GaussianPrior.fitted(victims.public.pixels(), _FLOOR))
+    depends = [cell.network, *map(cell.settings.get, ("server", "victims", "client"))]
+    prior = GaussianPrior.fitted(victims.public.pixels(), _FLOOR)
+    client = _client(settings, victims, defense)
+    try:
+        size = sum(value.numel() for value in client.model.parameters())
+        check_size(size, settings.victims.batch_size * math.prod(victims.image_shape))
+    except ConfigError as error:
+        if not large.clients:
+            raise MemoryError(f"{error}; or set bound.clients: without a stored Jacobian it takes minutes") from error
+        jacobians = shared.setdefault(json.dumps(depends, default=str), {})
+        # the attack changes nothing, the strength of the defense does
+        key = json.dumps([*depends, repr(defense)], default=str)
+        if key not in shared:
+            shared[key] = _first_clients(settings, large, client, victims, prior, jacobians)
+        found: dict[str, Scalar] = shared[key]
+        return found
+    key = json.dumps([*depends, repr(defense.without_noise())], default=str)
+    if key not in shared:
+        shared[key] = _informations(settings, client, victims, defense)
+    return noise_bounds(shared[key], std, prior)
+
+
+def _client(settings: AttackSettings, victims: VictimDataModule, defense: Defense) -> Client:
+    """A client with the trained model as the server sends it."""
+    target = find_target(settings.backbone, victims, settings.seed, settings.model)
+    model = sent_out(settings, target.trained(settings.trainer).model, victims)
+    return settings.client.client(model, defense)
+
+
+def _first_clients(
+    settings: AttackSettings,
+    large: BoundSettings,
+    client: Client,
+    victims: VictimDataModule,
+    prior: GaussianPrior,
+    jacobians: Jacobians,
+) -> dict[str, Scalar]:
+    """Bounds as those of `noise_bounds`, over the first clients alone; `jacobians` serve other strengths of noise."""
+    numbers, found = range(min(large.clients, len(victims.batches))), []
+    for number in numbers:
+        ids = victims.batches[number]
+        batch = Batch(victims.test.pixels(ids), victims.test.labels[ids])
+        found.append(update_bound(settings, large, client, batch, number, prior, jacobians))
+    facts = bound_facts(dict(zip(numbers, found, strict=True)))
+    return {"rmse": facts["bound_public_rmse"], "unbiased_rmse": facts["bound_rmse"], "clients": len(found)}
 
 
 def noise_bounds(squares: Sequence[Tensor], std: float, prior: GaussianPrior) -> dict[str, Scalar]:
@@ -95,17 +140,10 @@ def noise_bounds(squares: Sequence[Tensor], std: float, prior: GaussianPrior) ->
     }
 
 
-def _informations(settings: AttackSettings, defense: Defense) -> list[Tensor]:
+def _informations(
+    settings: AttackSettings, client: Client, victims: VictimDataModule, defense: Defense
+) -> list[Tensor]:
     """`J^T J` of every victim batch, `J` the Jacobian of the mean of the release with respect to all its pixels."""
-    victims = victim_data(settings)
-    target = find_target(settings.backbone, victims, settings.seed, settings.model)
-    size = sum(value.numel() for value in target.model.parameters())
-    try:
-        check_size(size, settings.victims.batch_size * math.prod(victims.image_shape))
-    except ConfigError as error:
-        raise MemoryError(str(error)) from error
-    model = sent_out(settings, target.trained(settings.trainer).model, victims)
-    client = settings.client.client(model, defense)
     found = []
     for index, ids in enumerate(victims.batches):
         images, labels = victims.test.pixels(ids), victims.test.labels[ids]
@@ -156,7 +194,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     print(f"grid        {study.progress()}")
     cluster.run(study, settings.trainer)
     if not metric.of_features:
-        write_bounds(cells, study.folder)
+        write_bounds(cells, study.folder, settings.bound)
     build_evaluation(path)
     evaluation = Evaluation.read(study.folder)
     loggers = call.loggers()

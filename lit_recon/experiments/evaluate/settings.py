@@ -11,7 +11,7 @@ from lit_recon.errors import ConfigError
 from lit_recon.experiments.call import check_range
 from lit_recon.experiments.evaluate.judgement import NO_DEFENSE
 from lit_recon.experiments.evaluate.results import LeakageMetric
-from lit_recon.experiments.settings import UpdateSettings
+from lit_recon.experiments.settings import BoundSettings, UpdateSettings
 from lit_recon.metrics import metrics_of
 from lit_recon.records import Knowledge
 
@@ -98,6 +98,7 @@ class EvaluateSettings(UpdateSettings):
         defenses: by name; no defense is always part of the grid.
         utility: backbone settings, such as `epochs`, of the trainings that measure utility; null: it is not measured.
         max_accuracy_drops: losses of accuracy, as fractions, at which defenses are compared.
+        bound: lower bounds behind noise for networks whose Jacobian is too large to store; smaller ones have theirs.
         paper: published tables.
     """
 
@@ -110,6 +111,7 @@ class EvaluateSettings(UpdateSettings):
     defenses: dict[str, DefenseFamily]
     utility: dict[str, Any] | None = field(default_factory=dict)
     max_accuracy_drops: list[float] = field(default_factory=lambda: [0.01, 0.02, 0.05, 0.1])
+    bound: BoundSettings = field(default_factory=BoundSettings)
     paper: GridPaper | None = None
 
     def __post_init__(self) -> None:

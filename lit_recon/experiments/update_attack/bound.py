@@ -24,7 +24,7 @@ from lit_recon.clients import Client, GradientOperator
 from lit_recon.clients.gradient import pure_copy
 from lit_recon.defenses import Batch, Defense, Round, Stage
 from lit_recon.errors import ConfigError, LitReconError
-from lit_recon.experiments.settings import AttackSettings
+from lit_recon.experiments.settings import AttackSettings, BoundSettings
 from lit_recon.experiments.update_attack.score import BOUNDS
 from lit_recon.io.files import write_text
 from lit_recon.modules.data import VictimDataModule
@@ -63,7 +63,7 @@ def victim_bounds(
             ids = victims.batches[number]
             batch = Batch(victims.test.pixels(ids).to(device), victims.test.labels[ids].to(device))
             try:
-                known[number] = update_bound(settings, client, batch, number, prior)
+                known[number] = update_bound(settings, settings.bound, client, batch, number, prior, {})
             except LitReconError as error:
                 known[number] = {"reason": " ".join(str(error).split())}
             except (MemoryError, RuntimeError) as error:  # the attack's own results must not be lost
@@ -72,40 +72,56 @@ def victim_bounds(
     return {number: known[number] for number in asked}
 
 
+#: Jacobians of clients' updates, by the client's number, whether gradients are summed, and whether there is noise.
+Jacobians = dict[tuple[int, bool, bool], NetworkJacobian]
+
+
 def update_bound(
-    settings: AttackSettings, client: Client, batch: Batch, number: int, prior: GaussianPrior
+    settings: AttackSettings,
+    bound: BoundSettings,
+    client: Client,
+    batch: Batch,
+    number: int,
+    prior: GaussianPrior,
+    jacobians: Jacobians,
 ) -> dict[str, Scalar]:
     """Bounds on the root mean squared error of a pixel of a client's batch, from the information at its own images.
 
-    A LitReconError says why there are none.
+    `jacobians` are taken and kept, for other defenses of the same client. A LitReconError says why there are no bounds.
     """
     if settings.client.local_steps is not None or settings.client.n_clients > 1:
         raise ConfigError("the information is computed for clients that release one gradient each")
     defense = settings.defense or Defense()
     std = _known_std(defense, len(batch.images))
+    # the closed form for clipped examples is that of a sum of gradients
+    key = number, Stage.PER_EXAMPLE in defense.stages, bool(std)
+    if key not in jacobians:
+        jacobians[key] = _jacobian(bound, client, batch, *key)
+    jacobian = jacobians[key]
+    operator = GradientOperator(client.model, client.batch_norm, client.loss)
+    round_ = Round(jacobian.batch, partial(operator, jacobian.weights))
+    released = defense.released_information(jacobian, round_, std or 1.0, settings.client.generator(number))
+    return {**_rmses(jacobian, released, std, prior), "notes": list(released.notes)}
+
+
+def _jacobian(
+    bound: BoundSettings, client: Client, batch: Batch, number: int, summed: bool, noisy: bool
+) -> NetworkJacobian:
+    """The Jacobian of a client's mean or `summed` gradient; with noise in double precision where that costs little."""
     network, weights = pure_copy(client.model, client.batch_norm), Weights.of(client.model)
     # random masks are those of the update, which is in single precision
-    if std and batch.images.numel() * sum(value.numel() for value in weights.parameters.values()) <= _SMALL:
+    if noisy and batch.images.numel() * sum(value.numel() for value in weights.parameters.values()) <= _SMALL:
         weights, batch = Weights(*map(doubled, weights)), Batch(batch.images.double(), batch.labels)
-    operator = GradientOperator(client.model, client.batch_norm, client.loss)
-    # the closed form for clipped examples is that of a sum of gradients
-    summed = Stage.PER_EXAMPLE in defense.stages
-    loss = partial(_sum_loss, client.loss, len(batch.images)) if summed else client.loss
-    bound = settings.bound
-    jacobian = NetworkJacobian(
+    return NetworkJacobian(
         network,
         weights,
         batch,
-        loss,
+        partial(_sum_loss, client.loss, len(batch.images)) if summed else client.loss,
         chunk=bound.chunk,
         limit=60 * bound.minutes,
         progress=_Shown(f"bound of client {number + 1}"),
         memory=1e9 * bound.gigabytes,
     )
-    generator = settings.client.generator(number)
-    round_ = Round(batch, partial(operator, weights))
-    released = defense.released_information(jacobian, round_, std or 1.0, generator)
-    return {**_rmses(jacobian, released, std, prior), "notes": list(released.notes)}
 
 
 def _known_std(defense: Defense, n: int) -> float | None:

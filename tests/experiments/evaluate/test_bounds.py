@@ -6,6 +6,7 @@ import csv
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +16,9 @@ import torch
 import yaml
 
 from lit_recon.attacks.updates import GradientMatching
-from lit_recon.bounds import GaussianPrior
-from lit_recon.defenses import Defense, GaussianNoise
+from lit_recon.bounds import GaussianPrior, NetworkJacobian
+from lit_recon.bounds.fisher import check_size
+from lit_recon.defenses import DPSGD, Defense, GaussianNoise
 from lit_recon.errors import ConfigError
 from lit_recon.experiments.evaluate import run
 from lit_recon.experiments.evaluate import run as command
@@ -24,7 +26,10 @@ from lit_recon.experiments.evaluate.grid import GridCell
 from lit_recon.experiments.evaluate.page import bound_panels, build_evaluation
 from lit_recon.experiments.evaluate.results import Evaluation
 from lit_recon.experiments.evaluate.run import noise_bounds, write_bounds
-from lit_recon.experiments.settings import VictimSettings
+from lit_recon.experiments.settings import BoundSettings, VictimSettings
+from lit_recon.experiments.update_attack import bound
+from lit_recon.models import MLP, Backbone
+from lit_recon.records import Normalization
 from lit_recon.reporting.run_folder import RunFolder
 
 WHY = "without noise the only bound is 0"
@@ -67,7 +72,8 @@ def test_the_noise_of_each_cell_is_its_own(bounded: RunFolder, monkeypatch: pyte
 
     public = SimpleNamespace(pixels=lambda: torch.rand(9, 1, 1, 2, generator=torch.Generator().manual_seed(0)))
     monkeypatch.setattr(run, "_informations", squares)
-    monkeypatch.setattr(run, "victim_data", lambda _: SimpleNamespace(public=public))
+    monkeypatch.setattr(run, "victim_data", lambda _: SimpleNamespace(public=public, image_shape=(1, 1, 2)))
+    monkeypatch.setattr(run, "_client", lambda *_: SimpleNamespace(model=torch.nn.Linear(2, 2)))
     places = [entry["folder"] for entry in json.loads(bounded.grid.read_text())["cells"]]
     defenses = [GaussianNoise(0.2, before_averaging=early) for early in (True, False)] + [GaussianNoise(3.0)]
 
@@ -175,10 +181,62 @@ def test_a_reason_why_there_is_no_bound_is_final(
     assert json.loads(bounded.bounds.read_text()) == {cell.folder: {"reason": str(error)}}
 
 
-def test_a_jacobian_that_is_too_large_is_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    victims = SimpleNamespace(image_shape=(3, 1000, 1000))
-    monkeypatch.setattr(command, "victim_data", lambda _: victims)
-    monkeypatch.setattr(command, "find_target", lambda *_: SimpleNamespace(model=torch.nn.Linear(1000, 1000)))
-    settings: Any = SimpleNamespace(victims=SimpleNamespace(batch_size=8), backbone=None, seed=0, model=None)
-    with pytest.raises(MemoryError, match="by 24,000,000 inputs has more than"):
-        command._informations(settings, Defense())
+@pytest.fixture
+def too_large(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Cells of a network whose Jacobian counts as too large, and their defense's settings."""
+    from lit_recon.data import Digits
+
+    monkeypatch.setattr(command, "check_size", partial(check_size, largest=10))
+    torch.manual_seed(0)
+    model = Backbone(MLP((1, 8, 8), (12,)), 10, Normalization((0.5,), (0.5,))).eval()
+    monkeypatch.setattr(command, "_client", lambda settings, _, defense: settings.client.client(model, defense))
+    victims = VictimSettings(n=4, batch_size=2)
+
+    def cell(defense: Defense, attack: str = "one") -> Any:
+        built = {"attack": GradientMatching(), "defense": defense, "victims": victims, "data": Digits(), "name": "x"}
+        folder = f"{attack}-{defense!r}"
+        return SimpleNamespace(kind="attack", folder=folder, network="one", settings={}, built=lambda _: built)
+
+    return cell
+
+
+def test_a_jacobian_that_is_too_large_is_a_lack_of_memory(too_large: Callable[..., Any], tmp_path: Path) -> None:
+    cell = too_large(GaussianNoise(0.1))
+    settings = command.AttackSettings(**cell.built(tmp_path))
+    with pytest.raises(MemoryError, match="has more than 10 entries .*; or set bound.clients"):
+        command._bound(cell, settings, {}, BoundSettings())
+
+
+@pytest.mark.parametrize("defense", [GaussianNoise, lambda std: DPSGD(1.0, std)], ids=["noise", "dpsgd"])
+def test_bounds_without_a_stored_jacobian_are_the_same(
+    defense: Callable[[float], Defense], too_large: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [too_large(defense(std)) for std in (0.1, 0.3)]
+    built: list[int] = []
+    whole = bound.NetworkJacobian
+
+    def counted(*arguments: Any, **named: Any) -> NetworkJacobian:
+        built.append(1)
+        return whole(*arguments, **named)
+
+    monkeypatch.setattr(bound, "NetworkJacobian", counted)
+    found = []
+    for large, sizes in ((True, partial(check_size, largest=10)), (False, check_size)):
+        monkeypatch.setattr(command, "check_size", sizes)
+        shared: dict[str, Any] = {}
+        for cell in (*cells, cells[0]):
+            settings = command.AttackSettings(**cell.built(tmp_path))
+            found.append(command._bound(cell, settings, shared, BoundSettings(clients=2)))
+        assert len(built) == 2 * large  # of two clients, for both strengths
+        built.clear()
+    for without, stored in zip(found[:3], found[3:], strict=True):
+        assert without["clients"] == 2
+        if without["unbiased_rmse"] is None or stored["unbiased_rmse"] is None:
+            assert without["unbiased_rmse"] == stored["unbiased_rmse"]
+        else:
+            assert without["unbiased_rmse"] == pytest.approx(stored["unbiased_rmse"], rel=1e-3)
+        # the mean of two clients' bounds, and the bound at their mean information, which is the smaller one
+        assert stored["rmse"] <= without["rmse"] * (1 + 1e-6)
+        assert stored["rmse"] == pytest.approx(without["rmse"], rel=0.1)
+    assert found[0] == found[2]
+    assert found[0]["rmse"] < found[1]["rmse"]

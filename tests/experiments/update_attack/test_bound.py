@@ -47,7 +47,7 @@ def batch(n: int = 1) -> Batch:
 def found(defense: Defense | None, n: int = 1, **settings: Any) -> Mapping[str, Scalar]:
     asked: Any = SimpleNamespace(client=ClientSettings(**settings), defense=defense, bound=BoundSettings())
     prior = GaussianPrior.isotropic(D, 0.01)
-    return update_bound(asked, asked.client.client(backbone(), defense), batch(n), 0, prior)
+    return update_bound(asked, asked.bound, asked.client.client(backbone(), defense), batch(n), 0, prior, {})
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -114,9 +114,9 @@ def test_bounds_are_kept_and_their_failures_harm_nothing(tmp_path: Path, monkeyp
     folder, asked = RunFolder(tmp_path), []
 
     def one(*given: Any) -> dict[str, Scalar]:
-        asked.append(given[3])
-        if given[3]:
-            raise MemoryError if given[3] == 1 else ConfigError("no bound is known\nfor this")
+        asked.append(given[4])
+        if given[4]:
+            raise MemoryError if given[4] == 1 else ConfigError("no bound is known\nfor this")
         return {"bound_rmse": 0.5}
 
     monkeypatch.setattr(bound, "update_bound", one)

@@ -77,6 +77,41 @@ def concatenated(maps: Sequence[Tensor], norms: Tensor | None = None) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1) / len(parts) ** 0.5
 
 
+def coupled(observation: Observation) -> bool:
+    """Whether statistics of the batch make the maps of an image depend on the others, and hide the batch's contrast."""
+    return observation.operator.batch_norm == "train" and any(
+        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in observation.model.modules()
+    )
+
+
+def likely_contrast(observation: Observation, images: Tensor) -> Tensor:
+    """Images `(n, c, h, w)` with the contrast that the client's batch statistics have in the first BatchNorm layer.
+
+    Where these are not known, that of public images: of unit mean square, all together, once normalized.
+    """
+    mean, std = observation.normalization.tensors(images)
+    known = observation.batch_statistics
+    if not known:
+        return mean + (images - mean) / ((images - mean) / std).square().mean().sqrt().clamp_min(1e-6)
+    layer, target = next(iter(known.items()))
+    inputs = InputMap(observation, layer, "train")
+
+    def means(some: Tensor) -> Tensor:
+        found: Tensor = inputs.each(some)[0].mean((0, 2, 3))
+        return found
+
+    # in front of this layer everything is linear in most networks; borders couple brightness and variance a little
+    with torch.no_grad():
+        for _ in range(10):
+            ratio = target.var.mean() / inputs.each(images)[0].var((0, 2, 3), correction=0).mean().clamp_min(1e-12)
+            images = mean + ratio.sqrt() * (images - mean)
+            rest, steps = means(images), torch.eye(len(mean)).to(std)[:, :, None, None]
+            columns = torch.stack([means(images + step) - rest for step in steps], dim=1).double().cpu()
+            brighter = torch.linalg.lstsq(columns, (target.mean - rest)[:, None].double().cpu()).solution
+            images = images + brighter.view(-1, 1, 1).to(images)
+    return images
+
+
 class Passes:
     """The forward passes in which clients compute the gradients whose sum they release.
 

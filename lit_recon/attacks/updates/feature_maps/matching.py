@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lit_recon.attacks.updates.feature_maps.input_map import InputMap, concatenated
+from lit_recon.attacks.updates.feature_maps.input_map import InputMap, concatenated, coupled, likely_contrast
 from lit_recon.attacks.updates.feature_maps.recovery import (
     MapRecovery,
     RecoveredMaps,
@@ -65,20 +65,6 @@ def arranged_labels(observation: Observation, images: Tensor, labels: Tensor) ->
     if torch.equal(implied, given):
         return given
     return min((given, implied), key=lambda some: update_distance(observation, images, some, observed_only=True))
-
-
-def coupled(observation: Observation) -> bool:
-    """Whether statistics of the batch make the maps of an image depend on the others, and hide the batch's contrast."""
-    return observation.operator.batch_norm == "train" and any(
-        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in observation.model.modules()
-    )
-
-
-def usual_contrast(observation: Observation, images: Tensor) -> Tensor:
-    """Images `(n, c, h, w)` with the contrast of public ones: of unit mean square, all together, once normalized."""
-    mean, std = observation.normalization.tensors(images)
-    scaled = (images - mean) / std
-    return mean + std * scaled / scaled.square().mean().sqrt().clamp_min(1e-6)
 
 
 @dataclass(frozen=True)
@@ -229,9 +215,9 @@ class FeatureMapPenalty(Penalty):
     def settled(self, images: Tensor) -> Tensor:
         if not coupled(self.observation):
             return images
-        usual = usual_contrast(self.observation, images)
-        same = self.angles(usual) <= SAME * self.angles(images)
-        return usual if same.all() else images
+        likely = likely_contrast(self.observation, images)
+        same = self.angles(likely) <= SAME * self.angles(images)
+        return likely if same.all() else images
 
     def closer(self, before: Reconstruction, after: Reconstruction, what: str) -> Reconstruction:
         """`before` with the images of `after` whose maps are closer to the recovered ones; a note says how many."""

@@ -23,15 +23,13 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.updates.feature_maps.convolutions import TokenLayer, find_convolutions, find_token_layers
-from lit_recon.attacks.updates.feature_maps.input_map import Passes, passed_images
+from lit_recon.attacks.updates.feature_maps.input_map import Passes, coupled, likely_contrast, passed_images
 from lit_recon.attacks.updates.feature_maps.layer_gradient import Layer, ObservedRows, few_patches, observed_rows
 from lit_recon.attacks.updates.feature_maps.matching import (
     EXPLAINED,
     REACH,
     SAME,
     arranged_labels,
-    coupled,
-    usual_contrast,
 )
 from lit_recon.attacks.updates.gradient_matching.matching import update_distance
 from lit_recon.attacks.updates.gradient_matching.priors import Penalty
@@ -174,11 +172,11 @@ class PatchPenalty(Penalty):
     def settled(self, images: Tensor) -> Tensor:
         if not coupled(self.observation):
             return images
-        usual = usual_contrast(self.observation, images)
+        likely = likely_contrast(self.observation, images)
         with torch.no_grad():
-            before, after = float(self.residual(images)), float(self.residual(usual))
+            before, after = float(self.residual(images)), float(self.residual(likely))
         same = after <= SAME * before if self.noise is None else after <= before + _NATS * self.noise.std**2
-        return usual if same else images
+        return likely if same else images
 
     def labels(self, images: Tensor, labels: Tensor) -> Tensor:
         """The batch's labels `(n,)` in the order of the reconstructed images."""

@@ -20,7 +20,7 @@ from lit_recon.attacks.updates import (
     TotalVariation,
 )
 from lit_recon.attacks.updates.feature_maps import patches
-from lit_recon.attacks.updates.feature_maps.input_map import Passes, passed_images
+from lit_recon.attacks.updates.feature_maps.input_map import Passes, likely_contrast, passed_images
 from lit_recon.attacks.updates.feature_maps.patches import PatchPenalty
 from lit_recon.clients import Client, GradientOperator, LocalSteps, SecureAggregation
 from lit_recon.defenses import (
@@ -59,6 +59,7 @@ def victim(
     mode: str = "eval",
     rule: Rule = GradientOperator,
     activation: nn.Module | None = None,
+    knowledge: Knowledge | None = None,
 ) -> Observation:
     """A convolution with 64 channels at 16 places of an image of 8 x 8 pixels, behind 48 maps."""
     torch.manual_seed(0)
@@ -67,7 +68,8 @@ def victim(
         model.trunk.layers[2] = activation
     client = Client(model, mode, defense, rule)  # type: ignore[arg-type]
     labels = torch.arange(len(images)) % 3
-    return client.observe(images, labels, Knowledge(defense=known), torch.Generator().manual_seed(0))
+    told = knowledge or Knowledge(defense=known)
+    return client.observe(images, labels, told, torch.Generator().manual_seed(0))
 
 
 @pytest.fixture
@@ -271,6 +273,14 @@ def test_contrast_that_the_batch_statistics_hide_is_that_of_public_images(
             torch.testing.assert_close(settled / settled.norm(), (pale - mean) / (pale - mean).norm())
         else:
             assert torch.equal(penalty.settled(pale), pale)
+
+
+def test_known_statistics_tell_contrast_and_brightness(images: Tensor) -> None:
+    seen = victim(images, None, mode="train", knowledge=Knowledge(batch_norm="batch"))
+    other = 0.3 * images + torch.tensor([0.1, -0.05, 0.2]).view(3, 1, 1)
+    torch.testing.assert_close(likely_contrast(seen, other), images, atol=1e-4, rtol=0)
+    pale = 0.3 * (images - 0.5) + 0.5
+    torch.testing.assert_close(PatchMatching().prepare(seen).settled(pale), images, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("activation", [nn.GELU(), nn.ELU(), nn.SiLU()], ids=["gelu", "elu", "silu"])

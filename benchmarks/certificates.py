@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -87,11 +87,15 @@ def cells(network: str, large: bool) -> Iterator[Cell]:
 
 
 def network(name: str, public: ImageSet, normalization: Normalization) -> Backbone:
-    """A network of the table: SGD at 0.02 with momentum 0.9, batches of 64, no augmentation."""
+    """A network of the table."""
     setting = NETWORKS[name]
     torch.manual_seed(0)
     trunk = ConvNet(widths=(64, 128, 256, 512)) if "ConvNet" in name else ResNet18(width=setting.get("width", 64))
-    model = Backbone(trunk, public.n_classes, normalization)
+    return trained(Backbone(trunk, public.n_classes, normalization), public, setting)
+
+
+def trained(model: Backbone, public: ImageSet, setting: Mapping[str, int]) -> Backbone:
+    """The network after `steps`, or `epochs` over `images`: SGD at 0.02, momentum 0.9, batches of 64, not augmented."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     for epoch in range(setting.get("epochs", 1)):
         generator = seeded_generator(0, "certificates", epoch)
@@ -106,13 +110,13 @@ def network(name: str, public: ImageSet, normalization: Normalization) -> Backbo
     return model.eval()
 
 
-def attacks_of(name: str) -> list[Attack]:
-    """The attacks of a setting in `configs/attack` that names several, the first applicable one of which is run."""
+def attacks_of(name: str) -> list[GradientMatching]:
+    """The attack of a setting in `configs/attack`, or the several of which it runs the first applicable one."""
     settings = yaml.safe_load((ROOT / f"configs/attack/{name}.yaml").read_text(encoding="utf-8"))["attack"]
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(GradientMatching, "attack")
-    attacks: list[Attack] = []
-    for one in settings["init_args"]["attacks"]:
+    attacks: list[GradientMatching] = []
+    for one in settings["init_args"].get("attacks", [settings]):
         assert one["class_path"] == GradientMatching.__name__
         built: Any = parser.instantiate(parser.parse_object({"attack": one["init_args"]}))
         attacks.append(built.attack)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from lit_recon.attacks.updates.feature_maps.input_map import InputMap, concatenated, coupled, likely_contrast
@@ -37,6 +37,8 @@ REACH = 0.02
 EXPLAINED = 1e-3
 #: Growth of what images leave unexplained up to which another contrast counts as possible.
 SAME = 1.5
+#: Maps in a span: share of the iterations in which candidates are kept apart, by this much at first, and the ridge.
+_APART, _VOLUME, _ALIKE = 0.5, 3e-3, 1e-3
 #: How the note on an image begins.
 _NOTE = "image "
 
@@ -100,7 +102,7 @@ class FeatureMapPenalty(Penalty):
 
         Where entries of the update are hidden, none follow.
         """
-        if self.partial:
+        if self.partial or self.spanned:
             return self
         found = nearest_maps(self.observation, self.recovered, labels)
         if isinstance(found, str):
@@ -114,6 +116,11 @@ class FeatureMapPenalty(Penalty):
     def partial(self) -> bool:
         """Whether entries of the update are hidden."""
         return self.recovered.completion is not None
+
+    @property
+    def spanned(self) -> bool:
+        """Whether `maps` are an orthonormal basis of the span of the batch's maps."""
+        return not self.recovered.separated
 
     def for_further_start(self, found: Reconstruction) -> FeatureMapPenalty:
         """The penalty on the mean over all layers whose maps are known."""
@@ -140,7 +147,12 @@ class FeatureMapPenalty(Penalty):
             return 0.5 * (own - self._ordered(self.maps.to(images).double(), own)).square().sum(dim=1)
 
     def _ordered(self, targets: Tensor, own: Tensor) -> Tensor:
-        """The recovered maps, those of further layers in the order that is closest to the images' `own` maps."""
+        """The recovered maps, those of further layers in the order that is closest to the images' `own` maps.
+
+        Of a span, the maps inside it that are closest.
+        """
+        if self.spanned:
+            return (own.detach() @ targets.T) @ targets
         if len(self.lengths) < 2 or len(targets) == 1:
             return targets
         parts, theirs = targets.split(self.lengths, dim=1), own.detach().split(self.lengths, dim=1)
@@ -193,6 +205,8 @@ class FeatureMapPenalty(Penalty):
         norms = None if self.norms is None else self.norms.double().cpu()
         input_map = partial(self.input_map.doubled(), norms=norms)
         moved = [torch.func.jvp(input_map, (where,), (direction,))[1].flatten(1) for direction in directions]
+        if self.spanned:
+            moved = [change - self._ordered(self.maps.double().cpu(), change) for change in moved]
         changes, steps = torch.stack(moved, dim=1), directions.transpose(0, 1).flatten(2)  # (n, directions, entries)
         error = self.recovered.outside**0.5 if self.known is None else list(self.known.errors.values())[-1]
         misfit = 2 * angles.double().cpu() + error**2
@@ -223,6 +237,8 @@ class FeatureMapPenalty(Penalty):
         """`before` with the images of `after` whose maps are closer to the recovered ones; a note says how many."""
         angles = self.angles(before.images)
         better = self.angles(after.images) < angles
+        if self.spanned:  # two starts may find the same images
+            better = torch.full_like(better, bool(self.angles(after.images).sum() < angles.sum()))
         images = torch.where(better.view(-1, 1, 1, 1), after.images, before.images)
         # statistics of a batch depend on all of its images
         if not better.any() or float(self.angles(images).sum()) > float(angles.sum()):
@@ -244,6 +260,8 @@ class FeatureMapPenalty(Penalty):
     def in_order(self, images: Tensor) -> Tensor:
         """The permutation `(n,)` of images `(n, c, h, w)` that brings their maps closest to the recovered ones."""
         width = self.lengths[0] if self.lengths else self.maps.shape[1]
+        if self.spanned:
+            return super().in_order(images)
         with torch.no_grad():
             return _assigned(self.maps.to(images)[:, :width], self.input_map(images)[:, :width])
 
@@ -251,12 +269,20 @@ class FeatureMapPenalty(Penalty):
         """The recovered maps, in any order."""
         return self.maps.to(images)
 
-    def penalty(self, images: Tensor, targets: Tensor) -> Tensor:
-        """Weighted mean over examples of 1 - cos of their maps, a scalar, differentiable in the images."""
+    def penalty(self, images: Tensor, targets: Tensor, progress: float) -> Tensor:
+        """Weighted mean over examples of 1 - cos of their maps, a scalar, differentiable in the images.
+
+        In a span all candidates could find the same image: at first they are kept apart, by the volume of their maps.
+        """
         # half the squared distance of unit vectors equals 1 - cos without cancellation
         norms = None if self.norms is None else self.norms.to(images)
         own = self.input_map(images, norms)
-        return self.weight * 0.5 * (own - self._ordered(targets, own)).square().sum(dim=1).mean()
+        matched = self.weight * 0.5 * (own - self._ordered(targets, own)).square().sum(dim=1).mean()
+        if not self.spanned or progress >= _APART:
+            return matched
+        inside = nn.functional.normalize(own @ targets.T, dim=1)
+        volume = torch.logdet(inside @ inside.T + _ALIKE * torch.eye(len(own)).to(own))
+        return matched - self.weight * _VOLUME * (1 - progress / _APART) * volume
 
     def labels(self, images: Tensor, labels: Tensor) -> Tensor:
         """The batch's labels `(n,)` in the order of the reconstructed images."""
@@ -283,7 +309,7 @@ def nearest_maps(observation: Observation, recovered: RecoveredMaps, labels: Ten
         names = list(network.convolutions)
         for name in names[names.index(recovered.convolution.name) :]:
             layer = network.convolutions[name]
-            if unfit(layer, observation.n_examples) is not None or not network.decides(layer.name):
+            if unfit(layer, observation.n_examples) or not layer.sparse or not network.decides(layer.name):
                 continue
             found: RecoveredMaps | str = recovered
             if layer.name != recovered.convolution.name:
@@ -336,7 +362,8 @@ class MapMatching:
         found = self.recovery(observation)
         if found.completion is not None:
             return self._completed(observation, found)
-        where = f"{len(found.maps)} maps recovered from the gradient of {found.convolution.name}"
+        what = "maps" if found.separated else "directions that span the maps"
+        where = f"{len(found.maps)} {what} recovered from the gradient of {found.convolution.name}"
         note = f"{where}: {found.outside:.1g} of their patches outside its row space, next {found.next_outside:.1g}"
         seen = InputMap(observation, found.convolution.name, observation.operator.batch_norm)
         return FeatureMapPenalty(observation, found, found.maps.flatten(1), None, seen, self.weight, (note,))

@@ -126,7 +126,7 @@ class PatchPenalty(Penalty):
         """The residual in units of the noise."""
         return self.residual(images) / self.stds[1] ** 2
 
-    def penalty(self, images: Tensor, targets: Tensor) -> Tensor:
+    def penalty(self, images: Tensor, targets: Tensor, progress: float) -> Tensor:
         """Weighted minus log-likelihood per pixel with the noise assumed first, less that of the true images.
 
         The images of the least loss with the noise assumed later are the same if priors count for less,

@@ -196,6 +196,7 @@ class RecoveredMaps:
         covered: `(c, h, w)` bool, entries of the maps that are recovered; the others are zero. None: all.
         completion: of the gradient, where entries of it are hidden.
         others: maps of further layers, where not all entries are covered; each in an order of its own.
+        separated: whether the maps are those of single images; otherwise they are an orthonormal basis of their span.
     """
 
     convolution: Convolution
@@ -207,6 +208,7 @@ class RecoveredMaps:
     covered: Tensor | None = None
     completion: CompletedMatrix | None = None
     others: tuple[RecoveredMaps, ...] = ()
+    separated: bool = True
 
     @property
     def cover(self) -> Tensor:
@@ -217,18 +219,17 @@ class RecoveredMaps:
 class MapRecovery:
     """Exact input maps of one convolution, for every example of a batch, from one released gradient.
 
-    Three steps, which do not use labels, other layers or images: the row space of the weight gradient is the span of
-    the batch's patches; the maps all of whose patches lie in it form the span of the batch's maps; after a ReLU the
-    maps are found in their span by non-negativity and by entries where a single one is nonzero. It holds for any loss
-    and BatchNorm mode, if the convolution has more output channels than the batch has patches (ResNet-18 on 32x32
-    images: batches of 4 in the third stage, of 31 in the fourth).
+    The row space of the weight gradient is the span of the batch's patches; the maps all of whose patches lie in it
+    form the span of the batch's maps; after a ReLU the maps are found in their span by non-negativity and by entries
+    where a single one is nonzero. It holds for any loss and BatchNorm mode, if the convolution has more output channels
+    than the batch has patches (ResNet-18 on 32x32 images: batches of 4 in the third stage, of 31 in the fourth).
 
     A result is returned only with a certificate: as many maps as examples lie in the span, the next one clearly does
-    not, and the separated maps are not negative.
+    not, and the separated maps are not negative. Behind a smooth activation their span alone is returned.
 
-    Pruning and dropping hide entries of the gradient and leave its rank as it is. Where no convolution determines the
-    maps and gradients have zeros, these count as hidden, the matrices are completed (see `completion`), and the maps of
-    all convolutions whose certificates hold are returned, on the entries that the completed columns cover.
+    Pruning and dropping hide entries of the gradient and leave its rank as it is. Where no convolution determines maps
+    and gradients have zeros, these count as hidden, the matrices are completed, and the maps of all convolutions whose
+    certificates hold are returned, on the entries that the completed columns cover.
 
     Args:
         layers: names of convolutions to try, in this order; default: all that qualify, in forward order.
@@ -237,12 +238,7 @@ class MapRecovery:
             images of single ones are found sooner from their patches, see `PatchMatching`.
     """
 
-    def __init__(
-        self,
-        layers: list[str] | None = None,
-        seed: int = 0,
-        completion: Completion = "always",
-    ) -> None:
+    def __init__(self, layers: list[str] | None = None, seed: int = 0, completion: Completion = "always") -> None:
         if layers is not None and not layers:
             raise ConfigError("MapRecovery needs at least one layer, or null for all that qualify")
         if completion not in get_args(Completion):
@@ -268,7 +264,7 @@ class MapRecovery:
                 gradient = observation.update[f"{convolution.name}.weight"].detach().cpu().double()
                 found = recover_maps(convolution, gradient, n, self.seed)
                 if isinstance(found, RecoveredMaps):
-                    return _closer(observation, candidates[i - 1], found) if i > 0 else found
+                    return _closer(observation, candidates[i - 1], found) if i > 0 and found.separated else found
                 reason = found
                 if completes and hidden_entries(gradient.flatten(1)).any():
                     partly.append((convolution, reason))
@@ -315,8 +311,6 @@ def unfit(convolution: Convolution, n_examples: int) -> str | None:
         return f"{convolution.places} places and {convolution.channels} channels allow batches of {most}"
     if not convolution.every_step or not convolution.overlaps:
         return "its kernel skips entries"
-    if not convolution.sparse:
-        return "its input does not come from a ReLU"
     return None if covers_everything(convolution) else "its kernel does not reach every entry"
 
 
@@ -376,14 +370,17 @@ def _maps_in(
     if outside > largest or following < GAP * max(outside, 1e-12):
         return f"no {n_examples} maps have their patches in its gradient ({outside:.1g} outside, next {following:.1g})"
     basis = torch.linalg.qr(projection.maps(space.vectors[:n_examples])[:, covered].T)[0]
-    for tolerance in TOLERANCES:
+    for tolerance in TOLERANCES if convolution.sparse else ():
         single = separate(basis, tolerance, seed)
         if single is not None and single.negative < NEGATIVE:
             maps = basis.new_zeros(n_examples, *convolution.shape)
             maps[:, covered] = single.maps
             everywhere = None if span.known is None else covered
             return RecoveredMaps(convolution, maps, outside, following, single.negative, single.support, everywhere)
-    return "the maps of the batch cannot be separated"
+    if convolution.sparse or span.known is not None:
+        return "the maps of the batch cannot be separated"
+    maps = basis.T.reshape(n_examples, *convolution.shape)
+    return RecoveredMaps(convolution, maps, outside, following, math.nan, 0, separated=False)
 
 
 def _closer(observation: Observation, before: Convolution, found: RecoveredMaps) -> RecoveredMaps:

@@ -189,7 +189,7 @@ class FeaturePenalty(Penalty):
         term.weight = self.weights[number % len(self.weights)]
         return replace(self, term=term)
 
-    def penalty(self, images: Tensor, targets: Tensor) -> Tensor:
+    def penalty(self, images: Tensor, targets: Tensor, progress: float) -> Tensor:
         """Weighted penalty of candidate images `(n, c, h, w)`, a differentiable scalar."""
         return self.term.weight * self.term(self.features_of(images), targets)
 

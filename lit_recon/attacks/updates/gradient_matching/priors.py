@@ -154,8 +154,8 @@ class Penalty(ABC):
         return False
 
     @abstractmethod
-    def penalty(self, images: Tensor, targets: Tensor) -> Tensor:
-        """Weighted penalty of candidate images `(n, c, h, w)`, a differentiable scalar."""
+    def penalty(self, images: Tensor, targets: Tensor, progress: float) -> Tensor:
+        """Weighted penalty of candidates `(n, c, h, w)` after a share of the iterations, a differentiable scalar."""
 
     def with_labels(self, labels: Tensor) -> Self:
         """The penalty once the batch's labels `(n,)` are recovered."""

@@ -54,7 +54,7 @@ class Problem:
             return images.new_zeros(())
         if self.feature_targets is None:
             self.feature_targets = penalty.targets(images, self.labels if "labels" not in self.variables else None)
-        return penalty.penalty(images, self.feature_targets)
+        return penalty.penalty(images, self.feature_targets, progress)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes while the attack runs."""

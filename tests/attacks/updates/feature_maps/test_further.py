@@ -158,9 +158,9 @@ def test_a_further_start_uses_all_known_layers(
     torch.testing.assert_close(wide.angles(near), torch.stack(apart).mean(0).double(), rtol=1e-3, atol=0)
     assert float(wide.angles(truth).max()) < 1e-12
     # norms are known, so that the penalty sees an image of another brightness
-    assert float(wide.penalty(truth, wide.targets(truth, None))) < 1e-6
+    assert float(wide.penalty(truth, wide.targets(truth, None), 1.0)) < 1e-6
     unaware = replace(wide, norms=None)
-    seeing, blind = (float(one.penalty(near, one.targets(near, None))) for one in (wide, unaware))
+    seeing, blind = (float(one.penalty(near, one.targets(near, None), 1.0)) for one in (wide, unaware))
     assert seeing == pytest.approx(1000 * float(wide.angles(near).mean()), rel=1e-4)
     assert seeing > 1.1 * blind, (seeing, blind)
 

@@ -168,4 +168,4 @@ def test_maps_of_further_layers_come_in_any_order(photographs: Tensor) -> None:
         penalty = of_layers(seen, *layers)
         images = photographs[:2][penalty.in_order(photographs[:2])]
         assert penalty.angles(images).max() < 1e-6  # 0.1 and more where a map is compared with another's
-        assert float(penalty.penalty(images, penalty.targets(images, None))) < 1e-3
+        assert float(penalty.penalty(images, penalty.targets(images, None), 1.0)) < 1e-3

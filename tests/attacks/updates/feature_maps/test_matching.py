@@ -10,12 +10,20 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from lit_recon.attacks.updates import LBFGS, DeepImagePrior, FeaturesOnly, GradientMatching, MapMatching, Pixels
+from lit_recon.attacks.updates import (
+    LBFGS,
+    DeepImagePrior,
+    FeaturesOnly,
+    GradientMatching,
+    MapMatching,
+    Pixels,
+    TotalVariation,
+)
 from lit_recon.attacks.updates.feature_maps.matching import InputMap, arranged_labels
 from lit_recon.defenses import GradientDropout
 from lit_recon.errors import ConfigError
 from lit_recon.models import Backbone, Trunk
-from lit_recon.records import Normalization
+from lit_recon.records import Normalization, Observation, Reconstruction
 from tests.attacks.updates.feature_maps.test_recovery import backbone, observed
 
 
@@ -74,6 +82,53 @@ def test_images_follow_from_their_maps(photographs: Tensor, mode: Literal["eval"
     assert float(errors.mean()) < largest * float(baseline)
     assert result.labels.tolist() == [int(i) % 3 for i in order]
     assert result.features is None
+
+
+def smooth(photographs: Tensor) -> tuple[Tensor, Observation]:
+    """Three images behind a layer with GELU, which leaves no zeros by which their maps could be told apart."""
+    images = photographs[:3, :, ::2, ::2]
+    torch.manual_seed(0)
+    model = Backbone(Shallow(), 5, Normalization((0.5,) * 3, (0.25,) * 3)).eval()
+    model.trunk.layers[2] = torch.nn.GELU()  # type: ignore[index, operator, union-attr]
+    return images, observed(images, model)
+
+
+def test_images_of_a_batch_follow_from_the_span_of_their_maps(photographs: Tensor) -> None:
+    images, seen = smooth(photographs)
+    attack = GradientMatching(
+        FeaturesOnly(),
+        [TotalVariation(0.1, until=0.2)],
+        features=MapMatching(further=0),
+        parametrization=Pixels(box=False, spread=0.2, smooth=0.5),
+        solver=LBFGS(history=100),
+        steps=16,
+    )
+    result = attack(seen)
+    errors, order = matched(result.images, images)
+    assert float(errors.max()) < 1e-6  # at most 1e-9 measured
+    assert result.certified is not None
+    assert result.certified.all()
+    assert result.labels.tolist() == [int(i) % 3 for i in order]
+    assert any(note.startswith("3 directions that span the maps") for note in result.notes)
+
+
+def test_candidates_in_a_span_are_kept_apart(photographs: Tensor) -> None:
+    images, seen = smooth(photographs)
+    penalty = MapMatching().prepare(seen)
+    labels, twice = torch.arange(3) % 3, images[[0, 0, 1]]
+    assert float(penalty.angles(twice).max()) < 1e-7  # each lies in the span; 1e-9 measured
+    early, late = ([float(penalty.penalty(x, penalty.maps, progress)) for x in (images, twice)] for progress in (0, 1))
+    assert early[1] > early[0] + 1
+    assert late == pytest.approx([0, 0], abs=1e-5)
+    # the update of the batch tells
+    assert penalty.certificate(images, labels)[0].all()
+    certified, _, notes = penalty.certificate(twice, labels)
+    assert not certified.any()
+    assert "the update of the images is not the observed one" in notes[0]
+    # a further start is taken or left as a whole
+    truth, doubled = (Reconstruction(x, labels, 0.0) for x in (images, twice + 0.01))
+    assert torch.equal(penalty.closer(doubled, truth, "again").images, images)
+    assert torch.equal(penalty.closer(truth, doubled, "again").images, images)
 
 
 def test_maps_are_those_of_the_layer(photographs: Tensor) -> None:

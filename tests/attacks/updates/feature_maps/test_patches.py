@@ -107,7 +107,7 @@ def test_misfit_is_that_of_noise_at_the_truth_alone(images: Tensor, defense: Def
     elsewhere = (float(penalty.misfit(images.flip(3))) - penalty.freedom) / deviation
     assert elsewhere > 100  # 299 measured at the least
     first, last = penalty.stds
-    nats = float(penalty.penalty(images, images)) * (first / last) ** 2
+    nats = float(penalty.penalty(images, images, 1.0)) * (first / last) ** 2
     assert nats * 2 * penalty.pixels == pytest.approx(excess * deviation, rel=1e-3)
 
 
@@ -235,9 +235,9 @@ def test_training_on_images_near_the_true_ones_gives_the_weights_on_the_way(imag
 def test_a_search_ends_once_the_gradients_are_explained(images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, penalty = [0], PatchPenalty.penalty
 
-    def counted(self: PatchPenalty, candidates: Tensor, targets: Tensor) -> Tensor:
+    def counted(self: PatchPenalty, candidates: Tensor, targets: Tensor, progress: float) -> Tensor:
         calls[-1] += 1
-        return penalty(self, candidates, targets)
+        return penalty(self, candidates, targets, progress)
 
     monkeypatch.setattr(PatchPenalty, "penalty", counted)
     seen = victim(images[1:], None)

@@ -55,10 +55,10 @@ def test_the_truth_has_no_penalty_and_no_direction(images: Tensor) -> None:
     penalty = FeatureMatching(ExactRecovery(), SignedCosine(weight=1.0)).prepare(observation)
     truth = images.clone().requires_grad_()
     targets = penalty.targets(truth, LABELS)
-    value = penalty.penalty(truth, targets)
+    value = penalty.penalty(truth, targets, 1.0)
     assert float(value.detach()) < 1e-6
     assert float(torch.autograd.grad(value, truth)[0].abs().max()) < 1e-4
-    other = penalty.penalty(images.flip(0), targets)
+    other = penalty.penalty(images.flip(0), targets, 1.0)
     assert float(other) > 1e-3
 
 

@@ -1,0 +1,167 @@
+"""What the attack on feature maps finds with networks and image sizes other than CIFAR-10's.
+
+    python -m benchmarks.architectures --data.root DIR --photos DIR [--cells "ResNet-18, 64x64/1" ...]
+
+The networks are torchvision's, for 10 classes, after 8 steps of training on enlarged images of CIFAR-10. The private
+images are photographs, cut to squares and reduced; the nearest of the other photographs stands beside the results.
+The attacks are those of `configs/attack/feature_maps.yaml` but for the last, without a defense.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lit_recon._torchvision
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, interpolate
+
+from benchmarks.certificates import WRONG, attacks_of
+from benchmarks.record import Record, Row, spread
+from lit_recon.attacks.base import Attack
+from lit_recon.attacks.updates import FirstApplicable
+from lit_recon.clients import Client
+from lit_recon.data.sources import CIFAR10
+from lit_recon.errors import UnsupportedModelError
+from lit_recon.metrics.fidelity import pairwise_mse
+from lit_recon.metrics.scores import match
+from lit_recon.records import Knowledge, Normalization
+
+CLASSES, STEPS, RATE = 10, 8, 0.02
+#: Private photographs, at most.
+MOST = 8
+
+
+_BLOCKS = {"image_size": 64, "num_layers": 4, "num_heads": 3, "mlp_dim": 768}
+#: Networks by name: torchvision's name and arguments, and the side of their images.
+NETWORKS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "ResNet-18, 64x64": ("resnet18", {}, 64),
+    "ResNet-18, 224x224": ("resnet18", {}, 224),
+    "VGG-11, 64x64": ("vgg11", {}, 64),
+    "VGG-11 with BatchNorm, 64x64": ("vgg11_bn", {}, 64),
+    "AlexNet, 224x224": ("alexnet", {}, 224),
+    "ViT, patches of 8, width 192, 64x64": ("VisionTransformer", {"patch_size": 8, "hidden_dim": 192, **_BLOCKS}, 64),
+    "ViT, patches of 16, width 384, 64x64": ("VisionTransformer", {"patch_size": 16, "hidden_dim": 384, **_BLOCKS}, 64),
+}
+
+
+@dataclass(frozen=True)
+class OtherNetwork:
+    """One row: `draws` batches of a network's updates."""
+
+    network: str
+    batch: int
+    draws: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.network}/{self.batch}"
+
+
+def cells() -> Iterator[OtherNetwork]:
+    for network in NETWORKS:
+        for batch, draws in ((1, 4), (4, 1)):
+            yield OtherNetwork(network, batch, draws)
+
+
+def photographs(folder: Path, side: int) -> Tensor:
+    """The first pictures of a folder by name, the largest square in their middle, `(n, 3, side, side)` in [0, 1]."""
+    paths = sorted(path for path in folder.iterdir() if path.suffix in (".png", ".jpg"))[:MOST]
+    squares = []
+    for path in paths:
+        whole = torch.from_numpy(np.array(Image.open(path).convert("RGB"))).permute(2, 0, 1) / 255
+        edge = min(whole.shape[1:])
+        top, left = ((size - edge) // 2 for size in whole.shape[1:])
+        square = whole[None, :, top : top + edge, left : left + edge]
+        squares.append(interpolate(square, (side, side), mode="area")[0])
+    return torch.stack(squares)
+
+
+def network(name: str, public: Tensor, labels: Tensor) -> nn.Module:
+    """A network after a few steps on public images `(STEPS n, 3, h, w)`, enlarged to its size."""
+    import torchvision
+
+    torch.manual_seed(0)
+    kind, arguments, side = NETWORKS[name]
+    model: nn.Module = getattr(torchvision.models, kind)(num_classes=CLASSES, **arguments).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
+    for images, own in zip(public.chunk(STEPS), labels.chunk(STEPS), strict=True):
+        optimizer.zero_grad()
+        larger = interpolate(images, (side, side), mode="bilinear")
+        cross_entropy(model(larger), own).backward()
+        optimizer.step()
+    return model.eval()
+
+
+def measure(model: nn.Module, attack: Attack, images: Tensor, cell: OtherNetwork) -> Row:
+    """Errors of the images, certified ones, wrong ones among those, seconds, and why batches were not attacked."""
+    rmse: list[float] = []
+    nearest: list[float] = []
+    certified, wrong, seconds, refused, notes = 0, 0, [], [], []
+    client = Client(model, image_shape=images.shape[1:], normalization=Normalization((0.5,) * 3, (0.25,) * 3))
+    for number in range(cell.draws):
+        chosen = (torch.arange(cell.batch) + number * cell.batch) % len(images)
+        own, labels = images[chosen], torch.arange(cell.batch) + number
+        seen = client.observe(own, labels, Knowledge())
+        apart = pairwise_mse(own, images).sqrt()
+        apart[torch.arange(len(own)), chosen] = torch.inf
+        started = time.process_time()
+        try:
+            [found] = attack.begin([seen]).finish()
+        except UnsupportedModelError as error:
+            refused.append(str(error))
+            continue
+        finally:
+            seconds.append(time.process_time() - started)
+        order = match(found.images, own)
+        errors = pairwise_mse(own, found.images[order]).diagonal().sqrt()
+        sure = torch.zeros(len(errors), dtype=torch.bool) if found.certified is None else found.certified[order]
+        rmse += [float(f"{value:.3g}") for value in errors.tolist()]
+        nearest += [float(f"{value:.3g}") for value in apart.min(1)[0].tolist()]
+        certified += int(sure.sum())
+        wrong += int((errors[sure] > WRONG).sum())
+        notes.append(list(found.notes))
+    return {
+        "images": cell.batch * cell.draws,
+        "rmse": rmse,
+        "nearest_other": nearest,
+        "certified": certified,
+        "certified_and_wrong": wrong,
+        "refused": refused,
+        "notes": notes,
+        "seconds": spread(seconds),
+    }
+
+
+def main() -> None:
+    """Measure, print and record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data.root", dest="root", required=True, help="folder of CIFAR-10")
+    parser.add_argument("--photos", type=Path, required=True, help="folder of photographs, the private images")
+    parser.add_argument("--cells", nargs="+", help="names as in the example above; default: all")
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    train, _ = CIFAR10(root=Path(arguments.root)).load()
+    chosen = torch.arange(STEPS * 16)
+    public, labels = train.pixels(chosen), train.labels[chosen]
+    attack = FirstApplicable(attacks_of("feature_maps")[:-1])
+    with Record("architectures", vars(arguments), "photographs") as record:
+        for cell in cells():
+            if not arguments.cells or cell.name in arguments.cells:
+                model = network(cell.network, public, labels)
+                images = photographs(arguments.photos, NETWORKS[cell.network][2])
+                record.measure(vars(cell), partial(measure, model, attack, images, cell))
+
+
+if __name__ == "__main__":
+    main()

@@ -34,7 +34,7 @@ from lit_recon.clients.settings import ClientSettings, LocalTraining
 from lit_recon.data import ImageSet
 from lit_recon.data.sources import CIFAR10
 from lit_recon.data.splits import Pool, in_pool
-from lit_recon.defenses import Defense, GaussianNoise, GradientClipping, GradientDropout, GradientPruning
+from lit_recon.defenses import DPSGD, Defense, GaussianNoise, GradientClipping, GradientDropout, GradientPruning
 from lit_recon.errors import UnsupportedModelError
 from lit_recon.metrics.fidelity import pairwise_mse
 from lit_recon.metrics.scores import match
@@ -52,6 +52,7 @@ DEFENSES: dict[str, dict[str, Defense]] = {
     "drop": {f"drop {p:g}": GradientDropout(p) for p in (0.3, 0.5, 0.7, 0.9)},
     "noise": {f"noise {std:g}": GaussianNoise(std) for std in (1e-4, 1e-3, 1e-2)},
     "local": dict.fromkeys(LOCAL, Defense()),
+    "dpsgd": {f"DP-SGD with C = 1, noise {std:g}": DPSGD(1.0, std) for std in (1e-4, 1e-3, 1e-2)},
     "clip": {f"clip {bound:g}": GradientClipping(bound) for bound in (2, 4, 8)},
 }
 #: The kind of the bound, and the variance of a pixel under its prior of independent pixels.
@@ -76,7 +77,7 @@ def cells(kind: str) -> Iterator[Defended]:
     """The rows of a kind of defense; the BatchNorm mode `train` for every second strength."""
     for number, name in enumerate(DEFENSES[kind]):
         # searches with noise and local steps take all entries of the gradients, and three times as long
-        for batch, draws in ((1, 4 if kind in ("noise", "local") else 8), (4, 4)):
+        for batch, draws in ((1, 4 if kind in ("noise", "dpsgd", "local") else 8), (4, 4)):
             for mode in get_args(BatchNormMode):
                 if mode == "eval" or number % 2 == 1 or len(DEFENSES[kind]) == 1:
                     yield Defended(name, batch, mode, draws)

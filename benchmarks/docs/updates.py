@@ -186,6 +186,52 @@ def _of_liu(name: str) -> str:
     return str(grid["paper"]["values"]["liu2025"][known][strengths.index(strength)]) if strength in strengths else ""
 
 
+@table("smooth", "all smooth")
+def smooth(records: list[Content]) -> str:
+    """Errors behind smooth activations, beside those of gradient matching for as long."""
+    newest = {(row["activation"], row["batch"]): row for record in records for row in record["rows"]}
+    rows = []
+    for (activation, batch), row in sorted(newest.items()):
+        errors, theirs = row["rmse"], row["rmse_geiping2020"]
+        rows.append(
+            [
+                activation.upper(),
+                str(batch),
+                str(row["images"]),
+                shown(statistics.median(errors)),
+                shown(max(errors)),
+                _certificates(row),
+                shown(statistics.median(theirs)),
+                shown(row["seconds"]["median"], ".0f"),
+            ]
+        )
+    header = ["activation", "batch", "images", "median RMSE", "largest RMSE", "certified, of them wrong"]
+    return markdown([*header, "median RMSE of `geiping2020` in the same time", "seconds of a batch"], rows)
+
+
+@table("architectures", "all architectures")
+def architectures(records: list[Content]) -> str:
+    """Errors with other networks and sizes, beside those of the nearest other photograph."""
+    rows = []
+    newest = {(row["network"], row["batch"]): row for record in records for row in record["rows"]}
+    for (network, batch), row in sorted(newest.items()):
+        errors, nearest = row["rmse"], row["nearest_other"]
+        rows.append(
+            [
+                network,
+                str(batch),
+                f"{len(errors)} of {row['images']}",
+                shown(statistics.median(errors) if errors else None),
+                shown(max(errors, default=None)),
+                _certificates(row),
+                shown(statistics.median(nearest) if nearest else None),
+                shown(row["seconds"]["median"], ".0f"),
+            ]
+        )
+    header = ["network", "batch", "attacked", "median RMSE", "largest RMSE", "certified, of them wrong"]
+    return markdown([*header, "nearest other photograph", "seconds of a batch"], rows)
+
+
 @table("bound_noise", "bound_noise")
 def bound_noise(record: Content) -> str:
     """The Cramer-Rao errors of images behind noise, without and with a prior of independent pixels."""

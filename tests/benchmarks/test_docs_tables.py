@@ -44,6 +44,21 @@ def test_draws_are_pooled_by_their_images() -> None:
     assert len(lines(released._retraining([run("draw_0", metrics=first | baselines)]))) == 2
 
 
+def test_a_cell_that_was_measured_again_counts_once() -> None:
+    row = {"images": 2, "certified": 1, "certified_and_wrong": 0, "seconds": {"median": 7.2}}
+    smooth = {"activation": "gelu", "batch": 1, "rmse_geiping2020": [0.3, 0.2]}
+    records: list[Any] = [{"rows": [{**row, **smooth, "rmse": errors}]} for errors in ([0.5, 0.5], [0.001, 0.004])]
+    assert lines(updates.smooth(records))[1:] == [["GELU", "1", "2", "0.003", "0.004", "1, 0", "0.250", "7"]]
+    other = {"network": "VGG", "batch": 1}
+    found = [{**row, **other, "rmse": [0.01], "nearest_other": [0.2]}, {**row, **other, "batch": 4, "certified": 0}]
+    found[1] |= {"rmse": [], "nearest_other": []}
+    table = lines(updates.architectures([{"rows": found}]))
+    assert [line[1:] for line in table[1:]] == [
+        ["1", "1 of 2", "0.010", "0.010", "1, 0", "0.200", "7"],
+        ["4", "0 of 2", "–", "–", "0, 0", "–", "7"],
+    ]
+
+
 @pytest.fixture
 def grid() -> dict[str, Any]:
     """Two attacks on single images, two defenses; Robbing the Fed does not apply to pruning of 0.99."""

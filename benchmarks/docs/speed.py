@@ -28,6 +28,21 @@ def trainer(record: Content) -> str:
     return markdown(["", "share of an iteration"], [[title, _times(row[key], ".2%")] for key, title in titles.items()])
 
 
+@table("completion", "completion")
+def completion(record: Content) -> str:
+    rows = [
+        [
+            str(row["rank"]),
+            f"{row['observed']:.0%}",
+            _times(row["ratio"]),
+            shown(row["seconds"]["completion"]["median"], ".1f"),
+            shown(row.get("outside")),
+        ]
+        for row in record["rows"]
+    ]
+    return markdown(["rank", "observed", "completion over SVD", "seconds", "share of the matrix outside"], rows)
+
+
 @table("features_speed", "features")
 def features_speed(record: Content) -> str:
     rows = [

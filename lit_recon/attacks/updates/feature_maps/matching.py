@@ -35,6 +35,8 @@ ANGLE = 1e-5
 REACH = 0.02
 #: Largest 1 - cos between the update of a batch and the observed one for its images to be certified.
 EXPLAINED = 1e-3
+#: Least number of recovered entries above zero for every pixel of a certified image.
+_ENTRIES = 1.25
 #: Growth of what images leave unexplained up to which another contrast counts as possible.
 SAME = 1.5
 #: Maps in a span: share of the iterations in which candidates are kept apart, by this much at first, and the ridge.
@@ -186,8 +188,8 @@ class FeatureMapPenalty(Penalty):
 
     def _too_few(self, images: Tensor) -> str:
         """Why the recovered entries cannot determine the images; empty if they can."""
-        active, pixels = int((self.maps > 0).sum(1).min()), images[0].numel()
-        if not self.partial or active >= pixels:
+        active, pixels = int((self.maps.abs() > 0).sum(1).min()), images[0].numel()
+        if active >= _ENTRIES * pixels:
             return ""
         return f"its maps have {active} recovered entries above zero for {pixels} pixels"
 

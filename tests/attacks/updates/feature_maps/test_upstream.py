@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import get_args
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.attacks.updates import LBFGS, FeaturesOnly, GradientMatching, MapMatching, MapRecovery, Pixels
+from lit_recon.attacks.updates.feature_maps import matching
 from lit_recon.attacks.updates.feature_maps.convolutions import Convolution
 from lit_recon.attacks.updates.feature_maps.convolutions import patch_system as system_of
 from lit_recon.attacks.updates.feature_maps.matching import REACH, FeatureMapPenalty, InputMap
@@ -159,7 +161,10 @@ def test_images_with_other_maps_are_not_certified(photographs: Tensor) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_contrast_that_a_norm_hides_is_not_certified(photographs: Tensor, n: int) -> None:
+def test_contrast_that_a_norm_hides_is_not_certified(
+    photographs: Tensor, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matching, "_ENTRIES", 0.0)  # the maps of this narrow network are too small for certificates
     images, labels, layer = photographs[1 : 1 + n], torch.arange(n), "trunk.blocks.2.conv2"
     reach, beyond = {}, {}
     for mode in get_args(BatchNormMode):
@@ -170,6 +175,11 @@ def test_contrast_that_a_norm_hides_is_not_certified(photographs: Tensor, n: int
         input_map = InputMap(seen, layer, mode)
         penalty = FeatureMapPenalty(seen, found, maps.flatten(1), None, input_map, 1.0, (), known)._on([layer])
         assert penalty.certificate(images, labels)[0].all()
+        with monkeypatch.context() as context:
+            context.setattr(matching, "_ENTRIES", 1e3)
+            certified, _, notes = penalty.certificate(images, labels)
+            assert not certified.any()
+            assert re.search(r"its maps have \d+ recovered entries above zero for \d+ pixels", notes[0])
         # by brute force: the change of contrast that the maps show as an angle of 1e-8
         flat = images - images.mean((0, 2, 3), keepdim=True)
         shares = torch.logspace(-5, 0, 31, dtype=torch.float64)

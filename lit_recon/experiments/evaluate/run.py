@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from jsonargparse import ArgumentParser, Namespace
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_recon.bounds import GaussianPrior, autograd_jacobian, cramer_rao, van_trees
 from lit_recon.bounds.fisher import check_size
@@ -79,35 +79,36 @@ def _bound(cell: GridCell, settings: AttackSettings, shared: dict[str, Any], lar
     std = seen_in_mean(defense, settings.client.n_clients).released_std(settings.victims.batch_size)
     if std == 0:
         raise ConfigError("without noise an update may determine its images exactly: the only bound is 0")
-    victims = victim_data(settings)
     # everything that the Jacobian depends on: not the attack, not the size of the noise
     depends = [cell.network, *map(cell.settings.get, ("server", "victims", "client"))]
+    victims = victim_data(settings)
     prior = GaussianPrior.fitted(victims.public.pixels(), _FLOOR)
-    client = _client(settings, victims, defense)
+    stored, own = (json.dumps([*depends, repr(part)], default=str) for part in (defense.without_noise(), defense))
+    if stored not in shared and own not in shared:
+        target = find_target(settings.backbone, victims, settings.seed, settings.model)
+        too_large = _too_large(target.model, settings.victims.batch_size * math.prod(victims.image_shape))
+        if too_large and not large.clients:
+            raise MemoryError(f"{too_large}; or set bound.clients: without a stored Jacobian it takes minutes")
+        model = sent_out(settings, target.trained(settings.trainer).model, victims)
+        client = settings.client.client(model, defense)
+        if too_large:
+            jacobians = shared.setdefault(json.dumps(depends, default=str), {})
+            shared[own] = _first_clients(settings, large, client, victims, prior, jacobians)
+        else:
+            shared[stored] = _informations(settings, client, victims, defense)
+    if stored in shared:
+        return noise_bounds(shared[stored], std, prior)
+    found: dict[str, Scalar] = shared[own]
+    return found
+
+
+def _too_large(model: nn.Module, n_inputs: int) -> str:
+    """Why the Jacobian of an update cannot be stored; empty if it can."""
     try:
-        size = sum(value.numel() for value in client.model.parameters())
-        check_size(size, settings.victims.batch_size * math.prod(victims.image_shape))
+        check_size(sum(value.numel() for value in model.parameters()), n_inputs)
     except ConfigError as error:
-        if not large.clients:
-            raise MemoryError(f"{error}; or set bound.clients: without a stored Jacobian it takes minutes") from error
-        jacobians = shared.setdefault(json.dumps(depends, default=str), {})
-        # the attack changes nothing, the strength of the defense does
-        key = json.dumps([*depends, repr(defense)], default=str)
-        if key not in shared:
-            shared[key] = _first_clients(settings, large, client, victims, prior, jacobians)
-        found: dict[str, Scalar] = shared[key]
-        return found
-    key = json.dumps([*depends, repr(defense.without_noise())], default=str)
-    if key not in shared:
-        shared[key] = _informations(settings, client, victims, defense)
-    return noise_bounds(shared[key], std, prior)
-
-
-def _client(settings: AttackSettings, victims: VictimDataModule, defense: Defense) -> Client:
-    """A client with the trained model as the server sends it."""
-    target = find_target(settings.backbone, victims, settings.seed, settings.model)
-    model = sent_out(settings, target.trained(settings.trainer).model, victims)
-    return settings.client.client(model, defense)
+        return str(error)
+    return ""
 
 
 def _first_clients(

@@ -32,6 +32,7 @@ from lit_recon.models import MLP, Backbone
 from lit_recon.records import Normalization
 from lit_recon.reporting.run_folder import RunFolder
 
+ONE_CHANNEL = Normalization((0.5,), (0.5,))
 WHY = "without noise the only bound is 0"
 
 
@@ -73,7 +74,10 @@ def test_the_noise_of_each_cell_is_its_own(bounded: RunFolder, monkeypatch: pyte
     public = SimpleNamespace(pixels=lambda: torch.rand(9, 1, 1, 2, generator=torch.Generator().manual_seed(0)))
     monkeypatch.setattr(run, "_informations", squares)
     monkeypatch.setattr(run, "victim_data", lambda _: SimpleNamespace(public=public, image_shape=(1, 1, 2)))
-    monkeypatch.setattr(run, "_client", lambda *_: SimpleNamespace(model=torch.nn.Linear(2, 2)))
+    target = SimpleNamespace(model=torch.nn.Linear(2, 2))
+    target.trained = lambda _: target
+    monkeypatch.setattr(run, "find_target", lambda *_: target)
+    monkeypatch.setattr(run, "sent_out", lambda _, model, __: Backbone(MLP((1, 1, 2), (2,)), 2, ONE_CHANNEL))
     places = [entry["folder"] for entry in json.loads(bounded.grid.read_text())["cells"]]
     defenses = [GaussianNoise(0.2, before_averaging=early) for early in (True, False)] + [GaussianNoise(3.0)]
 
@@ -188,8 +192,10 @@ def too_large(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
     monkeypatch.setattr(command, "check_size", partial(check_size, largest=10))
     torch.manual_seed(0)
-    model = Backbone(MLP((1, 8, 8), (12,)), 10, Normalization((0.5,), (0.5,))).eval()
-    monkeypatch.setattr(command, "_client", lambda settings, _, defense: settings.client.client(model, defense))
+    target = SimpleNamespace(model=Backbone(MLP((1, 8, 8), (12,)), 10, ONE_CHANNEL).eval())
+    target.trained = lambda _: target
+    monkeypatch.setattr(command, "find_target", lambda *_: target)
+    monkeypatch.setattr(command, "sent_out", lambda _, model, __: model)
     victims = VictimSettings(n=4, batch_size=2)
 
     def cell(defense: Defense, attack: str = "one") -> Any:

@@ -10,7 +10,6 @@ The attacks are those of `configs/attack/feature_maps.yaml` but for the last, wi
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -25,15 +24,13 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
 
-from benchmarks.certificates import WRONG, attacks_of
-from benchmarks.record import Record, Row, spread
+from benchmarks.certificates import Attacked, attacks_of, summary
+from benchmarks.record import Record, Row
 from lit_recon.attacks.base import Attack
 from lit_recon.attacks.updates import FirstApplicable
 from lit_recon.clients import Client
 from lit_recon.data.sources import CIFAR10
-from lit_recon.errors import UnsupportedModelError
 from lit_recon.metrics.fidelity import pairwise_mse
-from lit_recon.metrics.scores import match
 from lit_recon.records import Knowledge, Normalization
 
 CLASSES, STEPS, RATE = 10, 8, 0.02
@@ -103,43 +100,19 @@ def network(name: str, public: Tensor, labels: Tensor) -> nn.Module:
 
 
 def measure(model: nn.Module, attack: Attack, images: Tensor, cell: OtherNetwork) -> Row:
-    """Errors of the images, certified ones, wrong ones among those, seconds, and why batches were not attacked."""
-    rmse: list[float] = []
+    """The summary of a cell's batches, and the distance of every image to the nearest other photograph."""
+    batches = []
     nearest: list[float] = []
-    certified, wrong, seconds, refused, notes = 0, 0, [], [], []
     client = Client(model, image_shape=images.shape[1:], normalization=Normalization((0.5,) * 3, (0.25,) * 3))
     for number in range(cell.draws):
         chosen = (torch.arange(cell.batch) + number * cell.batch) % len(images)
-        own, labels = images[chosen], torch.arange(cell.batch) + number
-        seen = client.observe(own, labels, Knowledge())
+        own = images[chosen]
         apart = pairwise_mse(own, images).sqrt()
         apart[torch.arange(len(own)), chosen] = torch.inf
-        started = time.process_time()
-        try:
-            [found] = attack.begin([seen]).finish()
-        except UnsupportedModelError as error:
-            refused.append(str(error))
-            continue
-        finally:
-            seconds.append(time.process_time() - started)
-        order = match(found.images, own)
-        errors = pairwise_mse(own, found.images[order]).diagonal().sqrt()
-        sure = torch.zeros(len(errors), dtype=torch.bool) if found.certified is None else found.certified[order]
-        rmse += [float(f"{value:.3g}") for value in errors.tolist()]
         nearest += [float(f"{value:.3g}") for value in apart.min(1)[0].tolist()]
-        certified += int(sure.sum())
-        wrong += int((errors[sure] > WRONG).sum())
-        notes.append(list(found.notes))
-    return {
-        "images": cell.batch * cell.draws,
-        "rmse": rmse,
-        "nearest_other": nearest,
-        "certified": certified,
-        "certified_and_wrong": wrong,
-        "refused": refused,
-        "notes": notes,
-        "seconds": spread(seconds),
-    }
+        seen = client.observe(own, torch.arange(cell.batch) + number, Knowledge())
+        batches.append(Attacked.by(attack, seen, own))
+    return {"images": cell.batch * cell.draws, "nearest_other": nearest, **summary(batches)}
 
 
 def main() -> None:
@@ -155,7 +128,7 @@ def main() -> None:
     chosen = torch.arange(STEPS * 16)
     public, labels = train.pixels(chosen), train.labels[chosen]
     attack = FirstApplicable(attacks_of("feature_maps")[:-1])
-    with Record("architectures", vars(arguments), "photographs") as record:
+    with Record("architectures", vars(arguments)) as record:
         for cell in cells():
             if not arguments.cells or cell.name in arguments.cells:
                 model = network(cell.network, public, labels)

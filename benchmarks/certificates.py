@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -38,7 +38,7 @@ from lit_recon.errors import UnsupportedModelError
 from lit_recon.metrics.fidelity import pairwise_mse
 from lit_recon.metrics.scores import match
 from lit_recon.models import Backbone, ConvNet, ResNet18
-from lit_recon.records import BatchNormMode, Knowledge, Normalization
+from lit_recon.records import BatchNormMode, Knowledge, Normalization, Observation
 
 #: RMSE above which a certified image counts as wrong.
 WRONG = 0.05
@@ -128,36 +128,73 @@ def exact_attack() -> Attack:
     return attacks_of("feature_maps")[0]
 
 
-def measure(model: Backbone, private: ImageSet, attack: Attack, cell: Cell) -> Row:
-    """Certified images, wrong ones among them, and the reasons of the others."""
-    errors: dict[bool, list[float]] = {True: [], False: []}
-    reasons: Counter[str] = Counter()
-    seconds = []
-    for ids in drawn(private.labels, cell):
-        images, labels = private.pixels(ids), private.labels[ids]
-        seen = Client(model, cell.batch_norm).observe(images, labels, Knowledge())
+@dataclass(frozen=True)
+class Attacked:
+    """What an attack found of one batch.
+
+    Attributes:
+        rmse: of every image, three digits.
+        certified: the images that the attack certifies.
+        notes: the attack's, on the batch and its images.
+        refused: why the attack does not apply; then `rmse`, `certified` and `notes` are empty.
+        seconds: of processor time.
+    """
+
+    rmse: list[float]
+    certified: list[bool]
+    notes: list[str]
+    refused: str
+    seconds: float
+
+    @classmethod
+    def by(cls, attack: Attack, seen: Observation, images: Tensor) -> Attacked:
+        """Attack an update of `images`, `(n, c, h, w)`."""
         started = time.process_time()
         try:
             [found] = attack.begin([seen]).finish()
         except UnsupportedModelError as error:
-            reasons["no maps recovered: " + str(error).partition(";")[0]] += cell.batch
-            continue
-        finally:
-            seconds.append(time.process_time() - started)
+            return cls([], [], [], str(error), time.process_time() - started)
+        seconds = time.process_time() - started
         order = match(found.images, images)
         rmse = pairwise_mse(images, found.images[order]).diagonal().sqrt()
-        assert found.certified is not None
-        for value, certified in zip(rmse.tolist(), found.certified[order].tolist(), strict=True):
-            errors[certified].append(float(f"{value:.3g}"))
-        reasons.update(kind_of(note) for note in found.notes if "not certified: " in note)
+        sure = torch.zeros(len(rmse), dtype=torch.bool) if found.certified is None else found.certified[order]
+        return cls([float(f"{value:.3g}") for value in rmse.tolist()], sure.tolist(), list(found.notes), "", seconds)
+
+
+def summary(batches: Sequence[Attacked]) -> Row:
+    """Errors of all images, certified ones, wrong ones among those, notes by batch, refusals, and seconds."""
+    rmse = [value for batch in batches for value in batch.rmse]
+    sure = [value for batch in batches for value in batch.certified]
+    return {
+        "rmse": rmse,
+        "certified": sum(sure),
+        "certified_and_wrong": sum(value > WRONG for value, known in zip(rmse, sure, strict=True) if known),
+        "refused": [batch.refused for batch in batches if batch.refused],
+        "notes": [batch.notes for batch in batches if not batch.refused],
+        "seconds": spread([batch.seconds for batch in batches]),
+    }
+
+
+def measure(model: Backbone, private: ImageSet, attack: Attack, cell: Cell) -> Row:
+    """The summary of a cell's batches, errors of certified images apart, and the reasons of the others."""
+    batches = []
+    reasons: Counter[str] = Counter()
+    for ids in drawn(private.labels, cell):
+        images = private.pixels(ids)
+        seen = Client(model, cell.batch_norm).observe(images, private.labels[ids], Knowledge())
+        batches.append(Attacked.by(attack, seen, images))
+        reasons.update(kind_of(note) for note in batches[-1].notes if "not certified: " in note)
+        if batches[-1].refused:
+            reasons["no maps recovered: " + batches[-1].refused.partition(";")[0]] += cell.batch
+    row = summary(batches)
+    found = [image for batch in batches for image in zip(batch.rmse, batch.certified, strict=True)]
     return {
         "images": cell.batch * cell.draws,
-        "certified": len(errors[True]),
-        "certified_and_wrong": sum(value > WRONG for value in errors[True]),
-        "rmse_of_certified": errors[True],
-        "rmse_of_others": errors[False],
+        **{key: row[key] for key in ("certified", "certified_and_wrong")},
+        "rmse_of_certified": [value for value, sure in found if sure],
+        "rmse_of_others": [value for value, sure in found if not sure],
         "not_certified": dict(reasons),
-        "seconds": spread(seconds),
+        "seconds": row["seconds"],
     }
 
 

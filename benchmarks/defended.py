@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from benchmarks.certificates import WRONG, Cell, attacks_of, drawn
-from benchmarks.record import Record, Row, spread
+from benchmarks.certificates import Attacked, Cell, attacks_of, drawn, summary
+from benchmarks.record import Record, Row
 from lit_recon.attacks.base import Attack
 from lit_recon.attacks.updates import FirstApplicable
 from lit_recon.bounds import GaussianPrior, NetworkJacobian, Rounding, cramer_rao, van_trees
@@ -35,9 +35,6 @@ from lit_recon.data import ImageSet
 from lit_recon.data.sources import CIFAR10
 from lit_recon.data.splits import Pool, in_pool
 from lit_recon.defenses import DPSGD, Defense, GaussianNoise, GradientClipping, GradientDropout, GradientPruning
-from lit_recon.errors import UnsupportedModelError
-from lit_recon.metrics.fidelity import pairwise_mse
-from lit_recon.metrics.scores import match
 from lit_recon.models import Backbone
 from lit_recon.models.checkpoint import load_backbone
 from lit_recon.records import Batch, BatchNormMode, Knowledge, Weights
@@ -84,38 +81,15 @@ def cells(kind: str) -> Iterator[Defended]:
 
 
 def measure(model: Backbone, private: ImageSet, attack: Attack, defense: Defense, cell: Defended) -> Row:
-    """Errors of all images, certified ones and wrong ones among those, seconds, and why batches were not attacked."""
-    rmse: list[float] = []
-    certified, wrong, seconds, refused, notes = 0, 0, [], [], []
+    """The summary of a cell's batches."""
+    batches = []
     client = ClientSettings(cell.batch_norm, LOCAL.get(cell.defense)).client(model, defense)
     draws = drawn(private.labels, Cell(cell.name, cell.batch, cell.batch_norm, "distinct", cell.draws))
     for number, ids in enumerate(draws):
         images, labels = private.pixels(ids), private.labels[ids]
         seen = client.observe(images, labels, Knowledge(defense=True), ClientSettings().generator(number))
-        started = time.process_time()
-        try:
-            [found] = attack.begin([seen]).finish()
-        except UnsupportedModelError as error:
-            refused.append(str(error))
-            continue
-        finally:
-            seconds.append(time.process_time() - started)
-        order = match(found.images, images)
-        errors = pairwise_mse(images, found.images[order]).diagonal().sqrt()
-        sure = torch.zeros(len(errors), dtype=torch.bool) if found.certified is None else found.certified[order]
-        rmse += [float(f"{value:.3g}") for value in errors.tolist()]
-        certified += int(sure.sum())
-        wrong += int((errors[sure] > WRONG).sum())
-        notes.append(list(found.notes))
-    return {
-        "images": cell.batch * cell.draws,
-        "rmse": rmse,
-        "certified": certified,
-        "certified_and_wrong": wrong,
-        "refused": refused,
-        "notes": notes,
-        "seconds": spread(seconds),
-    }
+        batches.append(Attacked.by(attack, seen, images))
+    return {"images": cell.batch * cell.draws, **summary(batches)}
 
 
 def bounds(model: Backbone, image: Tensor, label: Tensor) -> Row:

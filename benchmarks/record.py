@@ -24,7 +24,7 @@ RESULTS = Path(__file__).parent / "results"
 #: Figures and facts of one measurement, fit for JSON.
 Row = dict[str, Any]
 
-_OUR_MODULE = re.compile(rf"{re.escape(str(ROOT))}/benchmarks/(\w+)\.py")
+_OUR_MODULE = re.compile(rf"{re.escape(str(ROOT))}/benchmarks/(\w+)(?:/__main__)?\.py")
 _ABSOLUTE_PATH = re.compile(r"(?<![\w.:/])/(?:[^\s/'\"]+/)+([^\s/'\"]*)")
 
 

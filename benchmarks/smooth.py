@@ -9,7 +9,6 @@ with as many iterations as take the same processor time, and its schedule over t
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -19,19 +18,15 @@ from typing import get_args
 import lit_recon._torchvision
 
 import torch
-from torch import Tensor
 
-from benchmarks.certificates import WRONG, Cell, attacks_of, drawn, trained
-from benchmarks.record import Record, Row, spread
-from lit_recon.attacks.updates import GradientMatching
+from benchmarks.certificates import Attacked, Cell, attacks_of, drawn, summary, trained
+from benchmarks.record import Record, Row
 from lit_recon.clients import Client
 from lit_recon.data import ImageSet, measure_normalization
 from lit_recon.data.sources import CIFAR10
 from lit_recon.data.splits import Pool, in_pool
-from lit_recon.metrics.fidelity import pairwise_mse
-from lit_recon.metrics.scores import match
 from lit_recon.models import Backbone, ResNet18
-from lit_recon.records import Knowledge, Observation
+from lit_recon.records import Knowledge
 
 ACTIVATIONS = ("gelu", "elu")
 #: Iterations by which the speed of gradient matching is measured.
@@ -57,45 +52,24 @@ def cells() -> Iterator[Smooth]:
             yield Smooth(activation, batch, draws)
 
 
-def attacked(attack: GradientMatching, seen: Observation, images: Tensor) -> tuple[list[float], list[bool], float]:
-    """Errors by image, whether each is certified, and seconds of processor time."""
-    started = time.process_time()
-    [found] = attack.begin([seen]).finish()
-    seconds = time.process_time() - started
-    order = match(found.images, images)
-    errors = pairwise_mse(images, found.images[order]).diagonal().sqrt()
-    sure = torch.zeros(len(errors), dtype=torch.bool) if found.certified is None else found.certified[order]
-    return [float(f"{value:.3g}") for value in errors.tolist()], sure.tolist(), seconds
-
-
 def measure(model: Backbone, private: ImageSet, cell: Smooth) -> Row:
-    """Errors of both attacks, certified images, wrong ones among those, and seconds."""
-    ours, [theirs] = attacks_of("feature_maps")[0], attacks_of("geiping2020")
-    rmse: list[float] = []
-    other: list[float] = []
-    sure: list[bool] = []
-    seconds, steps = [], []
+    """The summary of our attack on a cell's batches, and the errors of the other one in the same time."""
+    [ours, *_], [theirs] = attacks_of("feature_maps"), attacks_of("geiping2020")
+    batches, other, steps = [], [], []
     draws = drawn(private.labels, Cell(f"smooth {cell.activation}", cell.batch, "eval", "distinct", cell.draws))
     for ids in draws:
-        images, labels = private.pixels(ids), private.labels[ids]
-        seen = Client(model).observe(images, labels, Knowledge())
-        errors, certified, took = attacked(ours, seen, images)
+        images = private.pixels(ids)
+        seen = Client(model).observe(images, private.labels[ids], Knowledge())
+        batches.append(Attacked.by(ours, seen, images))
         theirs.steps, theirs.restarts = TRIED, 1
-        pace = attacked(theirs, seen, images)[2] / TRIED
-        theirs.steps = max(TRIED, round(took / pace))
-        rmse += errors
-        sure += certified
-        other += attacked(theirs, seen, images)[0]
-        seconds.append(took)
+        pace = Attacked.by(theirs, seen, images).seconds / TRIED
+        theirs.steps = max(TRIED, round(batches[-1].seconds / pace))
+        other.append(Attacked.by(theirs, seen, images))
         steps.append(theirs.steps)
-    wrong = sum(value > WRONG for value, known in zip(rmse, sure, strict=True) if known)
     return {
         "images": cell.batch * cell.draws,
-        "rmse": rmse,
-        "rmse_geiping2020": other,
-        "certified": sum(sure),
-        "certified_and_wrong": wrong,
-        "seconds": spread(seconds),
+        **summary(batches),
+        "rmse_geiping2020": summary(other)["rmse"],
         "iterations_geiping2020": steps,
     }
 

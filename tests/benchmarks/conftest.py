@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_plan import Plan
+from benchmarks.gpu.plan import Plan
 
 
 @pytest.fixture

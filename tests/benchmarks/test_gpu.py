@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu
-from benchmarks.gpu import main, run_section, run_sections
-from benchmarks.gpu_plan import Plan
-from benchmarks.gpu_sections import SECTIONS, Section
-from benchmarks.gpu_sections import main as section_main
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu.__main__ import main, run_section, run_sections
+from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.sections import SECTIONS, Section
+from benchmarks.gpu.sections import main as section_main
 from benchmarks.record import Row
 
 #: Writes a row, the half of another, and then does not end.
@@ -42,7 +42,7 @@ def test_rows_of_a_section_are_written_as_they_come(
         yield {"batch": 1}
         raise ValueError("no more")
 
-    monkeypatch.setattr("benchmarks.gpu_sections.SECTIONS", [Section(breaking, 1.0)])
+    monkeypatch.setattr("benchmarks.gpu.sections.SECTIONS", [Section(breaking, 1.0)])
 
     with pytest.raises(ValueError, match="no more"):
         section_main(["breaking", plan.dumps()])

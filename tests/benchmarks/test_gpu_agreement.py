@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.gpu_agreement import FLOOR, agreement, compared, computed, distances, subjects
-from benchmarks.gpu_plan import Plan
+from benchmarks.gpu.agreement import FLOOR, agreement, compared, computed, distances, subjects
+from benchmarks.gpu.plan import Plan
 
 
 def test_every_form_agrees_with_float64(plan: Plan) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_cells
-from benchmarks.gpu_cells import CONFIGS, Cell, all_cells, arguments, by_age, cells, last_measured, run_cell
-from benchmarks.gpu_plan import Plan
+from benchmarks.gpu import cells as gpu_cells
+from benchmarks.gpu.cells import CONFIGS, Cell, all_cells, arguments, by_age, cells, last_measured, run_cell
+from benchmarks.gpu.plan import Plan
 from benchmarks.record import Record
 from lit_recon import cli
 from lit_recon.experiments.update_attack.run import parser

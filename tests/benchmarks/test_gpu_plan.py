@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_plan import Plan, attempt
+from benchmarks.gpu.plan import Plan, attempt
 from benchmarks.record import Row
 
 

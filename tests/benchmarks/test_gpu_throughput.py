@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.gpu_capture import CapturedMatching
-from benchmarks.gpu_plan import Plan
-from benchmarks.gpu_throughput import throughput, together
+from benchmarks.gpu.capture import CapturedMatching
+from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.throughput import throughput, together
 from benchmarks.workload import Workload
 
 

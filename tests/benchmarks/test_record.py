@@ -31,7 +31,8 @@ def test_ratios_compare_round_by_round() -> None:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (f"python {ROOT}/benchmarks/gpu.py --quick", "python -m benchmarks.gpu --quick"),
+        (f"python {ROOT}/benchmarks/gpu/__main__.py --quick", "python -m benchmarks.gpu --quick"),
+        (f"python {ROOT}/benchmarks/maps.py --quick", "python -m benchmarks.maps --quick"),
         (f"--config={ROOT}/configs/attack/a.yaml", "--config=configs/attack/a.yaml"),
         ("no file '/srv/someone/sets/cifar10.npz'", "no file 'cifar10.npz'"),
         (Path("/srv/sets/cifar10.npz"), "cifar10.npz"),

@@ -11,10 +11,10 @@ import lit_recon._torchvision
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_agreement import distances
-from benchmarks.gpu_capture import CapturedMatching
-from benchmarks.gpu_device import clock, forget_peak, peak_memory, tensor_float
-from benchmarks.gpu_plan import Plan, attempt, reason
+from benchmarks.gpu.agreement import distances
+from benchmarks.gpu.capture import CapturedMatching
+from benchmarks.gpu.device import clock, forget_peak, peak_memory, tensor_float
+from benchmarks.gpu.plan import Plan, attempt, reason
 from benchmarks.record import Row, alternate, ratios, spread
 from benchmarks.workload import Workload
 from lit_recon.attacks.base import Execution

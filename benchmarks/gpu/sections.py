@@ -3,7 +3,7 @@
 Each section has a process of its own: an error on the device spoils the process that met it, and a compiler that takes
 too long can only be stopped from outside. A section is a generator of rows; a new one joins the list.
 
-    python -m benchmarks.gpu_sections NAME PLAN    (started by benchmarks.gpu)
+    python -m benchmarks.gpu.sections NAME PLAN    (started by benchmarks.gpu)
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.gpu_agreement import agreement
-from benchmarks.gpu_cells import cells
-from benchmarks.gpu_device import device_facts, tensor_float
-from benchmarks.gpu_plan import Plan
-from benchmarks.gpu_throughput import throughput, together
+from benchmarks.gpu.agreement import agreement
+from benchmarks.gpu.cells import cells
+from benchmarks.gpu.device import device_facts, tensor_float
+from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.throughput import throughput, together
 from benchmarks.record import Row
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.gpu_plan import Plan
+from benchmarks.gpu.plan import Plan
 from benchmarks.record import RESULTS, ROOT, Row
 from lit_recon.reporting.run_folder import RunFolder
 

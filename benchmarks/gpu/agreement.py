@@ -13,9 +13,9 @@ import lit_recon._torchvision
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_capture import CapturedMatching
-from benchmarks.gpu_device import tensor_float
-from benchmarks.gpu_plan import Plan, attempt
+from benchmarks.gpu.capture import CapturedMatching
+from benchmarks.gpu.device import tensor_float
+from benchmarks.gpu.plan import Plan, attempt
 from benchmarks.record import Row
 from lit_recon.attacks.base import Execution
 from lit_recon.attacks.updates import GradientMatching, KnownLabels, MatchingState, TotalVariation

@@ -31,8 +31,8 @@ import lit_recon._torchvision
 
 import torch
 
-from benchmarks.gpu_plan import Plan
-from benchmarks.gpu_sections import SECTIONS, Section
+from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.sections import SECTIONS, Section
 from benchmarks.record import RESULTS, ROOT, Record, Row
 
 #: Beyond its deadline a section may end what it is at.
@@ -76,7 +76,7 @@ def run_sections(plan: Plan, sections: Sequence[Section]) -> Iterator[Row]:
         yield from run_section(plan.until(began + total * used / shares), section.name)
 
 
-def run_section(plan: Plan, name: str, module: str = "benchmarks.gpu_sections") -> list[Row]:
+def run_section(plan: Plan, name: str, module: str = "benchmarks.gpu.sections") -> list[Row]:
     """Rows of one section, those included that it wrote before it failed or ran out of time."""
     plan.rows.mkdir(parents=True, exist_ok=True)
     written, errors = plan.rows / f"{name}.jsonl", plan.rows / f"{name}.err"

@@ -52,6 +52,8 @@ DEFENSES: dict[str, dict[str, Defense]] = {
     "dpsgd": {f"DP-SGD with C = 1, noise {std:g}": DPSGD(1.0, std) for std in (1e-4, 1e-3, 1e-2)},
     "clip": {f"clip {bound:g}": GradientClipping(bound) for bound in (2, 4, 8)},
 }
+#: The client's BatchNorm mode `train` where the attacker also has the statistics of its batch, as in Liu et al. 2025.
+KNOWN = "train, statistics known"
 #: The kind of the bound, and the variance of a pixel under its prior of independent pixels.
 BOUND, VARIANCE = "bound", 0.0625
 
@@ -62,7 +64,7 @@ class Defended:
 
     defense: str
     batch: int
-    batch_norm: BatchNormMode
+    batch_norm: str
     draws: int
 
     @property
@@ -71,11 +73,11 @@ class Defended:
 
 
 def cells(kind: str) -> Iterator[Defended]:
-    """The rows of a kind of defense; the BatchNorm mode `train` for every second strength."""
+    """The rows of a kind of defense; those with statistics of the batch for every second strength."""
     for number, name in enumerate(DEFENSES[kind]):
         # searches with noise and local steps take all entries of the gradients, and three times as long
         for batch, draws in ((1, 4 if kind in ("noise", "dpsgd", "local") else 8), (4, 4)):
-            for mode in get_args(BatchNormMode):
+            for mode in (*get_args(BatchNormMode), KNOWN):
                 if mode == "eval" or number % 2 == 1 or len(DEFENSES[kind]) == 1:
                     yield Defended(name, batch, mode, draws)
 
@@ -83,11 +85,13 @@ def cells(kind: str) -> Iterator[Defended]:
 def measure(model: Backbone, private: ImageSet, attack: Attack, defense: Defense, cell: Defended) -> Row:
     """The summary of a cell's batches."""
     batches = []
-    client = ClientSettings(cell.batch_norm, LOCAL.get(cell.defense)).client(model, defense)
-    draws = drawn(private.labels, Cell(cell.name, cell.batch, cell.batch_norm, "distinct", cell.draws))
+    mode: BatchNormMode = "eval" if cell.batch_norm == "eval" else "train"
+    knowledge = Knowledge(defense=True, batch_norm="batch" if cell.batch_norm == KNOWN else "running")
+    client = ClientSettings(mode, LOCAL.get(cell.defense)).client(model, defense)
+    draws = drawn(private.labels, Cell(cell.name, cell.batch, mode, "distinct", cell.draws))
     for number, ids in enumerate(draws):
         images, labels = private.pixels(ids), private.labels[ids]
-        seen = client.observe(images, labels, Knowledge(defense=True), ClientSettings().generator(number))
+        seen = client.observe(images, labels, knowledge, ClientSettings().generator(number))
         batches.append(Attacked.by(attack, seen, images))
     return {"images": cell.batch * cell.draws, **summary(batches)}
 

@@ -25,12 +25,7 @@ from torch import Tensor
 from lit_recon.attacks.updates.feature_maps.convolutions import TokenLayer, find_convolutions, find_token_layers
 from lit_recon.attacks.updates.feature_maps.input_map import Passes, coupled, likely_contrast, passed_images
 from lit_recon.attacks.updates.feature_maps.layer_gradient import Layer, ObservedRows, few_patches, observed_rows
-from lit_recon.attacks.updates.feature_maps.matching import (
-    EXPLAINED,
-    REACH,
-    SAME,
-    arranged_labels,
-)
+from lit_recon.attacks.updates.feature_maps.matching import EXPLAINED, REACH, SAME, arranged_labels
 from lit_recon.attacks.updates.gradient_matching.matching import update_distance
 from lit_recon.attacks.updates.gradient_matching.priors import Penalty
 from lit_recon.attacks.updates.noise import edge, noise_of, singular_values

@@ -40,7 +40,11 @@ from lit_recon.models.checkpoint import load_backbone
 from lit_recon.records import Batch, BatchNormMode, Knowledge, Weights
 
 #: Local training on the same images, by the name of its rows.
-LOCAL = {f"{steps} local steps": LocalTraining(steps=steps, lr=0.01) for steps in (3, 5)}
+LOCAL = {
+    f"{steps} local steps" + ("" if lr == 0.01 else f", rate {lr:g}"): LocalTraining(steps=steps, lr=lr)
+    for steps in (3, 5)
+    for lr in (0.01, 0.001)
+}
 #: Defenses by kind and name; the names are those of the rows.
 DEFENSES: dict[str, dict[str, Defense]] = {
     "none": {"none": Defense()},

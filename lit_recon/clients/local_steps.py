@@ -90,6 +90,13 @@ class LocalSteps:
         """Displacement by a constant gradient of 1 at rate 1: the sum over steps s of 1 + m + ... + m^s."""
         return sum(self.momentum**i for step in range(self.steps) for i in range(step + 1))
 
+    def least_change(self, name: str, parameter: Tensor) -> Tensor:
+        """Released entries of a parameter that moves by the spacing of its floating-point numbers in every step."""
+        exponent = torch.frexp(parameter.detach())[1]
+        spacing = torch.ldexp(torch.full_like(parameter, 0.5 * torch.finfo(parameter.dtype).eps), exponent)
+        moved = self.steps * spacing
+        return moved / (self.rates[name] * self.path) if self.release == "gradient" else moved
+
     def train(self, weights: Weights, batch: Batch, differentiable: Differentiable = "no") -> dict[str, Tensor]:
         """The parameters after local training."""
         for state in self._states(weights, batch, differentiable):

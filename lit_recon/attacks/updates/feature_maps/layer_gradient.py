@@ -6,7 +6,7 @@ of the batch or of the example makes that derivative depend on the input.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from lit_recon.attacks.updates.feature_maps.convolutions import Convolution, TokenLayer, hidden_entries
 from lit_recon.attacks.updates.gradient_matching.parametrizations import cosines
+from lit_recon.clients import LocalSteps
+from lit_recon.clients.aggregate import one_client
 from lit_recon.records import Observation
 
 Layer = Convolution | TokenLayer
@@ -27,8 +29,9 @@ _ALIKE = 1e-4
 _ROW_RIDGE, _REFINEMENTS = 3e-6, 2
 #: Largest number of patches in a batch, and the least number of observed entries per patch.
 _MOST_PATCHES, _PER_PATCH = 1024, 1.3
-#: Share of zeros up to which they count as observed: noise has a few by chance.
-_CHANCE = 1e-4
+#: Zeros that count as observed: this share of all entries, and in weights that moved this multiple of the entries that
+#: are no larger than the spacing of floating-point numbers there.
+_CHANCE, _ROUNDED = 1e-4, 2.0
 #: Rows with hidden entries: at most and at least this many of a layer, and multiplications for them per image.
 _MOST_ROWS, _LEAST_ROWS, _COST = 128, 4, 3.5e7
 
@@ -188,8 +191,19 @@ class ObservedRows:
         """Observed entries less unknown derivatives."""
         return self.count - len(self.values) * self.patches
 
-    def residual(self, patches: Tensor) -> Tensor:
-        """Sum of the squares of what rows `(patches, c k k)` leave of the observed entries; differentiable once."""
+    def condensed(self) -> ObservedRows:
+        """At most as many rows as patches, of the same span but for rounding: patches leave the same of both."""
+        if self.observed is not None or len(self.values) <= self.patches:
+            return self
+        exact = self.values.double()
+        directions = torch.linalg.eigh(exact @ exact.T)[1][:, -self.patches :]
+        return replace(self, values=(directions.T @ exact).to(self.values))
+
+    def residual(self, patches: Tensor, held: bool = False) -> Tensor:
+        """Sum of the squares of what rows `(patches, c k k)` leave of the observed entries; differentiable once.
+
+        `held`: the ridge's own share is added; with several passes the derivative is exact only then.
+        """
         if self.passes > 1:
             # in the order of `Passes`: their mean first, then how they differ
             patches = (cosines(self.passes).to(patches) @ patches.view(self.passes, -1)).view_as(patches)
@@ -211,6 +225,10 @@ class ObservedRows:
             derivatives = torch.linalg.solve_triangular(factor, inside.double(), upper=False, left=False)
             slope = -2.0 * (derivatives.T.to(outside) @ outside)
             left = outside.square().sum()
+            if held and self.observed is None:
+                own = float((ridge * derivatives.square()).sum())
+                left = left + size.to(left) * own
+                slope[:alike] += 2.0 * own / alike * patches[:alike]
         # the best derivatives do not change to first order
         residual: Tensor = left + (slope * (patches - patches.detach())).sum()
         return residual
@@ -240,6 +258,22 @@ class ObservedRows:
         return places.sort(dim=1)[0][:, : int(self.observed.sum(1).max())]
 
 
+def _zeros_by_chance(observation: Observation, layer: Layer, gradient: Tensor) -> float:
+    """Number of zeros up to which no entry of the gradient `(channels, c k k)` counts as hidden by a defense."""
+    if observation.defense is not None:
+        seen = {f"{layer.name}.weight": gradient}
+        released = observation.defense.simulate({name: torch.ones_like(value) for name, value in seen.items()}, seen)
+        if all(bool(value.all()) for value in released.values()):
+            return gradient.numel()
+    rule, _ = one_client(observation.operator)
+    if not isinstance(rule, LocalSteps):
+        return _CHANCE * gradient.numel()
+    # weights move by multiples of their spacing: entries of 0 are about half as many as those of one multiple a step
+    name = f"{layer.name}.weight"
+    least = rule.least_change(name, observation.parameters[name]).flatten(1)
+    return _CHANCE * gradient.numel() + _ROUNDED * int(((gradient != 0) & (gradient.abs() <= 1.5 * least)).sum())
+
+
 def few_patches(layer: Layer, n_examples: int) -> bool:
     """Whether a batch has fewer patches than a patch has entries, and few enough to compute with."""
     return layer.places * n_examples <= min(_MOST_PATCHES, 0.9 * layer.patch_size)
@@ -250,7 +284,8 @@ def observed_rows(observation: Observation, layer: Layer, n_examples: int) -> Ob
     gradient = observation.update[f"{layer.name}.weight"].detach().flatten(1)
     patches = layer.places * n_examples
     # where most is zero, rows and columns may vanish altogether by pruning
-    if hidden_entries(gradient).double().mean() <= _CHANCE and (gradient == 0).double().mean() < 0.5:
+    zeros = hidden_entries(gradient) if float((gradient == 0).double().mean()) < 0.5 else gradient == 0
+    if int(zeros.sum()) <= _zeros_by_chance(observation, layer, gradient):
         return ObservedRows(layer, gradient, None, patches)
     counts = (gradient != 0).sum(1)
     cost = patches * (patches + 16) * max(1.0, float(counts.max()))

@@ -50,8 +50,9 @@ _PATIENCE, _STUCK = 0.33, 2e-3
 #: Assumed noise at the first iteration, and least noise, relative to the root mean square of the observed entries.
 _FIRST, _LAST = 0.1, 1e-5
 #: Both for local steps, whose weights are known nearly. A search on a straight line of weights ends at `_ROUGHLY`, one
-#: with weights of training on images found before at a share of what these leave, and at once if that is too much.
-_LEFT_BY_STEPS, _ROUGHLY, _CLOSER, _HOPELESS = 1e-5, 1e-3, 0.1, 0.02
+#: with weights of training on images found before at a share of what these leave. Single images that leave more than
+#: `_NEAR` on the line are given up, and other random ones begin.
+_LEFT_BY_STEPS, _ROUGHLY, _CLOSER, _NEAR = 1e-5, 1e-3, 0.1, 0.01
 
 
 @dataclass(frozen=True)
@@ -110,11 +111,11 @@ class PatchPenalty(Penalty):
         first, last = self.stds
         return float((last / first) ** (2 * min(1.0, progress / self.tempered)))
 
-    def residual(self, images: Tensor) -> Tensor:
-        """Sum of the squares that the patches of images leave of the gradients; differentiable once."""
+    def residual(self, images: Tensor, held: bool = False) -> Tensor:
+        """Sum of the squares that the patches of images leave of the gradients; `held`: see `ObservedRows.residual`."""
         left = []
         for rows, maps in zip(self.rows, self.passes(images), strict=True):
-            left.append(rows.residual(rows.layer.patches(maps).transpose(1, 2).flatten(0, 1)))
+            left.append(rows.residual(rows.layer.patches(maps).transpose(1, 2).flatten(0, 1), held))
         return torch.stack(left).sum()
 
     def misfit(self, images: Tensor) -> Tensor:
@@ -128,32 +129,39 @@ class PatchPenalty(Penalty):
         see `prior_share`; equal units in all iterations keep a quasi-Newton solver's history of use.
         """
         first, last = self.stds
-        excess = self.residual(images) - self.freedom * (last**2 if self.noise else 0.0)
+        excess = self.residual(images, held=True) - self.freedom * (last**2 if self.noise else 0.0)
         return (self.weight * 0.5 * excess / (first**2 * self.pixels)).to(images.dtype)
 
     def ended(self, loss: float, progress: float) -> bool:
         """Whether images with this penalty explain gradients without noise nearly to rounding, or never will."""
         left = 2 * loss * self.stds[0] ** 2 * self.pixels / (self.weight * self.size)
-        stuck = left > _STUCK and progress >= _PATIENCE and not self.passes.local_steps
+        stuck = left > (_NEAR if self.passes.local_steps else _STUCK) and progress >= _PATIENCE
         return self.noise is None and (left <= self.enough or stuck)
 
     def for_further_start(self, found: Reconstruction) -> PatchPenalty:
         """The penalty with the weights of local training on the images found, if they moved."""
-        if not self.passes.local_steps:
+        if not self.passes.local_steps or not self._near(found):
             return self
         near = Batch(found.images, found.labels)
         rows = tuple(replace(one, ridge=_LESS_ALIKE) for one in self.rows)
         closer = replace(self, rows=rows, passes=Passes(self.observation, [one.layer.name for one in rows], near))
         with torch.no_grad():
             left = float(closer.residual(found.images) / self.size)
-        return replace(closer, enough=max(_SOLVED, _CLOSER * left) if left < _HOPELESS else math.inf)
+        return replace(closer, enough=max(_SOLVED, _CLOSER * left))
 
     def goes_on(self, found: Reconstruction, number: int) -> bool:
-        """Batches, whose random images would end in mixtures; local steps; and once where the search was too short."""
-        if max(self.observation.n_examples, passed_images(self.observation)) > 1:
+        """Batches, whose random images would end in mixtures; nearly found images, and once only if of one step."""
+        if self.observation.n_examples > 1:
             return True
+        if self.passes.local_steps:
+            return self._near(found)
         with torch.no_grad():
             return number == 1 and float(self.residual(found.images)) <= _STUCK * self.size
+
+    def _near(self, found: Reconstruction) -> bool:
+        """Whether weights of local training on the images found are closer than those on a straight line."""
+        with torch.no_grad():
+            return float(self.residual(found.images)) <= _NEAR * self.size
 
     def closer(self, before: Reconstruction, after: Reconstruction, what: str) -> Reconstruction:
         """The reconstruction of the two whose patches leave less of the gradients."""
@@ -306,7 +314,7 @@ class PatchMatching:
         noise, given = noise_of(observation)
         if noise is None or (not given and (penalty.partial or seen.local_steps or noise.std < penalty.stds[1])):
             # behind hidden entries and local steps small singular values are not those of noise
-            return replace(penalty, notes=(f"{note}; no noise",))
+            return replace(penalty, rows=tuple(one.condensed() for one in rows), notes=(f"{note}; no noise",))
         how = f"{'known' if given else 'estimated'} standard deviation {noise.std:.3g}"
         above = {one.layer.name: _above(one, noise.std) for one in rows if one.observed is None}
         if above and not any(above.values()):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -20,9 +18,9 @@ from lit_recon.attacks.updates import (
     TotalVariation,
 )
 from lit_recon.attacks.updates.feature_maps import patches
-from lit_recon.attacks.updates.feature_maps.input_map import Passes, likely_contrast, passed_images
+from lit_recon.attacks.updates.feature_maps.input_map import likely_contrast
 from lit_recon.attacks.updates.feature_maps.patches import PatchPenalty
-from lit_recon.clients import Client, GradientOperator, LocalSteps, SecureAggregation
+from lit_recon.clients import Client, GradientOperator
 from lit_recon.defenses import (
     DPSGD,
     Chain,
@@ -37,7 +35,6 @@ from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone
 from lit_recon.models.classifiers.foreign import public_model
 from lit_recon.records import (
-    Batch,
     BatchNormMode,
     ForwardOperator,
     Knowledge,
@@ -167,71 +164,6 @@ def test_images_behind_hidden_entries(images: Tensor, defense: Defense | None) -
     assert result.certified.all()
 
 
-def local(steps: int, batches: int = 1, clients: int = 1, lr: float = 0.01) -> Rule:
-    """Local steps of one client, or of several behind secure aggregation."""
-
-    def rule(model: nn.Module, batch_norm: BatchNormMode, loss: Loss) -> ForwardOperator:
-        own = LocalSteps(model, steps, lr, momentum=0.5, batches=batches, batch_norm=batch_norm, loss=loss)
-        return SecureAggregation(own, clients) if clients > 1 else own
-
-    return rule
-
-
-def test_patches_of_every_client_and_local_step(photographs: Tensor) -> None:
-    images = photographs[:4, :, ::4, ::4].contiguous()
-    seen = victim(images, None, mode="train", rule=local(steps=3, batches=2, clients=2))
-    [maps] = PatchMatching(["trunk.layers.3"]).prepare(seen).passes(images)
-    model = copy.deepcopy(seen.model)
-    inputs: list[Tensor] = []
-    model.trunk.layers[3].register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
-    # two clients have two images each; steps 1 and 3 see the first one, step 2 the second, with momentum 0.5
-    path = 1 + 1.5 + 1.75
-    for step, share in enumerate((0.0, 1 / path, (1 + 1.5) / path)):
-        moved = {name: p - share * 0.01 * path * seen.update[name] for name, p in seen.parameters.items()}
-        for client in (0, 1):
-            with torch.no_grad():
-                torch.func.functional_call(model.train(), moved, (images[2 * client + step % 2][None],))
-            assert torch.allclose(maps[2 * step + client], inputs.pop()[0], atol=1e-5)
-    assert len(maps) == passed_images(seen) == 6
-
-
-def test_weights_on_the_way_are_those_of_training(images: Tensor) -> None:
-    seen = victim(images, None, rule=local(steps=4))
-    way = seen.operator.way(seen.weights, Batch(images, torch.arange(2)))  # type: ignore[attr-defined]
-    assert len(way) == 4
-    for steps in (1, 2, 3):
-        shorter = LocalSteps(seen.model, steps, 0.01, momentum=0.5)
-        after = shorter.train(seen.weights, Batch(images, torch.arange(2)))
-        for name, value in after.items():
-            torch.testing.assert_close(way[steps][name], value)
-    assert all(torch.equal(way[0][name], value) for name, value in seen.parameters.items())
-
-
-@pytest.mark.parametrize("lr", [0.01, 0.3])
-def test_images_behind_local_steps(images: Tensor, lr: float) -> None:
-    # the patches of all steps are nearly parallel at the smaller rate and differ at the larger one
-    result = attack(20, further=4)(victim(images[1:], None, rule=local(3, lr=lr)))
-    assert float((result.images - images[1:]).square().mean().sqrt()) < 0.002  # 0.0001 measured
-    assert result.certified is not None
-    assert result.certified.all()
-    assert any(note.startswith("further start 1, from those found") for note in result.notes)
-
-
-def test_training_on_images_near_the_true_ones_gives_the_weights_on_the_way(images: Tensor) -> None:
-    seen = victim(images[1:], None, rule=local(3, lr=0.3))
-    roughly = PatchMatching().prepare(seen)
-    found = Reconstruction(images[1:], torch.zeros(1, dtype=torch.int64), 0.0)
-    exactly = roughly.for_further_start(found)
-    left = [float(penalty.residual(images[1:]) / penalty.size) for penalty in (roughly, exactly)]
-    assert left[0] > 100 * left[1], left
-    assert exactly.enough == pytest.approx(max(1e-9, 0.1 * left[1]))
-    # at the first weights alone even the true patches leave more
-    alone = Passes(replace(seen, operator=GradientOperator(seen.model)), ["trunk.layers.3"])
-    [rows] = roughly.rows
-    first = replace(roughly, rows=(replace(rows, patches=rows.patches // 3, passes=1),), passes=alone)
-    assert float(first.residual(images[1:]) / first.size) > 3 * left[0]  # 4.5 times measured
-
-
 def test_a_search_ends_once_the_gradients_are_explained(images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, penalty = [0], PatchPenalty.penalty
 
@@ -241,7 +173,7 @@ def test_a_search_ends_once_the_gradients_are_explained(images: Tensor, monkeypa
 
     monkeypatch.setattr(PatchPenalty, "penalty", counted)
     seen = victim(images[1:], None)
-    for solved in (1e-5, -1.0):
+    for solved in (1e-4, -1.0):
         calls.append(0)
         monkeypatch.setattr(patches, "_SOLVED", solved)
         attack(40)(seen)

@@ -148,9 +148,9 @@ def maps_defended(record: Content) -> str:
     )
 
 
-@table("defended", "all defended_**")
-def defended(records: list[Content]) -> str:
-    """Errors of all images behind a defense, certified ones, and the figure of Liu et al. for their own attack."""
+@table("defended", "all defended_**", "bound_noise")
+def defended(records: list[Content], bound: Content) -> str:
+    """Errors of all images behind a defense, certified ones, bounds, and the figure of Liu et al. for their attack."""
     rows = []
     # a cell that was measured again counts once
     newest = {
@@ -169,12 +169,22 @@ def defended(records: list[Content]) -> str:
                 shown(statistics.median(errors) if errors else None),
                 shown(max(errors, default=None)),
                 _certificates(row),
+                _bound(row, bound),
                 _of_liu(row["defense"]),
                 shown(row["seconds"]["median"], ".0f"),
             ]
         )
     header = ["defense", "BatchNorm", "batch", "attacked", "median RMSE", "largest RMSE", "certified, of them wrong"]
-    return markdown([*header, "Liu et al. 2025, their attack", "seconds of a batch"], rows)
+    return markdown([*header, "bound", "Liu et al. 2025, their attack", "seconds of a batch"], rows)
+
+
+def _bound(row: Row, record: Content) -> str:
+    """The Cramer-Rao errors with a prior of single images behind the row's noise, least and largest; or nothing."""
+    kind, _, std = row["defense"].partition(" ")
+    if (kind, row["batch"], row["batch_norm"]) != ("noise", 1, "eval"):
+        return ""
+    number = [f"{value:g}" for value in record["rows"][0]["stds"]].index(std)
+    return " to ".join(_extremes([float(one["van_trees"][number]) for one in record["rows"]]))
 
 
 def _of_liu(name: str) -> str:

@@ -204,9 +204,12 @@ def test_a_defended_cell_that_was_measured_again_counts_once() -> None:
 
     _, function = tables._TABLES["defended"]
     records = [cell("prune 0.9", [0.01, 0.02], "2"), cell("drop 0.9", [0.003], "1"), cell("prune 0.9", [0.3], "1")]
-    _, *rows = lines(function(records))
+    informed = [{"stds": [0.001, 0.01], "van_trees": [0.1 * image, 0.2 * image]} for image in (2, 1)]
+    _, *rows = lines(function([*records, cell("noise 0.01", [0.5], "1")], {"rows": informed}))
     assert [row[:6] for row in rows] == [
         ["drop 0.9", "eval", "1", "1 of 2", "0.003", "0.003"],
+        ["noise 0.01", "eval", "1", "1 of 2", "0.500", "0.500"],
         ["prune 0.9", "eval", "1", "2 of 2", "0.015", "0.020"],
     ]
-    assert rows[1][6:] == ["1, 0", "0.26 to 0.29", "75"]
+    assert rows[1][6:] == ["1, 0", "0.200 to 0.400", "0.22 to 0.29", "75"]
+    assert rows[2][6:] == ["1, 0", "", "0.26 to 0.29", "75"]

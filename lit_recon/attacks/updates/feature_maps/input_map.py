@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -110,6 +111,23 @@ def likely_contrast(observation: Observation, images: Tensor) -> Tensor:
             brighter = torch.linalg.lstsq(columns, (target.mean - rest)[:, None].double().cpu()).solution
             images = images + brighter.view(-1, 1, 1).to(images)
     return images
+
+
+def statistics_error(observation: Observation, images: Tensor) -> float:
+    """How far batch statistics of images are from those of the client's batch in the first BatchNorm layer.
+
+    The largest difference of a channel's mean in standard deviations, or of a variance relative to the known one;
+    infinite where the attacker does not know the statistics.
+    """
+    known = observation.batch_statistics
+    if not known:
+        return math.inf
+    layer, target = next(iter(known.items()))
+    with torch.no_grad():
+        [inputs] = InputMap(observation, layer, "train").each(images)
+    mean, var = inputs.mean((0, 2, 3)), inputs.var((0, 2, 3), correction=0)
+    own = target.var.clamp_min(1e-3 * float(target.var.mean()))
+    return float(torch.cat([(mean - target.mean).abs() / own.sqrt(), (var - target.var).abs() / own]).max())
 
 
 class Passes:

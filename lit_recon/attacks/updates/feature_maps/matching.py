@@ -39,8 +39,9 @@ EXPLAINED = 1e-3
 _ENTRIES = 1.25
 #: Growth of what images leave unexplained up to which another contrast counts as possible.
 SAME = 1.5
-#: Maps in a span: share of the iterations in which candidates are kept apart, by this much at first, and the ridge.
-_APART, _VOLUME, _ALIKE = 0.5, 3e-3, 1e-3
+#: Maps in a span: share of the iterations in which candidates are kept apart, by this much at first, and the ridge;
+#: cosine above which two images have the same map.
+_APART, _VOLUME, _ALIKE, _SAME_MAP = 0.5, 1e-2, 1e-6, 0.999
 #: How the note on an image begins.
 _NOTE = "image "
 
@@ -97,8 +98,6 @@ class FeatureMapPenalty(Penalty):
     known: KnownMaps | None = None
     lengths: tuple[int, ...] = ()
 
-    keeps_certified = True
-
     def with_labels(self, labels: Tensor) -> FeatureMapPenalty:
         """The penalty on the maps nearest to the images that follow from these maps and the labels `(n,)`.
 
@@ -127,6 +126,15 @@ class FeatureMapPenalty(Penalty):
     def for_further_start(self, found: Reconstruction) -> FeatureMapPenalty:
         """The penalty on the mean over all layers whose maps are known."""
         return self if self.known is None or len(self.known.maps) == 1 else self._on(list(self.known.maps))
+
+    def kept(self, found: Reconstruction) -> Tensor | None:
+        """Certified images; of a span, those that have maps in it, each once."""
+        if not self.spanned:
+            return found.certified
+        kept, own = self.angles(found.images) <= ANGLE, self.input_map(found.images).detach()
+        for i in range(1, len(own)):
+            kept[i] &= not (kept[:i] & (own[:i] @ own[i] > _SAME_MAP)).any()
+        return kept
 
     def _on(self, layers: list[str]) -> FeatureMapPenalty:
         assert self.known is not None
@@ -239,11 +247,12 @@ class FeatureMapPenalty(Penalty):
         """`before` with the images of `after` whose maps are closer to the recovered ones; a note says how many."""
         angles = self.angles(before.images)
         better = self.angles(after.images) < angles
-        if self.spanned:  # two starts may find the same images
-            better = torch.full_like(better, bool(self.angles(after.images).sum() < angles.sum()))
+        if self.spanned:  # candidates may have found the same image, which the update of the whole batch tells
+            far = [update_distance(self.observation, found.images, found.labels) for found in (before, after)]
+            better = torch.full_like(better, far[1] < far[0])
         images = torch.where(better.view(-1, 1, 1, 1), after.images, before.images)
         # statistics of a batch depend on all of its images
-        if not better.any() or float(self.angles(images).sum()) > float(angles.sum()):
+        if not better.any() or (not self.spanned and float(self.angles(images).sum()) > float(angles.sum())):
             return replace(before, notes=(*before.notes, f"{what}: no image is closer"))
         labels = self.labels(images, torch.where(better, after.labels, before.labels))
         certified, final, notes = self.certificate(images, labels)
@@ -261,9 +270,9 @@ class FeatureMapPenalty(Penalty):
 
     def in_order(self, images: Tensor) -> Tensor:
         """The permutation `(n,)` of images `(n, c, h, w)` that brings their maps closest to the recovered ones."""
-        width = self.lengths[0] if self.lengths else self.maps.shape[1]
         if self.spanned:
             return super().in_order(images)
+        width = self.lengths[0] if self.lengths else self.maps.shape[1]
         with torch.no_grad():
             return _assigned(self.maps.to(images)[:, :width], self.input_map(images)[:, :width])
 
@@ -365,9 +374,9 @@ class MapMatching:
         if found.completion is not None:
             return self._completed(observation, found)
         what = "maps" if found.separated else "directions that span the maps"
-        where = f"{len(found.maps)} {what} recovered from the gradient of {found.convolution.name}"
-        note = f"{where}: {found.outside:.1g} of their patches outside its row space, next {found.next_outside:.1g}"
-        seen = InputMap(observation, found.convolution.name, observation.operator.batch_norm)
+        name, left = found.convolution.name, f"{found.outside:.1g} of their patches outside its row space"
+        note = f"{len(found.maps)} {what} recovered from the gradient of {name}: {left}, next {found.next_outside:.1g}"
+        seen = InputMap(observation, name, observation.operator.batch_norm)
         return FeatureMapPenalty(observation, found, found.maps.flatten(1), None, seen, self.weight, (note,))
 
     def _completed(self, observation: Observation, found: RecoveredMaps) -> FeatureMapPenalty:
@@ -386,5 +395,6 @@ class MapMatching:
         seen = InputMap(observation, names, observation.operator.batch_norm, covers)
         parts = [layer.maps.flatten(1) for layer in layers]
         lengths = tuple(part.shape[1] for part in parts)
-        maps = concatenated(parts)
-        return FeatureMapPenalty(observation, found, maps, None, seen, self.weight, tuple(notes), None, lengths)
+        return FeatureMapPenalty(
+            observation, found, concatenated(parts), None, seen, self.weight, tuple(notes), None, lengths
+        )

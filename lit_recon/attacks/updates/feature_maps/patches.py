@@ -23,7 +23,13 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.updates.feature_maps.convolutions import TokenLayer, find_convolutions, find_token_layers
-from lit_recon.attacks.updates.feature_maps.input_map import Passes, coupled, likely_contrast, passed_images
+from lit_recon.attacks.updates.feature_maps.input_map import (
+    Passes,
+    coupled,
+    likely_contrast,
+    passed_images,
+    statistics_error,
+)
 from lit_recon.attacks.updates.feature_maps.layer_gradient import Layer, ObservedRows, few_patches, observed_rows
 from lit_recon.attacks.updates.feature_maps.matching import EXPLAINED, REACH, SAME, arranged_labels
 from lit_recon.attacks.updates.gradient_matching.matching import update_distance
@@ -43,6 +49,8 @@ _LEFT = 1e-6
 #: The same, relative to what they would leave with another brightness or contrast. A search that has not ended errs
 #: most where gradients tell least: 15 times as far as along these directions where this was measured.
 _DETERMINED = 2e-3
+#: Difference of the batch statistics of images from known ones up to which these tell brightness and contrast.
+_TOLD = 0.01
 #: Share of the squares of gradients from which on further iterations are not worth their time.
 _SOLVED = 1e-9
 #: Share of the iterations after which a search ends in a local minimum that still leaves a share of the squares.
@@ -211,9 +219,11 @@ class PatchPenalty(Penalty):
         if any(isinstance(rows.layer, TokenLayer) for rows in self.rows):
             return none, False, (f"not certified: {how}, but norms of tokens hide contrast and brightness",)
         each = list(range(len(images)))
-        # statistics of the batch hide what changes in all images together
-        together = self._moved(images, each) if coupled(self.observation) else math.inf
-        moved = images.new_tensor([min(together, self._moved(images, [i])) for i in each])
+        # statistics of the batch hide what changes in all images together, unless they are known
+        told = statistics_error(self.observation, images) <= _TOLD
+        together = self._moved(images, each) if coupled(self.observation) and not told else math.inf
+        alone = [math.inf if told and len(each) == 1 else self._moved(images, [i]) for i in each]
+        moved = images.new_tensor([min(together, left) for left in alone])
         certified = left <= _DETERMINED * moved
         notes = [
             f"image {i + 1}: not certified: with another brightness or contrast (RMSE {REACH:g}) patches leave "
@@ -221,7 +231,7 @@ class PatchPenalty(Penalty):
             for i in (~certified).nonzero().flatten().tolist()
         ]
         # other starts do not tell what statistics of the batch hide
-        return certified, bool(certified.all()) or coupled(self.observation), (how, *notes)
+        return certified, bool(certified.all()) or (coupled(self.observation) and not told), (how, *notes)
 
     def _moved(self, images: Tensor, numbers: list[int]) -> float:
         """The least share left if brightness or contrast of some images, in a channel or all, is another by `REACH`."""

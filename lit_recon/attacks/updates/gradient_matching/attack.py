@@ -154,12 +154,12 @@ class GradientMatching(SteppableAttack[MatchingState]):
         if isinstance(self.parametrization, Pixels):
             assert isinstance(run.state, MatchingState)
             for problem, one in zip(run.state.problems[:: self.restarts], found, strict=True):
-                penalty, images, certified = problem.feature_penalty, one.images, one.certified
+                penalty, images = problem.feature_penalty, one.images
                 if penalty is not None:
-                    order = penalty.in_order(images)
-                    images, certified = images[order], None if certified is None else certified[order]
-                    if certified is not None and penalty.keeps_certified:
-                        problem.kept = (certified.view(-1, 1, 1, 1), images)
+                    order, kept = penalty.in_order(images), penalty.kept(one)
+                    images = images[order]
+                    if kept is not None:
+                        problem.kept = (kept[order].view(-1, 1, 1, 1), images)
                 start = self.parametrization.of(images, problem.restart.observation)
                 problem.variables["pixels"].data.copy_(start["pixels"])
         return run
@@ -245,18 +245,17 @@ class GradientMatching(SteppableAttack[MatchingState]):
         stuck, problems, penalties, remarks = unsolved(found), [], [], []
         assert isinstance(first.state, MatchingState)
         for v in stuck:
-            before, certified = first.state.problems[v * self.restarts], found[v].certified
+            before = first.state.problems[v * self.restarts]
             going = self._maps_of(first, v).goes_on(found[v], number)
             penalty = self._maps_of(first, v).for_further_start(found[v])
-            assert certified is not None
             begun = found[v] if going else None if near is None else near[v]
             start = None if begun is None else begun.images[penalty.in_order(begun.images)]
             where = "those found" if going else "random images" if near is None else "images that match the gradient"
             remarks.append(f"further start {number}, from {where}")
             restart = before.restart._replace(seed=self.seed + self.restarts + number - 1)
             problems.append(self._problem(restart, before.labels, penalty, start))
-            if penalty.keeps_certified:
-                problems[-1].kept = (certified.view(-1, 1, 1, 1), found[v].images)
+            if (kept := penalty.kept(found[v])) is not None:
+                problems[-1].kept = (kept.view(-1, 1, 1, 1), found[v].images)
             penalties.append(penalty)
         again = self._state(problems, [()] * len(stuck))
 

@@ -135,8 +135,6 @@ class Penalty(ABC):
 
     #: How the quantities were found.
     notes: tuple[str, ...]
-    #: Whether certified images stay as they are in further searches.
-    keeps_certified = False
 
     @property
     def start(self) -> float:
@@ -168,6 +166,10 @@ class Penalty(ABC):
     def for_further_start(self, found: Reconstruction) -> Self:
         """The penalty of a further start, after images that are not certified."""
         return self
+
+    def kept(self, found: Reconstruction) -> Tensor | None:
+        """Which of the images found stay as they are in further searches, `(n,)` bool; None: none."""
+        return None
 
     def goes_on(self, found: Reconstruction, number: int) -> bool:
         """Whether further start `number`, from 1, begins with the images found and not elsewhere."""

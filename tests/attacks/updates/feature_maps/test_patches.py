@@ -323,6 +323,22 @@ def test_images_whose_contrast_the_batch_statistics_hide_are_not_certified(image
     assert each > 100 * together, (each, together)
 
 
+def test_images_whose_contrast_known_statistics_tell_are_certified(images: Tensor) -> None:
+    knowledge = Knowledge(defense=True, batch_norm="batch")
+    for given in (images[1:], images):
+        seen = victim(given, GradientPruning(0.3), mode="train", knowledge=knowledge)
+        penalty, labels = PatchMatching().prepare(seen), torch.arange(len(given)) % 3
+        certified, final, _ = penalty.certificate(given, labels)
+        assert certified is not None
+        assert certified.all()
+        assert final
+        mean, _ = penalty.observation.normalization.tensors(images)
+        paler, _, notes = penalty.certificate(mean + 0.9 * (given - mean), labels)
+        assert paler is not None
+        assert not paler.any()
+        assert "with another brightness or contrast" in notes[-1]
+
+
 def test_images_behind_noise_that_hides_exact_maps(images: Tensor) -> None:
     seen = victim(images[1:], GaussianNoise(STD))
     with pytest.raises(UnsupportedModelError, match="no convolution determines the maps"):

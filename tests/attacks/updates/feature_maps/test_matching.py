@@ -144,10 +144,27 @@ def test_candidates_in_a_span_are_kept_apart(photographs: Tensor) -> None:
     certified, _, notes = penalty.certificate(twice, labels)
     assert not certified.any()
     assert "the update of the images is not the observed one" in notes[0]
-    # a further start is taken or left as a whole
-    truth, doubled = (Reconstruction(x, labels, 0.0) for x in (images, twice + 0.01))
-    assert torch.equal(penalty.closer(doubled, truth, "again").images, images)
-    assert torch.equal(penalty.closer(truth, doubled, "again").images, images)
+    # a further start is taken or left as a whole, by the update: all maps of `twice` are in the span
+    truth, doubled = (Reconstruction(x, labels, 0.0) for x in (images + 0.001, twice))
+    assert torch.equal(penalty.closer(doubled, truth, "again").images, truth.images)
+    assert torch.equal(penalty.closer(truth, doubled, "again").images, truth.images)
+
+
+def test_images_found_in_a_span_are_kept_each_once(photographs: Tensor) -> None:
+    images, seen = smooth(photographs)
+    penalty = MapMatching().prepare(seen)
+    near = images[[0, 0, 1]].clone()
+    near[1] += 1e-4
+    none = torch.zeros(3, dtype=torch.bool)
+    found = Reconstruction(near, torch.arange(3), 0.0, certified=none)
+    kept = penalty.kept(found)
+    assert kept is not None
+    assert kept.tolist() == [True, False, True]
+    mixture = replace(found, images=torch.stack([images[0], 0.5 * (images[0] + images[1]), images[1]]))
+    assert penalty.kept(mixture).tolist() == [True, False, True]  # type: ignore[union-attr]
+    # where maps are told apart, certified images are kept
+    apart = replace(penalty, recovered=replace(penalty.recovered, separated=True))
+    assert torch.equal(apart.kept(found), none)  # type: ignore[arg-type]
 
 
 def test_maps_are_those_of_the_layer(photographs: Tensor) -> None:

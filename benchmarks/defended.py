@@ -35,6 +35,7 @@ from lit_recon.data import ImageSet
 from lit_recon.data.sources import CIFAR10
 from lit_recon.data.splits import Pool, in_pool
 from lit_recon.defenses import DPSGD, Defense, GaussianNoise, GradientClipping, GradientDropout, GradientPruning
+from lit_recon.experiments.update_attack.bound import PIXEL_VARIANCE
 from lit_recon.models import Backbone
 from lit_recon.models.checkpoint import load_backbone
 from lit_recon.records import Batch, BatchNormMode, Knowledge, Weights
@@ -58,8 +59,8 @@ DEFENSES: dict[str, dict[str, Defense]] = {
 }
 #: The client's BatchNorm mode `train` where the attacker also has the statistics of its batch, as in Liu et al. 2025.
 KNOWN = "train, statistics known"
-#: The kind of the bound, and the variance of a pixel under its prior of independent pixels.
-BOUND, VARIANCE = "bound", 0.0625
+#: The kind of the bound.
+BOUND = "bound"
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def bounds(model: Backbone, image: Tensor, label: Tensor) -> Row:
     jacobian = NetworkJacobian(network, weights, Batch(image, label), cross_entropy)
     information = jacobian.gram()
     size = Rounding.of(information, jacobian.rounding()).size
-    prior = GaussianPrior.isotropic(len(information), VARIANCE)
+    prior = GaussianPrior.isotropic(len(information), PIXEL_VARIANCE)
     stds = [one.std for one in DEFENSES["noise"].values() if isinstance(one, GaussianNoise)]
     return {
         "stds": stds,

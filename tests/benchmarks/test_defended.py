@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.defended import VARIANCE, bounds
+from benchmarks.defended import bounds
+from lit_recon.experiments.update_attack.bound import PIXEL_VARIANCE
 from lit_recon.models import Backbone
 from lit_recon.records import Normalization
 from tests.attacks.updates.feature_maps.test_matching import Shallow
@@ -28,5 +29,5 @@ def test_bounds_are_those_of_a_dense_jacobian() -> None:
         information = jacobian.T @ jacobian / std**2
         # three digits are recorded, and products are in single precision
         assert free == pytest.approx(float(torch.linalg.inv(information).trace() / 48) ** 0.5, rel=0.02)
-        known = information + torch.eye(48).double() / VARIANCE
+        known = information + torch.eye(48).double() / PIXEL_VARIANCE
         assert with_prior == pytest.approx(float(torch.linalg.inv(known).trace() / 48) ** 0.5, rel=0.02)

@@ -35,7 +35,7 @@ from lit_recon.reporting.writing import Scalar
 from lit_recon.training.progress import Progress
 
 #: Variance of a pixel under the prior of independent pixels, a standard deviation of 0.25.
-_VARIANCE = 0.0625
+PIXEL_VARIANCE = 0.0625
 #: Variance that is added to every pixel of the prior fitted to public images, that of an error of 0.01.
 _FLOOR = 1e-4
 #: Entries of a Jacobian up to which double precision costs little.
@@ -158,7 +158,7 @@ def _rmses(
     rounding = Rounding.of(gram, errors)
     size = rounding.size / float(gram.trace()) * float(information.trace())
     unknown = unknown_directions(information, size)
-    independent = GaussianPrior.isotropic(len(prior.covariance), _VARIANCE)
+    independent = GaussianPrior.isotropic(len(prior.covariance), PIXEL_VARIANCE)
     found: dict[str, Scalar] = {"unknown_directions": unknown, "relative_error": _finite(rounding.relative)}
     if std == 0:
         # what the update does not tell remains as it is under the prior

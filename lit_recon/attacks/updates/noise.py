@@ -71,6 +71,24 @@ def edge(rows: int, columns: int) -> float:
     return math.sqrt(rows) + math.sqrt(columns)
 
 
+def hidden_shares(values: Tensor, rows: int, columns: int, std: float) -> Tensor:
+    """Expected share of each row-space direction of a noisy matrix that noise hides, from its singular `values`.
+
+    The squared sine of the angle between the right singular vectors with and without the noise, in the limit of large
+    matrices ([BenaychGeorges2012]); 1 for values that are no larger than those of noise.
+
+    Args:
+        values: float64 singular values of the noisy `(rows, columns)` matrix.
+        rows, columns: its shape.
+        std: standard deviation of the noise.
+    """
+    ratio, squares = rows / columns, values.square() / (std**2 * columns)
+    rest = squares - 1 - ratio
+    signal = 0.5 * (rest + (rest.square() - 4 * ratio).clamp_min(0).sqrt())
+    shares = (ratio + signal) / (signal * (signal + 1)).clamp_min(1e-300)
+    return torch.where(values > std * edge(rows, columns), shares, 1.0)
+
+
 def _median(rows: int, columns: int) -> float:
     """Median of the Marchenko-Pastur law: of the squared singular values, divided by the larger dimension."""
     ratio = min(rows, columns) / max(rows, columns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lit_recon.attacks.updates.noise import _median, edge, estimated_std, noise_of, singular_values
+from lit_recon.attacks.updates.noise import _median, edge, estimated_std, hidden_shares, noise_of, singular_values
 from lit_recon.clients import Client
 from lit_recon.defenses import DPSGD, Defense, GaussianNoise, LaplaceNoise, OptimalGradientNoise
 from lit_recon.errors import ThreatModelError
@@ -54,6 +54,22 @@ def test_singular_values_of_noise(rows: int, columns: int) -> None:
     # 0.6 to 2.0 % below the law's median at these sizes, and 1.3 to 3.7 % below its edge
     assert middle == pytest.approx((_median(rows, columns) * max(rows, columns)) ** 0.5, rel=0.03)
     assert sum(float(values[-1]) for values in found) / 10 == pytest.approx(edge(rows, columns), rel=0.06)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(64, 576), (200, 100)])
+def test_shares_that_noise_hides_are_those_measured(rows: int, columns: int) -> None:
+    left, right = (torch.linalg.qr(noise(n, 4, "gaussian", n).double())[0] for n in (rows, columns))
+    strengths = torch.tensor([0.5, 2.0, 4.0, 20.0], dtype=torch.float64) * (rows * columns) ** 0.25
+    measured, expected = torch.zeros(4), torch.zeros(4)
+    for seed in range(40):
+        noisy = left @ (strengths[:, None] * right.T) + noise(rows, columns, "gaussian", seed).double()
+        _, values, vectors = torch.linalg.svd(noisy, full_matrices=False)
+        expected += hidden_shares(values[:4], rows, columns, 1.0).float() / 40
+        measured += (1 - (vectors[:4] * right.T.flip(0)).sum(1).square()).float() / 40
+    torch.testing.assert_close(expected[:3], measured[:3], rtol=0.15, atol=0)  # up to 0.075 measured
+    # the weakest signal is below the edge: its share is 1, up to chance
+    assert expected[3] > 0.9
+    assert measured[3] > 0.9
 
 
 def observed(defense: Defense | None, known: bool) -> Observation:

@@ -34,7 +34,7 @@ from lit_recon.attacks.updates.feature_maps.layer_gradient import Layer, Observe
 from lit_recon.attacks.updates.feature_maps.matching import EXPLAINED, REACH, SAME, arranged_labels
 from lit_recon.attacks.updates.gradient_matching.matching import update_distance
 from lit_recon.attacks.updates.gradient_matching.priors import Penalty
-from lit_recon.attacks.updates.noise import edge, noise_of, singular_values
+from lit_recon.attacks.updates.noise import edge, hidden_shares, noise_of, singular_values
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.records import Batch, Noise, Observation, Reconstruction
 
@@ -326,17 +326,21 @@ class PatchMatching:
             # behind hidden entries and local steps small singular values are not those of noise
             return replace(penalty, rows=tuple(one.condensed() for one in rows), notes=(f"{note}; no noise",))
         how = f"{'known' if given else 'estimated'} standard deviation {noise.std:.3g}"
-        above = {one.layer.name: _above(one, noise.std) for one in rows if one.observed is None}
-        if above and not any(above.values()):
+        hidden = {one.layer.name: _hidden(one, noise.std) for one in rows if one.observed is None}
+        if hidden and all(bool((shares == 1).all()) for shares in hidden.values()):
             raise UnsupportedModelError(
                 f"nothing is left of the maps: no layer's gradient has singular values above noise of {how}"
             )
-        counts = ", ".join(f"{name} {count}" for name, count in above.items()) or "not counted behind hidden entries"
-        note = f"{note}; noise of {how}, singular values above it: {counts}"
+        told = [f"{name} {float(shares.mean()):.2g}" for name, shares in hidden.items()]
+        note = f"{note}; noise of {how}"
+        if told:
+            note += f"; expected share of the patches' span that it hides: {', '.join(told)}"
         return replace(penalty, noise=noise, notes=(note,))
 
 
-def _above(rows: ObservedRows, std: float) -> int:
-    """Number of singular values, at most one per patch, above the largest of noise, with a margin of 5 %."""
-    found = singular_values(rows.values.cpu()) > 1.05 * std * edge(*rows.values.shape)
-    return min(rows.patches, int(found.sum()))
+def _hidden(rows: ObservedRows, std: float) -> Tensor:
+    """Expected shares that noise hides of the patches' span, one per patch and row at most."""
+    found = singular_values(rows.values.cpu().double())[-rows.patches :]
+    shares = hidden_shares(found, *rows.values.shape, std)
+    # finite matrices have singular values a little above the edge
+    return torch.where(found > 1.05 * std * edge(*rows.values.shape), shares, 1.0)

@@ -132,3 +132,15 @@ def test_condensed_rows_are_left_as_much_by_any_patches(images: Tensor) -> None:
     whole = replace(rows, values=gradient)
     patches = torch.randn(16, gradient.shape[1], generator=torch.Generator().manual_seed(0))
     assert float(rows.residual(patches)) == pytest.approx(float(whole.residual(patches)), rel=1e-4)
+
+
+def test_a_search_far_from_the_image_is_given_up(images: Tensor) -> None:
+    penalty = PatchMatching().prepare(victim(images[1:], None, rule=local(3, lr=0.3)))
+    near, far = (Reconstruction(x, torch.zeros(1, dtype=torch.int64), 0.0) for x in (images[1:], images[:1]))
+    assert penalty.goes_on(near, 1)
+    assert not penalty.goes_on(far, 1)
+    assert penalty.for_further_start(far) is penalty
+    # weights on a line let true images leave more than those of one step may
+    for left, ended in ((0.005, False), (0.02, True)):
+        loss = 0.5 * left * penalty.weight * penalty.size / (penalty.stds[0] ** 2 * penalty.pixels)
+        assert penalty.ended(loss, 0.5) is ended

@@ -175,7 +175,10 @@ def defended(records: list[Content], bound: Content) -> str:
             ]
         )
     header = ["defense", "BatchNorm", "batch", "attacked", "median RMSE", "largest RMSE", "certified, of them wrong"]
-    return markdown([*header, "bound", "Liu et al. 2025, their attack", "seconds of a batch"], rows)
+    sums = [sum(row[key] for row in newest.values()) for key in ("draws", "images", "certified", "certified_and_wrong")]
+    total = "In all {} draws of {} images: {} images are certified, {} of them wrong.".format(*sums)
+    lines = markdown([*header, "bound", "Liu et al. 2025, their attack", "seconds of a batch"], rows)
+    return f"{lines}\n\n{total}"
 
 
 def _bound(row: Row, record: Content) -> str:

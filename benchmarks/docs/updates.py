@@ -199,7 +199,7 @@ def _of_liu(name: str) -> str:
     return str(grid["paper"]["values"]["liu2025"][known][strengths.index(strength)]) if strength in strengths else ""
 
 
-@table("smooth", "all smooth")
+@table("smooth", "all smooth**")
 def smooth(records: list[Content]) -> str:
     """Errors behind smooth activations, beside those of gradient matching for as long."""
     newest = {(row["activation"], row["batch"]): row for record in records for row in record["rows"]}
@@ -222,7 +222,7 @@ def smooth(records: list[Content]) -> str:
     return markdown([*header, "median RMSE of `geiping2020` in the same time", "seconds of a batch"], rows)
 
 
-@table("architectures", "all architectures")
+@table("architectures", "all architectures**")
 def architectures(records: list[Content]) -> str:
     """Errors with other networks and sizes, beside those of the nearest other photograph."""
     rows = []

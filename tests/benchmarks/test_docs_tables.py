@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.docs import PAGES, released, tables, trainset, updates
+from benchmarks.docs.figures import Figures
+from benchmarks.record import Record
 
 NAME = re.compile(r"<!-- table: ([\w-]+) -->")
 
@@ -223,3 +226,21 @@ def test_a_defended_cell_that_was_measured_again_counts_once() -> None:
     ]
     assert rows[1][6:] == ["1, 0", "0.200 to 0.400", "0.22 to 0.29", "75"]
     assert rows[2][6:] == ["1, 0", "", "0.26 to 0.29", "75"]
+
+
+@pytest.mark.parametrize(("name", "first"), [("smooth", "activation"), ("architectures", "network")])
+def test_a_table_of_several_records_of_one_name(name: str, first: str, tmp_path: Path) -> None:
+    row = {
+        "batch": 1,
+        "images": 1,
+        "rmse": [0.01],
+        "certified": 1,
+        "certified_and_wrong": 0,
+        "seconds": {"median": 5.0},
+    }
+    extra = {"rmse_geiping2020": [0.3], "nearest_other": [0.2]}
+    for kind in ("one", "other"):
+        with Record(name, {}, folder=tmp_path) as record:
+            record.add({**row, **extra, first: kind}, show=False)
+    found = tables.make(name, Figures(tmp_path), tmp_path / "page.md")
+    assert [cells[0].lower() for cells in lines(found)[1:]] == ["one", "other"]

@@ -229,7 +229,10 @@ def test_a_defended_cell_that_was_measured_again_counts_once() -> None:
 
 
 @pytest.mark.parametrize(("name", "first"), [("smooth", "activation"), ("architectures", "network")])
-def test_a_table_of_several_records_of_one_name(name: str, first: str, tmp_path: Path) -> None:
+def test_a_table_of_several_records_of_one_name(
+    name: str, first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "link", lambda record, page: record["name"])
     row = {
         "batch": 1,
         "images": 1,

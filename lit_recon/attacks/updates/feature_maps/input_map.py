@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +15,9 @@ from lit_recon.clients import LocalSteps
 from lit_recon.clients.aggregate import one_client
 from lit_recon.clients.gradient import pure_copy
 from lit_recon.records import Batch, BatchNormMode, ForwardOperator, Observation
+
+#: Difference of the batch statistics of images from known ones up to which these tell brightness and contrast.
+_TOLD = 0.01
 
 
 class InputMap:
@@ -113,21 +115,62 @@ def likely_contrast(observation: Observation, images: Tensor) -> Tensor:
     return images
 
 
-def statistics_error(observation: Observation, images: Tensor) -> float:
-    """How far batch statistics of images are from those of the client's batch in the first BatchNorm layer.
+def contrast_reach(
+    maps_of: Callable[[Tensor], Tensor], images: Tensor, misfit: Tensor, together: bool, span: Tensor | None = None
+) -> Tensor:
+    """RMSE `(n,)` by which brightness and contrast of images may differ while their maps differ as they do.
 
-    The largest difference of a channel's mean in standard deviations, or of a variance relative to the known one;
-    infinite where the attacker does not know the statistics.
+    A norm with statistics of the batch divides by the contrast and subtracts the mean: only what it adds to the
+    variance, and the borders, tell images of other contrast apart. To first order, over the brightness and the
+    contrast of every colour channel.
+
+    Args:
+        maps_of: maps `(n, d)` of images, in float64 on the CPU.
+        images: `(n, c, h, w)`.
+        misfit: squared distances `(n,)` of their maps from the recovered ones.
+        together: all images change together, as where statistics couple them.
+        span: orthonormal basis `(n, d)` of the recovered maps, where only their span is known.
+    """
+    where = images.detach().double().cpu()
+    flat = where - where.mean((0, 2, 3), keepdim=True)
+    channels = torch.eye(where.shape[1], dtype=torch.float64)[:, None, :, None, None]
+    directions = torch.cat([channels.expand(-1, len(where), -1, *where.shape[2:]), channels * flat])
+    moved = [torch.func.jvp(maps_of, (where,), (direction,))[1].flatten(1) for direction in directions]
+    if span is not None:
+        moved = [change - (change @ span.T) @ span for change in moved]
+    changes, steps = torch.stack(moved, dim=1), directions.transpose(0, 1).flatten(2)  # (n, directions, entries)
+    shown, sizes = changes @ changes.mT, steps @ steps.mT
+    of_maps, of_all = shown, sizes
+    if together:
+        of_maps, of_all, misfit = (part.sum(0, keepdim=True) for part in (shown, sizes, misfit))
+    # the largest change of which the maps show no more than the misfit; the ridge is for directions without any,
+    # such as the contrast of a saturated channel, and limits the reach to a million times the least one
+    scale = of_all.diagonal(dim1=1, dim2=2).clamp_min(1e-12).rsqrt()
+    matrix = scale[:, :, None] * of_maps * scale[:, None, :]
+    matrix = matrix + 1e-12 * matrix.diagonal(dim1=1, dim2=2).amax(1)[:, None, None] * torch.eye(matrix.shape[1])
+    inverse = torch.linalg.inv(torch.linalg.cholesky(matrix))
+    of_all = scale[:, :, None] * of_all * scale[:, None, :]
+    turned = torch.linalg.eigh(inverse @ of_all @ inverse.mT)[1][:, :, -1:]
+    worst = scale[:, :, None] * (inverse.mT @ turned) * misfit[:, None, None].sqrt()
+    squares: Tensor = (worst.mT @ sizes @ worst).flatten() / where[0].numel()
+    return squares.sqrt()
+
+
+def told_by_statistics(observation: Observation, images: Tensor) -> bool:
+    """Whether batch statistics that the attacker knows tell brightness and contrast, and images have them.
+
+    Compared are mean and variance of every channel in front of the first BatchNorm layer, up to `_TOLD` in standard
+    deviations and relative to the variance.
     """
     known = observation.batch_statistics
     if not known:
-        return math.inf
+        return False
     layer, target = next(iter(known.items()))
     with torch.no_grad():
         [inputs] = InputMap(observation, layer, "train").each(images)
     mean, var = inputs.mean((0, 2, 3)), inputs.var((0, 2, 3), correction=0)
     own = target.var.clamp_min(1e-3 * float(target.var.mean()))
-    return float(torch.cat([(mean - target.mean).abs() / own.sqrt(), (var - target.var).abs() / own]).max())
+    return float(torch.cat([(mean - target.mean).abs() / own.sqrt(), (var - target.var).abs() / own]).max()) <= _TOLD
 
 
 class Passes:

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lit_recon.attacks.updates.feature_maps.input_map import InputMap, concatenated, coupled, likely_contrast
+from lit_recon.attacks.updates.feature_maps.input_map import (
+    InputMap,
+    concatenated,
+    contrast_reach,
+    coupled,
+    likely_contrast,
+    told_by_statistics,
+)
 from lit_recon.attacks.updates.feature_maps.recovery import (
     MapRecovery,
     RecoveredMaps,
@@ -36,7 +43,7 @@ REACH = 0.02
 #: Largest 1 - cos between the update of a batch and the observed one for its images to be certified.
 EXPLAINED = 1e-3
 #: Least number of recovered entries above zero for every pixel of a certified image.
-_ENTRIES = 1.25
+_ENTRIES = 1.5
 #: Growth of what images leave unexplained up to which another contrast counts as possible.
 SAME = 1.5
 #: Maps in a span: share of the iterations in which candidates are kept apart, by this much at first, and the ridge;
@@ -202,39 +209,17 @@ class FeatureMapPenalty(Penalty):
         return f"its maps have {active} recovered entries above zero for {pixels} pixels"
 
     def reach(self, images: Tensor, angles: Tensor) -> Tensor:
-        """RMSE `(n,)` by which brightness and contrast of images may differ while their maps differ as they do.
-
-        A norm with statistics of the batch divides by the contrast and subtracts the mean: only what it adds to the
-        variance, and the borders, tell images of other contrast apart. To first order, over the brightness and the
-        contrast of every colour channel, of all images together where statistics couple them.
-        """
-        where = images.detach().double().cpu()
-        flat = where - where.mean((0, 2, 3), keepdim=True)
-        channels = torch.eye(where.shape[1], dtype=torch.float64)[:, None, :, None, None]
-        directions = torch.cat([channels.expand(-1, len(where), -1, *where.shape[2:]), channels * flat])
+        """RMSE `(n,)` by which brightness and contrast of images may differ while their maps differ as they do."""
+        told = told_by_statistics(self.observation, images)
+        if told and len(images) == 1:
+            return torch.zeros_like(angles)
         norms = None if self.norms is None else self.norms.double().cpu()
-        input_map = partial(self.input_map.doubled(), norms=norms)
-        moved = [torch.func.jvp(input_map, (where,), (direction,))[1].flatten(1) for direction in directions]
-        if self.spanned:
-            moved = [change - self._ordered(self.maps.double().cpu(), change) for change in moved]
-        changes, steps = torch.stack(moved, dim=1), directions.transpose(0, 1).flatten(2)  # (n, directions, entries)
         error = self.recovered.outside**0.5 if self.known is None else list(self.known.errors.values())[-1]
         misfit = 2 * angles.double().cpu() + error**2
-        shown, sizes = changes @ changes.mT, steps @ steps.mT
-        together, of_all = shown, sizes
-        if coupled(self.observation):
-            together, of_all, misfit = (part.sum(0, keepdim=True) for part in (shown, sizes, misfit))
-        # the largest change of which the maps show no more than the misfit; the ridge is for directions without any,
-        # such as the contrast of a saturated channel, and limits the reach to a million times the least one
-        scale = of_all.diagonal(dim1=1, dim2=2).clamp_min(1e-12).rsqrt()
-        matrix = scale[:, :, None] * together * scale[:, None, :]
-        matrix = matrix + 1e-12 * matrix.diagonal(dim1=1, dim2=2).amax(1)[:, None, None] * torch.eye(matrix.shape[1])
-        inverse = torch.linalg.inv(torch.linalg.cholesky(matrix))
-        of_all = scale[:, :, None] * of_all * scale[:, None, :]
-        turned = torch.linalg.eigh(inverse @ of_all @ inverse.mT)[1][:, :, -1:]
-        worst = scale[:, :, None] * (inverse.mT @ turned) * misfit[:, None, None].sqrt()
-        squares: Tensor = (worst.mT @ sizes @ worst).flatten() / where[0].numel()
-        return squares.sqrt().to(images.device)
+        together = coupled(self.observation) and not told
+        span = self.maps.double().cpu() if self.spanned else None
+        found = contrast_reach(partial(self.input_map.doubled(), norms=norms), images, misfit, together, span)
+        return found.to(images.device)
 
     def settled(self, images: Tensor) -> Tensor:
         if not coupled(self.observation):

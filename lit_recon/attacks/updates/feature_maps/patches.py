@@ -28,7 +28,7 @@ from lit_recon.attacks.updates.feature_maps.input_map import (
     coupled,
     likely_contrast,
     passed_images,
-    statistics_error,
+    told_by_statistics,
 )
 from lit_recon.attacks.updates.feature_maps.layer_gradient import Layer, ObservedRows, few_patches, observed_rows
 from lit_recon.attacks.updates.feature_maps.matching import EXPLAINED, REACH, SAME, arranged_labels
@@ -49,8 +49,6 @@ _LEFT = 1e-6
 #: The same, relative to what they would leave with another brightness or contrast. A search that has not ended errs
 #: most where gradients tell least: 15 times as far as along these directions where this was measured.
 _DETERMINED = 2e-3
-#: Difference of the batch statistics of images from known ones up to which these tell brightness and contrast.
-_TOLD = 0.01
 #: Share of the squares of gradients from which on further iterations are not worth their time.
 _SOLVED = 1e-9
 #: Share of the iterations after which a search ends in a local minimum that still leaves a share of the squares.
@@ -220,7 +218,7 @@ class PatchPenalty(Penalty):
             return none, False, (f"not certified: {how}, but norms of tokens hide contrast and brightness",)
         each = list(range(len(images)))
         # statistics of the batch hide what changes in all images together, unless they are known
-        told = statistics_error(self.observation, images) <= _TOLD
+        told = told_by_statistics(self.observation, images)
         together = self._moved(images, each) if coupled(self.observation) and not told else math.inf
         alone = [math.inf if told and len(each) == 1 else self._moved(images, [i]) for i in each]
         moved = images.new_tensor([min(together, left) for left in alone])
@@ -340,7 +338,7 @@ class PatchMatching:
 
 def _hidden(rows: ObservedRows, std: float) -> Tensor:
     """Expected shares that noise hides of the patches' span, one per patch and row at most."""
+    height, width = rows.values.shape
     found = singular_values(rows.values.cpu().double())[-rows.patches :]
-    shares = hidden_shares(found, *rows.values.shape, std)
     # finite matrices have singular values a little above the edge
-    return torch.where(found > 1.05 * std * edge(*rows.values.shape), shares, 1.0)
+    return torch.where(found > 1.05 * std * edge(height, width), hidden_shares(found, height, width, std), 1.0)

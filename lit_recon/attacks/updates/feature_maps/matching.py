@@ -210,13 +210,13 @@ class FeatureMapPenalty(Penalty):
 
     def reach(self, images: Tensor, angles: Tensor) -> Tensor:
         """RMSE `(n,)` by which brightness and contrast of images may differ while their maps differ as they do."""
-        told = told_by_statistics(self.observation, images)
-        if told and len(images) == 1:
+        # of several images they tell the contrast of all together only
+        if len(images) == 1 and told_by_statistics(self.observation, images):
             return torch.zeros_like(angles)
         norms = None if self.norms is None else self.norms.double().cpu()
         error = self.recovered.outside**0.5 if self.known is None else list(self.known.errors.values())[-1]
         misfit = 2 * angles.double().cpu() + error**2
-        together = coupled(self.observation) and not told
+        together = coupled(self.observation)
         span = self.maps.double().cpu() if self.spanned else None
         found = contrast_reach(partial(self.input_map.doubled(), norms=norms), images, misfit, together, span)
         return found.to(images.device)

@@ -102,21 +102,18 @@ def test_contrast_that_maps_do_not_tell_is_that_of_public_images(
         assert float(((found - 0.5) / 0.25).square().mean()) == pytest.approx(1.0, rel=1e-4)
 
 
-@pytest.mark.parametrize("n", [1, 2])
-def test_known_statistics_tell_the_contrast_that_maps_hide(photographs: Tensor, n: int) -> None:
-    images, labels = photographs[:n, :, ::2, ::2], torch.arange(n) % 3
+def test_known_statistics_tell_the_contrast_that_maps_hide(photographs: Tensor) -> None:
+    images, labels = photographs[:1, :, ::2, ::2], torch.zeros(1, dtype=torch.int64)
     torch.manual_seed(0)
     model = Backbone(Shallow(), 5, Normalization((0.5,) * 3, (0.25,) * 3)).eval()
     for knowledge, certified in ((Knowledge(batch_norm="batch"), True), (Knowledge(), False)):
         seen = Client(model, "train").observe(images, labels, knowledge)
         penalty = MapMatching().prepare(seen)
         near = images + 1e-4 * torch.randn(images.shape, generator=torch.Generator().manual_seed(1))
-        order = penalty.in_order(near)
-        near = near[order]
-        sure, _, notes = penalty.certificate(near, labels[order])
+        sure, _, notes = penalty.certificate(near, labels)
         assert bool(sure.all()) is certified, notes
         # another contrast has nearly the same maps, but not the same statistics
-        assert not penalty.certificate(0.5 + 0.8 * (near - 0.5), labels[order])[0].any()
+        assert not penalty.certificate(0.5 + 0.8 * (near - 0.5), labels)[0].any()
 
 
 def smooth(photographs: Tensor) -> tuple[Tensor, Observation]:

@@ -33,6 +33,7 @@ def marked(config_text: str, command: str = "") -> str:
 #: Files and folders that a study leaves besides those of a run.
 _OF_STUDIES = (
     *("cells", "utility", "generators", "failed", "figures", "study.json", "grid.json", "evaluation.csv"),
+    *("batches.csv", "utility.csv"),
     *("bounds.json", "bounds.csv", "factors.json", "factors.csv", "rero.json", "rero.csv"),
     *("models", "images.csv"),
 )
@@ -66,6 +67,8 @@ class RunFolder:
     factors = _Entry("factors.json")  # cells of each value of each factor of a study, for its page
     bounds = _Entry("bounds.json")  # lower bounds on the error of any attack, by the cells' folders
     table = _Entry("evaluation.csv")  # one row per cell: metrics, utility, baselines, or why there are none
+    batches = _Entry("batches.csv")  # of an evaluation: one row per attacked batch
+    trainings = _Entry("utility.csv")  # of an evaluation: one row per training
     figures = _Entry("figures")  # folder of the plots as image files
 
     def failure(self, piece: str) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -12,6 +12,7 @@ from lit_recon.errors import ConfigError, LitReconError, ThreatModelError, Unsup
 from lit_recon.experiments.configuration import find_configuration
 from lit_recon.experiments.engine.pieces import CommandRun, Piece, Subcommand, merged, nested, settings_hash
 from lit_recon.experiments.evaluate.judgement import NO_DEFENSE
+from lit_recon.experiments.evaluate.results import repetition_in_words
 from lit_recon.experiments.evaluate.settings import DefenseFamily, EvaluateSettings, GridAttack
 from lit_recon.metrics import DEFAULT_METRICS, metrics_of
 from lit_recon.modules.generator import GENERATOR_FILE
@@ -49,6 +50,7 @@ class GridCell:
     batch_size: int = 0
     paper: float | str | None = None  # printed value of the metric
     generator: str = ""  # folder of the cell that trains the attack's generator, if one does
+    repetition: int = 0  # of a training that measures utility
 
     def describe(self) -> str:
         """The cell in words."""
@@ -56,7 +58,7 @@ class GridCell:
             return f"generator {Path(self.folder).name.rpartition('-')[0]}"
         defense = self.defense if self.strength is None else f"{self.defense} {self.strength:g}"
         if self.kind == "utility":
-            return f"training under {defense}"
+            return f"training under {defense}{repetition_in_words(self.repetition)}"
         known = " (defense unknown)" if self.aware is False else ""
         return f"{defense}, {self.attack}{known}, batch {self.batch_size}"
 
@@ -109,8 +111,8 @@ def build_cells(settings: EvaluateSettings, own: Mapping[str, Any]) -> list[Grid
     common = {key: own[key] for key in _COMMON}
     if settings.model.class_path is not None:
         common["model"] = own["model"]
-    rows = list(_rows(settings.defenses))
-    trainings = [] if settings.utility is None else [_training(common, settings.utility, row) for row in rows]
+    rows = [row for row in _rows(settings.defenses) if not settings.only or row.defense in settings.only]
+    trainings = list(_trainings(common, settings, rows))
     knowledge = own.get("knowledge")
     generators = {
         name: _generator(attack.generator, common)
@@ -195,7 +197,16 @@ def _rows(families: Mapping[str, DefenseFamily]) -> Iterator[_Row]:
             yield _Row(name, value, position, merged(family.settings, nested(family.strength, _number(value))))
 
 
-def _training(common: Mapping[str, Any], utility: Mapping[str, Any], row: _Row) -> GridCell:
+def _trainings(common: Mapping[str, Any], grid: EvaluateSettings, rows: Sequence[_Row]) -> Iterator[GridCell]:
+    """The trainings that measure utility: one of every row, then those with other seeds."""
+    for number in range(0 if grid.utility is None else grid.utility_seeds):
+        for row in rows:
+            inside = row.defense != NO_DEFENSE and 0 < row.position < len(grid.defenses[row.defense].values) - 1
+            if number == 0 or not inside:
+                yield _training({**common, "seed": grid.seed + number}, grid.utility or {}, row, number)
+
+
+def _training(common: Mapping[str, Any], utility: Mapping[str, Any], row: _Row, repetition: int) -> GridCell:
     backbone = {key: value for key, value in common["backbone"].items() if key not in _NO_TRAINING}
     shared = {key: common[key] for key in ("data", "trainer", "seed")}
     settings = {**shared, **merged(backbone, utility), "wandb": {"mode": "disabled"}}
@@ -203,8 +214,8 @@ def _training(common: Mapping[str, Any], utility: Mapping[str, Any], row: _Row) 
     client = {key: value for key, value in row.settings.get("client", {}).items() if key == "local_steps"}
     defense = {key: value for key, value in row.settings.items() if key == "defense"}
     settings = merged(settings, {**defense, **client})
-    folder = _folder(f"utility/{_name(row)}", settings)
-    return GridCell("utility", folder, settings, row.defense, row.strength)
+    folder = _folder(f"utility/{_name(row)}" + (f"-r{repetition}" if repetition else ""), settings)
+    return GridCell("utility", folder, settings, row.defense, row.strength, repetition=repetition)
 
 
 def _generator(path: Path, common: Mapping[str, Any]) -> GridCell:

@@ -7,7 +7,7 @@ own networks are not compared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from lit_recon.experiments.evaluate.results import CellResult, Evaluation, LeakageMetric
@@ -46,7 +46,7 @@ class Level:
     @property
     def price(self) -> float | None:
         """Loss of test accuracy against no defense, in [0, 1]; None where it was not measured."""
-        plain = self.evaluation.utility(*self.evaluation.levels[0], "accuracy")
+        plain = self.evaluation.utility(NO_DEFENSE, None, "accuracy")
         return None if self.accuracy is None or plain is None else plain - self.accuracy
 
     @property
@@ -84,10 +84,10 @@ def strongest(cells: Sequence[CellResult], metric: LeakageMetric) -> CellResult 
     return min(scored, key=lambda pair: pair[0])[1] if scored else None
 
 
-def levels(evaluation: Evaluation, batch_size: int, honest: bool = False) -> list[Level]:
-    """No defense, then every defense at every strength, for one batch size; `honest`: against honest servers only."""
-    barred = {*evaluation.networks, *(evaluation.malicious if honest else ())}
-    rivals = [cell for cell in evaluation.attacked if cell.batch_size == batch_size and cell.attack not in barred]
+def levels(evaluation: Evaluation, batch_size: int, barred: Collection[str] = ()) -> list[Level]:
+    """No defense, then every defense at every strength, for one batch size; attacks `barred` are left out."""
+    out = {*evaluation.networks, *barred}
+    rivals = [cell for cell in evaluation.attacked if cell.batch_size == batch_size and cell.attack not in out]
     found = []
     for defense, strength in evaluation.levels:
         cells = [cell for cell in rivals if (cell.defense, cell.strength) == (defense, strength)]
@@ -109,17 +109,6 @@ def pareto_front(points: Sequence[Level]) -> list[Level]:
     return front
 
 
-def best_within(points: Sequence[Level], budget: float) -> dict[str, Level]:
-    """The best strength of every defense, and of no defense, among those that lose at most `budget` of accuracy."""
-    best: dict[str, Level] = {}
-    for level in points:
-        if level.price is None or level.distance is None or level.price > budget + 1e-12:
-            continue
-        if level.defense not in best or level.distance > (best[level.defense].distance or 0.0):
-            best[level.defense] = level
-    return best
-
-
 def verdicts(evaluation: Evaluation) -> list[tuple[str, list[str]]]:
     """Title of every defense, with a sentence per batch size, and another where honest servers only change it."""
     found: list[tuple[str, list[str]]] = []
@@ -128,7 +117,7 @@ def verdicts(evaluation: Evaluation) -> list[tuple[str, list[str]]]:
         for size in evaluation.batch_sizes:
             said = _verdict(name, levels(evaluation, size))
             sentences.append(f"Batch size {size}: {said}")
-            honest = _verdict(name, levels(evaluation, size, honest=True))
+            honest = _verdict(name, levels(evaluation, size, evaluation.malicious))
             if evaluation.has_both_servers and honest != said:
                 sentences.append(f"Batch size {size}, honest servers only: {honest}")
         found.append((title, sentences))

@@ -10,8 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_recon.experiments.evaluate.judgement import Level, levels, pareto_front, verdicts
-from lit_recon.experiments.evaluate.results import CellResult, Evaluation
-from lit_recon.experiments.evaluate.tables import attack_tables, csv_table, equal_utility, other_tables
+from lit_recon.experiments.evaluate.results import CellResult, Evaluation, Side
+from lit_recon.experiments.evaluate.tables import (
+    attack_tables,
+    batch_table,
+    csv_table,
+    equal_utility,
+    other_tables,
+    rankings,
+    utility_table,
+)
 from lit_recon.io.files import write_bytes, write_text
 from lit_recon.reporting.pages import Page, Panel, Picture
 from lit_recon.reporting.plots import COLOURS, MARKS, Plot, Series, draw, image_grid
@@ -29,7 +37,8 @@ def build_evaluation(folder: Path | str) -> Path:
     evaluation = Evaluation.read(folder)
     grid, facts = evaluation.folder, environment()
     write_bytes(grid.figures / "scatter.png", scatter(evaluation, "png"))
-    write_text(grid.table, csv_text(*csv_table(evaluation)))
+    for path, rows in ((grid.table, csv_table), (grid.batches, batch_table), (grid.trainings, utility_table)):
+        write_text(path, csv_text(*rows(evaluation)))
     failed = [cell for cell in evaluation.cells if cell.reason and cell.applicable]
     inapplicable = not_applicable(evaluation)
     galleries = [
@@ -71,6 +80,8 @@ def build_evaluation(folder: Path | str) -> Path:
         ],
         files={
             "evaluation.csv": "all metrics",
+            "batches.csv": "the metric that ranks attacks, batch by batch",
+            "utility.csv": "accuracy and loss of every training",
             "cells/": "a run folder for every attack",
             "utility/": "the trainings",
             "figures/": "the plots",
@@ -103,13 +114,14 @@ def _verdicts(evaluation: Evaluation) -> Panel:
         if evaluation.has_both_servers
         else "",
     ]
-    parts = [Panel(title, items=found) for title, found in verdicts(evaluation)]
+    parts = [Panel(f"At equal utility. {title}", items=found) for title, found in rankings(evaluation)]
+    parts += [Panel(title, items=found) for title, found in verdicts(evaluation)]
     return Panel("Verdicts", " ".join(filter(None, sentences)), parts=parts)
 
 
 def _prices(evaluation: Evaluation) -> Panel:
     measure = evaluation.metric.measure
-    servers = " and kind of server" if evaluation.has_both_servers else ""
+    servers = " and choice of attacks" if len(evaluation.sides) > 1 else ""
     description = f"Accuracy lost against {measure.name} of the strongest attack, one plot per batch size{servers}"
     return Panel(
         "Price and protection",
@@ -210,14 +222,14 @@ def _of(record: RunRecord, images: NDArray[np.float32], ids: list[int]) -> NDArr
 
 
 def scatter(evaluation: Evaluation, kind: str) -> bytes:
-    """Accuracy lost against the strongest attack's metric, as `svg` or `png`, by batch size and kind of server."""
+    """Accuracy lost against the strongest attack's metric, as `svg` or `png`, by batch size and side."""
     sizes = evaluation.batch_sizes
-    plots = [_price_plot(evaluation, size, honest) for honest in evaluation.servers for size in sizes]
+    plots = [_price_plot(evaluation, size, side) for side in evaluation.sides for size in sizes]
     return draw(plots, columns=len(sizes), size=(5.4, 4.4), kind=kind, shared_y=True)
 
 
-def _price_plot(evaluation: Evaluation, size: int, honest: bool) -> Plot:
-    points = [level for level in levels(evaluation, size, honest) if None not in (level.price, level.value)]
+def _price_plot(evaluation: Evaluation, size: int, side: Side) -> Plot:
+    points = [level for level in levels(evaluation, size, side.barred) if None not in (level.price, level.value)]
     series = []
     for index, (name, title) in enumerate({"": "no defense", **evaluation.defenses}.items()):
         own = [level for level in points if (level.defense == name if name else level.strength is None)]
@@ -233,7 +245,7 @@ def _price_plot(evaluation: Evaluation, size: int, honest: bool) -> Plot:
     measure = evaluation.metric.measure
     better = "lower" if measure.better == "↑" else "higher"
     return Plot(
-        f"batch size {size}{evaluation.servers[honest]}",
+        f"batch size {size}{side.words}",
         x_label="accuracy lost, in percentage points",
         y_label=f"{measure.name} of the strongest attack ({better}: protects better)",
         series=series,
@@ -255,7 +267,8 @@ def _bars(points: Sequence[Level]) -> list[float]:
 
 def summary_lines(evaluation: Evaluation) -> list[str]:
     """The verdicts for a terminal, and what is missing."""
-    lines = [f"{title}: {sentence}" for title, sentences in verdicts(evaluation) for sentence in sentences]
+    found = [*rankings(evaluation), *verdicts(evaluation)]
+    lines = [f"{title}: {sentence}" for title, sentences in found for sentence in sentences]
     failed = sum(1 for cell in evaluation.cells if cell.reason and cell.applicable)
     lines += [f"not applicable: {title}: {reason}" for title, reason in not_applicable(evaluation)]
     return [*lines, *([f"{failed} cells have no results; the report says why"] if failed else [])]
@@ -291,10 +304,10 @@ def _record(evaluation: Evaluation) -> dict[str, Scalar]:
                 record[f"bound_rmse.{name}_reason"] = cell.bound_reason
         if cell.reason and cell.kind != "generator":
             record[f"{key if cell.kind == 'attack' else 'accuracy'}.{name}_reason"] = cell.reason
-    for honest in evaluation.servers:
-        suffix = "_honest" if honest else ""
+    for side in evaluation.sides:
+        suffix = f"_{side.key}" if side.key else ""
         for size in evaluation.batch_sizes:
-            for level in levels(evaluation, size, honest):
+            for level in levels(evaluation, size, side.barred):
                 place = f"{level.defense}.b{size}"
                 if level.strength is not None:
                     place = f"{level.defense}_{level.strength:g}.b{size}"

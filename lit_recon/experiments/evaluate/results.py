@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lit_recon.errors import CorruptFileError, MissingDataError
 from lit_recon.measures import MEASURES, Measure
 from lit_recon.metrics.aggregate import recorded_error
 from lit_recon.reporting.provenance import parse_settings
-from lit_recon.reporting.record import read_measures, read_metrics
+from lit_recon.reporting.record import read_measures, read_metrics, read_victims
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import format_score, measure_of
 from lit_recon.reporting.writing import Scalar
@@ -68,6 +69,7 @@ class CellResult:
     reason: str
     applicable: bool
     bound: Mapping[str, Scalar]
+    repetition: int = 0  # of a training: the first has the grid's seed, the others the seeds after it
 
     @property
     def bound_reason(self) -> Scalar:
@@ -84,10 +86,26 @@ class CellResult:
         """Standard error of a mean metric, with batches as clusters; None where it is not known."""
         return recorded_error(self.metrics, key)
 
+    def batches(self, key: str) -> dict[int, float]:
+        """The mean of a metric over the images of every batch; empty where the run has no such table."""
+        path, scores = RunFolder(self.folder).victims, dict[int, list[float]]()
+        for row in read_victims(path) if path.is_file() else ():
+            if (value := row.scores.get(key)) is not None:
+                scores.setdefault(row.batch, []).append(value)
+        return {batch: statistics.mean(values) for batch, values in scores.items()}
+
     @property
     def has_one_batch(self) -> bool:
         """Whether all images are of a single batch, so that no error is known."""
         return self.number("n_batches") == 1
+
+
+class Side(NamedTuple):
+    """Some of the attacks, among which the strongest is sought."""
+
+    words: str  # in titles, such as ", honest servers only"; empty for all attacks
+    key: str  # in metrics.json
+    barred: frozenset[str]  # attacks that are left out
 
 
 @dataclass(frozen=True)
@@ -95,7 +113,8 @@ class Evaluation:
     """All cells of an evaluation in the order of its grid.
 
     Attacks and defenses are titles by name, `malicious` the names of attacks whose server modifies the model, and
-    `networks` descriptions by name of attacks that do not use the grid's. `measures` are the package's own, then others
+    `networks` descriptions by name of attacks that do not use the grid's. `without` are attacks that some comparisons
+    leave out. `measures` are the package's own, then others
     that the cells measured.
     """
 
@@ -109,6 +128,7 @@ class Evaluation:
     networks: Mapping[str, str]
     metric: LeakageMetric
     measures: Mapping[str, Measure]
+    without: list[str] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: RunFolder | Path | str) -> Evaluation:
@@ -135,6 +155,7 @@ class Evaluation:
                 content.get("networks", {}),
                 LeakageMetric(measures.get(key) or measure_of(key), of),
                 measures,
+                content.get("without", []),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptFileError(
@@ -164,14 +185,31 @@ class Evaluation:
         return bool(rivals & set(self.malicious)) and bool(rivals - set(self.malicious))
 
     @property
-    def servers(self) -> dict[bool, str]:
-        """Words for all servers, and where there are both kinds also for honest ones only, which have the key True."""
-        return {False: ", any server", True: ", honest servers only"} if self.has_both_servers else {False: ""}
+    def sides(self) -> list[Side]:
+        """All attacks; where there are both kinds of servers, honest ones; and either without those of `without`."""
+        malicious = frozenset(self.malicious)
+        found = [Side("", "", frozenset())]
+        if self.has_both_servers:
+            found = [Side(", any server", "", frozenset()), Side(", honest servers only", "honest", malicious)]
+        if self.without:
+            names = " and ".join(self.attacks.get(name, name) for name in self.without)
+            found.append(Side(f"{found[-1].words}, without {names}", "without", found[-1].barred | {*self.without}))
+        return found
+
+    def trainings(self, defense: str, strength: float | None) -> list[CellResult]:
+        """The finished trainings under a defense, one for each seed."""
+        cells = (cell for cell in self.cells if cell.kind == "utility" and not cell.reason)
+        return [cell for cell in cells if (cell.defense, cell.strength) == (defense, strength)]
 
     def utility(self, defense: str, strength: float | None, key: str) -> float | None:
-        """A metric of the training under a defense; None where it was not measured."""
-        trainings = (c for c in self.cells if c.kind == "utility" and (c.defense, c.strength) == (defense, strength))
-        return next((cell.number(key) for cell in trainings), None)
+        """The mean of a metric over the trainings under a defense; None where it was not measured."""
+        values = [value for cell in self.trainings(defense, strength) if (value := cell.number(key)) is not None]
+        return statistics.mean(values) if values else None
+
+    def utility_spread(self, defense: str, strength: float | None, key: str) -> float | None:
+        """The standard deviation of a metric among the seeds of a training; None for a single seed."""
+        values = [value for cell in self.trainings(defense, strength) if (value := cell.number(key)) is not None]
+        return statistics.stdev(values) if len(values) > 1 else None
 
     def title(self, defense: str, strength: float | None) -> str:
         """A defense and its strength in words."""
@@ -192,8 +230,13 @@ class Evaluation:
             return f"generator {cell.folder.name.rpartition('-')[0]}"
         defense = self.title(cell.defense, cell.strength)
         if cell.kind == "utility":
-            return f"training under {defense}"
+            return f"training under {defense}{repetition_in_words(cell.repetition)}"
         return f"{defense}, {self.attack_title(cell)}, batch {cell.batch_size}"
+
+
+def repetition_in_words(number: int) -> str:
+    """The repetition of a training for its title; empty for the first one."""
+    return f", repetition {number}" if number else ""
 
 
 def _result(grid: RunFolder, entry: Mapping[str, Any], bound: Any) -> CellResult:

@@ -41,6 +41,8 @@ from lit_recon.records import SimulatedDefense, Update, Weights
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import Scalar
 
+#: Settings of the comparison and of its trainings; they may change between two calls on one folder.
+_OF_PAGE = ("utility", "utility_seeds", "max_accuracy_drops", "without")
 #: Variance that is added to every pixel of the prior, that of an error of 0.01.
 _FLOOR = 1e-4
 
@@ -189,7 +191,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     inapplicable = Rehearsal(cells, path, metric).check()
     _refuse_unavailable(settings)
     study = StudyRunner([cell.piece(path, metric.key) for cell in cells], path)
-    grows = ("attacks", "defenses", "batch_sizes", "utility", "max_accuracy_drops", "aware")
+    grows = ("attacks", "defenses", "only", "batch_sizes", "aware", *_OF_PAGE)
     study.open(call.config, settings.overwrite, grows, inapplicable)
     write_text(study.folder.grid, json.dumps(_description(settings, cells, own), indent=2))
     print(f"grid        {study.progress()}")
@@ -230,4 +232,5 @@ def _description(settings: EvaluateSettings, cells: Sequence[GridCell], own: Map
         "metric": settings.ranking.key,
         "of": settings.ranking.of,
         "max_accuracy_drops": sorted(settings.max_accuracy_drops),
+        "without": settings.without,
     }

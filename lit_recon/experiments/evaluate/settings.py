@@ -96,8 +96,12 @@ class EvaluateSettings(UpdateSettings):
         batch_sizes: images per client.
         attacks: by name.
         defenses: by name; no defense is always part of the grid.
+        only: defenses of the grid, by name (`none` for no defense), whose cells this run is about; default: all.
         utility: backbone settings, such as `epochs`, of the trainings that measure utility; null: it is not measured.
+        utility_seeds: trainings, with different seeds, of no defense and of the weakest and the strongest strength of
+            every defense; the strengths between have one.
         max_accuracy_drops: losses of accuracy, as fractions, at which defenses are compared.
+        without: attacks; comparisons are repeated without them, to show what they change.
         bound: lower bounds behind noise for networks whose Jacobian is too large to store; smaller ones have theirs.
         paper: published tables.
     """
@@ -109,8 +113,11 @@ class EvaluateSettings(UpdateSettings):
     batch_sizes: list[int] = field(default_factory=lambda: [1])
     attacks: dict[str, GridAttack]
     defenses: dict[str, DefenseFamily]
+    only: list[str] = field(default_factory=list)
     utility: dict[str, Any] | None = field(default_factory=dict)
+    utility_seeds: int = 1
     max_accuracy_drops: list[float] = field(default_factory=lambda: [0.01, 0.02, 0.05, 0.1])
+    without: list[str] = field(default_factory=list)
     bound: BoundSettings = field(default_factory=BoundSettings)
     paper: GridPaper | None = None
 
@@ -121,6 +128,13 @@ class EvaluateSettings(UpdateSettings):
         if not self.batch_sizes or min(self.batch_sizes) < 1 or len(set(self.batch_sizes)) < len(self.batch_sizes):
             raise ConfigError(f"batch_sizes must be different numbers of at least 1; got {self.batch_sizes}")
         check_range({"max_accuracy_drops": self.max_accuracy_drops}, 0, 1)
+        check_range({"utility_seeds": self.utility_seeds}, 1)
+        named = {"only": (self.only, [NO_DEFENSE, *self.defenses]), "without": (self.without, [*self.attacks])}
+        for key, (names, choice) in named.items():
+            if unknown := sorted({*names} - {*choice}):
+                raise ConfigError(f"{key} must name some of {', '.join(choice)}; got {', '.join(unknown)}")
+        if self.without and not {*self.attacks} - {*self.without}:
+            raise ConfigError(f"without must leave some of the attacks {', '.join(self.attacks)}; got all of them")
         if self.model.class_path is not None and self.utility is not None:
             raise ConfigError(
                 f"utility is measured by trainings of the backbone, not of a module such as {self.model.class_path}: "

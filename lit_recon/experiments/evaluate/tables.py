@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from lit_recon.experiments.evaluate.judgement import NO_DEFENSE, Level, best_within, levels, strongest
-from lit_recon.experiments.evaluate.results import CellResult, Evaluation
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lit_recon.experiments.evaluate.equal_utility import Protection, compare, strengths_of
+from lit_recon.experiments.evaluate.judgement import NO_DEFENSE, Level, levels, strongest
+from lit_recon.experiments.evaluate.results import CellResult, Evaluation, LeakageMetric, Side
 from lit_recon.measures import Measure
 from lit_recon.reporting.pages import Panel, TableCell
 from lit_recon.reporting.wording import ABSENT, MISSING, format_printed, format_score, measure_of, percent, short
@@ -19,30 +23,133 @@ _COLUMNS = {
 
 
 def equal_utility(evaluation: Evaluation) -> list[Panel]:
-    """Defenses at equal loss of accuracy, by batch size and kind of server; none where no loss was measured."""
-    if not any(cell.kind == "utility" for cell in evaluation.cells):
-        return []
+    """Defenses at equal loss of accuracy, by batch size and side; none where no loss was measured."""
     panels = []
     for size in evaluation.batch_sizes:
-        for honest, server in evaluation.servers.items():
-            points, rows = levels(evaluation, size, honest), list[list[str | TableCell]]()
-            for budget in evaluation.max_accuracy_drops:
-                best = best_within(points, budget)
-                top = max(best.values(), key=lambda level: level.distance or 0.0, default=None)
-                entries = [_protection(best.get(name), top) for name in (NO_DEFENSE, *evaluation.defenses)]
-                rows.append([f"≤ {short(100 * budget, 6)}", *entries])
-            panels.append(
-                Panel(
-                    f"At equal utility, batch size {size}{server}",
-                    f"{evaluation.metric.measure.name} of the strongest attack where a defense may cost at most so "
-                    "many percentage points of accuracy, at the strength of the grid that protects best within that "
-                    "limit; the best defense of each row is highlighted. ± is the standard error of the mean, with "
-                    "batches as clusters; from a single batch it is unknown.",
-                    header=["Points", "no defense", *evaluation.defenses.values()],
-                    rows=rows,
-                )
-            )
+        for side in evaluation.sides:
+            compared = comparisons(evaluation, size, side)
+            if compared:
+                panels.append(_equal_panel(evaluation, size, side, compared))
     return panels
+
+
+def comparisons(evaluation: Evaluation, size: int, side: Side) -> dict[float, dict[str, Protection]]:
+    """What each defense leaves the strongest attack of a side, by the largest loss of accuracy; empty if unknown."""
+    trainings, batches = rows_of(*utility_table(evaluation)), rows_of(*batch_table(evaluation))
+    barred = {*evaluation.networks, *side.barred}
+    chosen = [row for row in batches if row["batch_size"] == size and row["attack"] not in barred]
+    sign = -1 if evaluation.metric.measure.higher_is_better else 1
+    defenses = {
+        name: strengths_of(_of_defense(name, trainings), _of_defense(name, chosen), sign)
+        for name in evaluation.defenses
+    }
+    known = {name: points for name, points in defenses.items() if len(points) > 1}
+    return {limit: compare(known, limit) for limit in evaluation.max_accuracy_drops} if known else {}
+
+
+def _of_defense(name: str, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [row for row in rows if row["defense"] in (NO_DEFENSE, name)]
+
+
+def rankings(evaluation: Evaluation) -> list[tuple[str, list[str]]]:
+    """By batch size and side, a sentence for every limit: the defense that protects best, and how sure that is."""
+    found = []
+    for size in evaluation.batch_sizes:
+        for side in evaluation.sides:
+            if compared := comparisons(evaluation, size, side):
+                said = [_ranking(evaluation, limit, own) for limit, own in compared.items()]
+                found.append((f"Batch size {size}{side.words}", said))
+    return found
+
+
+def _ranking(evaluation: Evaluation, limit: float, compared: Mapping[str, Protection]) -> str:
+    first, *others = sorted(compared, key=lambda name: -compared[name].value)
+    best, start = compared[first], f"At a loss of at most {short(100 * limit, 6)} points"
+    if best.strengths == (None,):
+        return f"{start} no defense of the grid does better than none."
+    title, value = evaluation.defenses[first], _between(evaluation, best)
+    sure = f", best in {percent(best.best, 0)} of the draws" if best.interval and others else ""
+    second = (
+        f"; then {evaluation.defenses[others[0]]} with {_between(evaluation, compared[others[0]])}" if others else ""
+    )
+    return f"{start} {title} protects best, with {value} at {strengths_in_words(best)}{sure}{second}."
+
+
+def _between(evaluation: Evaluation, own: Protection) -> str:
+    """A metric and its interval."""
+    metric = evaluation.metric
+    interval = _interval(metric, own)
+    return f"{metric.measure.name} {metric.format(abs(own.value))}" + (f" ({interval})" if interval else "")
+
+
+def _interval(metric: LeakageMetric, own: Protection) -> str:
+    """The interval as text, no error below zero; empty where none is known."""
+    if own.interval is None:
+        return ""
+    low, high = own.interval
+    ends = (-high, -low) if metric.measure.higher_is_better else (max(low, 0.0), high)
+    return " to ".join(format_score(metric.measure, end, unit=False) for end in ends)
+
+
+def _equal_panel(
+    evaluation: Evaluation, size: int, side: Side, compared: Mapping[float, Mapping[str, Protection]]
+) -> Panel:
+    names = list(next(iter(compared.values())))
+    rows = list[list[str | TableCell]]()
+    for limit, found in compared.items():
+        top = max(found.values(), key=lambda one: one.value, default=None)
+        rows.append([f"≤ {short(100 * limit, 6)}", *(_protection(evaluation, found[name], top) for name in names)])
+    return Panel(
+        f"At equal utility, batch size {size}{side.words}",
+        f"{evaluation.metric.measure.name} of the strongest attack where a defense may cost at most so many percentage "
+        "points of accuracy, between the strengths of the grid by straight lines from no defense on; the best defense "
+        "of each row is highlighted. Below it the interval that holds 90 % of the draws of batches and of seeds, the "
+        "strengths, and the share of draws in which the defense is the best. > stands where the largest strength of "
+        "the grid costs less."
+        f"{_unknown(evaluation, size)}",
+        header=["Points", *(evaluation.defenses[name] for name in names)],
+        rows=rows,
+    )
+
+
+def _unknown(evaluation: Evaluation, size: int) -> str:
+    """What the intervals do not contain."""
+    left = []
+    if not any(len(evaluation.trainings(*level)) > 1 for level in evaluation.levels):
+        left.append("each strength was trained once, so that the chance of training is not in the intervals")
+    if any(cell.has_one_batch for cell in evaluation.attacked if cell.batch_size == size):
+        left.append("from a single batch no interval is known")
+    return "".join(f" {text[0].upper()}{text[1:]}." for text in left)
+
+
+def rows_of(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+    """The rows of a table as mappings; missing values are left out."""
+    found = [dict(zip(header, row, strict=True)) for row in rows]
+    return [{key: value for key, value in row.items() if value is not None} for row in found]
+
+
+def utility_table(evaluation: Evaluation) -> tuple[list[str], list[list[object]]]:
+    """Header and rows, one per finished training that measures utility."""
+    header = ["defense", "strength", "repetition", "accuracy", "final_train_loss", "seconds"]
+    cells = [cell for cell in evaluation.cells if cell.kind == "utility" and cell.number("accuracy") is not None]
+    return header, [
+        [cell.defense, cell.strength, cell.repetition, *(cell.number(key) for key in header[3:])] for cell in cells
+    ]
+
+
+def batch_table(evaluation: Evaluation) -> tuple[list[str], list[list[object]]]:
+    """Header and rows, one per attacked batch, with the mean over its images of the metric that ranks attacks."""
+    key = evaluation.metric.key
+    rows: list[list[object]] = []
+    for cell in evaluation.attacked:
+        if (mean := cell.number(key)) is not None:
+            identity = [cell.defense, cell.strength, cell.attack, _aware(cell), cell.batch_size]
+            rows += [[*identity, batch, value] for batch, value in (cell.batches(key) or {0: mean}).items()]
+    return ["defense", "strength", "attack", "aware", "batch_size", "batch", "value"], rows
+
+
+def _aware(cell: CellResult) -> str | None:
+    return None if cell.aware is None else str(cell.aware).lower()
 
 
 def attack_tables(evaluation: Evaluation, key: str | None = None) -> list[Panel]:
@@ -69,16 +176,15 @@ def csv_table(evaluation: Evaluation) -> tuple[list[str], list[list[object]]]:
     header += ["rmse_error", "strongest", "strongest_honest", "accuracy", "final_train_loss"]
     header += ["bound_rmse", "unbiased_bound_rmse", "bound_reason", "folder", "applicable", "reason"]
     winners, honest = (
-        {id(level.strongest) for size in evaluation.batch_sizes for level in levels(evaluation, size, only)}
-        for only in (False, True)
+        {id(level.strongest) for size in evaluation.batch_sizes for level in levels(evaluation, size, barred)}
+        for barred in ((), evaluation.malicious)
     )
     rows: list[list[object]] = []
     for cell in evaluation.attacked:
         level = (cell.defense, cell.strength)
         utility = [evaluation.utility(*level, key) for key in ("accuracy", "final_train_loss")]
         place = cell.folder.relative_to(evaluation.folder.path).as_posix()
-        aware = None if cell.aware is None else str(cell.aware).lower()
-        identity = [*level, cell.attack, aware, cell.batch_size]
+        identity = [*level, cell.attack, _aware(cell), cell.batch_size]
         scores = [cell.number(key) for key in measured.values()]
         judged = [cell.paper, cell.error("rmse"), *(str(id(cell) in chosen).lower() for chosen in (winners, honest))]
         bound = [cell.bound.get("rmse"), cell.bound.get("unbiased_rmse"), cell.bound_reason]
@@ -94,13 +200,17 @@ def _table(evaluation: Evaluation, size: int, key: str) -> Panel:
     found = {(cell.defense, cell.strength, cell.attack, cell.aware is False): cell for cell in cells}
     titles = {key: evaluation.attack_title(cell) for cell in cells for key in [(cell.attack, cell.aware is False)]}
     rows = list[list[str | TableCell]]()
-    for level, honest in zip(levels(evaluation, size), levels(evaluation, size, honest=True), strict=True):
+    honest_levels = levels(evaluation, size, evaluation.malicious)
+    for level, honest in zip(levels(evaluation, size), honest_levels, strict=True):
         entries = [
             _entry(found.get((level.defense, level.strength, *column)), level, honest, measure, unknown=column[1])
             for column in columns
         ]
         stops = MISSING if level.stops is None else "✓" if level.stops else "✗"
-        accuracy = MISSING if level.accuracy is None else percent(level.accuracy, 1)
+        accuracy: str | TableCell = MISSING
+        if level.accuracy is not None:
+            spread = evaluation.utility_spread(level.defense, level.strength, "accuracy")
+            accuracy = TableCell(percent(level.accuracy, 1), [] if spread is None else [f"± {100 * spread:.1f}"])
         loss = evaluation.utility(level.defense, level.strength, "final_train_loss")
         price = MISSING if level.price is None else ABSENT if level.strength is None else f"{100 * level.price:+.1f}"
         rows.append(
@@ -141,13 +251,22 @@ def _explained(evaluation: Evaluation, baselines: str) -> str:
     return " ".join(filter(None, sentences))
 
 
-def _protection(level: Level | None, top: Level | None) -> TableCell:
-    if level is None:
-        return TableCell(ABSENT, mark="missing", reason="no strength of the grid costs so little, or none was attacked")
-    error = level.standard_error
-    small = [] if error is None else [f"± {format_score(level.metric.measure, error, unit=False)}"]
-    small += [] if level.strength is None else [f"at {level.strength:g}"]
-    return TableCell(level.metric.format(level.value), small, "ours" if level is top else "")
+def _protection(evaluation: Evaluation, own: Protection, top: Protection | None) -> TableCell:
+    metric = evaluation.metric
+    small = [interval] if (interval := _interval(metric, own)) else []
+    small.append(f"at {strengths_in_words(own)}")
+    if own.interval:
+        small.append(f"best in {percent(own.best, 0)}")
+    return TableCell(
+        f"{'> ' * own.ends}{metric.format(abs(own.value))}",
+        small,
+        "ours" if own is top and own.strengths != (None,) else "",
+    )
+
+
+def strengths_in_words(own: Protection) -> str:
+    """The strengths that a protection is at, or between."""
+    return " to ".join("no defense" if value is None else f"{value:g}" for value in own.strengths)
 
 
 def _entry(cell: CellResult | None, level: Level, honest: Level, measure: Measure, unknown: bool) -> TableCell:

@@ -1,0 +1,107 @@
+"""Protection at a limit to the loss: lines between strengths, intervals, and shares of draws."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from lit_recon.experiments.evaluate.equal_utility import Strength, compare, strengths_of
+
+
+def line(*points: tuple[float, float], value: float = 1.0) -> list[Strength]:
+    """A defense with one training and two equal batches at each point of loss and metric; first of no defense."""
+    return [Strength(None if n == 0 else value * n, [x], {"one": [y, y]}) for n, (x, y) in enumerate(points)]
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.004, 0.01, 0.015, 0.02, 0.03, 0.5])
+@pytest.mark.parametrize(
+    "points",
+    [
+        [(0.0, 0.1), (0.01, 0.2), (0.02, 0.15), (0.05, 0.4)],
+        [(0.0, 0.1), (-0.01, 0.12), (0.03, 0.3), (0.012, 0.31)],  # gains accuracy, then costs more at less strength
+        [(0.0, 0.3), (0.01, 0.2)],  # protects worse than none
+    ],
+)
+def test_lines_between_strengths_agree_with_a_search_along_them(
+    points: list[tuple[float, float]], limit: float
+) -> None:
+    (own,) = compare({"d": line(*points)}, limit).values()
+    xs, ys = zip(*points, strict=True)
+    places = np.linspace(0, len(points) - 1, 300_001)
+    losses, scores = (np.interp(places, range(len(points)), values) for values in (xs, ys))
+    assert own.value == pytest.approx(scores[losses <= limit + 1e-9].max(), abs=1e-5)
+
+
+def test_the_strengths_around_the_limit_are_named() -> None:
+    points = line((0.0, 0.1), (0.01, 0.2), (0.03, 0.4))
+    places = {limit: compare({"d": points}, limit)["d"] for limit in (0.0, 0.005, 0.01, 0.02, 0.04)}
+    assert [own.strengths for own in places.values()] == [(None,), (None, 1.0), (1.0,), (1.0, 2.0), (2.0,)]
+    assert [own.ends for own in places.values()] == [False, False, False, False, True]
+
+
+def test_an_interval_is_students() -> None:
+    batches = [0.10, 0.14, 0.11, 0.19, 0.16]
+    points = [Strength(None, [0.0], {"one": [0.0] * 5}), Strength(1.0, [0.0], {"one": batches})]
+    interval = compare({"d": points}, 0.1)["d"].interval
+    assert interval is not None
+    expected = stats.t.interval(0.9, 4, np.mean(batches), stats.sem(batches))
+    # 4,000 draws: a quantile's error is below a tenth of the interval's half length
+    assert interval == pytest.approx(expected, abs=0.1 * (expected[1] - expected[0]) / 2)
+
+
+def test_batches_are_the_same_for_all_defenses() -> None:
+    """Images that differ much more than defenses do: the difference is still certain."""
+    batches = np.array([0.1, 0.5, 0.9, 0.3])
+    none = Strength(None, [0.0], {"one": list(batches - 5)})
+    better, worse = (Strength(1.0, [0.0], {"one": list(batches + shift)}) for shift in (0.01, 0.0))
+    found = compare({"better": [none, better], "worse": [none, worse]}, 0.1)
+    assert found["better"].best == 1.0
+    assert found["worse"].best == 0.0
+    other = Strength(1.0, [0.0], {"one": list(batches[::-1])})  # as large on average, by other images
+    found = compare({"better": [none, better], "other": [none, other]}, 0.1)
+    assert 0.4 < found["other"].best < 0.6
+
+
+def test_the_spread_of_seeds_is_carried_to_the_metric() -> None:
+    """At the limit of 1 point the line rises by 10 a point; losses vary by half a point."""
+    steep = [Strength(None, [0.0], {"one": [0.0, 0.0]}), Strength(1.0, [0.015, 0.025], {"one": [0.2, 0.2]})]
+    (own,) = compare({"d": steep}, 0.01).values()
+    assert own.value == pytest.approx(0.1)
+    assert own.interval is not None
+    drawn = 0.02 + stats.t.ppf([0.95, 0.05], 1) * 0.005  # the mean of two seeds, one degree of freedom
+    ends = [0.2 * min(1.0, 0.01 / loss) if loss > 0 else 0.2 for loss in drawn]
+    assert own.interval == pytest.approx(tuple(ends), rel=0.1)
+    exact = [steep[0], Strength(1.0, [0.02], steep[1].scores)]
+    assert compare({"d": exact}, 0.01)["d"].interval == pytest.approx((0.1, 0.1))
+
+
+def test_the_strongest_attack_counts_in_every_draw() -> None:
+    none = Strength(None, [0.0], {"one": [0.0] * 4, "two": [0.0] * 4})
+    own = Strength(1.0, [0.0], {"one": [0.1, 0.3, 0.1, 0.3], "two": [0.3, 0.1, 0.3, 0.1]})
+    found = compare({"d": [none, own]}, 0.1)["d"]
+    assert found.value == pytest.approx(0.2)
+    assert found.interval is not None
+    assert found.interval[1] <= 0.2 + 1e-9  # whichever batches weigh more, one of the attacks does better than its mean
+
+
+def test_one_batch_gives_no_interval() -> None:
+    points = [Strength(None, [0.0], {"one": [0.1]}), Strength(1.0, [0.0], {"one": [0.2]})]
+    assert compare({"d": points}, 0.1)["d"].interval is None
+
+
+def test_rows_of_tables_become_strengths() -> None:
+    """Losses are between trainings of one seed; strengths without training or attack are left out."""
+    none = {"defense": "none"}
+    noise = [{"defense": "noise", "strength": value} for value in (0.1, 0.2, 0.3)]
+    trainings = [
+        *({**none, "repetition": n, "accuracy": value} for n, value in enumerate((0.9, 0.8))),
+        *({**noise[0], "repetition": n, "accuracy": value} for n, value in enumerate((0.85, 0.7, 0.1))),
+        {**noise[1], "repetition": 0, "accuracy": 0.6},
+    ]
+    batches = [{**own, "attack": "a", "value": 30.0} for own in (none, noise[0], noise[0], noise[2])]
+    first, second = strengths_of(trainings, batches, sign=-1)
+    assert (first.value, first.losses) == (None, [0.0, 0.0])
+    assert (second.value, second.losses) == (0.1, pytest.approx([0.05, 0.1]))
+    assert second.scores == {"a": [-30.0, -30.0]}
+    assert compare({"noise": [second]}, 0.1) == {}  # without a beginning there is no line

@@ -13,7 +13,7 @@ from lit_recon.experiments.configuration import find_configuration
 from lit_recon.experiments.engine.pieces import CommandRun, Piece, Subcommand, merged, nested, settings_hash
 from lit_recon.experiments.evaluate.judgement import NO_DEFENSE
 from lit_recon.experiments.evaluate.results import repetition_in_words
-from lit_recon.experiments.evaluate.settings import DefenseFamily, EvaluateSettings, GridAttack
+from lit_recon.experiments.evaluate.settings import DefenseFamily, EvaluateSettings, GridAttack, GridPaper
 from lit_recon.metrics import DEFAULT_METRICS, metrics_of
 from lit_recon.modules.generator import GENERATOR_FILE
 from lit_recon.reporting.provenance import parse_settings
@@ -203,10 +203,18 @@ def _trainings(common: Mapping[str, Any], grid: EvaluateSettings, rows: Sequence
         for row in rows:
             inside = row.defense != NO_DEFENSE and 0 < row.position < len(grid.defenses[row.defense].values) - 1
             if number == 0 or not inside:
-                yield _training({**common, "seed": grid.seed + number}, grid.utility or {}, row, number)
+                losses = (grid.paper or GridPaper()).losses.get(row.defense)
+                printed = losses[row.position] if losses else None
+                yield _training({**common, "seed": common["seed"] + number}, grid.utility or {}, row, number, printed)
 
 
-def _training(common: Mapping[str, Any], utility: Mapping[str, Any], row: _Row, repetition: int) -> GridCell:
+def _training(
+    common: Mapping[str, Any],
+    utility: Mapping[str, Any],
+    row: _Row,
+    repetition: int,
+    printed: float | str | None,
+) -> GridCell:
     backbone = {key: value for key, value in common["backbone"].items() if key not in _NO_TRAINING}
     shared = {key: common[key] for key in ("data", "trainer", "seed")}
     settings = {**shared, **merged(backbone, utility), "wandb": {"mode": "disabled"}}
@@ -215,7 +223,7 @@ def _training(common: Mapping[str, Any], utility: Mapping[str, Any], row: _Row, 
     defense = {key: value for key, value in row.settings.items() if key == "defense"}
     settings = merged(settings, {**defense, **client})
     folder = _folder(f"utility/{_name(row)}" + (f"-r{repetition}" if repetition else ""), settings)
-    return GridCell("utility", folder, settings, row.defense, row.strength, repetition=repetition)
+    return GridCell("utility", folder, settings, row.defense, row.strength, paper=printed, repetition=repetition)
 
 
 def _generator(path: Path, common: Mapping[str, Any]) -> GridCell:

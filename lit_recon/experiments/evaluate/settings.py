@@ -69,11 +69,13 @@ class GridPaper:
         values: printed values by attack, then by defense (`none` for no defense): one number or text per value of the
             strength, or such a list for each batch size.
         note: differences between the paper's setting and this one.
+        losses: printed training losses at the end of the trainings that measure utility, by defense, one per strength.
     """
 
     citation: str = ""
     values: dict[str, dict[str, list[float | str] | dict[int, list[float | str]]]] = field(default_factory=dict)
     note: str = ""
+    losses: dict[str, list[float | str]] = field(default_factory=dict)
 
     def printed(self, attack: str, defense: str, position: int, batch_size: int) -> float | str | None:
         """The value at one strength, counted from 0; None where the paper prints none."""
@@ -144,7 +146,13 @@ class EvaluateSettings(UpdateSettings):
             raise ConfigError(f"metric must say which values are better, to rank attacks; {self.metric} does not")
         if self.metric == "lpips" and self.lpips.network == "none":
             raise ConfigError("metric is lpips, which lpips.network: none leaves out: name a network")
-        for attack, families in (self.paper or GridPaper()).values.items():
+        paper = self.paper or GridPaper()
+        for family, row in paper.losses.items():
+            if (values := getattr(self.defenses.get(family), "values", None)) is None or len(row) != len(values):
+                raise ConfigError(
+                    f"paper.losses.{family} must name a defense of this grid and hold one entry per strength; got {row}"
+                )
+        for attack, families in paper.values.items():
             for family, found in families.items():
                 rows = found if isinstance(found, dict) else dict.fromkeys(self.batch_sizes, found)
                 known = [None] if family == NO_DEFENSE else getattr(self.defenses.get(family), "values", None)

@@ -207,17 +207,20 @@ def _table(evaluation: Evaluation, size: int, key: str) -> Panel:
             for column in columns
         ]
         stops = MISSING if level.stops is None else "✓" if level.stops else "✗"
+        row = (level.defense, level.strength)
         accuracy: str | TableCell = MISSING
         if level.accuracy is not None:
-            spread = evaluation.utility_spread(level.defense, level.strength, "accuracy")
+            spread = evaluation.utility_spread(*row, "accuracy")
             accuracy = TableCell(percent(level.accuracy, 1), [] if spread is None else [f"± {100 * spread:.1f}"])
-        loss = evaluation.utility(level.defense, level.strength, "final_train_loss")
+        loss = evaluation.utility(*row, "final_train_loss")
+        printed = next((str(cell.paper) for cell in evaluation.trainings(*row) if cell.paper is not None), None)
+        end = TableCell(MISSING if loss is None else short(loss, 4), [] if printed is None else [f"paper {printed}"])
         price = MISSING if level.price is None else ABSENT if level.strength is None else f"{100 * level.price:+.1f}"
         rows.append(
             [
                 level.title,
                 *entries,
-                *([accuracy, price, MISSING if loss is None else short(loss, 4), stops] if judged else []),
+                *([accuracy, price, end, stops] if judged else []),
             ]
         )
     best = strongest(cells, evaluation.metric)

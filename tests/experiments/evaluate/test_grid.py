@@ -102,6 +102,49 @@ def test_trainings_have_the_backbones_settings_but_for_their_own(attack: GridAtt
     assert not {"checkpoint", "cache", "victims", "client", "backbone"} & cell.settings.keys()
 
 
+def test_the_ends_of_a_defense_are_trained_several_times(attack: GridAttack) -> None:
+    """Three strengths and three repetitions: the one between is trained once; each repetition has its own seed."""
+    noise = DefenseFamily({"defense": {"class_path": "GaussianNoise"}}, "defense.init_args.std", [0.01, 0.1, 1.0])
+    paper = GridPaper(losses={"noise": [0.4, "0.5 to 0.6", 1.9]})
+    cells = grid(attack, defenses={"noise": noise}, utility_seeds=3, paper=paper)
+    trained = [cell for cell in cells if cell.kind == "utility"]
+    assert [(cell.strength, cell.repetition) for cell in trained] == [
+        *((strength, 0) for strength in (None, 0.01, 0.1, 1.0)),
+        *((strength, number) for number in (1, 2) for strength in (None, 0.01, 1.0)),
+    ]
+    assert [cell.settings["seed"] for cell in trained] == [3 + cell.repetition for cell in trained]
+    assert len({cell.folder for cell in trained}) == len(trained)
+    assert trained[-1].describe() == "training under noise 1, repetition 2"
+    assert [cell.paper for cell in trained[:4]] == [None, 0.4, "0.5 to 0.6", 1.9]
+    alone = [cell.folder for cell in grid(attack, defenses={"noise": noise}) if cell.kind == "utility"]
+    assert alone == [cell.folder for cell in trained[:4]]  # more repetitions leave the first as it is
+
+
+def test_parts_of_a_grid_are_its_cells(attack: GridAttack) -> None:
+    whole = {cell.folder for cell in grid(attack)}
+    parts = [{cell.folder for cell in grid(attack, only=[name])} for name in ("none", "noise", "local")]
+    assert set.union(*parts) == whole
+    assert sum(map(len, parts)) == len(whole)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"only": ["pruning"]}, "only must name some of none, noise, local; got pruning"),
+        ({"without": ["other"]}, "without must name some of some; got other"),
+        ({"without": ["some"]}, "without must leave some of the attacks some; got all of them"),
+        ({"utility_seeds": 0}, "utility_seeds must be"),
+        ({"paper": GridPaper(losses={"noise": [0.4]})}, "paper.losses.noise must name a defense"),
+        ({"paper": GridPaper(losses={"pruning": [0.4]})}, "paper.losses.pruning must name a defense"),
+    ],
+)
+def test_parts_and_repetitions_that_do_not_exist_are_refused(
+    attack: GridAttack, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        grid(attack, **settings)
+
+
 def test_utility_can_be_left_out(attack: GridAttack) -> None:
     assert all(cell.kind == "attack" for cell in grid(attack, utility=None))
 

@@ -137,6 +137,37 @@ def test_defenses_are_compared_at_equal_price(evaluated: RunFolder) -> None:
     assert "; then pruning with RMSE 0.098 (" in said
 
 
+def test_comparisons_are_repeated_without_an_attack(evaluated: RunFolder) -> None:
+    content = json.loads(evaluated.grid.read_text())
+    evaluated.grid.write_text(json.dumps({**content, "malicious": [], "without": ["far"]}))
+    evaluation = Evaluation.read(evaluated)
+    assert [side.words for side in evaluation.sides] == ["", ", without Far"]
+    weaker = [level.value for level in levels(evaluation, 2, evaluation.sides[1].barred)]
+    assert weaker == [0.05, 0.06, 0.25, 0.15, 0.19]
+    assert [table.title for table in equal_utility(evaluation)] == [
+        "At equal utility, batch size 2",
+        "At equal utility, batch size 2, without Far",
+    ]
+
+
+def test_repeated_trainings_give_a_mean_and_a_spread(evaluated: RunFolder) -> None:
+    content = json.loads(evaluated.grid.read_text())
+    place = "utility/none_None-r1-0123abcd"
+    write_metrics(RunFolder.open(evaluated.path / place, "seed: 1"), {"accuracy": 0.88, "final_train_loss": 0.7})
+    content["cells"].append({**_entry("utility", place, "none", None), "repetition": 1, "paper": 0.39})
+    evaluated.grid.write_text(json.dumps(content))
+    evaluation = Evaluation.read(evaluated)
+    assert evaluation.utility("none", None, "accuracy") == pytest.approx(0.89)
+    assert evaluation.utility_spread("none", None, "accuracy") == pytest.approx(0.01 * 2**0.5)
+    assert evaluation.utility_spread("prune", 0.5, "accuracy") is None
+    row = attack_tables(evaluation)[0].rows[0]
+    accuracy, loss = row[-4], row[-2]
+    assert isinstance(accuracy, TableCell)
+    assert isinstance(loss, TableCell)
+    assert (accuracy.text, accuracy.small) == ("89.0\u00a0%", ["± 1.4"])
+    assert (loss.text, loss.small) == ("0.6", ["paper 0.39"])
+
+
 def test_verdicts_say_what_stops_the_strongest_attack_and_what_it_costs(evaluated: RunFolder) -> None:
     said = dict(verdicts(Evaluation.read(evaluated)))
     (pruning,), (noise,) = said["pruning"], said["noise"]

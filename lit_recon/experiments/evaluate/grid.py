@@ -111,7 +111,8 @@ def build_cells(settings: EvaluateSettings, own: Mapping[str, Any]) -> list[Grid
     common = {key: own[key] for key in _COMMON}
     if settings.model.class_path is not None:
         common["model"] = own["model"]
-    rows = [row for row in _rows(settings.defenses) if not settings.only or row.defense in settings.only]
+    chosen = {*settings.only}
+    rows = [row for row in _rows(settings.defenses) if not chosen or chosen & {row.defense, _name(row)}]
     trainings = list(_trainings(common, settings, rows))
     knowledge = own.get("knowledge")
     generators = {

@@ -98,7 +98,8 @@ class EvaluateSettings(UpdateSettings):
         batch_sizes: images per client.
         attacks: by name.
         defenses: by name; no defense is always part of the grid.
-        only: defenses of the grid, by name (`none` for no defense), whose cells this run is about; default: all.
+        only: defenses of the grid by name (`none` for no defense), or single strengths such as `noise_0.1`, whose cells
+            this run is about; default: all.
         utility: backbone settings, such as `epochs`, of the trainings that measure utility; null: it is not measured.
         utility_seeds: trainings, with different seeds, of no defense and of the weakest and the strongest strength of
             every defense; the strengths between have one.
@@ -131,7 +132,11 @@ class EvaluateSettings(UpdateSettings):
             raise ConfigError(f"batch_sizes must be different numbers of at least 1; got {self.batch_sizes}")
         check_range({"max_accuracy_drops": self.max_accuracy_drops}, 0, 1)
         check_range({"utility_seeds": self.utility_seeds}, 1)
-        named = {"only": (self.only, [NO_DEFENSE, *self.defenses]), "without": (self.without, [*self.attacks])}
+        strengths = [f"{name}_{value:g}" for name, family in self.defenses.items() for value in family.values]
+        named = {
+            "only": (self.only, [NO_DEFENSE, *self.defenses, *strengths]),
+            "without": (self.without, [*self.attacks]),
+        }
         for key, (names, choice) in named.items():
             if unknown := sorted({*names} - {*choice}):
                 raise ConfigError(f"{key} must name some of {', '.join(choice)}; got {', '.join(unknown)}")

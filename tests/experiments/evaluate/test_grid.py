@@ -122,15 +122,19 @@ def test_the_ends_of_a_defense_are_trained_several_times(attack: GridAttack) -> 
 
 def test_parts_of_a_grid_are_its_cells(attack: GridAttack) -> None:
     whole = {cell.folder for cell in grid(attack)}
-    parts = [{cell.folder for cell in grid(attack, only=[name])} for name in ("none", "noise", "local")]
-    assert set.union(*parts) == whole
-    assert sum(map(len, parts)) == len(whole)
+    for names in (["none", "noise", "local"], ["none", "noise_0.01", "noise_0.1", "local"]):
+        parts = [{cell.folder for cell in grid(attack, only=[name])} for name in names]
+        assert set.union(*parts) == whole
+        assert sum(map(len, parts)) == len(whole)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"only": ["pruning"]}, "only must name some of none, noise, local; got pruning"),
+        (
+            {"only": ["pruning"]},
+            "only must name some of none, .*noise_0.1, local_3; got pruning",
+        ),
         ({"without": ["other"]}, "without must name some of some; got other"),
         ({"without": ["some"]}, "without must leave some of the attacks some; got all of them"),
         ({"utility_seeds": 0}, "utility_seeds must be"),

@@ -390,3 +390,39 @@ def test_bad_grids_are_refused_before_anything_runs(
     assert words in ended.err
     assert len(ended.err.strip().splitlines()) == 1
     assert not RunFolder(workplace / "runs" / "bad").path.exists()
+
+
+def test_a_defense_whose_training_is_impossible_is_attacked_without_a_price(workplace: Path, attack: Run) -> None:
+    """DP-SGD clips single gradients, which BatchNorm mixes in training, not in the attacked client."""
+    convolutions = {"class_path": "ConvNet", "init_args": {"widths": [4], "norm": "batch"}}
+    content = {
+        "backbone": {"trunk": convolutions, "epochs": 1, "n_train": 64},
+        "victims": {"n": 2},
+        "attacks": {
+            "geiping2020": {
+                "config": _attack_file("demo_digits"),
+                "settings": {"attack": {"init_args": {"steps": 3, "restarts": 1}}},
+            }
+        },
+        "defenses": {
+            "dpsgd": {
+                "settings": {"defense": {"class_path": "DPSGD", "init_args": {"bound": 1.0}}},
+                "strength": "defense.init_args.noise_multiplier",
+                "values": [0.1],
+            }
+        },
+        "trainer": {"threads": 1},
+        "lpips": {"network": "none"},
+    }
+    config, folder = workplace / "private.yaml", workplace / "runs" / "private"
+    config.write_text(yaml.safe_dump(content, sort_keys=False))
+    ended = attack("evaluate", "--config", config, "--out", folder)
+    assert ended.code == 0, ended.err
+    assert "4 cells, 0 of them done, 1 not applicable" in ended.out
+    assert "not applicable: training under dpsgd 0.1: DPSGD needs per-example gradients, but BatchNorm" in ended.out
+    plain, private = figures(folder)
+    assert float(plain["accuracy"]) > 0
+    assert float(private["rmse"]) > 0
+    assert private["accuracy"] == ""
+    assert (folder / "utility.csv").read_text().count("\n") == 2  # the header and one training
+    assert (folder / "batches.csv").read_text().count("\n") == 1 + 2 * 2

@@ -28,7 +28,7 @@ _COMMANDS = {
 _SHOWN = {"utility": ("accuracy", "accuracy"), "generator": ("RMSE of a latent search", "search_rmse")}
 #: Where an attack's settings name the generator that it draws from.
 _CHECKPOINT = "attack.init_args.parametrization.init_args.checkpoint"
-#: Errors which mean that an attack cannot work on such a model, client or batch.
+#: Errors which mean that an attack cannot work on such a model, client or batch, or a defense in such a training.
 INAPPLICABLE = (ThreatModelError, UnsupportedModelError)
 #: Settings that the grid has for all its cells; they replace those of an attack's own configuration.
 _COMMON = ("data", "backbone", "client", "victims", "trainer", "lpips", "seed")
@@ -82,7 +82,7 @@ class GridCell:
             work=CommandRun(_COMMANDS[self.kind], self._complete(study), (shown,)),
             needs=(self.generator,) if self.generator else (),
             shares=self.network if self.kind == "attack" and not given else "",
-            not_applicable=INAPPLICABLE if self.kind == "attack" else (),
+            not_applicable=() if self.kind == "generator" else INAPPLICABLE,
         )
 
     def built(self, study: Path, generator: Path | None = None) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def build_evaluation(folder: Path | str) -> Path:
         ),
         Panel(
             "Not applicable",
-            "Attacks that cannot work on this network, these clients or such batches.",
+            "Attacks and trainings that cannot work with this network, these clients or such batches.",
             items=inapplicable,
         ),
         Panel("Cells without results", items=[(evaluation.cell_title(cell), cell.reason) for cell in failed]),
@@ -275,7 +275,7 @@ def summary_lines(evaluation: Evaluation) -> list[str]:
 
 
 def not_applicable(evaluation: Evaluation) -> list[tuple[str, str]]:
-    """Titles and reasons of attacks that cannot work on the grid's network, clients or batches."""
+    """Titles and reasons of attacks and trainings that cannot work with the grid's network, clients or batches."""
     cells: dict[tuple[str, str], list[CellResult]] = {}
     for cell in evaluation.attacked:
         if not cell.applicable:
@@ -286,7 +286,11 @@ def not_applicable(evaluation: Evaluation) -> list[tuple[str, str]]:
         rows = list(dict.fromkeys(evaluation.title(cell.defense, cell.strength) for cell in same))
         under = "" if len(rows) == len(evaluation.levels) else f", under {', '.join(rows)}"
         found.append((f"{title}, batch {' and '.join(map(str, sizes))}{under}", reason))
-    return found
+    trainings: dict[str, dict[str, None]] = {}
+    for cell in evaluation.cells:
+        if cell.kind == "utility" and not cell.applicable:
+            trainings.setdefault(cell.reason, {})[evaluation.title(cell.defense, cell.strength)] = None
+    return [*found, *((f"training under {', '.join(rows)}", reason) for reason, rows in trainings.items())]
 
 
 def _record(evaluation: Evaluation) -> dict[str, Scalar]:

@@ -36,7 +36,7 @@ class Rehearsal:
         self._inapplicable: dict[tuple[str, ...], LitReconError] = {}
 
     def check(self) -> dict[str, str]:
-        """By folder of a cell that is not done, why its attack is not applicable.
+        """By folder of a cell that is not done, why its attack is not applicable, or there is no such training.
 
         A LitReconError is about the first cell that cannot work for another reason, or says that no attack can.
         """
@@ -45,6 +45,7 @@ class Rehearsal:
 
     def _check(self, place: Path) -> dict[str, str]:
         tried: set[tuple[str, ...]] = set()
+        untrained: dict[str, str] = {}
         attacks = [cell for cell in self._cells if cell.kind == "attack"]
         stand_ins = {
             cell.folder: self._stand_in(cell, place / f"{number}.safetensors")
@@ -60,6 +61,9 @@ class Rehearsal:
                 elif cell.kind == "utility":
                     self._try_training(built[cell.folder], attacks[0], AttackSettings(**built[attacks[0].folder]))
             except LitReconError as error:
+                if cell.kind == "utility" and isinstance(error, INAPPLICABLE):
+                    untrained[cell.folder] = str(error)
+                    continue
                 raise type(error)(f"{cell.describe()}: {error}") from error
         reasons = {
             cell.folder: str(self._inapplicable[_attack(cell)])
@@ -69,7 +73,7 @@ class Rehearsal:
         if len(reasons) == len(attacks):
             first = self._inapplicable[_attack(attacks[0])]
             raise type(first)(f"{attacks[0].describe()}: {first}") from first
-        return reasons
+        return reasons | untrained
 
     def _stand_in(self, cell: GridCell, path: Path) -> Path:
         """An untrained generator as the cell's settings describe it."""

@@ -1,0 +1,140 @@
+"""Tables of the grid of Liu et al. 2025, whose records are of its parts: defenses, or single strengths."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from benchmarks.docs.figures import Content, shown
+from benchmarks.docs.marks import NOT_MEASURED
+from benchmarks.docs.tables import configuration, markdown, row_of, select, table
+from lit_recon.experiments.evaluate.equal_utility import Protection, compare, strengths_of
+
+Row = Mapping[str, Any]
+
+_GRID = "liu2025_table4_small"
+_NONE = "none"
+
+
+def _rows(records: Sequence[Content], name: str) -> list[Row]:
+    """The rows of a CSV file of all parts."""
+    return [row for record in records for row in row_of(record)["tables"].get(name, [])]
+
+
+def _levels(grid: Row) -> Iterator[tuple[str, float | None]]:
+    yield _NONE, None
+    for name, family in grid["defenses"].items():
+        yield from ((name, value) for value in family["values"])
+
+
+def _malicious(grid: Row) -> list[str]:
+    """The attacks whose server modifies the model."""
+    files = {name: configuration(attack["config"].removeprefix("configs/")) for name, attack in grid["attacks"].items()}
+    return [name for name, file in files.items() if file.get("server")]
+
+
+def _of(rows: Sequence[Row], defense: str, strength: float | None) -> list[Row]:
+    return [row for row in select(rows, defense=defense) if row.get("strength") == strength]
+
+
+@table("liu2025_table4_small", f"all {_GRID}_**")
+def attacks(records: Sequence[Content]) -> str:
+    """RMSE of every attack under every defense, the paper's in brackets; accuracy and loss of the trainings."""
+    grid = configuration(f"evaluate/{_GRID}.yaml")
+    batches, trainings = _rows(records, "batches"), _rows(records, "utility")
+    malicious = _malicious(grid)
+    rows = []
+    for defense, strength in _levels(grid):
+        found = _of(batches, defense, strength)
+        means = {
+            name: statistics.mean(row["value"] for row in own)
+            for name in grid["attacks"]
+            if (own := select(found, attack=name))
+        }
+        if not means:
+            continue
+        honest = min((name for name in means if name not in malicious), key=lambda name: means[name], default="")
+        best = min(means, key=lambda name: means[name])
+        cells = []
+        for name in grid["attacks"]:
+            marker = "**" if name == best else "*" if name == honest else ""
+            text = f"{marker}{shown(means.get(name))}{marker}"
+            cells.append(text + _printed(grid["paper"]["values"].get(name, {}), grid, defense, strength))
+        own = _of(trainings, defense, strength)
+        loss = _spread(own, "final_train_loss", ".2f") + _printed(grid["paper"]["losses"], grid, defense, strength)
+        rows.append([_title(grid, defense, strength), *cells, _spread(own, "accuracy", ".1%"), loss])
+    titles = [attack["title"] for attack in grid["attacks"].values()]
+    return markdown(["defense", *titles, "accuracy", "training loss"], rows)
+
+
+def _title(grid: Row, defense: str, strength: float | None) -> str:
+    return "no defense" if strength is None else f"{grid['defenses'][defense]['title']} {strength:g}"
+
+
+def _printed(values: Row, grid: Row, defense: str, strength: float | None) -> str:
+    if defense not in values:
+        return ""
+    return f" ({values[defense][grid['defenses'][defense]['values'].index(strength)]})"
+
+
+def _spread(rows: Sequence[Row], key: str, spec: str) -> str:
+    """The mean of the trainings, and their standard deviation."""
+    values = [row[key] for row in rows]
+    if not values:
+        return ""
+    spread = f" ± {shown(statistics.stdev(values), spec)}" if len(values) > 1 else ""
+    return shown(statistics.mean(values), spec) + spread
+
+
+@table("liu2025_price_small", f"all {_GRID}_**")
+def equal_price(records: Sequence[Content]) -> str:
+    """What the strongest attack finds at a limit to the loss of accuracy; the best defense, and how sure that is."""
+    grid = configuration(f"evaluate/{_GRID}.yaml")
+    malicious, ours = _malicious(grid), set(grid["without"])
+    sides: dict[str, Collection[str]] = {
+        "Honest servers": malicious,
+        "Honest servers, without exact maps": {*malicious, *ours},
+        "Any server": (),
+    }
+    parts = []
+    for words, barred in sides.items():
+        lines = {}
+        for limit in grid.get("max_accuracy_drops", (0.01, 0.02, 0.05, 0.1)):
+            if found := _compared(grid, records, barred, limit):
+                lines[limit] = found
+        if lines:
+            parts.append(_side(grid, words, lines))
+    return "\n\n".join(parts) or NOT_MEASURED
+
+
+def _compared(grid: Row, records: Sequence[Content], barred: Collection[str], limit: float) -> dict[str, Protection]:
+    batches = [row for row in _rows(records, "batches") if row["attack"] not in barred]
+    trainings = _rows(records, "utility")
+    defenses = {}
+    for name, family in grid["defenses"].items():
+        order = [None, *family["values"]]
+        own = [[row for row in rows if row["defense"] in (_NONE, name)] for rows in (trainings, batches)]
+        points = strengths_of(own[0], sorted(own[1], key=lambda row: order.index(row.get("strength"))), sign=1)
+        if [one.value for one in points] == order:  # a defense is compared once all its strengths are measured
+            defenses[name] = points
+    return compare(defenses, limit)
+
+
+def _side(grid: Row, words: str, lines: Mapping[float, Mapping[str, Protection]]) -> str:
+    names = list(next(iter(lines.values())))
+    rows = []
+    for limit, found in lines.items():
+        best = max(found, key=lambda name: found[name].value)
+        cells = [_protection(found[name], strong=name == best) for name in names]
+        rows.append([f"{100 * limit:g}", *cells])
+    header = ["points at most", *(grid["defenses"][name]["title"] for name in names)]
+    return f"{words}:\n\n{markdown(header, rows)}"
+
+
+def _protection(own: Protection, strong: bool) -> str:
+    marker = "**" if strong and own.strengths != (None,) else ""
+    strengths = " to ".join("none" if value is None else f"{value:g}" for value in own.strengths)
+    interval = f", {shown(max(own.interval[0], 0.0))} to {shown(own.interval[1])}" if own.interval else ""
+    sure = f", best in {own.best:.0%}".replace("%", " %") if own.interval else ""
+    return f"{marker}{'> ' * own.ends}{shown(own.value)}{marker} (at {strengths}{interval}{sure})"

@@ -15,11 +15,18 @@ Row = Mapping[str, Any]
 
 _GRID = "liu2025_table4_small"
 _NONE = "none"
+#: What a row is about: a training or an attacked batch.
+_IDENTITY = ("defense", "strength", "repetition", "attack", "batch_size", "batch")
 
 
 def _rows(records: Sequence[Content], name: str) -> list[Row]:
-    """The rows of a CSV file of all parts."""
-    return [row for record in records for row in row_of(record)["tables"].get(name, [])]
+    """The rows of a CSV file of all parts; what was measured again counts once."""
+    newest = {
+        tuple(row.get(key) for key in _IDENTITY): row
+        for record in sorted(records, key=lambda record: str(record["created"]))
+        for row in row_of(record)["tables"].get(name, [])
+    }
+    return list(newest.values())
 
 
 def _levels(grid: Row) -> Iterator[tuple[str, float | None]]:
@@ -88,28 +95,36 @@ def _spread(rows: Sequence[Row], key: str, spec: str) -> str:
 
 
 @table("liu2025_price_small", f"all {_GRID}_**")
-def equal_price(records: Sequence[Content]) -> str:
-    """What the strongest attack finds at a limit to the loss of accuracy; the best defense, and how sure that is."""
-    grid = configuration(f"evaluate/{_GRID}.yaml")
-    malicious, ours = _malicious(grid), set(grid["without"])
-    sides: dict[str, Collection[str]] = {
-        "Honest servers": malicious,
-        "Honest servers, without exact maps": {*malicious, *ours},
-        "Any server": (),
-    }
+def small_price(records: Sequence[Content]) -> str:
+    return equal_price(records, _GRID)
+
+
+@table("digits_small_price", "digits_small")
+def digits_price(record: Content) -> str:
+    return equal_price([record], "digits_small")
+
+
+def equal_price(records: Sequence[Content], name: str) -> str:
+    """What the strongest attack finds on single images at a limit to the loss of accuracy, by side."""
+    grid = configuration(f"evaluate/{name}.yaml")
+    malicious, left_out = _malicious(grid), grid.get("without", [])
+    sides: dict[str, Collection[str]] = {"Honest servers" if malicious else "": malicious}
+    if left_out:
+        titles = " and ".join(grid["attacks"][attack]["title"] for attack in left_out)
+        sides[f"Honest servers, without {titles}" if malicious else f"Without {titles}"] = {*malicious, *left_out}
+    if malicious:
+        sides["Any server"] = ()
     parts = []
     for words, barred in sides.items():
-        lines = {}
-        for limit in grid.get("max_accuracy_drops", (0.01, 0.02, 0.05, 0.1)):
-            if found := _compared(grid, records, barred, limit):
-                lines[limit] = found
+        limits = grid.get("max_accuracy_drops", (0.01, 0.02, 0.05, 0.1))
+        lines = {limit: found for limit in limits if (found := _compared(grid, records, barred, limit))}
         if lines:
             parts.append(_side(grid, words, lines))
     return "\n\n".join(parts) or NOT_MEASURED
 
 
 def _compared(grid: Row, records: Sequence[Content], barred: Collection[str], limit: float) -> dict[str, Protection]:
-    batches = [row for row in _rows(records, "batches") if row["attack"] not in barred]
+    batches = [row for row in select(_rows(records, "batches"), batch_size=1) if row["attack"] not in barred]
     trainings = _rows(records, "utility")
     defenses = {}
     for name, family in grid["defenses"].items():
@@ -126,10 +141,9 @@ def _side(grid: Row, words: str, lines: Mapping[float, Mapping[str, Protection]]
     rows = []
     for limit, found in lines.items():
         best = max(found, key=lambda name: found[name].value)
-        cells = [_protection(found[name], strong=name == best) for name in names]
-        rows.append([f"{100 * limit:g}", *cells])
+        rows.append([f"{100 * limit:g}", *(_protection(found[name], strong=name == best) for name in names)])
     header = ["points at most", *(grid["defenses"][name]["title"] for name in names)]
-    return f"{words}:\n\n{markdown(header, rows)}"
+    return f"{words}:\n\n{markdown(header, rows)}" if words else markdown(header, rows)
 
 
 def _protection(own: Protection, strong: bool) -> str:

@@ -102,22 +102,6 @@ table("digits_attackers", "digits_attackers")(_grid)
 table("digits_mlp", "digits_mlp")(_grid)
 
 
-@table("digits_small_price", "digits_small")
-def equal_price(record: Content) -> str:
-    """The strength of each defense that protects best, single images, for a limit to its price."""
-    cells, grid = _cells(record), configuration("evaluate/digits_small.yaml")
-    strongest = [row for row in select(cells, batch_size=1, strongest="true") if row["defense"] != "none"]
-    rows = []
-    for limit in (1, 2, 5, 10, 15):
-        row = [str(limit)]
-        for defense in grid["defenses"]:
-            paid = [one for one in strongest if one["defense"] == defense and _price(one, cells) <= limit]
-            best = max(paid, key=lambda one: one["rmse"], default=None)
-            row.append("" if best is None else f"{shown(best['rmse'])} ({best['strength']:g})")
-        rows.append(row)
-    return markdown(["points at most", *(defense["title"] for defense in grid["defenses"].values())], rows)
-
-
 def _angles(row: Row) -> str:
     angles = [abs(float(angle)) for angle in row["worst_one_minus_cosine"]]
     return shown(max(angles), ".0e") if angles else "–"

@@ -100,14 +100,6 @@ def test_a_grid_names_the_strongest_attack_and_the_price(grid: dict[str, Any]) -
     ]
 
 
-def test_equal_price_compares_what_costs_no_more(grid: dict[str, Any]) -> None:
-    header, *rows = lines(updates.equal_price(grid))
-    by_limit = {row[0]: dict(zip(header, row, strict=True)) for row in rows}
-    assert [by_limit[limit]["pruning"] for limit in ("1", "5", "15")] == ["", "0.180 (0.99)", "0.180 (0.99)"]
-    assert by_limit["1"]["Gaussian noise"] == "0.020 (0.01)"  # by the strongest attack, not the weaker one
-    assert by_limit["15"]["clipping"] == ""
-
-
 def test_certified_images_are_counted_with_the_wrong_ones() -> None:
     cell = {"network": "untrained", "batch_norm": "eval", "labels": "distinct"}
     rows = [

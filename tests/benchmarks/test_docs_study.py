@@ -1,0 +1,77 @@
+"""Tables of the study of Liu et al.'s setting, from records of its parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.docs import study
+from tests.benchmarks.test_docs_tables import lines, run
+
+#: Strengths of clipping in the grid, accuracies by repetition, and RMSE of two batches by attack.
+CLIPPING = (8, 4, 2)
+
+
+def part(defense: str, strength: float | None, accuracies: list[float], errors: dict[str, list[float]]) -> Any:
+    """The record of one strength."""
+    level = {"defense": defense} | ({} if strength is None else {"strength": strength})
+    trainings = [
+        {**level, "repetition": number, "accuracy": value, "final_train_loss": 1.5 + number}
+        for number, value in enumerate(accuracies)
+    ]
+    batches = [
+        {**level, "attack": attack, "batch_size": 1, "batch": number, "value": value}
+        for attack, values in errors.items()
+        for number, value in enumerate(values)
+    ]
+    name = f"liu2025_table4_small_{defense}_{strength}"
+    return run(name, tables={"utility": trainings, "batches": batches}) | {"created": "2026-01-02"}
+
+
+@pytest.fixture
+def parts() -> list[Any]:
+    errors = {"feature_maps": [0.001, 0.003], "geiping2020": [0.1, 0.1], "fowl2021": [1e-6, 1e-6]}
+    found = [part("none", None, [0.40, 0.42], errors)]
+    for number, strength in enumerate(CLIPPING):
+        worse = {name: [value * (number + 2) for value in values] for name, values in errors.items()}
+        found.append(part("clip", strength, [0.39 - 0.02 * number, 0.41 - 0.02 * number], worse))
+    return [found[0], *reversed(found[1:])]  # parts are measured in any order
+
+
+def test_attacks_stand_beside_the_papers(parts: list[Any]) -> None:
+    header, plain, first, *_ = lines(study.attacks(parts))
+    assert header[0] == "defense"
+    plain_cells, cells = dict(zip(header, plain, strict=True)), dict(zip(header, first, strict=True))
+    assert plain_cells["exact maps"] == "*0.002*"  # the strongest of an honest server
+    assert plain_cells["Robbing the Fed"] == "**1e-6**"
+    assert plain_cells["accuracy"] == "41.0 % ± 1.4 %"
+    assert plain_cells["training loss"] == "2.00 ± 0.71"
+    assert cells["defense"] == "clipping 8"
+    assert cells["gradient inversion"] == "0.200 (0.21 to 0.25)"
+    assert cells["deep image prior and features"] == "– (0.16 to 0.19)"
+    assert cells["training loss"] == "2.00 ± 0.71 (0.329 to 0.377)"
+
+
+def test_equal_price_is_told_with_and_without_the_new_attack(parts: list[Any]) -> None:
+    text = study.small_price(parts)
+    honest, without, every = text.split("points at most")[1:]
+    assert "| 1 | **0.004** (at 8" in honest  # one point is what the weakest strength costs
+    assert "| 2 | **0.005** (at 8 to 4" in honest  # half way to the next
+    assert "| 10 | **> 0.008** (at 2" in honest
+    assert "| 1 | **0.200** (at 8" in without
+    assert "| 1 | **2e-6** (at 8" in every
+    assert "best in 100 %" in honest
+
+
+def test_what_was_measured_again_counts_once(parts: list[Any]) -> None:
+    """A part with one training, and later with two and the same attacks."""
+    earlier = part("clip", 8, [0.1], {"feature_maps": [0.5, 0.5]}) | {"created": "2026-01-01"}
+    for records in ([earlier, *parts], [*parts, earlier]):
+        assert study.attacks(records) == study.attacks(parts)
+
+
+def test_a_defense_is_compared_once_all_its_strengths_are_measured(parts: list[Any]) -> None:
+    assert "clipping" in study.small_price(parts)
+    assert "Not measured" in study.small_price(parts[:-1])
+    assert "Not measured" in study.small_price(parts[1:])  # nothing without a defense

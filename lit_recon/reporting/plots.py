@@ -100,6 +100,7 @@ class Series:
     errors: Sequence[float] | tuple[Sequence[float], Sequence[float]] = ()  # half lengths of bars, or (below, above)
     labels: Sequence[str] = ()  # text beside each point
     right: bool = False  # use the axis on the right
+    x_errors: Sequence[float] = ()  # half lengths of horizontal bars
 
 
 @dataclass(frozen=True)
@@ -210,10 +211,12 @@ def _points(panel: Any, series: Series) -> None:
     style |= {"marker": series.marker, "markersize": 5, "label": series.name or None}
     if not series.line:
         style["markerfacecolor"] = "none"  # so that points that coincide are all seen
-    if not len(series.errors):
+    if not len(series.errors) and not len(series.x_errors):
         panel.plot(series.x, series.y, **style)
     else:
-        panel.errorbar(series.x, series.y, yerr=series.errors, capsize=2.5, elinewidth=1, **style)
+        bars = {"yerr": series.errors, "xerr": series.x_errors}
+        known = {name: lengths for name, lengths in bars.items() if len(lengths)}
+        panel.errorbar(series.x, series.y, **known, capsize=2.5, elinewidth=1, **style)
     for label, x, y in zip(series.labels, series.x, series.y, strict=False):
         place = {"textcoords": "offset points", "xytext": (5, 4), "fontsize": 7}
         panel.annotate(label, (x, y), color=series.colour, **place)

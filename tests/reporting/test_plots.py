@@ -97,6 +97,16 @@ def test_equal_plots_are_equal_files_with_one_legend() -> None:
     assert draw(plots, kind="png").startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("bars", [{"errors": [0.05, 0.05]}, {"x_errors": [1.0, 2.0]}])
+def test_bars_are_drawn_in_their_direction(bars: dict[str, list[float]]) -> None:
+    content = draw([Plot(series=[Series("error", [1, 10], [0.2, 0.1], **bars)])]).decode()
+    (drawn,) = re.findall(r'<g id="LineCollection_1">(.*?)</g>', content, re.DOTALL)
+    lines = [[float(number) for number in re.findall(r"[-\d.]+", path)] for path in re.findall(r' d="([^"]*)"', drawn)]
+    assert len(lines) == 2
+    for x, y, other_x, other_y in lines:
+        assert (x == other_x, y == other_y) == ("errors" in bars, "x_errors" in bars)
+
+
 def test_one_value_and_one_tick_fit_a_logarithmic_axis() -> None:
     series = Series("error", [10], [0.2], marker="o", errors=[0.01])
     assert draw([Plot(series=[series], levels={"mean": 0.3}, x_scale="log", x_range=(5, 20))])

@@ -11,8 +11,7 @@ from typing import Any, Literal, NamedTuple
 from lit_recon.errors import ConfigError, LitReconError, ThreatModelError, UnsupportedModelError
 from lit_recon.experiments.configuration import find_configuration
 from lit_recon.experiments.engine.pieces import CommandRun, Piece, Subcommand, merged, nested, settings_hash
-from lit_recon.experiments.evaluate.judgement import NO_DEFENSE
-from lit_recon.experiments.evaluate.results import repetition_in_words
+from lit_recon.experiments.evaluate.results import NO_DEFENSE, repetition_in_words
 from lit_recon.experiments.evaluate.settings import DefenseFamily, EvaluateSettings, GridAttack, GridPaper
 from lit_recon.metrics import DEFAULT_METRICS, metrics_of
 from lit_recon.modules.generator import GENERATOR_FILE

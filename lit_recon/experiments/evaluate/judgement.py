@@ -7,13 +7,12 @@ own networks are not compared.
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from lit_recon.experiments.evaluate.results import CellResult, Evaluation, LeakageMetric
-
-#: Name of the cells without a defense.
-NO_DEFENSE = "none"
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,15 @@ class Level:
 
     @property
     def price(self) -> float | None:
-        """Loss of test accuracy against no defense, in [0, 1]; None where it was not measured."""
-        plain = self.evaluation.utility(NO_DEFENSE, None, "accuracy")
-        return None if self.accuracy is None or plain is None else plain - self.accuracy
+        """Mean loss of test accuracy against no defense, in [0, 1]; None where it was not measured."""
+        losses = self.evaluation.losses(self.defense, self.strength)
+        return statistics.mean(losses) if losses else None
+
+    @property
+    def price_error(self) -> float | None:
+        """Standard error of `price`, from trainings with several seeds; None where it is not known."""
+        losses = self.evaluation.losses(self.defense, self.strength)
+        return statistics.stdev(losses) / math.sqrt(len(losses)) if len(losses) > 1 else None
 
     @property
     def value(self) -> float | None:

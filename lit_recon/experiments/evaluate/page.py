@@ -128,7 +128,8 @@ def _prices(evaluation: Evaluation) -> Panel:
         "Each point is a defense at one strength, the number beside it. "
         f"{'Lower' if measure.better == '↑' else 'Higher'} points protect better, points on the left cost less; no "
         "other point is better in both respects than those on the dashed Pareto front. Bars are standard errors of the "
-        "mean, with batches as clusters; none where a single batch leaves them unknown.",
+        "mean, with batches as clusters, and of trainings with several seeds; none where a single batch or training "
+        "leaves them unknown.",
         [Picture(scatter(evaluation, "svg"), description, "scatter.svg")],
         parts=equal_utility(evaluation),
     )
@@ -237,7 +238,9 @@ def _price_plot(evaluation: Evaluation, size: int, side: Side) -> Plot:
             labels = [f"{level.strength:g}" for level in own if level.strength is not None]
             colour, marker = (COLOURS[index % 8 - 1], MARKS[index % 8 - 1]) if name else ("black", "o")
             line = "-" if name else ""
-            series.append(Series(title, *_places(own), line, marker, colour, 0.9, _bars(own), labels))
+            series.append(
+                Series(title, *_places(own), line, marker, colour, 0.9, _bars(own), labels, x_errors=_price_bars(own))
+            )
     if points:
         xs, ys = _places(pareto_front(points))  # drawn as a line that rises at each point only
         series.append(Series("Pareto front", np.repeat(xs, 2)[1:].tolist(), np.repeat(ys, 2)[:-1].tolist(), "--"))
@@ -257,6 +260,12 @@ def _price_plot(evaluation: Evaluation, size: int, side: Side) -> Plot:
 def _places(points: Sequence[Level]) -> tuple[list[float], list[float]]:
     """Accuracies lost, in percentage points, and metrics of levels that have both."""
     return [100 * (level.price or 0.0) for level in points], [level.value or 0.0 for level in points]
+
+
+def _price_bars(points: Sequence[Level]) -> list[float]:
+    """Standard errors of accuracies lost, in percentage points, NaN where one is not known; empty where none is."""
+    errors = [level.price_error for level in points]
+    return [math.nan if e is None else 100 * e for e in errors] if any(e is not None for e in errors) else []
 
 
 def _bars(points: Sequence[Level]) -> list[float]:

@@ -13,8 +13,7 @@ import torch
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.configuration import settings_of
 from lit_recon.experiments.evaluate.grid import INAPPLICABLE, GridCell
-from lit_recon.experiments.evaluate.judgement import NO_DEFENSE
-from lit_recon.experiments.evaluate.results import LeakageMetric
+from lit_recon.experiments.evaluate.results import NO_DEFENSE, LeakageMetric
 from lit_recon.experiments.settings import AttackSettings, BackboneSettings
 from lit_recon.experiments.update_attack.run import rehearse, sent_out, victim_data
 from lit_recon.experiments.victim_model import VictimModel, find_target, prepare_training

@@ -18,6 +18,9 @@ from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import format_score, measure_of
 from lit_recon.reporting.writing import Scalar
 
+#: Name of the cells without a defense.
+NO_DEFENSE = "none"
+
 
 @dataclass(frozen=True)
 class LeakageMetric:
@@ -205,6 +208,18 @@ class Evaluation:
         """The mean of a metric over the trainings under a defense; None where it was not measured."""
         values = [value for cell in self.trainings(defense, strength) if (value := cell.number(key)) is not None]
         return statistics.mean(values) if values else None
+
+    def losses(self, defense: str, strength: float | None) -> list[float]:
+        """Losses of accuracy of the trainings under a defense, against those without one and with the same seed."""
+        plain, own = (
+            {
+                cell.repetition: value
+                for cell in self.trainings(*level)
+                if (value := cell.number("accuracy")) is not None
+            }
+            for level in ((NO_DEFENSE, None), (defense, strength))
+        )
+        return [plain[number] - value for number, value in own.items() if number in plain]
 
     def utility_spread(self, defense: str, strength: float | None, key: str) -> float | None:
         """The standard deviation of a metric among the seeds of a training; None for a single seed."""

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from lit_recon.errors import ConfigError
 from lit_recon.experiments.call import check_range
-from lit_recon.experiments.evaluate.judgement import NO_DEFENSE
-from lit_recon.experiments.evaluate.results import LeakageMetric
+from lit_recon.experiments.evaluate.results import NO_DEFENSE, LeakageMetric
 from lit_recon.experiments.settings import BoundSettings, UpdateSettings
 from lit_recon.metrics import metrics_of
 from lit_recon.records import Knowledge

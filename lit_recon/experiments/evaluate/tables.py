@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lit_recon.experiments.evaluate.equal_utility import Protection, compare, strengths_of
-from lit_recon.experiments.evaluate.judgement import NO_DEFENSE, Level, levels, strongest
-from lit_recon.experiments.evaluate.results import CellResult, Evaluation, LeakageMetric, Side
+from lit_recon.experiments.evaluate.judgement import Level, levels, strongest
+from lit_recon.experiments.evaluate.results import NO_DEFENSE, CellResult, Evaluation, LeakageMetric, Side
 from lit_recon.measures import Measure
 from lit_recon.reporting.pages import Panel, TableCell
 from lit_recon.reporting.wording import ABSENT, MISSING, format_printed, format_score, measure_of, percent, short

@@ -152,14 +152,22 @@ def test_comparisons_are_repeated_without_an_attack(evaluated: RunFolder) -> Non
 
 def test_repeated_trainings_give_a_mean_and_a_spread(evaluated: RunFolder) -> None:
     content = json.loads(evaluated.grid.read_text())
-    place = "utility/none_None-r1-0123abcd"
-    write_metrics(RunFolder.open(evaluated.path / place, "seed: 1"), {"accuracy": 0.88, "final_train_loss": 0.7})
-    content["cells"].append({**_entry("utility", place, "none", None), "repetition": 1, "paper": 0.39})
+    for level, accuracy in ((("none", None), 0.88), (("noise", 0.1), 0.82)):
+        place = f"utility/{level[0]}_{level[1]}-r1-0123abcd"
+        write_metrics(
+            RunFolder.open(evaluated.path / place, "seed: 1"), {"accuracy": accuracy, "final_train_loss": 0.7}
+        )
+        content["cells"].append({**_entry("utility", place, *level), "repetition": 1, "paper": 0.39})
     evaluated.grid.write_text(json.dumps(content))
     evaluation = Evaluation.read(evaluated)
     assert evaluation.utility("none", None, "accuracy") == pytest.approx(0.89)
     assert evaluation.utility_spread("none", None, "accuracy") == pytest.approx(0.01 * 2**0.5)
     assert evaluation.utility_spread("prune", 0.5, "accuracy") is None
+    found = {level.title: level for level in levels(evaluation, 2)}
+    assert found["pruning 0.99"].price == pytest.approx(0.1)  # against the training with its own seed
+    assert found["pruning 0.99"].price_error is None
+    assert found["noise 0.1"].price == pytest.approx((0.02 + 0.06) / 2)
+    assert found["noise 0.1"].price_error == pytest.approx(0.02)
     row = attack_tables(evaluation)[0].rows[0]
     accuracy, loss = row[-4], row[-2]
     assert isinstance(accuracy, TableCell)

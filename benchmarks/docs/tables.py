@@ -18,7 +18,8 @@ _TABLES: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {}
 def table(name: str, *records: str) -> Callable[[Callable[..., str]], Callable[..., str]]:
     """Register the function that makes a table from the newest record of each name; a list for a name with `*`.
 
-    `all` before the name stands for older records too, see `Figures.find`.
+    `all` before the name stands for older records too, see `Figures.find`. Without a name the function gets all
+    records, as `Figures`, and the page, and says itself what is from which record.
     """
 
     def register(function: Callable[..., str]) -> Callable[..., str]:
@@ -33,6 +34,8 @@ def make(name: str, figures: Figures, page: Path) -> str:
     if name not in _TABLES:
         raise FigureError("there is no such table")
     names, function = _TABLES[name]
+    if not names:
+        return function(figures, page)
     found = [figures.find(record) for record in names]
     if not all(found):
         return NOT_MEASURED

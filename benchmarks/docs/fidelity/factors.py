@@ -1,0 +1,91 @@
+"""Values of studies of released models: of factors, of numbers of shadow models, and of privacy budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean
+
+from benchmarks.docs.fidelity.items import Found, newest, rows_of, table_of
+from benchmarks.docs.figures import Figures, shown
+from benchmarks.docs.tables import metrics_of
+
+#: Metrics of a study of factors: as cells name them, and their format.
+WORDS = {
+    "mse": ("MSE", ".4f"),
+    "lpips": ("LPIPS", ".4f"),
+    "kl": ("KL", ".4f"),
+    "train_accuracy": ("training accuracy", ".3f"),
+    "accuracy": ("test accuracy", ".3f"),
+    "membership_auc": ("AUC", ".2f"),
+}
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Metrics of a study of factors, at one value of a factor or at all of them.
+
+    Args:
+        record: name of the study.
+        factor: that is varied.
+        value: its label; None: all values.
+        line: the further settings; None: all of them.
+        metrics: that are shown.
+    """
+
+    record: str
+    factor: str
+    value: str | None = None
+    line: str | None = ""
+    metrics: tuple[str, ...] = ("mse",)
+
+    def __call__(self, figures: Figures) -> Found | None:
+        record = newest(figures, self.record)
+        groups: dict[str, list[Mapping[str, object]]] = {}
+        for row in rows_of(record, "factors", factor=self.factor) if record else []:
+            label, line = _label(row["value"]), str(row.get("line", ""))
+            if self.value in (None, label) and self.line in (None, line):
+                groups.setdefault(", ".join(filter(None, (line, label))), []).append(row)
+        cells = {title: text for title, rows in groups.items() if (text := self._cell(rows))}
+        texts = (
+            list(cells.values()) if self.value is not None else [f"{title}: {text}" for title, text in cells.items()]
+        )
+        return Found("; ".join(texts), [record]) if record and texts else None
+
+    def _cell(self, rows: list[Mapping[str, object]]) -> str:
+        """Means over the seeds; a single metric has no title."""
+        values = {key: [float(str(row[key])) for row in rows if row.get(key) is not None] for key in self.metrics}
+        texts = {key: shown(fmean(own), WORDS[key][1]) for key, own in values.items() if own}
+        return ", ".join(text if len(self.metrics) == 1 else f"{WORDS[key][0]} {text}" for key, text in texts.items())
+
+
+def _label(value: object) -> str:
+    """The label of a value, which a CSV file may have turned into a number."""
+    return f"{value:,.10g}" if isinstance(value, int | float) else str(value)
+
+
+def curve(figures: Figures) -> Found | None:
+    """The error of one run by its number of shadow models."""
+    record = newest(figures, "mnist_small")
+    if record is None:
+        return None
+    found = metrics_of(record)
+    errors = {int(key.split("_")[2]): value for key, value in found.items() if key.startswith("mse_at_")}
+    errors[found["n_shadow"]] = found["mse"]
+    return Found(", ".join(f"{n:,}: {shown(value, '.4f')}" for n, value in sorted(errors.items())), [record])
+
+
+@dataclass(frozen=True)
+class Private:
+    """Error and accuracy by epsilon of a study of robustness."""
+
+    record: str
+
+    def __call__(self, figures: Figures) -> Found | None:
+        record = newest(figures, self.record)
+        rows = [row for row in table_of(record, "rero") if "epsilon" in row] if record else []
+        cells = {
+            float(str(row["epsilon"])): f"{shown(row['mse'], '.4f')} ({shown(row['accuracy'], '.0%')})" for row in rows
+        }
+        text = ", ".join(f"{epsilon:,.0f}: {cell}" for epsilon, cell in sorted(cells.items()))
+        return Found(text, [record]) if record and text else None

@@ -58,13 +58,19 @@ def rankings(evaluation: Evaluation) -> list[tuple[str, list[str]]]:
         for side in evaluation.sides:
             if compared := comparisons(evaluation, size, side):
                 said = [_ranking(evaluation, limit, own) for limit, own in compared.items()]
+                plain = levels(evaluation, size, side.barred)[0]
+                if plain.strength is None and plain.stops:  # such attacks tell nothing about defenses
+                    said = ["Not known: without a defense no attack is better than the nearest public image."]
                 found.append((f"Batch size {size}{side.words}", said))
     return found
 
 
 def _ranking(evaluation: Evaluation, limit: float, compared: Mapping[str, Protection]) -> str:
     first, *others = sorted(compared, key=lambda name: -compared[name].value)
-    best, start = compared[first], f"At a loss of at most {short(100 * limit, 6)} points"
+    best, start = (
+        compared[first],
+        f"At a loss of at most {(points := short(100 * limit, 6))} point{'s' * (points != '1')}",
+    )
     if best.strengths == (None,):
         return f"{start} no defense of the grid does better than none."
     title, value = evaluation.defenses[first], _between(evaluation, best)

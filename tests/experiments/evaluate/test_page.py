@@ -137,6 +137,13 @@ def test_defenses_are_compared_at_equal_price(evaluated: RunFolder) -> None:
     assert "; then pruning with RMSE 0.098 (" in said
 
 
+def test_attacks_that_fail_without_a_defense_rank_nothing(evaluated: RunFolder) -> None:
+    for path in evaluated.path.glob("cells/none_None-*/metrics.json"):
+        write_metrics(RunFolder(path.parent), {**json.loads(path.read_text()), "rmse": NEAREST + 0.01})
+    said = ["Not known: without a defense no attack is better than the nearest public image."]
+    assert [found for _, found in rankings(Evaluation.read(evaluated))] == [said, said]
+
+
 def test_comparisons_are_repeated_without_an_attack(evaluated: RunFolder) -> None:
     content = json.loads(evaluated.grid.read_text())
     evaluated.grid.write_text(json.dumps({**content, "malicious": [], "without": ["far"]}))

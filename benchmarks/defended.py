@@ -3,9 +3,9 @@
     python -m benchmarks.defended --data.root DIR --checkpoint FILE [--kinds prune drop] [--cells "prune 0.9/1/eval"]
 
 Every cell has its own draws of test images of CIFAR-10. The kinds of defenses have records of their own, so that
-several processes can share the work. The kind `bound` is no defense: it is the Cramer-Rao bound for Gaussian noise. The
-attacks are those of `configs/attack/feature_maps.yaml` but for the last: the deep image prior that they make way to is
-no part of this table.
+several processes can share the work. The kind `bound` is no defense: it is the Cramer-Rao bound for Gaussian noise and
+for DP-SGD. The attacks are those of `configs/attack/feature_maps.yaml` but for the last: the deep image prior that they
+make way to is no part of this table.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from benchmarks.record import Record, Row
 from lit_recon.attacks.base import Attack
 from lit_recon.attacks.updates import FirstApplicable
 from lit_recon.bounds import GaussianPrior, NetworkJacobian, Rounding, cramer_rao, van_trees
-from lit_recon.clients.gradient import pure_copy
+from lit_recon.clients.gradient import GradientOperator, pure_copy
 from lit_recon.clients.settings import ClientSettings, LocalTraining
 from lit_recon.data import ImageSet
 from lit_recon.data.sources import CIFAR10
 from lit_recon.data.splits import Pool, in_pool
-from lit_recon.defenses import DPSGD, Defense, GaussianNoise, GradientClipping, GradientDropout, GradientPruning
+from lit_recon.defenses import DPSGD, Defense, GaussianNoise, GradientClipping, GradientDropout, GradientPruning, Round
 from lit_recon.experiments.update_attack.bound import PIXEL_VARIANCE
 from lit_recon.models import Backbone
 from lit_recon.models.checkpoint import load_backbone
@@ -102,20 +102,23 @@ def measure(model: Backbone, private: ImageSet, attack: Attack, defense: Defense
 
 
 def bounds(model: Backbone, image: Tensor, label: Tensor) -> Row:
-    """The Cramer-Rao error of one image `(1, 3, 32, 32)` behind Gaussian noise, without and with a prior."""
+    """The Cramer-Rao errors of one image `(1, 3, 32, 32)` behind noise and DP-SGD, without and with a prior."""
     started = time.process_time()
     network, weights = pure_copy(model, "eval"), Weights.of(model)
     jacobian = NetworkJacobian(network, weights, Batch(image, label), cross_entropy)
-    information = jacobian.gram()
-    size = Rounding.of(information, jacobian.rounding()).size
-    prior = GaussianPrior.isotropic(len(information), PIXEL_VARIANCE)
-    stds = [one.std for one in DEFENSES["noise"].values() if isinstance(one, GaussianNoise)]
-    return {
-        "stds": stds,
-        "cramer_rao": [float(f"{cramer_rao(information / std**2, size / std**2).rmse:.3g}") for std in stds],
-        "van_trees": [float(f"{van_trees(information / std**2, prior).rmse:.3g}") for std in stds],
-        "seconds": round(time.process_time() - started, 1),
-    }
+    gram = jacobian.gram()
+    size = Rounding.of(gram, jacobian.rounding()).size / float(gram.trace())
+    prior = GaussianPrior.isotropic(len(gram), PIXEL_VARIANCE)
+    round_ = Round(jacobian.batch, partial(GradientOperator(model, "eval"), weights))
+    defenses = DEFENSES["noise"] | DEFENSES["dpsgd"]
+    found: dict[str, list[float]] = {"cramer_rao": [], "van_trees": []}
+    for defense in defenses.values():
+        generator = ClientSettings().generator(0)  # of masks, which neither of these defenses draws
+        information = defense.released_information(jacobian, round_, defense.released_std(1), generator).information
+        unbiased = cramer_rao(information, size * float(information.trace()))
+        for key, bound in (("cramer_rao", unbiased), ("van_trees", van_trees(information, prior))):
+            found[key].append(float(f"{bound.rmse:.3g}"))
+    return {"defenses": list(defenses), **found, "seconds": round(time.process_time() - started, 1)}
 
 
 def main() -> None:

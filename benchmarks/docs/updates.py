@@ -167,10 +167,10 @@ def defended(records: list[Content], bound: Content) -> str:
 
 def _bound(row: Row, record: Content) -> str:
     """The Cramer-Rao errors with a prior of single images behind the row's noise, least and largest; or nothing."""
-    kind, _, std = row["defense"].partition(" ")
-    if (kind, row["batch"], row["batch_norm"]) != ("noise", 1, "eval"):
+    names = record["rows"][0]["defenses"]
+    if row["defense"] not in names or (row["batch"], row["batch_norm"]) != (1, "eval"):
         return ""
-    number = [f"{value:g}" for value in record["rows"][0]["stds"]].index(std)
+    number = names.index(row["defense"])
     return " to ".join(_extremes([float(one["van_trees"][number]) for one in record["rows"]]))
 
 
@@ -231,14 +231,12 @@ def architectures(records: list[Content]) -> str:
 
 @table("bound_noise", "bound_noise")
 def bound_noise(record: Content) -> str:
-    """The Cramer-Rao errors of images behind noise, without and with a prior of independent pixels."""
+    """The Cramer-Rao errors of images behind noise and DP-SGD, without and with a prior of independent pixels."""
     rows = []
-    for i, std in enumerate(record["rows"][0]["stds"]):
+    for i, name in enumerate(record["rows"][0]["defenses"]):
         # a direction of the image without information makes the first infinite
         errors = [[float(row[kind][i]) for row in record["rows"]] for kind in ("cramer_rao", "van_trees")]
-        rows.append(
-            [f"noise {std:g}", str(len(record["rows"])), *(cell for kind in errors for cell in _extremes(kind))]
-        )
+        rows.append([name, str(len(record["rows"])), *(cell for kind in errors for cell in _extremes(kind))])
     seconds = statistics.median(row["seconds"] for row in record["rows"])
     rows.append(["seconds an image", "", shown(seconds, ".0f"), "", "", ""])
     header = ["defense", "images", "Cramér-Rao, least", "largest", "with a prior, least", "largest"]

@@ -207,7 +207,9 @@ def test_a_defended_cell_that_was_measured_again_counts_once() -> None:
 
     _, function = tables._TABLES["defended"]
     records = [cell("prune 0.9", [0.01, 0.02], "2"), cell("drop 0.9", [0.003], "1"), cell("prune 0.9", [0.3], "1")]
-    informed = [{"stds": [0.001, 0.01], "van_trees": [0.1 * image, 0.2 * image]} for image in (2, 1)]
+    informed = [
+        {"defenses": ["noise 0.001", "noise 0.01"], "van_trees": [0.1 * image, 0.2 * image]} for image in (2, 1)
+    ]
     made = function([*records, cell("noise 0.01", [0.5], "1")], {"rows": informed})
     assert made.endswith("In all 6 draws of 6 images: 3 images are certified, 0 of them wrong.")
     _, *rows = lines(made)

@@ -151,10 +151,10 @@ def factors_digits(record: Content) -> str:
     settings = configuration("reconn/factors_digits.yaml")["factors"]
     base, *others = rows
     lines = []
-    for factor, series in dict.fromkeys((row["factor"], row.get("series", "")) for row in others):
-        same = [row for row in others if (row["factor"], row.get("series", "")) == (factor, series)]
+    for factor, line in dict.fromkeys((row["factor"], row.get("line", "")) for row in others):
+        same = [row for row in others if (row["factor"], row.get("line", "")) == (factor, line)]
         cells = ", ".join(f"{row['value']}: {_mse(row['mse'])} ({shown(row['accuracy'], '.0%')})" for row in same)
-        lines.append([settings[factor]["title"] + (f", {series}" if series else ""), cells])
+        lines.append([settings[factor]["title"] + (f", {line}" if line else ""), cells])
     errors = [row["mse"] for row in others if row["factor"] == "seed"]
     note = (
         f"The base has an MSE of {_mse(base['mse'])}, the nearest other image {_mse(base['oracle_mse'])}, the mean "

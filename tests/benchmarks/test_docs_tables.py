@@ -100,6 +100,17 @@ def test_a_grid_names_the_strongest_attack_and_the_price(grid: dict[str, Any]) -
     ]
 
 
+def test_lines_of_a_factor_stand_apart() -> None:
+    rows = [
+        {"factor": "default", "mse": 0.01, "oracle_mse": 0.02, "baseline_mean_image_mse": 0.03, "accuracy": 0.9},
+        *({"factor": "seed", "value": n, "mse": 0.01 * n, "accuracy": 0.9} for n in (1, 2)),
+        {"factor": "rate", "line": "no momentum", "value": 0.1, "mse": 0.05, "accuracy": 0.8},
+        {"factor": "rate", "line": "momentum", "value": 0.1, "mse": 0.06, "accuracy": 0.7},
+    ]
+    made = lines(released.factors_digits(run("factors_digits", tables={"factors": rows})))
+    assert [row[0].rpartition(", ")[2] for row in made[2:]] == ["no momentum", "momentum"]
+
+
 def test_certified_images_are_counted_with_the_wrong_ones() -> None:
     cell = {"network": "untrained", "batch_norm": "eval", "labels": "distinct"}
     rows = [

@@ -426,3 +426,15 @@ def test_a_defense_whose_training_is_impossible_is_attacked_without_a_price(work
     assert private["accuracy"] == ""
     assert (folder / "utility.csv").read_text().count("\n") == 2  # the header and one training
     assert (folder / "batches.csv").read_text().count("\n") == 1 + 2 * 2
+
+
+def test_a_grid_in_parts_is_the_grid(workplace: Path, grid: Path, whole: Path, attack: Run) -> None:
+    folder = workplace / "runs" / "tiny_parts"
+    first = attack("evaluate", "--config", grid, "--out", folder, "--only", "[none, noise_0.1]")
+    assert first.code == 0, first.err
+    assert "grid        4 cells, 0 of them done" in first.out
+    assert [row["reason"] for row in figures(folder)] == ["", "not run yet", "", "not run yet"]
+    ended = attack("evaluate", "--config", grid, "--out", folder, "--only", "[noise, local]")
+    assert ended.code == 0, ended.err
+    assert "grid        6 cells, 2 of them done" in ended.out
+    assert figures(folder) == figures(whole)

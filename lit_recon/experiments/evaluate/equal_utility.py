@@ -71,8 +71,8 @@ def strengths_of(
         own = [row for row in trainings if row.get("strength") == value and row["repetition"] in plain]
         scores: dict[str, list[float]] = {}
         for row in batches:
-            if row.get("strength") == value:
-                scores.setdefault(row["attack"], []).append(sign * row["value"])
+            if row.get("strength") == value:  # attackers who do not know the defense are others than those who do
+                scores.setdefault(f"{row['attack']}, {row.get('aware')}", []).append(sign * row["value"])
         if own:
             found.append(Strength(value, [plain[row["repetition"]] - row["accuracy"] for row in own], scores))
     return sorted(found, key=lambda one: one.value is not None)

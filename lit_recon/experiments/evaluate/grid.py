@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -110,8 +110,7 @@ def build_cells(settings: EvaluateSettings, own: Mapping[str, Any]) -> list[Grid
     common = {key: own[key] for key in _COMMON}
     if settings.model.class_path is not None:
         common["model"] = own["model"]
-    chosen = {*settings.only}
-    rows = [row for row in _rows(settings.defenses) if not chosen or chosen & {row.defense, _name(row)}]
+    rows = list(_rows(settings.defenses))
     trainings = list(_trainings(common, settings, rows))
     knowledge = own.get("knowledge")
     generators = {
@@ -134,6 +133,13 @@ def build_cells(settings: EvaluateSettings, own: Mapping[str, Any]) -> list[Grid
     ]
     once = {cell.folder: cell for cell in generators.values()}
     return [*once.values(), *trainings, *attacks]
+
+
+def part_of(cells: Sequence[GridCell], only: Collection[str]) -> list[GridCell]:
+    """The cells of some defenses, or of single strengths such as `noise_0.1`, and the generators that they need."""
+    chosen = [cell for cell in cells if {cell.defense, _name(cell)} & {*only} and cell.kind != "generator"]
+    needed = {cell.generator for cell in chosen}
+    return [cell for cell in cells if cell.folder in needed] + chosen if only else list(cells)
 
 
 def own_network(cell: GridCell, own: Mapping[str, Any]) -> str | None:
@@ -271,7 +277,7 @@ def _attack(entrant: _Entrant, row: _Row, size: int, grid: EvaluateSettings) -> 
     )
 
 
-def _name(row: _Row) -> str:
+def _name(row: _Row | GridCell) -> str:
     return row.defense if row.strength is None else f"{row.defense}_{row.strength:g}"
 
 

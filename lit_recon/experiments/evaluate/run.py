@@ -23,7 +23,7 @@ from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import allow_class_path, settings_parser
 from lit_recon.experiments.engine.cluster import ClusterSettings
 from lit_recon.experiments.engine.runner import StudyRunner
-from lit_recon.experiments.evaluate.grid import GridCell, build_cells, own_network
+from lit_recon.experiments.evaluate.grid import GridCell, build_cells, own_network, part_of
 from lit_recon.experiments.evaluate.page import build_evaluation, gallery_grids, summary_lines
 from lit_recon.experiments.evaluate.rehearsal import Rehearsal
 from lit_recon.experiments.evaluate.results import Evaluation
@@ -188,16 +188,17 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     path, own, metric = call.folder.path, call.own, settings.ranking
     cluster.check(arguments.prog, settings.trainer)
     cells = build_cells(settings, own)
-    inapplicable = Rehearsal(cells, path, metric).check()
+    part = part_of(cells, settings.only)
+    inapplicable = Rehearsal(part, path, metric).check()
     _refuse_unavailable(settings)
-    study = StudyRunner([cell.piece(path, metric.key) for cell in cells], path)
+    study = StudyRunner([cell.piece(path, metric.key) for cell in part], path)
     grows = ("attacks", "defenses", "only", "batch_sizes", "aware", *_OF_PAGE)
     study.open(call.config, settings.overwrite, grows, inapplicable)
     write_text(study.folder.grid, json.dumps(_description(settings, cells, own), indent=2))
     print(f"grid        {study.progress()}")
     cluster.run(study, settings.trainer)
     if not metric.of_features:
-        write_bounds(cells, study.folder, settings.bound)
+        write_bounds(part, study.folder, settings.bound)
     build_evaluation(path)
     evaluation = Evaluation.read(study.folder)
     loggers = call.loggers()

@@ -98,7 +98,7 @@ class EvaluateSettings(UpdateSettings):
         attacks: by name.
         defenses: by name; no defense is always part of the grid.
         only: defenses of the grid by name (`none` for no defense), or single strengths such as `noise_0.1`, whose cells
-            this run is about; default: all.
+            this call runs; default: all. The page has the whole grid, with what is in the folder.
         utility: backbone settings, such as `epochs`, of the trainings that measure utility; null: it is not measured.
         utility_seeds: trainings, with different seeds, of no defense and of the weakest and the strongest strength of
             every defense; the strengths between have one.

@@ -100,8 +100,9 @@ def test_rows_of_tables_become_strengths() -> None:
         {**noise[1], "repetition": 0, "accuracy": 0.6},
     ]
     batches = [{**own, "attack": "a", "value": 30.0} for own in (none, noise[0], noise[0], noise[2])]
+    batches.append({**noise[0], "attack": "a", "aware": "false", "value": 20.0})
     first, second = strengths_of(trainings, batches, sign=-1)
     assert (first.value, first.losses) == (None, [0.0, 0.0])
     assert (second.value, second.losses) == (0.1, pytest.approx([0.05, 0.1]))
-    assert second.scores == {"a": [-30.0, -30.0]}
+    assert list(second.scores.values()) == [[-30.0, -30.0], [-20.0]]  # whether the defense is known or not
     assert compare({"noise": [second]}, 0.1) == {}  # without a beginning there is no line

@@ -13,7 +13,7 @@ import yaml
 from lit_recon.attacks.updates import GenerativePrior, GradientMatching
 from lit_recon.errors import ConfigError, MissingDataError
 from lit_recon.experiments.engine.pieces import merged
-from lit_recon.experiments.evaluate.grid import GridCell, build_cells, network_in_words
+from lit_recon.experiments.evaluate.grid import GridCell, build_cells, network_in_words, part_of
 from lit_recon.experiments.evaluate.settings import DefenseFamily, EvaluateSettings, GridAttack, GridPaper
 from lit_recon.experiments.settings import LpipsSettings
 from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, save_generator
@@ -123,7 +123,7 @@ def test_the_ends_of_a_defense_are_trained_several_times(attack: GridAttack) -> 
 def test_parts_of_a_grid_are_its_cells(attack: GridAttack) -> None:
     whole = {cell.folder for cell in grid(attack)}
     for names in (["none", "noise", "local"], ["none", "noise_0.01", "noise_0.1", "local"]):
-        parts = [{cell.folder for cell in grid(attack, only=[name])} for name in names]
+        parts = [{cell.folder for cell in part_of(grid(attack), [name])} for name in names]
         assert set.union(*parts) == whole
         assert sum(map(len, parts)) == len(whole)
 

@@ -137,11 +137,12 @@ def defended(records: list[Content], bound: Content) -> str:
     """Errors of all images behind a defense, certified ones, bounds, and the figure of Liu et al. for their attack."""
     rows = []
     # a cell that was measured again counts once
-    newest = {
-        (row["defense"], row["batch"], row["batch_norm"]): row
-        for record in sorted(records, key=lambda record: str(record["created"]))
-        for row in record["rows"]
-    }
+    newest, networks = {}, {}
+    for record in sorted(records, key=lambda record: str(record["created"])):
+        for row in record["rows"]:
+            key = (row["defense"], row["batch"], row["batch_norm"])
+            newest[key], networks[key] = row, record["files"].get("checkpoint")
+    [(usual, _)] = Counter(networks.values()).most_common(1)
     for _, row in sorted(newest.items()):
         errors = row["rmse"]
         rows.append(
@@ -162,7 +163,10 @@ def defended(records: list[Content], bound: Content) -> str:
     sums = [sum(row[key] for row in newest.values()) for key in ("draws", "images", "certified", "certified_and_wrong")]
     total = "In all {} draws of {} images: {} images are certified, {} of them wrong.".format(*sums)
     lines = markdown([*header, "bound", "Liu et al. 2025, their attack", "seconds of a batch"], rows)
-    return f"{lines}\n\n{total}"
+    others = [", ".join(map(str, key)) for key, network in sorted(networks.items()) if network != usual]
+    others += ["the bound"] * (bound["files"].get("checkpoint") != usual)
+    apart = f" Of another network, which the same training made: {'; '.join(others)}." if others else ""
+    return f"{lines}\n\n{total}{apart}"
 
 
 def _bound(row: Row, record: Content) -> str:

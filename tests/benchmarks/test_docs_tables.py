@@ -204,7 +204,7 @@ def test_exact_images_of_inactive_neurons_are_counted_over_trainings(noise: dict
 
 
 def test_a_defended_cell_that_was_measured_again_counts_once() -> None:
-    def cell(defense: str, rmse: list[float], created: str) -> dict[str, Any]:
+    def cell(defense: str, rmse: list[float], created: str, network: str = "one") -> dict[str, Any]:
         row = {
             "defense": defense,
             "batch": 1,
@@ -214,15 +214,19 @@ def test_a_defended_cell_that_was_measured_again_counts_once() -> None:
             "rmse": rmse,
             "certified": 1,
         }
-        return {"created": created, "rows": [{**row, "certified_and_wrong": 0, "seconds": {"median": 75.2}}]}
+        found = {**row, "certified_and_wrong": 0, "seconds": {"median": 75.2}}
+        return {"created": created, "files": {"checkpoint": network}, "rows": [found]}
 
     _, function = tables._TABLES["defended"]
     records = [cell("prune 0.9", [0.01, 0.02], "2"), cell("drop 0.9", [0.003], "1"), cell("prune 0.9", [0.3], "1")]
     informed = [
         {"defenses": ["noise 0.001", "noise 0.01"], "van_trees": [0.1 * image, 0.2 * image]} for image in (2, 1)
     ]
-    made = function([*records, cell("noise 0.01", [0.5], "1")], {"rows": informed})
+    bound = {"rows": informed, "files": {"checkpoint": "one"}}
+    made = function([*records, cell("noise 0.01", [0.5], "1")], bound)
     assert made.endswith("In all 6 draws of 6 images: 3 images are certified, 0 of them wrong.")
+    mixed = function([*records, cell("noise 0.01", [0.5], "1", "two")], bound | {"files": {"checkpoint": "two"}})
+    assert mixed.endswith("Of another network, which the same training made: noise 0.01, 1, eval; the bound.")
     _, *rows = lines(made)
     assert [row[:6] for row in rows] == [
         ["drop 0.9", "eval", "1", "1 of 2", "0.003", "0.003"],

@@ -162,10 +162,12 @@ def test_every_cell_of_a_shipped_grid_is_valid(
     for cell in one_of_each.values():
         built = cell.built(Path("nowhere"), generator)
         if cell.kind != "generator":
-            assert (built["defense"] is None) == (cell.defense in ("none", "local_steps"))
+            assert (built["defense"] is None) == (cell.defense in ("none", "local_steps", "aggregation"))
     figures = {} if whole.paper is None else whole.paper.values
-    printed = {(cell.attack, cell.defense) for cell in cells if cell.paper is not None}
+    printed = {(cell.attack, cell.defense) for cell in cells if cell.paper is not None and cell.kind == "attack"}
     assert printed == {(attack, defense) for attack, families in figures.items() for defense in families}
+    losses = set() if whole.paper is None else set(whole.paper.losses)
+    assert {cell.defense for cell in cells if cell.paper is not None and cell.kind == "utility"} == losses
     assert path.read_text().startswith("# ")
 
 

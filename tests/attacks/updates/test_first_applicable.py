@@ -75,7 +75,7 @@ def test_the_last_attack_has_to_work(photographs: Tensor) -> None:
         FirstApplicable([attack(), attack().last])
 
 
-@pytest.mark.parametrize("fraction", [None, 0.99])
+@pytest.mark.parametrize("fraction", [None, 0.9999])  # nearly nothing left: no map on any processor
 def test_labels_and_maps_are_recovered_once(
     photographs: Tensor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fraction: float | None
 ) -> None:

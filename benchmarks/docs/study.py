@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.docs.figures import Content, shown
 from benchmarks.docs.marks import NOT_MEASURED
 from benchmarks.docs.tables import configuration, markdown, row_of, select, table
+from benchmarks.docs.updates import title_of
 from lit_recon.experiments.evaluate.equal_utility import Protection, compare, strengths_of
 
 Row = Mapping[str, Any]
@@ -16,7 +17,7 @@ Row = Mapping[str, Any]
 _GRID = "liu2025_table4_small"
 _NONE = "none"
 #: What a row is about: a training or an attacked batch.
-_IDENTITY = ("defense", "strength", "repetition", "attack", "batch_size", "batch")
+_IDENTITY = ("defense", "strength", "repetition", "attack", "aware", "batch_size", "batch")
 
 
 def _rows(records: Sequence[Content], name: str) -> list[Row]:
@@ -41,10 +42,6 @@ def _malicious(grid: Row) -> list[str]:
     return [name for name, file in files.items() if file.get("server")]
 
 
-def _of(rows: Sequence[Row], defense: str, strength: float | None) -> list[Row]:
-    return [row for row in select(rows, defense=defense) if row.get("strength") == strength]
-
-
 @table("liu2025_table4_small", f"all {_GRID}_**")
 def attacks(records: Sequence[Content]) -> str:
     """RMSE of every attack under every defense, the paper's in brackets; accuracy and loss of the trainings."""
@@ -53,7 +50,7 @@ def attacks(records: Sequence[Content]) -> str:
     malicious = _malicious(grid)
     rows = []
     for defense, strength in _levels(grid):
-        found = _of(batches, defense, strength)
+        found = select(batches, defense=defense, strength=strength)
         means = {
             name: statistics.mean(row["value"] for row in own)
             for name in grid["attacks"]
@@ -68,15 +65,11 @@ def attacks(records: Sequence[Content]) -> str:
             marker = "**" if name == best else "*" if name == honest else ""
             text = f"{marker}{shown(means.get(name))}{marker}"
             cells.append(text + _printed(grid["paper"]["values"].get(name, {}), grid, defense, strength))
-        own = _of(trainings, defense, strength)
+        own = select(trainings, defense=defense, strength=strength)
         loss = _spread(own, "final_train_loss", ".2f") + _printed(grid["paper"]["losses"], grid, defense, strength)
-        rows.append([_title(grid, defense, strength), *cells, _spread(own, "accuracy", ".1%"), loss])
+        rows.append([title_of(grid, defense, strength), *cells, _spread(own, "accuracy", ".1%"), loss])
     titles = [attack["title"] for attack in grid["attacks"].values()]
     return markdown(["defense", *titles, "accuracy", "training loss"], rows)
-
-
-def _title(grid: Row, defense: str, strength: float | None) -> str:
-    return "no defense" if strength is None else f"{grid['defenses'][defense]['title']} {strength:g}"
 
 
 def _printed(values: Row, grid: Row, defense: str, strength: float | None) -> str:

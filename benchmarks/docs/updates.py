@@ -50,7 +50,7 @@ def _strength(row: Row) -> tuple[str, Any]:
     return row["defense"], row.get("strength")
 
 
-def _title(grid: Row, defense: str, strength: Any) -> str:
+def title_of(grid: Row, defense: str, strength: Any) -> str:
     if defense == "none":
         return "no defense"
     return f"{grid['defenses'].get(defense, {}).get('title', defense)} {strength:g}"
@@ -88,7 +88,7 @@ def _grid(record: Content) -> str:
             same = [row for row in chosen if _strength(row) == (defense, strength)]
             price = "" if defense == "none" else shown(_price(same[0], cells), "+.1f")
             found = [_cell([row for row in same if row["attack"] == name]) for name in attacks]
-            rows.append([_title(grid, defense, strength), *found, shown(same[0]["accuracy"], ".1%"), price])
+            rows.append([title_of(grid, defense, strength), *found, shown(same[0]["accuracy"], ".1%"), price])
         base = next(row for row in chosen if row.get("nearest_public_rmse") is not None)
         nearest, mean = (shown(base[f"{name}_rmse"]) for name in ("nearest_public", "mean_image"))
         images = f"RMSE over {base['n']:g} images{'' if batch == 1 else ', distinct labels in a batch'}"

@@ -101,13 +101,13 @@ def under_grid(defense: str, strength: float) -> Compute:
 
 def _under_grid(figures: Figures, defense: str, strength: float) -> Found | None:
     records = _parts(figures, "batches", defense, strength)
-    rows = study._of(study._rows(records, "batches"), defense, strength)
+    rows = select(study._rows(records, "batches"), defense=defense, strength=strength)
     cells = [
         f"{words} {shown(statistics.mean(float(row['value']) for row in own))}"
         for name, words in _NAMES.items()
         if (own := select(rows, attack=name))
     ]
-    trainings = study._of(study._rows(records, "utility"), defense, strength)
+    trainings = select(study._rows(records, "utility"), defense=defense, strength=strength)
     if accuracy := study._spread(trainings, "accuracy", ".1%"):
         cells.append(f"accuracy {accuracy}")
     return Found("; ".join(cells), records) if rows else None
@@ -123,7 +123,7 @@ def _parts(figures: Figures, name: str, defense: str, strength: float) -> list[C
 def _loss(defense: str, strength: float) -> Compute:
     def compute(figures: Figures) -> Found | None:
         records = _parts(figures, "utility", defense, strength)
-        rows = study._of(study._rows(records, "utility"), defense, strength)
+        rows = select(study._rows(records, "utility"), defense=defense, strength=strength)
         return Found(study._spread(rows, "final_train_loss", ".2f"), records) if rows else None
 
     return compute
@@ -321,7 +321,7 @@ _TABLE_5_ITEMS = tuple(
         f"final training loss behind {defense} {strength:g}",
         printed(TABLE_5, column),
         ours=_loss(defense, strength),
-        setting="one epoch over 10,000 images instead of 200 epochs; mean ± standard deviation over three seeds",
+        setting="one epoch over 10,000 images instead of 200 epochs; ± standard deviation of several seeds",
         needs=f"{_only(defense, strength)}; 200 epochs `configs/evaluate/liu2025_table4.yaml`, days on one GPU",
     )
     for column, (defense, strength, _) in enumerate(COLUMNS)

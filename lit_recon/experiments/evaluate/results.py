@@ -206,25 +206,23 @@ class Evaluation:
 
     def utility(self, defense: str, strength: float | None, key: str) -> float | None:
         """The mean of a metric over the trainings under a defense; None where it was not measured."""
-        values = [value for cell in self.trainings(defense, strength) if (value := cell.number(key)) is not None]
-        return statistics.mean(values) if values else None
+        values = self._measured(defense, strength, key)
+        return statistics.mean(values.values()) if values else None
 
     def losses(self, defense: str, strength: float | None) -> list[float]:
         """Losses of accuracy of the trainings under a defense, against those without one and with the same seed."""
-        plain, own = (
-            {
-                cell.repetition: value
-                for cell in self.trainings(*level)
-                if (value := cell.number("accuracy")) is not None
-            }
-            for level in ((NO_DEFENSE, None), (defense, strength))
-        )
+        plain, own = (self._measured(*level, "accuracy") for level in ((NO_DEFENSE, None), (defense, strength)))
         return [plain[number] - value for number, value in own.items() if number in plain]
 
     def utility_spread(self, defense: str, strength: float | None, key: str) -> float | None:
         """The standard deviation of a metric among the seeds of a training; None for a single seed."""
-        values = [value for cell in self.trainings(defense, strength) if (value := cell.number(key)) is not None]
-        return statistics.stdev(values) if len(values) > 1 else None
+        values = self._measured(defense, strength, key)
+        return statistics.stdev(values.values()) if len(values) > 1 else None
+
+    def _measured(self, defense: str, strength: float | None, key: str) -> dict[int, float]:
+        """A metric of the trainings under a defense that have it, by repetition."""
+        cells = self.trainings(defense, strength)
+        return {cell.repetition: value for cell in cells if (value := cell.number(key)) is not None}
 
     def title(self, defense: str, strength: float | None) -> str:
         """A defense and its strength in words."""

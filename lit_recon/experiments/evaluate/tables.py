@@ -22,29 +22,32 @@ _COLUMNS = {
 }
 
 
+#: What each defense leaves the strongest attack, by the largest loss of accuracy.
+Compared = Mapping[float, Mapping[str, Protection]]
+
+
 def equal_utility(evaluation: Evaluation) -> list[Panel]:
     """Defenses at equal loss of accuracy, by batch size and side; none where no loss was measured."""
-    panels = []
+    return [_equal_panel(evaluation, *own) for own in comparisons(evaluation)]
+
+
+def comparisons(evaluation: Evaluation) -> list[tuple[int, Side, Compared]]:
+    """The comparison for every batch size and side for which losses of accuracy and attacks are known."""
+    trainings, batches = rows_of(*utility_table(evaluation)), rows_of(*batch_table(evaluation))
+    sign = -1 if evaluation.metric.measure.higher_is_better else 1
+    found = list[tuple[int, Side, Compared]]()
     for size in evaluation.batch_sizes:
         for side in evaluation.sides:
-            compared = comparisons(evaluation, size, side)
-            if compared:
-                panels.append(_equal_panel(evaluation, size, side, compared))
-    return panels
-
-
-def comparisons(evaluation: Evaluation, size: int, side: Side) -> dict[float, dict[str, Protection]]:
-    """What each defense leaves the strongest attack of a side, by the largest loss of accuracy; empty if unknown."""
-    trainings, batches = rows_of(*utility_table(evaluation)), rows_of(*batch_table(evaluation))
-    barred = {*evaluation.networks, *side.barred}
-    chosen = [row for row in batches if row["batch_size"] == size and row["attack"] not in barred]
-    sign = -1 if evaluation.metric.measure.higher_is_better else 1
-    defenses = {
-        name: strengths_of(_of_defense(name, trainings), _of_defense(name, chosen), sign)
-        for name in evaluation.defenses
-    }
-    known = {name: points for name, points in defenses.items() if len(points) > 1}
-    return {limit: compare(known, limit) for limit in evaluation.max_accuracy_drops} if known else {}
+            barred = {*evaluation.networks, *side.barred}
+            chosen = [row for row in batches if row["batch_size"] == size and row["attack"] not in barred]
+            defenses = {
+                name: strengths_of(_of_defense(name, trainings), _of_defense(name, chosen), sign)
+                for name in evaluation.defenses
+            }
+            known = {name: points for name, points in defenses.items() if len(points) > 1}
+            if known and evaluation.max_accuracy_drops:
+                found.append((size, side, {limit: compare(known, limit) for limit in evaluation.max_accuracy_drops}))
+    return found
 
 
 def _of_defense(name: str, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -54,14 +57,12 @@ def _of_defense(name: str, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[st
 def rankings(evaluation: Evaluation) -> list[tuple[str, list[str]]]:
     """By batch size and side, a sentence for every limit: the defense that protects best, and how sure that is."""
     found = []
-    for size in evaluation.batch_sizes:
-        for side in evaluation.sides:
-            if compared := comparisons(evaluation, size, side):
-                said = [_ranking(evaluation, limit, own) for limit, own in compared.items()]
-                plain = levels(evaluation, size, side.barred)[0]
-                if plain.strength is None and plain.stops:  # such attacks tell nothing about defenses
-                    said = ["Not known: without a defense no attack is better than the nearest public image."]
-                found.append((f"Batch size {size}{side.words}", said))
+    for size, side, compared in comparisons(evaluation):
+        said = [_ranking(evaluation, limit, own) for limit, own in compared.items()]
+        plain = levels(evaluation, size, side.barred)[0]
+        if plain.strength is None and plain.stops:  # such attacks tell nothing about defenses
+            said = ["Not known: without a defense no attack is better than the nearest public image."]
+        found.append((f"Batch size {size}{side.words}", said))
     return found
 
 
@@ -97,9 +98,7 @@ def _interval(metric: LeakageMetric, own: Protection) -> str:
     return " to ".join(format_score(metric.measure, end, unit=False) for end in ends)
 
 
-def _equal_panel(
-    evaluation: Evaluation, size: int, side: Side, compared: Mapping[float, Mapping[str, Protection]]
-) -> Panel:
+def _equal_panel(evaluation: Evaluation, size: int, side: Side, compared: Compared) -> Panel:
     names = list(next(iter(compared.values())))
     rows = list[list[str | TableCell]]()
     for limit, found in compared.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,11 +14,12 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lit_recon.clients import GradientOperator, LocalTraining
+from lit_recon.clients.gradient import gradient_by_name
 from lit_recon.data.dataset import seeded_generator
 from lit_recon.defenses import Defense, Stage, defended_gradient
 from lit_recon.errors import ConfigError, RunExistsError
 from lit_recon.models import Backbone
-from lit_recon.records import Batch, Weights
+from lit_recon.records import Batch, Differentiable, Update, Weights
 from lit_recon.training.module import (
     BACKBONE_FILE,
     LAST_CHECKPOINT,
@@ -110,6 +110,10 @@ class DefendedBackboneModule(TrainingModule):
         self._plain = GradientOperator(self.model, "train")
         self._rule = self._plain if local_steps is None else local_steps.operator(self.model, "train")
         self._batch = Batch(torch.empty(0), torch.empty(0))
+        # the loss of the batch serves the first gradient too, where that is the gradient of this loss
+        dropout = any(isinstance(layer, nn.Dropout) and layer.p for layer in self.model.modules())
+        self._one_pass = defense.stages in ((), (Stage.UPDATE,)) and local_steps is None and not dropout
+        self._passed: tuple[Tensor, dict[str, Tensor]] | None = None
 
     def on_train_start(self) -> None:
         switch_off_ddp_reduction(self.trainer.strategy)
@@ -128,23 +132,35 @@ class DefendedBackboneModule(TrainingModule):
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Set the gradients that the optimizer steps along."""
-        gradient = partial(self._rule, Weights.of(self.model))
-        released = defended_gradient(self.defense, self.model, gradient, self._batch, self._generator())
+        released = defended_gradient(self.defense, self.model, self._gradient, self._batch, self._generator())
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
                 mean = self.trainer.strategy.reduce(released[name].detach(), reduce_op="mean")
                 parameter.grad = mean.to(parameter.dtype)
 
-    @torch.no_grad()
+    def _gradient(self, batch: Batch, differentiable: Differentiable = "no") -> Update:
+        """The client's undefended update at the present weights."""
+        if self._passed is not None and batch is self._batch and differentiable == "no":
+            (loss, parameters), self._passed = self._passed, None
+            return gradient_by_name(loss, parameters, "no")
+        return self._rule(Weights.of(self.model), batch, differentiable)
+
     def _follow_batch(self) -> Tensor:
         """Update running statistics with the batch, and return the loss."""
         batch = self._batch
-        if Stage.BATCH not in self.defense.stages:
-            return nn.functional.cross_entropy(self(batch.images), batch.labels)
-        # a generator of its own draws the numbers that the release will draw
-        seen = self.defense.transform_batch(batch, self.model, self._generator())
-        torch.func.functional_call(self.model, dict(seen.masks), (seen.images,))
-        return self._plain.loss(Weights.of(self.model), batch)
+        if self._one_pass:
+            parameters = {name: value.detach().requires_grad_() for name, value in self.model.named_parameters()}
+            logits = torch.func.functional_call(self.model, parameters, (batch.images,))
+            loss = nn.functional.cross_entropy(logits, batch.labels)
+            self._passed = loss, parameters
+            return loss.detach()
+        with torch.no_grad():
+            if Stage.BATCH not in self.defense.stages:
+                return nn.functional.cross_entropy(self(batch.images), batch.labels)
+            # a generator of its own draws the numbers that the release will draw
+            seen = self.defense.transform_batch(batch, self.model, self._generator())
+            torch.func.functional_call(self.model, dict(seen.masks), (seen.images,))
+            return self._plain.loss(Weights.of(self.model), batch)
 
     def _generator(self) -> torch.Generator:
         return seeded_generator(self.seed, "defense", self.trainer.global_step, self.trainer.global_rank)

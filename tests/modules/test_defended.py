@@ -33,7 +33,7 @@ from lit_recon.defenses import (
     defended_gradient,
 )
 from lit_recon.errors import ConfigError, UnsupportedModelError
-from lit_recon.models import MLP, Backbone, ConvNet, LeNet, WideFeatureLayer, load_backbone
+from lit_recon.models import MLP, Backbone, ConvNet, LeNet, WideFeatureLayer, WideResNet, load_backbone
 from lit_recon.modules.backbone import BackboneModule, DefendedBackboneModule, train_backbone
 from lit_recon.modules.data import BackboneDataModule
 from lit_recon.records import Weights
@@ -130,6 +130,26 @@ def test_a_step_goes_along_what_a_client_releases(defense: Defense, tmp_path: Pa
     trained, _ = train(DefendedBackboneModule(model, defense, schedule, seed=3), tmp_path, 1, 20, 20)
     for name, value in trained.named_parameters():
         torch.testing.assert_close(value, weights.parameters[name] - rate * released[name], rtol=1e-6, atol=1e-7)
+
+
+def test_a_step_takes_one_forward_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss that is logged also gives the gradient; the other way to a gradient is closed here."""
+    monkeypatch.setattr(GradientOperator, "__call__", None)
+    _, utility = train(DefendedBackboneModule(convnet(wide=True), GradientPruning(0.5), SLOW), tmp_path)
+    assert isinstance(utility["final_train_loss"], float)
+
+
+def test_dropout_of_the_network_is_off_in_what_a_client_releases(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Backbone(WideResNet((1, 8, 8), depth=10, widening=1, dropout=0.5), 10, DIGITS.normalization)
+    data = BackboneDataModule(Digits(), 20, padding=1, flip=False, n_train=20)
+    [(images, labels)] = data.train_dataloader()
+    weights = copy.deepcopy(Weights.of(model))
+    expected = GradientOperator(model, "train")(weights, Batch(images, labels))
+    schedule = SGDSchedule(lr=0.1, momentum=0.0, weight_decay=0.0)
+    trained, _ = train(DefendedBackboneModule(model, GaussianNoise(0.0), schedule), tmp_path, 1, 20, 20)
+    for name, value in trained.named_parameters():
+        torch.testing.assert_close(value, weights.parameters[name] - 0.1 * expected[name], rtol=1e-5, atol=1e-6)
 
 
 def mixed_statistics(images: Tensor, model: Backbone, defense: Defense) -> Tensor:

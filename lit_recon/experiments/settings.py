@@ -19,7 +19,7 @@ from lit_recon.models import Imprint, Trunk, WideFeatureLayer
 from lit_recon.modules.private import PrivacySettings
 from lit_recon.records import Knowledge, Normalization
 from lit_recon.training.module import SGDSchedule
-from lit_recon.training.trainer import TrainerSettings
+from lit_recon.training.trainer import Precision, TrainerSettings
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class BackboneSettings(SGDSchedule):
         padding: black pixels around an image before it is cropped back.
         flip: mirror half of the training images; not for digits.
         n_train: train on a stratified sample of this many images; default: all.
+        precision: Lightning's; `bf16-mixed` computes layers with 8 bits of mantissa and keeps weights in 32 bits.
         defense: train on the updates of clients with this defense; default: on plain gradients.
         local_steps: local training of these clients before each release; default: one gradient.
         dp: train with differential privacy; batch_size is then the expected number of images per step.
@@ -82,6 +83,7 @@ class BackboneSettings(SGDSchedule):
     padding: int = 4
     flip: bool = True
     n_train: int | None = None
+    precision: Precision = "32-true"
     defense: Defense | None = None
     local_steps: LocalTraining | None = None
     dp: PrivacySettings | None = None
@@ -98,6 +100,10 @@ class BackboneSettings(SGDSchedule):
             raise ConfigError(
                 "dp has clipping and noise of its own, whose epsilon holds for nothing else: leave defense and "
                 "local_steps out, or train with the defense DPSGD instead of dp"
+            )
+        if self.dp is not None and self.precision != "32-true":
+            raise ConfigError(
+                f"gradients of single images are clipped in 32 bits: leave precision={self.precision} out"
             )
 
 

@@ -46,7 +46,7 @@ from lit_recon.training.module import (
     write_utility,
 )
 from lit_recon.training.progress import TrainingProgress
-from lit_recon.training.trainer import TrainerSettings, build_trainer, is_first_process
+from lit_recon.training.trainer import Precision, TrainerSettings, build_trainer, is_first_process
 
 if TYPE_CHECKING:
     from pytorch_lightning.loggers import Logger
@@ -62,6 +62,7 @@ class BackboneTraining:
     epochs: int
     validate_every: int = 1
     notes: tuple[str, ...] = ()
+    precision: Precision = "32-true"
 
     def run(self, folder: Path, trainer: TrainerSettings, loggers: Sequence[Logger]) -> BackboneCheckpoint:
         """Train, or resume a killed training, and write `backbone.safetensors` to `folder`."""
@@ -76,7 +77,7 @@ class BackboneTraining:
         if is_first_process():
             (folder / LAST_CHECKPOINT).parent.mkdir(parents=True, exist_ok=True)
         callbacks = [*training_callbacks(folder, names, split_hash), TrainingProgress()]
-        running = build_trainer(trainer, loggers, callbacks, self.epochs, self.validate_every)
+        running = build_trainer(trainer, loggers, callbacks, self.epochs, self.validate_every, self.precision)
         train_backbone(running, self.module, self.data, folder)
         running.strategy.barrier("the first process has written the backbone")
         return load_backbone(path)
@@ -106,13 +107,14 @@ def _training(settings: BackboneSettings, model: Backbone, data: BackboneDataMod
     """The training that the settings describe, of a model that fits the data."""
     if settings.dp is not None:
         return _private(settings.dp, settings, model, data, seed)
+    length = settings.epochs, settings.validate_every
     if settings.defense is None and settings.local_steps is None:
-        return BackboneTraining(model, BackboneModule(model, settings), data, settings.epochs, settings.validate_every)
+        return BackboneTraining(model, BackboneModule(model, settings), data, *length, precision=settings.precision)
     _check_batches(settings, data)
     module = DefendedBackboneModule(model, settings.defense or Defense(), settings, settings.local_steps, seed)
     steps = f"{settings.local_steps.steps} local steps, " if settings.local_steps is not None else ""
     note = f"defense     {steps}{settings.defense or 'no defense'}"
-    return BackboneTraining(model, module, data, settings.epochs, settings.validate_every, (note,))
+    return BackboneTraining(model, module, data, *length, (note,), settings.precision)
 
 
 def _private(

@@ -132,7 +132,8 @@ class DefendedBackboneModule(TrainingModule):
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Set the gradients that the optimizer steps along."""
-        released = defended_gradient(self.defense, self.model, self._gradient, self._batch, self._generator())
+        with self.trainer.precision_plugin.forward_context():  # Lightning leaves it before it calls this method
+            released = defended_gradient(self.defense, self.model, self._gradient, self._batch, self._generator())
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
                 mean = self.trainer.strategy.reduce(released[name].detach(), reduce_op="mean")

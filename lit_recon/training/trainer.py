@@ -41,6 +41,10 @@ _LOGGERS = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning
 _CHATTER = ("does not have many workers", "lower value for log_every_n_steps", r"isinstance\(treespec, LeafSpec\)")
 
 
+#: Arithmetic of a training, by Lightning's names. Attacks match gradients to more digits than bfloat16 has.
+Precision = Literal["32-true", "bf16-mixed"]
+
+
 @dataclass(frozen=True)
 class TrainerSettings:
     """Devices and threads of a run.
@@ -103,6 +107,7 @@ def build_trainer(
     callbacks: Sequence[Callback] = (),
     max_epochs: int | None = None,
     validate_every: int = 1,
+    precision: Precision = "32-true",
 ) -> Trainer:
     """A Trainer, to run in a configured process, that writes checkpoints only where a callback does.
 
@@ -119,6 +124,7 @@ def build_trainer(
             logger=list(loggers),
             callbacks=list(callbacks),
             max_epochs=max_epochs,
+            precision=precision,
             check_val_every_n_epoch=validate_every,
             enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
             enable_model_summary=False,

@@ -53,6 +53,7 @@ def test_how_it_was_trained_tells_backbones_apart(find: Find) -> None:
         {"head_bias": False},
         {"trunk": partial(MLP, biases="first")},
         {"until_loss": 0.5},
+        {"precision": "bf16-mixed"},
     ]
     paths = [find(**way).path for way in ways]
     assert len(set(paths)) == len(ways)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from lit_recon.attacks.base import Attack
     from lit_recon.clients import Client
     from lit_recon.defenses import Defense
+    from lit_recon.experiments.audit.run import audit
     from lit_recon.experiments.update_attack.evaluate import evaluate
     from lit_recon.records import Knowledge
 
@@ -24,6 +25,7 @@ _NAMES = {
     "Client": "clients",
     "Defense": "defenses",
     "Knowledge": "records",
+    "audit": "experiments.audit.run",
     "evaluate": "experiments.update_attack.evaluate",
 }
 _ROOMS = (
@@ -41,7 +43,7 @@ _ROOMS = (
     "reporting",
 )
 
-__all__ = ["Attack", "Client", "Defense", "Knowledge", "__version__", "evaluate"]
+__all__ = ["Attack", "Client", "Defense", "Knowledge", "__version__", "audit", "evaluate"]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,6 +15,7 @@ _COMMANDS = {
         Command(
             "evaluate", "rank defenses by the strongest attack at equal utility", f"{_ROOM}.evaluate.run", "evaluate"
         ),
+        Command("audit", "find out what an update of your own system gives away", f"{_ROOM}.audit.run", "audit"),
         Command("bounds", "compare attacks on two-layer networks with bounds", f"{_ROOM}.two_layer.run", "bounds"),
         Command("trainset", "reconstruct training sets from weights", f"{_ROOM}.trainset.run", "trainset"),
         Command("report", "build a run's page again, or compare several runs", "lit_recon.cli.report"),

@@ -20,6 +20,7 @@ _EXPERIMENTS = "lit_recon.experiments"
 _PAGES = {
     "attack run": "lit_recon.reporting.pages:build_report",
     "attack evaluate": f"{_EXPERIMENTS}.evaluate.page:build_evaluation",
+    "attack audit": f"{_EXPERIMENTS}.audit.page:write_page",
     "attack bounds": f"{_EXPERIMENTS}.two_layer.page:write_page",
     "attack trainset": f"{_EXPERIMENTS}.trainset.page:write_page",
     "reconn run": f"{_EXPERIMENTS}.released_attack.page:write_page",

@@ -1,0 +1,265 @@
+"""The attacks of an audit, cheapest first, within a time budget; what each of them found can be kept on disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from lit_recon.attacks.base import Attack, AttackRun
+from lit_recon.attacks.updates.gradient_matching.matching import update_distance
+from lit_recon.errors import ConfigError, LitReconError
+from lit_recon.experiments.configuration import find_configuration
+from lit_recon.experiments.engine.pieces import Subcommand, merged
+from lit_recon.io.tensors import TensorFormat
+from lit_recon.records import Batch, Observation, Reconstruction
+from lit_recon.reporting.provenance import parse_settings
+
+_RUN = Subcommand("attack.py run", "lit_recon.experiments.update_attack.run")
+_KEPT = TensorFormat("lit_recon_audit", "result of an audit's attack", "delete it, and the attack runs again")
+#: Iterations by which the speed of an attack is measured, and the fewest and most that it is given.
+_TRIED, _FEWEST = 3, 50
+
+
+class Candidate(NamedTuple):
+    """An attack that an audit tries.
+
+    Attributes:
+        name, title: in files and on the page.
+        needs: the layers or knowledge that it uses besides model and update.
+        build: the attack; with a number of iterations where it can be cut short.
+        most: iterations of the full attack where it can be cut short, else 0.
+    """
+
+    name: str
+    title: str
+    needs: str
+    build: Callable[[int], Attack]
+    most: int = 0
+
+
+def _configured(file: str, changes: Mapping[str, Any] | None = None) -> Attack:
+    """The attack of a shipped configuration."""
+    attack: Attack = _RUN.built({"attack": merged(_settings(file), changes or {})})["attack"]
+    return attack
+
+
+def _settings(file: str) -> dict[str, Any]:
+    path = find_configuration(file, "attack")
+    settings: Any = parse_settings(path.read_text(encoding="utf-8"), path)
+    return dict(settings["attack"])
+
+
+def _maps(_: int) -> Attack:
+    """Exact and completed maps, and patches, without the gradient matching that they make way to."""
+    listed = _settings("feature_maps")["init_args"]["attacks"]
+    return _configured("feature_maps", {"init_args": {"attacks": listed[:-1]}})
+
+
+#: The attack's own terms and steps, which recover far more than the published ones.
+_OWN_TERMS = {"terms": None, "steps": 1200, "lr": 0.02, "refinements": 40}
+#: In the order of their cost.
+CANDIDATES = (
+    Candidate(
+        "analytic",
+        "Analytic inversion",
+        "a fully connected first layer",
+        lambda _: _configured("analytic"),
+    ),
+    Candidate(
+        "cocktail_party",
+        "Cocktail Party on images",
+        "a fully connected first layer with as many neurons as images",
+        # the attack's own terms, which recover far more than the published ones
+        lambda _: _configured(
+            "kariyappa2023", {"init_args": {"terms": None, "steps": 1200, "lr": 0.02, "refinements": 40}}
+        ),
+    ),
+    Candidate(
+        "feature_maps",
+        "Exact feature maps",
+        "a convolution with fewer positions and images than output channels",
+        _maps,
+    ),
+    Candidate(
+        "features",
+        "Cocktail Party on features",
+        "a wide feature layer before the head",
+        lambda steps: _configured("kariyappa2023_conv", {"init_args": {"steps": steps}}),
+        2000,
+    ),
+    Candidate(
+        "geiping2020",
+        "Gradient inversion",
+        "nothing more",
+        lambda steps: _configured("geiping2020", {"init_args": {"steps": steps}}),
+        4800,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one attack found.
+
+    Attributes:
+        name, title, needs: of the candidate.
+        found: images and labels; None if it does not apply or had no time.
+        reason: why there is nothing.
+        seconds, steps: time and iterations that it took.
+        distance: 1 - cosine between the update of the images found and the observed one.
+        certified: images that the attack knows to be the true ones.
+    """
+
+    name: str
+    title: str
+    needs: str
+    found: Reconstruction | None = None
+    reason: str = ""
+    seconds: float = 0.0
+    steps: int = 0
+    distance: float = float("nan")
+    certified: int = 0
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def batch(self) -> Batch:
+        """The images found, with their labels."""
+        if self.found is None:
+            raise ConfigError(f"{self.title} returned no images: {self.reason}")
+        return Batch(self.found.images, self.found.labels)
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """The smaller, the more can be believed: certified images first, then the distance of the update."""
+        return -self.certified, self.distance
+
+    def write(self, folder: Path) -> None:
+        """Keep the outcome as a file."""
+        header = {name: getattr(self, name) for name in _WRITTEN}
+        tensors = {}
+        if self.found is not None:
+            tensors = {"images": self.found.images, "labels": self.found.labels}
+            if self.found.certified is not None:
+                tensors["certified"] = self.found.certified
+            header["loss"] = self.found.loss
+        _KEPT.write(folder / f"{self.name}.safetensors", tensors or {"none": torch.zeros(1)}, header)
+
+
+_WRITTEN = ("name", "title", "needs", "reason", "seconds", "steps", "distance", "certified", "notes")
+
+
+def read_outcome(path: Path) -> Outcome:
+    """The outcome in a file of `Outcome.write`; a CorruptFileError for a damaged one."""
+    header, tensors = _KEPT.read(path)
+    known = {name: header[name] for name in _WRITTEN}
+    known["notes"] = tuple(known["notes"])
+    outcome = Outcome(**known)
+    if "images" not in tensors:
+        return outcome
+    certified = tensors.get("certified")
+    found = Reconstruction(tensors["images"], tensors["labels"], header["loss"], certified=certified)
+    return replace(outcome, found=found)
+
+
+def run_attacks(
+    seen: Observation,
+    minutes: float,
+    folder: Path | None = None,
+    names: Sequence[str] = (),
+    progress: Callable[[str], None] = print,
+) -> list[Outcome]:
+    """The outcomes of all candidates, or of some by name, in the order of their cost.
+
+    Attacks after one that certifies all images are left out; so are those for which no time is left. With a `folder`,
+    outcomes are written there, and those that are there already are read instead of computed.
+    """
+    outcomes: list[Outcome] = []
+    deadline = time.monotonic() + 60 * minutes
+    chosen = [one for one in CANDIDATES if not names or one.name in names]
+    for number, candidate in enumerate(chosen):
+        path = None if folder is None else folder / f"{candidate.name}.safetensors"
+        if any(done.certified == seen.n_examples for done in outcomes):
+            reason = "not needed: all images are certified"
+            outcomes.append(Outcome(*candidate[:3], reason=reason))
+            continue
+        if path is not None and path.is_file():
+            outcomes.append(read_outcome(path))
+            continue
+        left = (deadline - time.monotonic()) / max(1, len(chosen) - number)
+        # a cheap attack rarely takes its share; the last has all that is left
+        allowed = deadline - time.monotonic() if number == len(chosen) - 1 else 2 * left
+        outcome = attempt(candidate, seen, allowed)
+        progress(_line(outcome, seen.n_examples))
+        if folder is not None:
+            outcome.write(folder)
+        outcomes.append(outcome)
+    return outcomes
+
+
+def attempt(candidate: Candidate, seen: Observation, seconds: float) -> Outcome:
+    """One attack in at most about so many seconds."""
+    blank, started = Outcome(*candidate[:3]), time.monotonic()
+    if seconds <= 0:
+        return replace(blank, reason="no time was left: raise minutes")
+    try:
+        steps, deadline = candidate.most, started + seconds
+        if steps:
+            steps = _affordable(candidate, seen, seconds)
+        found, done = _finish(candidate.build(steps).begin([seen]), deadline)
+        distance = update_distance(seen, found.images, found.labels)
+    except (LitReconError, NotImplementedError) as error:  # PyTorch's: an operation cannot be differentiated twice
+        return replace(blank, reason=" ".join(str(error).split()), seconds=time.monotonic() - started)
+    certified = 0 if found.certified is None else int(found.certified.sum())
+    return replace(
+        blank,
+        found=found,
+        seconds=time.monotonic() - started,
+        steps=done,
+        distance=distance,
+        certified=certified,
+        notes=found.notes,
+    )
+
+
+def _affordable(candidate: Candidate, seen: Observation, seconds: float) -> int:
+    """Iterations that fit into the time, by the speed of the first ones."""
+    run, started = candidate.build(_FEWEST).begin([seen]), time.monotonic()
+    for _ in range(_TRIED):
+        run.advance()
+    each = (time.monotonic() - started) / _TRIED
+    return min(candidate.most, max(_FEWEST, int(0.9 * seconds / each)))
+
+
+def _finish(run: AttackRun, deadline: float) -> tuple[Reconstruction, int]:
+    """The result of a run and those that follow it, as far as they come in time, and the iterations done."""
+    done = 0
+    while True:
+        while run.state is not None and run.state.step < run.n_steps and (time.monotonic() < deadline or not done):
+            run.advance()
+            done += 1
+        found = run.results()
+        if time.monotonic() >= deadline:
+            break
+        following = run.then(found)
+        if following is None:
+            break
+        run = following
+    return found[0], done
+
+
+def best(outcomes: Sequence[Outcome]) -> Outcome | None:
+    """The outcome that the attacker would believe; None if no attack returned images."""
+    return min((one for one in outcomes if one.found is not None), key=lambda one: one.rank, default=None)
+
+
+def _line(outcome: Outcome, n: int) -> str:
+    told = outcome.reason
+    if outcome.found is not None:
+        certified = f"{outcome.certified} of {n} certified, " if outcome.found.certified is not None else ""
+        told = f"{certified}update explained to {outcome.distance:.2g} (1 - cosine)"
+    return f"{outcome.title:<27} {told} ({outcome.seconds:.0f} s)"

@@ -1,0 +1,164 @@
+"""The parts of a user's update brought under the names of his model, or one sentence that says why they do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lit_recon.clients.record import RecordedUpdate
+from lit_recon.errors import ConfigError, ShapeError
+
+#: `fits`: what was claimed and what was found agree; `found`: it was worked out; `doubt`: it does not agree; `open`: it
+#: could not be checked.
+Kind = Literal["fits", "found", "doubt", "open"]
+#: Prefixes that wrappers of models put before the names of parameters.
+_PREFIXES = ("module.", "_orig_mod.", "_module.", "model.", "net.", "network.", "backbone.")
+#: Names of the buffers of BatchNorm.
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that an audit checked, in a sentence."""
+
+    kind: Kind
+    text: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a client received and sent, by the names of the model.
+
+    Attributes:
+        before: state of the model before the client trained.
+        sent: parameters that left the client; those that did not are left out.
+        buffers: buffers that left the client.
+        findings: how names and values were brought into this form.
+    """
+
+    before: Mapping[str, Tensor]
+    sent: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+    findings: tuple[Finding, ...]
+
+
+def read_evidence(model: nn.Module, update: RecordedUpdate) -> Evidence:
+    """The update under the names of the model's state, in its precision.
+
+    Raises:
+        ShapeError: names or shapes that no known wrapper explains.
+        ConfigError: values that are not finite, or nothing that was sent.
+    """
+    expected = model.state_dict()
+    parameters = dict(model.named_parameters())
+    findings: list[Finding] = []
+    before = _named(update.before, expected, "the weights before", findings)
+    missing = [name for name in expected if name not in before and not name.endswith(_STATISTICS)]
+    if missing:
+        raise ShapeError(
+            f"the weights before lack {_listed(missing)}, which {type(model).__name__} has: give the whole "
+            "model.state_dict() that the client received"
+        )
+    absent = [name for name in expected if name not in before]
+    if absent:
+        findings.append(
+            Finding("doubt", f"The weights before lack {_listed(absent)}: the model's own values stand in for them.")
+        )
+    sent = _named(update.sent, expected, "what was sent", findings)
+    own = {name: sent[name] for name in parameters if name in sent}
+    if not own:
+        raise ConfigError(
+            "nothing that was sent is a parameter of the model: give tensors by the names of model.state_dict(), such "
+            f"as {_listed(parameters)}"
+        )
+    left_out = [name for name in parameters if name not in own]
+    if left_out:
+        findings.append(
+            Finding(
+                "found",
+                f"{len(left_out)} of {len(parameters)} parameters were not sent ({_listed(left_out)}): frozen, or kept "
+                "by the client. The attacker treats them as unknown.",
+            )
+        )
+    findings += _precision(own)
+    if all(not value.any() for value in own.values()):
+        raise ConfigError("everything that was sent is zero: the client has not trained, or sent nothing of it")
+    complete = {**expected, **before}
+    return Evidence(
+        {name: _like(value, expected[name]) for name, value in complete.items()},
+        {name: _like(value, expected[name]) for name, value in own.items()},
+        {name: _like(value, expected[name]) for name, value in sent.items() if name not in parameters},
+        tuple(findings),
+    )
+
+
+def _like(value: Tensor, like: Tensor) -> Tensor:
+    return value.detach().cpu().to(like.dtype)
+
+
+def _named(
+    found: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str, findings: list[Finding]
+) -> dict[str, Tensor]:
+    """The tensors by the model's names, without a wrapper's prefix."""
+    if not found:
+        raise ConfigError(f"{what} hold no tensor: give a state dict, or a gradient by the same names")
+    prefix = _prefix(found, expected)
+    if prefix is None:
+        unknown = [name for name in found if name not in expected]
+        raise ShapeError(
+            f"{what} name {_listed(unknown)}, which the model does not have; its names are {_listed(expected)}: give "
+            "the model whose state_dict() has these names, or rename them"
+        )
+    if prefix:
+        findings.append(Finding("found", f"The names of {what} begin with {prefix!r}, which was taken off."))
+    named = {name.removeprefix(prefix): value for name, value in found.items()}
+    for name, value in named.items():
+        shape = expected[name].shape
+        if value.shape != shape:
+            hint = "change the model's arguments, or give the state of this model"
+            if value.dim() >= 2 and sorted(value.shape) == sorted(shape):
+                hint = "its axes are in another order, as other frameworks store them: permute them to PyTorch's"
+            raise ShapeError(f"{what}: {name} is {tuple(value.shape)}, but {tuple(shape)} in the model: {hint}")
+        if value.is_complex() or (expected[name].is_floating_point() and value.dtype == torch.bool):
+            raise ShapeError(f"{what}: {name} is of type {value.dtype}: give real numbers")
+    broken = [name for name, value in named.items() if not value.isfinite().all()]
+    if broken:
+        raise ConfigError(
+            f"{what} hold NaN or infinite values in {_listed(broken)}: the client's training overflowed, and no attack "
+            "can use it; record another round"
+        )
+    return named
+
+
+def _prefix(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
+    """The prefix without which all names are the model's; None if there is none."""
+    first = next(iter(found))
+    candidates = ["", *_PREFIXES, *(first[: len(first) - len(name)] for name in expected if first.endswith(name))]
+    for prefix in dict.fromkeys(candidates):
+        if all(name.startswith(prefix) and name.removeprefix(prefix) in expected for name in found):
+            return prefix
+    return None
+
+
+def _precision(sent: Mapping[str, Tensor]) -> list[Finding]:
+    """Whether the values carry fewer digits than their type."""
+    values = torch.cat([value.flatten().float() for value in sent.values()])
+    for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
+        if torch.equal(values.to(dtype).float(), values):
+            return [
+                Finding(
+                    "found",
+                    f"All values were rounded to {name}. Exact reconstructions need more digits; the rest still holds.",
+                )
+            ]
+    return []
+
+
+def _listed(names: Iterable[str]) -> str:
+    every = list(names)
+    return ", ".join(every[:_SHOWN]) + (f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else "")

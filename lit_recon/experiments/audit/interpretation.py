@@ -1,0 +1,342 @@
+"""What an update is: gradient, difference or weights; its sign, its scale, and whether it agrees with what was claimed.
+
+The checks need no image. The head's gradient under cross-entropy is a mean of (p_i - y_i) h_i^T: its columns add to
+zero, which shows weight decay and other losses; its rank is at most the number of images; and its bias part is the mean
+of p_i - y_i, in which y_i are whole numbers, which shows sign and scale as long as the probabilities p_i are those of
+any image, early in training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from lit_recon.attacks.updates.labels.head import HeadGradient, head_gradient, probe_inputs
+from lit_recon.clients import GradientOperator, LocalSteps
+from lit_recon.clients.record import Circumstances, Sent
+from lit_recon.defenses import Defense, GradientDropout
+from lit_recon.errors import ConfigError, LitReconError
+from lit_recon.experiments.audit.evidence import Evidence, Finding
+from lit_recon.experiments.audit.statistics import batch_norm_facts
+from lit_recon.models.classifiers.foreign import PublicModel
+from lit_recon.records import (
+    BatchStatistics,
+    ForwardOperator,
+    Knowledge,
+    Loss,
+    Observation,
+    Update,
+    Weights,
+)
+
+#: Cosine with the weights before above which what was sent are weights; updates have less than 0.1.
+_WEIGHTS = 0.5
+#: Cosine between the sums of the head's columns and those of its weights above which they are weight decay.
+_DECAY = 0.9
+#: Share of scattered zeros above which entries were pruned or dropped.
+_SCATTERED = 0.05
+#: Last digits of a weight within which a change counts as nearly rounded away.
+_DIGITS = 4
+#: Ratio within which a scale counts as the right one.
+_ALIKE = 0.75
+#: Difference of log-likelihoods that counts as evidence for another scale, and largest squared deviation per class.
+_EVIDENCE, _DEVIATION = 10.0, 9.0
+#: Spread of the number of labels of a class up to which whole numbers can be told from others.
+_WHOLE = 0.3
+#: Ratio of a singular value to the largest, above which it is no rounding.
+_RANK = 1e-4
+
+
+@dataclass(frozen=True)
+class Interpretation:
+    """An update in units of a gradient, and what was found on the way.
+
+    Attributes:
+        form: what was sent.
+        update: every parameter's; zero where it is not known.
+        known: the circumstances, completed.
+        statistics: of the client's batch at every BatchNorm layer, where its buffers tell them.
+        simulated: what the attacker simulates of a defense: entries that are zero are unknown.
+        findings: what was checked, for the report.
+    """
+
+    form: Sent
+    update: Update
+    known: Circumstances
+    statistics: BatchStatistics | None
+    simulated: Defense | None
+    findings: tuple[Finding, ...]
+
+    def observation(
+        self, public: PublicModel, labels: Tensor | None, defense: Defense | None, loss: Loss = cross_entropy
+    ) -> Observation:
+        """What an attacker sees; `labels` and `defense` if he knows them."""
+        simulated = defense or self.simulated
+        knowledge = Knowledge(
+            labels=labels is not None,
+            batch_norm="running" if self.statistics is None else "batch",
+            defense=simulated is not None,
+        )
+        weights = Weights.of(public.model)
+        assert self.known.batch_size is not None
+        return Observation(
+            public.model,
+            weights.parameters,
+            weights.buffers,
+            operator(public.model, self.known, loss),
+            self.update,
+            self.known.batch_size,
+            public.image_shape,
+            public.n_classes,
+            public.normalization,
+            knowledge,
+            labels,
+            self.statistics,
+            simulated,
+            loss,
+        )
+
+
+def operator(model: nn.Module, known: Circumstances, loss: Loss) -> ForwardOperator:
+    """The client's update rule, in units of a gradient."""
+    mode = known.batch_norm or "train"
+    if known.steps == 1:
+        return GradientOperator(model, mode, loss)
+    return LocalSteps(
+        model, known.steps, known.lr or 1.0, known.momentum, None, known.batches, "gradient", mode, loss=loss
+    )
+
+
+def interpret(
+    public: PublicModel,
+    evidence: Evidence,
+    form: Sent | None,
+    known: Circumstances,
+    loss: Loss = cross_entropy,
+) -> Interpretation:
+    """Work out what was sent; the public model has the weights before.
+
+    Raises:
+        ConfigError: the number of images is not known, or several local steps without their learning rate.
+    """
+    if known.batch_size is None:
+        raise ConfigError("batch_size is not known: give the number of images that the client trained on")
+    findings = list(evidence.findings)
+    claimed = form
+    form, change = _change(evidence, form, findings)
+    statistics, known, about = batch_norm_facts(public, evidence, form, known)
+    findings += about
+    if known.steps > 1 and known.lr is None:
+        raise ConfigError(f"lr is not known: {known.steps} local steps cannot be simulated without it")
+    parameters = dict(public.model.named_parameters())
+    update = {name: change.get(name, torch.zeros_like(value)) for name, value in parameters.items()}
+    if form != "gradient" and known.lr is not None:
+        path = sum(known.momentum**i for step in range(known.steps) for i in range(step + 1))
+        update = {name: value / (known.lr * path) for name, value in update.items()}
+    if known.weight_decay:
+        update = _without_decay(update, parameters, known.weight_decay)
+    simulated = _hidden(update, change, evidence, findings)
+    found = Interpretation(form, update, known, statistics, simulated, ())
+    try:
+        head = head_gradient(found.observation(public, None, None, loss))
+    except LitReconError as error:
+        findings.append(Finding("open", f"Sign, scale and weight decay could not be checked: {error}"))
+    else:
+        found = _from_head(found, public, head, claimed)
+        findings += found.findings
+    return replace(found, findings=tuple(findings))
+
+
+def _change(evidence: Evidence, form: Sent | None, findings: list[Finding]) -> tuple[Sent, Update]:
+    """What was sent, and the weights before minus after, or the gradient."""
+    before = {name: evidence.before[name] for name in evidence.sent}
+    alike = _cosine(evidence.sent, before)
+    looks: Sent = "weights" if alike > _WEIGHTS else "difference"
+    if form is None:
+        form = looks
+        what = "the client's new weights" if form == "weights" else "a change of the weights or a gradient"
+        findings.append(
+            Finding("found", f"What was sent is {what}: its cosine with the weights before is {alike:.2g}.")
+        )
+    elif (form == "weights") != (looks == "weights"):
+        findings.append(
+            Finding(
+                "doubt",
+                f"What was sent is said to be {_FORMS[form]}, but its cosine with the weights before is {alike:.2g}: "
+                f"it is taken for {_FORMS[looks]}.",
+            )
+        )
+        form = looks
+    else:
+        findings.append(Finding("fits", f"What was sent is {_FORMS[form]}, as claimed."))
+    if form != "weights":
+        return form, dict(evidence.sent)
+    return form, {name: before[name] - value for name, value in evidence.sent.items()}
+
+
+_FORMS = {"weights": "new weights", "difference": "a difference of weights", "gradient": "a gradient"}
+
+
+def _cosine(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> float:
+    inner, squares = 0.0, [0.0, 0.0]
+    for name, value in one.items():
+        inner += float((value.double() * two[name].double()).sum())
+        squares = [
+            squares[0] + float(value.double().square().sum()),
+            squares[1] + float(two[name].double().square().sum()),
+        ]
+    return inner / math.sqrt(max(squares[0] * squares[1], 1e-300))
+
+
+def _without_decay(update: Update, parameters: Mapping[str, Tensor], decay: float) -> Update:
+    """The update without the part of weight decay, which is the weights themselves; exact for one step."""
+    return {
+        name: torch.where(value != 0, value - decay * parameters[name].detach(), value)
+        for name, value in update.items()
+    }
+
+
+def _hidden(update: Update, change: Update, evidence: Evidence, findings: list[Finding]) -> Defense | None:
+    """The attacker's simulation of pruning or dropping, where entries are missing."""
+    zeros = entries = rounded = 0
+    # behind a ReLU the gradient of an inner linear layer has zeros of its own, wherever no image uses input and neuron
+    last = [name for name, value in change.items() if value.dim() == 2][-1:]
+    for name, value in change.items():
+        if value.dim() < 3 and name not in last:
+            continue
+        matrix = value.flatten(1) != 0
+        # inactive neurons and inputs give whole rows and columns of zeros
+        active = matrix[matrix.any(dim=1)][:, matrix.any(dim=0)]
+        zeros, entries = zeros + int((~active).sum()), entries + active.numel()
+        # where weights moved by a few of their last digits, others moved by less than one
+        rounded += int(((value != 0) & (value.abs() < _DIGITS * _last_digit(evidence.before[name]))).sum())
+    share = zeros / max(entries, 1) if zeros > rounded else 0.0
+    unsent = sum(value.numel() for name, value in update.items() if name not in evidence.sent)
+    total = sum(value.numel() for value in update.values())
+    if share > _SCATTERED:
+        findings.append(
+            Finding(
+                "found",
+                f"{share:.0%} of the entries are zero in scattered places: the update was pruned or dropped. The "
+                "attacker takes them for unknown.",
+            )
+        )
+    if share <= _SCATTERED and not unsent:
+        return None
+    return GradientDropout(min(max(share, unsent / total), 1 - 1e-6))
+
+
+def _last_digit(values: Tensor) -> Tensor:
+    """The spacing of floating-point numbers at the values."""
+    exponent = torch.frexp(values)[1]
+    return torch.ldexp(torch.full_like(values, 0.5 * torch.finfo(values.dtype).eps), exponent)
+
+
+def _from_head(found: Interpretation, public: PublicModel, head: HeadGradient, claimed: Sent | None) -> Interpretation:
+    """The interpretation with the sign and the scale that the head's gradient tells."""
+    known, masked, update = found.known, found.simulated is not None, found.update
+    n, form = known.batch_size or 1, found.form
+    given = form == "gradient" or known.lr is not None
+    decay, findings = _loss(head, known, masked, given)
+    if decay:
+        update = _without_decay(update, dict(public.model.named_parameters()), decay)
+        head = replace(
+            head,
+            weight_gradient=head.weight_gradient - decay * head.weight,
+            bias_gradient=head.bias_gradient - decay * head.bias,
+        )
+    values = torch.linalg.svdvals(head.weight_gradient)
+    rank = int((values > _RANK * values[0]).sum())
+    if known.steps == 1 and not masked and rank > n:
+        findings.append(
+            Finding(
+                "doubt",
+                f"The head's gradient has rank {rank}, but {n} image{'s' * (n > 1)} can give rank {n} at most: there "
+                "were more images, or noise was added.",
+            )
+        )
+    scale = _scale(head, public, found, n)
+    if scale is None:
+        text = (
+            "Sign and scale could not be checked before the attacks: the network's outputs differ between images, or "
+            "no whole numbers of labels explain the head's gradient."
+        )
+        return replace(found, update=update, findings=(*findings, Finding("open", text)))
+    factor, fits = abs(scale), _ALIKE < abs(scale) < 1 / _ALIKE
+    if scale < 0:
+        text = "The sign is reversed: what was sent is the weights after minus before. It was turned around."
+        findings.append(Finding("doubt", text))
+    if not given:
+        findings.append(Finding("found", f"No learning rate was given; {factor:.1e} fits the head's gradient."))
+    elif fits:
+        findings.append(Finding("fits", "The head's gradient has the scale of a mean over the images."))
+    elif claimed is None and form == "difference" and known.lr and _ALIKE < factor * known.lr < 1 / _ALIKE:
+        form = "gradient"
+        findings.append(Finding("found", "What was sent has the scale of a gradient: the learning rate is left out."))
+    else:
+        rate = f", and lr would be {known.lr * factor:.2g} instead of {known.lr:g}" if known.lr else ""
+        findings.append(
+            Finding(
+                "doubt",
+                f"The update is {factor:.2g} times as large as a mean gradient would be{rate}: a wrong learning rate, "
+                f"{'a sum over the images instead of their mean, ' * (n > 1)}or momentum. It was brought to scale.",
+            )
+        )
+    divisor = math.copysign(1.0 if given and fits else factor, scale)
+    update = {name: value / divisor for name, value in update.items()}
+    return replace(found, form=form, update=update, findings=tuple(findings))
+
+
+def _loss(head: HeadGradient, known: Circumstances, masked: bool, given: bool) -> tuple[float, list[Finding]]:
+    """Weight decay in the update beyond the claimed one, and whether the loss can be cross-entropy."""
+    if masked:
+        text = "Loss and weight decay were not checked: entries of the update are missing."
+        return 0.0, [Finding("open", text)]
+    sums, own = head.weight_gradient.sum(dim=0), head.weight.sum(dim=0)
+    if float(sums.norm()) <= 1e-3 * float(head.weight_gradient.norm()) / math.sqrt(head.n_classes):
+        text = "The columns of the head's gradient add to zero, as under cross-entropy."
+        return 0.0, [Finding("fits", text)]
+    slope = float(sums @ own / own.square().sum().clamp_min(1e-300))
+    alike = abs(float(sums @ own / (sums.norm() * own.norm()).clamp_min(1e-300)))
+    if alike > _DECAY and known.steps == 1 and given:
+        text = (
+            f"The update holds weight decay of {known.weight_decay + slope:.2g}, but {known.weight_decay:g} is claimed"
+        )
+        return slope, [Finding("doubt", f"{text}: it was taken off.")]
+    noise = float(sums.norm()) / math.sqrt(len(sums) * head.n_classes)
+    text = (
+        "The columns of the head's gradient do not add to zero, as they do under cross-entropy: noise of about "
+        f"{noise:.1e} per entry, another loss, or weight decay over several steps."
+    )
+    return 0.0, [Finding("doubt", text)]
+
+
+def _scale(head: HeadGradient, public: PublicModel, found: Interpretation, n: int) -> float | None:
+    """Factor of the gradient's bias part, signed; 1 unless another is far more likely, None where nothing can be told.
+
+    In b = s (p - m / n) the numbers m of labels are whole, and the probabilities p are those of noise images up to
+    their spread: where that is small, the likelihood of b tells s.
+    """
+    inputs = probe_inputs(found.observation(public, None, None)).double()
+    each = torch.softmax(nn.functional.linear(inputs, head.weight, head.bias), dim=1)
+    usual, deviation = each.mean(dim=0), each.std(dim=0)
+    spread = (deviation * max(2 / math.sqrt(n), 0.25)).clamp_min(0.02 / head.n_classes)
+    if n * float(spread.median()) > _WHOLE:
+        return None
+
+    def fit(scale: float) -> tuple[float, float]:
+        counts = n * (usual - head.bias_gradient / scale)
+        deviations = ((counts - counts.round().clamp_min(0)) / (n * spread)).square()
+        return -0.5 * float(deviations.sum()) - head.n_classes * math.log(abs(scale)), float(deviations.mean())
+
+    scales = [sign * 10 ** (power / 20) for sign in (1, -1) for power in range(-140, 61)]
+    best = max(scales, key=lambda scale: fit(scale)[0])
+    if fit(best)[1] > _DEVIATION:
+        return None
+    likely, misfit = fit(1.0)
+    return 1.0 if likely > fit(best)[0] - _EVIDENCE and misfit <= _DEVIATION else best

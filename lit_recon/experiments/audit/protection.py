@@ -1,0 +1,139 @@
+"""Which defense would have stopped the attacks: defenses applied to the same update, attacked again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_recon.data.dataset import seeded_generator
+from lit_recon.defenses import (
+    Batch,
+    Defense,
+    GaussianNoise,
+    GradientDropout,
+    GradientPruning,
+    Round,
+    Stage,
+)
+from lit_recon.errors import ConfigError, LitReconError
+from lit_recon.experiments.audit.attacks import Outcome, best, run_attacks
+from lit_recon.metrics import metrics_of, score_batch
+from lit_recon.records import Observation
+
+
+class Strength(NamedTuple):
+    """A defense of the update, with its name and its strength in words."""
+
+    title: str
+    words: str
+    defense: Defense
+
+
+#: The defenses that an audit measures.
+DEFENSES = (
+    *(Strength("Pruning", f"{share:.0%} of the entries", GradientPruning(share)) for share in (0.5, 0.9, 0.99)),
+    *(Strength("Gradient dropout", f"{share:.0%} of the entries", GradientDropout(share)) for share in (0.5, 0.9)),
+    *(
+        Strength("Gaussian noise", f"{share:g} of the entries' root mean square", GaussianNoise(share, relative=True))
+        for share in (0.01, 0.1, 1.0, 10.0)
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Protected:
+    """A defense at one strength, and what came back from the defended update.
+
+    Attributes:
+        title, strength: of the defense, in words.
+        outcome: of the attack that is to be believed most; None: none returned images.
+        rmse: of its images and the reference, each image matched.
+        stopped: the images are no closer to the reference than plain images of its mean colors.
+        reason: why it was not measured.
+    """
+
+    title: str
+    strength: str
+    outcome: Outcome | None = None
+    rmse: float | None = None
+    stopped: bool | None = None
+    reason: str = ""
+
+
+def measure_protection(
+    seen: Observation,
+    reference: Tensor,
+    labels: Tensor,
+    names: Sequence[str],
+    minutes: float,
+    folder: Path | None = None,
+    defenses: Sequence[Strength] = DEFENSES,
+    progress: Callable[[str], None] = print,
+) -> list[Protected]:
+    """Defend the observed update, and run the attacks with these names on it.
+
+    Args:
+        seen: the undefended update.
+        reference: images `(n, c, h, w)` to compare with: the true ones, or those that came back without a defense.
+        labels: of these images.
+        names: of the attacks, those that found something.
+        minutes: for all defenses together.
+        folder: where outcomes are kept.
+        defenses: of the update.
+        progress: gets a line per defense.
+    """
+    found = []
+    for number, (title, strength, defense) in enumerate(defenses):
+        try:
+            defended = defend(seen, defense, reference, labels)
+            own = None if folder is None else folder / f"{number}"
+            outcomes = run_attacks(defended, minutes / len(defenses), own, names, progress=lambda line: None)
+        except LitReconError as error:
+            found.append(Protected(title, strength, reason=str(error)))
+            continue
+        believed = best(outcomes)
+        if believed is None or believed.found is None:
+            reason = "; ".join(dict.fromkeys(one.reason for one in outcomes))
+            found.append(Protected(title, strength, stopped=True, reason=reason))
+        else:
+            rmse = error_of(believed.found.images, reference)
+            stopped = rmse >= error_of(flat(reference), reference)
+            found.append(Protected(title, strength, believed, rmse, stopped))
+        progress(f"{title} {strength}: {_told(found[-1])}")
+    return found
+
+
+def defend(seen: Observation, defense: Defense, images: Tensor, labels: Tensor) -> Observation:
+    """The observation if the client had used this defense of the update, which the attacker knows.
+
+    A ConfigError for a defense of the batch or of single examples: only the update is there to be defended.
+    """
+    if [*defense.stages] not in ([], [Stage.UPDATE]):
+        raise ConfigError(f"{defense} acts before the update is computed: measure it with attack.py evaluate")
+    gradient = partial(seen.operator, seen.weights)
+    round_ = Round(Batch(images, labels), gradient)
+    update = defense.transform_update(seen.update, round_, seeded_generator(0, "audit", repr(defense)))
+    return replace(seen, update=update, defense=defense, knowledge=replace(seen.knowledge, defense=True))
+
+
+def flat(images: Tensor) -> Tensor:
+    """Every image replaced by its mean color."""
+    return images.mean(dim=(2, 3), keepdim=True).expand_as(images)
+
+
+def error_of(images: Tensor, reference: Tensor) -> float:
+    """Mean RMSE of images matched with the reference."""
+    nothing = torch.zeros(len(images), dtype=torch.int64)
+    return float(score_batch(images, reference, nothing, nothing, metrics_of(["rmse"])).per_image["rmse"].mean())
+
+
+def _told(found: Protected) -> str:
+    if found.rmse is None:
+        return f"nothing came back ({found.reason})"
+    return f"RMSE {found.rmse:.3g}, {'stopped' if found.stopped else 'not stopped'}"

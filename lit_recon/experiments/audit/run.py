@@ -1,0 +1,228 @@
+"""`attack.py audit`: what a user's own update gives away, from his model and the files that he has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse import ArgumentParser, Namespace
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from lit_recon.clients.record import Circumstances, RecordedUpdate, Sent
+from lit_recon.defenses import Defense
+from lit_recon.errors import ConfigError
+from lit_recon.experiments.audit.attacks import CANDIDATES, best, run_attacks
+from lit_recon.experiments.audit.evidence import read_evidence
+from lit_recon.experiments.audit.interpretation import interpret
+from lit_recon.experiments.audit.protection import measure_protection
+from lit_recon.experiments.audit.score import AuditResult, agreement, checked_truth
+from lit_recon.experiments.call import Call, RunSettings, check_range
+from lit_recon.experiments.configuration import SAME_RUN, allow_class_path, settings_parser
+from lit_recon.experiments.settings import ModelSettings
+from lit_recon.io.tensors import read_state
+from lit_recon.models import public_model
+from lit_recon.models.classifiers.foreign import build_module
+from lit_recon.records import BatchNormMode, Loss, Normalization
+from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.training.trainer import TrainerSettings, check_trainer, configure_process
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditSettings(RunSettings):
+    """One run of `attack.py audit`. What a recorded update states about itself need not be given again.
+
+    Args:
+        model: the client's model: import path, arguments, image shape and normalization.
+        record: file of `lit_recon.clients.Recorder`; instead of it, `before` and `sent`.
+        before: state dict that the client began with (.safetensors, or .pt or .pth of tensors only).
+        sent: what left the client, by the same names.
+        form: what was sent; default: it is worked out.
+        truth: .safetensors file of the client's `images` (n, c, h, w) and `labels` (n,), to score what comes back.
+        batch_size: images that the client trained on, in all its steps together.
+        steps, batches: optimizer steps, and parts of the images that they take in turn.
+        lr, momentum, weight_decay: of the client's SGD.
+        batch_norm: BatchNorm layers used running (`eval`) or batch statistics (`train`).
+        loss: import path of the training loss, of logits and labels; default: cross-entropy.
+        labels: the client's labels, if an attacker may know them.
+        defense: a defense that the client used and the attacker knows.
+        attacks: names of the attacks to try; default: all.
+        minutes: time for the attacks.
+        protection_minutes: time for measuring which defenses would have stopped them; 0: none is measured.
+        trainer: devices and threads.
+    """
+
+    model: ModelSettings = field(default_factory=ModelSettings)
+    record: Path | None = None
+    before: Path | None = None
+    sent: Path | None = None
+    form: Sent | None = None
+    truth: Path | None = None
+    batch_size: int | None = None
+    steps: int | None = None
+    batches: int | None = None
+    lr: float | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    batch_norm: BatchNormMode | None = None
+    loss: Callable[..., Any] | None = None
+    labels: list[int] | None = None
+    defense: Defense | None = None
+    attacks: list[str] = field(default_factory=list)
+    minutes: float = 10.0
+    protection_minutes: float = 10.0
+    trainer: TrainerSettings = field(default_factory=TrainerSettings)
+
+    def __post_init__(self) -> None:
+        check_range({"minutes": self.minutes}, 0, strict=True)
+        check_range({"protection_minutes": self.protection_minutes}, 0)
+        _check_names(self.attacks)
+
+    def read(self) -> RecordedUpdate:
+        """The update from its files, with the settings in place of what the file states."""
+        parts = [name for name in ("before", "sent") if getattr(self, name) is not None]
+        if self.record is not None and parts:
+            raise ConfigError(f"record holds weights and update already: leave {' and '.join(parts)} out")
+        if self.record is None and len(parts) < 2:
+            raise ConfigError("give record, a file of lit_recon.clients.Recorder, or both before and sent")
+        if self.record is not None:
+            found = RecordedUpdate.load(self.record)
+        else:
+            assert self.before is not None
+            assert self.sent is not None
+            remedy = "save it with torch.save or safetensors as tensors by name"
+            found = RecordedUpdate(
+                read_state(self.before, "weights before", remedy), read_state(self.sent, "update", remedy)
+            )
+        if self.truth is not None:
+            found = replace(found, truth=read_state(self.truth, "true images", "give images and labels, or none"))
+        given = {one.name: own for one in fields(Circumstances) if (own := getattr(self, one.name)) is not None}
+        return replace(found, form=self.form or found.form, known=replace(found.known, **given))
+
+
+def _check_names(names: Sequence[str]) -> None:
+    known = [one.name for one in CANDIDATES]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ConfigError(f"attacks must be among {', '.join(known)}; got {', '.join(unknown)}")
+
+
+def audit(
+    model: nn.Module,
+    update: RecordedUpdate | Path | str,
+    image_shape: Sequence[int] | None = None,
+    normalization: Normalization | None = None,
+    *,
+    loss: Loss = cross_entropy,
+    labels: Tensor | Sequence[int] | None = None,
+    defense: Defense | None = None,
+    attacks: Sequence[str] = (),
+    minutes: float = 10.0,
+    protection_minutes: float = 0.0,
+    folder: Path | None = None,
+    device: torch.device | str = "cpu",
+    progress: Callable[[str], None] = lambda line: None,
+) -> AuditResult:
+    """What a client's update gives away: what was sent, which images come back, which defense would have stopped that.
+
+    Args:
+        model: the client's model, with any weights; its own are in the update.
+        update: recorded by `lit_recon.clients.Recorder`, or the path of its file.
+        image_shape, normalization: of the images, as in `Client`.
+        loss: of the client's training.
+        labels: the client's labels, if an attacker may know them.
+        defense: of the client, if an attacker may know it.
+        attacks: names of the attacks to try; default: all, cheapest first, until all images are certified.
+        minutes, protection_minutes: time for the attacks, and for attacks on defended copies of the update.
+        folder: where results of attacks are kept, so that a killed audit goes on where it stopped.
+        device: of the attacks.
+        progress: gets a line for every finding and every attack.
+
+    Raises:
+        LitReconError: model, update and circumstances do not fit together; the message says what does not.
+    """
+    _check_names(attacks)
+    recorded = update if isinstance(update, RecordedUpdate) else RecordedUpdate.load(update)
+    evidence = read_evidence(model, recorded)
+    loaded = public_model(model, image_shape, normalization)
+    loaded.model.load_state_dict(dict(evidence.before), strict=False)  # the normalization of pixels is a buffer of ours
+    found = interpret(loaded, evidence, recorded.form, recorded.known, loss)
+    n = found.known.batch_size or 1
+    for finding in found.findings:
+        progress(f"{finding.kind:<11} {finding.text}")
+    truth = None
+    if "images" in recorded.truth:
+        none = torch.zeros(len(recorded.truth["images"]), dtype=torch.int64)
+        truth = checked_truth(recorded.truth["images"], recorded.truth.get("labels", none), n, loaded.image_shape)
+    known = None if labels is None else torch.as_tensor(labels).long().to(device)
+    if known is not None and tuple(known.shape) != (n,):
+        raise ConfigError(f"labels must name the class of each of the {n} images; got {len(known)}")
+    moved = loaded._replace(model=loaded.model.to(device))
+    on_device = {name: value.to(device) for name, value in found.update.items()}
+    seen = replace(found, update=on_device).observation(moved, known, defense, loss)
+    outcomes = run_attacks(seen, minutes, folder, attacks, progress)
+    findings, chosen, protection = list(found.findings), best(outcomes), []
+    if chosen is not None and chosen.found is not None:
+        told = agreement(seen, chosen)
+        findings += [told] if told is not None else []
+        if protection_minutes:
+            protection = measure_protection(
+                seen,
+                chosen.found.images.cpu() if truth is None else truth[0],
+                chosen.found.labels.cpu() if truth is None else truth[1],
+                [one.name for one in outcomes if one.found is not None],
+                protection_minutes,
+                None if folder is None else folder / "protection",
+                progress=progress,
+            )
+    return AuditResult(findings, outcomes, protection, n, truth)
+
+
+def parser(program: str) -> ArgumentParser:
+    """The command's settings."""
+    settings = settings_parser(program, "Find out what an update of your own system gives away.", AuditSettings)
+    allow_class_path(settings, "--model")
+    return settings
+
+
+def execute(arguments: ArgumentParser, values: Namespace) -> None:
+    """Validate the settings, audit the update, and write the report."""
+    call = Call(arguments, values, "audit")
+    settings = call.settings(AuditSettings)
+    configure_process(settings.trainer)
+    recorded = settings.read()
+    if settings.model.class_path is None:
+        raise ConfigError("model.class_path is missing: give the import path of the client's model")
+    model = build_module(settings.model.class_path, settings.model.init_args, seed=0)
+    shape, normalization = settings.model.image_shape, settings.model.normalization
+    public_model(model, shape, normalization)
+    read_evidence(model, recorded)
+    device = check_trainer(settings.trainer).device
+    folder = RunFolder.open(call.folder.path, call.config, settings.overwrite, SAME_RUN, more=_FILES)
+    print(f"run folder  {folder.path}", flush=True)
+    started = time.perf_counter()
+    result = audit(
+        model,
+        recorded,
+        shape,
+        normalization,
+        loss=settings.loss or cross_entropy,
+        labels=settings.labels,
+        defense=settings.defense,
+        attacks=settings.attacks,
+        minutes=settings.minutes,
+        protection_minutes=settings.protection_minutes,
+        folder=folder.checkpoints,
+        device=device,
+        progress=lambda line: print(line, flush=True),
+    )
+    facts: Mapping[str, Any] = {"seconds": time.perf_counter() - started}
+    result.write(folder, facts)
+    print(f"report      {folder.report}")
+
+
+_FILES = ("audit.json",)

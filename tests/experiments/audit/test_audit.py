@@ -1,0 +1,177 @@
+"""Audits from Python: what came back, defenses, agreement with the learning rate, and the files of the run folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import lit_recon
+from lit_recon.clients.record import RecordedUpdate
+from lit_recon.errors import ConfigError, ShapeError
+from lit_recon.experiments.audit import attacks
+from lit_recon.experiments.audit.attacks import CANDIDATES, Outcome, best, read_outcome
+from lit_recon.experiments.audit.page import verdict
+from lit_recon.experiments.audit.protection import DEFENSES
+from lit_recon.experiments.audit.run import AuditSettings
+from lit_recon.experiments.audit.score import AuditResult
+from lit_recon.records import Reconstruction
+from lit_recon.reporting.writing import Scalar
+from tests.experiments.audit.updates import NORMALIZATION, SHAPE, convnet, images, mlp, update
+
+CHEAP = ["analytic"]
+
+
+def audited(n: int = 1, recorded: RecordedUpdate | None = None, **how: object) -> AuditResult:
+    chosen = {"attacks": CHEAP, "minutes": 1.0, **how}
+    return lit_recon.audit(mlp(), recorded or update(mlp(), n), SHAPE, NORMALIZATION, **chosen)  # type: ignore[arg-type]
+
+
+def test_a_single_image_of_a_fully_connected_network_comes_back() -> None:
+    result = audited()
+    chosen = result.best
+    assert chosen is not None
+    errors = result.rmse(chosen)
+    assert errors is not None
+    assert float(errors.max()) < 1e-3  # 1e-5 at the time of writing: the rounding of weights that moved
+    assert result.metrics()["rmse"] == pytest.approx(float(errors.mean()))
+    assert not [finding for finding in result.findings if finding.kind == "doubt"]
+
+
+def test_truth_serves_scores_only() -> None:
+    """The same images come back without it."""
+    recorded = update(mlp(), 1)
+    with_truth, without = audited(recorded=recorded), audited(recorded=replace(recorded, truth={}))
+    assert with_truth.images is not None
+    assert without.images is not None
+    torch.testing.assert_close(with_truth.images, without.images)
+    assert without.metrics()["rmse"] is None
+
+
+def test_a_wrong_learning_rate_shows_in_the_length_of_the_update() -> None:
+    """Where the head alone cannot tell, as the outputs of the network differ much between images."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    with torch.no_grad():
+        model[3].weight.mul_(20)
+    result = lit_recon.audit(model, update(model, 1, {"lr": 0.3}), SHAPE, NORMALIZATION, attacks=CHEAP, minutes=1)
+    [doubt] = [finding.text for finding in result.findings if finding.kind == "doubt"]
+    assert "0.333 times as long" in doubt or "times as large" in doubt
+
+
+def test_defenses_are_measured_on_the_same_update() -> None:
+    result = audited(protection_minutes=1.0)
+    assert len(result.protection) == len(DEFENSES)
+    noise = [own for own in result.protection if own.title == "Gaussian noise"]
+    errors = [own.rmse for own in noise]
+    assert None not in errors
+    assert errors == sorted(errors)  # type: ignore[type-var]  # none is None
+    assert noise[-1].stopped
+    assert not noise[0].stopped
+    assert errors[0] < 0.05  # type: ignore[operator]  # 0.003 at the time of writing
+
+
+def test_no_attack_that_applies_is_no_proof() -> None:
+    result = lit_recon.audit(convnet(), update(convnet(), 2), SHAPE, NORMALIZATION, attacks=CHEAP, minutes=1)
+    assert result.best is None
+    assert result.images is None
+    assert "fully connected" in result.outcomes[0].reason
+    assert "no proof" in verdict(result.metrics())
+
+
+def test_certified_images_are_believed_first() -> None:
+    found = Reconstruction(torch.zeros(2, *SHAPE), torch.zeros(2, dtype=torch.int64), 0.0)
+    near = Outcome("near", "", "", found, distance=1e-6)
+    known = Outcome("known", "", "", found, distance=1e-3, certified=1)
+    assert best([near, known]) is known
+    assert best([near, replace(known, certified=0)]) is near
+    assert best([Outcome("none", "", "")]) is None
+
+
+def test_attacks_after_a_certified_result_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def attempt(candidate: attacks.Candidate, seen: object, seconds: float) -> Outcome:
+        tried.append(candidate.name)
+        found = Reconstruction(images(1), torch.zeros(1, dtype=torch.int64), 0.0, certified=torch.tensor([True]))
+        return Outcome(*candidate[:3], found, certified=1, distance=0.0)
+
+    monkeypatch.setattr(attacks, "attempt", attempt)
+    result = audited(attacks=())
+    assert tried == ["analytic"]
+    assert {one.reason for one in result.outcomes[1:]} == {"not needed: all images are certified"}
+
+
+def test_a_killed_audit_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = update(mlp(), 1)
+    first = audited(recorded=recorded, folder=tmp_path)
+    monkeypatch.setattr(attacks, "attempt", None)  # nothing is computed again
+    again = audited(recorded=recorded, folder=tmp_path)
+    assert first.images is not None
+    assert again.images is not None
+    assert torch.equal(first.images, again.images)
+    assert read_outcome(tmp_path / "analytic.safetensors").distance == first.outcomes[0].distance
+
+
+def test_gradient_inversion_keeps_to_its_time() -> None:
+    result = lit_recon.audit(
+        convnet(), update(convnet(), 1), SHAPE, NORMALIZATION, attacks=["geiping2020"], minutes=0.05
+    )
+    [outcome] = result.outcomes
+    assert outcome.found is not None
+    assert 0 < outcome.steps < CANDIDATES[-1].most
+    assert outcome.seconds < 30  # three seconds are given; ten times as much for a slow machine
+
+
+def test_a_run_folder_has_report_and_figures(tmp_path: Path) -> None:
+    report = audited(protection_minutes=0.5).save(tmp_path / "run")
+    text = report.read_text(encoding="utf-8")
+    assert "Analytic inversion" in text
+    assert "EDPB Opinion 28/2024" in text
+    assert (report.parent / "figures" / "images.png").read_bytes().startswith(b"\x89PNG")
+    content = json.loads((report.parent / "audit.json").read_text(encoding="utf-8"))
+    assert {"findings", "attacks", "protection"} == content.keys()
+    metrics = json.loads((report.parent / "metrics.json").read_text(encoding="utf-8"))
+    assert metrics["attack"] == "analytic"
+    with pytest.raises(Exception, match="holds a finished run"):
+        audited().save(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        ({"n_certified": 4, "attack": "x"}, "All 4 images of this update came back"),
+        ({"n_certified": 1, "attack": "x", "distance": 0.01}, "1 of 4 images of this update came back certified"),
+        ({"n_certified": 0, "attack": "x", "rmse": 0.1, "baseline_mean_color_rmse": 0.2}, "closer to the true ones"),
+        ({"n_certified": 0, "attack": "x", "rmse": 0.3, "baseline_mean_color_rmse": 0.2}, "no closer to the true ones"),
+        ({"n_certified": 0, "attack": "x", "distance": 0.01}, "it is not known how close they are"),
+    ],
+)
+def test_verdicts_say_what_is_known(metrics: dict[str, Scalar], words: str) -> None:
+    assert words in verdict({"n_images": 4, **metrics})
+
+
+def test_settings_that_contradict_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="attacks must be among analytic"):
+        AuditSettings(attacks=["magic"])
+    with pytest.raises(ConfigError, match="give record, a file"):
+        AuditSettings().read()
+    with pytest.raises(ConfigError, match="leave before and sent out"):
+        AuditSettings(record=tmp_path / "a", before=tmp_path / "b", sent=tmp_path / "c").read()
+    with pytest.raises(ConfigError, match="labels must name the class of each of the 2 images"):
+        audited(2, labels=[1])
+    with pytest.raises(ShapeError, match="the true images must be"):
+        audited(2, replace(update(mlp(), 2), truth={"images": images(3)}))
+    with pytest.raises(ShapeError, match="pixels in"):
+        audited(2, replace(update(mlp(), 2), truth={"images": 4 * images(2)}))
+
+
+def test_settings_replace_what_a_file_states(tmp_path: Path) -> None:
+    path = update(mlp(), 2, {"lr": 0.5}).save(tmp_path / "u.safetensors")
+    read = AuditSettings(record=path, lr=0.1).read()
+    assert (read.known.lr, read.known.batch_size, read.form) == (0.1, 2, "weights")
+    assert read.truth.keys() == {"images", "labels"}

@@ -1,0 +1,92 @@
+"""Updates as users send them: what can be mended is mended and said, the rest ends in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_recon.clients.record import RecordedUpdate
+from lit_recon.errors import LitReconError
+from lit_recon.experiments.audit.evidence import read_evidence
+from tests.experiments.audit.updates import convnet, update
+
+State = dict[str, Tensor]
+
+
+def changed(change: Callable[[State], State], part: str = "sent") -> RecordedUpdate:
+    recorded = update(convnet(norm=True), 4)
+    return replace(recorded, **{part: change(dict(getattr(recorded, part)))})
+
+
+def texts(recorded: RecordedUpdate) -> str:
+    return " ".join(finding.text for finding in read_evidence(convnet(norm=True), recorded).findings)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.", "client.net."])
+def test_the_prefix_of_a_wrapper_is_taken_off(prefix: str) -> None:
+    wrapped = changed(lambda state: {prefix + name: value for name, value in state.items()})
+    plain, mended = (read_evidence(convnet(norm=True), one) for one in (changed(dict), wrapped))
+    assert all(torch.equal(value, mended.sent[name]) for name, value in plain.sent.items())
+    assert f"begin with {prefix!r}" in texts(wrapped)
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(torch.float16, "float16"), (torch.bfloat16, "bfloat16")])
+def test_half_precision_is_said(dtype: torch.dtype, name: str) -> None:
+    halved = changed(lambda state: {key: v.to(dtype) if v.is_floating_point() else v for key, v in state.items()})
+    assert f"rounded to {name}" in texts(halved)
+    sent = read_evidence(convnet(norm=True), halved).sent
+    assert all(value.dtype == torch.float32 for value in sent.values())
+    assert "rounded" not in texts(changed(dict))
+
+
+def test_missing_buffers_are_said() -> None:
+    without = changed(lambda state: {name: v for name, v in state.items() if "running" not in name}, "before")
+    assert "the model's own values stand in" in texts(without)
+
+
+def test_parameters_that_were_not_sent_are_said() -> None:
+    without = changed(lambda state: {name: v for name, v in state.items() if not name.startswith("0.")})
+    assert "2 of 8 parameters were not sent (0.weight, 0.bias)" in texts(without)
+
+
+def put(name: str, make: Callable[[Tensor], Tensor]) -> Callable[[State], State]:
+    return lambda state: {**state, name: make(state[name])}
+
+
+def nan(value: Tensor) -> Tensor:
+    return torch.full_like(value, float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "message"),
+    [
+        ("sent", lambda state: {}, "what was sent hold no tensor"),
+        ("before", lambda state: {}, "the weights before hold no tensor"),
+        ("sent", put("4.weight", lambda v: v.T), "axes are in another order"),
+        ("sent", put("0.weight", lambda v: v.permute(2, 3, 1, 0)), "axes are in another order"),
+        ("sent", put("0.weight", lambda v: v[:4]), r"\(4, 1, 3, 3\), but \(8, 1, 3, 3\) in the model: change"),
+        ("before", put("6.bias", lambda v: v[:4]), r"6.bias is \(4,\), but \(10,\) in the model"),
+        ("sent", put("0.weight", nan), "NaN or infinite values in 0.weight"),
+        ("before", put("0.weight", nan), "the weights before hold NaN"),
+        ("sent", put("0.bias", lambda v: v / 0), "NaN or infinite values in 0.bias"),
+        ("sent", lambda s: {name: torch.zeros_like(v) for name, v in s.items()}, "everything that was sent is zero"),
+        (
+            "sent",
+            lambda s: {f"layer{i}": v for i, v in enumerate(s.values())},
+            "name layer0, layer1, layer2",
+        ),
+        ("sent", lambda s: {name.replace("0.", "conv/"): v for name, v in s.items()}, "name conv/weight, conv/bias"),
+        ("sent", lambda s: {name: v for name, v in s.items() if "running" in name}, "nothing that was sent is a param"),
+        ("before", lambda s: {name: v for name, v in s.items() if name != "0.bias"}, "the weights before lack 0.bias"),
+        ("sent", put("0.weight", lambda v: v.to(torch.complex64)), "of type torch.complex64"),
+        ("sent", put("0.weight", lambda v: v > 0), "of type torch.bool"),
+    ],
+)
+def test_what_cannot_be_mended_ends_in_one_sentence(part: str, change: Callable[[State], State], message: str) -> None:
+    with pytest.raises(LitReconError, match=message) as caught:
+        read_evidence(convnet(norm=True), changed(change, part))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,239 @@
+"""What an update is: form, sign, scale, weight decay, BatchNorm and zeros, against clients whose training is known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lit_recon.clients import GradientOperator, LocalSteps
+from lit_recon.clients.record import RecordedUpdate
+from lit_recon.errors import ConfigError
+from lit_recon.experiments.audit.evidence import Finding, read_evidence
+from lit_recon.experiments.audit.interpretation import Interpretation, interpret
+from lit_recon.models import public_model
+from lit_recon.records import Batch, Update, Weights
+from tests.experiments.audit.updates import NORMALIZATION, SHAPE, convnet, images, labels, mlp, unlabelled, update
+
+
+def interpreted(model: nn.Module, recorded: RecordedUpdate) -> Interpretation:
+    public = public_model(model, SHAPE, NORMALIZATION)
+    return interpret(public, read_evidence(model, recorded), recorded.form, recorded.known)
+
+
+def gradient(model: nn.Module, n: int, mode: str = "eval") -> Update:
+    """The true gradient of the mean loss."""
+    public = public_model(model, SHAPE, NORMALIZATION).model
+    operator = GradientOperator(public, mode)  # type: ignore[arg-type]  # a text
+    return operator(Weights.of(public), Batch(images(n), labels(n)))
+
+
+def doubts(found: Interpretation) -> list[str]:
+    return [finding.text for finding in found.findings if finding.kind == "doubt"]
+
+
+def assert_close(one: Update, two: Update, rtol: float = 1e-3) -> None:
+    """Equal up to the rounding of weights that moved by little."""
+    least = 1e-4 * max(float(value.abs().max()) for value in two.values())
+    for name, value in two.items():
+        torch.testing.assert_close(one[name], value, rtol=rtol, atol=least, msg=name)
+
+
+@pytest.mark.parametrize("n", [1, 4, 32])
+def test_new_weights_of_an_honest_client_agree_with_everything(n: int) -> None:
+    found = interpreted(convnet(), update(convnet(), n))
+    assert doubts(found) == []
+    assert found.form == "weights"
+    assert_close(found.update, gradient(convnet(), n))
+
+
+@pytest.mark.parametrize("n", [1, 8, 32])
+@pytest.mark.parametrize("factor", [0.1, 10.0])
+def test_a_wrong_learning_rate_is_noticed_and_corrected(n: int, factor: float) -> None:
+    found = interpreted(convnet(), update(convnet(), n, {"lr": 0.1 * factor}))
+    [doubt] = doubts(found)
+    assert "times as large as a mean gradient would be, and lr would be" in doubt
+    own, true = (
+        float(torch.cat([v.flatten() for v in u.values()]).norm()) for u in (found.update, gradient(convnet(), n))
+    )
+    assert 0.7 < own / true < 1.4  # the rate is estimated from probabilities of noise images
+
+
+@pytest.mark.parametrize("n", [1, 4, 32])
+def test_weights_after_minus_before_are_turned_around(n: int) -> None:
+    recorded = update(convnet(), n)
+    sent = {name: value - recorded.before[name] for name, value in recorded.sent.items()}
+    found = interpreted(convnet(), unlabelled(recorded, sent))
+    assert found.form == "difference"
+    assert any("sign is reversed" in doubt for doubt in doubts(found))
+    assert_close(found.update, gradient(convnet(), n))
+
+
+def test_a_gradient_is_told_from_a_difference_by_its_scale() -> None:
+    recorded = update(convnet(), 4, {"lr": 0.01})
+    found = interpreted(convnet(), unlabelled(recorded, gradient(convnet(), 4)))
+    assert found.form == "gradient"
+    assert_close(found.update, gradient(convnet(), 4), rtol=1e-6)
+
+
+def test_a_difference_without_a_learning_rate_is_brought_to_scale() -> None:
+    recorded = update(convnet(), 8, {"lr": None})
+    found = interpreted(convnet(), recorded)
+    assert any("No learning rate was given" in finding.text for finding in found.findings)
+    own, true = (float(u["0.weight"].norm()) for u in (found.update, gradient(convnet(), 8)))
+    assert 0.7 < own / true < 1.4
+
+
+def test_a_wrong_form_is_noticed() -> None:
+    recorded = replace(update(mlp(), 4), form="gradient")
+    found = interpreted(mlp(), recorded)
+    assert found.form == "weights"
+    assert any("is said to be a gradient" in doubt for doubt in doubts(found))
+    assert_close(found.update, gradient(mlp(), 4))
+
+
+def test_a_sum_over_images_is_noticed() -> None:
+    def summed(logits: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(logits, targets, reduction="sum")
+
+    found = interpreted(convnet(), update(convnet(), 8, loss=summed))
+    [doubt] = doubts(found)
+    assert "a sum over the images instead of their mean" in doubt
+
+
+@pytest.mark.parametrize("claimed", [0.0, 0.01])
+def test_weight_decay_beyond_the_claimed_one_is_found_and_taken_off(claimed: float) -> None:
+    found = interpreted(convnet(), update(convnet(), 4, {"weight_decay": claimed}, weight_decay=0.02))
+    [doubt] = doubts(found)
+    assert doubt.startswith("The update holds weight decay of 0.02, ")
+    assert_close(found.update, gradient(convnet(), 4), rtol=1e-2)
+
+
+def test_weight_decay_that_was_told_is_taken_off() -> None:
+    found = interpreted(convnet(), update(convnet(), 4, {"weight_decay": 0.02}, weight_decay=0.02))
+    assert doubts(found) == []
+    assert_close(found.update, gradient(convnet(), 4))
+
+
+def test_another_loss_is_noticed() -> None:
+    def squares(logits: Tensor, targets: Tensor) -> Tensor:
+        return (logits - nn.functional.one_hot(targets, 10)).square().mean()
+
+    found = interpreted(mlp(), update(mlp(), 4, loss=squares))
+    assert any("do not add to zero" in doubt for doubt in doubts(found))
+
+
+def test_more_images_than_claimed_are_noticed_by_the_rank() -> None:
+    found = interpreted(mlp(), update(mlp(), 6, {"batch_size": 2}))
+    assert any("has rank 6, but 2 images can give rank 2" in doubt for doubt in doubts(found))
+
+
+def test_statistics_of_the_batch_follow_from_those_that_ran() -> None:
+    model = convnet(norm=True)
+    found = interpreted(model, update(model, 4))
+    assert doubts(found) == []
+    assert found.known.batch_norm == "train"
+    inputs = model[0]((images(4) - 0.5) / 0.25)
+    assert found.statistics is not None
+    torch.testing.assert_close(found.statistics["1"].mean, inputs.mean(dim=(0, 2, 3)), rtol=1e-4, atol=1e-5)
+    var = inputs.var(dim=(0, 2, 3), correction=0)
+    torch.testing.assert_close(found.statistics["1"].var, var, rtol=1e-3, atol=1e-5)
+    assert_close(found.update, gradient(model, 4, "train"))
+
+
+def test_statistics_in_a_difference_are_the_same() -> None:
+    model = convnet(norm=True)
+    recorded = update(model, 4)
+    expected = interpreted(model, recorded).statistics
+    for sign in (1, -1):
+        sent = {name: sign * (value - recorded.before[name]) for name, value in recorded.sent.items()}
+        statistics = interpreted(model, unlabelled(recorded, sent)).statistics
+        assert statistics is not None
+        assert expected is not None
+        torch.testing.assert_close(statistics["1"].var, expected["1"].var, rtol=1e-3, atol=1e-5)
+
+
+def test_buffers_that_stayed_say_evaluation_mode() -> None:
+    model = convnet(norm=True)
+    recorded = update(model, 4, {"batch_norm": "train"})
+    sent = {**recorded.sent, **{name: recorded.before[name] for name in recorded.before if "running" in name}}
+    found = interpreted(model, replace(recorded, sent=sent))
+    assert found.known.batch_norm == "eval"
+    assert any("it used its running statistics" in doubt for doubt in doubts(found))
+
+
+def test_steps_are_counted_by_batch_norm() -> None:
+    model = convnet(norm=True)
+    found = interpreted(model, update(model, 4, steps=3))
+    assert found.known.steps == 3
+    assert any("counted 3 batches" in doubt for doubt in doubts(found))
+    assert found.statistics is None
+
+
+def test_local_steps_are_simulated_as_they_were_made() -> None:
+    recorded = update(convnet(), 4, {"steps": 3, "momentum": 0.5}, steps=3, momentum=0.5)
+    found = interpreted(convnet(), recorded)
+    assert doubts(found) == []
+    public = public_model(convnet(), SHAPE, NORMALIZATION)
+    seen = found.observation(public, None, None)
+    assert isinstance(seen.operator, LocalSteps)
+    assert_close(seen.operator(seen.weights, Batch(images(4), labels(4))), found.update, rtol=1e-2)
+
+
+def test_momentum_that_was_not_told_is_noticed() -> None:
+    found = interpreted(convnet(), update(convnet(), 4, {"steps": 3}, steps=3, momentum=0.9))
+    assert any("or momentum" in doubt for doubt in doubts(found))
+
+
+@pytest.mark.parametrize("drop", [0.3, 0.9])
+def test_dropped_entries_are_unknown_to_the_attacker(drop: float) -> None:
+    model = convnet()
+    recorded = replace(update(model, 4), sent=gradient(model, 4), form="gradient")
+    torch.manual_seed(1)
+    sent = {name: torch.where(torch.rand_like(value) < drop, 0.0, value) for name, value in recorded.sent.items()}
+    found = interpreted(model, replace(recorded, sent=sent))
+    assert found.simulated is not None
+    assert found.simulated.reads_zeros
+    assert interpreted(model, recorded).simulated is None
+
+
+def test_zeros_of_a_rounding_are_no_dropped_entries() -> None:
+    """At a tiny learning rate many weights do not move at all."""
+    model = convnet()
+    recorded = update(model, 4, {"lr": 1e-6}, lr=1e-6)
+    conv = recorded.sent["0.weight"] - recorded.before["0.weight"]
+    assert float((conv == 0).double().mean()) > 0.1
+    assert interpreted(model, recorded).simulated is None
+
+
+def test_parameters_that_were_not_sent_are_unknown() -> None:
+    recorded = update(mlp(), 4)
+    sent = {name: value for name, value in recorded.sent.items() if not name.startswith("1.")}
+    found = interpreted(mlp(), replace(recorded, sent=sent))
+    assert found.simulated is not None
+    assert not found.update["1.weight"].any()
+
+
+@pytest.mark.parametrize(
+    ("known", "message"),
+    [({"batch_size": None}, "batch_size is not known"), ({"lr": None, "steps": 2}, "lr is not known")],
+)
+def test_what_no_attack_can_do_without_is_asked_for(known: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        interpreted(mlp(), update(mlp(), 4, known))
+
+
+def test_a_network_without_a_linear_head_is_not_checked() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten())
+    found = interpreted(model, update(model, 2))
+    assert any(one.kind == "open" and "could not be checked" in one.text for one in found.findings)
+    assert all(math.isfinite(float(value.sum())) for value in found.update.values())
+
+
+def test_findings_are_sentences() -> None:
+    found = interpreted(convnet(norm=True), update(convnet(norm=True), 4))
+    assert all(isinstance(one, Finding) and one.text[0].isupper() and one.text.endswith(".") for one in found.findings)

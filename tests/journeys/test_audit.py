@@ -1,0 +1,87 @@
+"""Record an update in a training loop, audit it, and build its page again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from lit_recon.clients import Recorder
+from tests.experiments.audit.updates import images, labels, mlp
+
+MODEL = [
+    *("--model.class_path", "tests.experiments.audit.updates.mlp", "--model.image_shape", "[1, 8, 8]"),
+    *("--model.normalization", "{mean: [0.5], std: [0.25]}", "--attacks", "[analytic]", "--minutes", "1"),
+    *("--trainer.accelerator", "cpu", "--wandb.mode", "disabled", "--protection_minutes", "0"),
+]
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """What a user's loop writes by three lines."""
+    model = mlp()
+    recorder = Recorder(model, batch_size=1, lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    nn.functional.cross_entropy(model((images(1) - 0.5) / 0.25), labels(1)).backward()
+    optimizer.step()
+    return recorder.save(tmp_path / "update.safetensors", model, images=images(1), labels=labels(1))
+
+
+def test_a_recorded_update_is_audited(recorded: Path, attack: Callable[..., Any], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    ended = attack("audit", *MODEL, "--record", recorded, "--out", folder)
+    assert ended.code == 0, ended.err
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert metrics["rmse"] < 1e-3
+    assert ended.out.splitlines()[-1].split() == ["report", str(folder / "report.html")]
+    page = (folder / "report.html").read_bytes()
+    (folder / "report.html").unlink()
+    assert attack("report", folder).code == 0
+    assert (folder / "report.html").read_bytes() == page
+
+
+def test_separate_files_do_as_well(attack: Callable[..., Any], tmp_path: Path) -> None:
+    model = mlp()
+    torch.save(model.state_dict(), tmp_path / "before.pt")
+    nn.functional.cross_entropy(model((images(1) - 0.5) / 0.25), labels(1)).backward()
+    gradients = {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
+    save_file(gradients, tmp_path / "gradient.safetensors")
+    files = ["--before", tmp_path / "before.pt", "--sent", tmp_path / "gradient.safetensors", "--form", "gradient"]
+    ended = attack("audit", *MODEL, *files, "--batch_size", "1", "--out", tmp_path / "run")
+    assert ended.code == 0, ended.err
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert metrics["rmse"] is None
+    assert metrics["rmse_reason"] == "the true images were not given"
+    assert metrics["distance"] < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["--model.init_args", "{seed: 0, width: 3}"], "change model.init_args"),
+        (["--model.image_shape", "[1, 9, 9]"], "give a module that takes images"),
+        (["--minutes", "0"], "minutes must be above 0"),
+        (["--batches", "3"], "steps must be at least batches"),
+        (["--attacks", "[magic]"], "attacks must be among analytic"),
+    ],
+)
+def test_bad_input_is_refused_before_a_run_folder_is_made(
+    changes: list[str], message: str, recorded: Path, attack: Callable[..., Any], tmp_path: Path
+) -> None:
+    ended = attack("audit", *MODEL, "--record", recorded, *changes, "--out", tmp_path / "run")
+    assert ended.code != 0
+    assert message in ended.err
+    assert len(ended.err.strip().splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_is_asked_for(recorded: Path, attack: Callable[..., Any], tmp_path: Path) -> None:
+    ended = attack("audit", "--record", recorded, "--out", tmp_path / "run")
+    assert ended.code != 0
+    assert "model.class_path is missing" in ended.err

@@ -88,7 +88,8 @@ def test_an_unknown_option_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 @pytest.mark.parametrize(
-    ("script", "names"), [(attack, ("run", "evaluate", "audit", "bounds", "trainset", "report")), (train, ("backbone",))]
+    ("script", "names"),
+    [(attack, ("run", "evaluate", "audit", "bounds", "trainset", "report")), (train, ("backbone",))],
 )
 def test_help_names_the_commands(
     script: Callable[[list[str]], int], names: tuple[str, ...], capsys: pytest.CaptureFixture[str]

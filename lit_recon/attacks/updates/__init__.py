@@ -8,6 +8,7 @@ from lit_recon.attacks.updates.feature_maps.patches import PatchMatching
 from lit_recon.attacks.updates.feature_maps.recovery import MapRecovery, RecoveredMaps
 from lit_recon.attacks.updates.features.cocktail_party import CocktailParty
 from lit_recon.attacks.updates.features.exact import ExactRecovery
+from lit_recon.attacks.updates.features.inputs import InputMatching, NonNegativeInputs, RecoveredInputs
 from lit_recon.attacks.updates.features.layer import FeatureRecovery, RecoveredFeatures
 from lit_recon.attacks.updates.features.matching import (
     FeatureMap,
@@ -84,6 +85,7 @@ __all__ = [
     "GradientMatching",
     "GroupConsistency",
     "HeadCounts",
+    "InputMatching",
     "JointLabels",
     "KnownLabels",
     "LabelRecovery",
@@ -93,6 +95,7 @@ __all__ = [
     "MapRecovery",
     "MatchingState",
     "MomentRecovery",
+    "NonNegativeInputs",
     "NormReweightedCosine",
     "Objective",
     "Observed",
@@ -101,6 +104,7 @@ __all__ = [
     "Pixels",
     "Prior",
     "RecoveredFeatures",
+    "RecoveredInputs",
     "RecoveredMaps",
     "RobbingTheFed",
     "Schedule",

@@ -1,4 +1,4 @@
-"""What an update is: gradient, difference or weights; its sign, its scale, and whether it agrees with what was claimed.
+"""Form, sign and scale of an update, and whether they agree with what was claimed.
 
 The checks need no image. The head's gradient under cross-entropy is a mean of (p_i - y_i) h_i^T: its columns add to
 zero, which shows weight decay and other losses; its rank is at most the number of images; and its bias part is the mean

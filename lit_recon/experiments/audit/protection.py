@@ -27,7 +27,7 @@ from lit_recon.metrics import metrics_of, score_batch
 from lit_recon.records import Observation
 
 
-class Strength(NamedTuple):
+class DefenseInWords(NamedTuple):
     """A defense of the update, with its name and its strength in words."""
 
     title: str
@@ -37,11 +37,11 @@ class Strength(NamedTuple):
 
 #: The defenses that an audit measures.
 DEFENSES = (
-    *(Strength("Pruning", f"{share:.0%} of the entries", GradientPruning(share)) for share in (0.5, 0.9, 0.99)),
-    *(Strength("Gradient dropout", f"{share:.0%} of the entries", GradientDropout(share)) for share in (0.5, 0.9)),
+    *(DefenseInWords("Pruning", f"{part:.0%} of the entries", GradientPruning(part)) for part in (0.5, 0.9, 0.99)),
+    *(DefenseInWords("Gradient dropout", f"{part:.0%} of the entries", GradientDropout(part)) for part in (0.5, 0.9)),
     *(
-        Strength("Gaussian noise", f"{share:g} of the entries' root mean square", GaussianNoise(share, relative=True))
-        for share in (0.01, 0.1, 1.0, 10.0)
+        DefenseInWords("Gaussian noise", f"{part:g} of the entries' root mean square", GaussianNoise(part, True))
+        for part in (0.01, 0.1, 1.0, 10.0)
     ),
 )
 
@@ -73,7 +73,7 @@ def measure_protection(
     names: Sequence[str],
     minutes: float,
     folder: Path | None = None,
-    defenses: Sequence[Strength] = DEFENSES,
+    defenses: Sequence[DefenseInWords] = DEFENSES,
     progress: Callable[[str], None] = print,
 ) -> list[Protected]:
     """Defend the observed update, and run the attacks with these names on it.

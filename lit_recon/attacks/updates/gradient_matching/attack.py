@@ -14,6 +14,7 @@ from torch import Tensor
 from lit_recon.attacks.base import AttackRun, Execution, SteppableAttack, Way, put, unsolved
 from lit_recon.attacks.updates.feature_maps.matching import MapMatching
 from lit_recon.attacks.updates.feature_maps.patches import PatchMatching
+from lit_recon.attacks.updates.features.inputs import InputMatching
 from lit_recon.attacks.updates.features.matching import FeatureMatching
 from lit_recon.attacks.updates.gradient_matching.matching import Compilation, Matching
 from lit_recon.attacks.updates.gradient_matching.objectives import GlobalCosine, Objective, Observed
@@ -61,7 +62,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
         parametrization: Parametrization | None = None,
         solver: Solver | None = None,
         labels: LabelRecovery | None = None,
-        features: FeatureMatching | MapMatching | PatchMatching | None = None,
+        features: FeatureMatching | InputMatching | MapMatching | PatchMatching | None = None,
         steps: int = 4800,
         restarts: int = 1,
         keep: Literal["last", "best"] = "last",

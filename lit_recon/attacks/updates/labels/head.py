@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -26,15 +27,24 @@ def require_cross_entropy(observation: Observation, what: str, remedy: str) -> N
 
 
 def linear_calls(
-    observation: Observation, images: Tensor, batch_norm: BatchNormMode = "eval"
+    observation: Observation,
+    images: Tensor,
+    batch_norm: BatchNormMode = "eval",
+    replaced: Mapping[str, Tensor] | None = None,
 ) -> tuple[Tensor, dict[str, list[tuple[Tensor, Tensor]]]]:
-    """Logits of the public model, and inputs and outputs of its linear layers by name, both in the order of calls."""
+    """Logits of the public model, and inputs and outputs of its linear layers by name, both in the order of calls.
+
+    The inputs of some layers can be `replaced` by others, by the name of the layer.
+    """
     model = pure_copy(observation.model, batch_norm)
     calls: dict[str, list[tuple[Tensor, Tensor]]] = {}
 
     def note(name: str, given: Tensor, returned: Tensor) -> None:
         calls.setdefault(name, []).append((given, returned))
 
+    for name, others in (replaced or {}).items():
+        own = others.to(observation.like)
+        model.get_submodule(name).register_forward_pre_hook(lambda _, given, own=own: (own,))
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Linear):
             layer.register_forward_hook(lambda _, given, returned, name=name: note(name, given[0], returned))

@@ -1,0 +1,282 @@
+"""Inputs of an inner linear layer, exactly, from its gradient alone, and images that have them.
+
+The rows of the layer's gradient are mixtures of the batch's inputs, so their span holds every input. Behind a ReLU
+inputs are not negative, and zero wherever the ReLU is inactive, in a third to a half of the coordinates. Among the
+vectors of the span without a negative entry they are vertices with far more zeros than the `n - 1` of any vertex:
+linear programs find vertices, weights turned towards zeros (Candès, Wakin, Boyd 2008) find those with many, and the
+number of zeros tells inputs from mixtures of them. No other image, no label and no activation of the layer is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from lit_recon.attacks.updates.gradient_matching.priors import Penalty
+from lit_recon.attacks.updates.labels.head import exact, find_head, labels_of, linear_calls
+from lit_recon.clients.gradient import pure_copy
+from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
+from lit_recon.records import BatchNormMode, Observation
+
+#: Entries below this share of the largest count as zero, and how far below zero rounding may bring one.
+_ZERO, _SLACK = 1e-5, 1e-7
+#: Zeros that an input has beyond those of any vertex, at least; share of the usual number of zeros that it has.
+_EXCESS, _SHARE = 8, 0.4
+#: Weight of an entry that is zero, over that of the largest one.
+_SHARPEST = 20.0
+#: Coordinates on which a vertex is normalized, which makes programs differ.
+_COORDINATES = 3
+#: Part of a vector outside the others above which it counts as another input.
+_NEW = 1e-3
+#: Share of zeros of the layer's inputs below which they are no outputs of a ReLU.
+_RECTIFIED = 0.1
+
+
+@dataclass(frozen=True)
+class RecoveredInputs:
+    """Inputs of a linear layer, in arbitrary order.
+
+    Attributes:
+        layer: its name.
+        inputs: `(r, d)` float64, with their scale; `r` of the batch's `n`.
+        zeros: entries `(r,)` that are zero in each; `usual` in inputs of noise images.
+        labels: `(r,)` the class of each, if all inputs were found and the head's gradient tells; else None.
+        notes: how they were found.
+    """
+
+    layer: str
+    inputs: Tensor
+    zeros: Tensor
+    usual: float
+    labels: Tensor | None
+    notes: tuple[str, ...]
+
+
+class NonNegativeInputs:
+    """Finds the inputs of the first linear layer behind a ReLU by linear programs.
+
+    Args:
+        starts: vertices to begin at, at most; fewer where all inputs are found.
+        reweightings: further programs from each, towards more zeros.
+        seed: of the programs.
+
+    Source: ours. Non-negativity as a term of a search: [Kariyappa2023]; zeros of derivatives, on the other side of the
+    layer, as proof: Dimitrov et al., SPEAR, NeurIPS 2024.
+    """
+
+    def __init__(self, starts: int = 1000, reweightings: int = 5, seed: int = 0) -> None:
+        if starts < 1 or reweightings < 0:
+            raise ConfigError(
+                f"NonNegativeInputs needs starts >= 1 and reweightings >= 0; got {starts} and {reweightings}"
+            )
+        self.starts, self.reweightings, self.seed = starts, reweightings, seed
+
+    def __call__(self, observation: Observation) -> RecoveredInputs:
+        """The inputs that were found, with their labels where all were.
+
+        Raises:
+            UnsupportedModelError: no linear layer behind a ReLU, more images than neurons or inputs, or no input found.
+            ThreatModelError: the layer's gradient is zero, noisy, or the result of several steps.
+        """
+        layer, usual = rectified_layer(observation)
+        n, gradient = observation.n_examples, exact(observation.update[f"{layer}.weight"])
+        if hasattr(observation.operator, "steps"):
+            raise ThreatModelError("inputs are recovered from one gradient, not from the result of several local steps")
+        _, values, right = torch.linalg.svd(gradient, full_matrices=False)
+        if n >= len(values) or float(values[n - 1]) <= 1e-6 * float(values[0]):
+            rank = int((values > 1e-6 * values[0]).sum())
+            raise UnsupportedModelError(
+                f"the gradient of {layer} has rank {rank} of at most {len(values)} for {n} images: as many independent "
+                "mixtures as images are needed, and fewer than neurons"
+            )
+        if float(values[n]) > 1e-3 * float(values[n - 1]):
+            raise ThreatModelError(
+                f"the gradient of {layer} is not spanned by {n} inputs: noise, pruning, or another number of images"
+            )
+        active = (gradient != 0).any(dim=0)
+        span = right[:n, active]
+        least = max(n - 1 + _EXCESS, round(_SHARE * usual * span.shape[1] + 0.5 * (n - 1)))
+        found, zeros = self._vertices(span.numpy(), least)
+        if not len(found):
+            raise UnsupportedModelError(
+                f"no input of {layer} was found: none of {self.starts} vertices has {least} zeros; fewer images, or "
+                "attack without it"
+            )
+        vectors = found @ right[:n]
+        inputs = self._scaled(vectors, observation, layer)
+        labels = self._labels(observation, layer, inputs) if len(inputs) == n else None
+        note = (
+            f"{len(inputs)} of {n} inputs of the layer {layer} are known exactly: {int(zeros.min())} to "
+            f"{int(zeros.max())} of their {len(active)} numbers are zero, {least} are needed"
+        )
+        return RecoveredInputs(layer, inputs, zeros + int((~active).sum()), usual, labels, (note,))
+
+    def _vertices(self, span: NDArray[np.float64], least: int) -> tuple[Tensor, Tensor]:
+        """Coordinates `(r, n)` of independent vertices with at least so many zeros, and their numbers of zeros."""
+        n, d = span.shape
+        lengths = np.linalg.norm(span, axis=0)
+        scaled, generator = span / lengths, np.random.default_rng(self.seed)
+        found, zeros = np.zeros((0, n)), list[int]()
+        if n == 1:
+            vector = np.sign(span.sum()) * np.ones((1, 1))
+            return torch.from_numpy(vector), torch.tensor([int((np.abs(span) <= _ZERO * np.abs(span).max()).sum())])
+        for _ in range(self.starts):
+            chosen = generator.choice(d, min(_COORDINATES, d), replace=False)
+            norm = scaled[:, chosen] @ generator.random(len(chosen)) + 1e-3 * scaled.sum(axis=1)
+            weights, best, most = np.ones(d), None, 0
+            for _ in range(1 + self.reweightings):
+                vector = _vertex(scaled, scaled @ weights, norm)
+                if vector is None:
+                    break
+                entries = np.maximum(scaled.T @ vector, 0.0)
+                count = int((entries <= _ZERO * entries.max()).sum())
+                if count <= most:
+                    break
+                best, most = vector, count
+                weights = 1 / (entries / entries.max() + 1 / _SHARPEST)
+            if best is None or most < least:
+                continue
+            polished = _polished(scaled, best)
+            rest = polished - found.T @ np.linalg.lstsq(found.T, polished, rcond=None)[0] if len(found) else polished
+            if np.linalg.norm(rest) > _NEW:
+                found, zeros = np.vstack([found, polished]), [*zeros, most]
+            if len(found) == n:
+                break
+        return torch.from_numpy(found), torch.tensor(zeros)
+
+    def _scaled(self, vectors: Tensor, observation: Observation, layer: str) -> Tensor:
+        """The inputs with the scale that the gradient of the bias, the same mixture of ones, tells."""
+        bias = observation.update.get(f"{layer}.bias")
+        gradient = exact(observation.update[f"{layer}.weight"])
+        scale: Tensor = vectors.norm(dim=1)
+        if bias is not None and bias.any():
+            mixing = torch.linalg.lstsq(gradient.T, vectors.T, driver="gelsd").solution.T
+            scale = mixing @ exact(bias)
+        inputs: Tensor = vectors / scale[:, None]
+        return inputs
+
+    def _labels(self, observation: Observation, layer: str, inputs: Tensor) -> Tensor | None:
+        """Classes from the head's gradient, whose inputs follow from those of the layer."""
+        try:
+            head = find_head(observation, "NonNegativeInputs")[0]
+        except UnsupportedModelError:
+            return None
+        images = torch.zeros(len(inputs), *observation.image_shape)
+        calls = linear_calls(observation, images, replaced={layer: inputs})[1]
+        return labels_of(exact(calls[head.rpartition(".")[0]][0][0]), exact(observation.update[head]))
+
+
+def _vertex(
+    scaled: NDArray[np.float64], costs: NDArray[np.float64], norm: NDArray[np.float64]
+) -> NDArray[np.float64] | None:
+    """The cheapest vector of the span without negative entries and with a fixed weighted sum; None without one."""
+    from scipy.optimize import linprog
+
+    slack = np.full(scaled.shape[1], _SLACK)
+    solved = linprog(costs, -scaled.T, slack, norm[None], [1.0], bounds=(None, None), method="highs-ds")
+    return np.asarray(solved.x) / np.linalg.norm(solved.x) if solved.status == 0 else None
+
+
+def _polished(scaled: NDArray[np.float64], vector: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The vector of the span that is smallest where this one is zero, beyond the accuracy of linear programs."""
+    entries = np.abs(scaled.T @ vector)
+    zero = scaled[:, entries <= _ZERO * entries.max()]
+    exactly = np.linalg.svd(zero, full_matrices=True)[0][:, -1]
+    return exactly * np.sign(exactly @ vector)
+
+
+def rectified_layer(observation: Observation) -> tuple[str, float]:
+    """The first linear layer whose inputs are outputs of a ReLU, and the share of zeros in those of noise images.
+
+    An UnsupportedModelError without one, a ThreatModelError where its gradient is zero.
+    """
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.rand(16, observation.image_shape[0], 4, 4, generator=generator)
+    images = nn.functional.interpolate(coarse, size=observation.image_shape[1:], mode="bilinear")
+    for name, calls in linear_calls(observation, images)[1].items():
+        given = calls[0][0]
+        zeros = float((given == 0).double().mean())
+        if len(calls) == 1 and given.dim() == 2 and bool((given >= 0).all()) and zeros >= _RECTIFIED:
+            if not observation.update[f"{name}.weight"].any():
+                raise ThreatModelError(f"the gradient of the linear layer {name} is zero everywhere")
+            return name, zeros
+    raise UnsupportedModelError(
+        f"{type(observation.model).__name__} has no linear layer whose inputs are outputs of a ReLU: attack without "
+        "them"
+    )
+
+
+class InputMatching:
+    """Recovers the inputs of an inner linear layer, and penalizes candidates with other ones.
+
+    Args:
+        recovery: finds the inputs.
+        weight: of the penalty, the squared error of the inputs over their mean square.
+    """
+
+    def __init__(self, recovery: NonNegativeInputs | None = None, weight: float = 1.0) -> None:
+        if weight < 0:
+            raise ConfigError(f"InputMatching needs a weight of at least 0; got {weight:g}")
+        self.recovery, self.weight = recovery or NonNegativeInputs(), weight
+
+    def prepare(self, observation: Observation) -> InputPenalty:
+        """Recover a victim's inputs; errors as for `NonNegativeInputs`."""
+        recovered = self.recovery(observation)
+        if len(recovered.inputs) < observation.n_examples:
+            raise UnsupportedModelError(
+                f"{recovered.notes[0]}: the images of the others cannot be told apart; raise starts, or attack without "
+                "inputs"
+            )
+        return InputPenalty(recovered, LayerInputs(observation, recovered.layer), self.weight, recovered.notes)
+
+
+class LayerInputs(nn.Module):
+    """Inputs of a linear layer for candidate images at the public weights, `(n, d)`, differentiable."""
+
+    def __init__(self, observation: Observation, layer: str) -> None:
+        super().__init__()
+        mode: BatchNormMode = observation.operator.batch_norm
+        self.model = pure_copy(observation.model, mode)
+        self.public: Mapping[str, Tensor] = {**observation.parameters, **observation.buffers}
+        self.seen: Tensor | None = None
+        self.model.get_submodule(layer).register_forward_pre_hook(self._note)
+
+    def _note(self, _: nn.Module, given: tuple[Tensor, ...]) -> None:
+        self.seen = given[0]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Inputs of the layer for images `(n, c, h, w)` in [0, 1]."""
+        torch.func.functional_call(self.model, dict(self.public), (images,))
+        assert self.seen is not None
+        seen, self.seen = self.seen, None
+        return seen
+
+
+@dataclass(frozen=True)
+class InputPenalty(Penalty):
+    """The penalty of `InputMatching` for one victim."""
+
+    recovered: RecoveredInputs
+    inputs_of: LayerInputs
+    weight: float
+    notes: tuple[str, ...] = ()
+
+    def targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
+        """The recovered inputs in the order of the candidates: by label where labels are known."""
+        from scipy.optimize import linear_sum_assignment
+
+        own, found = self.recovered.labels, self.recovered.inputs.to(images)
+        if own is None or labels is None:
+            return found
+        cost = (labels.cpu()[:, None] != own.cpu()[None, :]).double()
+        order = torch.from_numpy(linear_sum_assignment(cost.numpy())[1])
+        return found[order.to(found.device)]
+
+    def penalty(self, images: Tensor, targets: Tensor, progress: float) -> Tensor:
+        errors: Tensor = (self.inputs_of(images) - targets).square().sum(dim=1) / targets.square().sum(dim=1)
+        return self.weight * errors.mean()

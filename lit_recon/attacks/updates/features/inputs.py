@@ -26,7 +26,7 @@ from lit_recon.records import BatchNormMode, Observation
 #: Entries below this share of the largest count as zero, and how far below zero rounding may bring one.
 _ZERO, _SLACK = 1e-5, 1e-7
 #: Zeros that an input has beyond those of any vertex, at least; share of the usual number of zeros that it has.
-_EXCESS, _SHARE = 8, 0.4
+_EXCESS, _SHARE = 8, 0.33
 #: Weight of an entry that is zero, over that of the largest one.
 _SHARPEST = 20.0
 #: Coordinates on which a vertex is normalized, which makes programs differ.
@@ -45,7 +45,8 @@ class RecoveredInputs:
         layer: its name.
         inputs: `(r, d)` float64, with their scale; `r` of the batch's `n`.
         zeros: entries `(r,)` that are zero in each; `usual` in inputs of noise images.
-        labels: `(r,)` the class of each, if all inputs were found and the head's gradient tells; else None.
+        labels: `(r,)` the class of each, from the head's gradient; None where there is no linear head. Exact where all
+            inputs were found.
         notes: how they were found.
     """
 
@@ -109,7 +110,7 @@ class NonNegativeInputs:
             )
         vectors = found @ right[:n]
         inputs = self._scaled(vectors, observation, layer)
-        labels = self._labels(observation, layer, inputs) if len(inputs) == n else None
+        labels = self._labels(observation, layer, inputs)
         note = (
             f"{len(inputs)} of {n} inputs of the layer {layer} are known exactly: {int(zeros.min())} to "
             f"{int(zeros.max())} of their {len(active)} numbers are zero, {least} are needed"
@@ -128,6 +129,8 @@ class NonNegativeInputs:
         for _ in range(self.starts):
             chosen = generator.choice(d, min(_COORDINATES, d), replace=False)
             norm = scaled[:, chosen] @ generator.random(len(chosen)) + 1e-3 * scaled.sum(axis=1)
+            # what is found already has nothing of what is sought next
+            norm = _outside(norm, found)
             weights, best, most = np.ones(d), None, 0
             for _ in range(1 + self.reweightings):
                 vector = _vertex(scaled, scaled @ weights, norm)
@@ -142,8 +145,7 @@ class NonNegativeInputs:
             if best is None or most < least:
                 continue
             polished = _polished(scaled, best)
-            rest = polished - found.T @ np.linalg.lstsq(found.T, polished, rcond=None)[0] if len(found) else polished
-            if np.linalg.norm(rest) > _NEW:
+            if np.linalg.norm(_outside(polished, found)) > _NEW:
                 found, zeros = np.vstack([found, polished]), [*zeros, most]
             if len(found) == n:
                 break
@@ -180,6 +182,13 @@ def _vertex(
     slack = np.full(scaled.shape[1], _SLACK)
     solved = linprog(costs, -scaled.T, slack, norm[None], [1.0], bounds=(None, None), method="highs-ds")
     return np.asarray(solved.x) / np.linalg.norm(solved.x) if solved.status == 0 else None
+
+
+def _outside(vector: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The part of a vector outside the span of the others, which are rows."""
+    if not len(others):
+        return vector
+    return np.asarray(vector - others.T @ np.linalg.lstsq(others.T, vector, rcond=None)[0])
 
 
 def _polished(scaled: NDArray[np.float64], vector: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -227,11 +236,6 @@ class InputMatching:
     def prepare(self, observation: Observation) -> InputPenalty:
         """Recover a victim's inputs; errors as for `NonNegativeInputs`."""
         recovered = self.recovery(observation)
-        if len(recovered.inputs) < observation.n_examples:
-            raise UnsupportedModelError(
-                f"{recovered.notes[0]}: the images of the others cannot be told apart; raise starts, or attack without "
-                "inputs"
-            )
         return InputPenalty(recovered, LayerInputs(observation, recovered.layer), self.weight, recovered.notes)
 
 
@@ -267,16 +271,20 @@ class InputPenalty(Penalty):
     notes: tuple[str, ...] = ()
 
     def targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
-        """The recovered inputs in the order of the candidates: by label where labels are known."""
+        """The recovered inputs in the order of the candidates, by label where they are known; NaN where none is left."""
         from scipy.optimize import linear_sum_assignment
 
         own, found = self.recovered.labels, self.recovered.inputs.to(images)
-        if own is None or labels is None:
-            return found
-        cost = (labels.cpu()[:, None] != own.cpu()[None, :]).double()
-        order = torch.from_numpy(linear_sum_assignment(cost.numpy())[1])
-        return found[order.to(found.device)]
+        targets = images.new_full((len(images), found.shape[1]), torch.nan)
+        rows, order = torch.arange(len(found)), torch.arange(len(found))
+        if own is not None and labels is not None:
+            cost = (labels.cpu()[:, None] != own.cpu()[None, :]).double()
+            rows, order = (torch.as_tensor(part) for part in linear_sum_assignment(cost.numpy()))
+        targets[rows.to(images.device)] = found[order.to(images.device)]
+        return targets
 
     def penalty(self, images: Tensor, targets: Tensor, progress: float) -> Tensor:
-        errors: Tensor = (self.inputs_of(images) - targets).square().sum(dim=1) / targets.square().sum(dim=1)
+        known = ~targets[:, 0].isnan()
+        inputs, wanted = self.inputs_of(images)[known], targets[known]
+        errors: Tensor = (inputs - wanted).square().sum(dim=1) / wanted.square().sum(dim=1)
         return self.weight * errors.mean()

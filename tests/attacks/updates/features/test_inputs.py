@@ -1,0 +1,169 @@
+"""Inputs of inner linear layers by linear programs: exact or not at all, with labels and scale."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lit_recon.attacks.updates import (
+    Adam,
+    FeaturesOnly,
+    GradientMatching,
+    InputMatching,
+    KnownLabels,
+    NonNegativeInputs,
+    Pixels,
+)
+from lit_recon.attacks.updates.features import inputs as module
+from lit_recon.attacks.updates.features.inputs import LayerInputs, rectified_layer
+from lit_recon.clients import Client, LocalTraining
+from lit_recon.defenses import Defense, GaussianNoise, GradientPruning
+from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
+from lit_recon.records import Knowledge, Normalization, Observation
+
+SHAPE = (1, 12, 12)
+
+
+def network(activation: nn.Module | None = None, neurons: int = 64) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3),
+        activation or nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(200, neurons),
+        activation or nn.ReLU(),
+        nn.Linear(neurons, 10),
+    )
+
+
+def batch(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(n, 1, 6, 6, generator=generator)
+    images = nn.functional.interpolate(coarse, size=SHAPE[1:], mode="bilinear").clamp(0, 1)
+    return images, torch.randint(10, (n,), generator=generator)
+
+
+def client(model: nn.Module | None = None, defense: Defense | None = None) -> Client:
+    norm = Normalization((0.5,), (0.25,))
+    return Client(model or network(), defense=defense, image_shape=SHAPE, normalization=norm)
+
+
+def observed(n: int, seed: int = 0, defense: Defense | None = None, model: nn.Module | None = None) -> Observation:
+    return client(model, defense).observe(*batch(n, seed), Knowledge(labels=False))
+
+
+def true_inputs(seen: Observation, n: int, seed: int = 0) -> Tensor:
+    with torch.no_grad():
+        return LayerInputs(seen, "4")(batch(n, seed)[0]).double()
+
+
+def errors(found: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    """Relative distance to the nearest true input, and which one that is."""
+    distances = torch.cdist(found, truth) / truth.norm(dim=1)
+    return distances.min(dim=1).values, distances.argmin(dim=1)
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 8, 12])
+def test_all_inputs_are_found_with_scale_and_labels(n: int) -> None:
+    seen = observed(n)
+    found = NonNegativeInputs()(seen)
+    assert found.layer == "4"
+    distance, which = errors(found.inputs, true_inputs(seen, n))
+    assert sorted(which.tolist()) == list(range(n))
+    assert float(distance.max()) < 1e-4  # 1e-7 at the time of writing
+    assert found.labels is not None
+    assert torch.equal(found.labels, batch(n)[1][which])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_mixture_is_taken_for_an_input(seed: int) -> None:
+    """Where there are too many images to find all."""
+    n = 40
+    seen = observed(n, seed)
+    try:
+        found = NonNegativeInputs(starts=60)(seen)
+    except UnsupportedModelError:
+        return
+    distance, _ = errors(found.inputs, true_inputs(seen, n, seed))
+    assert float(distance.max()) < 1e-3
+
+
+def test_the_number_of_zeros_is_what_tells_inputs_from_mixtures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SHARE", 0.0)
+    monkeypatch.setattr(module, "_EXCESS", 0)
+    seen = observed(40)
+    distance, _ = errors(NonNegativeInputs(starts=60)(seen).inputs, true_inputs(seen, 40))
+    assert float(distance.max()) > 0.1
+
+
+def test_weights_towards_zeros_find_more() -> None:
+    seen = observed(16)
+    counts = []
+    for reweightings in (0, 5):
+        try:
+            counts.append(len(NonNegativeInputs(40, reweightings)(seen).inputs))
+        except UnsupportedModelError:
+            counts.append(0)
+    assert counts[1] > counts[0]
+
+
+def test_images_are_those_of_their_labels() -> None:
+    """Candidate images carry labels; every one is asked for the input of an image with its label."""
+    images, labels = batch(6)[0], torch.tensor([8, 3, 6, 5, 0, 1])
+    seen = client().observe(images, labels)
+    penalty = InputMatching().prepare(seen)
+    assert float(penalty.penalty(images, penalty.targets(images, labels), 0.0)) < 1e-8
+    reverse = labels.flip(0)
+    targets = penalty.targets(images, reverse)
+    order = torch.cdist(targets.double(), true_inputs(seen, 6)).argmin(dim=1)
+    assert torch.equal(labels[order], reverse)
+
+
+def test_candidates_come_to_the_inputs() -> None:
+    seen = client().observe(*batch(4), Knowledge(labels=True))
+    solver = Adam(lr=0.05, signed=False)
+    attack = GradientMatching(FeaturesOnly(), [], Pixels(), solver, KnownLabels(), InputMatching(), steps=150)
+    found = attack(seen)
+    truth = true_inputs(seen, 4)
+    with torch.no_grad():
+        reached = LayerInputs(seen, "4")(found.images).double()
+    assert float(errors(reached, truth)[0].max()) < 0.2  # 0.03 at the time of writing
+    assert any("inputs of the layer 4 are known exactly" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("seen", "error", "message"),
+    [
+        (lambda: observed(4, model=network(nn.GELU())), UnsupportedModelError, "outputs of a ReLU"),
+        (lambda: observed(20, model=network(neurons=16)), UnsupportedModelError, "fewer than neurons"),
+        (lambda: observed(4, defense=GaussianNoise(1e-3)), ThreatModelError, "not spanned by 4 inputs"),
+        (lambda: observed(4, defense=GradientPruning(0.5)), ThreatModelError, "not spanned by 4 inputs"),
+        (lambda: observed(4, defense=GradientPruning(1.0)), ThreatModelError, "zero everywhere"),
+    ],
+)
+def test_what_inputs_do_not_follow_from(seen: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        NonNegativeInputs()(seen())  # type: ignore[operator]  # a function
+
+
+def test_several_local_steps_are_refused() -> None:
+    rule = LocalTraining(steps=2).operator
+    seen = Client(network(), rule=rule, image_shape=SHAPE).observe(*batch(2))
+    with pytest.raises(ThreatModelError, match="several local steps"):
+        NonNegativeInputs()(seen)
+
+
+def test_the_layer_is_the_first_behind_a_rectifier() -> None:
+    name, zeros = rectified_layer(observed(2))
+    assert name == "4"
+    assert 0.1 < zeros < 0.9
+
+
+@pytest.mark.parametrize("how", [{"starts": 0}, {"reweightings": -1}])
+def test_settings_out_of_range(how: dict[str, int]) -> None:
+    with pytest.raises(ConfigError):
+        NonNegativeInputs(**how)
+    with pytest.raises(ConfigError):
+        InputMatching(weight=-1.0)

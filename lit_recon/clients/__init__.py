@@ -6,20 +6,16 @@ from lit_recon.clients.aggregate import SecureAggregation, aggregate
 from lit_recon.clients.client import Client, Rule
 from lit_recon.clients.gradient import GradientOperator
 from lit_recon.clients.local_steps import LocalSteps
-from lit_recon.clients.record import Circumstances, RecordedUpdate, Recorder
 from lit_recon.clients.settings import ClientSettings, LocalTraining
 from lit_recon.records import BatchNormMode
 
 __all__ = [
     "BatchNormMode",
-    "Circumstances",
     "Client",
     "ClientSettings",
     "GradientOperator",
     "LocalSteps",
     "LocalTraining",
-    "RecordedUpdate",
-    "Recorder",
     "Rule",
     "SecureAggregation",
     "aggregate",

@@ -25,7 +25,9 @@ from lit_recon.records import BatchNormMode
 Sent = Literal["gradient", "difference", "weights"]
 
 _FORMAT = TensorFormat(
-    "lit_recon_update", "recorded update", "record it with lit_recon.clients.Recorder, or give the parts as files"
+    "lit_recon_update",
+    "recorded update",
+    "record it with lit_recon.clients.record.Recorder, or give the parts as files",
 )
 _PARTS = ("before", "sent", "truth")
 

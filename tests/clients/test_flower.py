@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lit_recon.clients import RecordedUpdate
 from lit_recon.clients.adapters.common import named, path_of
 from lit_recon.clients.adapters.flower import recording, recording_mod
+from lit_recon.clients.record import RecordedUpdate
 from lit_recon.errors import ConfigError, ShapeError
 
 # typer, which Flower imports, takes names of click that will move.

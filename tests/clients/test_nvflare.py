@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from lit_recon.clients import RecordedUpdate
 from lit_recon.clients.adapters import nvflare as adapter
+from lit_recon.clients.record import RecordedUpdate
 from lit_recon.errors import ConfigError, ShapeError
 
 LR = 0.1

@@ -15,8 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from lit_recon.clients import Circumstances, RecordedUpdate, Recorder
-from lit_recon.clients.record import truth_of
+from lit_recon.clients.record import Circumstances, RecordedUpdate, Recorder, truth_of
 from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError
 
 KNOWN: dict[str, Any] = {"batch_size": 6, "steps": 4, "batches": 2, "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}

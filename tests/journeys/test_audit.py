@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from lit_recon.clients import Recorder
+from lit_recon.clients.record import Recorder
 from tests.experiments.audit.updates import images, labels, mlp
 
 MODEL = [

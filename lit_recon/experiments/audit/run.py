@@ -38,7 +38,7 @@ class AuditSettings(RunSettings):
 
     Args:
         model: the client's model: import path, arguments, image shape and normalization.
-        record: file of `lit_recon.clients.Recorder`; instead of it, `before` and `sent`.
+        record: file of `lit_recon.clients.record.Recorder`; instead of it, `before` and `sent`.
         before: state dict that the client began with (.safetensors, or .pt or .pth of tensors only).
         sent: what left the client, by the same names.
         form: what was sent; default: it is worked out.
@@ -88,7 +88,7 @@ class AuditSettings(RunSettings):
         if self.record is not None and parts:
             raise ConfigError(f"record holds weights and update already: leave {' and '.join(parts)} out")
         if self.record is None and len(parts) < 2:
-            raise ConfigError("give record, a file of lit_recon.clients.Recorder, or both before and sent")
+            raise ConfigError("give record, a file of lit_recon.clients.record.Recorder, or both before and sent")
         if self.record is not None:
             found = RecordedUpdate.load(self.record)
         else:
@@ -131,7 +131,7 @@ def audit(
 
     Args:
         model: the client's model, with any weights; its own are in the update.
-        update: recorded by `lit_recon.clients.Recorder`, or the path of its file.
+        update: recorded by `lit_recon.clients.record.Recorder`, or the path of its file.
         image_shape, normalization: of the images, as in `Client`.
         loss: of the client's training.
         labels: the client's labels, if an attacker may know them.

@@ -9,6 +9,7 @@ number of zeros tells inputs from mixtures of them. No other image, no label and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,10 +24,18 @@ from lit_recon.clients.gradient import pure_copy
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.records import BatchNormMode, Observation
 
-#: Entries below this share of the largest count as zero, and how far below zero rounding may bring one.
-_ZERO, _SLACK = 1e-5, 1e-7
-#: Zeros that an input has beyond those of any vertex, at least; share of the usual number of zeros that it has.
-_EXCESS, _SHARE = 8, 0.33
+Vector = NDArray[np.float64]
+
+#: Share of the largest entry below which one counts as zero where there is no noise, and units of noise otherwise: of a
+#: vertex, which noise moves, and in turn of the vectors fitted to its zeros.
+_ZERO, _COARSE = 1e-5, 60.0
+_UNITS = (100.0, 30.0, 10.0, 6.0, 6.0)
+#: Largest share of the largest entry that noise may reach on a vertex.
+_MOST = 0.2
+#: Second smallest singular value on the zeros of a vector, over the largest, above which no other one vanishes there.
+_ALONE = 0.1
+#: Zeros that an input has beyond those of any vertex, at least.
+_EXCESS = 8
 #: Weight of an entry that is zero, over that of the largest one.
 _SHARPEST = 20.0
 #: Coordinates on which a vertex is normalized, which makes programs differ.
@@ -44,7 +53,7 @@ class RecoveredInputs:
     Attributes:
         layer: its name.
         inputs: `(r, d)` float64, with their scale; `r` of the batch's `n`.
-        zeros: entries `(r,)` that are zero in each; `usual` in inputs of noise images.
+        zeros: number of entries `(r,)` that are zero in each.
         labels: `(r,)` the class of each, from the head's gradient; None where there is no linear head. Exact where all
             inputs were found.
         notes: how they were found.
@@ -53,7 +62,6 @@ class RecoveredInputs:
     layer: str
     inputs: Tensor
     zeros: Tensor
-    usual: float
     labels: Tensor | None
     notes: tuple[str, ...]
 
@@ -84,7 +92,7 @@ class NonNegativeInputs:
             UnsupportedModelError: no linear layer behind a ReLU, more images than neurons or inputs, or no input found.
             ThreatModelError: the layer's gradient is zero, noisy, or the result of several steps.
         """
-        layer, usual = rectified_layer(observation)
+        layer = rectified_layer(observation)
         n, gradient = observation.n_examples, exact(observation.update[f"{layer}.weight"])
         if hasattr(observation.operator, "steps"):
             raise ThreatModelError("inputs are recovered from one gradient, not from the result of several local steps")
@@ -95,61 +103,63 @@ class NonNegativeInputs:
                 f"the gradient of {layer} has rank {rank} of at most {len(values)} for {n} images: as many independent "
                 "mixtures as images are needed, and fewer than neurons"
             )
-        if float(values[n]) > 1e-3 * float(values[n - 1]):
+        active = (gradient != 0).any(dim=0)
+        # beyond the rank there is rounding of the released weights, or noise, of which weak directions have more
+        beyond = float(values[n]) / (math.sqrt(len(gradient)) + math.sqrt(int(active.sum())))
+        cone = _Cone(right[:n, active].numpy(), beyond / values[:n].numpy())
+        if cone.coarse > _MOST:
             raise ThreatModelError(
                 f"the gradient of {layer} is not spanned by {n} inputs: noise, pruning, or another number of images"
             )
-        active = (gradient != 0).any(dim=0)
-        span = right[:n, active]
-        least = max(n - 1 + _EXCESS, round(_SHARE * usual * span.shape[1] + 0.5 * (n - 1)))
-        found, zeros = self._vertices(span.numpy(), least)
+        least = n - 1 + _EXCESS
+        found, zeros = self._vertices(cone, least)
         if not len(found):
             raise UnsupportedModelError(
                 f"no input of {layer} was found: none of {self.starts} vertices has {least} zeros; fewer images, or "
                 "attack without it"
             )
-        vectors = found @ right[:n]
-        inputs = self._scaled(vectors, observation, layer)
+        inputs = self._scaled(found @ right[:n], observation, layer)
         labels = self._labels(observation, layer, inputs)
         note = (
-            f"{len(inputs)} of {n} inputs of the layer {layer} are known exactly: {int(zeros.min())} to "
+            f"{len(inputs)} of {n} inputs of the layer {layer} are known up to rounding: {int(zeros.min())} to "
             f"{int(zeros.max())} of their {len(active)} numbers are zero, {least} are needed"
         )
-        return RecoveredInputs(layer, inputs, zeros + int((~active).sum()), usual, labels, (note,))
+        return RecoveredInputs(layer, inputs, zeros + int((~active).sum()), labels, (note,))
 
-    def _vertices(self, span: NDArray[np.float64], least: int) -> tuple[Tensor, Tensor]:
-        """Coordinates `(r, n)` of independent vertices with at least so many zeros, and their numbers of zeros."""
-        n, d = span.shape
-        lengths = np.linalg.norm(span, axis=0)
-        scaled, generator = span / lengths, np.random.default_rng(self.seed)
-        found, zeros = np.zeros((0, n)), list[int]()
+    def _vertices(self, cone: _Cone, least: int) -> tuple[Tensor, Tensor]:
+        """Coordinates `(r, n)` of independent vectors with at least so many zeros, and their numbers of zeros."""
+        n, d = cone.span.shape
+        generator, found, zeros = np.random.default_rng(self.seed), np.zeros((0, n)), list[int]()
         if n == 1:
-            vector = np.sign(span.sum()) * np.ones((1, 1))
-            return torch.from_numpy(vector), torch.tensor([int((np.abs(span) <= _ZERO * np.abs(span).max()).sum())])
+            sign = np.sign(cone.span.sum()) * np.ones((1, 1))
+            return torch.from_numpy(sign), torch.tensor([cone.zeros(sign[0], cone.coarse)])
         for _ in range(self.starts):
             chosen = generator.choice(d, min(_COORDINATES, d), replace=False)
-            norm = scaled[:, chosen] @ generator.random(len(chosen)) + 1e-3 * scaled.sum(axis=1)
+            norm = cone.span[:, chosen] @ generator.random(len(chosen)) + 1e-3 * cone.span.sum(axis=1)
             # what is found already has nothing of what is sought next
-            norm = _outside(norm, found)
-            weights, best, most = np.ones(d), None, 0
-            for _ in range(1 + self.reweightings):
-                vector = _vertex(scaled, scaled @ weights, norm)
-                if vector is None:
-                    break
-                entries = np.maximum(scaled.T @ vector, 0.0)
-                count = int((entries <= _ZERO * entries.max()).sum())
-                if count <= most:
-                    break
-                best, most = vector, count
-                weights = 1 / (entries / entries.max() + 1 / _SHARPEST)
-            if best is None or most < least:
+            vertex = self._sparsest(cone, _outside(norm, found))
+            fitted = None if vertex is None else cone.fitted(vertex)
+            if fitted is None or fitted[1] < least or np.linalg.norm(_outside(fitted[0], found)) < _NEW:
                 continue
-            polished = _polished(scaled, best)
-            if np.linalg.norm(_outside(polished, found)) > _NEW:
-                found, zeros = np.vstack([found, polished]), [*zeros, most]
+            found, zeros = np.vstack([found, fitted[0]]), [*zeros, fitted[1]]
             if len(found) == n:
                 break
         return torch.from_numpy(found), torch.tensor(zeros)
+
+    def _sparsest(self, cone: _Cone, norm: Vector) -> Vector | None:
+        """A vertex with a fixed weighted sum, with weights turned towards zeros; None if there is none."""
+        weights, best, most = np.ones(cone.span.shape[1]), None, -1
+        for _ in range(1 + self.reweightings):
+            vertex = cone.vertex(weights, norm)
+            if vertex is None:
+                break
+            count = cone.zeros(vertex, cone.coarse)
+            if count <= most:
+                break
+            best, most = vertex, count
+            entries = np.maximum(cone.entries(vertex), 0.0)
+            weights = 1 / (entries / entries.max() + 1 / _SHARPEST)
+        return best
 
     def _scaled(self, vectors: Tensor, observation: Observation, layer: str) -> Tensor:
         """The inputs with the scale that the gradient of the bias, the same mixture of ones, tells."""
@@ -173,34 +183,63 @@ class NonNegativeInputs:
         return labels_of(exact(calls[head.rpartition(".")[0]][0][0]), exact(observation.update[head]))
 
 
-def _vertex(
-    scaled: NDArray[np.float64], costs: NDArray[np.float64], norm: NDArray[np.float64]
-) -> NDArray[np.float64] | None:
-    """The cheapest vector of the span without negative entries and with a fixed weighted sum; None without one."""
-    from scipy.optimize import linprog
+class _Cone:
+    """Vectors without negative entries in a span; every entry is divided by the length of its column.
 
-    slack = np.full(scaled.shape[1], _SLACK)
-    solved = linprog(costs, -scaled.T, slack, norm[None], [1.0], bounds=(None, None), method="highs-ds")
-    return np.asarray(solved.x) / np.linalg.norm(solved.x) if solved.status == 0 else None
+    Args:
+        span: orthonormal rows `(n, d)`.
+        noise: standard deviation `(n,)` of the noise on the entries of each row.
+    """
+
+    def __init__(self, span: NDArray[np.float64], noise: Vector) -> None:
+        self.lengths = np.linalg.norm(span, axis=0)
+        self.span, self.noise = span / self.lengths, noise
+        self.coarse = max(_ZERO, _COARSE * float(noise.max() / np.median(self.lengths)))
+
+    def entries(self, vector: Vector) -> Vector:
+        """All entries of the vector with these coordinates."""
+        return np.asarray(self.span.T @ vector)
+
+    def zeros(self, vector: Vector, share: float) -> int:
+        """Number of entries that are at most this share of the largest."""
+        entries = self.entries(vector)
+        return int((entries <= share * entries.max()).sum())
+
+    def vertex(self, costs: Vector, norm: Vector) -> Vector | None:
+        """The cheapest vector of the cone with a fixed product with `norm`; None without one."""
+        from scipy.optimize import linprog
+
+        zeros, whole = np.zeros(self.span.shape[1]), (None, None)
+        solved = linprog(self.span @ costs, -self.span.T, zeros, norm[None], [1.0], bounds=whole, method="highs-ds")
+        return np.asarray(solved.x) / np.linalg.norm(solved.x) if solved.status == 0 else None
+
+    def fitted(self, vertex: Vector) -> tuple[Vector, int] | None:
+        """The vector that is smallest where the vertex is zero, and its number of zeros within the noise.
+
+        None where another vector vanishes there too: all inputs between two vanish on the zeros that both have.
+        """
+        plain, best, entries = self.span * self.lengths, vertex, self.entries(vertex)
+        chosen, values = entries <= self.coarse * entries.max(), np.ones(2)
+        for units in _UNITS:
+            if chosen.sum() < len(best):
+                return None
+            # noise is alike on all entries before they are divided
+            left, values, _ = np.linalg.svd(plain[:, chosen], full_matrices=False)
+            best = left[:, -1] * np.sign(left[:, -1] @ vertex)
+            size = np.abs(plain.T @ best)
+            chosen = size <= units * np.linalg.norm(best * self.noise) + _ZERO * size.max()
+        return (best, int(chosen.sum())) if values[-2] > _ALONE * values[0] else None
 
 
-def _outside(vector: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
+def _outside(vector: Vector, others: NDArray[np.float64]) -> Vector:
     """The part of a vector outside the span of the others, which are rows."""
     if not len(others):
         return vector
     return np.asarray(vector - others.T @ np.linalg.lstsq(others.T, vector, rcond=None)[0])
 
 
-def _polished(scaled: NDArray[np.float64], vector: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The vector of the span that is smallest where this one is zero, beyond the accuracy of linear programs."""
-    entries = np.abs(scaled.T @ vector)
-    zero = scaled[:, entries <= _ZERO * entries.max()]
-    exactly = np.linalg.svd(zero, full_matrices=True)[0][:, -1]
-    return exactly * np.sign(exactly @ vector)
-
-
-def rectified_layer(observation: Observation) -> tuple[str, float]:
-    """The first linear layer whose inputs are outputs of a ReLU, and the share of zeros in those of noise images.
+def rectified_layer(observation: Observation) -> str:
+    """The first linear layer whose inputs are outputs of a ReLU.
 
     An UnsupportedModelError without one, a ThreatModelError where its gradient is zero.
     """
@@ -213,7 +252,7 @@ def rectified_layer(observation: Observation) -> tuple[str, float]:
         if len(calls) == 1 and given.dim() == 2 and bool((given >= 0).all()) and zeros >= _RECTIFIED:
             if not observation.update[f"{name}.weight"].any():
                 raise ThreatModelError(f"the gradient of the linear layer {name} is zero everywhere")
-            return name, zeros
+            return name
     raise UnsupportedModelError(
         f"{type(observation.model).__name__} has no linear layer whose inputs are outputs of a ReLU: attack without "
         "them"
@@ -271,7 +310,7 @@ class InputPenalty(Penalty):
     notes: tuple[str, ...] = ()
 
     def targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
-        """The recovered inputs in the order of the candidates, by label where they are known; NaN where none is left."""
+        """The recovered inputs in the order of the candidates, by label where that is known; NaN where none is left."""
         from scipy.optimize import linear_sum_assignment
 
         own, found = self.recovered.labels, self.recovered.inputs.to(images)

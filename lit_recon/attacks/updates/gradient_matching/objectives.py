@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.updates.noise import noise_of
-from lit_recon.defenses.likelihood import expected_log_likelihood, log_likelihood
+from lit_recon.attacks.updates.noise import expected_log_likelihood, log_likelihood, noise_of
 from lit_recon.defenses.vectors import where_observed
 from lit_recon.errors import ConfigError, ThreatModelError
 from lit_recon.records import Noise, NoiseFamily, Observation, Update

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -90,12 +92,29 @@ def test_no_mixture_is_taken_for_an_input(seed: int) -> None:
     assert float(distance.max()) < 1e-3
 
 
-def test_the_number_of_zeros_is_what_tells_inputs_from_mixtures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SHARE", 0.0)
-    monkeypatch.setattr(module, "_EXCESS", 0)
-    seen = observed(40)
-    distance, _ = errors(NonNegativeInputs(starts=60)(seen).inputs, true_inputs(seen, 40))
-    assert float(distance.max()) > 0.1
+def test_vectors_that_share_their_zeros_with_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = observed(24)
+    truth = true_inputs(seen, 24)
+    assert float(errors(NonNegativeInputs(starts=60)(seen).inputs, truth)[0].max()) < 1e-3
+    monkeypatch.setattr(module, "_ALONE", 0.0)
+    monkeypatch.setattr(module, "_EXCESS", -30)
+    assert float(errors(NonNegativeInputs(starts=60)(seen).inputs, truth)[0].max()) > 0.05
+
+
+@pytest.mark.parametrize("lr", [0.01, 0.1])
+def test_rounding_of_released_weights_does_no_harm(lr: float) -> None:
+    """A difference of weights in single precision holds a gradient with few digits."""
+    n = 8
+    seen = observed(n)
+    rounded = {}
+    for name, value in seen.update.items():
+        before = seen.parameters[name]
+        rounded[name] = (before - (before - lr * value)) / lr
+    found = NonNegativeInputs()(replace(seen, update=rounded))
+    distance, which = errors(found.inputs, true_inputs(seen, n))
+    assert sorted(which.tolist()) == list(range(n))
+    assert float(distance.max()) < 5e-3  # 2e-4 at the time of writing
+    assert torch.equal(found.labels, batch(n)[1][which])  # type: ignore[arg-type]  # found
 
 
 def test_weights_towards_zeros_find_more() -> None:
@@ -130,7 +149,7 @@ def test_candidates_come_to_the_inputs() -> None:
     with torch.no_grad():
         reached = LayerInputs(seen, "4")(found.images).double()
     assert float(errors(reached, truth)[0].max()) < 0.2  # 0.03 at the time of writing
-    assert any("inputs of the layer 4 are known exactly" in note for note in found.notes)
+    assert any("inputs of the layer 4 are known up to rounding" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(
@@ -156,9 +175,7 @@ def test_several_local_steps_are_refused() -> None:
 
 
 def test_the_layer_is_the_first_behind_a_rectifier() -> None:
-    name, zeros = rectified_layer(observed(2))
-    assert name == "4"
-    assert 0.1 < zeros < 0.9
+    assert rectified_layer(observed(2)) == "4"
 
 
 @pytest.mark.parametrize("how", [{"starts": 0}, {"reweightings": -1}])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
+from lit_recon.attacks.updates.noise import expected_log_likelihood, log_likelihood
 from lit_recon.defenses import (
     DPSGD,
     AveragedDefense,
@@ -19,7 +20,6 @@ from lit_recon.defenses import (
     MixUp,
     OptimalGradientNoise,
 )
-from lit_recon.defenses.likelihood import expected_log_likelihood, log_likelihood
 from lit_recon.errors import ConfigError
 from lit_recon.records import Noise, NoiseFamily, Update
 

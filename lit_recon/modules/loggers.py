@@ -79,9 +79,11 @@ def log_grid(loggers: Sequence[Logger], key: str, png: bytes, step: int) -> None
 
 
 def log_table(loggers: Sequence[Logger], key: str, columns: list[str], rows: list[list[Any]]) -> None:
-    """Show a table on W&B."""
+    """Show a table on W&B; a column with numbers and texts becomes one of texts, as W&B takes one type per column."""
+    mixed = [len({isinstance(row[i], str) for row in rows if row[i] is not None}) > 1 for i in range(len(columns))]
+    shown = [[str(v) if of_texts and v is not None else v for v, of_texts in zip(r, mixed, strict=True)] for r in rows]
     for logger in _wandb_of(loggers):
-        logger.log_table(key, columns, rows)
+        logger.log_table(key, columns, shown)
 
 
 def finish(loggers: Sequence[Logger]) -> None:

@@ -77,7 +77,8 @@ def test_offline_runs_keep_losses_images_and_tables(tmp_path: Path, environment:
         for logger in loggers:
             logger.log_metrics({"loss": 0.5}, step=1)
         log_grid(loggers, "images", png.getvalue(), step=2)
-        log_table(loggers, "victims", ["id", "rmse"], [[3, 0.25]])
+        mixed = [[3, 0.25, None, 0.5], [4, None, 0.1, "0.1 to 0.2"]]  # a paper's value may be a number or a range
+        log_table(loggers, "victims", ["id", "rmse", "bound", "paper"], mixed)
         finish(loggers)
     runs = sorted((tmp_path / "logs" / "wandb").glob("offline-run-*"))
     identity = (tmp_path / "logs" / "wandb_id.txt").read_text()
@@ -85,8 +86,8 @@ def test_offline_runs_keep_losses_images_and_tables(tmp_path: Path, environment:
     assert all(run.name.endswith(identity) for run in runs)
     assert list(tmp_path.rglob("media/images/*.png"))
     table = json.loads(next(tmp_path.rglob("*.table.json")).read_text())
-    assert table["columns"] == ["id", "rmse"]
-    assert table["data"] == [[3, 0.25]]
+    assert table["columns"] == ["id", "rmse", "bound", "paper"]
+    assert table["data"] == [[3, 0.25, None, "0.5"], [4, None, 0.1, "0.1 to 0.2"]]
 
 
 @pytest.mark.filterwarnings("ignore")  # W&B's own

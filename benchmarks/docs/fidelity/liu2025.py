@@ -321,7 +321,7 @@ _TABLE_5_ITEMS = tuple(
         f"final training loss behind {defense} {strength:g}",
         printed(TABLE_5, column),
         ours=_loss(defense, strength),
-        setting="one epoch over 10,000 images instead of 200 epochs; ± standard deviation of several seeds",
+        setting="two epochs over 10,000 images instead of 200; ± standard deviation of several seeds",
         needs=f"{_only(defense, strength)}; 200 epochs `configs/evaluate/liu2025_table4.yaml`, days on one GPU",
     )
     for column, (defense, strength, _) in enumerate(COLUMNS)

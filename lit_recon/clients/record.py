@@ -63,6 +63,8 @@ class Circumstances:
             )
         if self.lr is not None and not 0 < self.lr < float("inf"):
             raise ConfigError(f"lr must be a positive number; got {self.lr:g}")
+        if self.batch_norm not in (None, "eval", "train"):
+            raise ConfigError(f"batch_norm must be eval or train; got {self.batch_norm!r}")
         if not 0 <= self.momentum < 1 or not 0 <= self.weight_decay < float("inf"):
             raise ConfigError(
                 f"momentum must be in [0, 1) and weight_decay at least 0; got {self.momentum:g} and "

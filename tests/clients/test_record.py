@@ -147,6 +147,7 @@ def test_circumstances_may_be_told_later() -> None:
         ({"momentum": 1.0}, "momentum must be in .* got 1 and 0"),
         ({"momentum": -0.1}, "momentum must be in .* got -0.1 and 0"),
         ({"weight_decay": -1.0}, "weight_decay at least 0; got 0 and -1"),
+        ({"batch_norm": "batch"}, "batch_norm must be eval or train; got .batch."),
     ],
 )
 def test_impossible_circumstances_are_refused(tmp_path: Path, known: dict[str, Any], message: str) -> None:

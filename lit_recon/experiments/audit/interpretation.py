@@ -140,7 +140,7 @@ def interpret(
         update = {name: value / (known.lr * path) for name, value in update.items()}
     if known.weight_decay:
         update = _without_decay(update, parameters, known.weight_decay)
-    simulated = _hidden(update, change, evidence, findings)
+    simulated = _hidden(update, {} if form == "gradient" else change, evidence, findings)
     found = Interpretation(form, update, known, statistics, simulated, ())
     try:
         head = head_gradient(found.observation(public, None, None, loss))
@@ -176,7 +176,10 @@ def _change(evidence: Evidence, form: Sent | None, findings: list[Finding]) -> t
         findings.append(Finding("fits", f"What was sent is {_FORMS[form]}, as claimed."))
     if form != "weights":
         return form, dict(evidence.sent)
-    return form, {name: before[name] - value for name, value in evidence.sent.items()}
+    change = {name: before[name] - value for name, value in evidence.sent.items()}
+    if not any(value.any() for value in change.values()):
+        raise ConfigError("the weights that were sent are those before: the client has not trained, or sent them back")
+    return form, change
 
 
 _FORMS = {"weights": "new weights", "difference": "a difference of weights", "gradient": "a gradient"}
@@ -201,20 +204,23 @@ def _without_decay(update: Update, parameters: Mapping[str, Tensor], decay: floa
     }
 
 
-def _hidden(update: Update, change: Update, evidence: Evidence, findings: list[Finding]) -> Defense | None:
-    """The attacker's simulation of pruning or dropping, where entries are missing."""
+def _hidden(update: Update, moved: Update, evidence: Evidence, findings: list[Finding]) -> Defense | None:
+    """The attacker's simulation of pruning or dropping, where entries are missing; `moved`: changes of weights."""
     zeros = entries = rounded = 0
+    sent = {name: update[name] for name in evidence.sent}
     # behind a ReLU the gradient of an inner linear layer has zeros of its own, wherever no image uses input and neuron
-    last = [name for name, value in change.items() if value.dim() == 2][-1:]
-    for name, value in change.items():
+    last = [name for name, value in sent.items() if value.dim() == 2][-1:]
+    for name, value in sent.items():
         if value.dim() < 3 and name not in last:
             continue
         matrix = value.flatten(1) != 0
         # inactive neurons and inputs give whole rows and columns of zeros
         active = matrix[matrix.any(dim=1)][:, matrix.any(dim=0)]
         zeros, entries = zeros + int((~active).sum()), entries + active.numel()
-        # where weights moved by a few of their last digits, others moved by less than one
-        rounded += int(((value != 0) & (value.abs() < _DIGITS * _last_digit(evidence.before[name]))).sum())
+        if name in moved:
+            # where weights moved by a few of their last digits, others moved by less than one
+            few = _DIGITS * _last_digit(evidence.before[name])
+            rounded += int(((moved[name] != 0) & (moved[name].abs() < few)).sum())
     share = zeros / max(entries, 1) if zeros > rounded else 0.0
     unsent = sum(value.numel() for name, value in update.items() if name not in evidence.sent)
     total = sum(value.numel() for value in update.values())

@@ -200,6 +200,21 @@ def test_dropped_entries_are_unknown_to_the_attacker(drop: float) -> None:
     assert interpreted(model, recorded).simulated is None
 
 
+def test_small_gradients_are_no_rounded_weights() -> None:
+    """Entries of a gradient may be smaller than the last digits of the weights, and dropped all the same."""
+    model = convnet()
+    torch.manual_seed(1)
+    small = {name: 1e-9 * torch.where(torch.rand_like(v) < 0.3, 0.0, v) for name, v in gradient(model, 4).items()}
+    found = interpreted(model, replace(update(model, 4), sent=small, form="gradient"))
+    assert found.simulated is not None
+
+
+def test_weights_that_did_not_move_are_refused() -> None:
+    recorded = update(convnet(), 4)
+    with pytest.raises(ConfigError, match="the weights that were sent are those before"):
+        interpreted(convnet(), replace(recorded, sent=recorded.before))
+
+
 def test_zeros_of_a_rounding_are_no_dropped_entries() -> None:
     """At a tiny learning rate many weights do not move at all."""
     model = convnet()

@@ -223,6 +223,6 @@ def test_the_package_offers_its_public_names() -> None:
     assert lit_recon.evaluate is evaluate
     assert (lit_recon.Client, lit_recon.Knowledge, lit_recon.Attack) == (Client, Knowledge, Attack)
     assert issubclass(GaussianNoise, lit_recon.Defense)
-    assert {"evaluate", "metrics"} <= set(dir(lit_recon))
-    with pytest.raises(AttributeError, match="no attribute 'audit'"):
-        _ = lit_recon.audit
+    assert {"audit", "evaluate", "metrics"} <= set(dir(lit_recon))
+    with pytest.raises(AttributeError, match="no attribute 'certify'"):
+        _ = lit_recon.certify

@@ -86,7 +86,7 @@ class NonNegativeInputs:
         self.starts, self.reweightings, self.seed = starts, reweightings, seed
 
     def __call__(self, observation: Observation) -> RecoveredInputs:
-        """The inputs that were found, with their labels where all were.
+        """The inputs that were found, and their labels.
 
         Raises:
             UnsupportedModelError: no linear layer behind a ReLU, more images than neurons or inputs, or no input found.

@@ -379,3 +379,17 @@ def certificates(records: list[Content]) -> str:
     others = "\n".join(f"- {count} images: {reason}" for reason, count in reasons.most_common())
     table_of_counts = markdown(["network", "BatchNorm", "labels", *(f"batch {n}" for n in batches)], rows)
     return f"{table_of_counts}\n\n{note}" + (f" Not certified:\n\n{others}" if others else "")
+
+
+@table("layer_inputs", "layer_inputs")
+def layer_inputs(record: Content) -> str:
+    """Inputs found of all, wrong ones, their error, labels, and seconds, by batch and form of the update."""
+    rows = []
+    for n, release in dict.fromkeys((row["batch"], row["release"]) for row in record["rows"]):
+        own = select(record["rows"], batch=n, release=release)
+        total, right, wrong = (sum(row.get(key) or 0 for row in own) for key in ("found", "labels_right", "wrong"))
+        errors = [row["error"] for row in own if "error" in row]
+        error = shown(statistics.median(errors)) if errors else ""
+        seconds = shown(statistics.median(row["seconds"] for row in own), ".1f")
+        rows.append([str(n), release, f"{total} of {n * len(own)}", str(wrong), error, str(right), seconds])
+    return markdown(["batch", "update", "found", "wrong", "error", "labels right", "seconds a batch"], rows)

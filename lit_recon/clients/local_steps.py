@@ -88,13 +88,11 @@ class LocalSteps:
     @property
     def path(self) -> float:
         """Displacement by a constant gradient of 1 at rate 1: the sum over steps s of 1 + m + ... + m^s."""
-        return sum(self.momentum**i for step in range(self.steps) for i in range(step + 1))
+        return path_length(self.steps, self.momentum)
 
     def least_change(self, name: str, parameter: Tensor) -> Tensor:
         """Released entries of a parameter that moves by the spacing of its floating-point numbers in every step."""
-        exponent = torch.frexp(parameter.detach())[1]
-        spacing = torch.ldexp(torch.full_like(parameter, 0.5 * torch.finfo(parameter.dtype).eps), exponent)
-        moved = self.steps * spacing
+        moved = self.steps * spacing(parameter)
         return moved / (self.rates[name] * self.path) if self.release == "gradient" else moved
 
     def train(self, weights: Weights, batch: Batch, differentiable: Differentiable = "no") -> dict[str, Tensor]:
@@ -175,6 +173,17 @@ class LocalSteps:
         tensors = (*state.parameters.values(), *state.velocity.values())
         results: tuple[Tensor, ...] = recomputed(step, batch.images, batch.labels, *tensors)
         return _State(dict(zip(names, results, strict=False)), dict(zip(names, results[len(names) :], strict=False)))
+
+
+def path_length(steps: int, momentum: float) -> float:
+    """Displacement by a constant gradient of 1 at rate 1: the sum over steps s of 1 + m + ... + m^s."""
+    return sum(momentum**i for step in range(steps) for i in range(step + 1))
+
+
+def spacing(values: Tensor) -> Tensor:
+    """The distance between floating-point numbers at the values."""
+    exponent = torch.frexp(values.detach())[1]
+    return torch.ldexp(torch.full_like(values, 0.5 * torch.finfo(values.dtype).eps), exponent)
 
 
 class _Recomputed(torch.autograd.Function):

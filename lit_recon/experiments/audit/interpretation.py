@@ -18,8 +18,10 @@ from torch.nn.functional import cross_entropy
 
 from lit_recon.attacks.updates.labels.head import HeadGradient, head_gradient, probe_inputs
 from lit_recon.clients import GradientOperator, LocalSteps
+from lit_recon.clients.local_steps import path_length, spacing
 from lit_recon.clients.record import Circumstances, Sent
 from lit_recon.defenses import Defense, GradientDropout
+from lit_recon.defenses.vectors import flatten
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.audit.evidence import Evidence, Finding
 from lit_recon.experiments.audit.statistics import batch_norm_facts
@@ -136,7 +138,7 @@ def interpret(
     parameters = dict(public.model.named_parameters())
     update = {name: change.get(name, torch.zeros_like(value)) for name, value in parameters.items()}
     if form != "gradient" and known.lr is not None:
-        path = sum(known.momentum**i for step in range(known.steps) for i in range(step + 1))
+        path = path_length(known.steps, known.momentum)
         update = {name: value / (known.lr * path) for name, value in update.items()}
     if known.weight_decay:
         update = _without_decay(update, parameters, known.weight_decay)
@@ -155,7 +157,7 @@ def interpret(
 def _change(evidence: Evidence, form: Sent | None, findings: list[Finding]) -> tuple[Sent, Update]:
     """What was sent, and the weights before minus after, or the gradient."""
     before = {name: evidence.before[name] for name in evidence.sent}
-    alike = _cosine(evidence.sent, before)
+    alike = _cosine(dict(evidence.sent), before)
     looks: Sent = "weights" if alike > _WEIGHTS else "difference"
     if form is None:
         form = looks
@@ -185,15 +187,9 @@ def _change(evidence: Evidence, form: Sent | None, findings: list[Finding]) -> t
 _FORMS = {"weights": "new weights", "difference": "a difference of weights", "gradient": "a gradient"}
 
 
-def _cosine(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> float:
-    inner, squares = 0.0, [0.0, 0.0]
-    for name, value in one.items():
-        inner += float((value.double() * two[name].double()).sum())
-        squares = [
-            squares[0] + float(value.double().square().sum()),
-            squares[1] + float(two[name].double().square().sum()),
-        ]
-    return inner / math.sqrt(max(squares[0] * squares[1], 1e-300))
+def _cosine(one: Update, two: Update) -> float:
+    first, second = (flatten({name: update[name].double() for name in one}) for update in (one, two))
+    return float(nn.functional.cosine_similarity(first, second, dim=0))
 
 
 def _without_decay(update: Update, parameters: Mapping[str, Tensor], decay: float) -> Update:
@@ -219,7 +215,7 @@ def _hidden(update: Update, moved: Update, evidence: Evidence, findings: list[Fi
         zeros, entries = zeros + int((~active).sum()), entries + active.numel()
         if name in moved:
             # where weights moved by a few of their last digits, others moved by less than one
-            few = _DIGITS * _last_digit(evidence.before[name])
+            few = _DIGITS * spacing(evidence.before[name])
             rounded += int(((moved[name] != 0) & (moved[name].abs() < few)).sum())
     share = zeros / max(entries, 1) if zeros > rounded else 0.0
     unsent = sum(value.numel() for name, value in update.items() if name not in evidence.sent)
@@ -235,12 +231,6 @@ def _hidden(update: Update, moved: Update, evidence: Evidence, findings: list[Fi
     if share <= _SCATTERED and not unsent:
         return None
     return GradientDropout(min(max(share, unsent / total), 1 - 1e-6))
-
-
-def _last_digit(values: Tensor) -> Tensor:
-    """The spacing of floating-point numbers at the values."""
-    exponent = torch.frexp(values)[1]
-    return torch.ldexp(torch.full_like(values, 0.5 * torch.finfo(values.dtype).eps), exponent)
 
 
 def _from_head(found: Interpretation, public: PublicModel, head: HeadGradient, claimed: Sent | None) -> Interpretation:

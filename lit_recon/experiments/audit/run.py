@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from lit_recon.errors import ConfigError
 from lit_recon.experiments.audit.attacks import CANDIDATES, best, run_attacks
 from lit_recon.experiments.audit.evidence import read_evidence
 from lit_recon.experiments.audit.interpretation import interpret
+from lit_recon.experiments.audit.page import AUDIT_FILE
 from lit_recon.experiments.audit.protection import measure_protection
 from lit_recon.experiments.audit.score import AuditResult, agreement, checked_truth
 from lit_recon.experiments.call import Call, RunSettings, check_range
@@ -202,7 +203,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     public_model(model, shape, normalization)
     read_evidence(model, recorded)
     device = check_trainer(settings.trainer).device
-    folder = RunFolder.open(call.folder.path, call.config, settings.overwrite, SAME_RUN, more=_FILES)
+    folder = RunFolder.open(call.folder.path, call.config, settings.overwrite, SAME_RUN, more=(AUDIT_FILE,))
     print(f"run folder  {folder.path}", flush=True)
     started = time.perf_counter()
     result = audit(
@@ -220,9 +221,5 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         device=device,
         progress=lambda line: print(line, flush=True),
     )
-    facts: Mapping[str, Any] = {"seconds": time.perf_counter() - started}
-    result.write(folder, facts)
+    result.write(folder, {"seconds": time.perf_counter() - started})
     print(f"report      {folder.report}")
-
-
-_FILES = ("audit.json",)

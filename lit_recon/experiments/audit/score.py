@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +71,16 @@ class AuditResult:
         return None if scores is None else scores.per_image["rmse"]
 
     def _scores(self, outcome: Outcome) -> BatchScores | None:
-        if self.truth is None or outcome.found is None:
-            return None
-        return score_batch(
-            outcome.found.images, self.truth[0], outcome.found.labels, self.truth[1], metrics_of(["rmse"])
-        )
+        return self._scored.get(outcome.name)
+
+    @cached_property
+    def _scored(self) -> dict[str, BatchScores]:
+        """Scores by the name of the attack; empty without truth."""
+        if self.truth is None:
+            return {}
+        metrics, (images, labels) = metrics_of(["rmse"]), self.truth
+        found = {one.name: one.found for one in self.outcomes if one.found is not None}
+        return {name: score_batch(own.images, images, own.labels, labels, metrics) for name, own in found.items()}
 
     def metrics(self) -> dict[str, Scalar]:
         """Entries of `metrics.json`."""
@@ -106,7 +112,9 @@ class AuditResult:
     def save(self, folder: Path | str, overwrite: bool = False) -> Path:
         """Write a run folder into a new or empty folder; returns the path of the report."""
         config = "# Audited from Python: model and update are not in this file.\n"
-        opened = RunFolder.open(folder, config + yaml.safe_dump(dict(self.settings), sort_keys=False), overwrite)
+        opened = RunFolder.open(
+            folder, config + yaml.safe_dump(dict(self.settings), sort_keys=False), overwrite, more=(AUDIT_FILE,)
+        )
         self.write(opened, {})
         return opened.report
 
@@ -134,9 +142,7 @@ class AuditResult:
         attacks = []
         for one in self.outcomes:
             errors = self.rmse(one)
-            own = {
-                key: getattr(one, key) for key in ("name", "title", "needs", "reason", "seconds", "steps", "certified")
-            }
+            own = {key: getattr(one, key) for key in _SHOWN}
             distance = one.distance if one.found is not None else None
             rmse = None if errors is None else float(errors.mean())
             attacks.append({**own, "distance": distance, "rmse": rmse, "notes": list(one.notes)})

@@ -175,3 +175,11 @@ def test_settings_replace_what_a_file_states(tmp_path: Path) -> None:
     read = AuditSettings(record=path, lr=0.1).read()
     assert (read.known.lr, read.known.batch_size, read.form) == (0.1, 2, "weights")
     assert read.truth.keys() == {"images", "labels"}
+
+
+def test_an_audit_replaces_another_where_it_is_told_to(tmp_path: Path) -> None:
+    first = audited().save(tmp_path / "run").read_bytes()
+    assert (
+        audited(recorded=replace(update(mlp(), 1), truth={})).save(tmp_path / "run", overwrite=True).read_bytes()
+        != first
+    )

@@ -156,6 +156,7 @@ def test_candidates_come_to_the_inputs() -> None:
     ("seen", "error", "message"),
     [
         (lambda: observed(4, model=network(nn.GELU())), UnsupportedModelError, "outputs of a ReLU"),
+        (lambda: observed(4, model=network(nn.Sigmoid())), UnsupportedModelError, "outputs of a ReLU"),
         (lambda: observed(20, model=network(neurons=16)), UnsupportedModelError, "fewer than neurons"),
         (lambda: observed(4, defense=GaussianNoise(1e-3)), ThreatModelError, "not spanned by 4 inputs"),
         (lambda: observed(4, defense=GradientPruning(0.5)), ThreatModelError, "not spanned by 4 inputs"),

@@ -9,6 +9,10 @@ import torch
 from torch import Tensor
 
 
+#: Relative difference of residuals that counts as rounding.
+_ROUNDING = 1e-9
+
+
 class Decomposition(NamedTuple):
     """Unit columns `directions` `(r, r)` and the relative `residual` of the stack."""
 
@@ -66,11 +70,24 @@ def kuleshov(stack: Tensor, seed: int = 0) -> Decomposition:
 
 
 def joint_diagonalization(stack: Tensor, seed: int = 0) -> Decomposition:
-    """The better of Kuleshov's algorithm and Jennrich's with alternating least squares; the stack is `(l, r, r)`."""
+    """The better of Kuleshov's algorithm and Jennrich's with alternating least squares; the stack is `(l, r, r)`.
+
+    The largest entry of each direction is positive.
+    """
     if stack.shape[1] == 1:
         return Decomposition(torch.ones(1, 1, dtype=stack.dtype), 0.0)
-    refined = _alternating(stack, jennrich(stack, seed=seed))
-    return min(refined, kuleshov(stack, seed), key=lambda found: found.residual)
+    refined, projected = _alternating(stack, jennrich(stack, seed=seed)), kuleshov(stack, seed)
+    # where both end at the same directions, rounding does not choose between their orders
+    best = projected if projected.residual < (1 - _ROUNDING) * refined.residual else refined
+    return Decomposition(_signed(best.directions.T).T, best.residual)
+
+
+def _signed(vectors: Tensor) -> Tensor:
+    """Rows with the sign that makes their largest entry positive.
+
+    LAPACK leaves the sign of singular vectors and eigenvectors open; it may differ from one call to the next.
+    """
+    return vectors * vectors.gather(1, vectors.abs().argmax(dim=1, keepdim=True)).sign()
 
 
 def _compact(stack: Tensor) -> Tensor:
@@ -78,8 +95,7 @@ def _compact(stack: Tensor) -> Tensor:
     r = stack.shape[1]
     _, values, rows = torch.linalg.svd(stack.reshape(len(stack), -1), full_matrices=False)
     kept = min(r, len(values))
-    leading: Tensor = (values[:kept, None] * rows[:kept]).reshape(kept, r, r)
-    return leading
+    return (values[:kept, None] * _signed(rows[:kept])).reshape(kept, r, r)
 
 
 def _ffdiag(stack: Tensor, start: Tensor, iterations: int = 200) -> Tensor:

@@ -35,7 +35,8 @@ def test_exact_stacks(method: object, r: int) -> None:
 def test_noise_and_the_better_of_two() -> None:
     stack, directions = stack_of(5, noise=0.01)
     best = joint_diagonalization(stack)
-    assert best.residual <= min(jennrich(stack).residual, kuleshov(stack).residual)
+    # residuals that differ by 1e-9 of themselves count as equal
+    assert best.residual <= min(jennrich(stack).residual, kuleshov(stack).residual) * (1 + 2e-9)
     assert worst_cosine(best.directions, directions) > 0.999
 
 
@@ -55,3 +56,9 @@ def test_diagonals_by_hand() -> None:
     diagonals, residual = fit(torch.diag(torch.tensor([2.0, -1.0]).double())[None], torch.eye(2, dtype=torch.float64))
     assert diagonals[:, 0].tolist() == pytest.approx([2.0, -1.0])
     assert residual < 1e-12
+
+
+def test_the_largest_entry_of_a_direction_is_positive() -> None:
+    # LAPACK leaves signs open; which it takes depended on where the memory lay
+    directions = joint_diagonalization(stack_of(4, noise=0.01)[0]).directions
+    assert (directions.amax(dim=0) >= -directions.amin(dim=0)).all()

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-
 #: Relative difference of residuals that counts as rounding.
 _ROUNDING = 1e-9
 

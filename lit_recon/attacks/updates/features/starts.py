@@ -94,7 +94,8 @@ def _compact(stack: Tensor) -> Tensor:
     r = stack.shape[1]
     _, values, rows = torch.linalg.svd(stack.reshape(len(stack), -1), full_matrices=False)
     kept = min(r, len(values))
-    return (values[:kept, None] * _signed(rows[:kept])).reshape(kept, r, r)
+    leading: Tensor = (values[:kept, None] * _signed(rows[:kept])).reshape(kept, r, r)
+    return leading
 
 
 def _ffdiag(stack: Tensor, start: Tensor, iterations: int = 200) -> Tensor:

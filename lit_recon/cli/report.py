@@ -8,7 +8,7 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.errors import ConfigError
-from lit_recon.reporting.pages import compare_report
+from lit_recon.reporting.pages import compare_report, write_pdf
 from lit_recon.reporting.provenance import parse_settings
 from lit_recon.reporting.run_folder import RunFolder
 
@@ -50,6 +50,7 @@ def parser(program: str) -> ArgumentParser:
     """The command's arguments."""
     arguments = ArgumentParser(prog=program, description=__doc__, exit_on_error=False)
     arguments.add_argument("runs", nargs="+", type=Path, help="folders of finished runs")
+    arguments.add_argument("--pdf", action="store_true", help="write every page as a PDF, too")
     arguments.add_argument(
         "--out", type=Path | None, default=None, help=f"page that compares several runs (default: {COMPARISON})"
     )
@@ -61,10 +62,13 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     runs: list[Path] = values.runs
     if len(runs) == 1 and values.out is not None:
         raise ConfigError("--out names the page that compares several runs, but one run is given: name another run")
-    for run in runs:
-        print(f"report      {_rebuilt(run)}")
+    pages = [("report", _rebuilt(run)) for run in runs]
     if len(runs) > 1:
-        print(f"comparison  {compare_report(runs, values.out or COMPARISON)}")
+        pages.append(("comparison", compare_report(runs, values.out or COMPARISON)))
+    for kind, page in pages:
+        print(f"{kind:<11} {page}")
+        if values.pdf:
+            print(f"PDF         {write_pdf(page)}")
 
 
 def _rebuilt(run: Path) -> Path:

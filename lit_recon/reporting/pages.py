@@ -110,6 +110,20 @@ class Page:
         return path
 
 
+def write_pdf(page: Path) -> Path:
+    """Write a page as a PDF beside it, by the style for print; returns its path. Needs the extra `pdf`."""
+    try:
+        from weasyprint import HTML
+    except (ImportError, OSError) as error:  # the latter: its Pango library is missing
+        raise ConfigError(
+            f"a PDF needs weasyprint, which cannot be imported ({error}): pip install 'lit_recon[pdf]', and the system "
+            "library Pango, or print the page from a browser"
+        ) from error
+    path = page.with_suffix(".pdf")
+    write_bytes(path, HTML(filename=page).write_pdf())
+    return path
+
+
 def _pictures(panels: Sequence[Panel]) -> Iterator[Picture]:
     for panel in panels:
         yield from panel.pictures

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from lit_recon.clients.record import Recorder
+from lit_recon.clients.record import RecordedUpdate, Recorder
 from tests.experiments.audit.updates import images, labels, mlp
 
 MODEL = [
@@ -44,6 +46,62 @@ def test_a_recorded_update_is_audited(recorded: Path, attack: Callable[..., Any]
     (folder / "report.html").unlink()
     assert attack("report", folder).code == 0
     assert (folder / "report.html").read_bytes() == page
+    assert not (folder / "report.pdf").exists()
+
+
+@pytest.fixture
+def printer() -> None:
+    try:
+        import weasyprint  # noqa: F401
+    except (ImportError, OSError) as error:
+        pytest.skip(f"needs lit_recon[pdf] and the system library Pango: {error}")
+
+
+@pytest.mark.usefixtures("printer")
+def test_the_report_as_a_pdf(recorded: Path, attack: Callable[..., Any], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    ended = attack("audit", *MODEL, "--record", recorded, "--out", folder, "--pdf", "true")
+    assert ended.code == 0, ended.err
+    path = folder / "report.pdf"
+    assert ended.out.splitlines()[-1].split() == ["PDF", str(path)]
+    assert path.read_bytes().startswith(b"%PDF")
+    path.unlink()
+    assert attack("report", folder, "--pdf").code == 0
+    assert path.read_bytes().startswith(b"%PDF")
+
+
+def test_without_the_printer_the_page_is_there(
+    recorded: Path, attack: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "weasyprint", None)
+    ended = attack("audit", *MODEL, "--record", recorded, "--out", tmp_path / "run", "--pdf", "true")
+    assert ended.code == 2
+    assert "pip install 'lit_recon[pdf]'" in ended.err
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_a_model_of_torch_export_does_as_well(recorded: Path, attack: Callable[..., Any], tmp_path: Path) -> None:
+    program = torch.export.export(mlp(), (images(2),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+    torch.export.save(program, tmp_path / "model.pt2")
+    how = [
+        *("--model.class_path", "lit_recon.models.exported.read_exported"),
+        *("--model.init_args.path", tmp_path / "model.pt2", "--record", recorded, "--out", tmp_path / "run"),
+    ]
+    ended = attack("audit", *how, *MODEL[4:])  # the file knows the shape of images
+    assert ended.code == 0, ended.err
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert metrics["rmse"] < 1e-3
+
+
+def test_a_batch_size_that_is_not_known_is_refused_before_a_folder_is_made(
+    recorded: Path, attack: Callable[..., Any], tmp_path: Path
+) -> None:
+    update = RecordedUpdate.load(recorded)
+    replace(update, known=replace(update.known, batch_size=None)).save(tmp_path / "unknown.safetensors")
+    ended = attack("audit", *MODEL, "--record", tmp_path / "unknown.safetensors", "--out", tmp_path / "run")
+    assert ended.code == 2
+    assert "batch_size is not known" in ended.err
+    assert not (tmp_path / "run").exists()
 
 
 def test_separate_files_do_as_well(attack: Callable[..., Any], tmp_path: Path) -> None:

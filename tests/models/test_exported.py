@@ -80,11 +80,13 @@ def test_layers_are_found_where_they_were(model: Small, tmp_path: Path) -> None:
 
 
 def test_dropout_and_batch_norm_follow_train_and_eval(model: Small, tmp_path: Path) -> None:
-    found = read_exported(saved(model.eval(), tmp_path / "model.pt2", batch()[0])).train()
-    before = found.state_dict()["norm.running_mean"].clone()
-    one, two = (found(batch()[0]) for _ in range(2))
-    assert not torch.equal(one, two)  # one half of the features dropped, anew
-    assert not torch.equal(found.state_dict()["norm.running_mean"], before)
+    for mode in ("eval", "train"):
+        found = read_exported(saved(getattr(model, mode)(), tmp_path / f"{mode}.pt2", batch()[0])).train()
+        before = found.state_dict()["norm.running_mean"].clone()
+        one, two = (found(batch()[0]) for _ in range(2))
+        assert not torch.equal(one, two)  # one half of the features dropped, anew
+        assert not torch.equal(found.state_dict()["norm.running_mean"], before)
+        assert found.state_dict()["norm.num_batches_tracked"] == 2
     found.eval()
     torch.testing.assert_close(found(batch()[0]), found(batch()[0]))
 

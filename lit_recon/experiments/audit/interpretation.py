@@ -24,7 +24,7 @@ from lit_recon.defenses import Defense, GradientDropout
 from lit_recon.defenses.vectors import flatten
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.audit.evidence import Evidence, Finding
-from lit_recon.experiments.audit.statistics import batch_norm_facts
+from lit_recon.experiments.audit.statistics import batch_norm_facts, normalization_finding
 from lit_recon.models.classifiers.foreign import PublicModel
 from lit_recon.records import (
     BatchStatistics,
@@ -133,6 +133,11 @@ def interpret(
     form, change = _change(evidence, form, findings)
     statistics, known, about = batch_norm_facts(public, evidence, form, known)
     findings += about
+    told = normalization_finding(public)
+    findings += [told] if told is not None else []
+    if known.steps > known.batches > 1:
+        text = "The order of the images in later epochs is not known: the attacks assume that of the first."
+        findings.append(Finding("open", text))
     if known.steps > 1 and known.lr is None:
         raise ConfigError(f"lr is not known: {known.steps} local steps cannot be simulated without it")
     parameters = dict(public.model.named_parameters())

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jsonargparse import ArgumentParser, Namespace
@@ -18,7 +18,7 @@ from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError
 from lit_recon.experiments.audit.attacks import CANDIDATES, best, run_attacks
 from lit_recon.experiments.audit.evidence import read_evidence
-from lit_recon.experiments.audit.interpretation import interpret
+from lit_recon.experiments.audit.interpretation import Interpretation, interpret
 from lit_recon.experiments.audit.page import AUDIT_FILE
 from lit_recon.experiments.audit.protection import measure_protection
 from lit_recon.experiments.audit.score import AuditResult, agreement, checked_truth
@@ -27,8 +27,9 @@ from lit_recon.experiments.configuration import SAME_RUN, allow_class_path, sett
 from lit_recon.experiments.settings import ModelSettings
 from lit_recon.io.tensors import read_state
 from lit_recon.models import public_model
-from lit_recon.models.classifiers.foreign import build_module
+from lit_recon.models.classifiers.foreign import PublicModel, build_module
 from lit_recon.records import BatchNormMode, Loss, Normalization
+from lit_recon.reporting.pages import write_pdf
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.training.trainer import TrainerSettings, check_trainer, configure_process
 
@@ -54,6 +55,7 @@ class AuditSettings(RunSettings):
         attacks: names of the attacks to try; default: all.
         minutes: time for the attacks.
         protection_minutes: time for measuring which defenses would have stopped them; 0: none is measured.
+        pdf: write the report as a PDF, too.
         trainer: devices and threads.
     """
 
@@ -76,6 +78,7 @@ class AuditSettings(RunSettings):
     attacks: list[str] = field(default_factory=list)
     minutes: float = 10.0
     protection_minutes: float = 10.0
+    pdf: bool = False
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
 
     def __post_init__(self) -> None:
@@ -148,23 +151,60 @@ def audit(
     """
     _check_names(attacks)
     recorded = update if isinstance(update, RecordedUpdate) else RecordedUpdate.load(update)
+    case = _prepared(model, recorded, image_shape, normalization, loss, labels)
+    return _audited(case, loss, defense, attacks, minutes, protection_minutes, folder, device, progress)
+
+
+class _Case(NamedTuple):
+    """What an audit knows before its attacks begin."""
+
+    public: PublicModel
+    found: Interpretation
+    truth: tuple[Tensor, Tensor] | None
+    labels: Tensor | None
+
+
+def _prepared(
+    model: nn.Module,
+    recorded: RecordedUpdate,
+    image_shape: Sequence[int] | None,
+    normalization: Normalization | None,
+    loss: Loss,
+    labels: Tensor | Sequence[int] | None,
+) -> _Case:
+    """Model, update, labels and truth, checked against each other."""
     evidence = read_evidence(model, recorded)
-    loaded = public_model(model, image_shape, normalization)
-    loaded.model.load_state_dict(dict(evidence.before), strict=False)  # the normalization of pixels is a buffer of ours
-    found = interpret(loaded, evidence, recorded.form, recorded.known, loss)
-    n = found.known.batch_size or 1
-    for finding in found.findings:
-        progress(f"{finding.kind:<11} {finding.text}")
-    truth = None
+    public = public_model(model, image_shape, normalization)
+    public.model.load_state_dict(dict(evidence.before), strict=False)  # the normalization of pixels is a buffer of ours
+    found = interpret(public, evidence, recorded.form, recorded.known, loss)
+    n, truth = found.known.batch_size or 1, None
     if "images" in recorded.truth:
         none = torch.zeros(len(recorded.truth["images"]), dtype=torch.int64)
-        truth = checked_truth(recorded.truth["images"], recorded.truth.get("labels", none), n, loaded.image_shape)
-    known = None if labels is None else torch.as_tensor(labels).long().to(device)
+        truth = checked_truth(recorded.truth["images"], recorded.truth.get("labels", none), n, public.image_shape)
+    known = None if labels is None else torch.as_tensor(labels).long()
     if known is not None and tuple(known.shape) != (n,):
         raise ConfigError(f"labels must name the class of each of the {n} images; got {len(known)}")
-    moved = loaded._replace(model=loaded.model.to(device))
+    return _Case(public, found, truth, known)
+
+
+def _audited(
+    case: _Case,
+    loss: Loss,
+    defense: Defense | None,
+    attacks: Sequence[str],
+    minutes: float,
+    protection_minutes: float,
+    folder: Path | None,
+    device: torch.device | str,
+    progress: Callable[[str], None],
+) -> AuditResult:
+    found, truth = case.found, case.truth
+    for finding in found.findings:
+        progress(f"{finding.kind:<11} {finding.text}")
+    labels = None if case.labels is None else case.labels.to(device)
+    moved = case.public._replace(model=case.public.model.to(device))
     on_device = {name: value.to(device) for name, value in found.update.items()}
-    seen = replace(found, update=on_device).observation(moved, known, defense, loss)
+    seen = replace(found, update=on_device).observation(moved, labels, defense, loss)
     outcomes = run_attacks(seen, minutes, folder, attacks, progress)
     findings, chosen, protection = list(found.findings), best(outcomes), []
     if chosen is not None and chosen.found is not None:
@@ -180,7 +220,7 @@ def audit(
                 None if folder is None else folder / "protection",
                 progress=progress,
             )
-    return AuditResult(findings, outcomes, protection, n, truth)
+    return AuditResult(findings, outcomes, protection, seen.n_examples, truth)
 
 
 def parser(program: str) -> ArgumentParser:
@@ -199,27 +239,24 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     if settings.model.class_path is None:
         raise ConfigError("model.class_path is missing: give the import path of the client's model")
     model = build_module(settings.model.class_path, settings.model.init_args, seed=0)
-    shape, normalization = settings.model.image_shape, settings.model.normalization
-    public_model(model, shape, normalization)
-    read_evidence(model, recorded)
+    loss = settings.loss or cross_entropy
+    case = _prepared(model, recorded, settings.model.image_shape, settings.model.normalization, loss, settings.labels)
     device = check_trainer(settings.trainer).device
     folder = RunFolder.open(call.folder.path, call.config, settings.overwrite, SAME_RUN, more=(AUDIT_FILE,))
     print(f"run folder  {folder.path}", flush=True)
     started = time.perf_counter()
-    result = audit(
-        model,
-        recorded,
-        shape,
-        normalization,
-        loss=settings.loss or cross_entropy,
-        labels=settings.labels,
-        defense=settings.defense,
-        attacks=settings.attacks,
-        minutes=settings.minutes,
-        protection_minutes=settings.protection_minutes,
-        folder=folder.checkpoints,
-        device=device,
+    result = _audited(
+        case,
+        loss,
+        settings.defense,
+        settings.attacks,
+        settings.minutes,
+        settings.protection_minutes,
+        folder.checkpoints,
+        device,
         progress=lambda line: print(line, flush=True),
     )
     result.write(folder, {"seconds": time.perf_counter() - started})
     print(f"report      {folder.report}")
+    if settings.pdf:
+        print(f"PDF         {write_pdf(folder.report)}")

@@ -1,4 +1,4 @@
-"""Buffers of BatchNorm: how the layers ran, how many steps they counted, and mean and variance of the batch."""
+"""Buffers of BatchNorm: how the layers ran, steps counted, mean and variance of the batch, and of its pixels."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ from lit_recon.experiments.audit.evidence import Evidence, Finding
 from lit_recon.models.classifiers.foreign import PublicModel
 from lit_recon.records import BatchStatistics, LayerStatistics
 
+#: Correlation of neighboring pixels and of colors in photographs; digits have less.
+_NEIGHBORS, _COLORS = 0.95, 0.9
+#: Relative misfit of the first layer's means above which no pixel means explain them.
+_MISFIT = 0.3
+#: Standard deviations of pixels in [0, 1] that sets of images have: CIFAR-10 0.25, MNIST 0.31. Pixels of which one half
+#: is black, the other white, have 0.5.
+_LEAST, _LARGEST = 0.06, 0.45
+#: How far means may lie outside [0, 1].
+_OUTSIDE = 0.1
 _MODES = {"train": "the statistics of the batch", "eval": "its running statistics"}
 
 
@@ -70,6 +79,83 @@ def batch_norm_facts(public: PublicModel, evidence: Evidence, form: Sent, known:
     )
     statistics = _of_batch(public, evidence, layers, after, known.batch_size or 1)
     return BatchNormFacts(statistics, known, [*findings, Finding("found", text)])
+
+
+def normalization_finding(public: PublicModel) -> Finding | None:
+    """Whether pixels in [0, 1] under the given normalization fit the first BatchNorm layer; the weights are loaded.
+
+    The running means of the outputs of a convolution are its filters' sums times the mean pixel, the running variances
+    are sums over pairs of pixels of the filter, whose covariances are the variance of a pixel times a correlation.
+
+    Returns:
+        None if the first layer is no convolution with BatchNorm behind it, or its statistics were never updated.
+    """
+    first = _first_layers(public)
+    if first is None:
+        return None
+    convolution, norm = first
+    weight = convolution.weight.detach().double()
+    mean, var = (value.detach().double() for value in (norm.running_mean, norm.running_var) if value is not None)
+    if torch.equal(mean, torch.zeros_like(mean)):
+        return None
+    if convolution.bias is not None:
+        mean = mean - convolution.bias.detach().double()
+    sums = weight.sum(dim=(2, 3))
+    pixel = torch.linalg.lstsq(sums, mean).solution
+    if float((sums @ pixel - mean).norm()) > _MISFIT * float(mean.norm()):
+        return None
+    shift, scale = (value.flatten().double() for value in public.normalization.tensors(mean))
+    spread = float((var.sum() / _filtered(weight).sum()).sqrt())
+    means, spreads = pixel * scale + shift, spread * scale
+    told = (
+        f"The statistics of the first BatchNorm layer are those of pixels with mean {_range(means)} and standard "
+        f"deviation {_range(spreads)}"
+    )
+    possible = float(means.min()) > -_OUTSIDE and float(means.max()) < 1 + _OUTSIDE
+    if possible and float(spreads.min()) > _LEAST and float(spreads.max()) < _LARGEST:
+        return Finding("fits", f"{told}, as images in [0, 1] under the given normalization can have.")
+    return Finding(
+        "doubt",
+        f"{told} if the given normalization is right, which images in [0, 1] hardly have: give the normalization that "
+        "the client applies to its images.",
+    )
+
+
+def _range(values: Tensor) -> str:
+    low, high = (f"{float(value):.2f}" for value in (values.min(), values.max()))
+    return low if low == high else f"{low} to {high}"
+
+
+def _filtered(weight: Tensor) -> Tensor:
+    """Variance of the outputs of filters `(o, c, h, w)` on pixels of variance one, correlated as in photographs."""
+    _, channels, height, width = weight.shape
+    places = torch.cartesian_prod(torch.arange(height), torch.arange(width)).double()
+    near = _NEIGHBORS ** torch.cdist(places, places)
+    colors = torch.full((channels, channels), _COLORS, dtype=weight.dtype).fill_diagonal_(1)
+    flat = weight.flatten(2)
+    return torch.einsum("oci,cd,ij,odj->o", flat, colors, near, flat)
+
+
+def _first_layers(public: PublicModel) -> tuple[nn.Conv2d, _BatchNorm] | None:
+    """The convolution that takes the images, and the BatchNorm layer that takes its outputs."""
+    called: list[tuple[nn.Module, Tensor, Tensor]] = []
+    hooks = [
+        layer.register_forward_hook(lambda layer, given, returned: called.append((layer, given[0], returned)))
+        for layer in public.model.modules()
+        if isinstance(layer, (nn.Conv2d, _BatchNorm))
+    ]
+    with torch.no_grad():
+        public.model(torch.zeros(2, *public.image_shape))
+    for hook in hooks:
+        hook.remove()
+    if len(called) < 2:
+        return None
+    (convolution, images, maps), (norm, given, _) = called[:2]
+    fits = isinstance(convolution, nn.Conv2d) and convolution.groups == 1 and images.shape[1:] == public.image_shape
+    if fits and isinstance(norm, _BatchNorm) and given is maps and norm.running_mean is not None:
+        assert isinstance(convolution, nn.Conv2d)
+        return convolution, norm
+    return None
 
 
 def _mode(known: Circumstances) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -14,8 +15,9 @@ from lit_recon.clients.record import RecordedUpdate
 from lit_recon.errors import ConfigError
 from lit_recon.experiments.audit.evidence import Finding, read_evidence
 from lit_recon.experiments.audit.interpretation import Interpretation, interpret
+from lit_recon.experiments.audit.statistics import normalization_finding
 from lit_recon.models import public_model
-from lit_recon.records import Batch, Update, Weights
+from lit_recon.records import Batch, Normalization, Update, Weights
 from tests.experiments.audit.updates import NORMALIZATION, SHAPE, convnet, images, labels, mlp, unlabelled, update
 
 
@@ -252,3 +254,51 @@ def test_a_network_without_a_linear_head_is_not_checked() -> None:
 def test_findings_are_sentences() -> None:
     found = interpreted(convnet(norm=True), update(convnet(norm=True), 4))
     assert all(isinstance(one, Finding) and one.text[0].isupper() and one.text.endswith(".") for one in found.findings)
+
+
+@pytest.fixture(scope="module")
+def with_statistics() -> nn.Module:
+    """A network whose running statistics are those of many images under `NORMALIZATION`."""
+    model = convnet(norm=True).train()
+    model[1].momentum = None  # plain means over all batches
+    with torch.no_grad():
+        for seed in range(4):
+            model((images(64, seed) - 0.5) / 0.25)
+    model[1].momentum = 0.1
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("normalization", "kind"),
+    [(NORMALIZATION, "fits"), (Normalization((0.0,), (1.0,)), "doubt"), (Normalization((0.5,), (0.05,)), "doubt")],
+    ids=["right", "none", "too small"],
+)
+def test_statistics_of_the_first_layer_show_a_wrong_normalization(
+    with_statistics: nn.Module, normalization: Normalization, kind: str
+) -> None:
+    recorded = update(with_statistics, 4)
+    public = public_model(with_statistics, SHAPE, normalization)
+    found = interpret(public, read_evidence(with_statistics, recorded), recorded.form, recorded.known)
+    [told] = [one for one in found.findings if "first BatchNorm layer" in one.text]
+    assert told.kind == kind
+
+
+def test_pixels_are_those_of_the_images(with_statistics: nn.Module) -> None:
+    finding = normalization_finding(public_model(with_statistics, SHAPE, NORMALIZATION))
+    assert finding is not None
+    mean, spread = (float(text.strip(",")) for text in re.findall(r"0\.\d+,?", finding.text)[:2])
+    pixels = torch.cat([images(64, seed) for seed in range(4)])
+    assert mean == pytest.approx(float(pixels.mean()), abs=0.15)  # padding is black, and counts
+    assert spread == pytest.approx(float(pixels.std()), rel=0.4)  # other correlations than those of photographs
+
+
+@pytest.mark.parametrize("model", [mlp(), convnet(), convnet(norm=True)], ids=["linear", "no norm", "untrained"])
+def test_other_first_layers_and_new_statistics_tell_nothing(model: nn.Module) -> None:
+    assert normalization_finding(public_model(model, SHAPE, NORMALIZATION)) is None
+
+
+def test_the_order_of_later_epochs_is_open() -> None:
+    recorded = update(convnet(), 4, {"steps": 4, "batches": 2})
+    assert any("order of the images in later epochs" in one.text for one in interpreted(convnet(), recorded).findings)
+    one_epoch = update(convnet(), 4, {"steps": 2, "batches": 2})
+    assert not any("later epochs" in one.text for one in interpreted(convnet(), one_epoch).findings)

@@ -270,8 +270,13 @@ def with_statistics() -> nn.Module:
 
 @pytest.mark.parametrize(
     ("normalization", "kind"),
-    [(NORMALIZATION, "fits"), (Normalization((0.0,), (1.0,)), "doubt"), (Normalization((0.5,), (0.05,)), "doubt")],
-    ids=["right", "none", "too small"],
+    [
+        (NORMALIZATION, "fits"),
+        (Normalization((0.0,), (1.0,)), "doubt"),
+        (Normalization((0.5,), (0.05,)), "doubt"),
+        (Normalization((2.0,), (0.25,)), "doubt"),
+    ],
+    ids=["right", "none", "too small", "shifted"],
 )
 def test_statistics_of_the_first_layer_show_a_wrong_normalization(
     with_statistics: nn.Module, normalization: Normalization, kind: str
@@ -292,7 +297,13 @@ def test_pixels_are_those_of_the_images(with_statistics: nn.Module) -> None:
     assert spread == pytest.approx(float(pixels.std()), rel=0.4)  # other correlations than those of photographs
 
 
-@pytest.mark.parametrize("model", [mlp(), convnet(), convnet(norm=True)], ids=["linear", "no norm", "untrained"])
+def without_bias() -> nn.Module:
+    model = convnet(norm=True)
+    nn.init.zeros_(model[0].bias)
+    return model
+
+
+@pytest.mark.parametrize("model", [mlp(), convnet(), without_bias()], ids=["linear", "no norm", "untrained"])
 def test_other_first_layers_and_new_statistics_tell_nothing(model: nn.Module) -> None:
     assert normalization_finding(public_model(model, SHAPE, NORMALIZATION)) is None
 

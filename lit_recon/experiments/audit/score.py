@@ -84,10 +84,11 @@ class AuditResult:
 
     def metrics(self) -> dict[str, Scalar]:
         """Entries of `metrics.json`."""
-        chosen = self.best
+        chosen, doubts = self.best, [finding.text for finding in self.findings if finding.kind == "doubt"]
         record: dict[str, Scalar] = {
             "n_images": self.n_images,
-            "n_doubts": sum(f.kind == "doubt" for f in self.findings),
+            "n_doubts": len(doubts),
+            "doubts": " ".join(doubts),
         }
         if chosen is None:
             return {**record, "attack": None, "attack_reason": "no attack returned images", "n_certified": 0}

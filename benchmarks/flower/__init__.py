@@ -1,0 +1,1 @@
+"""Updates that a real Flower federation sends, recorded for audits."""

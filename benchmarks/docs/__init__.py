@@ -1,12 +1,12 @@
 """The measured numbers of README.md and docs/*.md, read from the records that hold them."""
 
-from benchmarks.docs import fidelity, released, speed, study, trainset, updates
+from benchmarks.docs import audits, fidelity, released, speed, study, trainset, updates
 from benchmarks.docs.figures import Figures
 from benchmarks.docs.marks import Page, examine
 from benchmarks.docs.tables import make
 from benchmarks.record import ROOT
 
-__all__ = ["PAGES", "examine_pages", "fidelity", "released", "speed", "study", "trainset", "updates"]
+__all__ = ["PAGES", "audits", "examine_pages", "fidelity", "released", "speed", "study", "trainset", "updates"]
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 

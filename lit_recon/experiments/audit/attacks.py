@@ -220,7 +220,11 @@ def attempt(candidate: Candidate, seen: Observation, seconds: float) -> Outcome:
         found, done = _finish(candidate.build(steps).begin([seen]), deadline)
         distance = update_distance(seen, found.images, found.labels)
     except (LitReconError, NotImplementedError) as error:  # PyTorch's: an operation cannot be differentiated twice
-        return replace(blank, reason=" ".join(str(error).split()), seconds=time.monotonic() - started)
+        reason = " ".join(str(error).split())
+        if isinstance(error, LitReconError):
+            # what follows is advice to whoever chooses the attack and the network; here both are given
+            reason = reason.rpartition(": ")[0] or reason
+        return replace(blank, reason=reason, seconds=time.monotonic() - started)
     certified = 0 if found.certified is None else int(found.certified.sum())
     return replace(
         blank,

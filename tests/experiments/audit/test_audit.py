@@ -80,6 +80,7 @@ def test_no_attack_that_applies_is_no_proof() -> None:
     assert result.best is None
     assert result.images is None
     assert "fully connected" in result.outcomes[0].reason
+    assert not result.outcomes[0].reason.endswith("GradientMatching")  # no advice on which attack to take
     assert "no proof" in verdict(result.metrics())
 
 

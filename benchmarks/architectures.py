@@ -5,11 +5,15 @@
 The networks are torchvision's, for 10 classes, after 8 steps of training on enlarged images of CIFAR-10. The private
 images are photographs, cut to squares and reduced; the nearest of the other photographs stands beside the results.
 The attacks are those of `configs/attack/feature_maps.yaml` but for the last, without a defense.
+
+With `--record OUT` nothing is attacked: the update of each cell's first batch, new weights after one step of SGD, is
+written as a user would record his own, `OUT/NETWORK_BATCH.safetensors`, for `attack.py audit`.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +33,7 @@ from benchmarks.record import Record, Row
 from lit_recon.attacks.base import Attack
 from lit_recon.attacks.updates import FirstApplicable
 from lit_recon.clients import Client
+from lit_recon.clients.record import Recorder
 from lit_recon.data.sources import CIFAR10
 from lit_recon.metrics.fidelity import pairwise_mse
 from lit_recon.records import Knowledge, Normalization
@@ -115,12 +120,25 @@ def measure(model: nn.Module, attack: Attack, images: Tensor, cell: OtherNetwork
     return {"images": cell.batch * cell.draws, "nearest_other": nearest, **summary(batches)}
 
 
+def record(model: nn.Module, images: Tensor, cell: OtherNetwork, out: Path) -> None:
+    """Write the weights before and after one step on the first images, pixels normalized, by a plain loop."""
+    own, labels = images[: cell.batch], torch.arange(cell.batch)
+    model.train()
+    recorder = Recorder(model, batch_size=cell.batch, lr=RATE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    cross_entropy(model((own - 0.5) / 0.25), labels).backward()
+    optimizer.step()
+    name = re.sub(r"\W+", "_", cell.name).lower()
+    print(recorder.save(out / f"{name}.safetensors", model, images=own, labels=labels))
+
+
 def main() -> None:
     """Measure, print and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data.root", dest="root", required=True, help="folder of CIFAR-10")
     parser.add_argument("--photos", type=Path, required=True, help="folder of photographs, the private images")
     parser.add_argument("--cells", nargs="+", help="names as in the example above; default: all")
+    parser.add_argument("--record", type=Path, help="folder for updates to be audited, instead of measuring")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -128,12 +146,17 @@ def main() -> None:
     chosen = torch.arange(STEPS * 16)
     public, labels = train.pixels(chosen), train.labels[chosen]
     attack = FirstApplicable(attacks_of("feature_maps")[:-1])
-    with Record("architectures", vars(arguments)) as record:
-        for cell in cells():
-            if not arguments.cells or cell.name in arguments.cells:
-                model = network(cell.network, public, labels)
-                images = photographs(arguments.photos, NETWORKS[cell.network][2])
-                record.measure(vars(cell), partial(measure, model, attack, images, cell))
+    chosen_cells = [cell for cell in cells() if not arguments.cells or cell.name in arguments.cells]
+    if arguments.record:
+        for cell in chosen_cells:
+            images = photographs(arguments.photos, NETWORKS[cell.network][2])
+            record(network(cell.network, public, labels), images, cell, arguments.record)
+        return
+    with Record("architectures", vars(arguments)) as measured:
+        for cell in chosen_cells:
+            model = network(cell.network, public, labels)
+            images = photographs(arguments.photos, NETWORKS[cell.network][2])
+            measured.measure(vars(cell), partial(measure, model, attack, images, cell))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
+from torch import nn
 
-from benchmarks.architectures import photographs
+from benchmarks.architectures import RATE, OtherNetwork, photographs, record
+from lit_recon.clients import Client
+from lit_recon.clients.record import RecordedUpdate
+from lit_recon.records import Normalization
 
 
 def test_photographs_are_the_squares_in_the_middle(tmp_path: Path) -> None:
@@ -20,3 +24,19 @@ def test_photographs_are_the_squares_in_the_middle(tmp_path: Path) -> None:
     found = photographs(tmp_path, 2)
     assert found.shape == (2, 3, 2, 2)
     torch.testing.assert_close(found, torch.tensor([100 / 255, 1.0]).view(2, 1, 1, 1).expand(-1, 3, 2, 2))
+
+
+def test_a_recorded_update_is_that_of_the_network(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, images = nn.Sequential(nn.Flatten(), nn.Linear(12, 10)), torch.rand(3, 3, 2, 2)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    record(model, images, OtherNetwork("ResNet-18, 64x64", 2, 1), tmp_path)
+    found = RecordedUpdate.load(tmp_path / "resnet_18_64x64_2.safetensors")
+    assert torch.equal(found.before["1.weight"], before["1.weight"])
+    client = Client(model, image_shape=(3, 2, 2), normalization=Normalization((0.5,) * 3, (0.25,) * 3))
+    model.load_state_dict(before)
+    gradient = client.observe(images[:2], torch.arange(2)).update
+    moved = (found.before["1.weight"] - found.sent["1.weight"]) / RATE
+    torch.testing.assert_close(moved, gradient["1.weight"], atol=1e-5, rtol=1e-4)
+    assert (found.known.batch_size, found.known.lr) == (2, RATE)
+    assert torch.equal(found.truth["images"], images[:2])

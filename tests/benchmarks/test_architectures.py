@@ -33,8 +33,8 @@ def test_a_recorded_update_is_that_of_the_network(tmp_path: Path) -> None:
     record(model, images, OtherNetwork("ResNet-18, 64x64", 2, 1), tmp_path)
     found = RecordedUpdate.load(tmp_path / "resnet_18_64x64_2.safetensors")
     assert torch.equal(found.before["1.weight"], before["1.weight"])
-    client = Client(model, image_shape=(3, 2, 2), normalization=Normalization((0.5,) * 3, (0.25,) * 3))
     model.load_state_dict(before)
+    client = Client(model, image_shape=(3, 2, 2), normalization=Normalization((0.5,) * 3, (0.25,) * 3))
     gradient = client.observe(images[:2], torch.arange(2)).update
     moved = (found.before["1.weight"] - found.sent["1.weight"]) / RATE
     torch.testing.assert_close(moved, gradient["1.weight"], atol=1e-5, rtol=1e-4)

@@ -29,6 +29,8 @@ from lit_recon.reporting.writing import Scalar, write_metrics
 
 #: Length of the update of the images found, over that of the observed one, that counts as the same.
 _ALIKE = 0.05
+#: Share of pixels of an exact attack that were cut to [0, 1] above which the normalization is wrong.
+_CUT = 0.1
 
 
 @dataclass(frozen=True)
@@ -167,9 +169,22 @@ _MARKS = {"fits": "fits ", "found": "found", "doubt": "DOUBT", "open": "open "}
 
 
 def agreement(seen: Observation, outcome: Outcome) -> Finding | None:
-    """Whether the update of the images that came back has the length of the observed one; None: nothing to compare."""
-    if outcome.found is None or outcome.distance > _ALIKE or seen.defense is not None:
+    """Whether the update of the images that came back has the length of the observed one; None: nothing to compare.
+
+    Images of an exact attack that do not explain the update and were cut to [0, 1] had another normalization.
+    """
+    if outcome.found is None or seen.defense is not None:
         return None
+    if outcome.distance > _ALIKE:
+        images = outcome.found.images
+        cut = float(((images == 0) | (images == 1)).double().mean())
+        if outcome.steps or cut < _CUT:
+            return None
+        return Finding(
+            "doubt",
+            f"{cut:.0%} of the pixels that came back were cut to [0, 1], and so they do not explain the update: the "
+            "given normalization is not the client's.",
+        )
     own = seen.operator(seen.weights, outcome.batch)
     inner = sum(float((own[name].double() * value.double()).sum()) for name, value in seen.update.items())
     square = sum(float(value.double().square().sum()) for value in own.values())

@@ -15,11 +15,14 @@ from lit_recon.clients.record import RecordedUpdate
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.experiments.audit import attacks
 from lit_recon.experiments.audit.attacks import CANDIDATES, Outcome, best, read_outcome
+from lit_recon.experiments.audit.evidence import read_evidence
+from lit_recon.experiments.audit.interpretation import interpret
 from lit_recon.experiments.audit.page import verdict
 from lit_recon.experiments.audit.protection import DEFENSES
 from lit_recon.experiments.audit.run import AuditSettings
-from lit_recon.experiments.audit.score import AuditResult
-from lit_recon.records import Reconstruction
+from lit_recon.experiments.audit.score import AuditResult, agreement
+from lit_recon.models import public_model
+from lit_recon.records import Normalization, Reconstruction
 from lit_recon.reporting.writing import Scalar
 from tests.experiments.audit.updates import NORMALIZATION, SHAPE, convnet, images, mlp, update
 
@@ -61,6 +64,27 @@ def test_a_wrong_learning_rate_shows_in_the_length_of_the_update() -> None:
     result = lit_recon.audit(model, update(model, 1, {"lr": 0.3}), SHAPE, NORMALIZATION, attacks=CHEAP, minutes=1)
     [doubt] = [finding.text for finding in result.findings if finding.kind == "doubt"]
     assert "0.333 times as long" in doubt or "times as large" in doubt
+
+
+@pytest.mark.parametrize("std", [1.0, 0.5])
+def test_pixels_that_were_cut_show_a_wrong_normalization(std: float) -> None:
+    """In front of a linear layer, without BatchNorm, whose statistics would show it before."""
+    recorded, wrong = update(mlp(), 1), Normalization((0.5,), (std,))
+    result = lit_recon.audit(mlp(), recorded, SHAPE, wrong, attacks=CHEAP, minutes=1)
+    [doubt] = [finding.text for finding in result.findings if finding.kind == "doubt"]
+    assert "were cut to [0, 1]" in doubt
+
+
+def test_pixels_of_a_search_at_their_bounds_say_nothing() -> None:
+    public = public_model(mlp(), SHAPE, NORMALIZATION)
+    recorded = update(mlp(), 1)
+    seen = interpret(public, read_evidence(mlp(), recorded), recorded.form, recorded.known).observation(
+        public, None, None
+    )
+    found = Reconstruction(torch.ones(1, *SHAPE), torch.zeros(1, dtype=torch.int64), 0.0)
+    outcome = Outcome("geiping2020", "", "", found, distance=0.5, steps=100)
+    assert agreement(seen, outcome) is None
+    assert agreement(seen, replace(outcome, steps=0)) is not None
 
 
 def test_defenses_are_measured_on_the_same_update() -> None:

@@ -15,10 +15,12 @@ import tarfile
 import venv
 import zipfile
 from dataclasses import dataclass
+from datetime import date
 from email import message_from_bytes
 from pathlib import Path, PurePosixPath
 
 import pytest
+import yaml
 
 import lit_recon
 
@@ -131,10 +133,15 @@ def test_metadata(built: Built) -> None:
     assert "<!--" not in description
 
 
-def test_the_version_has_its_section_in_the_changelog() -> None:
-    titles = re.findall(r"^## (.*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert titles[0] == "[Unreleased]"
-    assert re.fullmatch(rf"\[{re.escape(lit_recon.__version__)}\] - \d{{4}}-\d\d-\d\d", titles[1])
+def test_changelog_and_citation_have_the_version_and_its_date() -> None:
+    unreleased, newest, *_ = re.findall(r"^## (.*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert unreleased == "[Unreleased]"
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == lit_recon.__version__
+    assert isinstance(citation["date-released"], date)
+    assert newest == f"[{citation['version']}] - {citation['date-released']}"
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys(), "required by schema 1.2.0"
+    assert citation["license"] == "Apache-2.0"
 
 
 def test_the_wheel_holds_the_package_alone(built: Built) -> None:

@@ -121,6 +121,17 @@ def test_a_later_call_keeps_and_verifies(
     assert hashes == [[entry["sha256"], entry["file"]] for entry in manifest(zoo).values()]
 
 
+def test_a_zoo_of_nothing_but_weights_and_manifest_is_kept(zoo: Path, config: str) -> None:
+    files = {zoo / name / file for name, file in FILES.items()} | {zoo / "zoo.json"}
+    for path in zoo.rglob("*"):
+        if path.is_file() and path not in files:
+            path.unlink()
+    before = (zoo / "zoo.json").read_bytes()
+    assert train(["zoo", "--config", config, "--out", str(zoo)]) == 0
+    assert (zoo / "zoo.json").read_bytes() == before
+    assert not list(zoo.rglob("metrics.json"))
+
+
 @pytest.mark.parametrize("call", [["--verify", "true"], []])
 def test_a_changed_file_is_refused(zoo: Path, config: str, call: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     path = zoo / "convnet" / "backbone.safetensors"

@@ -8,7 +8,10 @@ from benchmarks.record import ROOT
 
 __all__ = ["PAGES", "audits", "examine_pages", "fidelity", "released", "speed", "study", "trainset", "updates"]
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 
 def examine_pages(figures: Figures) -> list[Page]:

@@ -24,6 +24,7 @@ _COMMANDS = {
         Command("backbone", "train a classifier to be attacked", f"{_ROOM}.train.backbone", "train"),
         Command("shadows", "train the shadow models of an informed adversary", f"{_ROOM}.train.shadows", "reconn"),
         Command("generator", "train a generator of images, a prior of attacks", f"{_ROOM}.train.generator", "train"),
+        Command("zoo", "train several checkpoints, with their hashes, or verify them", f"{_ROOM}.train.zoo", "zoo"),
     ],
     "reconn": [
         Command("run", "reconstruct the unknown image of released models", f"{_ROOM}.released_attack.run", "reconn"),

@@ -31,7 +31,8 @@ _PAGES = {
     "train backbone": "",
     "train generator": f"{_EXPERIMENTS}.train.generator:write_page",
 }
-#: Runs of version 0.1 do not record their command: commands by a setting, of which the first that a run has decides.
+#: Runs from before the release 0.1.0 do not record their command: commands by a setting, of which the first that a run
+#: has decides.
 _BY_SETTING = {
     "max_accuracy_drops": "attack evaluate",
     "regression": "reconn glm",

@@ -67,7 +67,7 @@ _PHRASES = [
 ]
 
 
-#: Names of settings, of values and of classes that had another name before version 0.2.
+#: Names of settings, of values and of classes that had another name before the release 0.1.0.
 _RENAMED = {
     "InTurn": "FirstApplicable",
     "budgets": "max_accuracy_drops",
@@ -77,11 +77,11 @@ _RENAMED = {
     "together": "clients_per_batch",
     "view": "access",
 }
-#: Settings that were removed in version 0.2, and what says the same now.
+#: Settings that were removed before the release 0.1.0, and what says the same now.
 _REMOVED = {"modified_model": "leave it out: the setting `server` says how a malicious server modifies the model"}
-#: Shipped configurations that had another name before version 0.2.
+#: Shipped configurations that had another name before the release 0.1.0.
 _RENAMED_FILES = {"lit_recon": "feature_maps"}
-#: Modules that classes were in before version 0.2, and where those classes are now.
+#: Modules that classes were in before the release 0.1.0, and where those classes are now.
 _MOVED = {
     "lit_recon.inversion": "lit_recon.attacks.updates",
     "lit_recon.informed": "lit_recon.attacks.released",

@@ -91,7 +91,7 @@ class RunFolder:
 
     @property
     def command(self) -> str:
-        """The command that made the run, such as `attack.py run`; empty where it was not recorded (version 0.1)."""
+        """The command that made the run, such as `attack.py run`; empty where it was not recorded (before 0.1.0)."""
         parts = self._first_line.split("`")
         return parts[1] if self.is_run and len(parts) == 3 else ""
 

@@ -25,7 +25,7 @@ Execution = Literal["batched_mlp", "vmap", "loop"]
 
 
 def execution_of(recorded: str) -> Execution:
-    """The implementation named in a store; stores before version 0.2 call `batched_mlp` `hand`."""
+    """The implementation named in a store; stores before the release 0.1.0 call `batched_mlp` `hand`."""
     if recorded in ("batched_mlp", "hand"):
         return "batched_mlp"
     return "vmap" if recorded == "vmap" else "loop"

@@ -1,1 +1,1 @@
-"""`train.py`: backbones, generators and shadow models."""
+"""`train.py`: backbones, generators, shadow models, and zoos of checkpoints."""

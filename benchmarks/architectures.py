@@ -7,7 +7,8 @@ images are photographs, cut to squares and reduced; the nearest of the other pho
 The attacks are those of `configs/attack/feature_maps.yaml` but for the last, without a defense.
 
 With `--record OUT` nothing is attacked: the update of each cell's first batch, new weights after one step of SGD, is
-written as a user would record his own, `OUT/NETWORK_BATCH.safetensors`, for `attack.py audit`.
+written as a user would record his own, `OUT/NETWORK_BATCH.safetensors`, for `attack.py audit`; `--frozen`: BatchNorm uses
+its running statistics, as in much fine-tuning.
 """
 
 from __future__ import annotations
@@ -120,15 +121,15 @@ def measure(model: nn.Module, attack: Attack, images: Tensor, cell: OtherNetwork
     return {"images": cell.batch * cell.draws, "nearest_other": nearest, **summary(batches)}
 
 
-def record(model: nn.Module, images: Tensor, cell: OtherNetwork, out: Path) -> None:
+def record(model: nn.Module, images: Tensor, cell: OtherNetwork, out: Path, frozen: bool = False) -> None:
     """Write the weights before and after one step on the first images, pixels normalized, by a plain loop."""
     own, labels = images[: cell.batch], torch.arange(cell.batch)
-    model.train()
+    model.train(not frozen)
     recorder = Recorder(model, batch_size=cell.batch, lr=RATE)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     cross_entropy(model((own - 0.5) / 0.25), labels).backward()
     optimizer.step()
-    name = re.sub(r"\W+", "_", cell.name).lower()
+    name = re.sub(r"\W+", "_", f"{cell.name}_frozen" if frozen else cell.name).lower()
     print(recorder.save(out / f"{name}.safetensors", model, images=own, labels=labels))
 
 
@@ -139,6 +140,7 @@ def main() -> None:
     parser.add_argument("--photos", type=Path, required=True, help="folder of photographs, the private images")
     parser.add_argument("--cells", nargs="+", help="names as in the example above; default: all")
     parser.add_argument("--record", type=Path, help="folder for updates to be audited, instead of measuring")
+    parser.add_argument("--frozen", action="store_true", help="see above")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -150,7 +152,7 @@ def main() -> None:
     if arguments.record:
         for cell in chosen_cells:
             images = photographs(arguments.photos, NETWORKS[cell.network][2])
-            record(network(cell.network, public, labels), images, cell, arguments.record)
+            record(network(cell.network, public, labels), images, cell, arguments.record, arguments.frozen)
         return
     with Record("architectures", vars(arguments)) as measured:
         for cell in chosen_cells:

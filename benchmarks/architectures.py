@@ -7,8 +7,8 @@ images are photographs, cut to squares and reduced; the nearest of the other pho
 The attacks are those of `configs/attack/feature_maps.yaml` but for the last, without a defense.
 
 With `--record OUT` nothing is attacked: the update of each cell's first batch, new weights after one step of SGD, is
-written as a user would record his own, `OUT/NETWORK_BATCH.safetensors`, for `attack.py audit`; `--frozen`: BatchNorm uses
-its running statistics, as in much fine-tuning.
+written as a user would record his own, `OUT/NETWORK_BATCH.safetensors`, for `attack.py audit`; `--frozen`: BatchNorm
+uses its running statistics, as in much fine-tuning.
 """
 
 from __future__ import annotations

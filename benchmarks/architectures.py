@@ -127,6 +127,7 @@ def record(model: nn.Module, images: Tensor, cell: OtherNetwork, out: Path, froz
     model.train(not frozen)
     recorder = Recorder(model, batch_size=cell.batch, lr=RATE)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    optimizer.zero_grad()
     cross_entropy(model((own - 0.5) / 0.25), labels).backward()
     optimizer.step()
     name = re.sub(r"\W+", "_", f"{cell.name}_frozen" if frozen else cell.name).lower()

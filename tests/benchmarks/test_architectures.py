@@ -30,6 +30,7 @@ def test_a_recorded_update_is_that_of_the_network(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, images = nn.Sequential(nn.Flatten(), nn.Linear(12, 10)), torch.rand(3, 3, 2, 2)
     before = {name: value.clone() for name, value in model.state_dict().items()}
+    model(images).sum().backward()  # what an earlier training leaves behind
     record(model, images, OtherNetwork("ResNet-18, 64x64", 2, 1), tmp_path)
     found = RecordedUpdate.load(tmp_path / "resnet_18_64x64_2.safetensors")
     assert torch.equal(found.before["1.weight"], before["1.weight"])

@@ -253,7 +253,8 @@ def _from_head(found: Interpretation, public: PublicModel, head: HeadGradient, c
         )
     values = torch.linalg.svdvals(head.weight_gradient)
     rank = int((values > _RANK * values[0]).sum())
-    if known.steps == 1 and not masked and rank > n:
+    crowded = known.steps == 1 and not masked and rank > n
+    if crowded:
         findings.append(
             Finding(
                 "doubt",
@@ -261,7 +262,8 @@ def _from_head(found: Interpretation, public: PublicModel, head: HeadGradient, c
                 "were more images, or noise was added.",
             )
         )
-    scale = _scale(head, public, found, n)
+    # of an unknown number of images, labels are no whole multiples of 1 / n
+    scale = None if crowded else _scale(head, public, found, n)
     if scale is None:
         text = (
             "Sign and scale could not be checked before the attacks: the network's outputs differ between images, or "

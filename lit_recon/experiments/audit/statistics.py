@@ -16,11 +16,13 @@ from lit_recon.records import BatchStatistics, LayerStatistics
 
 #: Correlation of neighboring pixels and of colors in photographs; digits have less.
 _NEIGHBORS, _COLORS = 0.95, 0.9
-#: Relative misfit of the first layer's means above which no pixel means explain them.
-_MISFIT = 0.3
+#: Misfit of the first layer's means, relative to its outputs' root mean square, that no pixel means explain.
+_MISFIT = 0.2
 #: Standard deviations of pixels in [0, 1] that sets of images have: CIFAR-10 0.25, MNIST 0.31. Pixels of which one half
 #: is black, the other white, have 0.5.
 _LEAST, _LARGEST = 0.06, 0.45
+#: Part of running statistics that may still be that of a new layer; layers with cumulative means have no such part.
+_FORGOTTEN = 0.05
 #: How far means may lie outside [0, 1].
 _OUTSIDE = 0.1
 _MODES = {"train": "the statistics of the batch", "eval": "its running statistics"}
@@ -88,7 +90,8 @@ def normalization_finding(public: PublicModel) -> Finding | None:
     are sums over pairs of pixels of the filter, whose covariances are the variance of a pixel times a correlation.
 
     Returns:
-        None if the first layer is no convolution with BatchNorm behind it, or its statistics were never updated.
+        None if the first layer is no convolution with BatchNorm behind it, or its statistics are still those that a new
+        layer begins with.
     """
     first = _first_layers(public)
     if first is None:
@@ -96,13 +99,14 @@ def normalization_finding(public: PublicModel) -> Finding | None:
     convolution, norm = first
     weight = convolution.weight.detach().double()
     mean, var = (value.detach().double() for value in (norm.running_mean, norm.running_var) if value is not None)
-    if torch.equal(mean, torch.zeros_like(mean)):
+    count = 0 if norm.num_batches_tracked is None else int(norm.num_batches_tracked)
+    if count == 0 or (norm.momentum is not None and (1 - norm.momentum) ** count > _FORGOTTEN):
         return None
     if convolution.bias is not None:
         mean = mean - convolution.bias.detach().double()
     sums = weight.sum(dim=(2, 3))
     pixel = torch.linalg.lstsq(sums, mean).solution
-    if float((sums @ pixel - mean).norm()) > _MISFIT * float(mean.norm()):
+    if float((sums @ pixel - mean).norm()) > _MISFIT * float((mean.square() + var).sum().sqrt()):
         return None
     shift, scale = (value.flatten().double() for value in public.normalization.tensors(mean))
     spread = float((var.sum() / _filtered(weight).sum()).sqrt())

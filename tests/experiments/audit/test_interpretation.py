@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from dataclasses import replace
@@ -260,11 +261,9 @@ def test_findings_are_sentences() -> None:
 def with_statistics() -> nn.Module:
     """A network whose running statistics are those of many images under `NORMALIZATION`."""
     model = convnet(norm=True).train()
-    model[1].momentum = None  # plain means over all batches
     with torch.no_grad():
-        for seed in range(4):
-            model((images(64, seed) - 0.5) / 0.25)
-    model[1].momentum = 0.1
+        for seed in range(40):
+            model((images(64, seed % 4) - 0.5) / 0.25)
     return model.eval()
 
 
@@ -297,14 +296,23 @@ def test_pixels_are_those_of_the_images(with_statistics: nn.Module) -> None:
     assert spread == pytest.approx(float(pixels.std()), rel=0.4)  # other correlations than those of photographs
 
 
-def without_bias() -> nn.Module:
-    model = convnet(norm=True)
+def trained_briefly() -> nn.Module:
+    """Most of its statistics are still zeros and ones."""
+    model = convnet(norm=True).train()
     nn.init.zeros_(model[0].bias)
-    return model
+    with torch.no_grad():
+        model((images(64) - 0.5) / 0.25)
+    return model.eval()
 
 
-@pytest.mark.parametrize("model", [mlp(), convnet(), without_bias()], ids=["linear", "no norm", "untrained"])
+@pytest.mark.parametrize("model", [mlp(), convnet(), trained_briefly()], ids=["linear", "no norm", "new"])
 def test_other_first_layers_and_new_statistics_tell_nothing(model: nn.Module) -> None:
+    assert normalization_finding(public_model(model, SHAPE, NORMALIZATION)) is None
+
+
+def test_means_that_no_pixels_have_tell_nothing(with_statistics: nn.Module) -> None:
+    model = copy.deepcopy(with_statistics)
+    model[1].running_mean.copy_(torch.tensor([5.0, -5.0] * 4))
     assert normalization_finding(public_model(model, SHAPE, NORMALIZATION)) is None
 
 
@@ -313,3 +321,14 @@ def test_the_order_of_later_epochs_is_open() -> None:
     assert any("order of the images in later epochs" in one.text for one in interpreted(convnet(), recorded).findings)
     one_epoch = update(convnet(), 4, {"steps": 2, "batches": 2})
     assert not any("later epochs" in one.text for one in interpreted(convnet(), one_epoch).findings)
+
+
+def test_more_images_than_claimed_leave_sign_and_scale_open() -> None:
+    """Their labels are no whole numbers of the claimed ones, and no scale may be read from that."""
+    model = convnet()
+    with torch.no_grad():
+        model[-1].bias[1] = 12.0  # all images are taken for class 1: equal probabilities, as if they were known
+    found = interpreted(model, update(model, 2, {"batch_size": 1}))
+    [doubt] = doubts(found)
+    assert doubt.startswith("The head's gradient has rank 2, but 1 image can give rank 1 at most")
+    assert_close(found.update, gradient(model, 2))

@@ -112,6 +112,10 @@ class Defense:
         """
         return candidate
 
+    def censored(self, observed: Update) -> Update:
+        """Masks of released entries that only bound the true ones: cut off at a largest absolute value, one by one."""
+        return {name: torch.zeros_like(value, dtype=torch.bool) for name, value in observed.items()}
+
     def simulate_share(self, candidate: Update, observed: Update, clients: int) -> Update:
         """`simulate` for the update of one of several clients with this defense, whose mean is `observed`."""
         return self.simulate(candidate, observed)
@@ -246,6 +250,12 @@ class Chain(Defense):
         for defense in self.defenses:
             candidate = defense.simulate(candidate, observed)
         return candidate
+
+    def censored(self, observed: Update) -> Update:
+        masks = super().censored(observed)
+        for defense in self.defenses:
+            masks = {name: masks[name] | mask for name, mask in defense.censored(observed).items()}
+        return masks
 
     def simulate_share(self, candidate: Update, observed: Update, clients: int) -> Update:
         for defense in self.defenses:

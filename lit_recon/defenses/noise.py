@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lit_recon.defenses.base import Defense, Round, Stage, checked
 from lit_recon.defenses.release import require_separable
-from lit_recon.defenses.vectors import normal_like, size, squared_norm, uniform_like
+from lit_recon.defenses.vectors import laplace_like, normal_like, size, squared_norm
 from lit_recon.errors import ConfigError
 from lit_recon.records import BatchNormMode, Noise, Update
 
@@ -99,7 +99,7 @@ class LaplaceNoise(Defense):
     def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
         if self.scale == 0:
             return update
-        return {name: value + self.scale * _standard_laplace(value, generator) for name, value in update.items()}
+        return {name: value + self.scale * laplace_like(value, generator) for name, value in update.items()}
 
     def released_std(self, n_examples: int) -> float:
         if self.scale:
@@ -108,10 +108,3 @@ class LaplaceNoise(Defense):
 
     def released_noise(self, n_examples: int) -> Noise | None:
         return Noise("laplace", self.scale) if self.scale else None
-
-
-def _standard_laplace(like: Tensor, generator: torch.Generator) -> Tensor:
-    centered = uniform_like(like, generator) - 0.5
-    # 1 - 2 |u| is at least one rounding unit: the logarithm stays finite
-    tail = (1 - 2 * centered.abs()).clamp_min(torch.finfo(like.dtype).eps / 2)
-    return -centered.sign() * tail.log()

@@ -30,6 +30,7 @@ from lit_recon.defenses import (
     GradientDropout,
     GradientPruning,
     LaplaceNoise,
+    PercentilePrivacy,
 )
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone
@@ -46,6 +47,8 @@ from lit_recon.records import (
 from tests.attacks.updates.feature_maps.test_matching import Shallow
 
 STD = 3e-4
+#: Clips 5 % and 20 % of the entries of the convolution's gradient, with running and with batch statistics.
+GAMMA = 0.05
 Rule = Callable[[nn.Module, BatchNormMode, Loss], ForwardOperator]
 
 
@@ -116,8 +119,19 @@ def test_misfit_is_that_of_noise_at_the_truth_alone(images: Tensor, defense: Def
         GradientPruning(0.7, "tensor"),
         GradientDropout(0.6),
         Chain([GradientClipping(0.3), GradientPruning(0.7)]),
+        PercentilePrivacy(60.0),
+        PercentilePrivacy(60.0, gamma=GAMMA),
+        PercentilePrivacy(gamma=GAMMA),
     ],
-    ids=["pruned", "per tensor", "dropped", "clipped"],
+    ids=[
+        "pruned",
+        "per tensor",
+        "dropped",
+        "clipped",
+        "percentile",
+        "percentile and entries clipped",
+        "entries clipped",
+    ],
 )
 def test_misfit_of_observed_entries_is_zero_at_the_truth_alone(images: Tensor, defense: Defense, mode: str) -> None:
     penalty = PatchMatching().prepare(victim(images[:1], defense, mode=mode))

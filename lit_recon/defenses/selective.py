@@ -43,7 +43,7 @@ class PercentilePrivacy(SparseUpdate):
             0.01. An infinite one clips nothing. NVFlare leaves an update unchanged where it is not positive.
         lr: see the module.
 
-    Source: NVFlare 2.9, `PercentilePrivacy`, after [Shokri2015], section 4.2.
+    Source: NVFlare 2.9, `PercentilePrivacy`, after [Shokri2015].
     """
 
     left_out = ("the information in which entries were dropped or clipped is left out",)
@@ -120,7 +120,7 @@ class SVTPrivacy(Defense):
         lr: see the module.
 
     Defaults are NVFlare's. Source: NVFlare 2.9, `SVTPrivacy`; selective sharing by the sparse vector technique is of
-    [Shokri2015], section 5, the technique of [Dwork2014], section 3.6, the division of epsilon of [Lyu2017].
+    [Shokri2015], the technique of [Dwork2014], section 3.6, the division of epsilon of [Lyu2017].
     """
 
     def __init__(

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lit_recon.defenses import Chain, Defense, ExcludedVariables, LaplaceNoise, PercentilePrivacy, Round, SVTPrivacy
+from lit_recon.defenses.selective import _first_passes, _log_waiting
 from lit_recon.defenses.vectors import flatten
 from lit_recon.errors import ConfigError
 from lit_recon.models import Backbone
@@ -69,8 +70,9 @@ def test_the_attacker_bounds_clipped_entries(round_: Round, generator: torch.Gen
     assert simulated["a"].flatten().tolist() == [1.0, 0.0]
     assert simulated["b"].tolist() == [1.0, 1.0, 0.0, 1.0, 1.0, 1.0]
     assert float(simulated["scalar"]) == 3.0
+    large = released | {"scalar": torch.tensor(-4.0)}  # is not clipped
     for chained in (defense, Chain([Defense(), defense])):
-        masks = chained.censored(released)
+        masks = chained.censored(large)
         assert [masks[name].flatten().tolist() for name in masks] == [
             [False, False],
             [False, False, False, True, True, False],
@@ -125,6 +127,22 @@ def test_svt_shares_as_often_as_a_loop(
     assert ours.max() > 1.1 * ours.min()
 
 
+def test_times_until_acceptance_are_geometric(generator: torch.Generator) -> None:
+    n, excess = 40_000, torch.tensor([-1.5, -0.4, 0.0, 0.4, 1.5], dtype=torch.float64)
+    times = _log_waiting(excess.repeat(n, 1), 0.5, generator).exp().ceil().clamp_min(1)
+    at_once = torch.where(excess < 0, 0.5 * (excess / 0.5).exp(), 1 - 0.5 * (-excess / 0.5).exp())
+    spread = ((1 - at_once) / n).sqrt()
+    assert ((times == 1).double().mean(0) - at_once).abs().le(4 * (at_once * (1 - at_once) / n).sqrt()).all()
+    assert (times.mean(0) * at_once - 1).abs().le(4 * spread).all()
+
+
+@pytest.mark.parametrize(("count", "accepted"), [(1, 2), (2, 2), (3, 3), (4, 5), (5, 5)])
+def test_a_pass_is_finished(count: int, accepted: int) -> None:
+    waiting = torch.tensor([0.2, 1.5, 0.9, 3.4, 3.1], dtype=torch.float64)
+    mask = _first_passes(waiting.log(), count)
+    assert mask.tolist() == [time <= sorted([0.2, 0.9, 1.5, 3.1, 3.4])[accepted - 1] for time in waiting]
+
+
 @pytest.mark.parametrize("lr", [1.0, 0.5])
 def test_svt_clips_and_adds_laplace_noise(round_: Round, generator: torch.Generator, lr: float) -> None:
     n = 200_000
@@ -160,7 +178,7 @@ def test_svt_shares_as_many_as_asked_at_any_threshold(
 
 def test_a_high_threshold_still_prefers_large_entries(round_: Round, generator: torch.Generator) -> None:
     update = {"a": torch.linspace(0, 1, 1000)}
-    for tau in (2.0, 200.0):
+    for tau in (1.05, 1.2, 2.0, 200.0):
         released = SVTPrivacy(0.1, 1e6, 1e6, gamma=1.0, tau=tau, replace=False).transform_update(
             update, round_, generator
         )

@@ -22,7 +22,7 @@ from lit_recon.attacks.updates.feature_maps.matching import FeatureMapPenalty, I
 from lit_recon.defenses import Chain, Defense, GradientClipping, GradientDropout, GradientPruning, PercentilePrivacy
 from lit_recon.errors import UnsupportedModelError
 from lit_recon.models import Backbone
-from lit_recon.records import Normalization, Observation
+from lit_recon.records import Knowledge, Normalization, Observation
 from tests.attacks.updates.feature_maps.test_matching import Shallow
 from tests.attacks.updates.feature_maps.test_recovery import backbone, observed, worst_angle
 
@@ -69,7 +69,7 @@ def test_clipped_entries_count_as_hidden_if_the_clipping_is_known(photographs: T
     seen = observed(images, backbone(), defense=defense)
     with pytest.raises(UnsupportedModelError, match="no matrix of rank 16 has its entries"):
         MapRecovery(LAYERS)(seen)
-    found = MapRecovery(LAYERS)(replace(seen, defense=defense))
+    found = MapRecovery(LAYERS)(replace(seen, knowledge=Knowledge(defense=True), defense=defense))
     assert [layer.convolution.name for layer in (found, *found.others)] == LAYERS
     assert covered_angle(found, seen, images, "eval") < 1e-6
 

@@ -25,6 +25,7 @@ from lit_recon.defenses import (
     DPSGD,
     Chain,
     Defense,
+    ExcludedVariables,
     GaussianNoise,
     GradientClipping,
     GradientDropout,
@@ -142,6 +143,17 @@ def test_misfit_of_observed_entries_is_zero_at_the_truth_alone(images: Tensor, d
         elsewhere = float(penalty.misfit(images[1:]))
         assert elsewhere == pytest.approx(by_least_squares(penalty, images[1:]), rel=1e-4)
         assert float(penalty.residual(images[1:])) > 0.05 * penalty.size  # at least 0.17 measured
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_excluded_variables_matter_only_to_the_layers_they_are_of(images: Tensor, known: bool) -> None:
+    for names in ("^head", r"layers\.0"):
+        penalty = PatchMatching().prepare(victim(images[:1], ExcludedVariables(names), known))
+        with torch.no_grad():
+            assert float(penalty.residual(images[:1])) < 1e-9 * penalty.size
+            assert float(penalty.residual(images[1:])) > 0.05 * penalty.size
+    with pytest.raises(UnsupportedModelError, match="too few entries of the gradients are left: 0 equations"):
+        PatchMatching().prepare(victim(images[:1], ExcludedVariables("layers"), known))
 
 
 @pytest.mark.parametrize("defense", [GaussianNoise(0.01), GradientPruning(0.7)], ids=["noise", "pruned"])

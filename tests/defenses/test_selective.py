@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from lit_recon.defenses import Chain, Defense, ExcludedVariables, LaplaceNoise, PercentilePrivacy, Round, SVTPrivacy
+from lit_recon.defenses import (
+    Chain,
+    Defense,
+    ExcludedVariables,
+    LaplaceNoise,
+    PercentilePrivacy,
+    Round,
+    SVTPrivacy,
+    selective,
+)
 from lit_recon.defenses.selective import _first_passes, _log_waiting
 from lit_recon.defenses.vectors import flatten
 from lit_recon.errors import ConfigError
@@ -125,6 +134,20 @@ def test_svt_shares_as_often_as_a_loop(
     rate = (ours + loop) / (2 * draws)
     assert (np.abs(ours - loop) <= 4.5 * np.sqrt(2 * draws * rate * (1 - rate)) + 1e-9).all(), (ours, loop)
     assert ours.max() > 1.1 * ours.min()
+
+
+def test_the_budget_is_divided_as_stated(
+    round_: Round, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    monkeypatch.setattr(selective, "_log_waiting", lambda excess, scale, _: seen.append((excess, scale)) or excess)
+    update = {"a": torch.zeros(1000)}
+    for _ in range(2000):
+        SVTPrivacy(0.1, 0.5, gamma=2.0, tau=7.0).transform_update(update, round_, generator)
+    of_query = 0.5 * 200 ** (2 / 3) / (1 + 200 ** (2 / 3))
+    assert seen[0][1] == pytest.approx(2 * 100 * 2.0 / of_query, rel=1e-12)
+    thresholds = torch.stack([-excess[0] for excess, _ in seen]) - 7.0
+    assert float(thresholds.abs().mean()) == pytest.approx(2.0 / (0.5 - of_query), rel=0.1)
 
 
 def test_times_until_acceptance_are_geometric(generator: torch.Generator) -> None:

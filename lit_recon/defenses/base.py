@@ -193,6 +193,13 @@ def checked(
     return value
 
 
+def positive(owner: object, name: str, value: float, *, infinite: bool = False) -> float:
+    """`value`, or a `ConfigError` unless it is above 0; infinity only if `infinite`."""
+    if value == 0:
+        raise ConfigError(f"{type(owner).__name__} needs a positive {name}; got 0")
+    return checked(owner, name, value, infinite=infinite)
+
+
 class Chain(Defense):
     """Applies defenses in the listed order; an empty chain changes nothing.
 

@@ -56,6 +56,11 @@ def laplace_like(value: Tensor, generator: torch.Generator) -> Tensor:
     return -centered.sign() * tail.log()
 
 
+def entrywise(update: Update, change: Callable[[Tensor], Tensor]) -> Update:
+    """The update with changed tensors, but for those without dimensions."""
+    return {name: change(value) if value.dim() else value for name, value in update.items()}
+
+
 def where_observed(candidate: Update, observed: Update) -> Update:
     """The candidate's coordinates where the observed update is not zero, and zero elsewhere.
 

@@ -18,9 +18,9 @@ from lit_recon.defenses import (
     PercentilePrivacy,
     Round,
     SVTPrivacy,
-    selective,
 )
-from lit_recon.defenses.selective import _first_passes, _log_waiting
+from lit_recon.defenses import noise as with_noise
+from lit_recon.defenses.noise import _first_passes, _log_waiting
 from lit_recon.defenses.vectors import flatten
 from lit_recon.errors import ConfigError
 from lit_recon.models import Backbone
@@ -140,7 +140,7 @@ def test_the_budget_is_divided_as_stated(
     round_: Round, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    monkeypatch.setattr(selective, "_log_waiting", lambda excess, scale, _: seen.append((excess, scale)) or excess)
+    monkeypatch.setattr(with_noise, "_log_waiting", lambda excess, scale, _: seen.append((excess, scale)) or excess)
     update = {"a": torch.zeros(1000)}
     for _ in range(2000):
         SVTPrivacy(0.1, 0.5, gamma=2.0, tau=7.0).transform_update(update, round_, generator)

@@ -162,6 +162,10 @@ class SimulatedDefense(Protocol):
         """The defense applied to a candidate's update, with masks and scales estimated from `observed`."""
         ...
 
+    def censored(self, observed: Update) -> Update:
+        """Masks of entries of `observed` that only bound those before the defense."""
+        ...
+
     def released_noise(self, n_examples: int) -> Noise | None:
         """The noise in the release, None without noise; a `ConfigError` if it is of another kind."""
         ...

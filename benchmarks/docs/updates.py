@@ -100,6 +100,7 @@ def _grid(record: Content) -> str:
 table("digits_small", "digits_small")(_grid)
 table("digits_attackers", "digits_attackers")(_grid)
 table("digits_mlp", "digits_mlp")(_grid)
+table("nvflare_digits", "nvflare_digits")(_grid)
 
 
 def _angles(row: Row) -> str:

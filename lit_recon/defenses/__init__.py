@@ -6,10 +6,10 @@ from lit_recon.defenses.averaged import AveragedDefense
 from lit_recon.defenses.base import BatchGradient, Chain, Defense, Round, Stage
 from lit_recon.defenses.batch import MixUp, NetworkDropout
 from lit_recon.defenses.clipping import DPSGD, GradientClipping, PerExampleClipping
-from lit_recon.defenses.noise import GaussianNoise, LaplaceNoise
+from lit_recon.defenses.noise import GaussianNoise, LaplaceNoise, SVTPrivacy
 from lit_recon.defenses.optimal import OptimalGradientNoise, OptimalGradientPruning
 from lit_recon.defenses.release import defended_gradient, per_example_gradients, simulated_gradient
-from lit_recon.defenses.sparsity import GradientDropout, GradientPruning
+from lit_recon.defenses.sparsity import ExcludedVariables, GradientDropout, GradientPruning, PercentilePrivacy
 from lit_recon.defenses.vectors import matched_scale
 from lit_recon.records import Batch
 
@@ -20,6 +20,7 @@ __all__ = [
     "BatchGradient",
     "Chain",
     "Defense",
+    "ExcludedVariables",
     "GaussianNoise",
     "GradientClipping",
     "GradientDropout",
@@ -30,7 +31,9 @@ __all__ = [
     "OptimalGradientNoise",
     "OptimalGradientPruning",
     "PerExampleClipping",
+    "PercentilePrivacy",
     "Round",
+    "SVTPrivacy",
     "Stage",
     "defended_gradient",
     "matched_scale",

@@ -50,6 +50,10 @@ class AveragedDefense:
     def simulate(self, candidate: Update, observed: Update) -> Update:
         return self.defense.simulate_share(candidate, observed, self.clients)
 
+    def censored(self, observed: Update) -> Update:
+        """Entries that all clients have cut off; those that only some have are not seen in the mean."""
+        return self.defense.censored(observed)
+
     def released_std(self, n_examples: int) -> float:
         """Standard deviation of the noise on every coordinate of the mean; errors as for `Defense.released_std`.
 

@@ -112,6 +112,10 @@ class Defense:
         """
         return candidate
 
+    def censored(self, observed: Update) -> Update:
+        """Masks of released entries that only bound the true ones: cut off at a largest absolute value, one by one."""
+        return {name: torch.zeros_like(value, dtype=torch.bool) for name, value in observed.items()}
+
     def simulate_share(self, candidate: Update, observed: Update, clients: int) -> Update:
         """`simulate` for the update of one of several clients with this defense, whose mean is `observed`."""
         return self.simulate(candidate, observed)
@@ -189,6 +193,13 @@ def checked(
     return value
 
 
+def positive(owner: object, name: str, value: float, *, infinite: bool = False) -> float:
+    """`value`, or a `ConfigError` unless it is above 0; infinity only if `infinite`."""
+    if value == 0:
+        raise ConfigError(f"{type(owner).__name__} needs a positive {name}; got 0")
+    return checked(owner, name, value, infinite=infinite)
+
+
 class Chain(Defense):
     """Applies defenses in the listed order; an empty chain changes nothing.
 
@@ -246,6 +257,12 @@ class Chain(Defense):
         for defense in self.defenses:
             candidate = defense.simulate(candidate, observed)
         return candidate
+
+    def censored(self, observed: Update) -> Update:
+        masks = super().censored(observed)
+        for defense in self.defenses:
+            masks = {name: masks[name] | mask for name, mask in defense.censored(observed).items()}
+        return masks
 
     def simulate_share(self, candidate: Update, observed: Update, clients: int) -> Update:
         for defense in self.defenses:

@@ -1,17 +1,19 @@
-"""Sparse gradients: coordinates dropped at random or by magnitude."""
+"""Sparse updates: coordinates dropped at random, by magnitude, or with their tensor."""
 
 from __future__ import annotations
 
+import math
+import re
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lit_recon.defenses.base import Defense, Round, checked
-from lit_recon.defenses.vectors import flatten, unflatten, uniform_like, where_observed
+from lit_recon.defenses.base import Defense, Round, checked, positive
+from lit_recon.defenses.vectors import entrywise, flatten, unflatten, uniform_like, where_observed
 from lit_recon.errors import ConfigError
-from lit_recon.records import Update
+from lit_recon.records import BatchNormMode, Update
 
 if TYPE_CHECKING:
     from lit_recon.bounds.fisher import Jacobian, ReleasedInformation
@@ -150,3 +152,145 @@ class GradientPruning(SparseUpdate):
 
     def _pruned(self, values: Tensor) -> Tensor:
         return values.masked_fill(lowest(values.abs(), round(self.fraction * values.numel())), 0.0)
+
+
+class PercentilePrivacy(SparseUpdate):
+    """Sets entries of the update below a percentile of all absolute values to zero, and clips the others to `gamma`.
+
+    The percentile is interpolated as by `numpy.percentile`, over all tensors together: of `p` entries, the
+    `ceil(percentile / 100 (p - 1))` smallest become zero; fewer if there are ties. The attacker applies the mask of the
+    observed update and clips a candidate's entries. No differential privacy.
+
+    NVFlare filters the difference of the weights, divided by the number of local steps. Here the filter acts on an
+    update, and `lr` is the difference per step that an entry of 1 stands for, so that `gamma` is NVFlare's number: the
+    learning rate for gradients and for local steps released as a gradient, 1 / steps for local steps released as a
+    difference (without momentum). The default of 1 leaves `gamma` in units of the update; signs do not matter. Buffers,
+    such as BatchNorm's running statistics, count as entries in NVFlare; an update has none. Tensors without dimensions
+    count in the percentile but pass unchanged, in NVFlare and here.
+
+    Args:
+        percentile: in [0, 100]; NVFlare's default is 10.
+        gamma: largest absolute value of an entry as a weight difference per local step, above 0; NVFlare's default is
+            0.01. An infinite one clips nothing. NVFlare leaves an update unchanged where it is not positive.
+        lr: weight difference per local step that an entry of 1 stands for, above 0.
+
+    Source: NVFlare 2.9, `PercentilePrivacy`, after [Shokri2015].
+    """
+
+    left_out = ("the information in which entries were dropped or clipped is left out",)
+
+    def __init__(self, percentile: float = 0.0, gamma: float = math.inf, lr: float = 1.0) -> None:
+        self.percentile = checked(self, "percentile", percentile, high=100.0)
+        self.dropped = percentile / 100
+        self.gamma, self.lr = positive(self, "gamma", gamma, infinite=True), positive(self, "lr", lr)
+
+    def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
+        return self._filtered(update)
+
+    def simulate(self, candidate: Update, observed: Update) -> Update:
+        masked = super().simulate(candidate, observed)
+        return entrywise(masked, lambda value: value.clamp(-self.gamma / self.lr, self.gamma / self.lr))
+
+    def simulate_share(self, candidate: Update, observed: Update, clients: int) -> Update:
+        """The candidate's own filter, exact for the true images; within the union of masks if nothing is clipped."""
+        # clipped entries of several clients may cancel: a zero of the mean does not say that all were dropped
+        within = self.percentile > 0 and self.gamma == math.inf
+        return self._filtered(where_observed(candidate, observed) if within else candidate)
+
+    def require_shares(self) -> None:
+        return
+
+    def censored(self, observed: Update) -> Update:
+        limit = self.gamma / self.lr
+        return {name: (value.abs() >= limit) & (value.dim() > 0) for name, value in observed.items()}
+
+    def released_information(
+        self, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator
+    ) -> ReleasedInformation:
+        released = self._filtered(jacobian.update)
+        censored = self.censored(released)
+        kept = {name: (value != 0) & ~censored[name] for name, value in released.items()}
+        return jacobian.released(std, kept, notes=self.left_out)
+
+    def _filtered(self, update: Update) -> Update:
+        if self.percentile:
+            values = flatten(update).abs()
+            # every value between two neighbours in the order keeps the same entries as the upper one
+            rank = math.ceil((len(values) - 1) * (self.percentile / 100))
+            cutoff = values.kthvalue(rank + 1).values
+            update = entrywise(update, lambda value: torch.where(value.abs() >= cutoff, value, 0.0))
+        return entrywise(update, lambda value: value.clamp(-self.gamma / self.lr, self.gamma / self.lr))
+
+
+class ExcludedVariables(Defense):
+    """Some variables (tensors of the update) do not leave the client.
+
+    In NVFlare they are missing from what is sent, and the server leaves its own unchanged; here they are zero, which
+    says and does the same, and the attacker, who sees which ones are missing, sets them to zero. A client that keeps
+    its own values for the next rounds, as in personalized federated learning, is not modelled: in a training under this
+    defense excluded variables stay as they were initialized.
+
+    Args:
+        names: of variables in full, or one regular expression that is searched in their names; NVFlare's
+            `exclude_vars`. None, an empty list and an empty expression exclude nothing.
+
+    Raises:
+        ConfigError: names is neither, or no regular expression; and for a model that lacks one of the names, or all
+            that the expression could match, of which NVFlare warns at most.
+
+    Source: NVFlare 2.9, `ExcludeVars`.
+    """
+
+    def __init__(self, names: list[str] | str | None = None) -> None:
+        given: object = names  # of any type, from a configuration
+        listed = isinstance(given, list) and all(isinstance(one, str) for one in given)
+        if not (given is None or isinstance(given, str) or listed):
+            raise ConfigError(
+                f"ExcludedVariables needs names of variables or one regular expression; got {names!r}: write a list "
+                "such as ['head.weight'], or an expression such as '^head'"
+            )
+        self.names = names
+        try:
+            self._pattern = re.compile(names) if isinstance(names, str) else None
+        except re.error as error:
+            raise ConfigError(f"ExcludedVariables needs a regular expression; got {names!r} ({error})") from error
+
+    def prepare(self, model: nn.Module, batch_norm: BatchNormMode = "eval") -> nn.Module:
+        known = [name for name, _ in model.named_parameters()]
+        missing = [one for one in self.names or () if one not in known] if self._pattern is None else []
+        if self._pattern is not None and self.names and not any(map(self._excluded, known)):
+            missing = [self._pattern.pattern]
+        if missing:
+            raise ConfigError(
+                f"ExcludedVariables names {missing[0]!r}, but the model's variables are {', '.join(known)}: take names "
+                "of these"
+            )
+        return model
+
+    def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
+        return self._kept(update)
+
+    def simulate(self, candidate: Update, observed: Update) -> Update:
+        return self._kept(candidate)
+
+    def require_shares(self) -> None:
+        return
+
+    def released_std(self, n_examples: int) -> float:
+        return 0.0
+
+    def released_information(
+        self, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator
+    ) -> ReleasedInformation:
+        update = jacobian.update
+        return jacobian.released(
+            std, {name: torch.full_like(value, not self._excluded(name)).bool() for name, value in update.items()}
+        )
+
+    def _kept(self, update: Update) -> Update:
+        return {name: torch.zeros_like(value) if self._excluded(name) else value for name, value in update.items()}
+
+    def _excluded(self, name: str) -> bool:
+        if self._pattern is not None:
+            return bool(self.names) and self._pattern.search(name) is not None
+        return name in (self.names or ())

@@ -48,6 +48,19 @@ def uniform_like(value: Tensor, generator: torch.Generator) -> Tensor:
     return torch.rand(value.shape, generator=generator, device=generator.device, dtype=value.dtype).to(value.device)
 
 
+def laplace_like(value: Tensor, generator: torch.Generator) -> Tensor:
+    """Laplace numbers of scale 1 in the shape of `value`, by the inverse distribution function of `uniform_like`."""
+    centered = uniform_like(value, generator) - 0.5
+    # 1 - 2 |u| is at least one rounding unit: the logarithm stays finite
+    tail = (1 - 2 * centered.abs()).clamp_min(torch.finfo(value.dtype).eps / 2)
+    return -centered.sign() * tail.log()
+
+
+def entrywise(update: Update, change: Callable[[Tensor], Tensor]) -> Update:
+    """The update with changed tensors, but for those without dimensions."""
+    return {name: change(value) if value.dim() else value for name, value in update.items()}
+
+
 def where_observed(candidate: Update, observed: Update) -> Update:
     """The candidate's coordinates where the observed update is not zero, and zero elsewhere.
 

@@ -18,6 +18,7 @@ from lit_recon.defenses import (
     Batch,
     Chain,
     Defense,
+    ExcludedVariables,
     GaussianNoise,
     GradientClipping,
     GradientDropout,
@@ -25,8 +26,10 @@ from lit_recon.defenses import (
     MixUp,
     NetworkDropout,
     OptimalGradientPruning,
+    PercentilePrivacy,
     PerExampleClipping,
     Round,
+    SVTPrivacy,
     simulated_gradient,
 )
 from lit_recon.errors import ConfigError
@@ -144,6 +147,9 @@ def test_images_are_not_mixed_across_clients(model: Backbone, batch: tuple) -> N
         PerExampleClipping(0.5),
         Chain([PerExampleClipping(0.5), GradientPruning(0.8)]),
         Chain([GradientClipping(0.5), GradientPruning(0.8)]),
+        PercentilePrivacy(70.0),
+        PercentilePrivacy(70.0, gamma=0.02),
+        ExcludedVariables("^head"),
     ],
     ids=repr,
 )
@@ -198,7 +204,9 @@ class OwnMask(Defense):
         return {name: value * (observed[name] != 0) for name, value in candidate.items()}
 
 
-@pytest.mark.parametrize("defense", [OptimalGradientPruning(0.5), OwnMask(), Chain([OwnMask()])], ids=repr)
+@pytest.mark.parametrize(
+    "defense", [OptimalGradientPruning(0.5), SVTPrivacy(), OwnMask(), Chain([OwnMask()])], ids=repr
+)
 def test_what_cannot_be_simulated_for_a_mean_is_refused(defense: Defense, model: Backbone, batch: tuple) -> None:
     client = FOUR.client(model, defense)
     with pytest.raises(ConfigError, match=r"knowledge\.defense"):

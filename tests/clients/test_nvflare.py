@@ -14,6 +14,7 @@ from torch import nn
 
 from lit_recon.clients.adapters import nvflare as adapter
 from lit_recon.clients.record import RecordedUpdate
+from lit_recon.defenses import Defense, ExcludedVariables, PercentilePrivacy, SVTPrivacy
 from lit_recon.errors import ConfigError, ShapeError
 
 LR = 0.1
@@ -48,7 +49,9 @@ def trained(start: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 class Task:
     """The filters of a site around one task of one client."""
 
-    def __init__(self, folder: Path, site: str = "site-1", data: bool = True, **known: Any) -> None:
+    def __init__(
+        self, folder: Path, site: str = "site-1", data: bool = True, before: Any = (), behind: bool = True, **known: Any
+    ) -> None:
         from nvflare.apis.fl_constant import FilterKey, FLContextKey
         from nvflare.apis.fl_context import FLContextManager
         from nvflare.private.privacy_manager import Scope
@@ -56,7 +59,9 @@ class Task:
         scope = Scope()
         if data:
             scope.add_task_data_filter(adapter.RecordingFilter(str(folder), known), FilterKey.IN)
-        scope.add_task_result_filter(adapter.RecordingFilter(str(folder), known), FilterKey.OUT)
+        recording = adapter.RecordingFilter(str(folder), known)
+        for one in [*before, recording] if behind else [recording, *before]:
+            scope.add_task_result_filter(one, FilterKey.OUT)
         self.context = FLContextManager(identity_name=site, job_id="job").new_context()
         self.context.set_prop(FLContextKey.SCOPE_OBJECT, scope, private=True, sticky=False)
 
@@ -161,6 +166,98 @@ def test_other_results_are_not_recorded(tmp_path: Path) -> None:
     task.send(shareable("METRICS", {"accuracy": 0.5}))
     task.send(make_reply(ReturnCode.EXECUTION_EXCEPTION))
     assert not list(tmp_path.iterdir())
+
+
+def filtered(the_filter: Any, data: dict[str, Any], steps: int = 1) -> dict[str, Any]:
+    """What a filter of NVFlare makes of weight differences after `steps` local steps."""
+    from nvflare.apis.fl_context import FLContext
+
+    given = {name: value.copy() for name, value in data.items()}
+    content = shareable("WEIGHT_DIFF", given, {"NUM_STEPS_CURRENT_ROUND": steps})
+    return the_filter.process(content, FLContext())["DXO"]["data"]
+
+
+def parameters_only() -> dict[str, Any]:
+    """Differences as the update of a client has them, and one without dimensions."""
+    chosen = {name: value for name, value in difference("numpy").items() if name in dict(network().named_parameters())}
+    return {name: value.astype(np.float64) for name, value in chosen.items()} | {"temperature": np.array(0.5)}
+
+
+def defended(defense: Defense, data: dict[str, Any], lr: float, seed: int = 0) -> dict[str, Any]:
+    """The same by a defense of the gradient that moves the weights so."""
+    update = {name: torch.as_tensor(-value / lr) for name, value in data.items()}
+    released = defense.transform_update(update, None, torch.Generator().manual_seed(seed))  # type: ignore[arg-type]
+    return {name: -lr * value.numpy() for name, value in released.items()}
+
+
+@needs_nvflare
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize(("percentile", "gamma"), [(10, 0.01), (0, 1e-3), (73.5, 1e-3), (90, 1e-4), (100, 0.01)])
+def test_percentile_privacy_is_the_defense(percentile: float, gamma: float, steps: int) -> None:
+    from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy as Theirs
+
+    data = parameters_only()
+    expected = filtered(Theirs(percentile, gamma), data, steps)
+    # a difference after several steps, released as such, is of weights per step by 1 / steps
+    got = defended(PercentilePrivacy(percentile, gamma, lr=1 / steps), data, 1.0)
+    gradient = defended(PercentilePrivacy(percentile, gamma, lr=LR / steps), data, LR)
+    for name, value in expected.items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-12, atol=0)
+        np.testing.assert_allclose(gradient[name], value, rtol=1e-12, atol=0)
+    entries = np.concatenate([value.ravel() for value in expected.values()])
+    assert np.count_nonzero(entries) < (1.01 - percentile / 100) * entries.size
+    assert bool((np.abs(entries) == gamma * steps).any()) == (percentile < 100 or gamma < 0.01)
+
+
+@needs_nvflare
+@pytest.mark.parametrize("replace", [True, False])
+def test_svt_privacy_is_the_defense_in_law(replace: bool) -> None:
+    from nvflare.app_common.filters.svt_privacy import SVTPrivacy as Theirs
+
+    data, draws = {"a": np.array([[0.9, -0.1, 0.4]]), "b": np.array([-0.7, 0.2, 3.0, -1.5, 0.05])}, 800
+    settings = {"fraction": 0.4, "epsilon": 30.0, "noise_var": 2.0, "gamma": 1.0, "tau": 0.7, "replace": replace}
+    np.random.seed(0)  # noqa: NPY002  NVFlare draws from the global generator
+    theirs = [filtered(Theirs(**settings), data, steps=2) for _ in range(draws)]
+    ours = [defended(SVTPrivacy(**settings, lr=LR / 2), data, LR, seed) for seed in range(draws)]
+    first, second = (np.array([np.concatenate([d["a"].ravel(), d["b"]]) for d in all_]) for all_ in (theirs, ours))
+    rate = ((first != 0).mean(0) + (second != 0).mean(0)) / 2
+    spread = np.sqrt(2 * rate * (1 - rate) / draws)
+    assert (np.abs((first != 0).mean(0) - (second != 0).mean(0)) <= 4.5 * spread).all()
+    assert rate.max() > 1.3 * rate.min()
+    clipped = 2 * np.clip(np.concatenate([data["a"].ravel(), data["b"]]) / 2, -1, 1)
+    noise = [np.abs(seen - clipped)[seen != 0] for seen in (first, second)]
+    assert [float(one.mean()) for one in noise] == pytest.approx([2.0, 2.0], rel=0.1)  # 2 gamma / noise_var, 2 steps
+
+
+@needs_nvflare
+@pytest.mark.parametrize("names", [["0.weight", "4.bias"], "weight$", "^4", [], "", None])
+def test_excluded_variables_are_those_of_nvflare(names: Any) -> None:
+    from nvflare.app_common.filters.exclude_vars import ExcludeVars
+
+    data = parameters_only()
+    left = filtered(ExcludeVars(names), data)
+    for name, value in defended(ExcludedVariables(names), data, LR).items():
+        np.testing.assert_allclose(value, left.get(name, np.zeros_like(value)), rtol=1e-12, atol=0)
+
+
+@needs_nvflare
+@pytest.mark.parametrize("behind", [True, False])
+def test_what_leaves_after_the_filters_of_nvflare_is_recorded_behind_them(tmp_path: Path, behind: bool) -> None:
+    from nvflare.app_common.filters.exclude_vars import ExcludeVars
+    from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy as Percentile
+
+    start, data = network().state_dict(), difference("numpy")
+    task = Task(tmp_path, before=[Percentile(90, 1e-3), ExcludeVars("^4")], behind=behind)
+    task.receive(shareable("WEIGHTS", arrays(start)))
+    given = {name: value.copy() for name, value in data.items()}
+    left = task.send(shareable("WEIGHT_DIFF", given))["DXO"]["data"]
+    assert sorted(left) == [name for name in sorted(data) if not name.startswith("4")]
+    update = RecordedUpdate.load(tmp_path / "site-1-round3.safetensors")
+    expected = left if behind else data
+    assert sorted(update.sent) == sorted(expected)
+    for name, value in update.sent.items():
+        np.testing.assert_array_equal(-value.numpy(), expected[name])
+    assert bool((update.sent["0.weight"] == 0).any()) is behind
 
 
 @needs_nvflare

@@ -15,6 +15,7 @@ from lit_recon.defenses import (
     Batch,
     Chain,
     Defense,
+    ExcludedVariables,
     GaussianNoise,
     GradientClipping,
     GradientDropout,
@@ -23,8 +24,10 @@ from lit_recon.defenses import (
     MixUp,
     OptimalGradientNoise,
     OptimalGradientPruning,
+    PercentilePrivacy,
     PerExampleClipping,
     Round,
+    SVTPrivacy,
     simulated_gradient,
 )
 from lit_recon.errors import ConfigError
@@ -56,6 +59,8 @@ class Rounded(Defense):
         (GradientPruning(fraction=0.5), 0.0),
         (GradientDropout(rate=0.5, rescale=True), 0.0),
         (OptimalGradientPruning(fraction=0.5), 0.0),
+        (PercentilePrivacy(50.0, gamma=0.1), 0.0),
+        (ExcludedVariables("a"), 0.0),
         (DPSGD(bound=2.0), 0.0),
     ],
 )
@@ -71,6 +76,7 @@ def test_noise_of_known_size(defense: Defense, std: float) -> None:
         (LaplaceNoise(scale=0.1), r"LaplaceNoise\(scale=0.1\): its noise is not Gaussian"),
         (Chain([MixUp(), GaussianNoise(std=0.1)]), r"no bound is known for MixUp\(alpha=0.0\)$"),
         (Chain([GaussianNoise(std=0.1), GradientPruning(fraction=0.5)]), "GradientPruning.* after noise: list the"),
+        (SVTPrivacy(), r"SVTPrivacy.*: its noise is not Gaussian"),
         (Rounded(), r"^no bound is known for Rounded\(\)$"),
     ],
 )
@@ -120,6 +126,8 @@ def released(defense: Defense, net: TwoLayerNet, batch: Batch) -> ReleasedInform
         Defense(),
         GaussianNoise(std=STD),
         OptimalGradientPruning(fraction=0.2),
+        PercentilePrivacy(40.0, gamma=0.05, lr=0.5),
+        ExcludedVariables("bias"),
         DPSGD(bound=3.0, noise_multiplier=2 * STD / 3.0),
     ],
     ids=lambda defense: type(defense).__name__,

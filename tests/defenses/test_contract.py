@@ -15,6 +15,7 @@ from lit_recon.defenses import (
     BatchGradient,
     Chain,
     Defense,
+    ExcludedVariables,
     GaussianNoise,
     GradientClipping,
     GradientDropout,
@@ -24,7 +25,9 @@ from lit_recon.defenses import (
     NetworkDropout,
     OptimalGradientNoise,
     OptimalGradientPruning,
+    PercentilePrivacy,
     PerExampleClipping,
+    SVTPrivacy,
     defended_gradient,
     simulated_gradient,
 )
@@ -48,6 +51,10 @@ IDENTITIES: list[Defense] = [
     MixUp(),
     OptimalGradientNoise(),
     OptimalGradientPruning(),
+    PercentilePrivacy(),
+    ExcludedVariables(),
+    ExcludedVariables([]),
+    ExcludedVariables(""),
     Chain([MixUp(), NetworkDropout(), DPSGD(), GradientPruning(), GaussianNoise()]),
 ]
 #: Without random numbers, or with ones that the attacker can read off the update.
@@ -60,7 +67,13 @@ TRANSPARENT: list[Defense] = [
     GradientPruning(0.4),
     GradientPruning(0.4, scope="tensor"),
     OptimalGradientPruning(0.4),
+    PercentilePrivacy(40.0),
+    PercentilePrivacy(40.0, gamma=1e-4, lr=0.01),
+    PercentilePrivacy(gamma=0.02),
+    ExcludedVariables(["head.weight", "head.bias"]),
+    ExcludedVariables(r"^trunk\..*weight$"),
     Chain([PerExampleClipping(0.1), GradientPruning(0.4)]),
+    Chain([ExcludedVariables("^head"), GradientClipping(0.05), PercentilePrivacy(40.0, gamma=0.005)]),
     Chain([GradientDropout(0.3), GradientPruning(0.4), GradientClipping(0.05)]),
 ]
 RANDOM: list[Defense] = [
@@ -73,6 +86,8 @@ RANDOM: list[Defense] = [
     MixUp(1.0),
     OptimalGradientNoise(0.1),
     OptimalGradientNoise(0.1, match="measured", scale=2.0, directions=3),
+    SVTPrivacy(),
+    SVTPrivacy(0.5, 10.0, 1.0, gamma=0.01, tau=0.005, replace=False, lr=0.1),
     Chain([MixUp(1.0), NetworkDropout(0.5), DPSGD(0.1, 1.0), GradientPruning(0.4)]),
 ]
 INVALID: list[tuple[Callable[[], Defense], str]] = [
@@ -101,6 +116,22 @@ INVALID: list[tuple[Callable[[], Defense], str]] = [
     (lambda: OptimalGradientPruning(2), "nearest valid choice is 1"),
     (lambda: OptimalGradientPruning(0.2, match="energy"), "'weighted'"),
     (lambda: OptimalGradientPruning(0.2, cap=math.inf), "positive, finite cap"),
+    (lambda: PercentilePrivacy(101), "nearest valid choice is 100"),
+    (lambda: PercentilePrivacy(10, gamma=0), "positive gamma"),
+    (lambda: PercentilePrivacy(10, gamma=-1), "gamma at least 0"),
+    (lambda: PercentilePrivacy(10, lr=0), "positive lr"),
+    (lambda: PercentilePrivacy(10, lr=math.inf), "finite lr"),
+    (lambda: SVTPrivacy(1.1), "nearest valid choice is 1"),
+    (lambda: SVTPrivacy(epsilon=0), "positive epsilon"),
+    (lambda: SVTPrivacy(epsilon=math.inf), "finite epsilon"),
+    (lambda: SVTPrivacy(noise_var=0), "positive noise_var"),
+    (lambda: SVTPrivacy(gamma=0), "positive gamma"),
+    (lambda: SVTPrivacy(gamma=math.inf), "finite gamma"),
+    (lambda: SVTPrivacy(tau=math.nan), "needs tau"),
+    (lambda: SVTPrivacy(lr=0), "positive lr"),
+    (lambda: ExcludedVariables(3), "names of variables or one regular expression; got 3"),
+    (lambda: ExcludedVariables(["head", 3]), "names of variables or one regular expression"),
+    (lambda: ExcludedVariables("head("), "needs a regular expression; got 'head\\('"),
 ]
 
 

@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from lit_recon.defenses import Batch, Defense, GaussianNoise, LaplaceNoise, Round
-from lit_recon.defenses import noise as laplace_noise
+from lit_recon.defenses import Batch, Defense, GaussianNoise, LaplaceNoise, Round, vectors
 from lit_recon.defenses.vectors import flatten
 from lit_recon.errors import UnsupportedModelError
 from lit_recon.models import Backbone, ConvNet
@@ -47,7 +46,7 @@ def test_noise_before_averaging_shrinks_with_the_batch(generator: torch.Generato
 
 def test_laplace_is_finite_at_the_ends_of_the_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
     update = {"a": torch.zeros(3)}
-    monkeypatch.setattr(laplace_noise, "uniform_like", lambda *_: torch.tensor([0.0, 0.5, 1 - 2**-24]))
+    monkeypatch.setattr(vectors, "uniform_like", lambda *_: torch.tensor([0.0, 0.5, 1 - 2**-24]))
     released = LaplaceNoise(1.0).transform_update(update, NOWHERE, torch.Generator())["a"]
     assert torch.isfinite(released).all()
     assert released[0] < -15

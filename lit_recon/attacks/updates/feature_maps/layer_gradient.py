@@ -274,6 +274,16 @@ def _zeros_by_chance(observation: Observation, layer: Layer, gradient: Tensor) -
     return _CHANCE * gradient.numel() + _ROUNDED * int(((gradient != 0) & (gradient.abs() <= 1.5 * least)).sum())
 
 
+def without_censored(observation: Observation) -> Observation:
+    """The same where entries that the known defense has cut off at a largest value are zero, as dropped ones are."""
+    if observation.defense is None:
+        return observation
+    censored = observation.defense.censored(observation.update)
+    if not any(bool(mask.any()) for mask in censored.values()):
+        return observation
+    return replace(observation, update={n: v.masked_fill(censored[n], 0.0) for n, v in observation.update.items()})
+
+
 def few_patches(layer: Layer, n_examples: int) -> bool:
     """Whether a batch has fewer patches than a patch has entries, and few enough to compute with."""
     return layer.places * n_examples <= min(_MOST_PATCHES, 0.9 * layer.patch_size)
@@ -284,8 +294,10 @@ def observed_rows(observation: Observation, layer: Layer, n_examples: int) -> Ob
     gradient = observation.update[f"{layer.name}.weight"].detach().flatten(1)
     patches = layer.places * n_examples
     # where most is zero, rows and columns may vanish altogether by pruning
+    shown = without_censored(observation).update[f"{layer.name}.weight"].detach().flatten(1)
+    censored, gradient = bool((shown != gradient).any()), shown
     zeros = hidden_entries(gradient) if float((gradient == 0).double().mean()) < 0.5 else gradient == 0
-    if int(zeros.sum()) <= _zeros_by_chance(observation, layer, gradient):
+    if not censored and int(zeros.sum()) <= _zeros_by_chance(observation, layer, gradient):
         return ObservedRows(layer, gradient, None, patches)
     counts = (gradient != 0).sum(1)
     cost = patches * (patches + 16) * max(1.0, float(counts.max()))

@@ -22,6 +22,7 @@ from lit_recon.attacks.updates.feature_maps.convolutions import (
     patch_span,
     without_constants,
 )
+from lit_recon.attacks.updates.feature_maps.layer_gradient import without_censored
 from lit_recon.attacks.updates.feature_maps.strided import strided_maps
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.records import Observation
@@ -227,9 +228,10 @@ class MapRecovery:
     A result is returned only with a certificate: as many maps as examples lie in the span, the next one clearly does
     not, and the separated maps are not negative. Behind a smooth activation their span alone is returned.
 
-    Pruning and dropping hide entries of the gradient and leave its rank as it is. Where no convolution determines maps
-    and gradients have zeros, these count as hidden, the matrices are completed, and the maps of all convolutions whose
-    certificates hold are returned, on the entries that the completed columns cover.
+    Pruning and dropping hide entries of the gradient and leave its rank as it is; so does clipping of single entries,
+    if it is known. Where no convolution determines maps and gradients have zeros, these count as hidden, the matrices
+    are completed, and the maps of all convolutions whose certificates hold are returned, on the entries that the
+    completed columns cover.
 
     Args:
         layers: names of convolutions to try, in this order; default: all that qualify, in forward order.
@@ -253,7 +255,7 @@ class MapRecovery:
                 why for each.
             ConfigError: a requested layer is not a plain convolution of the model.
         """
-        n = observation.n_examples
+        n, observation = observation.n_examples, without_censored(observation)
         reasons: list[tuple[str, str]] = []
         partly: list[tuple[Convolution, str]] = []
         candidates = self._candidates(observation)

@@ -19,10 +19,10 @@ from lit_recon.attacks.updates.feature_maps.convolutions import (
     without_constants,
 )
 from lit_recon.attacks.updates.feature_maps.matching import FeatureMapPenalty, InputMap
-from lit_recon.defenses import Chain, Defense, GradientClipping, GradientDropout, GradientPruning
+from lit_recon.defenses import Chain, Defense, GradientClipping, GradientDropout, GradientPruning, PercentilePrivacy
 from lit_recon.errors import UnsupportedModelError
 from lit_recon.models import Backbone
-from lit_recon.records import Normalization, Observation
+from lit_recon.records import Knowledge, Normalization, Observation
 from tests.attacks.updates.feature_maps.test_matching import Shallow
 from tests.attacks.updates.feature_maps.test_recovery import backbone, observed, worst_angle
 
@@ -47,6 +47,7 @@ def covered_angle(found: recovery.RecoveredMaps, seen: Observation, images: Tens
             "eval",
             "batch",
         ),
+        (PercentilePrivacy(50.0), "eval", "batch"),
     ],
 )
 def test_covered_entries_of_maps_are_exact(
@@ -61,6 +62,16 @@ def test_covered_entries_of_maps_are_exact(
         assert layer.cover.double().mean() > 0.3
         assert not layer.maps[:, ~layer.cover].any()
         assert layer.outside < 1e-8
+
+
+def test_clipped_entries_count_as_hidden_if_the_clipping_is_known(photographs: Tensor) -> None:
+    images, defense = photographs[:1], PercentilePrivacy(40.0, gamma=0.05)
+    seen = observed(images, backbone(), defense=defense)
+    with pytest.raises(UnsupportedModelError, match="no matrix of rank 16 has its entries"):
+        MapRecovery(LAYERS)(seen)
+    found = MapRecovery(LAYERS)(replace(seen, knowledge=Knowledge(defense=True), defense=defense))
+    assert [layer.convolution.name for layer in (found, *found.others)] == LAYERS
+    assert covered_angle(found, seen, images, "eval") < 1e-6
 
 
 def test_a_plain_gradient_is_not_completed(photographs: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,11 +25,13 @@ from lit_recon.defenses import (
     DPSGD,
     Chain,
     Defense,
+    ExcludedVariables,
     GaussianNoise,
     GradientClipping,
     GradientDropout,
     GradientPruning,
     LaplaceNoise,
+    PercentilePrivacy,
 )
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone
@@ -46,6 +48,8 @@ from lit_recon.records import (
 from tests.attacks.updates.feature_maps.test_matching import Shallow
 
 STD = 3e-4
+#: Clips 5 % and 20 % of the entries of the convolution's gradient, with running and with batch statistics.
+GAMMA = 0.05
 Rule = Callable[[nn.Module, BatchNormMode, Loss], ForwardOperator]
 
 
@@ -116,8 +120,19 @@ def test_misfit_is_that_of_noise_at_the_truth_alone(images: Tensor, defense: Def
         GradientPruning(0.7, "tensor"),
         GradientDropout(0.6),
         Chain([GradientClipping(0.3), GradientPruning(0.7)]),
+        PercentilePrivacy(60.0),
+        PercentilePrivacy(60.0, gamma=GAMMA),
+        PercentilePrivacy(gamma=GAMMA),
     ],
-    ids=["pruned", "per tensor", "dropped", "clipped"],
+    ids=[
+        "pruned",
+        "per tensor",
+        "dropped",
+        "clipped",
+        "percentile",
+        "percentile and entries clipped",
+        "entries clipped",
+    ],
 )
 def test_misfit_of_observed_entries_is_zero_at_the_truth_alone(images: Tensor, defense: Defense, mode: str) -> None:
     penalty = PatchMatching().prepare(victim(images[:1], defense, mode=mode))
@@ -128,6 +143,17 @@ def test_misfit_of_observed_entries_is_zero_at_the_truth_alone(images: Tensor, d
         elsewhere = float(penalty.misfit(images[1:]))
         assert elsewhere == pytest.approx(by_least_squares(penalty, images[1:]), rel=1e-4)
         assert float(penalty.residual(images[1:])) > 0.05 * penalty.size  # at least 0.17 measured
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_excluded_variables_matter_only_to_the_layers_they_are_of(images: Tensor, known: bool) -> None:
+    for names in ("^head", r"layers\.0"):
+        penalty = PatchMatching().prepare(victim(images[:1], ExcludedVariables(names), known))
+        with torch.no_grad():
+            assert float(penalty.residual(images[:1])) < 1e-9 * penalty.size
+            assert float(penalty.residual(images[1:])) > 0.05 * penalty.size
+    with pytest.raises(UnsupportedModelError, match="too few entries of the gradients are left: 0 equations"):
+        PatchMatching().prepare(victim(images[:1], ExcludedVariables("layers"), known))
 
 
 @pytest.mark.parametrize("defense", [GaussianNoise(0.01), GradientPruning(0.7)], ids=["noise", "pruned"])

@@ -42,6 +42,8 @@ _WEIGHTS = 0.5
 _DECAY = 0.9
 #: Share of scattered zeros above which entries were pruned or dropped.
 _SCATTERED = 0.05
+#: Entries within a factor of two above the smallest one, per zero, from which on a threshold is taken for its reason.
+_THRESHOLD = 0.01
 #: Last digits of a weight within which a change counts as nearly rounded away.
 _DIGITS = 4
 #: Ratio within which a scale counts as the right one.
@@ -207,22 +209,30 @@ def _without_decay(update: Update, parameters: Mapping[str, Tensor], decay: floa
 
 def _hidden(update: Update, moved: Update, evidence: Evidence, findings: list[Finding]) -> Defense | None:
     """The attacker's simulation of pruning or dropping, where entries are missing; `moved`: changes of weights."""
-    zeros = entries = rounded = 0
+    zeros = entries = rounded = near = 0
+    least = 1.0
     sent = {name: update[name] for name in evidence.sent}
     # behind a ReLU the gradient of an inner linear layer has zeros of its own, wherever no image uses input and neuron
     last = [name for name, value in sent.items() if value.dim() == 2][-1:]
     for name, value in sent.items():
         if value.dim() < 3 and name not in last:
             continue
-        matrix = value.flatten(1) != 0
+        flat = value.flatten(1)
+        matrix = flat != 0
         # inactive neurons and inputs give whole rows and columns of zeros
-        active = matrix[matrix.any(dim=1)][:, matrix.any(dim=0)]
-        zeros, entries = zeros + int((~active).sum()), entries + active.numel()
+        flat = flat[matrix.any(dim=1)][:, matrix.any(dim=0)].abs()
+        here = int((flat == 0).sum())
+        zeros, entries, least = zeros + here, entries + flat.numel(), min(least, here / max(1, flat.numel()))
+        if here:
+            # pruning leaves a threshold; besides the zeros of sparse maps there are ever smaller values
+            near += int(((flat > 0) & (flat <= 2 * flat[flat > 0].min())).sum())
         if name in moved:
             # where weights moved by a few of their last digits, others moved by less than one
             few = _DIGITS * spacing(evidence.before[name])
             rounded += int(((moved[name] != 0) & (moved[name].abs() < few)).sum())
     share = zeros / max(entries, 1) if zeros > rounded else 0.0
+    if least <= _SCATTERED and near < _THRESHOLD * zeros:
+        share = 0.0
     unsent = sum(value.numel() for name, value in update.items() if name not in evidence.sent)
     total = sum(value.numel() for value in update.values())
     if share > _SCATTERED:
@@ -325,7 +335,9 @@ def _scale(head: HeadGradient, public: PublicModel, found: Interpretation, n: in
     In b = s (p - m / n) the numbers m of labels are whole, and the probabilities p are those of noise images up to
     their spread: where that is small, the likelihood of b tells s.
     """
-    inputs = probe_inputs(found.observation(public, None, None)).double()
+    mode = found.known.batch_norm or "eval"
+    # statistics of a batch are those of as many images as the client had
+    inputs = probe_inputs(found.observation(public, None, None), batch_norm=mode, together=max(2, n)).double()
     each = torch.softmax(nn.functional.linear(inputs, head.weight, head.bias), dim=1)
     usual, deviation = each.mean(dim=0), each.std(dim=0)
     spread = (deviation * max(2 / math.sqrt(n), 0.25)).clamp_min(0.02 / head.n_classes)

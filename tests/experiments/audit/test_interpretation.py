@@ -218,6 +218,34 @@ def test_weights_that_did_not_move_are_refused() -> None:
         interpreted(convnet(), replace(recorded, sent=recorded.before))
 
 
+@pytest.mark.parametrize("larger", [1, 1000])
+@pytest.mark.parametrize("fraction", [0.7, 0.9])
+def test_pruned_entries_are_unknown_to_the_attacker(fraction: float, larger: float) -> None:
+    """Pruning of the whole update leaves a layer with a much larger gradient as it is."""
+    whole = dict(gradient(convnet(), 4))
+    whole["0.weight"] = larger * whole["0.weight"]
+    threshold = torch.cat([value.abs().flatten() for value in whole.values()]).quantile(fraction)
+    sent = {name: torch.where(value.abs() > threshold, value, 0.0) for name, value in whole.items()}
+    found = interpreted(convnet(), unlabelled(update(convnet(), 4), sent))
+    assert any("scattered places" in finding.text for finding in found.findings)
+    assert found.simulated is not None
+
+
+def test_zeros_of_sparse_maps_are_no_dropped_entries() -> None:
+    """Few positions of few active maps: many pairs of entries of a filter never meet."""
+    torch.manual_seed(0)
+    channels, layers = (1, 16, 64, 64), list[nn.Module]()
+    for number, stride in enumerate((2, 2, 1)):
+        layers += [nn.Conv2d(*channels[number : number + 2], 3, stride, padding=1), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(256, 10))
+    zeros = gradient(model, 1)["4.weight"] == 0
+    rows = zeros.flatten(1)[~zeros.flatten(1).all(dim=1)]
+    assert (rows[:, ~rows.all(dim=0)]).double().mean() > 0.05
+    found = interpreted(model, update(model, 1))
+    assert found.simulated is None
+    assert doubts(found) == []
+
+
 def test_zeros_of_a_rounding_are_no_dropped_entries() -> None:
     """At a tiny learning rate many weights do not move at all."""
     model = convnet()
@@ -332,3 +360,14 @@ def test_more_images_than_claimed_leave_sign_and_scale_open() -> None:
     [doubt] = doubts(found)
     assert doubt.startswith("The head's gradient has rank 2, but 1 image can give rank 1 at most")
     assert_close(found.update, gradient(model, 2))
+
+
+def test_probabilities_are_those_of_the_clients_batch_norm() -> None:
+    """Running statistics of another training would tell other probabilities, and from them a wrong scale."""
+    model = convnet(norm=True)
+    model[1].running_mean.fill_(4.0)
+    with torch.no_grad():
+        model[-1].weight.mul_(4)
+    found = interpreted(model, update(model, 1))
+    assert doubts(found) == []
+    assert found.known.batch_norm == "train"

@@ -1,4 +1,4 @@
-"""Settings of the documentation site: `make docs` builds it in build/docs, with notebooks executed and warnings as errors."""
+"""Settings of the documentation site, which `make docs` builds with notebooks executed and warnings as errors."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from jupyter_client.connect import ConnectionFileMixin
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
@@ -22,7 +23,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.g
 os.environ.setdefault("WANDB_MODE", "offline")
 
 project = "lit_recon"
-copyright = "the authors of lit_recon"
+project_copyright = "the authors of lit_recon"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 source_suffix = {".md": "myst-nb"}
 html_theme = "furo"
@@ -37,6 +38,8 @@ suppress_warnings = ["misc.highlighting_failure"]
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
+# Kernels listen on files of the user, not on ports that others could connect to.
+ConnectionFileMixin.transport.default_value = "ipc"
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 180

@@ -1,4 +1,4 @@
-"""The measured numbers of README.md and docs/*.md, read from the records that hold them."""
+"""The measured numbers of README.md and the pages of docs/, read from the records that hold them."""
 
 from benchmarks.docs import fidelity, released, speed, study, trainset, updates
 from benchmarks.docs.figures import Figures
@@ -8,7 +8,7 @@ from benchmarks.record import ROOT
 
 __all__ = ["PAGES", "examine_pages", "fidelity", "released", "speed", "study", "trainset", "updates"]
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def examine_pages(figures: Figures) -> list[Page]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
-from jupyter_client.connect import ConnectionFileMixin
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
@@ -38,8 +37,6 @@ suppress_warnings = ["misc.highlighting_failure"]
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
-# Kernels listen on files of the user, not on ports that others could connect to.
-ConnectionFileMixin.transport.default_value = "ipc"
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 600  # seconds a cell, for busy machines

@@ -52,6 +52,7 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 python_maximum_signature_line_length = 88
 python_use_unqualified_type_names = True
+toc_object_entries_show_parents = "hide"
 default_role = "code"
 # Packages of others are not linked, since a build needs no network.
 nitpick_ignore_regex = [("py:.*", r"(?!lit_recon\.).*")]
@@ -131,8 +132,15 @@ def _separate_arguments(app: Sphinx, what: str, name: str, value: Any, options: 
             lines[i] = f":{kind} {several[0]}: {text}"
 
 
+def _plain_attribute(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+    """Keep Napoleon from taking words before a colon for an attribute's type: it looks at the first line only."""
+    if what in ("attribute", "data", "property"):
+        lines.insert(0, "")
+
+
 def setup(app: Sphinx) -> None:
     """Connect the functions above."""
+    app.connect("autodoc-process-docstring", _plain_attribute, priority=400)
     app.connect("missing-reference", _link_public_name)
     app.connect("autodoc-skip-member", _skip)
     app.connect("autodoc-process-docstring", _separate_arguments, priority=600)

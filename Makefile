@@ -1,6 +1,7 @@
 # make demo    attack a client's update (four photographs, two attacks), then released models (digits); show one page
 # make check   the fast part: style, types, import direction, tests of the small rooms and of changed test files
 # make test    every check: style, types, import direction, tests with coverage
+# make docs    build the documentation in build/docs, with its notebooks executed (minutes)
 # make mutants put 300 small faults in, one at a time, and count those that tests notice (about an hour)
 # make format  let ruff rewrite the sources
 # make clean   remove caches and build products; the environment and runs/ stay
@@ -23,7 +24,7 @@ export WANDB_MODE ?= offline
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test mutants format clean
+.PHONY: help demo check test docs mutants format clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed '/^$$/q'
@@ -64,6 +65,14 @@ check: $(INSTALLED)
 test: $(INSTALLED)
 	$(static)
 	$(call check,pytest --cov --numprocesses auto --dist loadfile)
+
+# Warnings are errors; every page is built anew, so that none of an earlier build is left.
+docs: $(INSTALLED)
+	@$(BIN)/python -c 'import furo, myst_nb, sphinx_copybutton' 2>/dev/null || $(PIP_INSTALL) --editable '.[dev,docs]'
+	rm -rf build/docs
+	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --nitpicky --quiet \
+	  --doctree-dir build/doctrees --fresh-env docs build/docs
+	@printf '\nDocumentation: $(CURDIR)/build/docs/index.html\n'
 
 mutants: $(INSTALLED)
 	@$(BIN)/python -c 'import cosmic_ray' 2>/dev/null || $(PIP_INSTALL) --editable '.[dev,mutants]'

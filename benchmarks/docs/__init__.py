@@ -1,4 +1,4 @@
-"""The measured numbers of README.md and docs/*.md, read from the records that hold them."""
+"""The measured numbers of README.md and the pages of docs/, read from the records that hold them."""
 
 from benchmarks.docs import audits, fidelity, released, speed, study, trainset, updates
 from benchmarks.docs.figures import Figures
@@ -10,7 +10,7 @@ __all__ = ["PAGES", "audits", "examine_pages", "fidelity", "released", "speed", 
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
 

@@ -56,7 +56,7 @@ def span_error(recovered: Tensor, features: Tensor) -> Tensor:
 
 
 def feature_cosines(recovered: Tensor, features: Tensor) -> Tensor:
-    """|cos|, `(n,)` float64, of every true feature and the recovered one that an optimal assignment gives it.
+    """`|cos|`, `(n,)` float64, of every true feature and the recovered one that an optimal assignment gives it.
 
     The assignment (Kuhn 1955) has the greatest total; features that get none, as fewer were recovered, have 0.
     Arguments and errors as for `span_error`.

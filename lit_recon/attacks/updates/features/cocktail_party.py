@@ -20,7 +20,7 @@ from lit_recon.records import ForwardOperator
 class CocktailParty(FeatureRecovery):
     """Independent component analysis over the `d` entries of the features, by descent on a published objective.
 
-    The whitened row space of the layer's gradient is unmixed by minimizing
+    The whitened row space of the layer's gradient is unmixed by minimizing::
 
         - negentropy * mean_i (mean_d log cosh S_i - c)^2 + decorrelation * mean_ij (exp(sharpness |cos(w_i, w_j)|) - 1)
         + non_negativity * mean_i min(|relu(-S'_i)|, |relu(S'_i)|) + sparsity * mean |S'|

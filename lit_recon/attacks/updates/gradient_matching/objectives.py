@@ -52,7 +52,7 @@ class Objective(ABC):
 
 
 class GlobalCosine(Objective):
-    """1 - <G, g> / (|G| |g|) over all parameters as one vector. Source: [Geiping2020]."""
+    """`1 - <G, g> / (|G| |g|)` over all parameters as one vector. Source: [Geiping2020]."""
 
     def __call__(self, candidate: Update, target: ObservedUpdate) -> Tensor:
         inner, squared, observed = _products(candidate, target)
@@ -82,7 +82,7 @@ class LayerwiseCosine(Objective):
 
 
 class NormReweightedCosine(Objective):
-    """Global cosine after division of every tensor of both updates by |g_l|^power.
+    """Global cosine after division of every tensor of both updates by `|g_l|^power`.
 
     At power 1 every observed tensor has unit norm, so that large layers do not dominate; at power 0 this is
     `GlobalCosine`. Tensors with zero observed gradient are left out.
@@ -107,7 +107,7 @@ class SquaredError(Objective):
     """Squared Euclidean distance, summed over all parameters. Source: [Zhu2019].
 
     Args:
-        relative: divide by |g|^2, so that weights of priors are comparable between networks.
+        relative: divide by `|g|^2`, so that weights of priors are comparable between networks.
     """
 
     def __init__(self, relative: bool = False) -> None:

@@ -86,7 +86,7 @@ class GroupConsistency(Prior):
 class BatchNormPrior:
     """Distance of a candidate batch's BatchNorm statistics to known ones: of the client's batch, else running ones.
 
-    sum_l f_l (|mu_l - mu_l*| + |var_l - var_l*|) with f = `first_layer` for the first layer and 1 for the others.
+    `sum_l f_l (|mu_l - mu_l*| + |var_l - var_l*|)` with f = `first_layer` for the first layer and 1 for the others.
 
     Args:
         weight: multiplies the penalty.

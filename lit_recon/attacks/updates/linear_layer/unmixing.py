@@ -86,7 +86,7 @@ class UnmixingTerms:
 
     Attributes:
         negentropy: distance of a source's distribution from a normal one, (E log cosh s - E log cosh z)^2, maximized.
-        decorrelation: mean of exp(T |correlation|) - 1 over pairs of sources.
+        decorrelation: mean of `exp(T |correlation|) - 1` over pairs of sources.
         temperature: T.
         total_variation: mean absolute difference of neighbouring pixels.
         sparsity: mean absolute value.

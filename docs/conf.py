@@ -33,7 +33,6 @@ html_show_sourcelink = False
 html_static_path = ["style"]
 html_css_files = ["style.css"]
 nitpicky = True
-suppress_warnings = ["misc.highlighting_failure"]
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
@@ -57,10 +56,12 @@ default_role = "code"
 # Packages of others are not linked, since a build needs no network.
 nitpick_ignore_regex = [("py:.*", r"(?!lit_recon\.).*")]
 
-#: Modules with a page in docs/api, in the order in which a name that several of them export is looked up.
-_DOCUMENTED = re.findall(
-    r"automodule:: ([\w.]+)", "".join(page.read_text() for page in sorted((ROOT / "docs" / "api").glob("*.md")))
-)
+#: Modules with a page in docs/api.
+_DOCUMENTED = {
+    module or owner
+    for page in (ROOT / "docs" / "api").glob("*.md")
+    for module, owner in re.findall(r"automodule:: ([\w.]+)|autoclass:: ([\w.]+)\.\w+", page.read_text())
+}
 
 
 def _home(module: str, value: object) -> str:
@@ -133,14 +134,24 @@ def _separate_arguments(app: Sphinx, what: str, name: str, value: Any, options: 
 
 
 def _plain_attribute(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """Keep Napoleon from taking words before a colon for an attribute's type: it looks at the first line only."""
-    if what in ("attribute", "data", "property"):
-        lines.insert(0, "")
+    """Keep Napoleon from taking words before a colon for an attribute's type: it does not see such lines."""
+    if what in ("attribute", "data", "property", "type") and ":" in "".join(lines[:1]):
+        _unseen[name] = lines[:]
+        lines[:] = []
+
+
+def _restored(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+    """Put back what `_plain_attribute` took away."""
+    lines[:] = _unseen.pop(name, lines)
+
+
+_unseen: dict[str, list[str]] = {}
 
 
 def setup(app: Sphinx) -> None:
     """Connect the functions above."""
     app.connect("autodoc-process-docstring", _plain_attribute, priority=400)
+    app.connect("autodoc-process-docstring", _restored, priority=550)
     app.connect("missing-reference", _link_public_name)
     app.connect("autodoc-skip-member", _skip)
     app.connect("autodoc-process-docstring", _separate_arguments, priority=600)

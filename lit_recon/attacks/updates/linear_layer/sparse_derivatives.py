@@ -167,6 +167,8 @@ def refined(
             break
         inputs = separate(layer.derivatives(images, order) / len(images))
         images = to_pixels(inputs, seen).clamp(0, 1)
+        if not images.isfinite().all():  # LAPACK would not return from the next fit
+            break
         order = _labelled(images, labels, layer)
         residual = relative_residual(images, order, seen)
         curve.append(residual)

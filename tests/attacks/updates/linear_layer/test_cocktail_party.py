@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
 from lit_recon.attacks.updates import CocktailPartyAttack, JointLabels, KnownLabels, UnmixingTerms
+from lit_recon.attacks.updates.linear_layer import sparse_derivatives
 from lit_recon.attacks.updates.linear_layer.first_layer import first_layer, to_inputs
 from lit_recon.attacks.updates.linear_layer.sparse_derivatives import refined
 from lit_recon.clients import Client
@@ -143,3 +146,18 @@ def test_hardly_an_entry_left_gives_images_all_the_same(fraction: float, photogr
     seen = client.observe(photographs[:3], torch.tensor([3, 1, 3]), Knowledge(labels=True))
     result = CocktailPartyAttack(steps=20, refinements=3, labels=KnownLabels())(seen)
     assert torch.isfinite(result.images).all()
+
+
+def test_a_fit_that_is_not_finite_leaves_the_guess(photographs: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LAPACK ends the process, or never returns, on values that are not finite."""
+    images, labels = photographs[:4].double(), torch.arange(4)
+    layer = first_layer(observe(photographs[:4], labels))
+
+    def lost(layer: object, n: int) -> Callable[[Tensor], Tensor]:
+        return lambda parts: torch.full((n, 3 * 32 * 32), torch.nan, dtype=parts.dtype)
+
+    monkeypatch.setattr(sparse_derivatives, "_robust_separation", lost)
+    guess = 0.7 * images + 0.3 * images.roll(1, 0)
+    found, _, residual, curve = refined(guess, labels, layer, 5)
+    assert torch.equal(found, guess)
+    assert curve == [residual]

@@ -1,13 +1,12 @@
-"""Tables of audits of updates that real federations sent."""
+"""Tables of audits of recorded updates."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from benchmarks.docs.figures import Content, shown
 from benchmarks.docs.tables import markdown, metrics_of, row_of, table
 
-_PREFIX = "audit_flower_"
 #: Names of `benchmarks.flower.app.CASES`, and of changes to what the audit is told, in the order of the page.
 _FLOWER = {
     "eight_images": "`8` images, one epoch",
@@ -19,11 +18,17 @@ _FLOWER = {
 }
 
 
-@table("audit_flower", f"{_PREFIX}**")
-def audit_flower(records: Sequence[Content]) -> str:
-    own = {record["name"].removeprefix(_PREFIX): record for record in records}
+#: Networks of `benchmarks.architectures`, recorded by a plain loop.
+_TORCHVISION = {
+    "resnet_18_64x64_1_frozen": "ResNet-18, one photograph, `64x64`",
+    "resnet_18_224x224_1_frozen": "ResNet-18, one photograph, `224x224`",
+}
+
+
+def _audits(records: Sequence[Content], prefix: str, titles: Mapping[str, str]) -> str:
+    own = {record["name"].removeprefix(prefix): record for record in records}
     rows = []
-    for name, title in _FLOWER.items():
+    for name, title in titles.items():
         if name not in own:
             continue
         found = metrics_of(own[name])
@@ -40,3 +45,13 @@ def audit_flower(records: Sequence[Content]) -> str:
         )
     header = ["update", "what does not agree", "attack believed", "certified", "RMSE", "mean colors", "seconds"]
     return markdown(header, rows)
+
+
+@table("audit_flower", "audit_flower_**")
+def audit_flower(records: Sequence[Content]) -> str:
+    return _audits(records, "audit_flower_", _FLOWER)
+
+
+@table("audit_torchvision", "audit_resnet_**")
+def audit_torchvision(records: Sequence[Content]) -> str:
+    return _audits(records, "audit_", _TORCHVISION)

@@ -46,6 +46,8 @@ _SCATTERED = 0.05
 _THRESHOLD = 0.01
 #: Last digits of a weight within which a change counts as nearly rounded away.
 _DIGITS = 4
+#: Relative difference of amounts that count as the same, and the share of others that there may be.
+_SAME = 0.05
 #: Ratio within which a scale counts as the right one.
 _ALIKE = 0.75
 #: Difference of log-likelihoods that counts as evidence for another scale, and largest squared deviation per class.
@@ -149,6 +151,9 @@ def interpret(
         update = {name: value / (known.lr * path) for name, value in update.items()}
     if known.weight_decay:
         update = _without_decay(update, parameters, known.weight_decay)
+    if form != "gradient" and (told := _signs(change, known)) is not None:
+        simulated = _hidden(update, change, evidence, findings)
+        return Interpretation(form, update, known, statistics, simulated, (*findings, told))
     simulated = _hidden(update, {} if form == "gradient" else change, evidence, findings)
     found = Interpretation(form, update, known, statistics, simulated, ())
     try:
@@ -205,6 +210,20 @@ def _without_decay(update: Update, parameters: Mapping[str, Tensor], decay: floa
         name: torch.where(value != 0, value - decay * parameters[name].detach(), value)
         for name, value in update.items()
     }
+
+
+def _signs(change: Update, known: Circumstances) -> Finding | None:
+    """Whether all weights that moved did so by the same amount, as after one step of Adam; None if not."""
+    moved = flatten(dict(change)).abs()
+    moved = moved[moved > 0.1 * moved.max()]  # what is far smaller moved by weight decay alone
+    usual = moved.median()
+    if known.steps > 1 or float(((moved / usual - 1).abs() < _SAME).double().mean()) < 1 - _SAME:
+        return None
+    return Finding(
+        "doubt",
+        f"Nearly all weights moved by the same amount, {float(usual):.2g}: the client used Adam or signs, and no SGD. "
+        "Of its gradient only signs are known: exact attacks find nothing, gradient inversion less.",
+    )
 
 
 def _hidden(update: Update, moved: Update, evidence: Evidence, findings: list[Finding]) -> Defense | None:

@@ -371,3 +371,18 @@ def test_probabilities_are_those_of_the_clients_batch_norm() -> None:
     found = interpreted(model, update(model, 1))
     assert doubts(found) == []
     assert found.known.batch_norm == "train"
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW])
+def test_adam_is_noticed(optimizer: type[torch.optim.Optimizer]) -> None:
+    """Its first step moves every weight by the learning rate; only signs of the gradient are left."""
+    model, after = convnet(), convnet()
+    own = optimizer(after.parameters(), lr=1e-3)  # type: ignore[call-arg]  # of both
+    nn.functional.cross_entropy(after((images(4) - 0.5) / 0.25), labels(4)).backward()
+    own.step()
+    found = interpreted(model, replace(update(model, 4), sent=after.state_dict()))
+    [doubt] = doubts(found)
+    assert "moved by the same amount, 0.001: the client used Adam" in doubt
+    true = gradient(model, 4)
+    agree = [(found.update[name].sign() == value.sign())[value.abs() > 1e-5] for name, value in true.items()]
+    assert torch.cat([one.flatten() for one in agree]).double().mean() > 0.99

@@ -29,6 +29,8 @@ from lit_recon.reporting.writing import Scalar, write_metrics
 
 #: Length of the update of the images found, over that of the observed one, that counts as the same.
 _ALIKE = 0.05
+#: Distance (1 - cosine) of updates below which images count as the true ones.
+_EXPLAINED = 1e-3
 #: Share of pixels of an exact attack that were cut to [0, 1] above which the normalization is wrong.
 _CUT = 0.1
 
@@ -191,6 +193,8 @@ def agreement(seen: Observation, outcome: Outcome) -> Finding | None:
     factor = inner / max(square, 1e-300)
     if abs(factor - 1) <= _ALIKE:
         return Finding("fits", f"The update of the images that came back has the observed length, within {_ALIKE:.0%}.")
+    if outcome.distance > _EXPLAINED:  # the images are not the true ones, and so their update may be shorter
+        return None
     return Finding(
         "doubt",
         f"The images that came back explain the direction of the update, which is {factor:.3g} times as long as "

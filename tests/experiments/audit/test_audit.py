@@ -24,7 +24,7 @@ from lit_recon.experiments.audit.score import AuditResult, agreement
 from lit_recon.models import public_model
 from lit_recon.records import Normalization, Reconstruction
 from lit_recon.reporting.writing import Scalar
-from tests.experiments.audit.updates import NORMALIZATION, SHAPE, convnet, images, mlp, update
+from tests.experiments.audit.updates import NORMALIZATION, SHAPE, convnet, images, labels, mlp, update
 
 CHEAP = ["analytic"]
 
@@ -85,6 +85,18 @@ def test_pixels_of_a_search_at_their_bounds_say_nothing() -> None:
     outcome = Outcome("geiping2020", "", "", found, distance=0.5, steps=100)
     assert agreement(seen, outcome) is None
     assert agreement(seen, replace(outcome, steps=0)) is not None
+
+
+def test_the_length_of_a_rough_explanation_says_nothing() -> None:
+    public, recorded = public_model(mlp(), SHAPE, NORMALIZATION), update(mlp(), 1)
+    seen = interpret(public, read_evidence(mlp(), recorded), recorded.form, recorded.known)
+    longer = replace(seen, update={name: 1.5 * value for name, value in seen.update.items()})
+    observed = longer.observation(public, None, None)
+    outcome = Outcome("analytic", "", "", Reconstruction(images(1), labels(1), 0.0), distance=1e-5)
+    told = agreement(observed, outcome)
+    assert told is not None
+    assert told.kind == "doubt"
+    assert agreement(observed, replace(outcome, distance=0.01)) is None
 
 
 def test_defenses_are_measured_on_the_same_update() -> None:

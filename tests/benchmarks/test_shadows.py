@@ -43,8 +43,9 @@ def test_differences_agree_with_the_loop() -> None:
 
 
 def test_memory_is_measured_while_a_store_is_filled() -> None:
-    # In this process, whose peak may lie before; importing everything anew takes seconds.
-    assert peak_mib(random_images((1, 28, 28), 20), 5, 3) >= 0
+    # In this process, whose peak may lie before; importing everything anew takes seconds. Linux counts pages in batches
+    # per thread, so that the peak may lag by some: -0.004 MiB was seen, and 64 pages a thread are 0.25.
+    assert peak_mib(random_images((1, 28, 28), 20), 5, 3) > -1
 
 
 def test_the_peak_is_that_of_a_real_processor() -> None:

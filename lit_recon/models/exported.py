@@ -69,7 +69,7 @@ def read_exported(path: Path | str) -> nn.Module:
     try:
         _refuse_code(path)
         program = torch.export.load(path)
-    except (CorruptFileError, MissingDataError):
+    except CorruptFileError:
         raise
     except Exception as error:  # of the many kinds that PyTorch's loader raises
         reason = " ".join(str(error).split())[:200]
@@ -136,11 +136,10 @@ def _with_layers(module: GraphModule) -> GraphModule:
     graph: Graph = module.graph
     for node in list(graph.nodes):
         make = _LAYERS.get(str(node.target)) if node.op == "call_function" else None
-        arguments = None if make is None else _normalized(node)
-        if make is None or arguments is None:
+        if make is None:
             continue
-        name, weight = _weight_of(node, arguments)
-        place = name if weight is not None else f"{node.name}_layer"
+        arguments = _normalized(node)
+        place = _path_of(arguments.get("weight")) or f"{node.name}_layer"
         if not isinstance(_submodule(module, place), _KINDS):
             layer = make(arguments, _state(module, place))
             if layer is None:
@@ -157,20 +156,19 @@ def _with_layers(module: GraphModule) -> GraphModule:
     return module
 
 
-def _normalized(node: Node) -> dict[str, Any] | None:
+def _normalized(node: Node) -> dict[str, Any]:
     """Arguments of an operation by name, defaults included."""
     schema: Any = node.target._schema  # type: ignore[union-attr]  # an operation of ATen
     given = dict(zip((one.name for one in schema.arguments), node.args, strict=False))
     return {one.name: given.get(one.name, node.kwargs.get(one.name, one.default_value)) for one in schema.arguments}
 
 
-def _weight_of(node: Node, arguments: dict[str, Any]) -> tuple[str, Node | None]:
-    """Path of the layer whose weight the operation takes, and the weight; None if it takes none, or another tensor."""
-    weight = arguments.get("weight")
+def _path_of(weight: object) -> str:
+    """Path of the layer whose weight this is; empty if it is none, or another tensor."""
     if not isinstance(weight, Node) or weight.op != "get_attr":
-        return "", None
+        return ""
     path, _, own = str(weight.target).rpartition(".")
-    return (path, weight) if own == "weight" and path else ("", None)
+    return path if own == "weight" else ""
 
 
 def _submodule(module: nn.Module, path: str) -> nn.Module | None:

@@ -142,19 +142,10 @@ def _filtered(weight: Tensor) -> Tensor:
 
 def _first_layers(public: PublicModel) -> tuple[nn.Conv2d, _BatchNorm] | None:
     """The convolution that takes the images, and the BatchNorm layer that takes its outputs."""
-    called: list[tuple[nn.Module, Tensor, Tensor]] = []
-    hooks = [
-        layer.register_forward_hook(lambda layer, given, returned: called.append((layer, given[0], returned)))
-        for layer in public.model.modules()
-        if isinstance(layer, (nn.Conv2d, _BatchNorm))
-    ]
-    with torch.no_grad():
-        public.model(torch.zeros(2, *public.image_shape))
-    for hook in hooks:
-        hook.remove()
+    called = _calls(public, (nn.Conv2d, _BatchNorm))
     if len(called) < 2:
         return None
-    (convolution, images, maps), (norm, given, _) = called[:2]
+    (_, convolution, images, maps), (_, norm, given, _) = called[:2]
     fits = isinstance(convolution, nn.Conv2d) and convolution.groups == 1 and images.shape[1:] == public.image_shape
     if fits and isinstance(norm, _BatchNorm) and given is maps and norm.running_mean is not None:
         assert isinstance(convolution, nn.Conv2d)
@@ -189,7 +180,8 @@ def _of_batch(
     n: int,
 ) -> BatchStatistics:
     """Statistics of the only batch: running ones move towards them by the layer's momentum."""
-    places, found = _places(public.model, public.image_shape), {}
+    # positions that each layer averages over, per image
+    places, found = {call.name: call.given[0, 0].numel() for call in _calls(public, (_BatchNorm,))}, {}
     for name, layer in layers.items():
         rate, count = float(layer.momentum or 0.0), n * places[name]
         mean, var = (
@@ -201,19 +193,27 @@ def _of_batch(
     return found
 
 
-def _places(model: nn.Module, image_shape: tuple[int, int, int]) -> dict[str, int]:
-    """Number of positions that each BatchNorm layer averages over, per image."""
-    found: dict[str, int] = {}
-    hooks = []
+class _Call(NamedTuple):
+    """A layer in a forward pass: its name, what it was given, and what it returned."""
 
-    def note(name: str, given: tuple[Any, ...]) -> None:
-        found[name] = given[0][0, 0].numel()
+    name: str
+    layer: nn.Module
+    given: Tensor
+    returned: Tensor
 
-    for name, layer in model.named_modules():
-        if isinstance(layer, _BatchNorm):
-            hooks.append(layer.register_forward_pre_hook(lambda _, given, name=name: note(name, given)))
+
+def _calls(public: PublicModel, kinds: tuple[type[nn.Module], ...]) -> list[_Call]:
+    """The calls of layers of some kinds in a forward pass, in their order."""
+    found: list[_Call] = []
+    hooks = [
+        layer.register_forward_hook(
+            lambda layer, given, returned, name=name: found.append(_Call(name, layer, given[0], returned))
+        )
+        for name, layer in public.model.named_modules()
+        if isinstance(layer, kinds)
+    ]
     with torch.no_grad():
-        model(torch.zeros(2, *image_shape))
+        public.model(torch.zeros(2, *public.image_shape))
     for hook in hooks:
         hook.remove()
     return found

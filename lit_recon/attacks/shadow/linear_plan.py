@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -14,12 +14,14 @@ from torch import Tensor
 
 from lit_recon.attacks.shadow.engine import Execution
 from lit_recon.attacks.shadow.linear_response import LinearResponse, bytes_per_model, n_coordinates, respond
+from lit_recon.attacks.shadow.path_curvature import PathCurvature, path_curvature, respond_along
 from lit_recon.attacks.shadow.plan import ExactSample, ShadowPlan
 from lit_recon.attacks.shadow.store import ShadowStore
 from lit_recon.attacks.shadow.training import GradientDescent
 from lit_recon.data import ImageSet
 from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError
-from lit_recon.io.files import write_text
+from lit_recon.io.files import parse_json, write_text
+from lit_recon.models.released import ReleasedMLP
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class ApproximationError:
                 f"{path} does not exist: measure the error of linear response by `python train.py shadows`"
             )
         try:
-            errors = [float(error) for error in json.loads(path.read_text(encoding="utf-8"))["errors"]]
+            errors = [float(error) for error in parse_json(path.read_text(encoding="utf-8"))["errors"]]
             if len(errors) != n:
                 raise ValueError(f"{len(errors)} errors instead of {n}")
         except (ValueError, KeyError, TypeError) as error:
@@ -80,8 +82,10 @@ class ApproximationError:
 _TOGETHER_BYTES = 192 * 2**20
 #: Settings of `GradientDescent` that linear response supports.
 _KNOWN_SETTINGS = {"steps", "lr", "momentum"}
-#: Folder in a store of the exact models of the sample.
-_SAMPLE = "exact_sample"
+#: Folders in a store of the exact models of the sample, and of the products of Hessians.
+_SAMPLE, _CURVATURE = "exact_sample", "curvature"
+#: Memory of one model of another network than an MLP, in float32 weights: difference, momentum, gradients and copies.
+_COPIES = 6 * 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +99,7 @@ class LinearPlan:
     exact: ShadowPlan
     response: LinearResponse
     kind: Literal["linear", "mixed"]
+    _kept: dict[Path, PathCurvature] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         default, wrong = GradientDescent(), []
@@ -109,7 +114,13 @@ class LinearPlan:
                 "linear response is for gradient descent on full batches, with momentum or without, from known initial "
                 f"weights; got {', '.join(wrong)}: set shadows to exact"
             )
-        n_coordinates(self.exact.network, self.exact.fixed.images[0].numel(), self.response.rank)
+        if self._is_mlp:
+            n_coordinates(self.exact.network, self.exact.fixed.images[0].numel(), self.response.rank)
+
+    @property
+    def _is_mlp(self) -> bool:
+        """Whether Hessians are computed by the structure of an MLP."""
+        return isinstance(self.exact.network, ReleasedMLP)
 
     @property
     def fixed(self) -> ImageSet:
@@ -117,7 +128,10 @@ class LinearPlan:
 
     @property
     def description(self) -> dict[str, object]:
-        response = {f"shadows.{key}": value for key, value in asdict(self.response).items()}
+        used = asdict(self.response)
+        if self._is_mlp:
+            used.pop("points")
+        response = {f"shadows.{key}": value for key, value in used.items()}
         return {**self.exact.description, "shadows": self.kind, **response}
 
     def execution(self) -> Execution:
@@ -142,7 +156,7 @@ class LinearPlan:
             return
         sample = self.sample(images)
         exact = self._exact_sample(folder, sample)
-        linear = torch.cat(list(self._respond([sample])))
+        linear = torch.cat(list(self._respond([sample], folder)))
         errors = (linear - exact).norm(dim=1) / exact.norm(dim=1)
         ApproximationError(errors.tolist(), self.response.tolerance).write(folder)
 
@@ -183,12 +197,14 @@ class LinearPlan:
             yield from self.exact.train_shards(store, shards, images)
             return
         exact = self._exact_sample(store.folder, self.sample(images)) if self.kind == "mixed" else torch.empty(0)
-        together = max(1, _TOGETHER_BYTES // (bytes_per_model(self.exact.known, self.response.rank) * store.shard_size))
+        known = self.exact.known
+        one = bytes_per_model(known, self.response.rank) if self._is_mlp else _COPIES * known.n_parameters
+        together = max(1, _TOGETHER_BYTES // (one * store.shard_size))
         for start in range(0, len(shards), together):
             some = shards[start : start + together]
             members = [store.members(shard, len(images)) for shard in some]
             groups = [images.subset(torch.tensor(list(each))) for each in members]
-            for shard, each, own, found in zip(some, members, groups, self._respond(groups), strict=True):
+            for shard, each, own, found in zip(some, members, groups, self._respond(groups, store.folder), strict=True):
                 kept = exact[each.start : each.stop]
                 store.write(shard, torch.cat([kept, found[len(kept) :]]), own)
                 yield shard
@@ -202,8 +218,27 @@ class LinearPlan:
             )
         return store.read(sample)
 
-    def _respond(self, groups: Sequence[ImageSet]) -> Iterator[Tensor]:
+    def _respond(self, groups: Sequence[ImageSet], folder: Path) -> Iterator[Tensor]:
         device = self.exact.device
         tensors = [(own.pixels().to(device), own.labels.to(device)) for own in groups]
         initial = self.exact.initial_weights().to(device)
-        return (found.cpu() for found in respond(self.exact.known, initial, tensors, self.response))
+        if self._is_mlp:
+            return (found.cpu() for found in respond(self.exact.known, initial, tensors, self.response))
+        known, curvature = self.exact.known, self._curvature(folder)
+        # all groups together share the products of every step
+        images, labels = (torch.cat(parts) for parts in zip(*tensors, strict=True))
+        found = respond_along(known, curvature, images, labels).cpu()
+        return iter(found.split([len(own) for own in groups]))
+
+    def _curvature(self, folder: Path) -> PathCurvature:
+        """The curvature of a store's path, kept in the store and in this object: hours for a large network."""
+        if folder not in self._kept:
+            known, how, there = self.exact.known, self.response, folder / _CURVATURE
+            initial = self.exact.initial_weights().to(self.exact.device)
+            self._kept[folder] = path_curvature(
+                known, initial, how.rank, how.points, how.hessian_images, there, self._progress
+            )
+        return self._kept[folder]
+
+    def _progress(self, done: int, of: int) -> None:
+        print(f"curvature   {done} of {of} points of the path", flush=True)

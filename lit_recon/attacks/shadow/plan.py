@@ -252,6 +252,6 @@ def load_released(path: Path, network: nn.Module, n: int, n_snapshots: int = 1) 
         if len(tensor) != n:
             raise ShapeError(f"{path} must hold one model per target, {n}; {name} has {len(tensor)}: set split.targets")
         if not torch.isfinite(tensor).all():
-            raise ShapeError(f"{path}: {name} holds NaN or infinite weights; such a model cannot be attacked")
+            raise ShapeError(f"{path}: {name} holds NaN or infinite weights: give another model")
         parts.append(tensor.reshape(n, n_snapshots, -1))
     return torch.cat(parts, dim=2).flatten(1)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lit_recon.data import ImageSet
 from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError, ShapeError
-from lit_recon.io.files import write_text
+from lit_recon.io.files import parse_json, write_text
 from lit_recon.io.tensors import TensorFormat
 
 _VERSION = 1
@@ -49,9 +49,11 @@ class ShadowStore:
         if not path.is_file():
             return None
         try:
-            header = json.loads(path.read_text(encoding="utf-8"))
+            header = parse_json(path.read_text(encoding="utf-8"))
             there, version = header["training"], header["version"]
             store = cls(folder, description, str(header["execution"]), int(header["shard_size"]))
+            if not isinstance(there, dict) or store.shard_size < 1:
+                raise ValueError("training must be a mapping and shard_size at least 1")
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptFileError(f"{path} is not the description of a store ({error}): delete the folder") from error
         wanted = json.loads(json.dumps(dict(description)))

@@ -21,7 +21,7 @@ from lit_recon.attacks.shadow import (
 )
 from lit_recon.data import ImageSet
 from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError
-from lit_recon.models.released import ReleasedCNN, ReleasedMLP
+from lit_recon.models.released import ReleasedMLP
 
 RESPONSE = LinearResponse(rank=20, sample=4, tolerance=1.0)
 
@@ -34,7 +34,6 @@ RESPONSE = LinearResponse(rank=20, sample=4, tolerance=1.0)
         ({"descent": GradientDescent(batch_size=4)}, "descent.batch_size=4"),
         ({"descent": GradientDescent(snapshots=[3])}, r"descent.snapshots=\[3\]"),
         ({"initialization": "fresh"}, "initialization=fresh"),
-        ({"network": ReleasedCNN((1, 10, 10), 4)}, "needs a ReleasedMLP; got ReleasedCNN"),
         ({"network": ReleasedMLP((1, 5, 5), 4, [500])}, "lower linear.rank"),
     ],
 )

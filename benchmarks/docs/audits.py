@@ -15,6 +15,8 @@ _FLOWER = {
     "five_epochs": "`32` images, five epochs",
     "momentum": "the same with momentum `0.9`",
     "buffers": "`32` images, BatchNorm, whose buffers are sent",
+    "adam": "`8` images, one step of Adam",
+    "adam_five_epochs": "the same, five epochs",
 }
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.clients.adapters.flower import recording_mod
+from lit_recon.clients.local_steps import Optimizer
 from lit_recon.clients.record import Circumstances
 
 
@@ -38,17 +39,18 @@ class Net(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """How a client trains: on all its `batch_size` images in each of `epochs` steps of SGD."""
+    """How a client trains: on all its `batch_size` images in each of `epochs` steps."""
 
     batch_size: int = 32
     epochs: int = 1
     lr: float = 0.1
     momentum: float = 0.0
     norm: bool = False
+    optimizer: Optimizer = "sgd"
 
     @property
     def known(self) -> Circumstances:
-        return Circumstances(self.batch_size, self.epochs, 1, self.lr, self.momentum)
+        return Circumstances(self.batch_size, self.epochs, 1, self.lr, self.momentum, optimizer=self.optimizer)
 
 
 CASES = {
@@ -57,12 +59,16 @@ CASES = {
     "five_epochs": Case(epochs=5, lr=0.01),
     "momentum": Case(epochs=5, lr=0.01, momentum=0.9),
     "buffers": Case(norm=True),
+    "adam": Case(batch_size=8, lr=0.001, optimizer="adam"),
+    "adam_five_epochs": Case(batch_size=8, epochs=5, lr=0.001, optimizer="adam"),
 }
 
 
 def train(model: nn.Module, case: Case, images: Tensor, labels: Tensor) -> None:
     """A client's local training on pixels in [0, 1], normalized as in the quickstart."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=case.lr, momentum=case.momentum)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=case.lr, momentum=case.momentum)
+    if case.optimizer == "adam":
+        optimizer = torch.optim.Adam(model.parameters(), lr=case.lr)
     model.train()
     for _ in range(case.epochs):
         optimizer.zero_grad()

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from lit_recon.clients.local_steps import Optimizer
 from lit_recon.errors import ConfigError, CorruptFileError
 from lit_recon.io.tensors import TensorFormat
 from lit_recon.records import BatchNormMode
@@ -41,8 +43,9 @@ class Circumstances:
         steps: optimizer steps; with several, every step takes the next of `batches` equal parts of the images.
         batches: parts that the images are divided into, each for one step at a time; 1: every step takes all images.
         lr: learning rate; None: the update is in units of a gradient, or the rate is unknown.
-        momentum, weight_decay: of the client's SGD.
+        momentum, weight_decay: of SGD; Adam has no momentum.
         batch_norm: BatchNorm layers used running (`eval`) or batch statistics (`train`).
+        optimizer: `sgd`, or `adam` (its other settings as by default; weight decay as in AdamW).
     """
 
     batch_size: int | None = None
@@ -52,8 +55,15 @@ class Circumstances:
     momentum: float = 0.0
     weight_decay: float = 0.0
     batch_norm: BatchNormMode | None = None
+    optimizer: Optimizer = "sgd"
 
     def __post_init__(self) -> None:
+        whole: dict[str, object] = {"steps": self.steps, "batches": self.batches, "batch_size": self.batch_size or 0}
+        wrong = [name for name, value in whole.items() if isinstance(value, bool) or not isinstance(value, Integral)]
+        if wrong:
+            raise ConfigError(f"{', '.join(wrong)} must be whole numbers; got {whole[wrong[0]]!r}")
+        if any(isinstance(value, bool) for value in (self.lr, self.momentum, self.weight_decay)):
+            raise ConfigError("lr, momentum and weight_decay must be numbers; got true or false")
         if self.batch_size is not None and self.batch_size < 1:
             raise ConfigError(f"batch_size must be at least 1 image; got {self.batch_size}")
         if not 1 <= self.batches <= self.steps:
@@ -63,6 +73,10 @@ class Circumstances:
             )
         if self.lr is not None and not 0 < self.lr < float("inf"):
             raise ConfigError(f"lr must be a positive number; got {self.lr:g}")
+        if self.optimizer not in get_args(Optimizer) or (self.optimizer == "adam" and self.momentum):
+            raise ConfigError(
+                f"optimizer must be sgd, or adam without momentum; got {self.optimizer!r} and {self.momentum:g}"
+            )
         if self.batch_norm not in (None, "eval", "train"):
             raise ConfigError(f"batch_norm must be eval or train; got {self.batch_norm!r}")
         if not 0 <= self.momentum < 1 or not 0 <= self.weight_decay < float("inf"):
@@ -118,7 +132,7 @@ class RecordedUpdate:
             raise CorruptFileError(f"{path} does not hold weights before and an update: record it again")
         try:
             known = Circumstances(**{one.name: header[one.name] for one in fields(Circumstances) if one.name in header})
-        except (TypeError, ConfigError) as error:
+        except (TypeError, ValueError, OverflowError, ConfigError) as error:
             raise CorruptFileError(f"{path} states impossible circumstances ({error}): record it again") from error
         return RecordedUpdate(found["before"], found["sent"], form, known, found["truth"])
 

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from lit_recon.clients.aggregate import SecureAggregation
 from lit_recon.clients.client import Client
 from lit_recon.clients.gradient import GradientOperator
-from lit_recon.clients.local_steps import LocalSteps, Release
+from lit_recon.clients.local_steps import LocalSteps, Optimizer, Release
 from lit_recon.data.dataset import seeded_generator
 from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError
@@ -22,7 +22,7 @@ from lit_recon.records import BatchNormMode, ForwardOperator, Loss
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """Several SGD steps on the client's images per round (FedAvg); see `LocalSteps`.
+    """Several steps of an optimizer on the client's images per round (FedAvg); see `LocalSteps`.
 
     Args:
         steps: number of local steps.
@@ -32,6 +32,7 @@ class LocalTraining:
         batches: number of mini-batches of equal size, used in turn; 1: every step takes all images.
         release: weights before minus after (`difference`), or that in units of a gradient (`gradient`).
         checkpointing: save memory in the attack's derivative by computing every step twice.
+        optimizer: `sgd` or `adam`.
     """
 
     steps: int = 3
@@ -41,6 +42,7 @@ class LocalTraining:
     batches: int = 1
     release: Release = "gradient"
     checkpointing: bool = False
+    optimizer: Optimizer = "sgd"
 
     def operator(self, model: nn.Module, batch_norm: BatchNormMode, loss: Loss = cross_entropy) -> LocalSteps:
         """The client's update rule for a model."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lit_recon.clients import GradientOperator
-from lit_recon.clients.local_steps import LocalSteps
+from lit_recon.clients.local_steps import LocalSteps, Optimizer
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models import MLP, Backbone, ConvNet
 from lit_recon.records import Batch, Normalization, Update, Weights
@@ -77,10 +77,47 @@ def test_short_steps_release_nearly_the_gradient(model: Backbone, batch: tuple, 
         torch.testing.assert_close(update[name], value, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(("steps", "batches"), [(1, 1), (3, 1), (4, 2)])
+@pytest.mark.parametrize("head_lr", [0.1, 0.03])
+def test_adam_equals_that_of_pytorch_bit_for_bit(
+    model: Backbone, batch: tuple, steps: int, batches: int, head_lr: float
+) -> None:
+    trained = copy.deepcopy(model)
+    groups = [{"params": trained.trunk.parameters(), "lr": 0.1}, {"params": trained.head.parameters(), "lr": head_lr}]
+    optimizer = torch.optim.Adam(groups)
+    size = 6 // batches
+    for step in range(steps):
+        part = slice(step % batches * size, (step % batches + 1) * size)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(trained(batch[0][part]), batch[1][part]).backward()
+        optimizer.step()
+    layer_lrs = {"head": head_lr} if head_lr != 0.1 else None
+    operator = LocalSteps(model, steps, 0.1, 0.0, layer_lrs, batches, optimizer="adam")
+    found = operator.train(Weights.of(model), Batch(*batch))
+    for name, value in trained.named_parameters():
+        assert torch.equal(found[name], value), name
+    update = operator(Weights.of(model), Batch(*batch))
+    for name, value in trained.named_parameters():
+        rate = steps * (head_lr if name.startswith("head") else 0.1)
+        torch.testing.assert_close(update[name], (Weights.of(model).parameters[name] - value) / rate)
+
+
+def test_an_attack_sees_smoother_steps_of_adam(model: Backbone, batch: tuple) -> None:
+    operator = LocalSteps(model, 1, 0.1, optimizer="adam")
+    exact, smooth = (operator(Weights.of(model), Batch(*batch), form) for form in ("no", "autograd"))
+    gradient = GradientOperator(model)(Weights.of(model), Batch(*batch))
+    for name, value in gradient.items():
+        torch.testing.assert_close(exact[name], value / (value.abs() + 1e-8), rtol=1e-6, atol=1e-9)
+        expected = value / (value.square() + 0.01 * value.square().mean()).sqrt()
+        torch.testing.assert_close(smooth[name], expected, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_derivative_in_the_images(model: Backbone, batch: tuple, momentum: float, checkpointing: bool) -> None:
-    operator = LocalSteps(model, 3, 0.5, momentum, batches=2, checkpointing=checkpointing)
+@pytest.mark.parametrize(("momentum", "optimizer"), [(0.0, "sgd"), (0.9, "sgd"), (0.0, "adam")])
+def test_derivative_in_the_images(
+    model: Backbone, batch: tuple, momentum: float, optimizer: Optimizer, checkpointing: bool
+) -> None:
+    operator = LocalSteps(model, 3, 0.5, momentum, batches=2, checkpointing=checkpointing, optimizer=optimizer)
     images, labels = batch[0][:2], batch[1][:2]
 
     def matching(images: torch.Tensor) -> torch.Tensor:
@@ -90,18 +127,22 @@ def test_derivative_in_the_images(model: Backbone, batch: tuple, momentum: float
     assert torch.autograd.gradcheck(matching, images.clone().requires_grad_())
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_checkpointing_changes_nothing_but_memory(model: Backbone, batch: tuple, momentum: float) -> None:
+@pytest.mark.parametrize(("momentum", "optimizer"), [(0.0, "sgd"), (0.9, "sgd"), (0.0, "adam")])
+def test_checkpointing_changes_nothing_but_memory(
+    model: Backbone, batch: tuple, momentum: float, optimizer: Optimizer
+) -> None:
     labels = torch.nn.functional.one_hot(batch[1], 5).double()
     results = []
     for checkpointing in (False, True):
-        operator = LocalSteps(model, 3, 0.5, momentum, checkpointing=checkpointing)
+        operator = LocalSteps(model, 3, 0.5, momentum, checkpointing=checkpointing, optimizer=optimizer)
         leaves = [batch[0].clone().requires_grad_(), labels.clone().requires_grad_()]
         update = operator(Weights.of(model), Batch(*leaves), "autograd")
         loss = torch.stack([value.square().sum() for value in update.values()]).sum()
         results.append([*update.values(), *torch.autograd.grad(loss, leaves)])
     for plain, again in zip(*results, strict=True):
-        torch.testing.assert_close(again, plain, rtol=1e-12, atol=1e-15)
+        # Adam divides by small numbers
+        rtol, atol = (1e-12, 1e-15) if optimizer == "sgd" else (1e-9, 1e-12)
+        torch.testing.assert_close(again, plain, rtol=rtol, atol=atol)
 
 
 def test_checkpointing_keeps_no_graph_of_a_step(model: Backbone, batch: tuple) -> None:
@@ -176,6 +217,8 @@ def test_the_longest_prefix_decides() -> None:
         ({"batches": 0}, "batches <= steps"),
         ({"momentum": 1.0}, "usual value is 0.9"),
         ({"release": "weights"}, "'difference'"),
+        ({"optimizer": "lamb"}, "'sgd' or 'adam'; got 'lamb'"),
+        ({"optimizer": "adam", "momentum": 0.9}, "no momentum"),
         ({"lr": 0.0}, "all layers; got 0"),
         ({"layer_lrs": {"head": -1.0}}, "for head; got -1"),
         ({"layer_lrs": {"tail": 1.0}}, r"\['tail'\]"),

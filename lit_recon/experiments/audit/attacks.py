@@ -12,12 +12,12 @@ import torch
 
 from lit_recon.attacks.base import Attack, AttackRun
 from lit_recon.attacks.updates.gradient_matching.matching import update_distance
-from lit_recon.errors import ConfigError, LitReconError
+from lit_recon.errors import ConfigError, CorruptFileError, LitReconError
 from lit_recon.experiments.configuration import find_configuration
 from lit_recon.experiments.engine.pieces import Subcommand, merged
 from lit_recon.io.tensors import TensorFormat
 from lit_recon.records import Batch, Observation, Reconstruction
-from lit_recon.reporting.provenance import parse_settings
+from lit_recon.reporting.provenance import read_settings
 
 _RUN = Subcommand("attack.py run", "lit_recon.experiments.update_attack.run")
 _KEPT = TensorFormat("lit_recon_audit", "result of an audit's attack", "delete it, and the attack runs again")
@@ -50,7 +50,7 @@ def _configured(file: str, changes: Mapping[str, Any] | None = None) -> Attack:
 
 def _settings(file: str) -> dict[str, Any]:
     path = find_configuration(file, "attack")
-    settings: Any = parse_settings(path.read_text(encoding="utf-8"), path)
+    settings: Any = read_settings(path)
     return dict(settings["attack"])
 
 
@@ -163,14 +163,25 @@ _WRITTEN = ("name", "title", "needs", "reason", "seconds", "steps", "distance", 
 def read_outcome(path: Path) -> Outcome:
     """The outcome in a file of `Outcome.write`; a CorruptFileError for a damaged one."""
     header, tensors = _KEPT.read(path)
-    known = {name: header[name] for name in _WRITTEN}
-    known["notes"] = tuple(known["notes"])
-    outcome = Outcome(**known)
-    if "images" not in tensors:
-        return outcome
-    certified = tensors.get("certified")
-    found = Reconstruction(tensors["images"], tensors["labels"], header["loss"], certified=certified)
-    return replace(outcome, found=found)
+    try:
+        texts = [header[name] for name in ("name", "title", "needs", "reason")] + list(header["notes"])
+        counts = [header[name] for name in ("steps", "certified")]
+        numbers = [header[name] for name in ("seconds", "distance")]
+        if not all(isinstance(one, str) for one in texts) or not all(type(one) is int for one in counts):
+            raise ValueError("texts or counts are of another type")
+        if not all(type(one) in (int, float) for one in numbers):
+            raise ValueError("seconds and distance must be numbers")
+        outcome = Outcome(**{name: header[name] for name in _WRITTEN} | {"notes": tuple(header["notes"])})
+        if "images" not in tensors:
+            return outcome
+        images, labels, certified = tensors["images"], tensors["labels"], tensors.get("certified")
+        if images.dim() != 4 or labels.shape != images.shape[:1] or not images.isfinite().all():
+            raise ValueError("images must be (n, c, h, w) and finite, labels (n,)")
+        if certified is not None and (certified.dtype != torch.bool or certified.shape != labels.shape):
+            raise ValueError("certified must be true or false for every image")
+        return replace(outcome, found=Reconstruction(images, labels, float(header["loss"]), certified=certified))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptFileError(f"{path} is damaged ({error}): {_KEPT.remedy}") from error
 
 
 def run_attacks(

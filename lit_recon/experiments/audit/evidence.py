@@ -124,8 +124,10 @@ def _named(
             if value.dim() >= 2 and sorted(value.shape) == sorted(shape):
                 hint = "its axes are in another order, as other frameworks store them: permute them to PyTorch's"
             raise ShapeError(f"{what}: {name} is {tuple(value.shape)}, but {tuple(shape)} in the model: {hint}")
-        if value.is_complex() or (expected[name].is_floating_point() and value.dtype == torch.bool):
-            raise ShapeError(f"{what}: {name} is of type {value.dtype}: give real numbers")
+        if expected[name].is_floating_point() and not value.is_floating_point():
+            raise ShapeError(
+                f"{what}: {name} is of type {value.dtype}: give real numbers; quantized ones times their scale"
+            )
     broken = [name for name, value in named.items() if not value.isfinite().all()]
     if broken:
         raise ConfigError(

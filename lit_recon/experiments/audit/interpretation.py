@@ -24,6 +24,7 @@ from lit_recon.defenses import Defense, GradientDropout
 from lit_recon.defenses.vectors import flatten
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.audit.evidence import Evidence, Finding
+from lit_recon.experiments.audit.optimizer import is_reversed, optimizer_facts
 from lit_recon.experiments.audit.statistics import batch_norm_facts, normalization_finding
 from lit_recon.models.classifiers.foreign import PublicModel
 from lit_recon.records import (
@@ -46,8 +47,6 @@ _SCATTERED = 0.05
 _THRESHOLD = 0.01
 #: Last digits of a weight within which a change counts as nearly rounded away.
 _DIGITS = 4
-#: Relative difference of amounts that count as the same, and the share of others that there may be.
-_SAME = 0.05
 #: Ratio within which a scale counts as the right one.
 _ALIKE = 0.75
 #: Difference of log-likelihoods that counts as evidence for another scale, and largest squared deviation per class.
@@ -111,10 +110,11 @@ class Interpretation:
 def operator(model: nn.Module, known: Circumstances, loss: Loss) -> ForwardOperator:
     """The client's update rule, in units of a gradient."""
     mode = known.batch_norm or "train"
-    if known.steps == 1:
+    if known.steps == 1 and known.optimizer == "sgd":
         return GradientOperator(model, mode, loss)
+    steps, lr, batches = known.steps, known.lr or 1.0, known.batches
     return LocalSteps(
-        model, known.steps, known.lr or 1.0, known.momentum, None, known.batches, "gradient", mode, loss=loss
+        model, steps, lr, known.momentum, None, batches, "gradient", mode, loss=loss, optimizer=known.optimizer
     )
 
 
@@ -142,6 +142,8 @@ def interpret(
     if known.steps > known.batches > 1:
         text = "The order of the images in later epochs is not known: the attacks assume that of the first."
         findings.append(Finding("open", text))
+    known, about = optimizer_facts(change, known, form)
+    findings += about
     if known.steps > 1 and known.lr is None:
         raise ConfigError(f"lr is not known: {known.steps} local steps cannot be simulated without it")
     parameters = dict(public.model.named_parameters())
@@ -151,9 +153,6 @@ def interpret(
         update = {name: value / (known.lr * path) for name, value in update.items()}
     if known.weight_decay:
         update = _without_decay(update, parameters, known.weight_decay)
-    if form != "gradient" and (told := _signs(change, known)) is not None:
-        simulated = _hidden(update, change, evidence, findings)
-        return Interpretation(form, update, known, statistics, simulated, (*findings, told))
     simulated = _hidden(update, {} if form == "gradient" else change, evidence, findings)
     found = Interpretation(form, update, known, statistics, simulated, ())
     try:
@@ -161,7 +160,7 @@ def interpret(
     except LitReconError as error:
         findings.append(Finding("open", f"Sign, scale and weight decay could not be checked: {error}"))
     else:
-        found = _from_head(found, public, head, claimed)
+        found = _from_head(found, public, head, claimed) if known.optimizer == "sgd" else _from_signs(found, head)
         findings += found.findings
     return replace(found, findings=tuple(findings))
 
@@ -212,20 +211,6 @@ def _without_decay(update: Update, parameters: Mapping[str, Tensor], decay: floa
     }
 
 
-def _signs(change: Update, known: Circumstances) -> Finding | None:
-    """Whether all weights that moved did so by the same amount, as after one step of Adam; None if not."""
-    moved = flatten(dict(change)).abs()
-    moved = moved[moved > 0.1 * moved.max()]  # what is far smaller moved by weight decay alone
-    usual = moved.median()
-    if known.steps > 1 or float(((moved / usual - 1).abs() < _SAME).double().mean()) < 1 - _SAME:
-        return None
-    return Finding(
-        "doubt",
-        f"Nearly all weights moved by the same amount, {float(usual):.2g}: the client used Adam or signs, and no SGD. "
-        "Of its gradient only signs are known: exact attacks find nothing, gradient inversion less.",
-    )
-
-
 def _hidden(update: Update, moved: Update, evidence: Evidence, findings: list[Finding]) -> Defense | None:
     """The attacker's simulation of pruning or dropping, where entries are missing; `moved`: changes of weights."""
     zeros = entries = rounded = near = 0
@@ -267,6 +252,21 @@ def _hidden(update: Update, moved: Update, evidence: Evidence, findings: list[Fi
     return GradientDropout(min(max(share, unsent / total), 1 - 1e-6))
 
 
+def _from_signs(found: Interpretation, head: HeadGradient) -> Interpretation:
+    """The interpretation of steps of Adam, of whose head only signs tell."""
+    reverse = is_reversed(head)
+    if reverse:
+        update = {name: -value for name, value in found.update.items()}
+        finding = Finding("doubt", f"{_REVERSED} It was turned around.")
+        return replace(found, update=update, findings=(finding,))
+    text = "Loss and weight decay were not checked: Adam leaves little more of the gradient than its signs."
+    told = Finding("open", text if reverse is False else f"Sign, l{text[1:]}")
+    return replace(found, findings=(told,))
+
+
+_REVERSED = "The sign is reversed: what was sent is the weights after minus before."
+
+
 def _from_head(found: Interpretation, public: PublicModel, head: HeadGradient, claimed: Sent | None) -> Interpretation:
     """The interpretation with the sign and the scale that the head's gradient tells."""
     known, masked, update = found.known, found.simulated is not None, found.update
@@ -301,8 +301,7 @@ def _from_head(found: Interpretation, public: PublicModel, head: HeadGradient, c
         return replace(found, update=update, findings=(*findings, Finding("open", text)))
     factor, fits = abs(scale), _ALIKE < abs(scale) < 1 / _ALIKE
     if scale < 0:
-        text = "The sign is reversed: what was sent is the weights after minus before. It was turned around."
-        findings.append(Finding("doubt", text))
+        findings.append(Finding("doubt", f"{_REVERSED} It was turned around."))
     if not given:
         findings.append(Finding("found", f"No learning rate was given; {factor:.1e} fits the head's gradient."))
     elif fits:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lit_recon.reporting.pages import Page, Panel, Picture, TableCell
 from lit_recon.reporting.plots import image_grid
-from lit_recon.reporting.provenance import parse_settings
+from lit_recon.reporting.provenance import read_settings
 from lit_recon.reporting.record import read_arrays, read_json, read_metrics
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import MISSING, duration, format_score, short
@@ -44,7 +44,7 @@ def write_page(folder: Path) -> Path:
     }
     page = Page(
         kind="Audit of a client's update",
-        settings=parse_settings(run.config.read_text(encoding="utf-8")),
+        settings=read_settings(run.config),
         facts=metrics,
         lead=verdict(metrics),
         panels=[

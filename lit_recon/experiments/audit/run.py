@@ -13,9 +13,10 @@ from jsonargparse import ArgumentParser, Namespace
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from lit_recon.clients.local_steps import Optimizer
 from lit_recon.clients.record import Circumstances, RecordedUpdate, Sent
 from lit_recon.defenses import Defense
-from lit_recon.errors import ConfigError
+from lit_recon.errors import ConfigError, CorruptFileError
 from lit_recon.experiments.audit.attacks import CANDIDATES, best, run_attacks
 from lit_recon.experiments.audit.evidence import read_evidence
 from lit_recon.experiments.audit.interpretation import Interpretation, interpret
@@ -47,7 +48,9 @@ class AuditSettings(RunSettings):
         truth: .safetensors file of the client's `images` (n, c, h, w) and `labels` (n,), to score what comes back.
         batch_size: images that the client trained on, in all its steps together.
         steps, batches: optimizer steps, and parts of the images that they take in turn.
-        lr, momentum, weight_decay: of the client's SGD.
+        lr: learning rate of the client.
+        optimizer: `sgd` or `adam`.
+        momentum, weight_decay: of SGD; Adam has no momentum, and weight decay as AdamW.
         batch_norm: BatchNorm layers used running (`eval`) or batch statistics (`train`).
         loss: import path of the training loss, of logits and labels; default: cross-entropy.
         labels: the client's labels, if an attacker may know them.
@@ -71,6 +74,7 @@ class AuditSettings(RunSettings):
     lr: float | None = None
     momentum: float | None = None
     weight_decay: float | None = None
+    optimizer: Optimizer | None = None
     batch_norm: BatchNormMode | None = None
     loss: Callable[..., Any] | None = None
     labels: list[int] | None = None
@@ -103,9 +107,18 @@ class AuditSettings(RunSettings):
                 read_state(self.before, "weights before", remedy), read_state(self.sent, "update", remedy)
             )
         if self.truth is not None:
-            found = replace(found, truth=read_state(self.truth, "true images", "give images and labels, or none"))
+            found = replace(found, truth=_read_truth(self.truth))
         given = {one.name: own for one in fields(Circumstances) if (own := getattr(self, one.name)) is not None}
         return replace(found, form=self.form or found.form, known=replace(found.known, **given))
+
+
+def _read_truth(path: Path) -> dict[str, Tensor]:
+    """The images and labels of a file, which a Recorder may have written."""
+    remedy = "give images and labels, or none"
+    truth = {name.removeprefix("truth/"): value for name, value in read_state(path, "true images", remedy).items()}
+    if "images" not in truth:
+        raise CorruptFileError(f"{path} must hold `images`; got {', '.join(truth) or 'nothing'}: {remedy}")
+    return truth
 
 
 def _check_names(names: Sequence[str]) -> None:

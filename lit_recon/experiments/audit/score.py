@@ -210,7 +210,7 @@ def checked_truth(images: Tensor, labels: Tensor, n: int, image_shape: tuple[int
             f"{tuple(labels.shape)}: give those of this update, or none"
         )
     pixels = images.float() / 255 if images.dtype == torch.uint8 else images.float()
-    if float(pixels.min()) < 0 or float(pixels.max()) > 1:
+    if not ((pixels >= 0) & (pixels <= 1)).all():  # NaN neither
         raise ShapeError(
             f"the true images must have pixels in [0, 1]; got {float(pixels.min()):.3g} to {float(pixels.max()):.3g}: "
             "undo their normalization"

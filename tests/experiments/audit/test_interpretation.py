@@ -11,31 +11,26 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lit_recon.clients import GradientOperator, LocalSteps
-from lit_recon.clients.record import RecordedUpdate
+from lit_recon.clients import LocalSteps
 from lit_recon.errors import ConfigError
 from lit_recon.experiments.audit.evidence import Finding, read_evidence
-from lit_recon.experiments.audit.interpretation import Interpretation, interpret
+from lit_recon.experiments.audit.interpretation import interpret
 from lit_recon.experiments.audit.statistics import normalization_finding
 from lit_recon.models import public_model
-from lit_recon.records import Batch, Normalization, Update, Weights
-from tests.experiments.audit.updates import NORMALIZATION, SHAPE, convnet, images, labels, mlp, unlabelled, update
-
-
-def interpreted(model: nn.Module, recorded: RecordedUpdate) -> Interpretation:
-    public = public_model(model, SHAPE, NORMALIZATION)
-    return interpret(public, read_evidence(model, recorded), recorded.form, recorded.known)
-
-
-def gradient(model: nn.Module, n: int, mode: str = "eval") -> Update:
-    """The true gradient of the mean loss."""
-    public = public_model(model, SHAPE, NORMALIZATION).model
-    operator = GradientOperator(public, mode)  # type: ignore[arg-type]  # a text
-    return operator(Weights.of(public), Batch(images(n), labels(n)))
-
-
-def doubts(found: Interpretation) -> list[str]:
-    return [finding.text for finding in found.findings if finding.kind == "doubt"]
+from lit_recon.records import Batch, Normalization, Update
+from tests.experiments.audit.updates import (
+    NORMALIZATION,
+    SHAPE,
+    convnet,
+    doubts,
+    gradient,
+    images,
+    interpreted,
+    labels,
+    mlp,
+    unlabelled,
+    update,
+)
 
 
 def assert_close(one: Update, two: Update, rtol: float = 1e-3) -> None:
@@ -371,18 +366,3 @@ def test_probabilities_are_those_of_the_clients_batch_norm() -> None:
     found = interpreted(model, update(model, 1))
     assert doubts(found) == []
     assert found.known.batch_norm == "train"
-
-
-@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW])
-def test_adam_is_noticed(optimizer: type[torch.optim.Optimizer]) -> None:
-    """Its first step moves every weight by the learning rate; only signs of the gradient are left."""
-    model, after = convnet(), convnet()
-    own = optimizer(after.parameters(), lr=1e-3)  # type: ignore[call-arg]  # of both
-    nn.functional.cross_entropy(after((images(4) - 0.5) / 0.25), labels(4)).backward()
-    own.step()
-    found = interpreted(model, replace(update(model, 4), sent=after.state_dict()))
-    [doubt] = doubts(found)
-    assert "moved by the same amount, 0.001: the client used Adam" in doubt
-    true = gradient(model, 4)
-    agree = [(found.update[name].sign() == value.sign())[value.abs() > 1e-5] for name, value in true.items()]
-    assert torch.cat([one.flatten() for one in agree]).double().mean() > 0.99

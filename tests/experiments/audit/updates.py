@@ -8,8 +8,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from lit_recon.clients import GradientOperator
 from lit_recon.clients.record import RecordedUpdate, Recorder
-from lit_recon.records import Normalization
+from lit_recon.experiments.audit.evidence import read_evidence
+from lit_recon.experiments.audit.interpretation import Interpretation, interpret
+from lit_recon.models import public_model
+from lit_recon.records import Batch, Normalization, Update, Weights
 
 SHAPE = (1, 8, 8)
 NORMALIZATION = Normalization((0.5,), (0.25,))
@@ -74,3 +78,19 @@ def update(model: nn.Module, n: int, known: dict[str, object] | None = None, **h
 def unlabelled(recorded: RecordedUpdate, sent: dict[str, Tensor]) -> RecordedUpdate:
     """The same circumstances, something else sent, and its form not told."""
     return RecordedUpdate(recorded.before, sent, None, recorded.known)
+
+
+def interpreted(model: nn.Module, recorded: RecordedUpdate) -> Interpretation:
+    public = public_model(model, SHAPE, NORMALIZATION)
+    return interpret(public, read_evidence(model, recorded), recorded.form, recorded.known)
+
+
+def gradient(model: nn.Module, n: int, mode: str = "eval") -> Update:
+    """The true gradient of the mean loss."""
+    public = public_model(model, SHAPE, NORMALIZATION).model
+    operator = GradientOperator(public, mode)  # type: ignore[arg-type]  # a text
+    return operator(Weights.of(public), Batch(images(n), labels(n)))
+
+
+def doubts(found: Interpretation) -> list[str]:
+    return [finding.text for finding in found.findings if finding.kind == "doubt"]

@@ -120,6 +120,26 @@ def count_labels(head: HeadGradient, trials: int, seed: int) -> LabelCounts:
     return LabelCounts(counts, "estimated", fit.residual, len(search.tried))
 
 
+def counts_by_signs(head: HeadGradient) -> LabelCounts:
+    """Class counts from the signs of the head's gradient, which are what Adam leaves of it.
+
+    The bias entry of a class is negative where its images outnumber those that the model expects, early in training
+    wherever it has one. Those classes get one image each, most negative first, and the other images by the sums of
+    their rows of weights: the more images of a class, the more entries are negative.
+    """
+    n, order = head.n_examples, head.bias_gradient.argsort(stable=True)
+    present = order[: max(1, min(n, int((head.bias_gradient < 0).sum())))]
+    counts = torch.zeros(head.n_classes, dtype=torch.int64)
+    counts[present] = 1
+    sums = -head.weight_gradient[present].sum(dim=1)
+    shares = sums.clamp_min(0) + 1e-3 * sums.abs().max() + 1e-12
+    exact_shares = (n - len(present)) * shares / shares.sum()
+    counts[present] += exact_shares.floor().long()
+    left = n - int(counts.sum())
+    counts[present[(exact_shares - exact_shares.floor()).argsort(descending=True, stable=True)[:left]]] += 1
+    return LabelCounts(counts, "estimated")
+
+
 def lower_bounds(head: HeadGradient) -> Tensor:
     """Lower bound on the count of each class, `(k,)`.
 

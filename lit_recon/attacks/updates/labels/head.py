@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from lit_recon.clients.aggregate import one_client
 from lit_recon.clients.gradient import pure_copy
 from lit_recon.errors import ThreatModelError, UnsupportedModelError
 from lit_recon.records import BatchNormMode, Observation
@@ -23,6 +24,20 @@ def require_cross_entropy(observation: Observation, what: str, remedy: str) -> N
         name = getattr(observation.loss, "__name__", type(observation.loss).__name__)
         raise ThreatModelError(
             f"{what} assumes that clients minimize the mean cross-entropy, but their loss is {name}: {remedy}"
+        )
+
+
+def keeps_magnitudes(observation: Observation) -> bool:
+    """Whether the update is a sum of gradients, as SGD's is; Adam's is little more than their signs."""
+    return getattr(one_client(observation.operator)[0], "optimizer", "sgd") == "sgd"
+
+
+def require_magnitudes(observation: Observation, what: str) -> None:
+    """Raise a `ThreatModelError`, with the method and the remedy, for a client whose optimizer is Adam."""
+    if not keeps_magnitudes(observation):
+        raise ThreatModelError(
+            f"{what} takes the update for a sum of gradients, but this client's optimizer is Adam, whose steps are "
+            "little more than their signs: use GradientMatching without features"
         )
 
 

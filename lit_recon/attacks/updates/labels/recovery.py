@@ -7,8 +7,14 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.updates.labels.counts import LabelCounts, count_labels
-from lit_recon.attacks.updates.labels.head import find_head, head_gradient, probe_inputs, require_cross_entropy
+from lit_recon.attacks.updates.labels.counts import LabelCounts, count_labels, counts_by_signs
+from lit_recon.attacks.updates.labels.head import (
+    find_head,
+    head_gradient,
+    keeps_magnitudes,
+    probe_inputs,
+    require_cross_entropy,
+)
 from lit_recon.clients.gradient import checked_loss
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.records import Observation
@@ -62,7 +68,7 @@ class IDLG(LabelRecovery):
 
     The head's bias gradient is p - e_y: negative at the label only. The row c of its weight gradient is (p - e_y)_c
     times the head's input, and the entries of p - e_y sum to zero; hence with three classes or more the label's row
-    is the longest, for inputs of any sign, and with two classes after a ReLU it is the negative one.
+    is the longest, for inputs of any sign, and with two classes after a ReLU, or after Adam, it is the negative one.
 
     Source: [Zhao2020], whose rule (inner products of rows, or signs) is restated by norms.
     """
@@ -85,13 +91,13 @@ class IDLG(LabelRecovery):
 
 
 def _label_by_rows(observation: Observation, gradient: Tensor) -> Tensor:
-    if observation.n_classes > 2:
+    if observation.n_classes > 2 and keeps_magnitudes(observation):
         longest: Tensor = gradient.norm(dim=1).argmax()
         return longest
     if (probe_inputs(observation) < 0).any():
         raise UnsupportedModelError(
-            "IDLG for two classes needs a head with bias or non-negative inputs (a ReLU before it); this model has "
-            "neither: reveal the labels and use KnownLabels, or optimize them with JointLabels"
+            "IDLG for two classes, or after Adam, needs a head with bias or non-negative inputs (a ReLU before it); "
+            "this model has neither: reveal the labels and use KnownLabels, or optimize them with JointLabels"
         )
     return gradient.sum(dim=1).argmin()
 
@@ -108,7 +114,7 @@ class HeadCounts(LabelRecovery):
 
     The update is the gradient of the mean cross-entropy on a linear head with bias; of several local steps, the mean
     gradient (`release="gradient"`). Notes say which case it was. Noise, seen in columns that should sum to zero, widens
-    the bounds.
+    the bounds. From the steps of Adam, whose signs are those of the gradient, counts are estimated.
 
     Args:
         trials: largest number of counts to try; 0.05 to 0.5 seconds each on one core at 10 classes. 0: first guess.
@@ -132,7 +138,9 @@ class HeadCounts(LabelRecovery):
     def __call__(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
         if observation.n_examples == 1:
             return IDLG()(observation)
-        found = count_labels(head_gradient(observation), self.trials, self.seed)
+        head = head_gradient(observation)
+        known = keeps_magnitudes(observation)
+        found = count_labels(head, self.trials, self.seed) if known else counts_by_signs(head)
         labels = torch.arange(len(found.counts)).repeat_interleave(found.counts)
         return labels.to(observation.like.device), (_note(found),)
 

@@ -18,7 +18,14 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from lit_recon.attacks.base import Attack
-from lit_recon.attacks.updates.labels.head import ROUNDING, exact, find_head, linear_calls, require_cross_entropy
+from lit_recon.attacks.updates.labels.head import (
+    ROUNDING,
+    exact,
+    find_head,
+    linear_calls,
+    require_cross_entropy,
+    require_magnitudes,
+)
 from lit_recon.attacks.updates.labels.recovery import HeadCounts, LabelRecovery
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.records import Batch, Observation, Reconstruction, Update
@@ -177,6 +184,7 @@ class LabelledAttack(Attack):
     def check(self, observations: Sequence[Observation]) -> None:
         super().check(observations)
         for seen in observations:
+            require_magnitudes(seen, type(self).__name__)
             self.check_one(seen)
 
     def run(self, observations: Sequence[Observation]) -> list[Reconstruction]:

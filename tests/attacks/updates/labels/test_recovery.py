@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from lit_recon.attacks.updates.labels.head import find_head, head_gradient, probe_inputs
 from lit_recon.attacks.updates.labels.recovery import IDLG, HeadCounts, JointLabels, KnownLabels, LabelRecovery
-from lit_recon.clients import BatchNormMode, GradientOperator
+from lit_recon.clients import BatchNormMode, GradientOperator, LocalSteps
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.models import MLP, Backbone, ResNet18, WideFeatureLayer
-from lit_recon.records import Batch, Knowledge, Normalization, Observation, Weights
+from lit_recon.records import Batch, ForwardOperator, Knowledge, Normalization, Observation, Weights
 
 GRAY = Normalization((0.5,), (0.25,))
 
@@ -31,14 +31,22 @@ class Perceptron(nn.Module):
 
 
 def observe(
-    model: nn.Module, labels: list[int], seed: int = 0, mode: BatchNormMode = "eval", known: bool = False
+    model: nn.Module,
+    labels: list[int],
+    seed: int = 0,
+    mode: BatchNormMode = "eval",
+    known: bool = False,
+    adam: int = 0,
 ) -> Observation:
-    """What a client with random 8x8 images of these labels releases."""
+    """What a client with random 8x8 images of these labels releases; `adam`: after so many steps of Adam."""
     images, classes = (
         torch.rand(len(labels), 1, 8, 8, generator=torch.Generator().manual_seed(seed)),
         torch.tensor(labels),
     )
-    weights, operator = Weights.of(model), GradientOperator(model, mode)
+    operator: ForwardOperator = GradientOperator(model, mode)
+    weights = Weights.of(model)
+    if adam:
+        operator = LocalSteps(model, adam, 1e-3, batch_norm=mode, optimizer="adam")
     update = operator(weights, Batch(images, classes))
     n_classes = model(images).shape[1]
     told = classes if known else None
@@ -245,3 +253,30 @@ def test_recovered_labels_have_no_logits(recovery: LabelRecovery) -> None:
     assert not recovery.optimised
     with pytest.raises(ConfigError, match=f"{type(recovery).__name__} .*JointLabels"):
         recovery.initial_logits(observe(Perceptron(4, nn.ReLU()), [0, 1]), torch.Generator())
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("label", [0, 3])
+def test_signs_tell_the_label_of_one_image(steps: int, bias: bool, label: int) -> None:
+    """The rows of a head without a bias are equally long after Adam: only their signs differ."""
+    torch.manual_seed(2)
+    model = Perceptron(5, nn.ReLU(), bias)
+    found, _ = IDLG()(observe(model, [label], adam=steps))
+    assert found.tolist() == [label]
+
+
+@pytest.mark.parametrize("labels", [[1, 4, 7], [0, 2, 3, 5, 8, 9], [6, 6, 6]])
+def test_signs_tell_which_classes_there_are(labels: list[int]) -> None:
+    torch.manual_seed(0)
+    found, [note] = HeadCounts()(observe(Perceptron(10, nn.ReLU()), labels, adam=1))
+    assert found.tolist() == labels
+    assert "estimated" in note
+
+
+def test_classes_with_more_images_have_more_negative_signs() -> None:
+    torch.manual_seed(0)
+    found, _ = HeadCounts()(observe(Perceptron(10, nn.ReLU()), [2] * 7 + [5] * 3, adam=1))
+    assert len(found) == 10
+    assert set(found.tolist()) == {2, 5}
+    assert (found == 2).sum() > 5

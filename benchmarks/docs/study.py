@@ -69,7 +69,12 @@ def attacks(records: Sequence[Content]) -> str:
         loss = _spread(own, "final_train_loss", ".2f") + _printed(grid["paper"]["losses"], grid, defense, strength)
         rows.append([title_of(grid, defense, strength), *cells, _spread(own, "accuracy", ".1%"), loss])
     titles = [attack["title"] for attack in grid["attacks"].values()]
-    return markdown(["defense", *titles, "accuracy", "training loss"], rows)
+    cells = [row for row in _rows(records, "evaluation") if row.get("nearest_public_rmse") is not None]
+    nearest, mean = (
+        shown(statistics.mean(row[f"{name}_rmse"] for row in cells)) for name in ("nearest_public", "mean_image")
+    )
+    start = f"Of {cells[0]['n']:g} images; the nearest public image has {nearest}, the mean image {mean}:"
+    return f"{start}\n\n{markdown(['defense', *titles, 'accuracy', 'training loss'], rows)}"
 
 
 def _printed(values: Row, grid: Row, defense: str, strength: float | None) -> str:
@@ -134,14 +139,14 @@ def _side(grid: Row, words: str, lines: Mapping[float, Mapping[str, Protection]]
     rows = []
     for limit, found in lines.items():
         best = max(found, key=lambda name: found[name].value)
-        rows.append([f"{100 * limit:g}", *(_protection(found[name], strong=name == best) for name in names)])
+        rows.append([f"{100 * limit:g}", *(_protection(found[name], name == best, len(names)) for name in names)])
     header = ["points at most", *(grid["defenses"][name]["title"] for name in names)]
     return f"{words}:\n\n{markdown(header, rows)}" if words else markdown(header, rows)
 
 
-def _protection(own: Protection, strong: bool) -> str:
+def _protection(own: Protection, strong: bool, n: int) -> str:
     marker = "**" if strong and own.strengths != (None,) else ""
     strengths = " to ".join("none" if value is None else f"{value:g}" for value in own.strengths)
     interval = f", {shown(max(own.interval[0], 0.0))} to {shown(own.interval[1])}" if own.interval else ""
-    sure = f", best in {own.best:.0%}".replace("%", " %") if own.interval else ""
+    sure = f", best in {own.best:.0%}".replace("%", " %") if own.interval and n > 1 else ""
     return f"{marker}{'> ' * own.ends}{shown(own.value)}{marker} (at {strengths}{interval}{sure})"

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+#: Largest number of characters of a message; the middle of a longer one, such as a long name in a file, is left out.
+_LONGEST = 2000
+
 
 class LitReconError(Exception):
-    """Root of all errors that the commands turn into one line and exit code 2."""
+    """Root of all errors that the commands turn into one line and exit code 2.
+
+    A message is one printable line, whatever names from a file are in it: line ends and control characters, which
+    could write anything on a terminal, are shown as escapes.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        line = " ".join(message.split())
+        if len(line) > _LONGEST:
+            line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
+        super().__init__("".join(one if one.isprintable() else ascii(one)[1:-1] for one in line))
 
 
 class ConfigError(LitReconError):

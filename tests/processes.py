@@ -23,9 +23,16 @@ _PRELOADED = (
     "lit_recon.cli",
     "lit_recon.experiments.update_attack.run",
     "lit_recon.experiments.released_attack.run",
+    "lit_recon.experiments.audit.run",
     "lit_recon.experiments.evaluate.run",
+    "lit_recon.experiments.factors.run",
+    "lit_recon.experiments.membership.run",
+    "lit_recon.experiments.rero.run",
     "lit_recon.experiments.train.backbone",
+    "lit_recon.experiments.train.generator",
+    "lit_recon.experiments.trainset.run",
     "matplotlib.figure",
+    "opacus",
     "sklearn.datasets",
     "tests.processes",
     "wandb",
@@ -92,13 +99,13 @@ class Script:
         self.send_signal(signal.SIGKILL)
 
 
-def ranks(path: Path, *arguments: object, cwd: Path | None = None) -> list[Script]:
-    """Start a script in a group of two processes, with the variables that torchrun sets."""
+def ranks(path: Path, *arguments: object, cwd: Path | None = None, size: int = 2) -> list[Script]:
+    """Start a script in a group of `size` processes, with the variables that torchrun sets."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
     group |= {"GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test"}
-    own = ({"RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1"))
+    own = ({"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size))
     return [Script(path, *arguments, cwd=cwd, environment={**os.environ, **group, **one}) for one in own]
 
 

@@ -1,12 +1,24 @@
 """The measured numbers of README.md and the pages of docs/, read from the records that hold them."""
 
-from benchmarks.docs import audits, fidelity, released, speed, study, trainset, updates
+from benchmarks.docs import audits, fidelity, fuzzing, released, reliability, speed, study, trainset, updates
 from benchmarks.docs.figures import Figures
 from benchmarks.docs.marks import Page, examine
 from benchmarks.docs.tables import make
 from benchmarks.record import ROOT
 
-__all__ = ["PAGES", "audits", "examine_pages", "fidelity", "released", "speed", "study", "trainset", "updates"]
+__all__ = [
+    "PAGES",
+    "audits",
+    "examine_pages",
+    "fidelity",
+    "fuzzing",
+    "released",
+    "reliability",
+    "speed",
+    "study",
+    "trainset",
+    "updates",
+]
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import re
 import shlex
@@ -10,13 +11,22 @@ import sys
 from argparse import ArgumentError
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-import yaml
+from pathlib import Path
 
 #: Exit codes: bad input, as argparse has it; and 128 plus the signal's number, as shells have it.
 BAD_INPUT, SIGNAL_BASE = 2, 128
 #: The console command that a wheel installs, in front of `attack`, `train` or `reconn`.
 CONSOLE = "lit-recon"
+#: Errors of a disk or of its rights, which the user can mend.
+_OF_STORAGE = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE),
+}
+#: Parts of the RuntimeErrors by which PyTorch reports a lack of memory, on CPUs and in CUDA's libraries.
+_OF_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
+#: Parts of the RuntimeErrors by which gloo and NCCL report that another process of the group has ended.
+_OF_PROCESSES = ("Connection closed by peer", "Connection reset by peer", "remote process exited")
+_GOES_ON = "then repeat the command, which goes on where it stopped"
 
 
 @dataclass(frozen=True)
@@ -36,7 +46,8 @@ class Command:
 def main(program: str, commands: Sequence[Command], arguments: Sequence[str] | None = None) -> int:
     """Run one of the commands of a program, `python attack.py` or `lit-recon attack`; default: this process' arguments.
 
-    Returns the exit code: 0, 2 after one line about bad input, or 128 plus the number of the signal that stopped it.
+    Returns the exit code: 0, 2 after one line about bad input or about a disk or a memory that is full, or 128 plus the
+    number of the signal that stopped it.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help"):
@@ -47,13 +58,14 @@ def main(program: str, commands: Sequence[Command], arguments: Sequence[str] | N
         return refuse(program, unknown(program, given[0], [command.name for command in commands]), f"{program} --help")
     from lit_recon.errors import LitReconError
     from lit_recon.experiments.configuration import find_configuration, readable
+    from lit_recon.io.files import holding
     from lit_recon.training.progress import Interrupted, interruptible
 
     try:
-        with interruptible():
+        with interruptible(), holding():
             module = importlib.import_module(command.module)
             parser = module.parser(f"{program} {command.name}")
-            files = configurations(given[1:], lambda name: str(find_configuration(name, command.folder)))
+            files = configurations(given[1:], lambda name: _readable(find_configuration(name, command.folder)))
             module.execute(parser, parser.parse_args(files))
     except ArgumentError as error:
         return refuse(program, readable(str(error)), f"{program} {command.name} --help")
@@ -63,7 +75,42 @@ def main(program: str, commands: Sequence[Command], arguments: Sequence[str] | N
         again = shlex.join([*program.split(), *_without_overwrite(given)])
         print(f"interrupted; resume with: {again}", file=sys.stderr)
         return SIGNAL_BASE + stop.number
+    except (OSError, MemoryError, RuntimeError) as error:
+        if not (reason := _of_the_machine(error)):
+            raise
+        return refuse(program, reason)
     return 0
+
+
+def _of_the_machine(error: Exception) -> str:
+    """What to say about an error that the machine made, such as a full disk; empty for an error of the program.
+
+    >>> _of_the_machine(OSError(errno.ENOSPC, "No space left on device", "runs/a/victims.csv"))[:58]
+    'cannot use runs/a/victims.csv (No space left on device): f'
+    """
+    if isinstance(error, OSError):
+        if error.errno not in _OF_STORAGE:
+            return ""
+        where = error.filename or "a file of the run"
+        return f"cannot use {where} ({error.strerror}): free space, or mend its rights or its disk, {_GOES_ON}"
+    said = " ".join(str(error).split())
+    if any(part in said for part in _OF_PROCESSES):
+        return "another process of this group has ended: see why, and start all again; they go on where they stopped"
+    if isinstance(error, MemoryError) or any(part in said for part in _OF_MEMORY):
+        short = said.partition(". ")[0] or type(error).__name__
+        return (
+            f"not enough memory ({short}): free some, or compute less at a time by smaller settings, such as "
+            f"batch_size, clients_per_batch or shard_size, {_GOES_ON}"
+        )
+    return ""
+
+
+def _readable(path: Path) -> str:
+    """The path of a configuration that is sound YAML; what its settings are is the parser's business."""
+    from lit_recon.reporting.provenance import read_settings
+
+    read_settings(path)
+    return str(path)
 
 
 def unknown(program: str, name: str, names: Sequence[str]) -> str:
@@ -115,13 +162,13 @@ def named_by_content(arguments: Sequence[str]) -> list[str]:
     """
     from lit_recon.errors import LitReconError
     from lit_recon.experiments.configuration import find_configuration
+    from lit_recon.reporting.provenance import read_settings
 
     given = list(arguments)
 
     def look_into(name: str) -> str:
-        with contextlib.suppress(LitReconError, OSError, ValueError, yaml.YAMLError):  # the command will report it
-            content = yaml.safe_load(find_configuration(name, "reconn").read_text(encoding="utf-8"))
-            if isinstance(content, dict) and "factors" in content:
+        with contextlib.suppress(LitReconError):  # the command will report it
+            if "factors" in read_settings(find_configuration(name, "reconn")):
                 given[0] = "factors"
         return name
 

@@ -165,9 +165,11 @@ class EvaluationBatches:
 
 
 class VictimBatches:
-    """Every client's batch of test images once; the processes take turns, so that some may get one more than others.
+    """Every client's batch of test images once; the processes take turns by groups of `together` batches.
 
-    `batches` are indices `(B,)` into the images, as from `victim_batches`; there are at least as many as processes.
+    Groups are of consecutive batches and the same for any number of processes, unless there were too few for each to
+    have one: then they are smaller. `batches` are indices `(B,)` into the images, as from `victim_batches`; there are
+    at least as many as processes. Not sized, as `together` may be set after Lightning has asked for the size.
     """
 
     def __init__(self, images: ImageSet, batches: list[Tensor], rank: int = 0, world_size: int = 1) -> None:
@@ -177,10 +179,20 @@ class VictimBatches:
                 f"{len(batches)} processes, or raise n_victims"
             )
         self.images, self.batches = images, batches
-        self.positions = range(rank, len(batches), world_size)
+        self.rank, self.world_size, self.together = rank, world_size, 1
 
-    def __len__(self) -> int:
-        return len(self.positions)
+    def group_by(self, together: int) -> int:
+        """Keep so many batches together, or as many as leave each process a group; the number it is."""
+        if -(-len(self.batches) // together) < self.world_size:
+            together = len(self.batches) // self.world_size
+        self.together = together
+        return together
+
+    @property
+    def positions(self) -> list[int]:
+        """Numbers of the batches of this process."""
+        every = range(len(self.batches))
+        return [index for index in every if index // self.together % self.world_size == self.rank]
 
     def __iter__(self) -> Iterator[VictimBatch]:
         for index in self.positions:

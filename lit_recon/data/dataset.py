@@ -42,15 +42,23 @@ class ImageSet:
         if self.images.dtype != torch.uint8 or self.images.dim() != 4 or self.images.shape[1] not in (1, 3):
             raise ShapeError(
                 f"{self.name}: images must be uint8 (N, c, h, w) with 1 or 3 channels; "
-                f"got {self.images.dtype} {tuple(self.images.shape)}"
+                f"got {self.images.dtype} {tuple(self.images.shape)}: convert them"
             )
         if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
             raise ShapeError(
                 f"{self.name}: labels must be int64 ({len(self.images)},), one per image; "
-                f"got {self.labels.dtype} {tuple(self.labels.shape)}"
+                f"got {self.labels.dtype} {tuple(self.labels.shape)}: give a label for every image"
             )
         if not self.images.numel():
-            raise ShapeError(f"{self.name}: an image set needs at least one image; got {tuple(self.images.shape)}")
+            raise ShapeError(
+                f"{self.name}: an image set needs at least one image; got {tuple(self.images.shape)}: add some"
+            )
+        unprintable = [name for name in self.class_names if not name.isprintable()]
+        if unprintable:
+            raise ShapeError(
+                f"{self.name}: names of classes must be text without control characters; got "
+                f"{', '.join(map(ascii, unprintable[:4]))}: rename them"
+            )
         low, high = int(self.labels.min()), int(self.labels.max())
         if low < 0 or high >= self.n_classes:
             raise ShapeError(
@@ -72,7 +80,8 @@ class ImageSet:
             images = images[..., np.newaxis]
         if images.ndim != 4 or images.shape[3] not in (1, 3):
             channels_first = images.ndim == 4 and images.shape[1] in (1, 3)
-            remedy = "; channels come last here: save images.transpose(0, 2, 3, 1)" if channels_first else ""
+            last = "save images.transpose(0, 2, 3, 1)" if channels_first else "save them so"
+            remedy = f"; channels come last here: {last}"
             raise ShapeError(
                 f"{name}: images must be (N, h, w, 1), (N, h, w, 3) or (N, h, w); got {images.shape}{remedy}"
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,8 +14,9 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.errors import ConfigError
-from lit_recon.experiments.configuration import PaperSettings, instantiated, resolved, settings_of
+from lit_recon.experiments.configuration import SAME_RUN, PaperSettings, instantiated, resolved, settings_of
 from lit_recon.modules.loggers import WandbSettings, build_loggers
+from lit_recon.reporting.provenance import flatten, is_below
 from lit_recon.reporting.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -73,6 +76,12 @@ class Call:
         """All settings as in the configuration file."""
         settings: dict[str, Any] = yaml.safe_load(self.config)
         return settings
+
+    @property
+    def identity(self) -> str:
+        """A hash of the settings that make the run what it is, so that files of another one are noticed."""
+        kept = sorted((key, value) for key, value in flatten(self.own).items() if not is_below(key, SAME_RUN))
+        return hashlib.sha256(json.dumps(kept, default=str).encode()).hexdigest()[:16]
 
     def settings(self, schema: type[_Schema]) -> _Schema:
         """The settings of one dataclass, of those that the command reads."""

@@ -177,6 +177,10 @@ def instantiated(parser: ArgumentParser, values: Namespace) -> dict[str, Any]:
         while cause is not None and not isinstance(cause, LitReconError):
             cause = cause.__cause__
         raise cause or ConfigError(" ".join(str(error).split())) from error
+    except TypeError as error:  # of the parser, which lets a number stand for a section
+        raise ConfigError(
+            f"the settings cannot be built ({error}): give every section, such as trainer, as settings by name"
+        ) from error
 
 
 def readable(message: str) -> str:

@@ -295,7 +295,7 @@ def _existing(path: Path, data: SourceDataModule) -> VictimModel:
 
 def _finite(checkpoint: BackboneCheckpoint, path: Path) -> BackboneCheckpoint:
     """The checkpoint; refused if its training diverged."""
-    if all(value.isfinite().all() for value in checkpoint.model.parameters()):
+    if all(value.isfinite().all() for value in checkpoint.model.state_dict().values()):
         return checkpoint
     raise ConfigError(
         f"the training of {path} diverged, its weights are not finite: train it with a lower lr or a weaker defense"

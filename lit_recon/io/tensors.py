@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_recon.errors import CorruptFileError, MissingDataError
-from lit_recon.io.files import write_bytes
+from lit_recon.io.files import parse_json, write_bytes
 
 
 @contextmanager
@@ -25,7 +27,7 @@ def _opened(path: Path, kind: str, remedy: str) -> Iterator[Any]:
     try:
         with safe_open(path, framework="pt") as file:
             yield file
-    except (SafetensorError, OSError, ValueError) as error:
+    except Exception as error:  # damaged headers raise errors of many kinds
         raise CorruptFileError(f"{path} is truncated or not a safetensors file ({error}): {remedy}") from error
 
 
@@ -48,15 +50,51 @@ def read_state(path: Path, kind: str, remedy: str) -> dict[str, Tensor]:
     if not path.is_file():
         raise MissingDataError(f"there is no {kind} at {path}: {remedy}")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = load_saved(path)
     except Exception as error:  # damaged bytes raise errors of many kinds
         raise CorruptFileError(
-            f"{path} is truncated, or holds more than tensors ({type(error).__name__}): {remedy}"
+            f"{path} is truncated, damaged, or holds more than tensors ({type(error).__name__}): {remedy}"
         ) from error
     content = content.get("state_dict", content) if isinstance(content, Mapping) else content
-    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+    if not isinstance(content, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
+    ):
         raise CorruptFileError(f"{path} must hold a dict of tensors by name; got {type(content).__name__}: {remedy}")
+    odd = [name for name, value in content.items() if not _is_plain(value)]
+    if odd:
+        raise CorruptFileError(f"{path}: {odd[0]} is sparse, quantized, or larger than its content: {remedy}")
     return dict(content)
+
+
+def _is_plain(value: Tensor) -> bool:
+    """Whether a tensor is dense and every element is stored."""
+    if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
+        return False
+    return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
+
+
+def load_saved(path: Path) -> Any:
+    """What `torch.save` wrote, tensors and plain containers only, on the CPU.
+
+    Damaged bytes raise errors of many kinds; PyTorch itself does not compare the checksums of an archive.
+    """
+    with path.open("rb") as file:
+        is_archive = file.read(2) == b"PK"
+    if is_archive:
+        with zipfile.ZipFile(path) as archive:
+            check_archive(archive, path.stat().st_size)
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def check_archive(archive: zipfile.ZipFile, size: int) -> None:
+    """A BadZipFile for entries of one name or with wrong checksums, and for packed ones: PyTorch packs none."""
+    names = archive.namelist()
+    if len(set(names)) < len(names):
+        raise zipfile.BadZipFile("entries of one name")
+    if sum(entry.file_size for entry in archive.infolist()) > size:
+        raise zipfile.BadZipFile("entries that are larger than the file")
+    if (damaged := archive.testzip()) is not None:
+        raise zipfile.BadZipFile(f"the checksum of {damaged} differs")
 
 
 @dataclass(frozen=True)
@@ -85,7 +123,7 @@ class TensorFormat:
         """The header alone; raises the same errors as `read`."""
         with _opened(path, self.kind, self.remedy) as file:
             metadata = file.metadata() or {}
-            header = json.loads(metadata[self.key]) if self.key in metadata else None
+            header = parse_json(metadata[self.key]) if self.key in metadata else None
         if self.key not in metadata:
             raise CorruptFileError(
                 f"{path} is a safetensors file but not a {self.kind} written by this package: {self.remedy}"
@@ -101,3 +139,43 @@ class TensorFormat:
         with _opened(path, self.kind, self.remedy) as file:
             rows: Tensor = file.get_slice(name)[:n]
         return rows
+
+
+class NoLarger(TorchDispatchMode):
+    """Within it, a network can be built that is not much larger than the tensors of its file; a ValueError otherwise.
+
+    Args:
+        arguments: of the network, as the file states them; seeds may be of any size.
+        tensors: of the file.
+    """
+
+    def __init__(self, arguments: object, tensors: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's
+        n = sum(tensor.numel() for tensor in tensors)
+        # no layer has more units, and no network more layers, than there are weights
+        most = max(_ANY_SIZE, n)
+        for number in _numbers(arguments):
+            if not abs(number) <= most:
+                raise ValueError(f"the size {number:g} is too large for {n} weights")
+        self._most = max(_ANY_SIZE**2, 4 * n)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and made.numel() > self._most:  # allocated, but not yet filled
+            raise ValueError(f"a layer of {made.numel()} weights is larger than the whole file")
+        return made
+
+
+#: Sizes that need no weights, such as the side of an image.
+_ANY_SIZE = 4096
+
+
+def _numbers(content: object) -> Iterator[float]:
+    if isinstance(content, int | float):
+        yield content
+    elif isinstance(content, Mapping):
+        for key, value in content.items():
+            yield from _numbers(value) if key != "seed" else ()
+    elif isinstance(content, list | tuple):
+        for value in content:
+            yield from _numbers(value)

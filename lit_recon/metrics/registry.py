@@ -138,7 +138,7 @@ def _imported(path: str) -> object:
         if not module:
             raise ImportError("it is not registered")
         found: object = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:  # the latter two: it is no path
         raise ConfigError(
             f"there is no metric {path} ({error}): name one of {', '.join(_registered)}, or the import path of a "
             "subclass of lit_recon.metrics.Metric"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import re
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,20 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError, UnsupportedModelError
+from lit_recon.errors import ConfigError, CorruptFileError, LitReconError, MissingDataError, UnsupportedModelError
+from lit_recon.io.files import parse_json
+from lit_recon.io.tensors import check_archive
 
 #: What the sizes of a graph are computed from; PyTorch's loader evaluates them as Python.
 _NAMES = "Add Mul Pow Integer Rational Min Max FloorDiv CleanDiv CeilDiv Mod PythonMod ModularIndexing"
 _SIZES = re.compile(
     rf"(?:Symbol\('[su]\d+'(?:, [a-z]+=(?:True|False))*\)|{_NAMES.replace(' ', '|')}|[su]\d+|\d+|[-+*/(), <>=])*"
+)
+#: Operations that compute with tensors and sizes; others open files, or read memory that is not theirs.
+_OPERATIONS = re.compile(
+    r"torch\.ops\.(?:(?:prims|higher_order|torchvision)\.\w+(?:\.\w+)?"
+    r"|aten\.(?!from_file|set_\.|set_data|data_ptr|\w*unsafe_(?!view|split))\w+\.\w+)"
+    r"|_operator\.\w+|math\.\w+|torch\.sym_\w+"
 )
 _REMEDY = "save the model anew by torch.export.save(torch.export.export(model, (images,)), path)"
 _DYNAMIC = "dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)"
@@ -68,13 +77,29 @@ def read_exported(path: Path | str) -> nn.Module:
         raise MissingDataError(f"there is no exported model at {path}: {_REMEDY}")
     try:
         _refuse_code(path)
-        program = torch.export.load(path)
-    except CorruptFileError:
+        with _quiet():
+            module = torch.export.load(path).module(check_guards=False)
+        return _classifier(module, path)
+    except LitReconError:
         raise
     except Exception as error:  # of the many kinds that PyTorch's loader raises
         reason = " ".join(str(error).split())[:200]
         raise CorruptFileError(f"{path} cannot be read as an exported model ({reason}): {_REMEDY}") from error
-    module = program.module(check_guards=False)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """PyTorch's loader logs the traceback of an error that it then raises."""
+    logger = logging.getLogger("torch.export")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def _classifier(module: GraphModule, path: Path) -> nn.Module:
+    """The graph as a classifier of images, or an error that says why it is none."""
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
     shape: tuple[Any, ...] = inputs[0].meta["val"].shape if len(inputs) == 1 else ()
     if len(shape) != 4:
@@ -97,6 +122,7 @@ def _refuse_code(path: Path) -> None:
     """A CorruptFileError for a file by which PyTorch's loader would unpickle objects or evaluate more than sizes."""
     more = f"{path} holds more than an exported model's graph and tensors"
     with zipfile.ZipFile(path) as archive:
+        check_archive(archive, path.stat().st_size)
         for name in archive.namelist():
             _, _, own = name.partition("/")
             if own.startswith("data/aotinductor/"):
@@ -106,14 +132,17 @@ def _refuse_code(path: Path) -> None:
             if own.startswith("data/constants/") and own.endswith(".pt"):
                 raise CorruptFileError(f"{more}: constants of an older PyTorch, which would be unpickled; {_REMEDY}")
             if own.startswith(("data/weights/", "data/constants/")) and own.endswith(".json"):
-                for key, value in json.loads(archive.read(name))["config"].items():
+                for key, value in parse_json(archive.read(name).decode())["config"].items():
                     if value["use_pickle"] or not value["path_name"].startswith(("weight_", "tensor_")):
                         raise CorruptFileError(f"{more}: {key}, which would be unpickled; {_REMEDY}")
             if own.startswith("models/"):
-                graph = json.loads(archive.read(name))
+                graph = parse_json(archive.read(name).decode())
                 odd = next((size for size in _sizes(graph) if not _SIZES.fullmatch(size)), None)
                 if odd is not None:
                     raise CorruptFileError(f"{more}: the size {odd[:60]!r}, which is no arithmetic; {_REMEDY}")
+                other = next((target for target in _targets(graph) if not _OPERATIONS.fullmatch(target)), None)
+                if other is not None:
+                    raise CorruptFileError(f"{more}: the operation {other[:60]!r}, which may do more; {_REMEDY}")
 
 
 def _sizes(content: Any) -> Iterator[str]:
@@ -129,6 +158,18 @@ def _sizes(content: Any) -> Iterator[str]:
     elif isinstance(content, list):
         for value in content:
             yield from _sizes(value)
+
+
+def _targets(content: Any) -> Iterator[str]:
+    """All operations in a serialized graph."""
+    if isinstance(content, dict):
+        for key, value in content.items():
+            if key == "nodes" and isinstance(value, list):
+                yield from (str(node["target"]) for node in value)
+            yield from _targets(value)
+    elif isinstance(content, list):
+        for value in content:
+            yield from _targets(value)
 
 
 def _with_layers(module: GraphModule) -> GraphModule:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import pickle
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,12 +12,13 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file, save
 
 from lit_recon.attacks.base import AttackRun, AttackState, Curve, Way
 from lit_recon.errors import CorruptFileError
-from lit_recon.io.files import write_bytes
+from lit_recon.io.files import parse_json, write_bytes
+from lit_recon.io.tensors import load_saved
 from lit_recon.records import Reconstruction
 from lit_recon.training.progress import Interrupted, deferred_interruption
 
@@ -58,6 +58,7 @@ def run_attack(
     save_every_seconds: float,
     execution: Way | None,
     watch: Watch,
+    identity: str = "",
 ) -> AttackOutcome:
     """Attack a group of victims together, resuming where an earlier process left a state.
 
@@ -70,21 +71,22 @@ def run_attack(
         save_every_seconds: between two saves.
         execution: how several victims are computed; None leaves it to the attack.
         watch: called at the start and after every iteration.
+        identity: of the run; a state of another one is refused.
 
     Raises:
         Interrupted: after a signal; the state has been saved.
-        CorruptFileError: `saved` cannot be read.
+        CorruptFileError: `saved` cannot be read, or is of another run.
     """
     started = time.perf_counter()
     run, outcome = attack.begin(observations, execution), AttackOutcome(curves=[[] for _ in observations])
     earlier: list[list[Reconstruction]] = []  # results of the runs before this one
     if saved.is_file():
-        run = _load(saved, run, outcome, earlier)
+        run = _load(saved, run, outcome, earlier, identity)
     started -= outcome.seconds
 
     def keep(running: AttackRun) -> None:
         outcome.seconds = time.perf_counter() - started
-        _save(saved, running, outcome, earlier)
+        _save(saved, running, outcome, earlier, identity)
 
     while True:
         _iterate(run, outcome, watch, save_every_seconds, partial(keep, run))
@@ -129,8 +131,11 @@ def _iterate(
             step_began = time.perf_counter()
 
 
-def _save(path: Path, run: AttackRun, outcome: AttackOutcome, earlier: list[list[Reconstruction]]) -> None:
-    content = {name: getattr(outcome, name) for name in _KEPT}
+def _save(
+    path: Path, run: AttackRun, outcome: AttackOutcome, earlier: list[list[Reconstruction]], identity: str
+) -> None:
+    content: dict[str, Any] = {name: getattr(outcome, name) for name in _KEPT}
+    content["run"] = identity
     content["attack"] = None if run.state is None else run.state.state_dict()
     content["earlier"] = [[vars(result) for result in found] for found in earlier]
     buffer = io.BytesIO()
@@ -138,11 +143,14 @@ def _save(path: Path, run: AttackRun, outcome: AttackOutcome, earlier: list[list
     write_bytes(path, buffer.getvalue())
 
 
-def _load(path: Path, run: AttackRun, outcome: AttackOutcome, earlier: list[list[Reconstruction]]) -> AttackRun:
+def _load(
+    path: Path, run: AttackRun, outcome: AttackOutcome, earlier: list[list[Reconstruction]], identity: str
+) -> AttackRun:
     """The run whose state is in the file, on the way to which `run` is the first; fills `outcome` and `earlier`."""
     try:
         device = run.observations[0].like.device
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        content: dict[str, Any] = load_saved(path)
+        _check_run(content.get("run"), identity)
         for facts in content["earlier"]:
             found = [Reconstruction(**{name: _on(value, device) for name, value in fact.items()}) for fact in facts]
             following = run.then(found)
@@ -151,10 +159,11 @@ def _load(path: Path, run: AttackRun, outcome: AttackOutcome, earlier: list[list
             earlier.append(found)
             run = following
         if run.state is not None:
+            _check_labels(content["attack"], getattr(run.observations[0], "n_classes", None))
             run.state.load_state_dict(content["attack"])
         for name in _KEPT:
             setattr(outcome, name, content[name])
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, TypeError) as error:
+    except Exception as error:  # damaged bytes raise errors of many kinds
         raise CorruptFileError(
             f"{path} is damaged or of another attack ({' '.join(str(error).split())[:200]}): delete it, and these "
             "victims are attacked from the start"
@@ -162,13 +171,32 @@ def _load(path: Path, run: AttackRun, outcome: AttackOutcome, earlier: list[list
     return run
 
 
+def _check_run(found: object, identity: str) -> None:
+    """A ValueError for a file of another run; those of earlier releases do not say of which they are."""
+    if found and identity and found != identity:
+        raise ValueError("it is of a run with other settings")
+
+
+def _check_labels(state: Any, n_classes: int | None) -> None:
+    """A ValueError for the number of a class that the model does not have."""
+    parts = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list | tuple) else ()
+    for name, value in parts:
+        if not isinstance(value, torch.Tensor):
+            _check_labels(value, n_classes)
+            continue
+        is_label = name in ("labels", "best_labels") and not value.is_floating_point() and value.numel() > 0
+        if is_label and n_classes and not 0 <= int(value.min()) <= int(value.max()) < n_classes:
+            raise ValueError(f"its labels are not 0 to {n_classes - 1}")
+
+
 def _on(value: Any, device: torch.device) -> Any:
     return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
 _SUFFIX = ".safetensors"
-_HEADER = "lit_recon.victims"
+_HEADER, _RUN = "lit_recon.victims", "lit_recon.run"
 _TENSORS = ("images", "labels", "features", "certified")
+_COSTS = ("seconds", "timed_seconds", "timed_steps")
 
 
 @dataclass(frozen=True)
@@ -208,8 +236,8 @@ def finished_batches(
     return finished
 
 
-def save_finished(folder: Path, batches: Sequence[FinishedBatch]) -> None:
-    """Write a group's file; it appears whole or not at all."""
+def save_finished(folder: Path, batches: Sequence[FinishedBatch], identity: str = "") -> None:
+    """Write a group's file, with the identity of the run; it appears whole or not at all."""
     tensors: dict[str, torch.Tensor] = {}
     facts: dict[str, dict[str, object]] = {}
     for batch in batches:
@@ -220,25 +248,32 @@ def save_finished(folder: Path, batches: Sequence[FinishedBatch]) -> None:
         own = {name: value for name, value in vars(batch).items() if name not in ("index", "reconstruction")}
         facts[str(batch.index)] = {"loss": found.loss, "trace": found.trace, "notes": found.notes, **own}
     path = folder / (group_name([batch.index for batch in batches]) + _SUFFIX)
-    write_bytes(path, save(tensors, {_HEADER: json.dumps(facts)}))
+    write_bytes(path, save(tensors, {_HEADER: json.dumps(facts), _RUN: identity}))
 
 
-def load_finished(folder: Path) -> dict[int, FinishedBatch]:
-    """All finished batches below `folder`, by index; a CorruptFileError for a file that cannot be read."""
+def load_finished(folder: Path, identity: str = "") -> dict[int, FinishedBatch]:
+    """All finished batches below `folder`, by index; a CorruptFileError for a damaged file, or one of another run."""
     found: dict[int, FinishedBatch] = {}
     for path in sorted(folder.glob(f"victims_*{_SUFFIX}")):
         try:
             with safe_open(path, framework="pt") as file:
-                facts = json.loads((file.metadata() or {})[_HEADER])
+                metadata = file.metadata() or {}
+            _check_run(metadata.get(_RUN), identity)
+            facts = parse_json(metadata[_HEADER])
             tensors = load_file(path)
             for index, fact in facts.items():
                 images, labels, features, certified = (tensors.get(f"{index}.{name}") for name in _TENSORS)
                 if images is None or labels is None:
                     raise KeyError(f"{index}.images or {index}.labels")
+                if images.dim() != 4 or labels.shape != images.shape[:1] or labels.dtype != torch.int64:
+                    raise ValueError("images must be (n, c, h, w) and labels (n,)")
                 loss, trace, notes = (fact.pop(name) for name in ("loss", "trace", "notes"))
+                for number in (loss, *(fact[name] for name in _COSTS)):
+                    if type(number) not in (int, float):
+                        raise ValueError(f"{number!r} is no number")
                 result = Reconstruction(images, labels, loss, trace, tuple(notes), features, certified)
                 found[int(index)] = FinishedBatch(int(index), result, **fact)
-        except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+        except Exception as error:  # damaged bytes raise errors of many kinds
             raise CorruptFileError(
                 f"{path} is damaged ({error}): delete it, and these victims are attacked from the start"
             ) from error

@@ -198,9 +198,13 @@ class VictimDataModule(SourceDataModule):
             f"{self.n_left_over} left over; {len(self.public)} public images for the baselines"
         )
 
-    def test_dataloader(self) -> VictimBatches:
+    @cached_property
+    def shares(self) -> VictimBatches:
         """This process's share of the batches: over all processes each one once."""
         return VictimBatches(self.test, self.batches, self._rank, self._world_size)
+
+    def test_dataloader(self) -> VictimBatches:
+        return self.shares
 
 
 class PoissonSampling:

@@ -202,6 +202,8 @@ def train_generator(
     check_alone(trainer.world_size)
     trainer.fit(module, data.train_dataloader(), ckpt_path=resumed, weights_only=True)
     averaged, seen = module.averaged.cpu().eval(), fingerprints(data.train)
+    if not all(value.isfinite().all() for value in averaged.parameters()):  # since the last look at the loss
+        raise ConfigError(f"the training of the generator diverged: lower lr, now {module.recipe.lr:g}")
     save_generator(
         exported, GeneratorCheckpoint(averaged, data.train.name, data.split_hash, seen, trainer.current_epoch)
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import netrc
 import os
+import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -89,18 +90,44 @@ def log_table(loggers: Sequence[Logger], key: str, columns: list[str], rows: lis
 def finish(loggers: Sequence[Logger]) -> None:
     """End the W&B run of this process, so that the next one in it begins its own."""
     for logger in _wandb_of(loggers):
-        logger.experiment.finish()
+        logger.attempt(logger.experiment.finish)
 
 
-def _wandb_of(loggers: Sequence[Logger]) -> list[WandbLogger]:
-    return [logger for logger in loggers if isinstance(logger, WandbLogger)]
+class _WandbLogger(WandbLogger):
+    """Logs to W&B until that fails; the run then goes on without it, as its folder holds all results anyway."""
+
+    _failed = False
+
+    def attempt(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Call something of W&B; the first error is told, and nothing is called after it."""
+        if self._failed:
+            return
+        try:
+            call(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001  # of whatever kind: a service that ends is no reason to lose a run
+            self._failed = True
+            reason = " ".join(str(error).split()) or type(error).__name__
+            print(f"W&B failed ({reason}): the run goes on without it; its folder has all results", file=sys.stderr)
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        self.attempt(super().log_metrics, metrics, step)
+
+    def log_image(self, key: str, images: list[Any], step: int | None = None, **kwargs: Any) -> None:
+        self.attempt(super().log_image, key, images, step, **kwargs)
+
+    def log_table(self, key: str, *args: Any, **kwargs: Any) -> None:
+        self.attempt(super().log_table, key, *args, **kwargs)
+
+
+def _wandb_of(loggers: Sequence[Logger]) -> list[_WandbLogger]:
+    return [logger for logger in loggers if isinstance(logger, _WandbLogger)]
 
 
 def _wandb_logger(
     logs: Path, name: str, settings: WandbSettings, mode: Literal["online", "offline"], config: Mapping[str, object]
-) -> WandbLogger:
+) -> _WandbLogger:
     if not is_first_process():
-        return WandbLogger(name=name, save_dir=logs)  # logs nothing, see Lightning's rank_zero_only
+        return _WandbLogger(name=name, save_dir=logs)  # logs nothing, see Lightning's rank_zero_only
     import wandb
 
     # The same id in every process of the run: a resumed run goes on in the same W&B run.
@@ -122,9 +149,10 @@ def _wandb_logger(
         )
     except wandb.Error as error:
         raise ConfigError(f"W&B cannot start ({error}): choose --wandb.mode offline or disabled") from error
-    run.define_metric("trainer/global_step")
-    run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
-    return WandbLogger(experiment=run)
+    logger = _WandbLogger(experiment=run)
+    logger.attempt(run.define_metric, "trainer/global_step")
+    logger.attempt(run.define_metric, "*", step_metric="trainer/global_step", step_sync=True)
+    return logger
 
 
 def _has_api_key() -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import lit_recon._torchvision
 
+from filelock import FileLock
 from pytorch_lightning import LightningModule, Trainer
 
 from lit_recon.attacks.shadow import Plan, ShadowStore
 from lit_recon.data import ImageSet
 from lit_recon.errors import MissingDataError
+from lit_recon.io.files import LOCK
 from lit_recon.training.progress import Progress
 
 #: Stands for no shard: the Trainer needs at least one batch in each process.
@@ -31,13 +34,20 @@ class ShadowModule(LightningModule):
         if self.store is None:
             description = self.plan.description
             if self.trainer.is_global_zero and ShadowStore.open(self.folder, description) is None:
-                execution = self.plan.execution() if self.execution == "auto" else self.execution
-                ShadowStore.create(self.folder, description, execution, self.shard_size)
+                self._create(description)
             self.trainer.strategy.barrier("the store exists")
             self.store = ShadowStore.open(self.folder, description)
         if self.store is None:
             raise MissingDataError(f"{self.folder} holds no store: all processes need access to the same folder")
         return self.store
+
+    def _create(self, description: Mapping[str, object]) -> None:
+        """Create the store, unless another command has just done so, for which another execution may be the fastest."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.folder / LOCK):
+            if ShadowStore.open(self.folder, description) is None:
+                execution = self.plan.execution() if self.execution == "auto" else self.execution
+                ShadowStore.create(self.folder, description, execution, self.shard_size)
 
     def predict_dataloader(self) -> range:
         """Numbers of the shards of this process, finished ones included; -1 if it has none.

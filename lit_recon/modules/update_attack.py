@@ -34,6 +34,7 @@ from lit_recon.modules.data import VictimDataModule
 from lit_recon.modules.loggers import log_grid, log_numbers
 from lit_recon.modules.scoring import RunScores, ScoredBatch, feature_scores, score_batches
 from lit_recon.records import Knowledge, Observation
+from lit_recon.reporting.record import read_json
 from lit_recon.reporting.wording import format_score
 from lit_recon.reporting.writing import Scalar
 from lit_recon.training.progress import Progress
@@ -62,19 +63,20 @@ class UpdateAttackModule(LightningModule):
         metrics: Sequence[Metric],
         clients_per_batch: int | Literal["auto"] = "auto",
         save_every_seconds: float = 60.0,
+        run: str = "",
     ) -> None:
         super().__init__()
         self.attack, self.model, self.knowledge = attack, model, knowledge
         self.clients, self.defense = clients, defense
         self.checkpoints, self.clients_per_batch = checkpoints, clients_per_batch
-        self.save_every_seconds = save_every_seconds
+        self.save_every_seconds, self.run = save_every_seconds, run
         self.scores = RunScores(metrics)
         self.metrics: dict[str, Scalar] = {}
         self.measures: list[Measure] = []
         self.scored: list[ScoredBatch] = []
         self.execution: Way | None = None  # how several victims are computed, if it was measured
         self._steps = attack.planned_steps
-        self._size = 1
+        self.together = 1  # victims per group; where several are computed together, others round differently
         self._group: list[VictimBatch] = []
         self._seen: list[VictimBatch] = []
 
@@ -90,23 +92,22 @@ class UpdateAttackModule(LightningModule):
         victims = self._victims
         self.scores.rehearse(victims.test.pixels(victims.batches[0]))
         self.client = self.clients.client(self.model, self.defense)
-        self._done = load_finished(self.checkpoints)
+        self._done = load_finished(self.checkpoints, self.run)
         with torch.enable_grad():
             self._plan()
-        mine = range(self.trainer.global_rank, len(victims.batches), self.trainer.world_size)
-        self._progress = Progress(
-            self._steps * len(mine), "attack", "iterations", quiet=not self.trainer.is_global_zero
-        )
+        self.together = victims.shares.group_by(self.together)
+        mine = len(victims.shares.positions)
+        self._progress = Progress(self._steps * mine, "attack", "iterations", quiet=not self.trainer.is_global_zero)
 
     def test_step(self, batch: VictimBatch, batch_idx: int) -> None:
-        """Collect a group of clients, and attack it once it is full."""
+        """Collect a group of clients, and attack it once it is complete."""
         self._seen.append(batch)
         if batch.index in self._done:
             self._progress.skip(self._steps)
             return
-        self._group.append(batch)
-        if len(self._group) >= self._size:
+        if self._group and self._group[0].index // self.together != batch.index // self.together:
             self._attack_group()
+        self._group.append(batch)
 
     def on_test_epoch_end(self) -> None:
         """Attack the last group, then score everything."""
@@ -127,7 +128,9 @@ class UpdateAttackModule(LightningModule):
         with torch.enable_grad():
             observations = [self._observe(batch.images, batch.labels, batch.index) for batch in group]
             watch = partial(self._watch, len(group))
-            outcome = run_attack(self.attack, observations, saved, self.save_every_seconds, self.execution, watch)
+            outcome = run_attack(
+                self.attack, observations, saved, self.save_every_seconds, self.execution, watch, self.run
+            )
         if self._progress.done == before:  # the attack computes in one piece
             self._progress.advance(self._steps * len(group))
         # FirstApplicable may have used an attack with another number of steps
@@ -137,7 +140,7 @@ class UpdateAttackModule(LightningModule):
             for seen, result, batch in zip(observations, outcome.reconstructions, group, strict=True)
         ]
         finished = finished_batches(indices, outcome, scores)
-        save_finished(self.checkpoints, finished)
+        save_finished(self.checkpoints, finished, self.run)
         saved.unlink(missing_ok=True)
         self._done |= {batch.index: batch for batch in finished}
         self._show(group, finished)
@@ -169,6 +172,17 @@ class UpdateAttackModule(LightningModule):
             log_numbers(self.trainer.loggers, {"victim_rmse": rmse}, self._progress.done)
             log_grid(self.trainer.loggers, "images", grid, self._progress.done)
 
+    @property
+    def notes(self) -> list[str]:
+        """What the report says of how victims were grouped, where that can change their images; nothing else does."""
+        if self.execution is None and self.together == 1:
+            return []
+        how = "one by one" if self.together == 1 else f"in groups of {self.together}"
+        why = "" if self.execution is None else ", as was measured to be faster"
+        again = f"clients_per_batch: {self.together}" + (f" and execution: {self.execution}" if self.execution else "")
+        where = "Other groups round differently, which changes pixels where an attack has not converged"
+        return [f"Victims were computed {how}{why}. {where}; {again} repeats these."]
+
     def _plan(self) -> None:
         """Fix the size of groups and how they are computed; a resumed run uses the measurement of the first one."""
         asked = self.clients_per_batch
@@ -179,15 +193,15 @@ class UpdateAttackModule(LightningModule):
             return
         if execution == "auto":
             self.execution = execution = self._remembered_execution(n)
-        self._size = limit if asked != "auto" or execution == "vmap" else 1
+        self.together = limit if asked != "auto" or execution == "vmap" else 1
 
     def _remembered_execution(self, n: int) -> Way:
-        path, measured = self.checkpoints / "execution.json", ""
+        path, measured = self.checkpoints / "execution.json", None
         if self.trainer.is_global_zero:
             if not path.is_file():
                 test, ids = self._victims.test, self._victims.batches[:n]
                 batches = [(test.pixels(some).to(self.device), test.labels[some].to(self.device)) for some in ids]
                 seen = [self._observe(*batch, index) for index, batch in enumerate(batches)]
                 write_text(path, json.dumps({"execution": self.attack.measured_execution(seen)}))
-            measured = json.loads(path.read_text(encoding="utf-8")).get("execution")
+            measured = read_json(path, "delete it").get("execution")
         return "vmap" if self.trainer.strategy.broadcast(measured) == "vmap" else "loop"

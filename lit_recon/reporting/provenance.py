@@ -98,19 +98,68 @@ class Difference(NamedTuple):
         return f"{self.key}: {self.before!r} there, {self.after!r} now"
 
 
+class _Loader(yaml.SafeLoader):
+    """Plain YAML, without keys that are repeated: YAML forbids them, and PyYAML keeps the last."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._checked: set[int] = set()
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        if id(node) not in self._checked:  # afterwards it holds what `<<` merges, too
+            self._checked.add(id(node))
+            keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            repeated = [key for key in keys if keys.count(key) > 1]
+            if repeated:
+                raise ValueError(f"the key {repeated[0]!r} is there several times{node.start_mark}")
+        super().flatten_mapping(node)
+
+    def content(self) -> object:
+        node = self.get_single_node()
+        if node is None:
+            return None
+        if self._size(node, {}) > _MOST_NODES:
+            raise ValueError(f"its aliases stand for more than {_MOST_NODES} entries")
+        return self.construct_document(node)
+
+    def _size(self, node: yaml.Node, known: dict[int, int]) -> int:
+        """Entries with all aliases in full; a ValueError for a node within itself."""
+        if id(node) not in known:
+            known[id(node)] = -1
+            below = node.value if isinstance(node, yaml.CollectionNode) else []
+            parts = [part for entry in below for part in (entry if isinstance(entry, tuple) else (entry,))]
+            known[id(node)] = 1 + sum(self._size(part, known) for part in parts)
+        if known[id(node)] < 0:
+            raise ValueError("an alias stands for what holds it")
+        return known[id(node)]
+
+
+_MOST_NODES = 100_000
+
+
 def parse_settings(text: str, source: Path | None = None) -> dict[str, object]:
     """The mapping in YAML `text`; else a CorruptFileError about the file `source` or a ConfigError about the caller."""
     try:
-        parsed = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        parsed, reason = None, f": {' '.join(str(error).split())}"
-    else:
-        reason = f"; got {type(parsed).__name__}"
-    if isinstance(parsed, dict):
-        return {str(key): value for key, value in parsed.items()}
-    if source is None:
-        raise ConfigError(f"the configuration of a run must be a YAML mapping{reason}")
-    raise CorruptFileError(f"{source} must hold a YAML mapping{reason}; restore the file or choose another folder")
+        parsed = _Loader(text).content()
+        if not isinstance(parsed, dict):
+            raise ValueError(f"got {type(parsed).__name__}")
+    except Exception as error:  # PyYAML's own, and those of Python's int, float and date; RecursionError
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if source is None:
+            raise ConfigError(f"the configuration of a run must be a YAML mapping; {reason}") from error
+        raise CorruptFileError(
+            f"{source} must hold a YAML mapping; {reason}; restore the file, or choose another configuration or folder"
+        ) from error
+    return {str(key): value for key, value in parsed.items()}
+
+
+def read_settings(path: Path) -> dict[str, object]:
+    """The mapping in a YAML file; a CorruptFileError where it cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # it is a folder, or no text
+        raise CorruptFileError(f"{path} cannot be read as text ({error}); restore the file") from error
+    return parse_settings(text, path)
 
 
 def flatten(settings: Mapping[str, object]) -> dict[str, Setting]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from lit_recon.errors import CorruptFileError, MissingDataError
+from lit_recon.io.files import parse_json
 from lit_recon.measures import Measure
-from lit_recon.reporting.provenance import parse_settings
+from lit_recon.reporting.provenance import read_settings
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import LossCurve, Scalar, VictimRow
 
@@ -35,6 +35,7 @@ class RunImages(NamedTuple):
     targets: NDArray[np.float32]
     nearest_public: NDArray[np.float32] | None
     class_names: list[str]
+    labels: NDArray[np.int64] | None
 
 
 def read_metrics(path: Path) -> dict[str, Scalar]:
@@ -56,7 +57,7 @@ def read_measures(path: Path) -> dict[str, Measure]:
 def read_json(path: Path, remedy: str = _REMEDY) -> dict[str, Any]:
     """The JSON object in a file; `remedy` says in messages what to do without it."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise _corrupt(path, f"must be JSON: {error}", remedy) from error
     if not isinstance(content, dict):
@@ -68,7 +69,7 @@ def read_arrays(path: Path, remedy: str = _REMEDY) -> dict[str, NDArray[np.float
     """The arrays of a safetensors file; `remedy` says in messages what to do without it."""
     try:
         return load_file(path)
-    except (OSError, SafetensorError, ValueError) as error:
+    except Exception as error:  # damaged headers raise errors of many kinds
         raise _corrupt(path, f"must be a safetensors file: {error}", remedy) from error
 
 
@@ -108,14 +109,25 @@ def read_images(path: Path) -> RunImages:
     try:
         with safe_open(path, framework="numpy") as file:
             found = {name: file.get_tensor(name) for name in set(names) & set(file.keys())}
-            class_names = json.loads((file.metadata() or {}).get("class_names", "[]"))
-    except (SafetensorError, ValueError) as error:
+            class_names = parse_json((file.metadata() or {}).get("class_names", "[]"))
+            found_labels = file.get_tensor("labels") if "labels" in file.keys() else None  # noqa: SIM118  a file handle
+    except Exception as error:  # damaged headers raise errors of many kinds
         raise _corrupt(path, f"must be a safetensors file of a run: {error}") from error
     shapes = {name: found[name].shape for name in names if name in found}
     if not set(needed) <= set(found) or len(set(shapes.values())) != 1 or len(shapes["targets"]) != 4:
         raise _corrupt(path, f"must hold {', '.join(names)} of one shape (n, c, h, w); got {shapes}")
+    outside = [name for name in shapes if found[name].dtype != np.float32 or not _in_range(found[name])]
+    if outside:
+        raise _corrupt(path, f"must hold float32 pixels in [0, 1]; {', '.join(outside)} has others")
+    if not isinstance(class_names, list):
+        raise _corrupt(path, "must list the names of classes")
     nearest = found.get("nearest_public")
-    return RunImages(found["reconstructions"], found["targets"], nearest, [str(name) for name in class_names])
+    names_of_classes = [str(name) for name in class_names]
+    return RunImages(found["reconstructions"], found["targets"], nearest, names_of_classes, found_labels)
+
+
+def _in_range(pixels: NDArray[np.float32]) -> bool:
+    return bool(pixels.size == 0 or (pixels.min() >= 0 and pixels.max() <= 1))  # NaN is in no range
 
 
 def read_table(path: Path, required: Sequence[str]) -> list[dict[str, str]]:
@@ -126,6 +138,9 @@ def read_table(path: Path, required: Sequence[str]) -> list[dict[str, str]]:
     except (OSError, ValueError, csv.Error) as error:
         raise _corrupt(path, f"must be a CSV table: {error}") from error
     header = rows[0] if rows else []
+    repeated = sorted({name for name in header if header.count(name) > 1})
+    if repeated:
+        raise _corrupt(path, f"has several columns {', '.join(repeated)}")
     missing = [name for name in required if name not in header]
     if missing:
         raise _corrupt(path, f"must have the columns {', '.join(missing)}")
@@ -173,12 +188,16 @@ class RunRecord:
                 f"{run.reconstructions} holds {len(images.targets)} images, but {run.victims.name} has {len(victims)} "
                 "rows: the files are of two runs; repeat the run"
             )
+        metrics = read_metrics(run.metrics)
+        labels = [row.label for row in victims]
+        if images.labels is not None and images.labels.tolist() != labels:
+            raise _corrupt(run.victims, f"has other labels than {run.reconstructions.name}: they are of two runs")
         return cls(
             run,
-            parse_settings(run.config.read_text(encoding="utf-8"), run.config),
-            read_metrics(run.metrics),
+            read_settings(run.config),
+            metrics,
             victims,
-            *images,
+            *images[:-1],
             losses=read_losses(run.losses) if run.losses.is_file() else [],
             measures=read_measures(run.metrics),
         )

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Self
 
 from lit_recon.errors import ConfigError, RunExistsError
-from lit_recon.io.files import is_leftover, write_text
-from lit_recon.reporting.provenance import differences, parse_settings
+from lit_recon.io.files import LOCK, hold, is_leftover, write_text
+from lit_recon.reporting.provenance import differences, parse_settings, read_settings
 
 #: Settings that change neither the result nor its meaning: a run that differs only there is the same run.
 IGNORED_SETTINGS = ("config", "out", "overwrite")
@@ -132,23 +132,29 @@ class RunFolder:
 
         Raises:
             ConfigError: `config_text` is no YAML mapping, or the folder cannot be a run's.
-            RunExistsError: a finished run, or an unfinished one with other settings, is there.
+            RunExistsError: a finished run, or an unfinished one with other settings, is there, or another process.
         """
         folder, settings = cls(Path(path)), parse_settings(config_text)
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
-            if any(not is_leftover(entry) for entry in folder.path.iterdir()):
-                if not folder.is_run:
-                    raise ConfigError(
-                        f"{folder.path} is not empty and holds no run of lit_recon; nothing was changed there: "
-                        "choose a new folder with --out"
-                    )
+            if folder._is_used and not folder.is_run:
+                raise ConfigError(
+                    f"{folder.path} is not empty and holds no run of lit_recon; nothing was changed there: "
+                    "choose a new folder with --out"
+                )
+            if not hold(folder.path):
+                raise RunExistsError(
+                    f"another process works in {folder.path}: wait until it has ended, or choose another folder with "
+                    "--out"
+                )
+            if folder._is_used:
                 if overwrite:
                     folder._clear(more)
                 else:
                     folder._check_resumable(settings, ignored, reopen)
-            for entry in filter(is_leftover, folder.path.iterdir()):
-                entry.unlink(missing_ok=True)
+            for place in (folder.path, folder.checkpoints, folder.logs, folder.figures):
+                for entry in filter(is_leftover, place.iterdir() if place.is_dir() else ()):
+                    entry.unlink(missing_ok=True)
             write_text(folder.config, config_text if config_text.startswith(_MARK) else marked(config_text))
             folder.checkpoints.mkdir(exist_ok=True)
             folder.logs.mkdir(exist_ok=True)
@@ -158,13 +164,22 @@ class RunFolder:
             ) from error
         return folder
 
+    @property
+    def _is_used(self) -> bool:
+        return any(not is_leftover(entry) and entry.name != LOCK for entry in self.path.iterdir())
+
     def _check_resumable(self, settings: dict[str, object], ignored: Iterable[str], reopen: bool) -> None:
         if self.is_complete and not reopen:
+            page = (
+                ""
+                if self.report.is_file()
+                else f" `python attack.py report {self.path}` writes its page if it has one;"
+            )
             raise RunExistsError(
-                f"{self.path} holds a finished run, which is left as it is: choose another folder with --out, "
+                f"{self.path} holds a finished run, which is left as it is:{page} choose another folder with --out, "
                 "or replace the run with --overwrite true"
             )
-        there = parse_settings(self.config.read_text(encoding="utf-8"), self.config)
+        there = read_settings(self.config)
         found = differences(there, settings, ignored)
         if found:
             shown = "; ".join(map(str, found[:_SHOWN_DIFFERENCES]))

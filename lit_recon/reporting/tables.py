@@ -36,6 +36,7 @@ _FACTS = {
     "backbone_accuracy": "Backbone's test accuracy",
     "split_hash": "Hash of the split",
     "execution": "Execution",
+    "together": "Victims computed together",
     "processes": "Processes",
     "seed": "Seed",
     "pool": "Pool of the target images",

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import time
-import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +21,8 @@ from torch import Tensor, nn, optim
 from torchmetrics import MeanMetric, SumMetric
 
 from lit_recon.errors import ConfigError, CorruptFileError
-from lit_recon.io.files import write_text
+from lit_recon.io.files import parse_json, write_text
+from lit_recon.io.tensors import load_saved
 from lit_recon.models import Backbone, BackboneCheckpoint, save_backbone
 
 #: Names inside a run folder.
@@ -71,8 +71,8 @@ def read_utility(folder: Path) -> Figures:
     if not path.is_file():
         return without_utility(f"{path} is missing: an earlier release trained this backbone")
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except ValueError as error:
+        return dict(parse_json(path.read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError) as error:
         raise CorruptFileError(f"{path} is damaged ({error}): train the backbone again") from error
 
 
@@ -250,17 +250,32 @@ class LastCheckpoint(Checkpoint):
 
     def _save(self, trainer: Trainer) -> None:
         part = self.path.with_name(f"{self.path.name}.part")
-        trainer.save_checkpoint(part, weights_only=False)
-        if trainer.is_global_zero:
-            os.replace(part, self.path)
+        try:
+            trainer.save_checkpoint(part, weights_only=False)
+            if trainer.is_global_zero:
+                with part.open("rb") as file:
+                    os.fsync(file.fileno())
+                os.replace(part, self.path)
+        except OSError as error:  # Lightning's names a file in the temporary folder
+            part.unlink(missing_ok=True)
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
         self._saved_at = time.monotonic()
 
 
 def state_to_resume(path: Path) -> Path | None:
     """The state that `LastCheckpoint` has left at `path`, None where there is none; a damaged one is refused."""
-    if path.exists() and not zipfile.is_zipfile(path):
-        raise CorruptFileError(f"{path} is truncated or not a training state: delete it to start over")
-    return path if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        content = load_saved(path)
+        if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
+            raise ValueError("it holds no weights")
+    except Exception as error:  # damaged bytes raise errors of many kinds
+        reason = " ".join(str(error).split())[:200]
+        raise CorruptFileError(
+            f"{path} is truncated or not a training state ({reason}): delete it to start over"
+        ) from error
+    return path
 
 
 class ExportBackbone(Callback):

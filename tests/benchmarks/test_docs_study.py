@@ -26,7 +26,11 @@ def part(defense: str, strength: float | None, accuracies: list[float], errors: 
         for number, value in enumerate(values)
     ]
     name = f"liu2025_table4_small_{defense}_{strength}"
-    return run(name, tables={"utility": trainings, "batches": batches}) | {"created": "2026-01-02"}
+    cells = [
+        {**level, "attack": attack, "n": 2, "nearest_public_rmse": 0.17, "mean_image_rmse": 0.22} for attack in errors
+    ]
+    tables = {"utility": trainings, "batches": batches, "evaluation": cells}
+    return run(name, tables=tables) | {"created": "2026-01-02"}
 
 
 @pytest.fixture
@@ -40,7 +44,9 @@ def parts() -> list[Any]:
 
 
 def test_attacks_stand_beside_the_papers(parts: list[Any]) -> None:
-    header, plain, first, *_ = lines(study.attacks(parts))
+    start, table = study.attacks(parts).split("\n\n")
+    assert start == "Of 2 images; the nearest public image has 0.170, the mean image 0.220:"
+    header, plain, first, *_ = lines(table)
     assert header[0] == "defense"
     plain_cells, cells = dict(zip(header, plain, strict=True)), dict(zip(header, first, strict=True))
     assert plain_cells["exact maps"] == "*0.002*"  # the strongest of an honest server
@@ -61,7 +67,18 @@ def test_equal_price_is_told_with_and_without_the_new_attack(parts: list[Any]) -
     assert "| 10 | **> 0.008** (at 2" in honest
     assert "| 1 | **0.200** (at 8" in without
     assert "| 1 | **2e-6** (at 8" in every
-    assert "best in 100 %" in honest
+    assert "best in" not in text  # of one
+
+
+def test_of_several_defenses_the_best_is_named_with_how_sure_that_is(parts: list[Any]) -> None:
+    """Local steps of the same accuracies as clipping, and worse attacks."""
+    errors = {"feature_maps": [0.5, 0.5], "geiping2020": [0.6, 0.6], "fowl2021": [0.5, 0.5]}
+    others = [part("local_steps", steps, [0.39, 0.41], errors) for steps in (3, 5)]
+    honest = study.small_price([*parts, *others]).split("points at most")[1]
+    clipping, steps = honest.splitlines()[2].split("|")[2:4]
+    assert "best in 0 %" in clipping
+    assert "**" in steps
+    assert "best in 100 %" in steps
 
 
 def test_what_was_measured_again_counts_once(parts: list[Any]) -> None:

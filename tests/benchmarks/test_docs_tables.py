@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.docs import PAGES, released, tables, trainset, updates
+from benchmarks.docs import PAGES, released, reliability, tables, trainset, updates
 from benchmarks.docs.figures import Figures
 from benchmarks.record import Record
 
@@ -45,6 +45,33 @@ def test_draws_are_pooled_by_their_images() -> None:
     assert found[-1] == ["all", "350 of 400", "3e-6", "4e-5", "0.0050", "0.0200", "0.0300", "0.0700", ""]
     assert found[-2][:5] == ["1", "50 of 100", "9e-6", "4e-5", "0.0200"]
     assert len(lines(released._retraining([run("draw_0", metrics=first | baselines)]))) == 2
+
+
+def test_a_run_that_was_lost_has_no_identical_result() -> None:
+    def row(fault: str, command: str, injections: int, **wrong: list[str]) -> dict[str, Any]:
+        return {
+            "fault": fault,
+            "command": command,
+            "injections": ["x"] * injections,
+            "lost": [],
+            "different": [],
+        } | wrong
+
+    record: Any = {
+        "rows": [
+            row("killed at random", "audit", 3),
+            row("killed at random", "audit", 2, different=["rmse"]),
+            row("killed in a file", "rero", 4, lost=["a traceback"]),
+            row("disk full", "rero", 0),
+        ]
+    }
+    assert lines(reliability.faults(record))[1:] == [
+        ["**all kills**", "2", "9", "2 of 3", "1 of 3"],
+        ["killed at random", "1", "5", "2 of 2", "1 of 2"],
+        ["killed in a file", "1", "4", "0 of 1", "0 of 1"],
+        ["disk full", "1", "0", "1 of 1", "1 of 1"],
+    ]
+    assert lines(reliability.faults_by_command(record))[1] == ["killed at random", "audit", "5", "2 of 2", "1 of 2"]
 
 
 def test_a_cell_that_was_measured_again_counts_once() -> None:

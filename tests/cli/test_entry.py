@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 from jsonargparse import ArgumentParser
 
 from lit_recon.cli import attack, console, train
@@ -54,6 +55,46 @@ def test_an_error_of_ours_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: p
 
     assert main("python x.py", command(monkeypatch, fail), ["work"]) == 2
     assert capsys.readouterr() == ("", "error: n must be 2; got 1\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(28, "No space left on device", "runs/a/victims.csv"), "cannot use runs/a/victims.csv (No space left"),
+        (OSError(30, "Read-only file system"), "cannot use a file of the run (Read-only file system): free space"),
+        (MemoryError(), "not enough memory (MemoryError): free some"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried\nto allocate 2 GiB."),
+            "not enough memory (CUDA out of memory)",
+        ),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+            "not enough memory ([enf",
+        ),
+    ],
+)
+def test_what_the_machine_refuses_is_one_line(
+    error: Exception, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(n: int) -> None:
+        raise error
+
+    assert main("python x.py", command(monkeypatch, fail), ["work"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, len(err.splitlines())) == ("", 1)
+    assert err.startswith(f"error: {words}")
+    assert err.endswith("then repeat the command, which goes on where it stopped\n")
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(2, "No such file", "x"), RuntimeError("shapes differ")])
+def test_a_fault_of_the_program_is_not_taken_for_one_of_the_machine(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(n: int) -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        main("python x.py", command(monkeypatch, fail), ["work"])
 
 
 def test_an_error_of_nobodys_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lit_recon.cli import attack, report
+from lit_recon.cli import attack
 from lit_recon.errors import MissingDataError
+from lit_recon.experiments.pages import PAGES
 from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.run_folder import RunFolder, marked
 
@@ -21,7 +22,7 @@ def run_of(path: Path, command: str, finished: bool = True, **settings: object) 
     return folder
 
 
-@pytest.mark.parametrize("page", [page for page in report._PAGES.values() if page])
+@pytest.mark.parametrize("page", [page for page in PAGES.values() if page])
 def test_every_page_can_be_imported(page: str) -> None:
     module, _, function = page.partition(":")
     assert callable(getattr(importlib.import_module(module), function))

@@ -140,12 +140,32 @@ def test_victims_are_shared_without_repetition() -> None:
     batches = [torch.tensor([3, 50]), torch.tensor([7, 8]), torch.tensor([102, 0])]
     shares = [list(VictimBatches(numbered_images(), batches, rank, world_size=2)) for rank in range(2)]
     assert [[batch.index for batch in share] for share in shares] == [[0, 2], [1]]
-    assert [len(VictimBatches(numbered_images(), batches, rank, world_size=2)) for rank in range(2)] == [2, 1]
     for batch in shares[0] + shares[1]:
         assert torch.equal(batch.ids, batches[batch.index])
         assert members(batch.images) == batch.ids.tolist()
         assert batch.labels.tolist() == [index % 5 for index in batch.ids.tolist()]
         assert batch.images.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("world_size", "together", "kept", "shares"),
+    [
+        (1, 3, 3, [[0, 1, 2, 3, 4, 5, 6]]),
+        (2, 3, 3, [[0, 1, 2, 6], [3, 4, 5]]),
+        (3, 3, 3, [[0, 1, 2], [3, 4, 5], [6]]),
+        (2, 8, 3, [[0, 1, 2, 6], [3, 4, 5]]),
+        (4, 3, 1, [[0, 4], [1, 5], [2, 6], [3]]),
+    ],
+)
+def test_groups_of_victims_do_not_depend_on_processes(
+    world_size: int, together: int, kept: int, shares: list[list[int]]
+) -> None:
+    """Unless there are too few of them: then they are as large as leaves each process one."""
+    batches = [torch.tensor([index]) for index in range(7)]
+    for rank, share in enumerate(shares):
+        loader = VictimBatches(numbered_images(), batches, rank, world_size)
+        assert loader.group_by(together) == kept
+        assert [batch.index for batch in loader] == loader.positions == share
 
 
 def test_refuses_processes_without_work() -> None:

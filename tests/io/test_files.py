@@ -54,6 +54,17 @@ def test_a_failed_write_leaves_the_old_content_and_nothing_else(
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("name", ["fsync", "replace"])
+def test_an_error_of_the_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def read_only(*_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(atomic.os, name, read_only)
+    with pytest.raises(OSError, match="Read-only") as caught:
+        write_bytes(tmp_path / "file", b"new")
+    assert (caught.value.errno, caught.value.filename) == (30, str(tmp_path / "file"))
+
+
 def test_who_reads_meanwhile_goes_on_seeing_the_old_content(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_bytes(path, b"old")

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from safetensors.numpy import load_file
 
+from lit_recon.io.files import LOCK
 from tests.processes import outputs, ranks
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +37,7 @@ def run(workplace: Path, small: list[str], script: Script) -> Path:
 
 
 def test_everything_is_left_behind(run: Path) -> None:
-    left = {path.name for path in run.iterdir()}
+    left = {path.name for path in run.iterdir() if path.name != LOCK}
     files = {"config.yaml", "metrics.json", "victims.csv", "reconstructions.safetensors", "report.html"}
     assert left == files | {"checkpoints", "logs"}
     assert list(run.glob("logs/wandb/offline-run-*/*.wandb"))
@@ -121,6 +122,29 @@ def test_processes_share_the_victims(run: Path, small: list[str], attack: Callab
     metrics = [json.loads((folder / "metrics.json").read_text()) for folder in (run, shared)]
     assert metrics[0]["rmse"] == pytest.approx(metrics[1]["rmse"], rel=1e-12)
     assert metrics[1]["processes"] == 2
+
+
+def test_results_do_not_depend_on_the_number_of_processes(
+    run: Path, small: list[str], attack: Callable[..., Any], workplace: Path
+) -> None:
+    """Victims that are computed together are the same ones; alone they round differently."""
+    backbone = next(workplace.glob("runs/backbones/*/backbone.safetensors"))
+    arguments = [*small, "--victims.n", "6", "--attack.steps", "40", "--clients_per_batch", "2"]
+    arguments += ["--attack.execution", "vmap", "--backbone.checkpoint", backbone]
+    arguments += ["--trainer.accelerator", "cpu", "--wandb.mode", "disabled"]
+    assert attack(*arguments, "--out", "runs/processes_1").code == 0
+    for size in (2, 3):
+        outputs(ranks(ROOT / "attack.py", *arguments, "--out", f"runs/processes_{size}", cwd=workplace, size=size))
+    folders = [workplace / "runs" / f"processes_{size}" for size in (1, 2, 3)]
+    images = [load_file(folder / "reconstructions.safetensors") for folder in folders]
+    for other in images[1:]:
+        for name, tensor in images[0].items():
+            np.testing.assert_array_equal(other[name], tensor)
+    records = [json.loads((folder / "metrics.json").read_text()) for folder in folders]
+    assert [record["processes"] for record in records] == [1, 2, 3]
+    assert [record["together"] for record in records] == [2, 2, 2]
+    assert [record["n"] for record in records] == [6, 6, 6]
+    assert all("in groups of 2. Other groups round differently" in str(record["notes"]) for record in records)
 
 
 def test_an_attack_without_steps_leaves_its_curve(attack: Callable[..., Any], workplace: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import time
@@ -9,10 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
 from lit_recon.reporting.run_folder import RunFolder
+from tests.journeys.conftest import ROOT, Running
+from tests.processes import outputs, ranks
 
 
-def wait_for(pattern: str, folder: Path, process: subprocess.Popen[str]) -> None:
+def wait_for(pattern: str, folder: Path, process: Running) -> None:
     """Until a file is there that the process writes in the middle of its work."""
     while not list(folder.glob(pattern)):
         assert process.poll() is None, process.communicate()[1]
@@ -46,3 +53,33 @@ def test_killed_stopped_and_resumed(
     assert attack(*arguments, "--out", broken).code == 0
     for name in ("reconstructions.safetensors", "victims.csv", "logs/losses.csv"):
         assert (broken / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_group_that_loses_a_process_ends_and_goes_on(
+    lost: int, workplace: Path, small: list[str], attack: Callable[..., Any]
+) -> None:
+    arguments = [*small, "--victims.n", "6", "--save_every_seconds", "0.02", "--trainer.accelerator", "cpu"]
+    arguments += ["--wandb.mode", "disabled"]
+    whole, broken = workplace / "runs" / "undisturbed", workplace / "runs" / f"lost_{lost}"
+    if not whole.exists():
+        assert attack(*arguments, "--out", whole).code == 0
+    # two processes would train another backbone, of twice as large batches
+    arguments += ["--backbone.checkpoint", json.loads((whole / "metrics.json").read_text())["backbone"]]
+    started = ranks(ROOT / "attack.py", *arguments, "--out", broken, cwd=workplace)
+    wait_for("checkpoints/*.safetensors", broken, started[lost])
+    started[lost].kill()
+    _, err = started[1 - lost].communicate(timeout=60)
+    assert started[1 - lost].returncode == 2
+    assert err.splitlines()[-1].startswith("error: another process of this group has ended")
+    assert "Traceback" not in err
+    finished = {path: path.stat().st_mtime_ns for path in broken.glob("checkpoints/*.safetensors")}
+    assert finished
+    assert not RunFolder(broken).is_complete
+
+    outputs(ranks(ROOT / "attack.py", *arguments, "--out", broken, cwd=workplace))
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    ours, theirs = (load_file(folder / "reconstructions.safetensors") for folder in (broken, whole))
+    for name, tensor in theirs.items():
+        np.testing.assert_array_equal(ours[name], tensor)

@@ -127,7 +127,7 @@ def test_two_processes_leave_the_stores_of_one(run: Path, train: Callable[..., A
     for order, command in orders.items():
         assert train(*command, "--store", f"one_{order}").code == 0
         one, two = (
-            {path.name: path.read_bytes() for path in (workplace / f"{name}_{order}").iterdir()}
+            {path.name: path.read_bytes() for path in (workplace / f"{name}_{order}").glob("[!.]*")}
             for name in ("one", "two")
         )
         assert len(one) == 8  # seven shards and what they belong to

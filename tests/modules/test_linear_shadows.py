@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock, Timeout
 from pytorch_lightning import Trainer
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from lit_recon.attacks.shadow import (
 )
 from lit_recon.data import ImageSet
 from lit_recon.errors import ConfigError
+from lit_recon.io.files import LOCK
 from lit_recon.models.released import ReleasedMLP
 from lit_recon.modules.shadows import train_store
 from lit_recon.training.trainer import TrainerSettings, build_trainer
@@ -133,3 +135,19 @@ def test_a_folder_of_other_models_is_refused_and_left_alone(tmp_path: Path) -> N
     assert content(tmp_path) == there
     with pytest.raises(ConfigError, match="models of other images"):
         complete(tmp_path, EXACT, random_images(11, 3))
+
+
+def test_of_two_commands_that_begin_a_store_one_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(plan: ShadowPlan) -> str:
+        with pytest.raises(Timeout):  # two locks of one process exclude each other like those of two
+            FileLock(tmp_path / LOCK).acquire(timeout=0)
+        return "loop"
+
+    monkeypatch.setattr(ShadowPlan, "execution", measured)
+    assert train_store(trainer(), EXACT, SHADOWS, tmp_path, "auto", 3).execution == "loop"
+    opened, looks = ShadowStore.open, iter([None])
+    monkeypatch.setattr(
+        ShadowStore, "open", lambda *given: next(looks, opened(*given))
+    )  # it was not there a moment ago
+    monkeypatch.setattr(ShadowPlan, "execution", lambda plan: pytest.fail("it was measured again"))
+    assert train_store(trainer(), EXACT, SHADOWS, tmp_path, "auto", 3).execution == "loop"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 from pytorch_lightning.loggers import CSVLogger
 
 from lit_recon.errors import ConfigError
-from lit_recon.modules.loggers import WandbSettings, build_loggers, finish, log_grid, log_table
+from lit_recon.modules.loggers import WandbSettings, build_loggers, finish, log_grid, log_numbers, log_table
 
 
 @pytest.fixture
@@ -97,3 +98,37 @@ def test_a_service_started_elsewhere_does_not_take_the_records(tmp_path: Path, e
         environment.chdir(tmp_path / place)
         finish(build_loggers(Path("logs"), "run", WandbSettings(mode="offline"), {}))
         assert list((tmp_path / place).glob("logs/wandb/offline-run-*/*.wandb"))
+
+
+class Service:
+    """Stands for a W&B run whose service is gone after so many calls."""
+
+    def __init__(self, calls: int) -> None:
+        self.calls, self.got = calls, []
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> None:
+            if len(self.got) == self.calls:
+                raise BrokenPipeError(32, "Broken pipe")
+            self.got.append(name)
+
+        return call
+
+
+@pytest.mark.parametrize("calls", range(6))
+def test_a_run_goes_on_without_a_service_that_has_died(
+    calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service, png = Service(calls), io.BytesIO()
+    Image.new("L", (8, 8)).save(png, format="PNG")
+    monkeypatch.setattr("wandb.init", lambda **_: service)
+    loggers = build_loggers(tmp_path / "logs", "run", WandbSettings(mode="offline"), {})
+    log_numbers(loggers, {"loss": 0.5}, step=1)
+    log_grid(loggers, "images", png.getvalue(), step=2)
+    log_table(loggers, "victims", ["id"], [[3]])
+    finish(loggers)
+    loggers[0].save()
+    assert service.got == ["define_metric", "define_metric", "log", "log", "log", "finish"][:calls]
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["W&B failed ([Errno 32] Broken pipe): the run goes on without it; its folder has all results"]
+    assert "0.5,1" in next(tmp_path.glob("logs/version_*/metrics.csv")).read_text()

@@ -121,6 +121,9 @@ def test_auto_groups_where_that_is_faster(
     monkeypatch.setattr(GradientMatching, "measured_execution", lambda attack, seen: other)
     again = attacked(module(tmp_path / "run"), victims)
     assert again.execution == fastest
+    [note] = again.notes
+    how = {"loop": "one by one", "vmap": "in groups of 8"}[fastest]
+    assert f"computed {how}, as was measured to be faster" in note
 
 
 def test_a_real_measurement_decides(victims: VictimDataModule, tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock, Timeout
 
 from lit_recon.errors import ConfigError, CorruptFileError, RunExistsError
+from lit_recon.io.files import holding
 from lit_recon.reporting.run_folder import IGNORED_SETTINGS, RunFolder, marked
 from lit_recon.reporting.writing import write_metrics
 from lit_recon.training.trainer import TrainerSettings
@@ -17,11 +19,13 @@ CONFIG = "attack:\n  steps: 100\nout: here\n"
 KILLED_RUN = """
 import os, signal, sys
 from pathlib import Path
+from lit_recon.io.files import holding
 from lit_recon.reporting.run_folder import IGNORED_SETTINGS, RunFolder, RunFolder, marked
 from lit_recon.training.trainer import TrainerSettings
 folder = RunFolder.open(sys.argv[1], sys.argv[2])
 (folder.checkpoints / "victims_0000.safetensors").write_bytes(b"the first victim")
 (folder.path / ".victims.csv.0123.unfinished").write_bytes(b"half a ta")
+(folder.checkpoints / ".victims_0001.safetensors.0123.unfinished").write_bytes(b"half a victim")
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -74,7 +78,7 @@ def test_a_killed_run_is_resumed_with_all_that_it_had_finished(tmp_path: Path) -
     assert died.returncode == -9
     folder = RunFolder.open(path, CONFIG.replace("here", "there"))
     assert (folder.checkpoints / "victims_0000.safetensors").read_bytes() == b"the first victim"
-    assert not list(path.glob(".*"))
+    assert not list(path.rglob(".*"))
     assert not folder.is_complete
 
 
@@ -113,6 +117,37 @@ def test_a_finished_run_is_never_replaced_in_silence(tmp_path: Path) -> None:
     with pytest.raises(RunExistsError, match=r"finished run.*--out.*--overwrite true"):
         RunFolder.open(folder.path, CONFIG)
     assert content(folder.path) == before
+
+
+def test_a_finished_run_that_was_killed_before_its_page_says_how_to_get_it(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run")
+    folder.report.unlink(missing_ok=True)
+    with pytest.raises(RunExistsError, match=rf"`python attack\.py report {folder.path}` writes its page"):
+        RunFolder.open(folder.path, CONFIG)
+    folder.report.write_text("page")
+    with pytest.raises(RunExistsError, match="left as it is: choose another folder"):
+        RunFolder.open(folder.path, CONFIG)
+
+
+def test_a_folder_is_of_one_process_at_a_time(tmp_path: Path) -> None:
+    """Two locks of one process exclude each other like those of two processes."""
+    other = FileLock(tmp_path / "run" / ".lock")
+    with holding():
+        RunFolder.open(tmp_path / "run", CONFIG)
+        RunFolder.open(tmp_path / "run", CONFIG)  # of the same process
+        with pytest.raises(Timeout):
+            other.acquire(timeout=0)
+    before = content(tmp_path / "run")
+    with other, holding(), pytest.raises(RunExistsError, match=f"another process works in {tmp_path / 'run'}: wait"):
+        RunFolder.open(tmp_path / "run", CONFIG, overwrite=True)
+    assert content(tmp_path / "run") == before
+    with holding():
+        assert RunFolder.open(tmp_path / "run", CONFIG).is_run
+
+
+def test_a_process_that_was_killed_before_its_first_file_leaves_a_new_folder(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    assert RunFolder.open(tmp_path, CONFIG).is_run
 
 
 def test_overwrite_begins_anew_and_keeps_foreign_files(tmp_path: Path) -> None:

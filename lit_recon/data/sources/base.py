@@ -26,13 +26,22 @@ class ImageSource(ABC):
             ShapeError: arrays are not images and labels, the two sets do not match, or there is only one class.
         """
         self.prepare()
-        train, test = self.read()
-        if train.image_shape != test.image_shape or train.class_names != test.class_names:
-            raise ShapeError(
-                f"{self.name}: training and test images must agree in shape and classes; got {train} and {test}"
-            )
-        if train.n_classes < 2:
-            raise ShapeError(f"{self.name}: a classifier needs at least two classes; got {train.class_names}")
+        try:
+            train, test = self.read()
+            if train.image_shape != test.image_shape or train.class_names != test.class_names:
+                raise ShapeError(
+                    f"{self.name}: training and test images must agree in shape and classes; got {train} and {test}: "
+                    "change one of them"
+                )
+            if train.n_classes < 2:
+                raise ShapeError(
+                    f"{self.name}: a classifier needs at least two classes; got {train.class_names}: add one"
+                )
+        except ShapeError as error:  # of a set of images, which does not know its file
+            root = getattr(self, "root", None)
+            if root is None or str(root) in str(error):
+                raise
+            raise ShapeError(f"{root}: {error}") from error
         return train, test
 
     def prepare(self) -> None:  # noqa: B027  (most sources have nothing to fetch)

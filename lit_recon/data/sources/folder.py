@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from lit_recon.data.sources.base import ImageSource
 from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError, ShapeError
 
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+#: What the files may be, whatever their endings: other decoders of Pillow start programs, as for PostScript.
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,9 @@ class ImageFolder(ImageSource):
     def read(self) -> tuple[ImageSet, ImageSet]:
         root = Path(self.root).expanduser()
         if not root.is_dir():
-            raise MissingDataError(f"{root}: expected a folder with one sub-folder of images per class; there is none")
+            raise MissingDataError(
+                f"{root}: expected a folder with one sub-folder of images per class; there is none: set root"
+            )
         if (root / "train").is_dir() and (root / "test").is_dir():
             train = self._read_tree(root / "train", f"{self.name} train")
             return train, self._read_tree(root / "test", f"{self.name} test", train.class_names)
@@ -78,7 +83,9 @@ class ImageFolder(ImageSource):
 def _class_folders(root: Path) -> list[Path]:
     folders = sorted(folder for folder in root.iterdir() if folder.is_dir() and not folder.name.startswith("."))
     if not folders:
-        raise MissingDataError(f"{root}: expected one sub-folder of images per class; there are no sub-folders")
+        raise MissingDataError(
+            f"{root}: expected one sub-folder of images per class; there are no sub-folders: set root"
+        )
     return folders
 
 
@@ -89,7 +96,9 @@ def _image_files(folder: Path) -> list[Path]:
         if file.suffix.lower() in _SUFFIXES and file.is_file() and not file.name.startswith(".")
     )
     if not files:
-        raise MissingDataError(f"{folder}: expected image files ({', '.join(sorted(_SUFFIXES))}); there are none")
+        raise MissingDataError(
+            f"{folder}: expected image files ({', '.join(sorted(_SUFFIXES))}); there are none: remove the folder"
+        )
     return files
 
 
@@ -98,10 +107,16 @@ def _read_image(file: Path, size: int | None, grayscale: bool) -> NDArray[np.uin
     from PIL import Image, ImageOps
 
     try:
-        with Image.open(file) as opened:
-            image = ImageOps.exif_transpose(opened)
-            image.load()
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # what Pillow's decoders raise
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about metadata
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(file, formats=_FORMATS) as opened:
+                if opened.format == "PNG":
+                    opened.verify()  # checksums of the pixels, which decoding does not compare
+            with Image.open(file, formats=_FORMATS) as opened:
+                image = ImageOps.exif_transpose(opened)
+                image.load()
+    except Exception as error:  # Pillow's decoders raise errors of many kinds
         raise CorruptFileError(f"{file}: cannot be decoded as an image ({error}): replace or remove it") from error
     if image.mode.startswith(("I", "F")):
         raise ShapeError(f"{file}: expected 8 bits per channel; got mode {image.mode!r}: convert it to 8 bits first")

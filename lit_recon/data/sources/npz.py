@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,8 @@ class Npz(ImageSource):
         if missing:
             raise CorruptFileError(
                 f"{path}: expected the arrays train_images and train_labels, and test_images and test_labels if there "
-                f"is a test split; {', '.join(missing)} missing, found {', '.join(arrays) or 'none'}"
+                f"is a test split; {', '.join(missing)} missing, found {', '.join(arrays) or 'none'}: write "
+                "all of them with np.savez"
             )
         classes = self.class_names or _class_names(arrays, path)
         train = ImageSet.from_arrays(arrays["train_images"], arrays["train_labels"], classes, f"{self.name} train")
@@ -73,12 +73,42 @@ def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
             archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise CorruptFileError(f"{path}: expected an .npz archive of arrays; got a single array: use np.savez")
-            return {key: archive[key] for key in archive.files}
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
+            with zipfile.ZipFile(path) as entries:
+                _check_entries(entries, path)
+            arrays = {key: archive[key] for key in archive.files}
+            if not all(isinstance(array, np.ndarray) for array in arrays.values()):
+                raise ValueError("an entry is no array")
+            return arrays
+    except CorruptFileError:
+        raise
+    except Exception as error:  # damaged bytes raise errors of many kinds
         raise CorruptFileError(
             f"{path}: cannot be read as an .npz file of plain arrays ({error}); it is truncated or of another format: "
             "copy it again, or write it with np.savez"
         ) from error
+
+
+#: Bytes that any archive may unpack to, and how many times its size above that: images are seldom packed so tightly.
+_UNPACKED, _TIMES = 2**26, 200
+
+
+def _check_entries(archive: zipfile.ZipFile, path: Path) -> None:
+    """A CorruptFileError for arrays of one name, bytes that were changed, and far more content than an archive holds.
+
+    NumPy keeps the last of two arrays of one name, and compares no checksum where an array is shorter than its entry.
+    """
+    names = [entry.filename.removesuffix(".npy") for entry in archive.infolist()]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise CorruptFileError(f"{path}: holds several arrays {', '.join(twice)}: write it again with np.savez")
+    size = sum(entry.file_size for entry in archive.infolist())
+    if size > max(_UNPACKED, _TIMES * path.stat().st_size):
+        raise CorruptFileError(
+            f"{path}: its {path.stat().st_size} bytes unpack to {size}, more than {_TIMES} times as much: if it holds "
+            "images, write it with np.savez, which does not compress them"
+        )
+    if (damaged := archive.testzip()) is not None:
+        raise zipfile.BadZipFile(f"Bad CRC-32 for file {damaged!r}")
 
 
 def _class_names(arrays: dict[str, NDArray[Any]], path: Path) -> list[str]:

@@ -21,6 +21,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.configuration import instantiated, readable
+from lit_recon.io.files import holding
 from lit_recon.reporting.record import read_metrics
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import format_score
@@ -113,7 +114,7 @@ def attempt(piece: Piece, study: Path, log: Path) -> PieceOutcome:
         Interrupted: after SIGINT or SIGTERM.
     """
     started, found = time.perf_counter(), PieceOutcome()
-    with _logged(log), interruptible():
+    with _logged(log), interruptible(), holding():
         print(f"{piece.title}: started on {platform.node()}, process {os.getpid()}", flush=True)
         try:
             found = PieceOutcome(piece.work((study / piece.folder).absolute()))
@@ -127,8 +128,11 @@ def attempt(piece: Piece, study: Path, log: Path) -> PieceOutcome:
 @contextlib.contextmanager
 def _logged(log: Path) -> Iterator[None]:
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a", encoding="utf-8") as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        yield
+    try:
+        with log.open("a", encoding="utf-8") as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            yield
+    except OSError as error:  # that of a write has no file name
+        raise OSError(error.errno, error.strerror, str(log)) from error
 
 
 @dataclass(frozen=True)

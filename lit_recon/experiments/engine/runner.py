@@ -9,10 +9,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from lit_recon.errors import ConfigError
+from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.configuration import SAME_RUN
 from lit_recon.experiments.engine.pieces import Piece, PieceOutcome, attempt
+from lit_recon.experiments.pages import build_page, lacks_page
 from lit_recon.io.files import write_text
+from lit_recon.reporting.record import read_json
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import duration
 from lit_recon.training.trainer import TrainerSettings
@@ -75,7 +77,7 @@ class StudyRunner:
         path = self.folder.failure(piece.folder)
         if self.is_done(piece) or not path.is_file():
             return self.is_done(piece)
-        return not json.loads(path.read_text(encoding="utf-8")).get("applicable", True)
+        return not read_json(path, "delete it, and the cell is tried again").get("applicable", True)
 
     def progress(self) -> str:
         """The numbers of all, finished and not applicable pieces, as text."""
@@ -87,6 +89,7 @@ class StudyRunner:
         """Run every piece that is not settled, once, each after those that it needs; Interrupted after a signal.
 
         Returns the pieces without a result: those that failed or are not applicable, and those that need one of them.
+        Finished pieces get the pages that they lack: those of processes that were killed just before.
         """
         waiting = [piece for piece in self.pieces if not self.is_settled(piece)]
         unfinished = {piece.folder for piece in waiting}
@@ -114,6 +117,7 @@ class StudyRunner:
                     self._ended(other, PieceOutcome(reason=f"it needs {each.title}, which has no result"))
                     lost.append(other)
             failed += lost
+        self._write_missing_pages()
         return failed
 
     def require(self, failed: Sequence[Piece]) -> None:
@@ -124,6 +128,14 @@ class StudyRunner:
                 f"{self.folder.failure(failed[0].folder)}), and the page needs all of them: repeat the command, which "
                 "runs only those"
             )
+
+    def _write_missing_pages(self) -> None:
+        for path in [self.folder.path / piece.folder for piece in self.pieces if self.is_done(piece)]:
+            if lacks_page(path):
+                try:
+                    build_page(path)
+                except LitReconError as error:  # its figures are there, and no others need the page
+                    print(f"note        no page in {path}: {error}", flush=True)
 
     def _ended(self, piece: Piece, outcome: PieceOutcome) -> bool:
         """Print and record the outcome of a piece; return whether it has a result."""

@@ -15,7 +15,7 @@ from lit_recon.experiments.evaluate.results import NO_DEFENSE, repetition_in_wor
 from lit_recon.experiments.evaluate.settings import DefenseFamily, EvaluateSettings, GridAttack, GridPaper
 from lit_recon.metrics import DEFAULT_METRICS, metrics_of
 from lit_recon.modules.generator import GENERATOR_FILE
-from lit_recon.reporting.provenance import parse_settings
+from lit_recon.reporting.provenance import read_settings
 from lit_recon.reporting.wording import measure_of
 
 _COMMANDS = {
@@ -256,7 +256,7 @@ def _entrant(
 def _of_file(path: Path, folder: str) -> dict[str, Any]:
     """The settings of another command's file that a cell may use."""
     found = find_configuration(path, folder)
-    file = parse_settings(found.read_text(encoding="utf-8"), found)
+    file = read_settings(found)
     return {key: value for key, value in file.items() if key not in ("name", "out", "overwrite", "paper", "wandb")}
 
 

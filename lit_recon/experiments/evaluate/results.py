@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,8 +11,8 @@ from typing import Any, NamedTuple
 from lit_recon.errors import CorruptFileError, MissingDataError
 from lit_recon.measures import MEASURES, Measure
 from lit_recon.metrics.aggregate import recorded_error
-from lit_recon.reporting.provenance import parse_settings
-from lit_recon.reporting.record import read_measures, read_metrics, read_victims
+from lit_recon.reporting.provenance import read_settings
+from lit_recon.reporting.record import read_json, read_measures, read_metrics, read_victims
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import format_score, measure_of
 from lit_recon.reporting.writing import Scalar
@@ -140,7 +139,8 @@ class Evaluation:
         if not grid.grid.is_file():
             raise MissingDataError(f"{grid.path} holds no evaluation ({grid.grid.name} is missing): check the path")
         try:
-            content = json.loads(grid.grid.read_text(encoding="utf-8"))
+            content = read_json(grid.grid)
+            _check_grid(content)
             bounds = read_metrics(grid.bounds) if grid.bounds.is_file() else {}
             cells = [_result(grid, entry, bounds.get(entry["folder"])) for entry in content["cells"]]
             measures = MEASURES | {key: measure for cell in cells for key, measure in cell.measures.items()}
@@ -149,7 +149,7 @@ class Evaluation:
             of = content.get("of", "features" if key.startswith("feature_") else "images")
             return cls(
                 grid,
-                parse_settings(grid.config.read_text(encoding="utf-8"), grid.config),
+                read_settings(grid.config),
                 cells,
                 content["attacks"],
                 content["defenses"],
@@ -160,7 +160,7 @@ class Evaluation:
                 measures,
                 content.get("without", []),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CorruptFileError(
                 f"{grid.grid} is malformed ({type(error).__name__}: {error}); run the evaluation again, which keeps "
                 "its finished cells"
@@ -252,13 +252,40 @@ def repetition_in_words(number: int) -> str:
     return f", repetition {number}" if number else ""
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_entry(entry: Mapping[str, Any]) -> None:
+    """A ValueError for an entry of a cell that is of another type."""
+    texts = all(isinstance(entry[name], str) for name in ("kind", "folder", "defense", "attack"))
+    numbers = _is_number(entry["batch_size"]) and (entry["strength"] is None or _is_number(entry["strength"]))
+    others = entry["aware"] in (None, True, False) and isinstance(entry["paper"], str | int | float | None)
+    if not (texts and numbers and others and _is_number(entry.get("repetition", 0))):
+        raise ValueError(f"the entries of the cell {entry['folder']!r} are of another type")
+
+
+def _check_grid(content: Mapping[str, Any]) -> None:
+    """A ValueError for names and numbers of a grid that are of another type."""
+    for name in ("attacks", "defenses", "networks"):
+        if not all(isinstance(title, str) for title in content.get(name, {}).values()):
+            raise ValueError(f"{name} must be texts by name")
+    for name in ("malicious", "without"):
+        listed = content.get(name, [])
+        if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
+            raise ValueError(f"{name} must be a list of names")
+    if not all(_is_number(drop) for drop in content["max_accuracy_drops"]):
+        raise ValueError("max_accuracy_drops must be numbers")
+
+
 def _result(grid: RunFolder, entry: Mapping[str, Any], bound: Any) -> CellResult:
+    _check_entry(entry)
     run, failure = RunFolder(grid.path / entry["folder"]), grid.failure(entry["folder"])
     done, why = run.is_complete, {"reason": "not run yet"}
     if done:
         why = {"reason": ""}
     elif failure.is_file():
-        why = json.loads(failure.read_text(encoding="utf-8"))
+        why = read_json(failure)
     return CellResult(
         **{**entry, "folder": run.path},
         metrics=read_metrics(run.metrics) if done else {},

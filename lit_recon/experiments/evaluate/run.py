@@ -38,6 +38,7 @@ from lit_recon.metrics import PerceptualDistance, metrics_of
 from lit_recon.modules.data import VictimDataModule
 from lit_recon.modules.loggers import finish, log_grid, log_table
 from lit_recon.records import SimulatedDefense, Update, Weights
+from lit_recon.reporting.record import read_json
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import Scalar
 
@@ -54,7 +55,9 @@ def write_bounds(cells: Sequence[GridCell], folder: RunFolder, large: BoundSetti
     could not be computed, for lack of memory or by an unexpected error of PyTorch's, is tried again by the next call.
     """
     path = folder.bounds
-    known: dict[str, dict[str, Scalar]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    known: dict[str, dict[str, Scalar]] = (
+        read_json(path, "delete it, and the bounds are computed again") if path.is_file() else {}
+    )
     known = {name: bound for name, bound in known.items() if "not_computed" not in bound}
     # what the cells share, by everything that it depends on
     shared: dict[str, Any] = {}

@@ -11,7 +11,7 @@ from typing import Any
 
 from lit_recon.errors import CorruptFileError, MissingDataError
 from lit_recon.metrics.aggregate import error_of_mean, recorded_error
-from lit_recon.reporting.provenance import parse_settings
+from lit_recon.reporting.provenance import read_settings
 from lit_recon.reporting.record import read_json, read_metrics, read_victims
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import format_score
@@ -134,7 +134,7 @@ class FactorStudy:
         grid = RunFolder(folder)
         if not grid.factors.is_file():
             raise MissingDataError(f"{grid.path} holds no study ({grid.factors.name} is missing): check the path")
-        settings = parse_settings(grid.config.read_text(encoding="utf-8"), grid.config)
+        settings = read_settings(grid.config)
         content, cell = read_json(grid.factors, _REMEDY), cache(partial(_cell, grid))
         try:
             base = Point("base", None, None, [cell(name) for name in content["base"]])

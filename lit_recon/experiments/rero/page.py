@@ -12,7 +12,7 @@ from lit_recon.errors import MissingDataError
 from lit_recon.metrics.aggregate import recorded_error
 from lit_recon.reporting.pages import Page, Panel, Picture, notes_panels
 from lit_recon.reporting.plots import COLOURS, MARKS, Plot, Series, draw, image_grid
-from lit_recon.reporting.provenance import find_setting, parse_settings
+from lit_recon.reporting.provenance import find_setting, read_settings
 from lit_recon.reporting.record import read_arrays, read_json, read_metrics
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import ABSENT, format_score, percent, power_of_ten, short, with_error
@@ -37,7 +37,7 @@ def write_page(folder: Path) -> Path:
     if not run.is_complete:
         raise MissingDataError(f"{run.path} holds no finished run: finish it with the command that began it")
     record = read_json(run.path / RECORD)
-    settings = parse_settings(run.config.read_text(encoding="utf-8"), run.config)
+    settings = read_settings(run.config)
     kappas = find_setting(settings, "prior.kappas")
     page = Page(
         kind="Reconstruction robustness",

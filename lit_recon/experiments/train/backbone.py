@@ -6,6 +6,7 @@ import time
 
 from jsonargparse import ArgumentParser, Namespace
 
+from lit_recon.errors import CorruptFileError
 from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import SAME_RUN, settings_parser
 from lit_recon.experiments.settings import BackboneSettings, TrainSettings
@@ -51,6 +52,12 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     started = time.perf_counter()
     if exported.is_file():  # killed between the last two files
         checkpoint = load_backbone(exported)
+        healthy = all(value.isfinite().all() for value in checkpoint.model.state_dict().values())
+        if not healthy and read_utility(folder.path).get("accuracy") is not None:
+            raise CorruptFileError(
+                f"{exported} holds NaN or infinite weights, but {UTILITY_FILE} beside it an accuracy: start again with "
+                "--overwrite true"
+            )
     else:
         loggers = call.loggers()
         checkpoint = training.run(folder.path, settings.trainer, loggers)

@@ -31,7 +31,7 @@ from lit_recon.modules.generator import (
 from lit_recon.modules.loggers import finish
 from lit_recon.reporting.pages import Page, Panel, Picture
 from lit_recon.reporting.plots import image_grid
-from lit_recon.reporting.provenance import environment, parse_settings
+from lit_recon.reporting.provenance import environment, read_settings
 from lit_recon.reporting.record import read_metrics
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import MISSING, format_score
@@ -177,7 +177,7 @@ def write_page(path: Path) -> Path:
     )
     page = Page(
         kind="Generator of images",
-        settings=parse_settings(folder.config.read_text(encoding="utf-8"), folder.config),
+        settings=read_settings(folder.config),
         facts=metrics,
         lead=f"A search over latents reproduces unseen images with an RMSE of {_rmse(metrics, 'search_rmse')} on "
         f"average; the mean image has {_rmse(metrics, 'search_mean_image_rmse')}. The RMSE to the nearest training "

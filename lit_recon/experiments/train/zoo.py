@@ -22,7 +22,7 @@ from lit_recon.experiments.settings import BackboneSettings, TrainSettings
 from lit_recon.experiments.train.generator import GeneratorSettings
 from lit_recon.io.files import write_text
 from lit_recon.modules.generator import GENERATOR_FILE
-from lit_recon.reporting.provenance import differences, parse_settings
+from lit_recon.reporting.provenance import differences, read_settings
 from lit_recon.reporting.record import read_json, read_metrics
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.training.module import BACKBONE_FILE
@@ -110,7 +110,7 @@ def parser(program: str) -> ArgumentParser:
     """The command's settings."""
     settings = settings_parser(program, "Train the checkpoints of a zoo, or verify them.", ZooSettings)
     shipped = find_configuration("small", "zoo")
-    settings.set_defaults(members=parse_settings(shipped.read_text(encoding="utf-8"), shipped)["members"])
+    settings.set_defaults(members=read_settings(shipped)["members"])
     return settings
 
 
@@ -150,7 +150,7 @@ def _training(member: ZooMember, data_root: Path | None) -> dict[str, Any]:
     """All settings of a member's training; a LitReconError if they are not valid."""
     path = find_configuration(member.config, "train")
     kind = _KINDS[member.command]
-    own = kind.command.canonical(merged(parse_settings(path.read_text(encoding="utf-8"), path), member.settings))
+    own = kind.command.canonical(merged(read_settings(path), member.settings))
     data = own["data"].get("init_args", {})
     if data_root is not None and "download" in data:
         data["root"] = str(data_root)
@@ -181,7 +181,7 @@ def _refuse_other(zoo: Path, name: str, training: Mapping[str, Any], recorded: M
     if name in recorded:
         _check_file(zoo, name, recorded[name])
     if folder.is_complete:
-        there = parse_settings(folder.config.read_text(encoding="utf-8"), folder.config)
+        there = read_settings(folder.config)
         if found := differences(there, training, (*SAME_RUN, _DATA_ROOT)):
             raise RunExistsError(
                 f"{folder.path} was trained with other settings ({'; '.join(map(str, found[:3]))}): choose another "

@@ -13,7 +13,7 @@ from lit_recon.errors import CorruptFileError, MissingDataError
 from lit_recon.experiments.trainset.score import BEST, GOOD, SAME_POOL, claim_rates
 from lit_recon.experiments.trainset.settings import PLAIN
 from lit_recon.metrics.aggregate import interval_of_mean
-from lit_recon.reporting.provenance import find_setting, parse_settings
+from lit_recon.reporting.provenance import find_setting, read_settings
 from lit_recon.reporting.record import read_json
 from lit_recon.reporting.wording import short
 from lit_recon.reporting.writing import Scalar, csv_text
@@ -167,7 +167,7 @@ class TrainsetStudy:
             folders = {
                 group.key: [name for name, _ in cells] for group, cells in zip(groups, found.values(), strict=True)
             }
-            settings = parse_settings(config.read_text(encoding="utf-8"), config)
+            settings = read_settings(config)
             path = folder / STUDY
             return cls(
                 folder, settings, groups, folders, *(content[name] for name in ("refused", "known", "elsewhere"))

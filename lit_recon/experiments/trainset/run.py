@@ -44,6 +44,7 @@ from lit_recon.experiments.trainset.settings import (
 from lit_recon.io.files import write_text
 from lit_recon.modules.loggers import finish, log_grid, log_numbers
 from lit_recon.reporting.provenance import environment
+from lit_recon.reporting.record import read_json
 from lit_recon.reporting.writing import write_metrics
 from lit_recon.training.trainer import TrainerSettings
 
@@ -130,7 +131,7 @@ def _description(settings: TrainsetSettings, study: StudyRunner, cells: Sequence
     """Information for the page beyond the cells."""
     there = [cell for cell in cells if (study.folder.path / cell.folder / RESULTS).is_file()]
     refused = {
-        cell.describe(): json.loads(path.read_text(encoding="utf-8"))["reason"]
+        cell.describe(): str(read_json(path, "delete it").get("reason"))
         for cell in cells
         if cell not in there and (path := study.folder.failure(cell.folder)).is_file()
     }

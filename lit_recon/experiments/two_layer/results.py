@@ -11,7 +11,7 @@ from typing import Any
 
 from lit_recon.errors import CorruptFileError, MissingDataError
 from lit_recon.metrics.aggregate import error_of_mean
-from lit_recon.reporting.provenance import parse_settings
+from lit_recon.reporting.provenance import read_settings
 from lit_recon.reporting.record import read_json
 from lit_recon.reporting.wording import short
 from lit_recon.reporting.writing import Scalar, csv_text
@@ -92,7 +92,7 @@ class Study:
             for name in content["cells"]:
                 path = folder / "cells" / name
                 cells.append(_cell(read_json(path, remedy)))
-            settings = parse_settings(config.read_text(encoding="utf-8"), config)
+            settings = read_settings(config)
             path = folder / "study.json"
             names = ("attacks", "moments", "defenses", "privacy", "delta")
             return cls(folder, settings, cells, *(content[name] for name in names))

@@ -29,6 +29,7 @@ from lit_recon.experiments.update_attack.score import BOUNDS
 from lit_recon.io.files import write_text
 from lit_recon.modules.data import VictimDataModule
 from lit_recon.records import Loss, Weights
+from lit_recon.reporting.record import read_json
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import duration
 from lit_recon.reporting.writing import Scalar
@@ -51,7 +52,7 @@ def victim_bounds(
     already are not computed again.
     """
     path = folder.bounds
-    stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    stored = read_json(path, "delete it, and the bounds are computed again") if path.is_file() else {}
     known: dict[int, dict[str, Scalar]] = {int(number): bound for number, bound in stored.items()}
     asked = range(min(settings.bound.clients, len(victims.batches)))
     if not asked:

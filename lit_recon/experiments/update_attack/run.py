@@ -75,6 +75,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         metrics,
         settings.clients_per_batch,
         settings.save_every_seconds,
+        call.identity,
     )
     trainer = build_trainer(settings.trainer, loggers)
     trainer.test(module, datamodule=victims, verbose=False)
@@ -83,10 +84,10 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         scored = all_scored(module, victims, folder)
         device = trainer.strategy.root_device
         bounds, bound_facts, bound_notes = _bounds(settings, module.model, victims, folder, device)
-        facts = run_facts(scored, str(device), [*target.notes, *bound_notes]) | bound_facts
+        facts = run_facts(scored, str(device), [*target.notes, *module.notes, *bound_notes]) | bound_facts
         facts |= {"seed": settings.seed, "pool": settings.victims.pool}
         record = {**module.metrics, **facts, **target.facts(checkpoint)}
-        record |= {"execution": module.execution, "processes": trainer.world_size}
+        record |= {"execution": module.execution, "together": module.together, "processes": trainer.world_size}
         result = AttackResult(scored, record, module.measures, victims.class_names, bounds=bounds)
         rows = result.rows()
         identity = ("batch", "id", "label", "recovered_label", "certified", "loss")

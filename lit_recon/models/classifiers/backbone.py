@@ -58,7 +58,7 @@ def find_trunk(path: str) -> type[Trunk]:
     module, _, name = path.rpartition(".")
     try:
         found = getattr(importlib.import_module(module or _OWN_TRUNKS), name)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:  # the latter two: it is no path
         raise UnsupportedModelError(
             f"the trunk {path!r} cannot be imported ({error}): put the package that defines it on PYTHONPATH"
         ) from error

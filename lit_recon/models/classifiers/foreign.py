@@ -111,7 +111,7 @@ def build_module(class_path: str, arguments: Mapping[str, Any], seed: int) -> nn
     path, _, name = class_path.rpartition(".")
     try:
         made_by = getattr(importlib.import_module(path), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(
             f"model.class_path {class_path!r} cannot be imported ({_reason(error)}): give the import path of a class "
             "or function, such as torchvision.models.resnet18, whose package is installed or on PYTHONPATH"
@@ -156,6 +156,11 @@ def load_weights(model: nn.Module, path: Path) -> None:
         "missing": [name for name in expected if name not in found],
         "superfluous": [name for name in found if name not in expected],
         "of another shape": list(shapes.values()),
+        "of another type": [
+            f"{name}, {found[name].dtype} instead of {value.dtype}"
+            for name, value in expected.items()
+            if name in found and _kind_of_number(found[name]) != _kind_of_number(value)
+        ],
     }
     if any(problems.values()):
         told = "; ".join(f"{len(names)} {kind}: {_listed(names)}" for kind, names in problems.items() if names)
@@ -167,6 +172,10 @@ def load_weights(model: nn.Module, path: Path) -> None:
             "training has diverged: train again with a lower learning rate"
         )
     model.load_state_dict(found)
+
+
+def _kind_of_number(value: Tensor) -> tuple[bool, bool]:
+    return value.is_floating_point(), value.is_complex()
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from lit_recon.errors import ConfigError, CorruptFileError, LitReconError, ShapeError
-from lit_recon.io.tensors import TensorFormat
+from lit_recon.errors import ConfigError, CorruptFileError, ShapeError
+from lit_recon.io.tensors import NoLarger, TensorFormat
 from lit_recon.models.classifiers.backbone import Argument
 from lit_recon.models.generative.unet import n_levels
 from lit_recon.models.layers import checked_shape, norm_layer
@@ -158,16 +158,23 @@ def load_generator(path: Path) -> GeneratorCheckpoint:
 
     Raises:
         MissingDataError: no file at `path`.
-        CorruptFileError: truncated, of another release, or no generator of this package.
+        CorruptFileError: truncated, of another release, no generator of this package, or one with NaN or infinity.
     """
     header, tensors = FORMAT.read(path)
     try:
-        with torch.random.fork_rng(devices=[]):
-            generator = ConvGenerator(**header["arguments"])
-        seen = tensors.pop(_SEEN)
+        seen, arguments = tensors.pop(_SEEN), header["arguments"]
+        if seen.dtype != torch.int64 or seen.dim() != 1 or type(header["epoch"]) is not int:
+            raise ValueError(f"{_SEEN} must be int64 (N,) and epoch a whole number")
+        with torch.random.fork_rng(devices=[]), NoLarger(arguments, tensors.values()):
+            generator = ConvGenerator(**arguments)
         generator.load_state_dict({name.removeprefix(_PREFIX): value for name, value in tensors.items()})
-        return GeneratorCheckpoint(generator.eval(), header["data"], header["split_hash"], seen, header["epoch"])
-    except (KeyError, TypeError, ValueError, RuntimeError, LitReconError) as error:
+        if not all(value.isfinite().all() for value in generator.state_dict().values()):
+            raise ValueError("they hold NaN or infinite values")
+        data, split_hash = header["data"], header["split_hash"]
+        if not isinstance(data, str) or not isinstance(split_hash, str):
+            raise ValueError("data and split_hash must be text")
+        return GeneratorCheckpoint(generator.eval(), data, split_hash, seen, header["epoch"])
+    except Exception as error:  # constructors raise errors of many kinds
         raise CorruptFileError(
             f"{path} does not describe a generator that its own tensors fit ({error}): train it again"
         ) from error

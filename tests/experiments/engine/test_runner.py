@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lit_recon.errors import ConfigError, ShapeError, ThreatModelError, UnsupportedModelError
-from lit_recon.experiments.engine.pieces import Piece, settings_hash
+from lit_recon.errors import ConfigError, CorruptFileError, ShapeError, ThreatModelError, UnsupportedModelError
+from lit_recon.experiments.engine.pieces import Piece, attempt, settings_hash
 from lit_recon.experiments.engine.runner import StudyRunner, ThisProcess, refuse_several_processes
+from lit_recon.io.files import write_text
+from lit_recon.reporting.run_folder import RunFolder, marked
 from lit_recon.training.progress import Interrupted
 from lit_recon.training.trainer import TrainerSettings
 
@@ -84,6 +87,68 @@ def test_a_failed_piece_is_tried_again_unless_it_is_not_applicable(
     assert run(tmp_path, Piece("cells/a", "piece", writes(), not_applicable=refused), other) == []
     assert (tmp_path / "cells" / "a").exists() == applicable
     assert failure.exists() != applicable
+
+
+def test_a_piece_that_was_killed_before_its_page_gets_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(folder: Path) -> str:
+        RunFolder.open(folder, marked(CONFIG, "reconn.py run")).metrics.write_text("{}")
+        return "done"
+
+    def page(run: Path) -> None:
+        if run.name == "b":
+            raise CorruptFileError("its images are damaged")
+        (run / "report.html").write_text("page")
+
+    monkeypatch.setattr("lit_recon.experiments.released_attack.page.write_page", page)
+    pieces = [Piece(f"cells/{name}", name, work) for name in "ab"]
+    for piece in pieces:
+        work(tmp_path / piece.folder)  # and killed
+    write_text(tmp_path / "config.yaml", marked(CONFIG))
+    assert run(tmp_path, *pieces) == []
+    assert [path.parent.name for path in tmp_path.glob("cells/*/report.html")] == ["a"]
+    assert capsys.readouterr().out == f"note        no page in {tmp_path / 'cells/b'}: its images are damaged\n"
+    (tmp_path / "cells/a/report.html").write_text("kept")
+    assert run(tmp_path, *pieces) == []
+    assert (tmp_path / "cells/a/report.html").read_text() == "kept"
+
+
+@pytest.mark.parametrize("moment", ["the page is written", "more is measured"])
+def test_so_does_one_that_still_had_to_measure_something(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(folder: Path) -> str:
+        if not (folder / "metrics.json").is_file():
+            RunFolder.open(folder, marked(CONFIG, "reconn.py run")).metrics.write_text("{}")
+            if moment == "the page is written":
+                raise Interrupted
+            (folder / "report.html").write_text("page")
+        (folder / "more.json").write_text("{}")
+        return "done"
+
+    monkeypatch.setattr(
+        "lit_recon.experiments.released_attack.page.write_page", lambda run: (run / "report.html").write_text("page")
+    )
+    piece = Piece("cells/a", "a", work, results=("metrics.json", "more.json"))
+    if moment == "the page is written":
+        with pytest.raises(Interrupted):
+            run(tmp_path, piece)
+    assert run(tmp_path, piece) == []
+    assert (tmp_path / "cells/a/report.html").is_file()
+
+
+def test_an_error_of_the_disk_names_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "logs" / "a.log"
+
+    class Full(io.TextIOWrapper):
+        def flush(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", lambda path, *_, **__: Full(io.BytesIO()))
+    with pytest.raises(OSError, match="No space") as caught:
+        attempt(Piece("cells/a", "a", writes()), tmp_path, log)
+    assert caught.value.filename == str(log)
 
 
 def test_what_is_set_aside_is_not_run_and_settles_the_study(tmp_path: Path) -> None:

@@ -73,7 +73,11 @@ class SearchState:
     def read(cls, path: Path) -> SearchState:
         """Read a file of `write`; CorruptFileError if it is damaged."""
         try:
-            return cls(**load_file(path))
+            state = cls(**load_file(path))
+            n = state.images.shape[:1]
+            if state.images.dim() != 4 or not state.labels.shape == state.distances.shape == state.searches.shape == n:
+                raise ValueError("images must be (m, c, h, w) and all else (m,)")
+            return state
         except (SafetensorError, OSError, ValueError, TypeError) as error:
             raise CorruptFileError(
                 f"{path} is truncated or not the state of a search ({error}): delete it to start over"

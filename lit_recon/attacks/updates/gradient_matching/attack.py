@@ -28,6 +28,7 @@ from lit_recon.attacks.updates.gradient_matching.priors import (
 )
 from lit_recon.attacks.updates.gradient_matching.solvers import Adam, Solver, TwoStages
 from lit_recon.attacks.updates.gradient_matching.state import MatchingState, Problem
+from lit_recon.attacks.updates.labels.head import require_magnitudes
 from lit_recon.attacks.updates.labels.recovery import HeadCounts, LabelRecovery
 from lit_recon.errors import ConfigError
 from lit_recon.records import Observation, Reconstruction
@@ -175,6 +176,8 @@ class GradientMatching(SteppableAttack[MatchingState]):
         notes: list[tuple[str, ...]] = []
         for seen in observations:
             # features first: if they cannot be recovered, another attack may take over before labels are recovered
+            if self.features is not None:
+                require_magnitudes(seen, type(self.features).__name__)
             penalty = None if self.features is None else self.features.prepare(seen)
             labels, remarks = self.labels(seen)
             if penalty is not None and following and not self.labels.optimised:

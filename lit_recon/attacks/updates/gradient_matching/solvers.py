@@ -13,6 +13,9 @@ from torch import Tensor
 
 from lit_recon.errors import ConfigError
 
+#: PyTorch cannot multiply float32 by numbers above 3e38, and Adam divides the rate by numbers far below 1.
+_LARGEST_LR = 1e30
+
 
 class Schedule(ABC):
     """Learning-rate factor as a function of the share of iterations done."""
@@ -89,8 +92,10 @@ class Solver(ABC):
     signed: bool = False
 
     def __init__(self, lr: float, schedule: Schedule | None = None) -> None:
-        if lr <= 0:
+        if not lr > 0:
             raise ConfigError(f"{type(self).__name__} needs a learning rate above 0; got {lr:g}")
+        if lr > _LARGEST_LR:
+            raise ConfigError(f"{type(self).__name__} needs a learning rate of at most {_LARGEST_LR:g}; got {lr:g}")
         self.lr = lr
         self.schedule = schedule or Constant()
 

@@ -64,6 +64,8 @@ class Problem:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()` of the same problem."""
+        if state.keys() != self.state_dict().keys():
+            raise ValueError("its parts are not those of this attack")
         changing = dict(state)
         for name, value in changing.pop("variables").items():
             self.variables[name].data.copy_(value)

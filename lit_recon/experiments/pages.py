@@ -1,0 +1,74 @@
+"""The page of a finished run, whichever command made it."""
+
+from __future__ import annotations
+
+import pkgutil
+from pathlib import Path
+
+from lit_recon.errors import ConfigError, CorruptFileError
+from lit_recon.reporting.provenance import read_settings
+from lit_recon.reporting.run_folder import RunFolder
+
+_EXPERIMENTS = "lit_recon.experiments"
+#: The function that writes the page of a command's runs; commands whose runs have no page have none.
+PAGES = {
+    "attack run": "lit_recon.reporting.pages:build_report",
+    "attack evaluate": f"{_EXPERIMENTS}.evaluate.page:build_evaluation",
+    "attack audit": f"{_EXPERIMENTS}.audit.page:write_page",
+    "attack bounds": f"{_EXPERIMENTS}.two_layer.page:write_page",
+    "attack trainset": f"{_EXPERIMENTS}.trainset.page:write_page",
+    "reconn run": f"{_EXPERIMENTS}.released_attack.page:write_page",
+    "reconn factors": f"{_EXPERIMENTS}.factors.page:write_page",
+    "reconn glm": f"{_EXPERIMENTS}.glm.page:write_page",
+    "reconn membership": f"{_EXPERIMENTS}.membership.page:write_page",
+    "reconn rero": f"{_EXPERIMENTS}.rero.page:write_page",
+    "train backbone": "",
+    "train generator": f"{_EXPERIMENTS}.train.generator:write_page",
+}
+#: Runs from before the release 0.1.0 do not record their command: commands by a setting, of which the first that a run
+#: has decides.
+_BY_SETTING = {
+    "max_accuracy_drops": "attack evaluate",
+    "regression": "reconn glm",
+    "sweeps": "attack bounds",
+    "histogram": "reconn membership",
+    "budget": "reconn rero",
+    "factors": "reconn factors",
+    "reconstructor": "reconn run",
+    "recipe": "train generator",
+    "attack": "attack run",
+    "trunk": "train backbone",
+}
+
+
+def build_page(run: Path) -> Path:
+    """Write the page of a finished run again, by the function of its command; LitReconErrors are that function's."""
+    command = _command_of(RunFolder(run))
+    page = PAGES.get(command, PAGES["attack run"])
+    if not page:
+        raise ConfigError(
+            f"{run} holds a run of {command}, which has no page: see {RunFolder(run).metrics}, or give the folder of "
+            "an attack"
+        )
+    try:
+        written: Path = pkgutil.resolve_name(page)(run)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CorruptFileError(
+            f"{run}: its page cannot be built from what its files hold ({type(error).__name__}: {error}); restore the "
+            "files that were edited, or repeat the run"
+        ) from error
+    return written
+
+
+def lacks_page(run: Path) -> bool:
+    """Whether a process was killed between the last figures of a run and its page."""
+    folder = RunFolder(run)
+    return folder.is_complete and not folder.report.is_file() and bool(PAGES.get(_command_of(folder)))
+
+
+def _command_of(folder: RunFolder) -> str:
+    """Script and command that made a run, such as `attack run`; empty where the folder holds no run."""
+    if folder.command:
+        return " ".join(folder.command.replace(".py", "").split()[-2:])
+    settings = read_settings(folder.config) if folder.is_run else {}
+    return next((command for setting, command in _BY_SETTING.items() if setting in settings), "")

@@ -39,7 +39,7 @@ class LocalSteps:
     Every parameter is trained, also those that do not require a gradient, by the update of `torch.optim.SGD` (momentum
     without dampening, no weight decay) or `torch.optim.Adam` (other settings than the rate as by default), operation by
     operation. Pure and differentiable through all steps, like `GradientOperator`; the differentiable form of Adam has
-    smoother steps, since its own are nearly signs: after one, g / (|g| + 1e-8).
+    smoother steps, since its own are nearly signs: after one, `g / (|g| + 1e-8)`.
     Memory grows with the number of steps unless `checkpointing` recomputes each step in the backward pass.
     Checkpointed steps are differentiable once, by plain autograd: enough for an attack, not for the scores of
     `OptimalGradientNoise` and `OptimalGradientPruning`.

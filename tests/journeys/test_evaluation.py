@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import signal
 import subprocess
@@ -15,42 +14,12 @@ import pytest
 import yaml
 
 from lit_recon.experiments.update_attack import run as run_command
-from lit_recon.reporting.run_folder import RunFolder
-
-ROOT = Path(__file__).parents[2]
-Run = Callable[..., Any]
+from tests.journeys.evaluations import Run, figures, write_grid
 
 
 @pytest.fixture(scope="session")
 def grid(workplace: Path) -> Path:
-    """Two defenses against one attack, with a network that trains in a second."""
-    attack = _attack_file("demo_digits")
-    steps = {"attack": {"init_args": {"steps": 40, "restarts": 1}}}
-    content = {
-        "name": "tiny",
-        "backbone": {
-            "trunk": {"class_path": "MLP", "init_args": {"hidden": [16]}},
-            "epochs": 1,
-            "padding": 1,
-            "flip": False,
-        },
-        "victims": {"n": 2, "pool": "all"},
-        "attacks": {"geiping2020": {"config": attack, "settings": steps}},
-        "defenses": {
-            "noise": {
-                "strength": "defense.init_args.std",
-                "values": [0.01, 0.1],
-                "settings": {"defense": {"class_path": "GaussianNoise"}},
-            },
-            "local": {"strength": "client.local_steps.steps", "values": [2], "settings": {}},
-        },
-        "utility": {"epochs": 1},
-        "trainer": {"threads": 1},
-        "lpips": {"network": "none"},
-    }
-    path = workplace / "tiny.yaml"
-    path.write_text(yaml.safe_dump(content, sort_keys=False))
-    return path
+    return write_grid(workplace)
 
 
 def finished(folder: Path) -> dict[str, int]:
@@ -60,12 +29,6 @@ def finished(folder: Path) -> dict[str, int]:
         for part in ("cells", "utility")
         for path in folder.glob(f"{part}/*/metrics.json")
     }
-
-
-def figures(folder: Path) -> list[dict[str, str]]:
-    """The table without what it cost to make."""
-    with RunFolder(folder).table.open() as file:
-        return [{name: cell for name, cell in row.items() if name != "seconds"} for row in csv.DictReader(file)]
 
 
 @pytest.fixture(scope="session")
@@ -178,152 +141,6 @@ def test_a_failed_cell_is_listed_and_tried_again(
     assert figures(folder) == figures(whole)
 
 
-def test_an_attack_that_does_not_apply_is_named_and_a_generator_is_trained(workplace: Path, attack: Run) -> None:
-    generator = workplace / "drawer.yaml"
-    small = {"latent_size": 2, "width": 1, "critic_width": 1, "epochs": 1, "n_shown": 2, "search_steps": 1}
-    generator.write_text(yaml.safe_dump({**small, "n_train": 64, "trainer": {"threads": 1}}))
-    few = {"attack": {"init_args": {"steps": 10, "restarts": 1}}}
-    content = {
-        "backbone": {"trunk": {"class_path": "MLP", "init_args": {"hidden": [4]}}, "epochs": 0},
-        "victims": {"n": 2},
-        "attacks": {
-            "jeon2021": {"config": _attack_file("jeon2021_digits"), "settings": few, "generator": str(generator)},
-            "kariyappa2023": {"config": _attack_file("kariyappa2023")},
-        },
-        "defenses": {},
-        "utility": None,
-        "trainer": {"threads": 1},
-        "lpips": {"network": "none"},
-    }
-    config, folder = workplace / "drawing.yaml", workplace / "runs" / "drawing"
-    config.write_text(yaml.safe_dump(content, sort_keys=False))
-    ended = attack("evaluate", "--config", config, "--out", folder)
-    assert ended.code == 0, ended.err
-    assert "3 cells, 0 of them done, 1 not applicable" in ended.out
-    assert "not applicable: kariyappa2023, batch 1: CocktailPartyAttack separates the images of a batch" in ended.out
-    drawn, mixed = figures(folder)
-    assert float(drawn["rmse"]) > 0
-    assert (drawn["applicable"], mixed["applicable"], mixed["rmse"]) == ("true", "false", "")
-    (place,) = (folder / "generators").iterdir()
-    assert (place / "generator.safetensors").is_file()
-    assert attack("evaluate", "--config", config, "--out", folder).code == 2  # finished, although a cell has no figures
-
-
-def test_attacks_can_be_judged_by_their_features(workplace: Path, attack: Run) -> None:
-    wide = {"class_path": "WideFeatureLayer", "init_args": {"n_neurons": 128, "n_trained": 64, "activation": "gelu"}}
-    features = {"init_args": {"recovery": {"class_path": "ExactRecovery"}}}
-    recovery = {"attack": {"init_args": {"features": features}}}
-    content = {
-        "metric": "feature_error",
-        "backbone": {
-            "trunk": {"class_path": "MLP", "init_args": {"hidden": [8]}},
-            "feature_layer": wide,
-            "epochs": 0,
-        },
-        "victims": {"n": 4},
-        "batch_sizes": [2],
-        "attacks": {
-            "exact": {"config": _attack_file("liu2025_features"), "settings": recovery},
-            "geiping2020": {"config": _attack_file("demo_digits")},
-        },
-        "defenses": {},
-        "utility": None,
-        "trainer": {"threads": 1},
-        "lpips": {"network": "none"},
-        "paper": {"citation": "Some", "values": {"exact": {"none": {"2": [0.17]}}}},
-    }
-    config, folder = workplace / "features.yaml", workplace / "runs" / "features"
-    config.write_text(yaml.safe_dump(content, sort_keys=False))
-    ended = attack("evaluate", "--config", config, "--out", folder)
-    assert ended.code == 0, ended.err
-    assert "not applicable: geiping2020, batch 2: it recovers no features" in ended.out
-    exact, images = figures(folder)
-    assert float(exact["feature_error"]) < 1e-4  # rounding of single precision
-    assert (exact["paper"], exact["strongest"], images["applicable"]) == ("0.17", "true", "false")
-    assert "paper 0.17" in (folder / "report.html").read_text()
-
-
-#: A module of the user's own, with a metric and a network.
-OWN = """
-from torch import nn
-from lit_recon.metrics import Measure, Metric, register
-
-@register
-class Brightness(Metric):
-    measure = Measure("brightness", "Brightness error", higher_is_better=False, decimals=5, unit="gray")
-
-    def __call__(self, found, truth):
-        return (found.mean(dim=(1, 2, 3)) - truth.mean(dim=(1, 2, 3))).abs()
-
-def network(hidden):
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.GELU(), nn.Linear(hidden, 10))
-"""
-
-
-def test_a_metric_and_a_network_from_outside_the_package(
-    workplace: Path, attack: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (workplace / "own_parts.py").write_text(OWN)
-    monkeypatch.syspath_prepend(workplace)
-    few = {"attack": {"init_args": {"steps": 10, "restarts": 1}}}
-    elsewhere = {"trunk": {"class_path": "MLP", "init_args": {"hidden": [4]}}, "epochs": 0}
-    content = {
-        "model": {"class_path": "own_parts.network", "init_args": {"hidden": 12}},
-        "metric": "own_parts.Brightness",
-        "utility": None,
-        "victims": {"n": 2},
-        "attacks": {
-            "shared": {"config": _attack_file("demo_digits"), "settings": few},
-            "other": {"config": _attack_file("demo_digits"), "settings": {**few, "backbone": elsewhere}},
-        },
-        "defenses": {
-            "noise": {
-                "strength": "defense.init_args.std",
-                "values": [0.1],
-                "settings": {"defense": {"class_path": "GaussianNoise"}},
-            }
-        },
-        "trainer": {"threads": 1},
-        "lpips": {"network": "none"},
-    }
-    config, folder = workplace / "own.yaml", workplace / "runs" / "own"
-    config.write_text(yaml.safe_dump(content, sort_keys=False))
-    for change, words in (
-        (("--utility", '{"epochs": 1}'), "set utility to null"),
-        (("--metric", "darkness"), "darkness"),
-    ):
-        refused = attack("evaluate", "--config", config, "--out", folder, *change)
-        assert refused.code == 2
-        assert words in refused.err
-    ended = attack("evaluate", "--config", config, "--out", folder)
-    assert ended.code == 0, ended.err
-    rows = figures(folder)
-    assert [row["strongest"] for row in rows] == ["true", "false", "true", "false"]  # `other` has its own network
-    runs = [json.loads((folder / row["folder"] / "metrics.json").read_text()) for row in rows]
-    assert [float(row["brightness"]) for row in rows] == [run["brightness"] for run in runs]
-    assert [run.get("model") for run in runs] == ["own_parts.network(hidden=12)", None] * 2
-    assert float(rows[2]["bound_rmse"]) > 0
-    page = (folder / "report.html").read_text()
-    assert "<h2>Brightness error, batch size 1</h2>" in page
-    assert f"{runs[0]['brightness']:.5f}" in page
-    assert "on its own MLP(hidden=[4])" in page
-
-
-def test_a_figure_that_cannot_be_had_is_told_before_anything_runs(
-    workplace: Path, grid: Path, attack: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCH_HOME", str(workplace / "empty"))
-    arguments = ("--metric", "lpips", "--lpips.network", "alex", "--lpips.download", "false")
-    ended = attack("evaluate", "--config", grid, "--out", workplace / "runs" / "perceived", *arguments)
-    assert ended.code == 2
-    assert "metric is lpips, which cannot be loaded" in ended.err
-    assert not (workplace / "runs" / "perceived").exists()
-
-
-def _attack_file(name: str) -> str:
-    return str(ROOT / "configs" / "attack" / f"{name}.yaml")
-
-
 @pytest.mark.timeout(600)
 def test_cells_run_at_the_same_time_on_a_cluster(workplace: Path, grid: Path, whole: Path, attack: Run) -> None:
     pytest.importorskip("ray")
@@ -347,85 +164,6 @@ def test_torchrun_is_refused_and_the_cluster_is_named(
     assert "attack.py evaluate runs in one process" in ended.err
     assert "--cluster local" in ended.err
     assert not (workplace / "runs" / "bad").exists()
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"defenses.noise.values": [-1.0]}, "GaussianNoise needs std at least 0"),
-        ({"batch_sizes": [64]}, "64"),
-        ({"trainer.devices": 2}, "--cluster local"),
-        ({"attacks.geiping2020.config": "nowhere.yaml"}, "nowhere.yaml"),
-        ({"attacks.geiping2020.settings": {"attack": {"init_args": {"stepps": 3}}}}, "stepps"),
-        ({"defenses.noise.settings": {"defense": {"class_path": "DPSGD"}}}, "noise"),
-        (
-            {
-                "defenses.noise": {
-                    "strength": "defense.init_args.bound",
-                    "values": [1.0],
-                    "settings": {"defense": {"class_path": "PerExampleClipping"}},
-                },
-                "backbone.trunk": {"class_path": "ConvNet", "init_args": {"widths": [4], "norm": "batch"}},
-                "client": {"batch_norm": "train"},
-            },
-            "GroupNorm",
-        ),
-        ({"utility": {"epochs": -3}}, "epochs"),
-    ],
-)
-def test_bad_grids_are_refused_before_anything_runs(
-    changes: dict[str, Any], words: str, workplace: Path, grid: Path, attack: Run
-) -> None:
-    content = yaml.safe_load(grid.read_text())
-    for key, value in changes.items():
-        *path, last = key.split(".")
-        place = content
-        for name in path:
-            place = place[name]
-        place[last] = value
-    bad = workplace / "bad.yaml"
-    bad.write_text(yaml.safe_dump(content, sort_keys=False))
-    ended = attack("evaluate", "--config", bad, "--out", workplace / "runs" / "bad")
-    assert ended.code == 2
-    assert words in ended.err
-    assert len(ended.err.strip().splitlines()) == 1
-    assert not RunFolder(workplace / "runs" / "bad").path.exists()
-
-
-def test_a_defense_whose_training_is_impossible_is_attacked_without_a_price(workplace: Path, attack: Run) -> None:
-    """DP-SGD clips single gradients, which BatchNorm mixes in training, not in the attacked client."""
-    convolutions = {"class_path": "ConvNet", "init_args": {"widths": [4], "norm": "batch"}}
-    content = {
-        "backbone": {"trunk": convolutions, "epochs": 1, "n_train": 64},
-        "victims": {"n": 2},
-        "attacks": {
-            "geiping2020": {
-                "config": _attack_file("demo_digits"),
-                "settings": {"attack": {"init_args": {"steps": 3, "restarts": 1}}},
-            }
-        },
-        "defenses": {
-            "dpsgd": {
-                "settings": {"defense": {"class_path": "DPSGD", "init_args": {"bound": 1.0}}},
-                "strength": "defense.init_args.noise_multiplier",
-                "values": [0.1],
-            }
-        },
-        "trainer": {"threads": 1},
-        "lpips": {"network": "none"},
-    }
-    config, folder = workplace / "private.yaml", workplace / "runs" / "private"
-    config.write_text(yaml.safe_dump(content, sort_keys=False))
-    ended = attack("evaluate", "--config", config, "--out", folder)
-    assert ended.code == 0, ended.err
-    assert "4 cells, 0 of them done, 1 not applicable" in ended.out
-    assert "not applicable: training under dpsgd 0.1: DPSGD needs per-example gradients, but BatchNorm" in ended.out
-    plain, private = figures(folder)
-    assert float(plain["accuracy"]) > 0
-    assert float(private["rmse"]) > 0
-    assert private["accuracy"] == ""
-    assert (folder / "utility.csv").read_text().count("\n") == 2  # the header and one training
-    assert (folder / "batches.csv").read_text().count("\n") == 1 + 2 * 2
 
 
 def test_a_grid_in_parts_is_the_grid(workplace: Path, grid: Path, whole: Path, attack: Run) -> None:

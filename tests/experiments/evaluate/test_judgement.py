@@ -1,20 +1,23 @@
-"""Limits of price, and errors of means, in the comparison of defenses."""
+"""The strongest attack on each defense, what a defense costs, and the verdicts on it."""
 
 from __future__ import annotations
 
+import csv
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from lit_recon.experiments.evaluate.judgement import levels, verdicts
-from lit_recon.experiments.evaluate.page import scatter
+from lit_recon.experiments.evaluate.judgement import levels, pareto_front, verdicts
+from lit_recon.experiments.evaluate.page import build_evaluation, gallery_grids, scatter
 from lit_recon.experiments.evaluate.results import CellResult, Evaluation, LeakageMetric
-from lit_recon.experiments.evaluate.tables import attack_tables, equal_utility
+from lit_recon.experiments.evaluate.tables import attack_tables, equal_utility, rankings
 from lit_recon.measures import MEASURES
 from lit_recon.reporting.pages import TableCell
 from lit_recon.reporting.run_folder import RunFolder
-from lit_recon.reporting.writing import Scalar
+from lit_recon.reporting.writing import Scalar, write_metrics
+from tests.experiments.evaluate.conftest import LEAKAGE, NEAREST, change, entry, marks, rescore, texts
 
 #: Of all cells in these tests: nothing that the judgement reads.
 REST = {"aware": None, "paper": None, "measures": {}, "reason": "", "applicable": True, "bound": {}}
@@ -66,3 +69,190 @@ def test_a_single_batch_leaves_the_error_unknown() -> None:
     for table in (*equal_utility(evaluation), *attack_tables(evaluation)):
         assert "single batch" in table.lead
         assert not any("±" in text for row in table.rows for c in row if isinstance(c, TableCell) for text in c.small)
+
+
+def test_the_strongest_attack_is_the_one_that_comes_closest(evaluated: RunFolder) -> None:
+    found = {level.title: level for level in levels(Evaluation.read(evaluated), 2)}
+    winners = {title: level.strongest.attack for title, level in found.items() if level.strongest}
+    assert winners == {
+        "no defense": "far",
+        "pruning 0.5": "near",
+        "pruning 0.99": "near",
+        "noise 0.1": "near",
+        "noise 1": "near",
+    }
+    assert [level.value for level in found.values()] == [0.04, 0.06, 0.25, 0.15, 0.19]
+    assert [level.stops for level in found.values()] == [False, False, True, False, False]
+    assert [level.price for level in found.values()] == pytest.approx([0.0, 0.0, 0.1, 0.02, None])
+    assert found["no defense"].standard_error == pytest.approx(0.03)
+
+
+def test_no_point_of_the_front_is_beaten_and_all_others_are(evaluated: RunFolder) -> None:
+    points = levels(Evaluation.read(evaluated), 2)
+    front = pareto_front(points)
+    assert [level.title for level in front] == ["pruning 0.5", "noise 0.1", "pruning 0.99"]
+    for level in points:
+        if level.accuracy is None or level in front:
+            continue
+        assert any(
+            (other.accuracy or 0) >= level.accuracy and (other.value or 0) >= (level.value or 0) for other in front
+        )
+
+
+def test_defenses_are_compared_at_equal_price(evaluated: RunFolder) -> None:
+    table, honest = equal_utility(Evaluation.read(evaluated))
+    assert table.title.endswith("any server")
+    assert honest.title.endswith("honest servers only")
+    assert table.header == ["Points", "pruning", "noise"]
+    # at two points: a fifth of the way from pruning 0.5 to 0.99, which costs ten; noise 1 has no price
+    assert [texts(entries) for entries in honest.rows] == [["≤ 2", "0.098", "> 0.150"], ["≤ 20", "> 0.250", "> 0.150"]]
+    assert [texts(entries) for entries in table.rows] == [["≤ 2", "0.098", "> 0.150"], ["≤ 20", "> 0.250", "> 0.150"]]
+    assert [marks(entries).index("ours") for entries in table.rows] == [2, 1]
+    first = table.rows[0][1]
+    assert isinstance(first, TableCell)
+    assert first.small[1] == "at 0.5 to 0.99"
+    said = dict(rankings(Evaluation.read(evaluated)))["Batch size 2, any server"][0]
+    assert said.startswith("At a loss of at most 2 points noise protects best, with RMSE 0.150 (")
+    assert "; then pruning with RMSE 0.098 (" in said
+
+
+def test_attacks_that_fail_without_a_defense_rank_nothing(evaluated: RunFolder) -> None:
+    for path in evaluated.path.glob("cells/none_None-*/metrics.json"):
+        write_metrics(RunFolder(path.parent), {**json.loads(path.read_text()), "rmse": NEAREST + 0.01})
+    said = ["Not known: without a defense no attack is better than the nearest public image."]
+    assert [found for _, found in rankings(Evaluation.read(evaluated))] == [said, said]
+
+
+def test_comparisons_are_repeated_without_an_attack(evaluated: RunFolder) -> None:
+    content = json.loads(evaluated.grid.read_text())
+    evaluated.grid.write_text(json.dumps({**content, "malicious": [], "without": ["far"]}))
+    evaluation = Evaluation.read(evaluated)
+    assert [side.words for side in evaluation.sides] == ["", ", without Far"]
+    weaker = [level.value for level in levels(evaluation, 2, evaluation.sides[1].barred)]
+    assert weaker == [0.05, 0.06, 0.25, 0.15, 0.19]
+    assert [table.title for table in equal_utility(evaluation)] == [
+        "At equal utility, batch size 2",
+        "At equal utility, batch size 2, without Far",
+    ]
+
+
+def test_repeated_trainings_give_a_mean_and_a_spread(evaluated: RunFolder) -> None:
+    content = json.loads(evaluated.grid.read_text())
+    for level, accuracy in ((("none", None), 0.88), (("noise", 0.1), 0.82)):
+        place = f"utility/{level[0]}_{level[1]}-r1-0123abcd"
+        write_metrics(
+            RunFolder.open(evaluated.path / place, "seed: 1"), {"accuracy": accuracy, "final_train_loss": 0.7}
+        )
+        content["cells"].append({**entry("utility", place, *level), "repetition": 1, "paper": 0.39})
+    evaluated.grid.write_text(json.dumps(content))
+    evaluation = Evaluation.read(evaluated)
+    assert evaluation.utility("none", None, "accuracy") == pytest.approx(0.89)
+    assert evaluation.utility_spread("none", None, "accuracy") == pytest.approx(0.01 * 2**0.5)
+    assert evaluation.utility_spread("prune", 0.5, "accuracy") is None
+    found = {level.title: level for level in levels(evaluation, 2)}
+    assert found["pruning 0.99"].price == pytest.approx(0.1)  # against the training with its own seed
+    assert found["pruning 0.99"].price_error is None
+    assert found["noise 0.1"].price == pytest.approx((0.02 + 0.06) / 2)
+    assert found["noise 0.1"].price_error == pytest.approx(0.02)
+    row = attack_tables(evaluation)[0].rows[0]
+    accuracy, loss = row[-4], row[-2]
+    assert isinstance(accuracy, TableCell)
+    assert isinstance(loss, TableCell)
+    assert (accuracy.text, accuracy.small) == ("89.0\u00a0%", ["± 1.4"])
+    assert (loss.text, loss.small) == ("0.6", ["paper 0.39"])
+
+
+def test_verdicts_say_what_stops_the_strongest_attack_and_what_it_costs(evaluated: RunFolder) -> None:
+    said = dict(verdicts(Evaluation.read(evaluated)))
+    (pruning,), (noise,) = said["pruning"], said["noise"]
+    assert "pruning 0.99 stops the strongest attack, Near" in pruning
+    assert "RMSE 0.250 ± 0.030 against 0.200" in pruning
+    assert "costs 10.0 percentage points of accuracy" in pruning
+    assert "no strength of the grid stops" in noise
+    assert "noise 1" in noise
+    assert "its price was not measured" in noise
+
+
+@pytest.mark.parametrize(("margin", "close"), [(0.025, True), (0.035, False)])
+def test_a_margin_within_the_error_is_called_so(evaluated: RunFolder, margin: float, close: bool) -> None:
+    content = json.loads(evaluated.grid.read_text())
+    place = next(c["folder"] for c in content["cells"] if c["attack"] == "near" and c["strength"] == 0.99)
+    metrics = json.loads((evaluated.path / place / "metrics.json").read_text())
+    write_metrics(RunFolder(evaluated.path / place), {**metrics, "rmse": NEAREST + margin})
+    said = dict(verdicts(Evaluation.read(evaluated)))["pruning"][0]
+    assert "pruning 0.99 stops" in said
+    assert ("within one standard error" in said) == close
+
+
+def test_servers_are_told_apart(evaluated: RunFolder) -> None:
+    # the malicious one alone breaks noise 1
+    rescore(evaluated, "noise", 1.0, "near", 0.21)
+    rescore(evaluated, "noise", 1.0, "far", 0.03)
+    said = dict(verdicts(Evaluation.read(evaluated)))
+    assert len(said["pruning"]) == 1
+    every, honest = said["noise"]
+    assert (
+        "Batch size 2: no strength of the grid stops the strongest attack. The strongest protection is noise 0.1"
+        in every
+    )
+    assert "Batch size 2, honest servers only: noise 1 stops the strongest attack, Near" in honest
+    build_evaluation(evaluated.path)
+    figures = json.loads(evaluated.metrics.read_text())
+    assert (figures["strongest.noise_1.b2"], figures["strongest_honest.noise_1.b2"]) == ("far", "near")
+    assert (figures["stops.noise_1.b2"], figures["stops_honest.noise_1.b2"]) == (False, True)
+    rows = list(csv.DictReader(evaluated.table.read_text().splitlines()))
+    assert sum(row["strongest_honest"] == "true" for row in rows) == 5
+    assert {row["attack"] for row in rows if row["strongest_honest"] == "true"} == {"near"}
+
+
+def test_honest_servers_alone_need_no_second_verdict(evaluated: RunFolder) -> None:
+    change(evaluated, malicious=[])
+    assert all(len(sentences) == 1 for _, sentences in verdicts(Evaluation.read(evaluated)))
+    (table,) = attack_tables(Evaluation.read(evaluated))
+    assert table.header[1:3] == ["Near", "Far"]
+
+
+def test_an_attack_on_a_network_of_its_own_is_out_of_competition(evaluated: RunFolder) -> None:
+    change(evaluated, networks={"far": "its own MLP(hidden=[4])"})
+    evaluation = Evaluation.read(evaluated)
+    (table,) = attack_tables(evaluation)
+    assert table.header[2] == "Far, malicious server, on its own MLP(hidden=[4])"
+    assert texts(table.rows[0])[2] == "0.040"
+    assert {level.strongest.attack for level in levels(evaluation, 2) if level.strongest} == {"near"}
+    assert "not compared: Far" in build_evaluation(evaluated.path).read_text()
+
+
+def test_another_figure_has_its_own_direction(evaluated: RunFolder) -> None:
+    for attack, psnr, nearest in (("near", 30.0, 15.0), ("far", 10.0, 15.0)):
+        rescore(evaluated, "none", None, attack, psnr, "psnr", nearest)
+    for attack, psnr in (("near", 12.0), ("far", 14.0)):
+        rescore(evaluated, "noise", 1.0, attack, psnr, "psnr", 15.0)
+    change(evaluated, metric="psnr")
+    evaluation = Evaluation.read(evaluated)
+    found = {level.title: level for level in levels(evaluation, 2)}
+    assert found["no defense"].strongest is not None
+    assert found["no defense"].strongest.attack == "near"
+    assert found["noise 1"].value == 14.0
+    assert (found["no defense"].stops, found["noise 1"].stops) == (False, True)
+    page = build_evaluation(evaluated.path).read_text()
+    assert "<h2>PSNR, batch size 2</h2>" in page
+    assert "is below that of the nearest public image" in page
+    assert json.loads(evaluated.metrics.read_text())["psnr.noise_1.0.far.b2"] == 14.0
+
+
+def test_features_have_neither_images_nor_a_nearest_public_one(evaluated: RunFolder) -> None:
+    for (defense, strength), (near, far) in LEAKAGE.items():
+        for attack, error in (("near", near), ("far", far)):
+            if error is not None:
+                rescore(evaluated, defense, strength, attack, 2 * error, "feature_error")
+    change(evaluated, metric="feature_error")
+    evaluation = Evaluation.read(evaluated)
+    (pruning, *_), (noise, *_) = (dict(verdicts(evaluation))[name] for name in ("pruning", "noise"))
+    assert "the strongest protection is pruning 0.99, where Near reaches a feature error of 0.500" in pruning
+    assert "against 0.080" in pruning
+    assert "noise 1" in noise
+    assert {level.stops for level in levels(evaluation, 2)} == {None}
+    assert gallery_grids(evaluation) == {}
+    page = build_evaluation(evaluated.path).read_text()
+    assert "nearest public image" not in page
+    assert "<h2>Feature error, batch size 2</h2>" in page

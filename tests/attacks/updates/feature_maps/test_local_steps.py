@@ -14,12 +14,7 @@ from lit_recon.attacks.updates.feature_maps.input_map import Passes, passed_imag
 from lit_recon.clients import GradientOperator, LocalSteps, SecureAggregation
 from lit_recon.defenses import GradientDropout
 from lit_recon.records import Batch, BatchNormMode, ForwardOperator, Knowledge, Loss, Reconstruction
-from tests.attacks.updates.feature_maps.test_patches import Rule, attack, victim
-
-
-@pytest.fixture
-def images(photographs: Tensor) -> Tensor:
-    return photographs[:2, :, ::4, ::4].contiguous()
+from tests.attacks.updates.feature_maps.patch_victims import Rule, attack, victim
 
 
 def local(steps: int, batches: int = 1, clients: int = 1, lr: float = 0.01) -> Rule:

@@ -13,7 +13,7 @@ from lit_recon.attacks.updates.feature_maps import layer_gradient, patches
 from lit_recon.attacks.updates.feature_maps.convolutions import find_convolutions
 from lit_recon.attacks.updates.feature_maps.layer_gradient import few_patches, observed_rows
 from lit_recon.records import Observation
-from tests.attacks.updates.feature_maps.test_patches import victim
+from tests.attacks.updates.feature_maps.patch_victims import victim
 
 NAME = "trunk.layers.3"
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.docs.figures import Content, shown
 from benchmarks.docs.marks import NOT_MEASURED
 from benchmarks.docs.tables import configuration, markdown, row_of, select, table
 from benchmarks.docs.updates import title_of
+from lit_recon.experiments.evaluate.comparison import DefenseComparison, Side, sides_of
 from lit_recon.experiments.evaluate.equal_utility import Protection, compare, strengths_of
 
 Row = Mapping[str, Any]
@@ -106,42 +107,31 @@ def equal_price(records: Sequence[Content], name: str) -> str:
     """What the strongest attack finds on single images at a limit to the loss of accuracy, by side."""
     grid = configuration(f"evaluate/{name}.yaml")
     malicious, left_out = _malicious(grid), grid.get("without", [])
-    sides: dict[str, Collection[str]] = {"Honest servers" if malicious else "": malicious}
-    if left_out:
-        titles = " and ".join(grid["attacks"][attack]["title"] for attack in left_out)
-        sides[f"Honest servers, without {titles}" if malicious else f"Without {titles}"] = {*malicious, *left_out}
-    if malicious:
-        sides["Any server"] = ()
-    parts = []
-    for words, barred in sides.items():
-        limits = grid.get("max_accuracy_drops", (0.01, 0.02, 0.05, 0.1))
-        lines = {limit: found for limit in limits if (found := _compared(grid, records, barred, limit))}
-        if lines:
-            parts.append(_side(grid, words, lines))
-    return "\n\n".join(parts) or NOT_MEASURED
+    titles = {name: attack["title"] for name, attack in grid["attacks"].items()}
+    sides = sorted(sides_of(titles, malicious, left_out), key=lambda side: bool(malicious) and not side.barred)
+    found = [one for side in sides if (one := _compared(grid, records, side)).found]
+    return "\n\n".join(_side(grid, one) for one in found) or NOT_MEASURED
 
 
-def _compared(grid: Row, records: Sequence[Content], barred: Collection[str], limit: float) -> dict[str, Protection]:
-    batches = [row for row in select(_rows(records, "batches"), batch_size=1) if row["attack"] not in barred]
-    trainings = _rows(records, "utility")
-    defenses = {}
-    for name, family in grid["defenses"].items():
-        order = [None, *family["values"]]
-        own = [[row for row in rows if row["defense"] in (_NONE, name)] for rows in (trainings, batches)]
-        points = strengths_of(own[0], sorted(own[1], key=lambda row: order.index(row.get("strength"))), sign=1)
-        if [one.value for one in points] == order:  # a defense is compared once all its strengths are measured
-            defenses[name] = points
-    return compare(defenses, limit)
+def _compared(grid: Row, records: Sequence[Content], side: Side) -> DefenseComparison:
+    batches = [row for row in select(_rows(records, "batches"), batch_size=1) if row["attack"] not in side.barred]
+    values = {name: family["values"] for name, family in grid["defenses"].items()}
+    strengths = strengths_of(values, _rows(records, "utility"), batches, sign=1)
+    # a defense is compared once all its strengths are measured
+    known = {name: points for name, points in strengths.items() if len(points) == 1 + len(values[name])}
+    limits = grid.get("max_accuracy_drops", (0.01, 0.02, 0.05, 0.1)) if known else ()
+    return DefenseComparison(1, side, {limit: compare(known, limit) for limit in limits})
 
 
-def _side(grid: Row, words: str, lines: Mapping[float, Mapping[str, Protection]]) -> str:
-    names = list(next(iter(lines.values())))
+def _side(grid: Row, compared: DefenseComparison) -> str:
+    names = list(next(iter(compared.found.values())))
     rows = []
-    for limit, found in lines.items():
+    for limit, found in compared.found.items():
         best = max(found, key=lambda name: found[name].value)
         rows.append([f"{100 * limit:g}", *(_protection(found[name], name == best, len(names)) for name in names)])
     header = ["points at most", *(grid["defenses"][name]["title"] for name in names)]
-    return f"{words}:\n\n{markdown(header, rows)}" if words else markdown(header, rows)
+    title = compared.side.title
+    return f"{title[0].upper()}{title[1:]}:\n\n{markdown(header, rows)}" if title else markdown(header, rows)
 
 
 def _protection(own: Protection, strong: bool, n: int) -> str:

@@ -59,23 +59,33 @@ class Protection:
 
 
 def strengths_of(
-    trainings: Sequence[Mapping[str, Any]], batches: Sequence[Mapping[str, Any]], sign: int
-) -> list[Strength]:
-    """The strengths of one defense, from rows of `utility.csv` and `batches.csv`: those with both, no defense first.
+    defenses: Mapping[str, Sequence[float]],
+    trainings: Sequence[Mapping[str, Any]],
+    batches: Sequence[Mapping[str, Any]],
+    sign: int,
+) -> dict[str, list[Strength]]:
+    """The strengths of every defense that rows of `utility.csv` and of `batches.csv` have, after no defense.
 
-    Rows without a defense have no `strength`. `sign` is -1 where larger metrics are better reconstructions.
+    `defenses` are the strengths of the grid, in its order. Rows without a defense have no `strength`. `sign` is -1
+    where larger metrics are better reconstructions.
     """
     plain = {row["repetition"]: row["accuracy"] for row in trainings if row.get("strength") is None}
-    found = []
-    for value in dict.fromkeys(row.get("strength") for row in batches):
-        own = [row for row in trainings if row.get("strength") == value and row["repetition"] in plain]
+
+    def measured(name: str, value: float | None) -> Strength | None:
+        own, attacked = (
+            [row for row in rows if row.get("strength") == value and (value is None or row["defense"] == name)]
+            for rows in (trainings, batches)
+        )
+        losses = [plain[row["repetition"]] - row["accuracy"] for row in own if row["repetition"] in plain]
         scores: dict[str, list[float]] = {}
-        for row in batches:
-            if row.get("strength") == value:  # attackers who do not know the defense are others than those who do
-                scores.setdefault(f"{row['attack']}, {row.get('aware')}", []).append(sign * row["value"])
-        if own:
-            found.append(Strength(value, [plain[row["repetition"]] - row["accuracy"] for row in own], scores))
-    return sorted(found, key=lambda one: one.value is not None)
+        for row in attacked:  # attackers who do not know the defense are others than those who do
+            scores.setdefault(f"{row['attack']}, {row.get('aware')}", []).append(sign * row["value"])
+        return Strength(value, losses, scores) if losses and scores else None
+
+    return {
+        name: [found for value in (None, *values) if (found := measured(name, value)) is not None]
+        for name, values in defenses.items()
+    }
 
 
 def compare(defenses: Mapping[str, Sequence[Strength]], limit: float, seed: int = 0) -> dict[str, Protection]:

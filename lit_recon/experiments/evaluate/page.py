@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_recon.experiments.evaluate.comparison import DefenseComparison, Side
 from lit_recon.experiments.evaluate.judgement import Level, levels, pareto_front, verdicts
-from lit_recon.experiments.evaluate.results import CellResult, Evaluation, Side
+from lit_recon.experiments.evaluate.results import CellResult, Evaluation
 from lit_recon.experiments.evaluate.tables import (
     attack_tables,
     batch_table,
+    comparisons,
     csv_table,
     equal_utility,
     other_tables,
@@ -35,6 +37,11 @@ def build_evaluation(folder: Path | str) -> Path:
     A MissingDataError or CorruptFileError says that there is no evaluation, or one of the files is malformed.
     """
     evaluation = Evaluation.read(folder)
+    return write_evaluation(evaluation, comparisons(evaluation))
+
+
+def write_evaluation(evaluation: Evaluation, compared: Sequence[DefenseComparison]) -> Path:
+    """Write everything about an evaluation, and its defenses as compared, into its folder; returns the page's path."""
     grid, facts = evaluation.folder, environment()
     write_bytes(grid.figures / "scatter.png", scatter(evaluation, "png"))
     for path, rows in ((grid.table, csv_table), (grid.batches, batch_table), (grid.trainings, utility_table)):
@@ -73,8 +80,8 @@ def build_evaluation(folder: Path | str) -> Path:
         lead=f"{_count(evaluation.defenses, 'defense')} against {_count(evaluation.attacks, 'attack')}, compared by "
         f"the {name} of the strongest attack.",
         panels=[
-            _verdicts(evaluation),
-            _prices(evaluation),
+            _verdicts(evaluation, compared),
+            _prices(evaluation, compared),
             *attack_tables(evaluation),
             *(panel for panel in sections if panel.rows or panel.items or panel.parts),
         ],
@@ -98,7 +105,7 @@ def _count(named: Mapping[str, str], what: str) -> str:
     return f"{len(named)} {what}{'' if len(named) == 1 else 's'}"
 
 
-def _verdicts(evaluation: Evaluation) -> Panel:
+def _verdicts(evaluation: Evaluation, compared: Sequence[DefenseComparison]) -> Panel:
     metric = evaluation.metric
     side = "below" if metric.measure.better == "↑" else "above"
     best = "recovers features best" if metric.of_features else "has the best reconstructions"
@@ -114,12 +121,12 @@ def _verdicts(evaluation: Evaluation) -> Panel:
         if evaluation.has_both_servers
         else "",
     ]
-    parts = [Panel(f"At equal utility. {title}", items=found) for title, found in rankings(evaluation)]
+    parts = [Panel(f"At equal utility. {title}", items=found) for title, found in rankings(evaluation, compared)]
     parts += [Panel(title, items=found) for title, found in verdicts(evaluation)]
     return Panel("Verdicts", " ".join(filter(None, sentences)), parts=parts)
 
 
-def _prices(evaluation: Evaluation) -> Panel:
+def _prices(evaluation: Evaluation, compared: Sequence[DefenseComparison]) -> Panel:
     measure = evaluation.metric.measure
     servers = " and choice of attacks" if len(evaluation.sides) > 1 else ""
     description = f"Accuracy lost against {measure.name} of the strongest attack, one plot per batch size{servers}"
@@ -131,7 +138,7 @@ def _prices(evaluation: Evaluation) -> Panel:
         "mean, with batches as clusters, and of trainings with several seeds; none where a single batch or training "
         "leaves them unknown.",
         [Picture(scatter(evaluation, "svg"), description, "scatter.svg")],
-        parts=equal_utility(evaluation),
+        parts=equal_utility(evaluation, compared),
     )
 
 
@@ -274,9 +281,9 @@ def _bars(points: Sequence[Level]) -> list[float]:
     return [math.nan if error is None else error for error in errors] if any(e is not None for e in errors) else []
 
 
-def summary_lines(evaluation: Evaluation) -> list[str]:
+def summary_lines(evaluation: Evaluation, compared: Sequence[DefenseComparison]) -> list[str]:
     """The verdicts for a terminal, and what is missing."""
-    found = [*rankings(evaluation), *verdicts(evaluation)]
+    found = [*rankings(evaluation, compared), *verdicts(evaluation)]
     lines = [f"{title}: {sentence}" for title, sentences in found for sentence in sentences]
     failed = sum(1 for cell in evaluation.cells if cell.reason and cell.applicable)
     lines += [f"not applicable: {title}: {reason}" for title, reason in not_applicable(evaluation)]

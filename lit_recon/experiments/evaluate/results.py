@@ -6,9 +6,10 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lit_recon.errors import CorruptFileError, MissingDataError
+from lit_recon.experiments.evaluate.comparison import Side, sides_of
 from lit_recon.measures import MEASURES, Measure
 from lit_recon.metrics.aggregate import recorded_error
 from lit_recon.reporting.provenance import read_settings
@@ -102,14 +103,6 @@ class CellResult:
         return self.number("n_batches") == 1
 
 
-class Side(NamedTuple):
-    """Some of the attacks, among which the strongest is sought."""
-
-    words: str  # in titles, such as ", honest servers only"; empty for all attacks
-    key: str  # in metrics.json
-    barred: frozenset[str]  # attacks that are left out
-
-
 @dataclass(frozen=True)
 class Evaluation:
     """All cells of an evaluation in the order of its grid.
@@ -182,6 +175,12 @@ class Evaluation:
         return list(dict.fromkeys((cell.defense, cell.strength) for cell in self.cells))
 
     @property
+    def strengths(self) -> dict[str, list[float]]:
+        """The strengths of every defense, as the grid lists them."""
+        levels = self.levels
+        return {name: [value for own, value in levels if own == name and value is not None] for name in self.defenses}
+
+    @property
     def has_both_servers(self) -> bool:
         """Whether both honest-but-curious and malicious servers attack the grid's network."""
         rivals = {cell.attack for cell in self.attacked if cell.applicable and cell.attack not in self.networks}
@@ -190,14 +189,7 @@ class Evaluation:
     @property
     def sides(self) -> list[Side]:
         """All attacks; where there are both kinds of servers, honest ones; and either without those of `without`."""
-        malicious = frozenset(self.malicious)
-        found = [Side("", "", frozenset())]
-        if self.has_both_servers:
-            found = [Side(", any server", "", frozenset()), Side(", honest servers only", "honest", malicious)]
-        if self.without:
-            names = " and ".join(self.attacks.get(name, name) for name in self.without)
-            found.append(Side(f"{found[-1].words}, without {names}", "without", found[-1].barred | {*self.without}))
-        return found
+        return sides_of(self.attacks, self.malicious if self.has_both_servers else [], self.without)
 
     def trainings(self, defense: str, strength: float | None) -> list[CellResult]:
         """The finished trainings under a defense, one for each seed."""

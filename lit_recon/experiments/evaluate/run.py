@@ -24,11 +24,11 @@ from lit_recon.experiments.configuration import allow_class_path, settings_parse
 from lit_recon.experiments.engine.cluster import ClusterSettings
 from lit_recon.experiments.engine.runner import StudyRunner
 from lit_recon.experiments.evaluate.grid import GridCell, build_cells, own_network, part_of
-from lit_recon.experiments.evaluate.page import build_evaluation, gallery_grids, summary_lines
+from lit_recon.experiments.evaluate.page import gallery_grids, summary_lines, write_evaluation
 from lit_recon.experiments.evaluate.rehearsal import Rehearsal
 from lit_recon.experiments.evaluate.results import Evaluation
 from lit_recon.experiments.evaluate.settings import EvaluateSettings
-from lit_recon.experiments.evaluate.tables import csv_table
+from lit_recon.experiments.evaluate.tables import comparisons, csv_table
 from lit_recon.experiments.settings import AttackSettings, BoundSettings
 from lit_recon.experiments.update_attack.bound import Jacobians, bound_facts, update_bound
 from lit_recon.experiments.update_attack.run import sent_out, victim_data
@@ -202,15 +202,16 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     cluster.run(study, settings.trainer)
     if not metric.of_features:
         write_bounds(part, study.folder, settings.bound)
-    build_evaluation(path)
     evaluation = Evaluation.read(study.folder)
+    compared = comparisons(evaluation)
+    write_evaluation(evaluation, compared)
     loggers = call.loggers()
     log_table(loggers, "cells", *csv_table(evaluation))
     for title, grid in gallery_grids(evaluation).items():
         log_grid(loggers, f"gallery/{title}", grid, 0)
     log_grid(loggers, "utility_against_leakage", (study.folder.figures / "scatter.png").read_bytes(), 0)
     finish(loggers)
-    print("\n".join(summary_lines(evaluation)))
+    print("\n".join(summary_lines(evaluation, compared)))
     print(f"report      {study.folder.report}")
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lit_recon.experiments.evaluate.comparison import DefenseComparison
 from lit_recon.experiments.evaluate.equal_utility import Protection, compare, strengths_of
 from lit_recon.experiments.evaluate.judgement import Level, levels, strongest
-from lit_recon.experiments.evaluate.results import NO_DEFENSE, CellResult, Evaluation, LeakageMetric, Side
+from lit_recon.experiments.evaluate.results import CellResult, Evaluation, LeakageMetric
 from lit_recon.measures import Measure
 from lit_recon.reporting.pages import Panel, TableCell
 from lit_recon.reporting.wording import ABSENT, MISSING, format_printed, format_score, measure_of, percent, short
@@ -22,42 +23,31 @@ _COLUMNS = {
 }
 
 
-#: What each defense leaves the strongest attack, by the largest loss of accuracy.
-Compared = Mapping[float, Mapping[str, Protection]]
-
-
-def equal_utility(evaluation: Evaluation) -> list[Panel]:
-    """Defenses at equal loss of accuracy, by batch size and side; none where no loss was measured."""
-    return [_equal_panel(evaluation, *own) for own in comparisons(evaluation)]
-
-
-def comparisons(evaluation: Evaluation) -> list[tuple[int, Side, Compared]]:
+def comparisons(evaluation: Evaluation) -> list[DefenseComparison]:
     """The comparison for every batch size and side for which losses of accuracy and attacks are known."""
     trainings, batches = rows_of(*utility_table(evaluation)), rows_of(*batch_table(evaluation))
     sign = -1 if evaluation.metric.measure.higher_is_better else 1
-    found = list[tuple[int, Side, Compared]]()
+    found = []
     for size in evaluation.batch_sizes:
         for side in evaluation.sides:
             barred = {*evaluation.networks, *side.barred}
             chosen = [row for row in batches if row["batch_size"] == size and row["attack"] not in barred]
-            defenses = {
-                name: strengths_of(_of_defense(name, trainings), _of_defense(name, chosen), sign)
-                for name in evaluation.defenses
-            }
+            defenses = strengths_of(evaluation.strengths, trainings, chosen, sign)
             known = {name: points for name, points in defenses.items() if len(points) > 1}
-            if known and evaluation.max_accuracy_drops:
-                found.append((size, side, {limit: compare(known, limit) for limit in evaluation.max_accuracy_drops}))
+            if known and (limits := evaluation.max_accuracy_drops):
+                found.append(DefenseComparison(size, side, {limit: compare(known, limit) for limit in limits}))
     return found
 
 
-def _of_defense(name: str, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [row for row in rows if row["defense"] in (NO_DEFENSE, name)]
+def equal_utility(evaluation: Evaluation, compared: Sequence[DefenseComparison]) -> list[Panel]:
+    """Defenses at equal loss of accuracy, by batch size and side."""
+    return [_equal_panel(evaluation, one) for one in compared]
 
 
-def rankings(evaluation: Evaluation) -> list[tuple[str, list[str]]]:
+def rankings(evaluation: Evaluation, comparisons: Sequence[DefenseComparison]) -> list[tuple[str, list[str]]]:
     """By batch size and side, a sentence for every limit: the defense that protects best, and how sure that is."""
     found = []
-    for size, side, compared in comparisons(evaluation):
+    for size, side, compared in comparisons:
         said = [_ranking(evaluation, limit, own) for limit, own in compared.items()]
         plain = levels(evaluation, size, side.barred)[0]
         if plain.strength is None and plain.stops:  # such attacks tell nothing about defenses
@@ -98,20 +88,20 @@ def _interval(metric: LeakageMetric, own: Protection) -> str:
     return " to ".join(format_score(metric.measure, end, unit=False) for end in ends)
 
 
-def _equal_panel(evaluation: Evaluation, size: int, side: Side, compared: Compared) -> Panel:
-    names = list(next(iter(compared.values())))
+def _equal_panel(evaluation: Evaluation, compared: DefenseComparison) -> Panel:
+    names = list(next(iter(compared.found.values())))
     rows = list[list[str | TableCell]]()
-    for limit, found in compared.items():
+    for limit, found in compared.found.items():
         top = max(found.values(), key=lambda one: one.value, default=None)
         rows.append([f"≤ {short(100 * limit, 6)}", *(_protection(evaluation, found[name], top) for name in names)])
     return Panel(
-        f"At equal utility, batch size {size}{side.words}",
+        f"At equal utility, batch size {compared.batch_size}{compared.side.words}",
         f"{evaluation.metric.measure.name} of the strongest attack where a defense may cost at most so many percentage "
         "points of accuracy, between the strengths of the grid by straight lines from no defense on; the best defense "
         "of each row is highlighted. Below it the interval that holds 90 % of the draws of batches and of seeds, the "
         "strengths, and the share of draws in which the defense is the best. > stands where the largest strength of "
         "the grid costs less."
-        f"{_unknown(evaluation, size)}",
+        f"{_unknown(evaluation, compared.batch_size)}",
         header=["Points", *(evaluation.defenses[name] for name in names)],
         rows=rows,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -85,6 +87,13 @@ def test_the_strongest_attack_counts_in_every_draw() -> None:
     assert found.interval[1] <= 0.2 + 1e-9  # whichever batches weigh more, one of the attacks does better than its mean
 
 
+def test_strengths_stand_in_the_order_of_the_grid() -> None:
+    rows: list[dict[str, Any]] = [{"defense": "none", "repetition": 0, "accuracy": 0.9, "attack": "a", "value": 0.1}]
+    rows += [{**rows[0], "defense": "clip", "strength": bound} for bound in (2.0, 8.0, 4.0)]  # measured in any order
+    found = strengths_of({"clip": [8.0, 4.0, 2.0]}, rows, rows, sign=1)
+    assert [one.value for one in found["clip"]] == [None, 8.0, 4.0, 2.0]
+
+
 def test_one_batch_gives_no_interval() -> None:
     points = [Strength(None, [0.0], {"one": [0.1]}), Strength(1.0, [0.0], {"one": [0.2]})]
     assert compare({"d": points}, 0.1)["d"].interval is None
@@ -101,7 +110,13 @@ def test_rows_of_tables_become_strengths() -> None:
     ]
     batches = [{**own, "attack": "a", "value": 30.0} for own in (none, noise[0], noise[0], noise[2])]
     batches.append({**noise[0], "attack": "a", "aware": "false", "value": 20.0})
-    first, second = strengths_of(trainings, batches, sign=-1)
+    trainings.append({"defense": "other", "strength": 0.1, "repetition": 0, "accuracy": 0.5})
+    batches.append({"defense": "other", "strength": 0.1, "attack": "a", "value": 10.0})
+    found = strengths_of({"noise": [0.3, 0.1, 0.2], "other": [0.1], "never": []}, trainings, batches, sign=-1)
+    (first, second), (_, other), (alone,) = found.values()
+    assert [*found] == ["noise", "other", "never"]
+    assert alone == first
+    assert (other.value, [*other.scores.values()]) == (0.1, [[-10.0]])
     assert (first.value, first.losses) == (None, [0.0, 0.0])
     assert (second.value, second.losses) == (0.1, pytest.approx([0.05, 0.1]))
     assert list(second.scores.values()) == [[-30.0, -30.0], [-20.0]]  # whether the defense is known or not

@@ -12,7 +12,7 @@ import pytest
 from lit_recon.experiments.evaluate.judgement import levels, pareto_front, verdicts
 from lit_recon.experiments.evaluate.page import build_evaluation, gallery_grids, scatter
 from lit_recon.experiments.evaluate.results import CellResult, Evaluation, LeakageMetric
-from lit_recon.experiments.evaluate.tables import attack_tables, equal_utility, rankings
+from lit_recon.experiments.evaluate.tables import attack_tables, comparisons, equal_utility, rankings
 from lit_recon.measures import MEASURES
 from lit_recon.reporting.pages import TableCell
 from lit_recon.reporting.run_folder import RunFolder
@@ -37,7 +37,8 @@ def judged(prices: dict[float, float], limits: Sequence[float] = (0.02,), **metr
 
 
 def test_every_limit_has_its_own_row() -> None:
-    (table,) = equal_utility(judged({1.0: 0.01, 2.0: 0.04}, limits=[0.0, 0.01, 0.02, 0.5]))
+    evaluation = judged({1.0: 0.01, 2.0: 0.04}, limits=[0.0, 0.01, 0.02, 0.5])
+    (table,) = equal_utility(evaluation, comparisons(evaluation))
     cells = [row[1] for row in table.rows if isinstance(row[1], TableCell)]
     assert [cell.text for cell in cells] == ["0.100", "0.200", "0.233", "> 0.300"]
     places = ["at no defense", "at 1", "at 1 to 2", "at 2"]
@@ -66,7 +67,7 @@ def test_a_single_batch_leaves_the_error_unknown() -> None:
     ((_, (said,)),) = verdicts(evaluation)
     assert "RMSE 0.225 ± unknown from one batch against 0.200" in said
     assert "standard error" not in said
-    for table in (*equal_utility(evaluation), *attack_tables(evaluation)):
+    for table in (*equal_utility(evaluation, comparisons(evaluation)), *attack_tables(evaluation)):
         assert "single batch" in table.lead
         assert not any("±" in text for row in table.rows for c in row if isinstance(c, TableCell) for text in c.small)
 
@@ -100,7 +101,9 @@ def test_no_point_of_the_front_is_beaten_and_all_others_are(evaluated: RunFolder
 
 
 def test_defenses_are_compared_at_equal_price(evaluated: RunFolder) -> None:
-    table, honest = equal_utility(Evaluation.read(evaluated))
+    evaluation = Evaluation.read(evaluated)
+    compared = comparisons(evaluation)
+    table, honest = equal_utility(evaluation, compared)
     assert table.title.endswith("any server")
     assert honest.title.endswith("honest servers only")
     assert table.header == ["Points", "pruning", "noise"]
@@ -111,7 +114,7 @@ def test_defenses_are_compared_at_equal_price(evaluated: RunFolder) -> None:
     first = table.rows[0][1]
     assert isinstance(first, TableCell)
     assert first.small[1] == "at 0.5 to 0.99"
-    said = dict(rankings(Evaluation.read(evaluated)))["Batch size 2, any server"][0]
+    said = dict(rankings(evaluation, compared))["Batch size 2, any server"][0]
     assert said.startswith("At a loss of at most 2 points noise protects best, with RMSE 0.150 (")
     assert "; then pruning with RMSE 0.098 (" in said
 
@@ -120,7 +123,8 @@ def test_attacks_that_fail_without_a_defense_rank_nothing(evaluated: RunFolder) 
     for path in evaluated.path.glob("cells/none_None-*/metrics.json"):
         write_metrics(RunFolder(path.parent), {**json.loads(path.read_text()), "rmse": NEAREST + 0.01})
     said = ["Not known: without a defense no attack is better than the nearest public image."]
-    assert [found for _, found in rankings(Evaluation.read(evaluated))] == [said, said]
+    evaluation = Evaluation.read(evaluated)
+    assert [found for _, found in rankings(evaluation, comparisons(evaluation))] == [said, said]
 
 
 def test_comparisons_are_repeated_without_an_attack(evaluated: RunFolder) -> None:
@@ -130,7 +134,7 @@ def test_comparisons_are_repeated_without_an_attack(evaluated: RunFolder) -> Non
     assert [side.words for side in evaluation.sides] == ["", ", without Far"]
     weaker = [level.value for level in levels(evaluation, 2, evaluation.sides[1].barred)]
     assert weaker == [0.05, 0.06, 0.25, 0.15, 0.19]
-    assert [table.title for table in equal_utility(evaluation)] == [
+    assert [table.title for table in equal_utility(evaluation, comparisons(evaluation))] == [
         "At equal utility, batch size 2",
         "At equal utility, batch size 2, without Far",
     ]

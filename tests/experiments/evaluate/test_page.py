@@ -5,13 +5,22 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lit_recon.errors import CorruptFileError, MissingDataError
-from lit_recon.experiments.evaluate.page import build_evaluation, gallery_grids, scatter, summary_lines
+from lit_recon.experiments.evaluate import tables
+from lit_recon.experiments.evaluate.equal_utility import compare
+from lit_recon.experiments.evaluate.page import (
+    build_evaluation,
+    gallery_grids,
+    scatter,
+    summary_lines,
+    write_evaluation,
+)
 from lit_recon.experiments.evaluate.results import Evaluation
-from lit_recon.experiments.evaluate.tables import attack_tables
+from lit_recon.experiments.evaluate.tables import attack_tables, comparisons
 from lit_recon.reporting.pages import TableCell
 from lit_recon.reporting.run_folder import RunFolder
 from tests.experiments.evaluate.conftest import change, entry, marks, texts
@@ -64,7 +73,22 @@ def test_the_folder_tells_everything(evaluated: RunFolder) -> None:
         "gallery_noise__batch_2.png",
         "gallery_pruning__batch_2.png",
     ]
-    assert summary_lines(Evaluation.read(evaluated))[-1] == "1 cells have no results; the report says why"
+    assert summary_lines(Evaluation.read(evaluated), [])[-1] == "1 cells have no results; the report says why"
+
+
+def test_defenses_are_compared_once(evaluated: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(*given: Any) -> Any:
+        calls.append(given[1])
+        return compare(*given)
+
+    monkeypatch.setattr(tables, "compare", counted)
+    evaluation = Evaluation.read(evaluated)
+    compared = comparisons(evaluation)
+    write_evaluation(evaluation, compared)
+    assert any("At a loss" in line for line in summary_lines(evaluation, compared))
+    assert calls == 2 * [0.02, 0.2]  # any server, and honest ones
 
 
 def test_an_attack_that_does_not_apply_says_why(evaluated: RunFolder) -> None:
@@ -83,7 +107,7 @@ def test_an_attack_that_does_not_apply_says_why(evaluated: RunFolder) -> None:
     assert f"<b>Picky, batch 2</b>: {why}" in page
     figures = json.loads(evaluated.metrics.read_text())
     assert (figures["n_failed"], figures["n_not_applicable"]) == (1, 5)
-    assert f"not applicable: Picky, batch 2: {why}" in summary_lines(evaluation)
+    assert f"not applicable: Picky, batch 2: {why}" in summary_lines(evaluation, [])
     rows = list(csv.DictReader(evaluated.table.read_text().splitlines()))
     assert [row["applicable"] for row in rows].count("false") == 5
 
@@ -91,7 +115,7 @@ def test_an_attack_that_does_not_apply_says_why(evaluated: RunFolder) -> None:
 def test_where_it_does_not_apply_is_told_apart(evaluated: RunFolder) -> None:
     failure = next((evaluated.path / "failed").iterdir())
     failure.write_text(json.dumps({"reason": "no steps", "applicable": False}))
-    assert summary_lines(Evaluation.read(evaluated))[-1] == (
+    assert summary_lines(Evaluation.read(evaluated), [])[-1] == (
         "not applicable: Far, malicious server, batch 2, under noise 0.1: no steps"
     )
 

@@ -1,0 +1,53 @@
+"""Comparisons of a grid's defenses at equal loss of accuracy: against which attacks, and what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from lit_recon.experiments.evaluate.equal_utility import Protection
+
+
+class Side(NamedTuple):
+    """Some of the attacks, among which the strongest is sought."""
+
+    key: str  # in metrics.json
+    servers: str  # of the attacks, such as "honest servers"; empty where all are of one kind
+    without: str  # titles of the attacks that are left out to show what they change
+    barred: frozenset[str]  # all attacks that are left out
+
+    @property
+    def title(self) -> str:
+        """The servers, and what is left out; empty for all attacks."""
+        return ", ".join(filter(None, [self.servers, self.without and f"without {self.without}"]))
+
+    @property
+    def words(self) -> str:
+        """For the end of another title; empty for all attacks."""
+        servers = f"{self.servers} only" if self.servers and self.barred else self.servers
+        return f", {self.title.replace(self.servers, servers, 1)}" if self.title else ""
+
+
+def sides_of(attacks: Mapping[str, str], malicious: Collection[str], without: Sequence[str]) -> list[Side]:
+    """All attacks; where some servers are malicious, the others; and the last of these without those of `without`.
+
+    Args:
+        attacks: titles by name.
+        malicious: names of attacks by malicious servers, if honest ones attack as well.
+        without: names of attacks that the comparison is repeated without.
+    """
+    found = [Side("", "any server" if malicious else "", "", frozenset())]
+    if malicious:
+        found.append(Side("honest", "honest servers", "", frozenset(malicious)))
+    if without:
+        titles = " and ".join(attacks.get(name, name) for name in without)
+        found.append(Side("without", found[-1].servers, titles, found[-1].barred | {*without}))
+    return found
+
+
+class DefenseComparison(NamedTuple):
+    """Defenses at equal loss of accuracy."""
+
+    batch_size: int
+    side: Side
+    found: Mapping[float, Mapping[str, Protection]]  # by the largest loss, what each leaves the strongest attack

@@ -3,7 +3,9 @@
     python -m benchmarks.command NAME attack.py run --config configs/attack/demo_photos.yaml --overwrite true
 
 The record has one row: the seconds that the command took, the numbers of its `metrics.json`, and its tables, except for
-those of more than a thousand rows, which it names.
+those of more than a thousand rows, which it names. Where the command refuses because it is finished, and its run is of
+the same command line, settings, device and versions, the record is that of the finished run: without the seconds, which
+are not known, and with the time at which it was `finished`.
 """
 
 from __future__ import annotations
@@ -12,17 +14,24 @@ import argparse
 import csv
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from benchmarks.record import ROOT, Record, Row
+from lit_recon.cli.entry import BAD_INPUT
 from lit_recon.data.splits import Pool
+from lit_recon.reporting.provenance import differences, environment, read_settings
+from lit_recon.reporting.record import read_metrics
+from lit_recon.reporting.run_folder import IGNORED_SETTINGS, RunFolder
 
 #: Rows of the largest table that is kept.
 _LARGEST = 1000
@@ -35,25 +44,50 @@ def main() -> int:
     parser.add_argument("command", nargs=argparse.REMAINDER, help="a script of the repository and its arguments")
     arguments = parser.parse_args()
     before, started = os.times(), time.perf_counter()
-    process = subprocess.Popen([sys.executable, *arguments.command], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     report = None
-    for line in process.stdout:
-        print(line, end="", flush=True)
-        if line.startswith("report "):
-            report = ROOT / line.split(maxsplit=1)[1].strip()
-    if process.wait() or report is None:
-        print(f"no record: the command ended with {process.returncode} and the report {report}")
-        return process.returncode or 1
+    with subprocess.Popen([sys.executable, *arguments.command], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            if line.startswith("report "):
+                report = ROOT / line.split(maxsplit=1)[1].strip()
+    folder = None if process.returncode or report is None else report.parent
     after = os.times()
-    row = {
+    row: Row = {
         "seconds": round(time.perf_counter() - started, 1),
         "cpu_seconds": round(after.children_user + after.children_system - sum(before[2:4]), 1),
-        **figures(report.parent),
     }
-    with Record(arguments.name, {"arguments": arguments.command}, pool_of(report.parent)) as record:
-        record.add(row, show=False)
+    if process.returncode == BAD_INPUT and (folder := finished_run(arguments.command)) is not None:
+        row = {"finished": read_metrics(RunFolder(folder).metrics)["created"]}
+        print(f"record of the run that {folder} holds, finished {row['finished']}")
+    if folder is None:
+        print(f"no record: the command ended with {process.returncode} and the report {report}")
+        return process.returncode or 1
+    with Record(arguments.name, {"arguments": arguments.command}, pool_of(folder)) as record:
+        record.add({**row, **figures(folder)}, show=False)
     return 0
+
+
+def finished_run(command: Sequence[str]) -> Path | None:
+    """The folder of a finished run of this command line, with the settings, device and versions of now, if any."""
+    if not (settings := resolved_settings(command)):
+        return None
+    files = [after for before, after in pairwise(command) if before == "--config"]
+    name = settings.get("name") or Path([*files, ""][-1]).stem
+    folder = RunFolder(ROOT / (settings.get("out") or f"runs/{name}"))
+    if not folder.is_complete or differences(read_settings(folder.config), settings, (*IGNORED_SETTINGS, "name")):
+        return None
+    now = {key: fact for key, fact in environment().items() if key == "device" or key.startswith("version_")}
+    now["command"] = shlex.join(["python", *command])
+    there = read_metrics(folder.metrics)
+    return folder.path if all(there.get(key) == fact for key, fact in now.items()) else None
+
+
+def resolved_settings(command: Sequence[str]) -> dict[str, Any]:
+    """All settings of a command line; none where it cannot print them."""
+    resolving = [sys.executable, *command, "--print_config"]
+    printed = subprocess.run(resolving, cwd=ROOT, capture_output=True, text=True, check=False)
+    settings = yaml.safe_load(printed.stdout) if printed.returncode == 0 else None
+    return settings if isinstance(settings, dict) else {}
 
 
 def figures(folder: Path) -> Row:

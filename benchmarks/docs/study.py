@@ -11,6 +11,7 @@ from benchmarks.docs.marks import NOT_MEASURED
 from benchmarks.docs.tables import configuration, markdown, row_of, select, table
 from benchmarks.docs.updates import title_of
 from lit_recon.experiments.evaluate.comparison import DefenseComparison, Side, sides_of
+from lit_recon.experiments.evaluate.conclusion import GridNames, conclude, has_result, missing
 from lit_recon.experiments.evaluate.equal_utility import Protection, compare, strengths_of
 
 Row = Mapping[str, Any]
@@ -70,12 +71,15 @@ def attacks(records: Sequence[Content]) -> str:
         loss = _spread(own, "final_train_loss", ".2f") + _printed(grid["paper"]["losses"], grid, defense, strength)
         rows.append([title_of(grid, defense, strength), *cells, _spread(own, "accuracy", ".1%"), loss])
     titles = [attack["title"] for attack in grid["attacks"].values()]
-    cells = [row for row in _rows(records, "evaluation") if row.get("nearest_public_rmse") is not None]
-    nearest, mean = (
-        shown(statistics.mean(row[f"{name}_rmse"] for row in cells)) for name in ("nearest_public", "mean_image")
-    )
+    cells = [row for row in _cells(records) if "nearest_public_rmse" in row]
+    nearest, mean = (shown(_mean(cells, f"{name}_rmse")) for name in ("nearest_public", "mean_image"))
     start = f"Of {cells[0]['n']:g} images; the nearest public image has {nearest}, the mean image {mean}:"
     return f"{start}\n\n{markdown(['defense', *titles, 'accuracy', 'training loss'], rows)}"
+
+
+def _mean(rows: Sequence[Row], key: str) -> float:
+    """The mean of the rows that have a value."""
+    return statistics.mean(row[key] for row in rows if key in row)
 
 
 def _printed(values: Row, grid: Row, defense: str, strength: float | None) -> str:
@@ -109,18 +113,42 @@ def equal_price(records: Sequence[Content], name: str) -> str:
     malicious, left_out = _malicious(grid), grid.get("without", [])
     titles = {name: attack["title"] for name, attack in grid["attacks"].items()}
     sides = sorted(sides_of(titles, malicious, left_out), key=lambda side: bool(malicious) and not side.barred)
-    found = [one for side in sides if (one := _compared(grid, records, side)).found]
-    return "\n\n".join(_side(grid, one) for one in found) or NOT_MEASURED
+    found = [one for side in sides if (one := _compared(grid, records, side)) is not None]
+    if not found:
+        return NOT_MEASURED
+    defenses = {key: family["title"] for key, family in grid["defenses"].items()}
+    names = GridNames(defenses, titles, _strengths(grid), "RMSE", shown)
+    cells = select(_cells(records), batch_size=1)
+    said = [*(conclude(names, one) for one in found), *missing(names, _rows(records, "utility"), cells)]
+    verdict = " ".join(said).replace("\N{NO-BREAK SPACE}", " ")
+    return "\n\n".join([verdict, *(_side(grid, one) for one in found)])
 
 
-def _compared(grid: Row, records: Sequence[Content], side: Side) -> DefenseComparison:
+def _strengths(grid: Row) -> dict[str, list[float]]:
+    return {name: family["values"] for name, family in grid["defenses"].items()}
+
+
+def _cells(records: Sequence[Content]) -> list[Row]:
+    """The rows of all attacks, those that a part did not run from the part that did."""
+    ordered = sorted(records, key=lambda record: str(record["created"]))
+    rows = [row for record in ordered for row in row_of(record)["tables"]["evaluation"]]
+    rows.sort(key=has_result)  # of several rows the last one counts
+    found = {tuple(row.get(key) for key in _IDENTITY): row for row in rows}
+    return list(found.values())
+
+
+def _compared(grid: Row, records: Sequence[Content], side: Side) -> DefenseComparison | None:
     batches = [row for row in select(_rows(records, "batches"), batch_size=1) if row["attack"] not in side.barred]
-    values = {name: family["values"] for name, family in grid["defenses"].items()}
+    values = _strengths(grid)
     strengths = strengths_of(values, _rows(records, "utility"), batches, sign=1)
     # a defense is compared once all its strengths are measured
     known = {name: points for name, points in strengths.items() if len(points) == 1 + len(values[name])}
-    limits = grid.get("max_accuracy_drops", (0.01, 0.02, 0.05, 0.1)) if known else ()
-    return DefenseComparison(1, side, {limit: compare(known, limit) for limit in limits})
+    if not known:
+        return None
+    limits = grid.get("max_accuracy_drops", (0.01, 0.02, 0.05, 0.1))
+    plain = next(iter(known.values()))[0].strongest
+    nearest = _mean(select(_cells(records), batch_size=1), "nearest_public_rmse")
+    return DefenseComparison(1, side, {limit: compare(known, limit) for limit in limits}, plain, plain > nearest)
 
 
 def _side(grid: Row, compared: DefenseComparison) -> str:

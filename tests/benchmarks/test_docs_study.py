@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.docs import study
+from benchmarks.docs.marks import NOT_MEASURED
 from tests.benchmarks.test_docs_tables import lines, run
 
 #: Strengths of clipping in the grid, accuracies by repetition, and RMSE of two batches by attack.
@@ -27,7 +28,8 @@ def part(defense: str, strength: float | None, accuracies: list[float], errors: 
     ]
     name = f"liu2025_table4_small_{defense}_{strength}"
     cells = [
-        {**level, "attack": attack, "n": 2, "nearest_public_rmse": 0.17, "mean_image_rmse": 0.22} for attack in errors
+        {**level, "attack": attack, "batch_size": 1, "n": 2, "nearest_public_rmse": 0.17, "mean_image_rmse": 0.22}
+        for attack in errors
     ]
     tables = {"utility": trainings, "batches": batches, "evaluation": cells}
     return run(name, tables=tables) | {"created": "2026-01-02"}
@@ -90,5 +92,30 @@ def test_what_was_measured_again_counts_once(parts: list[Any]) -> None:
 
 def test_a_defense_is_compared_once_all_its_strengths_are_measured(parts: list[Any]) -> None:
     assert "clipping" in study.small_price(parts)
-    assert "Not measured" in study.small_price(parts[:-1])
-    assert "Not measured" in study.small_price(parts[1:])  # nothing without a defense
+    assert study.small_price(parts[:-1]) == NOT_MEASURED
+    assert study.small_price(parts[1:]) == NOT_MEASURED  # nothing without a defense
+
+
+def test_the_verdict_names_what_the_new_attack_changes_and_what_is_missing(parts: list[Any]) -> None:
+    ran = parts[-1]["rows"][0]["tables"]["evaluation"]
+    for record in parts[:-1]:  # a part lists the cells of the whole grid
+        rows = record["rows"][0]["tables"]["evaluation"]
+        rows += [{**row, "reason": "not run yet", "applicable": "true"} for row in ran]
+    for records in (parts, parts[::-1]):
+        verdict = study.small_price(records).split("\n\n")[0]
+        honest, without, every, *rest = verdict.split(". ")
+        assert honest == (
+            "Against honest servers, clipping, the only defense compared, does better than none at a loss of at most "
+            "1 point (RMSE 0.004), 2 points (0.005), 5 points (0.008) and 10 points (0.008); without a defense "
+            "RMSE is 0.002"
+        )
+        assert without.startswith("Without exact maps the conclusion for honest servers would be: clipping, the only")
+        assert without.endswith("without a defense RMSE is 0.100")
+        assert every.startswith("Against any server, clipping, the only defense compared, does better than none")
+        others = "deep image prior and features and Cocktail Party on features missing"
+        unmeasured, incomplete = rest
+        assert unmeasured == (
+            "Not measured yet: gradient dropout; Gaussian noise; pruning; local steps; DP-SGD (C = 1), noise; optimal "
+            "gradient noise; optimal gradient pruning"
+        )
+        assert incomplete == f"Incomplete: no defense ({others}); clipping ({others})."

@@ -51,3 +51,5 @@ class DefenseComparison(NamedTuple):
     batch_size: int
     side: Side
     found: Mapping[float, Mapping[str, Protection]]  # by the largest loss, what each leaves the strongest attack
+    plain: float  # what no defense leaves it, larger for worse reconstructions
+    futile: bool  # even without a defense it is no better than the nearest public image

@@ -38,6 +38,11 @@ class Strength:
     losses: Sequence[float]
     scores: Mapping[str, Sequence[float]]
 
+    @property
+    def strongest(self) -> float:
+        """The mean metric of the strongest attack."""
+        return float(min(np.mean(values) for values in self.scores.values()))
+
 
 @dataclass(frozen=True)
 class Protection:

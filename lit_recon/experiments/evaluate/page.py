@@ -16,10 +16,10 @@ from lit_recon.experiments.evaluate.tables import (
     attack_tables,
     batch_table,
     comparisons,
+    conclusions,
     csv_table,
     equal_utility,
     other_tables,
-    rankings,
     utility_table,
 )
 from lit_recon.io.files import write_bytes, write_text
@@ -121,7 +121,7 @@ def _verdicts(evaluation: Evaluation, compared: Sequence[DefenseComparison]) -> 
         if evaluation.has_both_servers
         else "",
     ]
-    parts = [Panel(f"At equal utility. {title}", items=found) for title, found in rankings(evaluation, compared)]
+    parts = [Panel(f"At equal utility. {title}", items=found) for title, found in conclusions(evaluation, compared)]
     parts += [Panel(title, items=found) for title, found in verdicts(evaluation)]
     return Panel("Verdicts", " ".join(filter(None, sentences)), parts=parts)
 
@@ -283,7 +283,7 @@ def _bars(points: Sequence[Level]) -> list[float]:
 
 def summary_lines(evaluation: Evaluation, compared: Sequence[DefenseComparison]) -> list[str]:
     """The verdicts for a terminal, and what is missing."""
-    found = [*rankings(evaluation, compared), *verdicts(evaluation)]
+    found = [*conclusions(evaluation, compared), *verdicts(evaluation)]
     lines = [f"{title}: {sentence}" for title, sentences in found for sentence in sentences]
     failed = sum(1 for cell in evaluation.cells if cell.reason and cell.applicable)
     lines += [f"not applicable: {title}: {reason}" for title, reason in not_applicable(evaluation)]

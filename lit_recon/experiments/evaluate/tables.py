@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from lit_recon.experiments.evaluate.comparison import DefenseComparison
+from lit_recon.experiments.evaluate.conclusion import GridNames, conclude, missing
 from lit_recon.experiments.evaluate.equal_utility import Protection, compare, strengths_of
 from lit_recon.experiments.evaluate.judgement import Level, levels, strongest
 from lit_recon.experiments.evaluate.results import CellResult, Evaluation, LeakageMetric
@@ -35,7 +36,11 @@ def comparisons(evaluation: Evaluation) -> list[DefenseComparison]:
             defenses = strengths_of(evaluation.strengths, trainings, chosen, sign)
             known = {name: points for name, points in defenses.items() if len(points) > 1}
             if known and (limits := evaluation.max_accuracy_drops):
-                found.append(DefenseComparison(size, side, {limit: compare(known, limit) for limit in limits}))
+                plain = next(iter(known.values()))[0].strongest
+                first = levels(evaluation, size, side.barred)[0]  # attacks that fail without a defense tell nothing
+                futile = first.strength is None and bool(first.stops)
+                lines = {limit: compare(known, limit) for limit in limits}
+                found.append(DefenseComparison(size, side, lines, plain, futile))
     return found
 
 
@@ -44,39 +49,18 @@ def equal_utility(evaluation: Evaluation, compared: Sequence[DefenseComparison])
     return [_equal_panel(evaluation, one) for one in compared]
 
 
-def rankings(evaluation: Evaluation, comparisons: Sequence[DefenseComparison]) -> list[tuple[str, list[str]]]:
-    """By batch size and side, a sentence for every limit: the defense that protects best, and how sure that is."""
-    found = []
-    for size, side, compared in comparisons:
-        said = [_ranking(evaluation, limit, own) for limit, own in compared.items()]
-        plain = levels(evaluation, size, side.barred)[0]
-        if plain.strength is None and plain.stops:  # such attacks tell nothing about defenses
-            said = ["Not known: without a defense no attack is better than the nearest public image."]
-        found.append((f"Batch size {size}{side.words}", said))
-    return found
-
-
-def _ranking(evaluation: Evaluation, limit: float, compared: Mapping[str, Protection]) -> str:
-    first, *others = sorted(compared, key=lambda name: -compared[name].value)
-    best, start = (
-        compared[first],
-        f"At a loss of at most {(points := short(100 * limit, 6))} point{'s' * (points != '1')}",
-    )
-    if best.strengths == (None,):
-        return f"{start} no defense of the grid does better than none."
-    title, value = evaluation.defenses[first], _between(evaluation, best)
-    sure = f", best in {percent(best.best, 0)} of the draws" if best.interval and others else ""
-    second = (
-        f"; then {evaluation.defenses[others[0]]} with {_between(evaluation, compared[others[0]])}" if others else ""
-    )
-    return f"{start} {title} protects best, with {value} at {strengths_in_words(best)}{sure}{second}."
-
-
-def _between(evaluation: Evaluation, own: Protection) -> str:
-    """A metric and its interval."""
+def conclusions(evaluation: Evaluation, compared: Sequence[DefenseComparison]) -> list[tuple[str, list[str]]]:
+    """By batch size, which defense is best at which loss of accuracy, and what is not measured, in sentences."""
+    attacks = {name: title for name, title in evaluation.attacks.items() if name not in evaluation.networks}
     metric = evaluation.metric
-    interval = _interval(metric, own)
-    return f"{metric.measure.name} {metric.format(abs(own.value))}" + (f" ({interval})" if interval else "")
+    names = GridNames(evaluation.defenses, attacks, evaluation.strengths, metric.measure.name, metric.format)
+    trainings, cells = rows_of(*utility_table(evaluation)), rows_of(*csv_table(evaluation))
+    found = []
+    for size in dict.fromkeys(one.batch_size for one in compared):
+        said = [conclude(names, one) for one in compared if one.batch_size == size]
+        own = [cell for cell in cells if cell["batch_size"] == size]
+        found.append((f"Batch size {size}", [*said, *missing(names, trainings, own)]))
+    return found
 
 
 def _interval(metric: LeakageMetric, own: Protection) -> str:

@@ -12,7 +12,7 @@ import pytest
 from lit_recon.experiments.evaluate.judgement import levels, pareto_front, verdicts
 from lit_recon.experiments.evaluate.page import build_evaluation, gallery_grids, scatter
 from lit_recon.experiments.evaluate.results import CellResult, Evaluation, LeakageMetric
-from lit_recon.experiments.evaluate.tables import attack_tables, comparisons, equal_utility, rankings
+from lit_recon.experiments.evaluate.tables import attack_tables, comparisons, conclusions, equal_utility
 from lit_recon.measures import MEASURES
 from lit_recon.reporting.pages import TableCell
 from lit_recon.reporting.run_folder import RunFolder
@@ -114,17 +114,26 @@ def test_defenses_are_compared_at_equal_price(evaluated: RunFolder) -> None:
     first = table.rows[0][1]
     assert isinstance(first, TableCell)
     assert first.small[1] == "at 0.5 to 0.99"
-    said = dict(rankings(evaluation, compared))["Batch size 2, any server"][0]
-    assert said.startswith("At a loss of at most 2 points noise protects best, with RMSE 0.150 (")
-    assert "; then pruning with RMSE 0.098 (" in said
+    ((title, said),) = conclusions(evaluation, compared)
+    assert title == "Batch size 2"
+    assert len(said) == 3
+    assert said[0] == (
+        "Against any server, noise protects best at a loss of at most 2 points (RMSE 0.150, best in 100 % of the draws)"
+        "; pruning protects best at a loss of at most 20 points (0.250, best in 100 %); without a defense RMSE is "
+        "0.040."
+    ).replace(" %", "\N{NO-BREAK SPACE}%")
+    assert said[1].startswith("Against honest servers, noise protects best at a loss of at most 2 points (RMSE 0.150")
+    assert said[1].endswith("; without a defense RMSE is 0.050.")
+    assert said[2] == "Incomplete: noise 0.1 (Far missing); noise 1 (accuracy missing)."
 
 
 def test_attacks_that_fail_without_a_defense_rank_nothing(evaluated: RunFolder) -> None:
     for path in evaluated.path.glob("cells/none_None-*/metrics.json"):
         write_metrics(RunFolder(path.parent), {**json.loads(path.read_text()), "rmse": NEAREST + 0.01})
-    said = ["Not known: without a defense no attack is better than the nearest public image."]
     evaluation = Evaluation.read(evaluated)
-    assert [found for _, found in rankings(evaluation, comparisons(evaluation))] == [said, said]
+    ((_, (every, honest, _)),) = conclusions(evaluation, comparisons(evaluation))
+    said = "nothing is known: without a defense no attack is better than the nearest public image."
+    assert (every, honest) == (f"Against any server, {said}", f"Against honest servers, {said}")
 
 
 def test_comparisons_are_repeated_without_an_attack(evaluated: RunFolder) -> None:
@@ -138,6 +147,11 @@ def test_comparisons_are_repeated_without_an_attack(evaluated: RunFolder) -> Non
         "At equal utility, batch size 2",
         "At equal utility, batch size 2, without Far",
     ]
+    ((_, (all_of_them, others, _)),) = conclusions(evaluation, comparisons(evaluation))
+    assert all_of_them.startswith("Noise protects best at a loss of at most 2 points (RMSE 0.150, best in ")
+    assert all_of_them.endswith("; without a defense RMSE is 0.040.")
+    assert others.startswith("Without Far the conclusion would be: noise protects best at a loss of at most 2 points (")
+    assert others.endswith("; without a defense RMSE is 0.050.")
 
 
 def test_repeated_trainings_give_a_mean_and_a_spread(evaluated: RunFolder) -> None:

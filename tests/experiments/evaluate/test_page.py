@@ -87,7 +87,7 @@ def test_defenses_are_compared_once(evaluated: RunFolder, monkeypatch: pytest.Mo
     evaluation = Evaluation.read(evaluated)
     compared = comparisons(evaluation)
     write_evaluation(evaluation, compared)
-    assert any("At a loss" in line for line in summary_lines(evaluation, compared))
+    assert any("protects best at a loss of" in line for line in summary_lines(evaluation, compared))
     assert calls == 2 * [0.02, 0.2]  # any server, and honest ones
 
 

@@ -23,12 +23,10 @@ _IDENTITY = ("defense", "strength", "repetition", "attack", "aware", "batch_size
 
 
 def _rows(records: Sequence[Content], name: str) -> list[Row]:
-    """The rows of a CSV file of all parts; what was measured again counts once."""
-    newest = {
-        tuple(row.get(key) for key in _IDENTITY): row
-        for record in sorted(records, key=lambda record: str(record["created"]))
-        for row in row_of(record)["tables"].get(name, [])
-    }
+    """The rows of a CSV file of all parts; what was measured again, or was not run in some of them, counts once."""
+    ordered = sorted(records, key=lambda record: str(record["created"]))
+    rows = [row for record in ordered for row in row_of(record)["tables"].get(name, [])]
+    newest = {tuple(row.get(key) for key in _IDENTITY): row for row in sorted(rows, key=has_result)}
     return list(newest.values())
 
 
@@ -71,7 +69,7 @@ def attacks(records: Sequence[Content]) -> str:
         loss = _spread(own, "final_train_loss", ".2f") + _printed(grid["paper"]["losses"], grid, defense, strength)
         rows.append([title_of(grid, defense, strength), *cells, _spread(own, "accuracy", ".1%"), loss])
     titles = [attack["title"] for attack in grid["attacks"].values()]
-    cells = [row for row in _cells(records) if "nearest_public_rmse" in row]
+    cells = [row for row in _rows(records, "evaluation") if "nearest_public_rmse" in row]
     nearest, mean = (shown(_mean(cells, f"{name}_rmse")) for name in ("nearest_public", "mean_image"))
     start = f"Of {cells[0]['n']:g} images; the nearest public image has {nearest}, the mean image {mean}:"
     return f"{start}\n\n{markdown(['defense', *titles, 'accuracy', 'training loss'], rows)}"
@@ -118,7 +116,7 @@ def equal_price(records: Sequence[Content], name: str) -> str:
         return NOT_MEASURED
     defenses = {key: family["title"] for key, family in grid["defenses"].items()}
     names = GridNames(defenses, titles, _strengths(grid), "RMSE", shown)
-    cells = select(_cells(records), batch_size=1)
+    cells = select(_rows(records, "evaluation"), batch_size=1)
     said = [*(conclude(names, one) for one in found), *missing(names, _rows(records, "utility"), cells)]
     verdict = " ".join(said).replace("\N{NO-BREAK SPACE}", " ")
     return "\n\n".join([verdict, *(_side(grid, one) for one in found)])
@@ -126,15 +124,6 @@ def equal_price(records: Sequence[Content], name: str) -> str:
 
 def _strengths(grid: Row) -> dict[str, list[float]]:
     return {name: family["values"] for name, family in grid["defenses"].items()}
-
-
-def _cells(records: Sequence[Content]) -> list[Row]:
-    """The rows of all attacks, those that a part did not run from the part that did."""
-    ordered = sorted(records, key=lambda record: str(record["created"]))
-    rows = [row for record in ordered for row in row_of(record)["tables"]["evaluation"]]
-    rows.sort(key=has_result)  # of several rows the last one counts
-    found = {tuple(row.get(key) for key in _IDENTITY): row for row in rows}
-    return list(found.values())
 
 
 def _compared(grid: Row, records: Sequence[Content], side: Side) -> DefenseComparison | None:
@@ -147,7 +136,7 @@ def _compared(grid: Row, records: Sequence[Content], side: Side) -> DefenseCompa
         return None
     limits = grid.get("max_accuracy_drops", (0.01, 0.02, 0.05, 0.1))
     plain = next(iter(known.values()))[0].strongest
-    nearest = _mean(select(_cells(records), batch_size=1), "nearest_public_rmse")
+    nearest = _mean(select(_rows(records, "evaluation"), batch_size=1), "nearest_public_rmse")
     return DefenseComparison(1, side, {limit: compare(known, limit) for limit in limits}, plain, plain > nearest)
 
 

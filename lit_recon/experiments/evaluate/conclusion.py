@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lit_recon.experiments.evaluate.comparison import DefenseComparison
+from lit_recon.experiments.evaluate.equal_utility import rows_under
 from lit_recon.reporting.wording import percent, short
 
 Row = Mapping[str, Any]
@@ -99,10 +100,7 @@ def missing(names: GridNames, trainings: Sequence[Row], cells: Sequence[Row]) ->
     incomplete: dict[tuple[str, str], list[float | None]] = {}
     levels = [("", None), *((name, value) for name, values in names.strengths.items() for value in values)]
     for name, value in levels:
-        own, trained = (
-            [row for row in rows if row.get("strength") == value and (value is None or row["defense"] == name)]
-            for rows in (cells, trainings)
-        )
+        own, trained = rows_under(name, value, cells), rows_under(name, value, trainings)
         settled = [row for row in own if has_result(row)]
         without = [names.attacks[row["attack"]] for row in own if row not in settled and row["attack"] in names.attacks]
         without += [title for attack, title in names.attacks.items() if attack not in {row["attack"] for row in own}]

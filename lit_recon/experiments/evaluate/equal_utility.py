@@ -63,6 +63,12 @@ class Protection:
     best: float
 
 
+def rows_under(defense: str, strength: float | None, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows of a table under a defense at one strength; those without a defense where the strength is None."""
+    same = [row for row in rows if row.get("strength") == strength]
+    return same if strength is None else [row for row in same if row["defense"] == defense]
+
+
 def strengths_of(
     defenses: Mapping[str, Sequence[float]],
     trainings: Sequence[Mapping[str, Any]],
@@ -77,10 +83,7 @@ def strengths_of(
     plain = {row["repetition"]: row["accuracy"] for row in trainings if row.get("strength") is None}
 
     def measured(name: str, value: float | None) -> Strength | None:
-        own, attacked = (
-            [row for row in rows if row.get("strength") == value and (value is None or row["defense"] == name)]
-            for rows in (trainings, batches)
-        )
+        own, attacked = (rows_under(name, value, rows) for rows in (trainings, batches))
         losses = [plain[row["repetition"]] - row["accuracy"] for row in own if row["repetition"] in plain]
         scores: dict[str, list[float]] = {}
         for row in attacked:  # attackers who do not know the defense are others than those who do

@@ -216,7 +216,7 @@ def likeliest_inputs(
     inputs, (weighted, value) = start, misfit(start)
     for _ in range(steps):
         jacobian = TwoLayerJacobian(net, inputs, targets)
-        step = torch.linalg.lstsq(jacobian.gram(weights), jacobian.transposed(weighted)[:, None]).solution
+        step = torch.linalg.lstsq(jacobian.gram(weights), jacobian.transposed(weighted)[:, None], driver="gelsd").solution
         for halvings in range(10):
             moved = inputs + 0.5**halvings * step.view_as(inputs)
             found, less = misfit(moved)

@@ -173,9 +173,11 @@ class Trial:
     def complete(self, case: Case, script: Sequence[str], whole: Undisturbed, place: Path) -> None:
         """Start the command a last time, undisturbed, and compare."""
         self.note(start(script, place))
-        page = place / OUT / "report.html"
-        if case.has_page and not self.lost and not page.is_file():
-            # killed between its last figures and its page, a run is finished; what the refusal said writes the page
-            self.note(start([str(ROOT / "attack.py"), "report", OUT], place))
+        self.write_page(case, place)
         if not self.lost:
             self.different += differences(whole.results, results(place))
+
+    def write_page(self, case: Case, place: Path) -> None:
+        """Of a finished run that was killed between its last figures and its page; what the refusal said does it."""
+        if case.has_page and not self.lost and not (place / OUT / "report.html").is_file():
+            self.note(start([str(ROOT / "attack.py"), "report", OUT], place))

@@ -188,6 +188,7 @@ def process_lost(size: int) -> Fault:
         for one in (*alone, *last):
             if not (finished and one.code in _STOPPED):
                 trial.note(one)
+        trial.write_page(case, place)
         if not trial.lost:
             trial.different += differences(results(apart), results(place))
         shutil.rmtree(apart)

@@ -26,11 +26,14 @@ _PRELOADED = (
     "lit_recon.experiments.audit.run",
     "lit_recon.experiments.evaluate.run",
     "lit_recon.experiments.factors.run",
+    "lit_recon.experiments.glm.run",
     "lit_recon.experiments.membership.run",
     "lit_recon.experiments.rero.run",
     "lit_recon.experiments.train.backbone",
     "lit_recon.experiments.train.generator",
+    "lit_recon.experiments.train.zoo",
     "lit_recon.experiments.trainset.run",
+    "lit_recon.experiments.two_layer.run",
     "matplotlib.figure",
     "opacus",
     "sklearn.datasets",
@@ -71,6 +74,10 @@ class Script:
     def poll(self) -> int | None:
         """The exit code, or None while the process runs."""
         return self.returncode
+
+    def wait(self, timeout: float) -> None:
+        """Wait for the end, but no longer than some seconds."""
+        self._process.join(timeout)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Wait for the end; standard output and standard error."""

@@ -19,6 +19,7 @@ from lit_recon.bounds.fisher import GaussianRelease
 from lit_recon.bounds.two_layer import TwoLayerJacobian, TwoLayerNet
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.records import Update
+from lit_recon.solving import least_squares
 
 #: Eigenvalues below this fraction of the largest count as zero; the information is then singular.
 _SINGULAR = 1e-13
@@ -216,7 +217,7 @@ def likeliest_inputs(
     inputs, (weighted, value) = start, misfit(start)
     for _ in range(steps):
         jacobian = TwoLayerJacobian(net, inputs, targets)
-        step = torch.linalg.lstsq(jacobian.gram(weights), jacobian.transposed(weighted)[:, None]).solution
+        step = least_squares(jacobian.gram(weights), jacobian.transposed(weighted)[:, None])
         for halvings in range(10):
             moved = inputs + 0.5**halvings * step.view_as(inputs)
             found, less = misfit(moved)

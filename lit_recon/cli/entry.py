@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 from argparse import ArgumentError
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,11 +59,14 @@ def main(program: str, commands: Sequence[Command], arguments: Sequence[str] | N
     from lit_recon.errors import LitReconError
     from lit_recon.experiments.configuration import find_configuration, readable
     from lit_recon.io.files import holding
+    from lit_recon.reporting.provenance import check_numbers
     from lit_recon.training.progress import Interrupted, interruptible
 
     try:
         with interruptible(), holding():
             module = importlib.import_module(command.module)
+            for option, value in _options(given[1:]):
+                check_numbers(option, value)
             parser = module.parser(f"{program} {command.name}")
             files = configurations(given[1:], lambda name: _readable(find_configuration(name, command.folder)))
             module.execute(parser, parser.parse_args(files))
@@ -146,6 +149,17 @@ def configurations(arguments: Sequence[str], replace: Callable[[str], str]) -> l
         elif index and arguments[index - 1] == "--config":
             result[index] = replace(argument)
     return result
+
+
+def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Every argument as a value, with the option that it is for.
+
+    >>> list(_options(["--seed", "1", "--name=a"]))
+    [('', '--seed'), ('--seed', '1'), ('--name', 'a')]
+    """
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        name, _, value = argument.partition("=")
+        yield (name, value) if value and name.startswith("--") else (before, argument)
 
 
 def _without_overwrite(arguments: Sequence[str]) -> list[str]:

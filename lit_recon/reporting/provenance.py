@@ -98,6 +98,10 @@ class Difference(NamedTuple):
         return f"{self.key}: {self.before!r} there, {self.after!r} now"
 
 
+class _TooLargeError(ValueError):
+    """An integer that is no float: the parser of settings fails on it where a float is expected."""
+
+
 class _Loader(yaml.SafeLoader):
     """Plain YAML, without keys that are repeated: YAML forbids them, and PyYAML keeps the last."""
 
@@ -113,6 +117,14 @@ class _Loader(yaml.SafeLoader):
             if repeated:
                 raise ValueError(f"the key {repeated[0]!r} is there several times{node.start_mark}")
         super().flatten_mapping(node)
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        number: int = super().construct_yaml_int(node)
+        try:
+            float(number)
+        except OverflowError as error:
+            raise _TooLargeError(f"the number {node.value[:12]}... must be below 1e308") from error
+        return number
 
     def content(self) -> object:
         node = self.get_single_node()
@@ -134,7 +146,18 @@ class _Loader(yaml.SafeLoader):
         return known[id(node)]
 
 
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 _MOST_NODES = 100_000
+
+
+def check_numbers(option: str, value: str) -> None:
+    """A ConfigError if the value of an option on the command line holds an integer that is too large for a float."""
+    try:
+        _Loader(value).content()
+    except _TooLargeError as error:
+        raise ConfigError(f"{option}: {error}") from error
+    except Exception:  # noqa: BLE001  # what else is wrong, the parser says
+        return
 
 
 def parse_settings(text: str, source: Path | None = None) -> dict[str, object]:

@@ -168,8 +168,12 @@ class RunFolder:
     def _is_used(self) -> bool:
         return any(not is_leftover(entry) and entry.name != LOCK for entry in self.path.iterdir())
 
-    def _check_resumable(self, settings: dict[str, object], ignored: Iterable[str], reopen: bool) -> None:
-        if self.is_complete and not reopen:
+    def refuse_finished(self) -> None:
+        """A RunExistsError where a finished run is: also for the processes of a group that do not open the folder.
+
+        Such a process would wait for the first one, which the folder has refused.
+        """
+        if self.is_complete:
             page = (
                 ""
                 if self.report.is_file()
@@ -179,6 +183,10 @@ class RunFolder:
                 f"{self.path} holds a finished run, which is left as it is:{page} choose another folder with --out, "
                 "or replace the run with --overwrite true"
             )
+
+    def _check_resumable(self, settings: dict[str, object], ignored: Iterable[str], reopen: bool) -> None:
+        if not reopen:
+            self.refuse_finished()
         there = read_settings(self.config)
         found = differences(there, settings, ignored)
         if found:

@@ -35,10 +35,19 @@ OTHERS = {
     "two processes at once": trials.two_at_once,
     "out of memory": trials.out_of_memory,
     "W&B dies": trials.wandb_dies,
+    "a process of two lost": trials.process_lost(2),
+    "a process of three lost": trials.process_lost(3),
 }
-#: An audit has a time limit, which a clock that jumps ahead cuts short, and no W&B; nor have shadow models.
-LEFT_OUT = {("killed while saving after every step", "audit")} | {
-    ("W&B dies", name) for name in ("audit", "shadows, exact", "shadows, linear")
+#: Commands that several processes share; the others refuse them.
+_SHARED = ("backbone", "shadows, exact", "attack run", "reconn run", "membership")
+#: Faults that cannot apply. An audit has a time limit, which a clock that jumps ahead cuts short. Audits, shadow models
+#: and reports have no W&B, and a zoo none of its own. A report computes nothing that could be saved or lack memory, and
+#: linear models need no products of PyTorch's matrices.
+LEFT_OUT = {
+    *(("killed while saving after every step", name) for name in ("audit", "report")),
+    *(("W&B dies", name) for name in ("audit", "shadows, exact", "shadows, linear", "zoo", "report")),
+    *(("out of memory", name) for name in ("glm", "report")),
+    *((f"a process of {size} lost", name) for size in ("two", "three") for name in CASES if name not in _SHARED),
 }
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from torch import nn
 from lit_recon.clients.record import Recorder
 from lit_recon.experiments.engine.pieces import merged
 from tests.experiments.audit.updates import images, labels, mlp
+from tests.processes import Script, outputs
 
 ROOT = Path(__file__).parents[2]
 #: The run folder, below the folder that a command is started in.
@@ -35,6 +39,7 @@ class Case:
         prepare: writes further files that the command reads into its folder.
         has_run_folder: whether the command writes a run folder; `train.py shadows` writes a store alone.
         has_page: whether it writes a page.
+        arguments: in the place of the settings' file and the run folder.
     """
 
     name: str
@@ -44,6 +49,7 @@ class Case:
     prepare: Callable[[Path], None] = lambda place: None
     has_run_folder: bool = True
     has_page: bool = True
+    arguments: Sequence[str] = ()
 
     def write(self, place: Path) -> list[str]:
         """Make a folder in which the command can be started; the script and its arguments."""
@@ -51,7 +57,7 @@ class Case:
         (place / "settings.yaml").write_text(yaml.safe_dump(dict(self.settings), sort_keys=False))
         self.prepare(place)
         out = ["--out", OUT] if self.has_run_folder else []
-        return [str(ROOT / self.script), self.command, "--config", "settings.yaml", *out]
+        return [str(ROOT / self.script), self.command, *(self.arguments or ("--config", "settings.yaml", *out))]
 
 
 def _record_update(place: Path) -> None:
@@ -175,6 +181,50 @@ _GENERATOR = {
     "search_steps": 20,
     **_QUIET,
 }
+_BOUNDS = {
+    "base": {"d": 6, "m": 200, "batch": 1, "noise": 0.03},
+    "sweeps": {"d": [4], "m": [100]},
+    "defenses": {"pruning": {"defense": {"class_path": "GradientPruning"}, "values": [0.5], "rate": "pruning"}},
+    "attacks": {
+        "tensor": {"recovery": {"class_path": "MomentRecovery"}},
+        "exact": {"recovery": {"class_path": "ExactRecovery"}, "released": "head"},
+    },
+    "repeats": 2,
+    "threads": 1,
+    "wandb": _QUIET["wandb"],
+}
+_GLM = {
+    "data": _DIGITS,
+    "split": {"records": 200, "targets": 12, "held_out": 100, "pool": "all"},
+    "regression": {"class_path": "LeastSquares"},
+    "beside": {"counts": {"class_path": "Counts"}},
+    "wandb": _QUIET["wandb"],
+}
+_ZOO = {
+    "members": {
+        "convnet": {"config": "convnet_digits", "settings": {"epochs": 2, "n_train": 200, **_QUIET}},
+        "generator": {"command": "generator", "config": "settings_of_generator.yaml", "settings": {"epochs": 2}},
+    }
+}
+
+
+def _write_generator(place: Path) -> None:
+    (place / "settings_of_generator.yaml").write_text(yaml.safe_dump(_GENERATOR))
+
+
+@functools.cache
+def _finished() -> Path:
+    """A folder with a finished run."""
+    place = Path(tempfile.mkdtemp(prefix="finished-"))
+    script, *arguments = CASES["glm"].write(place / "place")
+    outputs([Script(Path(script), *arguments, cwd=place / "place")])
+    (place / "place" / OUT / "report.html").unlink()
+    return place / "place" / "runs"
+
+
+def _copy_finished(place: Path) -> None:
+    shutil.copytree(_finished(), place / "runs")
+
 
 CASES = {
     case.name: case
@@ -216,5 +266,9 @@ CASES = {
         Case("rero", "reconn.py", "rero", _RERO),
         Case("membership", "reconn.py", "membership", _MEMBERSHIP),
         Case("trainset", "attack.py", "trainset", _TRAINSET),
+        Case("bounds", "attack.py", "bounds", _BOUNDS),
+        Case("glm", "reconn.py", "glm", _GLM),
+        Case("zoo", "train.py", "zoo", _ZOO, _write_generator, has_page=False),
+        Case("report", "attack.py", "report", {}, _copy_finished, has_run_folder=False, arguments=[OUT]),
     )
 }

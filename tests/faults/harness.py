@@ -16,13 +16,15 @@ from typing import Any
 from tests.faults.commands import OUT, ROOT, Case
 from tests.faults.injection import FileFault
 from tests.faults.results import differences, results
-from tests.processes import Script
+from tests.processes import Script, ranks
 
 CHILD = Path(__file__).with_name("child.py")
 #: Seconds after which a command that has not ended counts as hanging.
 LIMIT = 240.0
+#: Seconds that the others of a group have to end after SIGTERM, when one was lost.
+_GRACE = 10.0
 #: Of what a command says that is started once more after its last file was written.
-_FINISHED = "holds a finished run"
+FINISHED = "holds a finished run"
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,46 @@ def start(
     return Running(script, place, fault, surroundings).end(kill_after)
 
 
+def start_group(
+    script: Sequence[str],
+    place: Path,
+    size: int,
+    lost: int | None = None,
+    kill_after: float = 0.0,
+    surroundings: Mapping[str, int] | None = None,
+) -> list[Ended]:
+    """Run a script in a group of processes, of which one may be killed after some seconds.
+
+    The others of one that fails are stopped as torchrun stops them: by SIGTERM, and later by SIGKILL.
+    """
+    with tempfile.TemporaryDirectory() as notes:
+        described = {"file": asdict(FileFault()), "surroundings": dict(surroundings or {})}
+        began = time.perf_counter()
+        group = ranks(CHILD, json.dumps(described), Path(notes) / "operations", *script, cwd=place, size=size)
+        if lost is not None:
+            group[lost].wait(kill_after)
+            group[lost].kill()
+        _await(group)
+        said = [one.communicate(LIMIT) for one in group]
+        codes = [one.returncode for one in group]
+    seconds = time.perf_counter() - began
+    return [Ended(code or 0, out, err, seconds, None) for code, (out, err) in zip(codes, said, strict=True)]
+
+
+def _await(group: Sequence[Script]) -> None:
+    """Wait until all have ended, or one has failed and the others are stopped."""
+    until = time.perf_counter() + LIMIT
+    while time.perf_counter() < until and {None} <= (codes := {one.poll() for one in group}) <= {None, 0}:
+        time.sleep(0.1)
+    if None in codes and codes - {None, 0}:
+        for stop in (Script.terminate, Script.kill):
+            for one in group:
+                stop(one)
+            until = time.perf_counter() + _GRACE
+            for one in group:
+                one.wait(max(0.0, until - time.perf_counter()))
+
+
 @dataclass(frozen=True)
 class Undisturbed:
     """A run that nobody disturbed: its results, seconds, and number of file operations."""
@@ -121,7 +163,7 @@ class Trial:
         if refusal and ended.is_refused:
             self.injections.append(f"{injected}: {ended.err.splitlines()[-1]}")
             return True
-        finished = ended.is_refused and _FINISHED in ended.err
+        finished = ended.is_refused and FINISHED in ended.err
         if ended.code and not finished:
             self.lost.append(f"{injected or 'at last'}: ended with {ended.code}: {ended.err[-2000:]}")
         elif "Traceback" in ended.err:
@@ -131,9 +173,11 @@ class Trial:
     def complete(self, case: Case, script: Sequence[str], whole: Undisturbed, place: Path) -> None:
         """Start the command a last time, undisturbed, and compare."""
         self.note(start(script, place))
-        page = place / OUT / "report.html"
-        if case.has_page and not self.lost and not page.is_file():
-            # killed between its last figures and its page, a run is finished; what the refusal said writes the page
-            self.note(start([str(ROOT / "attack.py"), "report", OUT], place))
+        self.write_page(case, place)
         if not self.lost:
             self.different += differences(whole.results, results(place))
+
+    def write_page(self, case: Case, place: Path) -> None:
+        """Of a finished run that was killed between its last figures and its page; what the refusal said does it."""
+        if case.has_page and not self.lost and not (place / OUT / "report.html").is_file():
+            self.note(start([str(ROOT / "attack.py"), "report", OUT], place))

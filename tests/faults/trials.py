@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.faults.commands import Case
-from tests.faults.harness import Ended, Running, Trial, Undisturbed, start
+from tests.faults.harness import FINISHED, Ended, Running, Trial, Undisturbed, start, start_group
 from tests.faults.injection import ERRORS, FileFault, Moment
 from tests.faults.results import differences, results
 
@@ -19,6 +20,10 @@ from tests.faults.results import differences, results
 Fault = Callable[[Case, Undisturbed, Path, random.Random], Trial]
 #: Processes of one trial that are killed, at most.
 KILLS = 5
+#: Processes of one group that are killed, one after the other.
+LOSSES = 2
+#: Codes of processes that were killed, or that SIGTERM stopped.
+_STOPPED = (-signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGTERM)
 _MOMENTS: Sequence[Moment] = ("before", "half", "after")
 
 
@@ -161,6 +166,35 @@ def wandb_dies(case: Case, whole: Undisturbed, place: Path, chance: random.Rando
     if not trial.lost:
         trial.different += differences(without, found)
     return trial
+
+
+def process_lost(size: int) -> Fault:
+    """One of a group of processes is killed at a random moment, the others are stopped, and all start again."""
+
+    def disturb(case: Case, whole: Undisturbed, place: Path, chance: random.Random) -> Trial:
+        trial, apart = Trial(), place.with_name(f"{place.name}_whole")
+        alone = start_group(case.write(apart), apart, size)
+        script = case.write(place)
+        for _ in range(LOSSES):
+            lost, seconds = chance.randrange(size), chance.uniform(0.2, 1) * alone[0].seconds
+            ended = start_group(script, place, size, lost, seconds, {"state saved at every step": 0})
+            if ended[lost].code == -signal.SIGKILL:
+                trial.injections.append(f"process {lost} of {size} after {seconds:.2f} s")
+            for one in ended:
+                if "Traceback" in one.err or not (one.is_refused or one.code in _STOPPED):
+                    trial.note(one, f"process {lost} lost")
+        last = start_group(script, place, size)
+        finished = any(FINISHED in one.err for one in last)  # one refuses that, the others may be stopped before
+        for one in (*alone, *last):
+            if not (finished and one.code in _STOPPED):
+                trial.note(one)
+        trial.write_page(case, place)
+        if not trial.lost:
+            trial.different += differences(results(apart), results(place))
+        shutil.rmtree(apart)
+        return trial
+
+    return disturb
 
 
 def another_interpreter(case: Case, whole: Undisturbed, place: Path, chance: random.Random) -> Trial:

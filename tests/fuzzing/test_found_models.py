@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from benchmarks.record import status_mib
 from lit_recon.errors import ConfigError, CorruptFileError, LitReconError, ShapeError, UnsupportedModelError
@@ -22,9 +23,18 @@ from lit_recon.models.exported import read_exported
 from lit_recon.models.generative.generator import load_generator
 from lit_recon.training.module import state_to_resume
 from tests.fuzzing.archives import entries_of, zipped
+from tests.fuzzing.harness import examine
 from tests.fuzzing.payloads import CANARY, harmful_pickle
 from tests.fuzzing.tensor_files import backbone_file, generator_file, joined, network, split
-from tests.fuzzing.torch_files import exported_file, file_arguments, saved, state_file, training_file, with_target
+from tests.fuzzing.torch_files import (
+    EXPORTED,
+    exported_file,
+    file_arguments,
+    saved,
+    state_file,
+    training_file,
+    with_target,
+)
 
 
 def changed(content: bytes, key: str, own: Mapping[str, Any] | str) -> bytes:
@@ -252,3 +262,21 @@ def test_graphs_that_are_no_classifiers(tmp_path: Path, capfd: pytest.CaptureFix
         with pytest.raises(CorruptFileError, match=r"model\.pt2"):
             exported(tmp_path / "model.pt2", zipped(made))
     assert capfd.readouterr().err == ""
+
+
+def test_a_graph_that_returns_no_logits(tmp_path: Path) -> None:
+    """The message did not say what to do with the file."""
+
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(25, 3)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.layer(images.flatten(1)).sum(1)
+
+    images, sizes = torch.zeros(2, 1, 5, 5), ({0: torch.export.Dim.DYNAMIC},)
+    torch.export.save(torch.export.export(Sums(), (images,), dynamic_shapes=sizes), tmp_path / "model.pt2")
+    verdict = examine(EXPORTED, {"model.pt2": (tmp_path / "model.pt2").read_bytes()}, tmp_path / "folder")
+    assert verdict.kind == "refused", verdict.told
+    assert r"it returns a tensor (2,): give a module" in verdict.told

@@ -91,6 +91,33 @@ def test_a_value_in_the_place_of_a_section(section: str, tmp_path: Path, capsys:
     assert not (tmp_path / "out").exists()
 
 
+LARGE = "1" + "0" * 400
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--save_every_seconds", LARGE],
+        [f"--save_every_seconds=-{LARGE}"],
+        ["--save_every_seconds", "0x" + "f" * 300],
+        ["--backbone.dp", f"{{max_grad_norm: {LARGE}}}"],
+    ],
+    ids=range(4),
+)
+def test_an_integer_that_is_no_float(given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The parser of settings ended in an OverflowError."""
+    option = given[0].partition("=")[0]
+    assert cli.attack(["run", *given, "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {option}: the number ")
+    (tmp_path / "odd.yaml").write_text(f"save_every_seconds: {LARGE}\n")
+    assert cli.attack(["run", "--config", str(tmp_path / "odd.yaml"), "--out", str(tmp_path / "out")]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {tmp_path / 'odd.yaml'} must hold")
+    assert "must be below 1e308" in told
+    assert told.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("name", ["../../x", ".a.b", "..", "a..b", "nowhere"])
 def test_metrics_at_paths_that_are_none(name: str) -> None:
     with pytest.raises(ConfigError, match="there is no metric"):

@@ -74,12 +74,15 @@ def test_a_group_that_loses_a_process_ends_and_goes_on(
     assert started[1 - lost].returncode == 2
     assert err.splitlines()[-1].startswith("error: another process of this group has ended")
     assert "Traceback" not in err
-    finished = {path: path.stat().st_mtime_ns for path in broken.glob("checkpoints/*.safetensors")}
-    assert finished
+    kept = {path: path.stat().st_mtime_ns for path in broken.glob("checkpoints/*.safetensors")}
+    assert kept
     assert not RunFolder(broken).is_complete
 
     outputs(ranks(ROOT / "attack.py", *arguments, "--out", broken, cwd=workplace))
-    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
     ours, theirs = (load_file(folder / "reconstructions.safetensors") for folder in (broken, whole))
     for name, tensor in theirs.items():
         np.testing.assert_array_equal(ours[name], tensor)
+
+    finished = ranks(ROOT / "attack.py", *arguments, "--out", broken, cwd=workplace)
+    assert all("holds a finished run" in one.communicate(timeout=60)[1] for one in finished), "one waits for the other"

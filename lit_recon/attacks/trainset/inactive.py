@@ -28,6 +28,7 @@ from lit_recon.attacks.trainset.subspace import first_layer
 from lit_recon.attacks.trainset.training import named_labels
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.records import Reconstruction
+from lit_recon.solving import least_squares
 
 #: Rows that must lie in a hyperplane beyond as many as there are dimensions: through one less there always is one.
 _REDUNDANT = 5
@@ -202,7 +203,7 @@ def _shrinkage(start: Tensor, end: Tensor) -> float:
     pseudoinverse of `start` are that factor, and so is their median.
     """
     wide = len(start) <= start.shape[1]
-    mapped = torch.linalg.lstsq(*((start.T, end.T) if wide else (start, end))).solution
+    mapped = least_squares(*((start.T, end.T) if wide else (start, end)))
     return float(torch.linalg.eigvals(mapped).real.median())
 
 

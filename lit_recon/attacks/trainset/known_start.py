@@ -17,6 +17,7 @@ from lit_recon.attacks.trainset.inner import flatten, need_change
 from lit_recon.attacks.trainset.training import Weights, named_labels, signs
 from lit_recon.errors import ConfigError, ThreatModelError
 from lit_recon.records import Reconstruction
+from lit_recon.solving import least_squares
 
 #: Numbers in the matrix of all gradients up to which the first multipliers are a least squares fit.
 _MOST_NUMBERS = 50_000_000
@@ -147,7 +148,7 @@ def solve_duals(seen: ReleasedModel, images: Tensor, beta: float | None = None) 
 
     columns = torch.stack([gradients(first), gradients(last)])
     change = flatten(last) - flatten(first)
-    solution = torch.linalg.lstsq(columns.flatten(0, 2).T, change[:, None], driver="gelsd").solution
+    solution = least_squares(columns.flatten(0, 2).T, change[:, None])
     duals: Tensor = solution.view(columns.shape[:3])
     return duals
 

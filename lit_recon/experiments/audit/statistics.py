@@ -13,6 +13,7 @@ from lit_recon.clients.record import Circumstances, Sent
 from lit_recon.experiments.audit.evidence import Evidence, Finding
 from lit_recon.models.classifiers.foreign import PublicModel
 from lit_recon.records import BatchStatistics, LayerStatistics
+from lit_recon.solving import least_squares
 
 #: Correlation of neighboring pixels and of colors in photographs; digits have less.
 _NEIGHBORS, _COLORS = 0.95, 0.9
@@ -105,7 +106,7 @@ def normalization_finding(public: PublicModel) -> Finding | None:
     if convolution.bias is not None:
         mean = mean - convolution.bias.detach().double()
     sums = weight.sum(dim=(2, 3))
-    pixel = torch.linalg.lstsq(sums, mean).solution
+    pixel = least_squares(sums, mean)
     if float((sums @ pixel - mean).norm()) > _MISFIT * float((mean.square() + var).sum().sqrt()):
         return None
     shift, scale = (value.flatten().double() for value in public.normalization.tensors(mean))

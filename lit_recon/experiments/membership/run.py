@@ -56,6 +56,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         RunFolder.open(folder.path, call.config, settings.overwrite, (*SAME_RUN, "shard_size"), more=FILES)
         print(f"games       {len(games.bits)} released models, each trained on one of two candidates")
         print(f"run folder  {folder.path}", flush=True)
+    elif not settings.overwrite:
+        folder.refuse_finished()
     loggers = call.loggers()
     started = time.perf_counter()
     played = {kind: found for kind, each in plans.items() if (found := experiment.play(each)) is not None}

@@ -62,6 +62,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         announce(stored, models, len(split.shadow))
         print(f"targets     {len(split.targets)} released models, each with one unknown image")
         print(f"run folder  {folder.path}", flush=True)
+    elif not settings.overwrite:
+        folder.refuse_finished()
     loggers = call.loggers()
     started = time.perf_counter()
     store = train_store(trainer, models, split.shadow, stored, shadows.execution, shadows.shard_size)

@@ -50,7 +50,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         print(f"data        {public.name} ({len(public)} images), {test.name} ({len(test)} images)")
         print(*training.notes, f"run folder  {folder.path}", sep="\n", flush=True)
     started = time.perf_counter()
-    if exported.is_file():  # killed between the last two files
+    if exported.is_file() and not settings.overwrite:  # killed between the last two files
         checkpoint = load_backbone(exported)
         healthy = all(value.isfinite().all() for value in checkpoint.model.state_dict().values())
         if not healthy and read_utility(folder.path).get("accuracy") is not None:

@@ -18,6 +18,7 @@ from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError, Ru
 from lit_recon.experiments.configuration import SAME_RUN, find_configuration, instantiated, settings_of, settings_parser
 from lit_recon.experiments.engine.pieces import Subcommand, merged, settings_hash
 from lit_recon.experiments.engine.runner import refuse_several_processes
+from lit_recon.experiments.pages import build_page, lacks_page
 from lit_recon.experiments.settings import BackboneSettings, TrainSettings
 from lit_recon.experiments.train.generator import GeneratorSettings
 from lit_recon.io.files import write_text
@@ -142,6 +143,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
             threads = torch.get_num_threads()
             kind.command.run({**training, "overwrite": settings.overwrite}, folder)
             torch.set_num_threads(threads)  # a member's own number is not for the next one: threads round differently
+        if lacks_page(folder):  # killed just before it
+            build_page(folder)
         _note(settings.out, name, _entry(settings.out, name, kind, training))
     print(f"manifest    {settings.out / MANIFEST}")
 

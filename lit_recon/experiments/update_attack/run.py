@@ -63,6 +63,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     if is_first_process():
         RunFolder.open(folder.path, call.config, settings.overwrite, SAME_RUN)
         _announce(target, victims, folder)
+    elif not settings.overwrite:
+        folder.refuse_finished()
     checkpoint = target.trained(settings.trainer)
     loggers = call.loggers()
     module = UpdateAttackModule(

@@ -98,8 +98,8 @@ def _count_classes(model: nn.Module, images: Tensor) -> int:
     if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(images) or logits.shape[1] < 2:
         got = f"a tensor {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         raise UnsupportedModelError(
-            f"{name} must return logits (2, k) of k >= 2 classes for images {shape}; it returns {got}: wrap it in a "
-            "module that returns the logits only"
+            f"{name} must return logits (2, k) of k >= 2 classes for images {shape}; it returns {got}: give a "
+            "module that returns the logits only, such as one around it"
         )
     return logits.shape[1]
 

@@ -108,6 +108,16 @@ def test_threads_of_a_member_end_with_it(config: str, tmp_path: Path) -> None:
     assert torch.get_num_threads() == before != 2
 
 
+def test_a_member_that_was_killed_before_its_page_gets_it(zoo: Path, config: str) -> None:
+    page = zoo / "generator" / "report.html"
+    before = page.read_text()
+    page.unlink()
+    members = {name: entry for name, entry in manifest(zoo).items() if name != "generator"}
+    (zoo / "zoo.json").write_text(json.dumps({"version": 1, "members": members}))
+    assert train(["zoo", "--config", config, "--out", str(zoo)]) == 0
+    assert page.read_text() == before
+
+
 def test_a_later_call_keeps_and_verifies(
     zoo: Path, config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lit_recon.solving import least_squares
+
 #: Share of the known entries that is left out of the fit to check it.
 HELD_OUT = 0.02
 #: Largest relative misfit of the fitted entries: rounding of single precision is 1e-7, of a wrong completion 1e-3.
@@ -325,7 +327,7 @@ def _common_turn(change: Tensor, factor: Tensor) -> Tensor:
     weights = factor.new_ones(len(factor), 1)
     for _ in range(20):
         scaled = weights * factor
-        turn: Tensor = torch.linalg.lstsq(scaled, weights * change).solution
+        turn: Tensor = least_squares(scaled, weights * change)
         size = (change - factor @ turn).norm(dim=1, keepdim=True)
         # least sum of distances to the power 1/2: a few rows that move far do not count
         weights = (size + 1e-3 * size.median()).pow(-0.75)

@@ -15,6 +15,7 @@ from lit_recon.clients import LocalSteps
 from lit_recon.clients.aggregate import one_client
 from lit_recon.clients.gradient import pure_copy
 from lit_recon.records import Batch, BatchNormMode, ForwardOperator, Observation
+from lit_recon.solving import least_squares
 
 #: Difference of the batch statistics of images from known ones up to which these tell brightness and contrast.
 _TOLD = 0.01
@@ -110,7 +111,7 @@ def likely_contrast(observation: Observation, images: Tensor) -> Tensor:
             images = mean + ratio.sqrt() * (images - mean)
             rest, steps = means(images), torch.eye(len(mean)).to(std)[:, :, None, None]
             columns = torch.stack([means(images + step) - rest for step in steps], dim=1).double().cpu()
-            brighter = torch.linalg.lstsq(columns, (target.mean - rest)[:, None].double().cpu()).solution
+            brighter = least_squares(columns, (target.mean - rest)[:, None].double().cpu())
             images = images + brighter.view(-1, 1, 1).to(images)
     return images
 

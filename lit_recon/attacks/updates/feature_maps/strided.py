@@ -22,6 +22,7 @@ from lit_recon.attacks.updates.feature_maps.convolutions import (
 )
 from lit_recon.clients.gradient import pure_copy
 from lit_recon.records import Observation
+from lit_recon.solving import least_squares
 
 #: Largest number of unknowns of the eigenproblem, places squared times examples: seconds below, minutes above.
 _LARGEST = 8192
@@ -136,7 +137,7 @@ def _explaining(images: Tensor, between: Between, one: Tensor) -> tuple[Tensor, 
     scaled = (images * between.scale[:, None, None])[:, active]
     shifts = between.shift[:, None, None].expand_as(one)[active]
     system = torch.cat([scaled, -one[active][None]]).T
-    solved = torch.linalg.lstsq(system, -shifts[:, None], driver="gelsd").solution[:, 0]
+    solved = least_squares(system, -shifts[:, None])[:, 0]
     residual = (system @ solved + shifts).norm() / shifts.norm()
     size = float(solved[-1])
     return solved[:-1], float(residual) if size > 0 else float("inf")

@@ -21,6 +21,7 @@ from lit_recon.attacks.updates.feature_maps.recovery import RecoveredMaps
 from lit_recon.attacks.updates.labels.head import find_head, order_labels
 from lit_recon.clients.gradient import PureBatchNorm, pure_copy
 from lit_recon.records import Observation
+from lit_recon.solving import least_squares
 
 #: Largest relative residual of the head's gradient at which the norms of the maps count as found.
 _SCALED = 1e-4
@@ -347,7 +348,7 @@ def _rescaled(
     columns = varying.T if statistics[0] is not None and statistics[0].groups is not None else varying.sum(0)[:, None]
     weights = torch.ones_like(fixed)
     for _ in range(20):
-        inverse = torch.linalg.lstsq(columns * weights[:, None], fixed * weights).solution
+        inverse = least_squares(columns * weights[:, None], fixed * weights)
         residual = (columns @ inverse - fixed).abs()
         # a wrong zero spoils single channels
         weights = 1 / (residual + 1e-7 * fixed.abs().max()).sqrt()

@@ -15,6 +15,7 @@ from lit_recon.attacks.updates.linear_layer.unmixing import (
 )
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.records import ForwardOperator
+from lit_recon.solving import least_squares
 
 
 class CocktailParty(FeatureRecovery):
@@ -102,13 +103,13 @@ class CocktailParty(FeatureRecovery):
 
 def signs_told(features: Tensor, seen: LayerGradient) -> Tensor:
     """1 or -1 for each feature `(n, d)`, such that the implied derivatives sum to the bias's gradient."""
-    parts = torch.linalg.lstsq(features.T, seen.weight_gradient.T).solution
-    ones = torch.linalg.lstsq(parts.T, seen.bias_gradient[:, None]).solution[:, 0]
+    parts = least_squares(features.T, seen.weight_gradient.T)
+    ones = least_squares(parts.T, seen.bias_gradient[:, None])[:, 0]
     return torch.where(ones < 0, -1.0, 1.0).to(features)
 
 
 def labels_told(features: Tensor, seen: LayerGradient) -> Tensor:
     """The class `(n,)` of each feature: the loss decreases in the logit of an example's own class."""
     neurons = seen.activation.value(features @ seen.weight.T + seen.bias)
-    deltas: Tensor = torch.linalg.lstsq(neurons.T, seen.head_gradient.T).solution
+    deltas: Tensor = least_squares(neurons.T, seen.head_gradient.T)
     return deltas.argmin(dim=1)

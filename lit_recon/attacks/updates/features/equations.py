@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lit_recon.attacks.updates.features.activations import Activation
 from lit_recon.attacks.updates.features.layer import GradientNoise, LayerGradient
+from lit_recon.solving import least_squares
 
 
 class NormalSystem(NamedTuple):
@@ -146,7 +147,7 @@ class FeatureEquations:
         block = system.matrix[n * r :, n * r :]
         ridge = 1e-14 * block.diagonal().mean() * torch.eye(len(block), dtype=block.dtype)
         wanted = -system.slope[n * r :]
-        solution = torch.linalg.lstsq(block + ridge, wanted[:, None]).solution[:, 0]
+        solution = least_squares(block + ridge, wanted[:, None])[:, 0]
         return solution.reshape(n, self.n_classes), system.objective - float(wanted @ solution)
 
     def objective(self, features: Tensor, deltas: Tensor, weighted: bool = True) -> float:

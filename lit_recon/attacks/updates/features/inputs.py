@@ -23,6 +23,7 @@ from lit_recon.attacks.updates.labels.head import exact, find_head, labels_of, l
 from lit_recon.clients.gradient import pure_copy
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.records import BatchNormMode, Observation
+from lit_recon.solving import least_squares
 
 Vector = NDArray[np.float64]
 
@@ -167,7 +168,7 @@ class NonNegativeInputs:
         gradient = exact(observation.update[f"{layer}.weight"])
         scale: Tensor = vectors.norm(dim=1)
         if bias is not None and bias.any():
-            mixing = torch.linalg.lstsq(gradient.T, vectors.T, driver="gelsd").solution.T
+            mixing = least_squares(gradient.T, vectors.T).T
             scale = mixing @ exact(bias)
         inputs: Tensor = vectors / scale[:, None]
         return inputs

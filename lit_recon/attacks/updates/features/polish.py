@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lit_recon.attacks.updates.features.equations import FeatureEquations
 from lit_recon.attacks.updates.features.layer import GradientNoise, LayerGradient
+from lit_recon.solving import least_squares
 
 #: Initial and largest damping of Levenberg-Marquardt.
 _FIRST, _LAST = 1e-3, 1e9
@@ -65,7 +66,7 @@ def with_signs(equations: FeatureEquations, start: Tensor) -> Tensor:
     features = start
     if equations.bias_known:
         gradient = equations.gradient * equations.rows[:, None]
-        dual = torch.linalg.lstsq(gradient[:, :-1], gradient[:, -1:]).solution
+        dual = least_squares(gradient[:, :-1], gradient[:, -1:])
         features = torch.where(start @ dual < 0, -start, start)
     _, best = equations.best_deltas(features)
     while True:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lit_recon.solving import least_squares
+
 #: Relative difference of residuals that counts as rounding.
 _ROUNDING = 1e-9
 
@@ -24,7 +26,7 @@ def fit(stack: Tensor, directions: Tensor) -> tuple[Tensor, float]:
     r = stack.shape[1]
     rank_one = (directions[:, None, :] * directions[None, :, :]).reshape(r * r, -1)
     flat = stack.reshape(len(stack), -1).T
-    diagonals = torch.linalg.lstsq(rank_one, flat).solution
+    diagonals = least_squares(rank_one, flat)
     return diagonals, float((rank_one @ diagonals - flat).norm() / flat.norm().clamp_min(1e-300))
 
 
@@ -125,7 +127,7 @@ def _alternating(stack: Tensor, start: Decomposition, iterations: int = 60) -> D
     for _ in range(iterations):
         diagonals, _ = fit(stack, directions)
         design = torch.einsum("bi,il->bli", directions, diagonals).reshape(r * length, -1)
-        directions = torch.nn.functional.normalize(torch.linalg.lstsq(design, columns).solution.T, dim=0)
+        directions = torch.nn.functional.normalize(least_squares(design, columns).T, dim=0)
         _, residual = fit(stack, directions)
         if residual > best.residual - 1e-12:
             break

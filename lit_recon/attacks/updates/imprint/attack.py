@@ -25,6 +25,7 @@ from lit_recon.attacks.updates.linear_layer.first_layer import (
 from lit_recon.errors import ThreatModelError
 from lit_recon.models.classifiers.imprint import ImprintBlock, find_imprint
 from lit_recon.records import Observation, Reconstruction
+from lit_recon.solving import least_squares
 
 #: Margin in explained share of a derivative by which the best label must exceed the second to count as certain.
 CLEARLY = 0.1
@@ -132,7 +133,7 @@ def _explained(images: Tensor, classes: Tensor, name: str, block: ImprintBlock, 
     weight, bias = (exact(seen.parameters[f"{name}.measure.{part}"]) for part in ("weight", "bias"))
     active = block.activate(to_inputs(images.double(), seen) @ weight.T + bias)
     layer = FirstLayer.of(seen, f"{name}.spread")
-    observed = torch.linalg.lstsq(active.T, layer.weight.T, driver="gelsd").solution
+    observed = least_squares(active.T, layer.weight.T)
     expected = layer.derivatives_by_class(images, classes)
     cosines: Tensor = torch.nn.functional.cosine_similarity(expected, observed[:, None], dim=2)
     return cosines.clamp(min=0, max=1).square()

@@ -13,6 +13,7 @@ from lit_recon.clients.aggregate import one_client
 from lit_recon.clients.gradient import pure_copy
 from lit_recon.errors import ThreatModelError, UnsupportedModelError
 from lit_recon.records import BatchNormMode, Observation
+from lit_recon.solving import least_squares
 
 #: Relative rounding error of a float32 gradient.
 ROUNDING = 6e-8
@@ -102,7 +103,7 @@ def order_labels(inputs: Tensor, probabilities: Tensor, gradient: Tensor, labels
     """
     from scipy.optimize import linear_sum_assignment
 
-    residuals = torch.linalg.lstsq(inputs.T, len(labels) * gradient.T, driver="gelsd").solution
+    residuals = least_squares(inputs.T, len(labels) * gradient.T)
     indicators = probabilities - residuals
     rows, columns = linear_sum_assignment(-indicators[:, labels.cpu()].numpy())
     order = torch.empty(len(labels), dtype=torch.int64)
@@ -120,7 +121,7 @@ def labels_of(inputs: Tensor, gradient: Tensor) -> Tensor:
         gradient: `(k, d)`, of the mean cross-entropy; zero where it was not observed.
     """
     shares = [
-        torch.linalg.lstsq(inputs[:, seen].T, row[seen, None], driver="gelsd").solution[:, 0]
+        least_squares(inputs[:, seen].T, row[seen, None])[:, 0]
         for row, seen in zip(gradient, gradient != 0, strict=True)
     ]
     return torch.stack(shares).argmin(dim=0)

@@ -29,6 +29,7 @@ from lit_recon.attacks.updates.labels.head import (
 from lit_recon.attacks.updates.labels.recovery import HeadCounts, LabelRecovery
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.records import Batch, Observation, Reconstruction, Update
+from lit_recon.solving import least_squares
 
 #: Relative error assigned to an image without a contribution to the gradient.
 WITHOUT_PART = 1e6
@@ -266,7 +267,7 @@ class AnalyticInversion(LabelledAttack):
         best, least, at = images, relative_residual(images, labels, seen), 0
         for iteration in range(1, self.iterations + 1):
             effects = layer.derivatives(images, labels) / len(labels)
-            images = to_pixels(torch.linalg.lstsq(effects.T, layer.weight).solution, seen)
+            images = to_pixels(least_squares(effects.T, layer.weight), seen)
             residual = relative_residual(images, labels, seen)
             if residual < least:
                 best, least, at = images, residual, iteration

@@ -20,6 +20,7 @@ from torch import Tensor
 from lit_recon.attacks.updates.linear_layer.first_layer import FirstLayer, relative_residual, to_inputs, to_pixels
 from lit_recon.attacks.updates.linear_layer.unmixing import Mixtures, mixtures_of, rank
 from lit_recon.records import Observation
+from lit_recon.solving import least_squares
 
 #: Zeros beyond the number of images that certify a vector; largest entry that counts as zero, relative to the largest.
 EXCESS, ZERO = 8, 1e-4
@@ -123,7 +124,7 @@ def _inputs(found: Tensor, candidates: Tensor, guess: Tensor, rows: Tensor, seen
         return exact[:, :-1] / exact[:, -1:]
     guessed = torch.cat([to_inputs(guess, seen), guess.new_ones(len(guess), 1)], dim=1)
     # one unmixing row per image, orthogonal to the derivatives of all other images
-    unmixing = torch.linalg.lstsq(rows.T, guessed.T).solution.T
+    unmixing = least_squares(rows.T, guessed.T).T
     owners, owned = linear_sum_assignment(-(unmixing @ found.T).abs().numpy())
     rest = torch.ones(len(guess), dtype=torch.bool)
     rest[owners] = False
@@ -135,7 +136,7 @@ def _inputs(found: Tensor, candidates: Tensor, guess: Tensor, rows: Tensor, seen
         aims = torch.zeros(len(constraints), dtype=rows.dtype)
         aims[-1] = 1
         start = unmixing[owner] * lengths
-        move = torch.linalg.lstsq(constraints, aims - constraints @ start, driver="gelsd").solution
+        move = least_squares(constraints, aims - constraints @ start)
         kept.append(((start + move) / lengths) @ rows)
     left = to_inputs(candidates, seen) if len(candidates) == rest.sum() else guessed[rest, :-1]
     return torch.cat([torch.stack(kept)[:, :-1], left])
@@ -179,7 +180,7 @@ def refined(
 
 def _labelled(images: Tensor, labels: Tensor, layer: FirstLayer) -> Tensor:
     inputs = to_inputs(images.double(), layer.seen)
-    parts = torch.linalg.lstsq(inputs.T, layer.weight.T, driver="gelsd").solution
+    parts = least_squares(inputs.T, layer.weight.T)
     return layer.assign_labels(images, labels, parts)[0]
 
 
@@ -201,7 +202,7 @@ def _robust_separation(layer: FirstLayer, n: int) -> Callable[[Tensor], Tensor]:
         coordinates = torch.zeros(len(parts), target.shape[1], dtype=target.dtype)
         for _ in range(REWEIGHTINGS):
             system = (parts * weights).T
-            coordinates = torch.linalg.lstsq(system, target * weights[:, None], driver="gelsd").solution
+            coordinates = least_squares(system, target * weights[:, None])
             errors = (parts.T @ coordinates - target).norm(dim=1)
             floor = SMALLEST_RESIDUAL * errors.median() + torch.finfo(errors.dtype).tiny
             weights = (floor / (errors + floor)).sqrt()

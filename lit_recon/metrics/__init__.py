@@ -5,11 +5,11 @@ from __future__ import annotations
 from lit_recon.measures import Measure
 from lit_recon.metrics.aggregate import ImageScore
 from lit_recon.metrics.baselines import MeanImage, NearestPublic
-from lit_recon.metrics.divergence import PredictionDivergence
 from lit_recon.metrics.features import (
     FeatureCosine,
     FeatureError,
     LabelAccuracy,
+    PredictionDivergence,
     feature_cosines,
     label_hits,
     span_error,

@@ -9,7 +9,7 @@ from scipy.special import rel_entr, softmax
 from torch import nn
 
 from lit_recon.errors import ShapeError
-from lit_recon.metrics.divergence import prediction_divergence
+from lit_recon.metrics.features import prediction_divergence
 
 
 def test_it_is_the_relative_entropy_of_predictions() -> None:
@@ -26,7 +26,7 @@ def test_it_is_the_relative_entropy_of_predictions() -> None:
 def test_images_pass_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     images, targets = torch.rand(2, 5, 1, 2, 2, generator=torch.Generator().manual_seed(0))
     whole = prediction_divergence(images, targets, nn.Flatten())
-    monkeypatch.setattr("lit_recon.metrics.divergence._CHUNK", 2)
+    monkeypatch.setattr("lit_recon.metrics.features._CHUNK", 2)
     torch.testing.assert_close(prediction_divergence(images, targets, nn.Flatten()), whole)
 
 

@@ -1,23 +1,24 @@
-"""Shadow models by linear response, used only if a sample of exact models shows that the error is small."""
+"""Approximated shadow models, used only if a sample of exact models shows that the error is small."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from functools import partial
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property, partial
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.shadow.engine import Execution
+from lit_recon.attacks.shadow.engine import Execution, reference_path
 from lit_recon.attacks.shadow.linear_response import LinearResponse, bytes_per_model, n_coordinates, respond
-from lit_recon.attacks.shadow.path_curvature import PathCurvature, path_curvature, respond_along
 from lit_recon.attacks.shadow.plan import ExactSample, ShadowPlan
+from lit_recon.attacks.shadow.sampled_response import respond_by_samples
 from lit_recon.attacks.shadow.store import ShadowStore
-from lit_recon.attacks.shadow.training import GradientDescent
+from lit_recon.attacks.shadow.training import GradientDescent, full_precision
 from lit_recon.data import ImageSet
 from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError
 from lit_recon.io.files import parse_json, write_text
@@ -46,7 +47,7 @@ class ApproximationError:
     @property
     def sentence(self) -> str:
         return (
-            f"on {len(self.errors)} models trained exactly, linear response has a median relative error of "
+            f"on {len(self.errors)} models trained exactly, the approximation has a median relative error of "
             f"{self.median:.3f} and at most {max(self.errors):.3f}, where a median of {self.tolerance:g} is tolerated"
         )
 
@@ -82,15 +83,17 @@ class ApproximationError:
 _TOGETHER_BYTES = 192 * 2**20
 #: Settings of `GradientDescent` that linear response supports.
 _KNOWN_SETTINGS = {"steps", "lr", "momentum"}
-#: Folders in a store of the exact models of the sample, and of the products of Hessians.
-_SAMPLE, _CURVATURE = "exact_sample", "curvature"
+#: Folder in a store of the exact models of the sample.
+_SAMPLE = "exact_sample"
 #: Memory of one model of another network than an MLP, in float32 weights: difference, momentum, gradients and copies.
 _COPIES = 6 * 4
 
 
 @dataclass(frozen=True, eq=False)
 class LinearPlan:
-    """Shadow models approximated by linear response, if its error is tolerable; ConfigError for unsupported models.
+    """Shadow models that are approximated, if the error is tolerable; ConfigError for unsupported models.
+
+    MLPs by linear response, other networks from some of the fixed images per step.
 
     `linear`: all models are approximated, and an error beyond the tolerance is refused. `mixed`: the sample is exact,
     and beyond the tolerance all models are.
@@ -99,7 +102,6 @@ class LinearPlan:
     exact: ShadowPlan
     response: LinearResponse
     kind: Literal["linear", "mixed"]
-    _kept: dict[Path, PathCurvature] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         default, wrong = GradientDescent(), []
@@ -129,8 +131,8 @@ class LinearPlan:
     @property
     def description(self) -> dict[str, object]:
         used = asdict(self.response)
-        if self._is_mlp:
-            used.pop("points")
+        if not self._is_mlp:
+            used.pop("rank")
         response = {f"shadows.{key}": value for key, value in used.items()}
         return {**self.exact.description, "shadows": self.kind, **response}
 
@@ -156,7 +158,7 @@ class LinearPlan:
             return
         sample = self.sample(images)
         exact = self._exact_sample(folder, sample)
-        linear = torch.cat(list(self._respond([sample], folder)))
+        linear = torch.cat(list(self._respond([sample])))
         errors = (linear - exact).norm(dim=1) / exact.norm(dim=1)
         ApproximationError(errors.tolist(), self.response.tolerance).write(folder)
 
@@ -188,7 +190,9 @@ class LinearPlan:
     def notes(self, folder: Path, n: int) -> tuple[str, ...]:
         linear, how = self.facts(folder, n)["n_linear"], f"All {n} shadow models were trained exactly"
         if linear:
-            how = f"{linear} of the {n} shadow models were made by linear response"
+            some = min(self.response.hessian_images, len(self.fixed))
+            means = f"from {some} of the {len(self.fixed)} fixed images per step"
+            how = f"{linear} of the {n} shadow models were made {'by linear response' if self._is_mlp else means}"
         return (f"{how}: {self.measured(folder).sentence}.",)
 
     def train_shards(self, store: ShadowStore, shards: Sequence[int], images: ImageSet) -> Iterator[int]:
@@ -204,7 +208,7 @@ class LinearPlan:
             some = shards[start : start + together]
             members = [store.members(shard, len(images)) for shard in some]
             groups = [images.subset(torch.tensor(list(each))) for each in members]
-            for shard, each, own, found in zip(some, members, groups, self._respond(groups, store.folder), strict=True):
+            for shard, each, own, found in zip(some, members, groups, self._respond(groups), strict=True):
                 kept = exact[each.start : each.stop]
                 store.write(shard, torch.cat([kept, found[len(kept) :]]), own)
                 yield shard
@@ -218,27 +222,20 @@ class LinearPlan:
             )
         return store.read(sample)
 
-    def _respond(self, groups: Sequence[ImageSet], folder: Path) -> Iterator[Tensor]:
+    def _respond(self, groups: Sequence[ImageSet]) -> Iterator[Tensor]:
         device = self.exact.device
         tensors = [(own.pixels().to(device), own.labels.to(device)) for own in groups]
         initial = self.exact.initial_weights().to(device)
         if self._is_mlp:
             return (found.cpu() for found in respond(self.exact.known, initial, tensors, self.response))
-        known, curvature = self.exact.known, self._curvature(folder)
-        # all groups together share the products of every step
+        # all groups together share the reference's gradients
         images, labels = (torch.cat(parts) for parts in zip(*tensors, strict=True))
-        found = respond_along(known, curvature, images, labels).cpu()
-        return iter(found.split([len(own) for own in groups]))
+        found = respond_by_samples(self.exact.known, self._path, images, labels, self.response.hessian_images)
+        return iter(found.cpu().split([len(own) for own in groups]))
 
-    def _curvature(self, folder: Path) -> PathCurvature:
-        """The curvature of a store's path, kept in the store and in this object: hours for a large network."""
-        if folder not in self._kept:
-            known, how, there = self.exact.known, self.response, folder / _CURVATURE
-            initial = self.exact.initial_weights().to(self.exact.device)
-            self._kept[folder] = path_curvature(
-                known, initial, how.rank, how.points, how.hessian_images, there, self._progress
-            )
-        return self._kept[folder]
-
-    def _progress(self, done: int, of: int) -> None:
-        print(f"curvature   {done} of {of} points of the path", flush=True)
+    @cached_property
+    def _path(self) -> Tensor:
+        """Weights of the reference before each step, `(t, p)`."""
+        known, initial = self.exact.known, self.exact.initial_weights().to(self.exact.device)
+        with full_precision():
+            return torch.stack(list(islice(reference_path(known, initial, repeat(None, known.n_steps)), known.n_steps)))

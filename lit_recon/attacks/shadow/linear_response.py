@@ -158,28 +158,26 @@ def with_one(images: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LinearResponse:
-    """First-order approximation of shadow models; ConfigError for a number out of its range.
+    """Approximation of shadow models along the reference's path; ConfigError for a number out of its range.
 
     Args:
-        rank: leading directions of the fixed images that the Hessian of an MLP is projected to, or of their gradients
-            for other networks; all if there are fewer.
-        hessian_images: images of the fixed set that a Hessian is estimated on, drawn anew for each.
-        points: for networks other than MLPs, points of the path whose Hessians are computed; for MLPs all are.
+        rank: leading directions of the fixed images that the Hessian of an MLP is projected to; all if there are fewer.
+        hessian_images: images of the fixed set that a step's Hessian is estimated on, or, for networks other than MLPs,
+            the change of their gradient: twice the images take twice the time and half the error.
         sample: models that are also trained exactly, to measure the error.
         tolerance: largest median relative error of the sample's differences at which the approximation is used.
     """
 
     rank: int = 100
     hessian_images: int = 2_000
-    points: int = 20
     sample: int = 32
     tolerance: float = 0.4
 
     def __post_init__(self) -> None:
-        if self.rank < 1 or self.hessian_images < 1 or self.sample < 2 or self.points < 2:
+        if self.rank < 1 or self.hessian_images < 1 or self.sample < 2:
             raise ConfigError(
-                "linear.rank and linear.hessian_images must be at least 1, linear.sample and linear.points at least 2; "
-                f"got {self.rank}, {self.hessian_images}, {self.sample} and {self.points}"
+                "linear.rank and linear.hessian_images must be at least 1 and linear.sample at least 2; "
+                f"got {self.rank}, {self.hessian_images} and {self.sample}"
             )
         if not 0 < self.tolerance <= 1:
             raise ConfigError(f"linear.tolerance is a relative error, above 0 and at most 1; got {self.tolerance}")

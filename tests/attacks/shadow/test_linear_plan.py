@@ -96,7 +96,7 @@ def test_the_median_decides_and_is_told(tmp_path: Path, plan: ShadowPlan) -> Non
         "linear_tolerance": 0.25,
     }
     assert linear.notes(tmp_path, 10)[0] == (
-        "10 of the 10 shadow models were made by linear response: on 4 models trained exactly, linear response has a "
+        "10 of the 10 shadow models were made by linear response: on 4 models trained exactly, the approximation has a "
         "median relative error of 0.250 and at most 0.900, where a median of 0.25 is tolerated."
     )
     assert mixed.facts(tmp_path, 10)["n_linear"] == 6

@@ -2,8 +2,8 @@
 
     python -m benchmarks.sampled_shadows --cifar10 FILE.npz [--known 1000 5000] [--models 6] [--shares 0.02 0.05 0.1]
 
-Network and training are the paper's for CIFAR-10, [Balle2022] tables V and VI. Seconds are of processor time, per model.
-An interrupted call goes on with the rows that are missing.
+Network and training are the paper's for CIFAR-10, [Balle2022] tables V and VI. Seconds are of processor time and per
+model. An interrupted call goes on with the rows that are missing.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from lit_recon.models.released import ReleasedCNN
 class Comparison:
     """A training on `n` fixed images, and `models` shadow models of it."""
 
-    def __init__(self, source: Path, n: int, models: int) -> None:
+    def __init__(self, source: Path, n: int, models: int, steps: int = 100) -> None:
         split = draw_informed_split(Npz(source), InformedSplitSettings(fixed=n, shadow=models, targets=1))
-        plan = ShadowPlan(ReleasedCNN(), split.fixed, GradientDescent(lr=0.01))
+        plan = ShadowPlan(ReleasedCNN(), split.fixed, GradientDescent(steps, lr=0.01))
         self.known, self.start = plan.known, plan.initial_weights()
         self.images, self.labels = split.shadow.pixels(), split.shadow.labels
 
@@ -47,9 +47,9 @@ class Comparison:
     @cached_property
     def exact(self) -> tuple[Tensor, list[float]]:
         """Differences of models that are trained, `(s, p)`, and the seconds of each."""
-        reference, found = train_reference(self.known, self.start), []
-        for own in zip(self.images.split(1), self.labels.split(1), strict=True):
-            found.append(_timed(partial(train_models, self.known, self.start, *own, "loop")))
+        reference = train_reference(self.known, self.start)
+        models = zip(self.images.split(1), self.labels.split(1), strict=True)
+        found = [_timed(partial(train_models, self.known, self.start, *own, "loop")) for own in models]
         return torch.cat([deltas(weights, reference).float() for weights, _ in found]), [spent for _, spent in found]
 
     def measure(self, share: float) -> Row:

@@ -94,3 +94,21 @@ def linear_shadows(record: Content) -> str:
             ["MSE of the mean image", *[shown(attack["mse_mean_image"], ".4f")] * 2],
         ],
     )
+
+
+@table("sampled_shadows", "sampled_shadows")
+def sampled_shadows(record: Content) -> str:
+    """Errors and speed of shadow models from some of the fixed images per step."""
+    rows = [
+        [
+            f"{row['known_images']:,}",
+            f"{row['images']:,}",
+            *(shown(row["error"][key], ".2f") for key in ("median", "max")),
+            shown(row["seconds_exact"]["median"], ".0f"),
+            shown(row["seconds"], ".1f"),
+            shown(row["times_as_fast"], ".1f"),
+        ]
+        for row in record["rows"]
+    ]
+    heads = ["known images", "of them per step", "relative error, median", "largest", "seconds of exact training"]
+    return markdown([*heads, "seconds from some images", "times as fast"], rows)

@@ -7,7 +7,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
@@ -169,7 +169,8 @@ def settings_of(schema: type[_Schema], built: Mapping[str, Any]) -> _Schema:
 
 
 def instantiated(parser: ArgumentParser, values: Namespace) -> dict[str, Any]:
-    """The objects that the values describe; a LitReconError where a constructor refuses its arguments."""
+    """The objects that the values describe; a LitReconError for null, or where a constructor refuses its arguments."""
+    _refuse_null(parser, values)
     try:
         return dict(vars(parser.instantiate(values)))
     except ValueError as error:  # the parser wraps what the constructors of nested classes raise
@@ -181,6 +182,16 @@ def instantiated(parser: ArgumentParser, values: Namespace) -> dict[str, Any]:
         raise ConfigError(
             f"the settings cannot be built ({error}): give every section, such as trainer, as settings by name"
         ) from error
+
+
+def _refuse_null(parser: ArgumentParser, values: Namespace) -> None:
+    """Raise a ConfigError for a setting that must have a value, and has null, which the parser lets through."""
+    for action in parser._actions:
+        kind, default = getattr(action, "_typehint", None), action.default
+        if kind in (None, Any) or default is None or type(None) in get_args(kind):
+            continue
+        if action.dest in values and values[action.dest] is None:
+            raise ConfigError(f"{action.dest} must not be null: leave it out for its default, {default}")
 
 
 def readable(message: str) -> str:

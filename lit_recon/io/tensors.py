@@ -86,11 +86,17 @@ def load_saved(path: Path) -> Any:
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
+#: The mark of a folder among the attributes of an entry.
+_FOLDER = 0x10
+
+
 def check_archive(archive: zipfile.ZipFile, size: int) -> None:
-    """A BadZipFile for entries of one name or with wrong checksums, and for packed ones: PyTorch packs none."""
+    """A BadZipFile for entries of one name, with wrong checksums, packed, or marked as folders: PyTorch has none."""
     names = archive.namelist()
     if len(set(names)) < len(names):
         raise zipfile.BadZipFile("entries of one name")
+    if any(entry.external_attr & _FOLDER for entry in archive.infolist()):
+        raise zipfile.BadZipFile("entries marked as folders")  # PyTorch would return memory that nobody has set
     if sum(entry.file_size for entry in archive.infolist()) > size:
         raise zipfile.BadZipFile("entries that are larger than the file")
     if (damaged := archive.testzip()) is not None:

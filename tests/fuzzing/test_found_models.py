@@ -139,6 +139,17 @@ def test_two_entries_of_one_name(tmp_path: Path) -> None:
         load_weights(network(), path)
 
 
+def test_entries_marked_as_folders(tmp_path: Path) -> None:
+    """PyTorch takes memory that nobody has set for their content."""
+    path = tmp_path / "weights.pt"
+    torch.save({"weight": torch.arange(1000.0)}, path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.getinfo("weights/data/0").external_attr = 0x10
+        archive._didModify = True
+    with pytest.raises(CorruptFileError, match="truncated, damaged"):
+        read_state(path, "weights", "save them again")
+
+
 def test_packed_entries(tmp_path: Path) -> None:
     path = tmp_path / "weights.pt"
     path.write_bytes(zipped([*entries_of(state_file()), ("archive/more", bytes(2**24))], zipfile.ZIP_DEFLATED))

@@ -129,3 +129,18 @@ def test_a_run_folder_with_a_damaged_configuration_is_left_alone(tmp_path: Path)
     folder.config.write_bytes(folder.config.read_bytes() + b"\xff")
     with pytest.raises(CorruptFileError, match=r"config\.yaml"):
         RunFolder.open(tmp_path / "run", "seed: 1\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("backbone:\n  cache: null\n", "backbone.cache must not be null: leave it out for its default, runs/backbones"),
+        ("backbone:\n  flip: null\n", "backbone.flip must not be null"),
+        ("clients_per_batch: null\ndata: null\n", "data must not be null"),
+    ],
+)
+def test_null_where_a_value_is_needed(text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It was taken for a path, or for false."""
+    (tmp_path / "null.yaml").write_text(text)
+    assert cli.attack(["run", "--config", "demo_digits", "--config", str(tmp_path / "null.yaml")]) == 2
+    assert said in capsys.readouterr().err

@@ -225,7 +225,7 @@ def test_a_defense_whose_training_is_impossible_is_attacked_without_a_price(work
         "trainer": {"threads": 1},
         "lpips": {"network": "none"},
     }
-    config, folder = workplace / "private.yaml", workplace / "runs" / "private"
+    config, folder = workplace / "private_grid.yaml", workplace / "runs" / "private_grid"
     config.write_text(yaml.safe_dump(content, sort_keys=False))
     ended = attack("evaluate", "--config", config, "--out", folder)
     assert ended.code == 0, ended.err

@@ -12,7 +12,6 @@ import argparse
 import time
 from collections.abc import Callable
 from functools import cached_property, partial
-from itertools import islice, repeat
 from pathlib import Path
 
 import lit_recon._torchvision
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from benchmarks.record import Record, Row, spread
 from lit_recon.attacks.shadow import GradientDescent, ShadowPlan, deltas, train_models, train_reference
-from lit_recon.attacks.shadow.engine import reference_path
+from lit_recon.attacks.shadow.engine import full_batch_path
 from lit_recon.attacks.shadow.sampled_response import respond_by_samples
 from lit_recon.data import InformedSplitSettings, draw_informed_split
 from lit_recon.data.sources import Npz
@@ -41,8 +40,7 @@ class Comparison:
     @cached_property
     def path(self) -> Tensor:
         """Weights of the reference before each step, `(t, p)`."""
-        path = reference_path(self.known, self.start, repeat(None))
-        return torch.stack(list(islice(path, self.known.n_steps)))
+        return torch.stack(list(full_batch_path(self.known, self.start)))
 
     @cached_property
     def exact(self) -> tuple[Tensor, list[float]]:

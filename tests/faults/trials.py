@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.faults.commands import Case
@@ -75,12 +76,9 @@ def refused_by_disk(name: str) -> Fault:
 
 def small_disk(case: Case, whole: Undisturbed, place: Path, chance: random.Random) -> Trial:
     """A file system of less than the run needs, in memory; more is added afterwards. Needs the right to mount."""
-    trial, disk = Trial(), place.with_name(f"{place.name}_disk")
-    needed = _kib(case, whole, place)
-    disk.mkdir(parents=True)
+    trial, needed = Trial(), _kib(case, whole, place)
     kib = chance.randint(needed // 8, needed * 7 // 8)
-    _mount(disk, "mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs")
-    try:
+    with _mounted(place, "-o", f"size={kib}k") as disk:
         inside = disk / "place"
         try:
             script = case.write(inside)
@@ -89,17 +87,13 @@ def small_disk(case: Case, whole: Undisturbed, place: Path, chance: random.Rando
         trial.note(start(script, inside), f"disk of {kib} KiB, {needed} are needed", refusal=True)
         _mount(disk, "mount", "-o", "remount,size=1g")
         trial.complete(case, script, whole, inside)
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
     return trial
 
 
 def read_only_mount(case: Case, whole: Undisturbed, place: Path, chance: random.Random) -> Trial:
     """Killed, and its folder read-only afterwards, later writable again. Needs the right to mount."""
-    trial, disk = Trial(), place.with_name(f"{place.name}_disk")
-    disk.mkdir(parents=True)
-    _mount(disk, "mount", "-t", "tmpfs", "tmpfs")
-    try:
+    trial = Trial()
+    with _mounted(place) as disk:
         inside = disk / "place"
         script = case.write(inside)
         start(script, inside, kill_after=chance.uniform(0.2, 1) * whole.seconds)
@@ -107,8 +101,6 @@ def read_only_mount(case: Case, whole: Undisturbed, place: Path, chance: random.
         trial.note(start(script, inside), "read-only after a kill", refusal=True)
         _mount(disk, "mount", "-o", "remount,rw")
         trial.complete(case, script, whole, inside)
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
     return trial
 
 
@@ -212,6 +204,18 @@ def can_mount() -> bool:
         return False
     done = subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True)
     return done.returncode == 0
+
+
+@contextmanager
+def _mounted(place: Path, *options: str) -> Iterator[Path]:
+    """A file system in memory beside a place."""
+    disk = place.with_name(f"{place.name}_disk")
+    disk.mkdir(parents=True)
+    _mount(disk, "mount", "-t", "tmpfs", *options, "tmpfs")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
 
 
 def _mount(disk: Path, *command: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,15 @@ BACKBONE, GENERATOR = "lit_recon.backbone", "lit_recon.generator"
 LAYER = {"in_features": 4, "n_neurons": 8, "n_trained": 4, "activation": "relu", "seed": 0}
 
 
+def refused_in_little_memory(load: Callable[[Path], object], path: Path) -> None:
+    """Assert that a damaged file is refused before it takes memory."""
+    before = status_mib("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    with pytest.raises(CorruptFileError, match=path.name):
+        load(path)
+    assert status_mib("VmHWM") - before < 96
+
+
 @pytest.mark.parametrize(
     "own",
     [
@@ -82,11 +91,7 @@ LAYER = {"in_features": 4, "n_neurons": 8, "n_trained": 4, "activation": "relu",
 def test_backbones(tmp_path: Path, own: Any) -> None:
     path = tmp_path / "file.safetensors"
     path.write_bytes(changed(backbone_file(), BACKBONE, own))
-    before = status_mib("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
-    with pytest.raises(CorruptFileError, match="file.safetensors"):
-        load_backbone(path)
-    assert status_mib("VmHWM") - before < 96
+    refused_in_little_memory(load_backbone, path)
 
 
 @pytest.mark.parametrize(
@@ -114,11 +119,7 @@ def test_a_trunk_that_is_nowhere_names_the_file(tmp_path: Path, trunk: str) -> N
 def test_generators(tmp_path: Path, own: Any) -> None:
     path = tmp_path / "file.safetensors"
     path.write_bytes(changed(generator_file(), GENERATOR, own))
-    before = status_mib("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
-    with pytest.raises(CorruptFileError, match="file.safetensors"):
-        load_generator(path)
-    assert status_mib("VmHWM") - before < 96
+    refused_in_little_memory(load_generator, path)
 
 
 def test_a_weight_that_was_damaged_is_noticed(tmp_path: Path) -> None:

@@ -41,9 +41,14 @@ def write_grid(workplace: Path) -> Path:
         "trainer": {"threads": 1},
         "lpips": {"network": "none"},
     }
-    path = workplace / "tiny.yaml"
-    path.write_text(yaml.safe_dump(content, sort_keys=False))
-    return path
+    return written(workplace, "tiny", content)[0]
+
+
+def written(workplace: Path, name: str, content: dict[str, Any]) -> tuple[Path, Path]:
+    """The file with these settings, and a folder of its own for the run."""
+    config = workplace / f"{name}.yaml"
+    config.write_text(yaml.safe_dump(content, sort_keys=False))
+    return config, workplace / "runs" / name
 
 
 def figures(folder: Path) -> list[dict[str, str]]:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from lit_recon.reporting.run_folder import RunFolder
-from tests.journeys.evaluations import Run, attack_file, figures, write_grid
+from tests.journeys.evaluations import Run, attack_file, figures, write_grid, written
 
 
 @pytest.fixture(scope="session")
@@ -35,8 +35,7 @@ def test_an_attack_that_does_not_apply_is_named_and_a_generator_is_trained(workp
         "trainer": {"threads": 1},
         "lpips": {"network": "none"},
     }
-    config, folder = workplace / "drawing.yaml", workplace / "runs" / "drawing"
-    config.write_text(yaml.safe_dump(content, sort_keys=False))
+    config, folder = written(workplace, "drawing", content)
     ended = attack("evaluate", "--config", config, "--out", folder)
     assert ended.code == 0, ended.err
     assert "3 cells, 0 of them done, 1 not applicable" in ended.out
@@ -72,8 +71,7 @@ def test_attacks_can_be_judged_by_their_features(workplace: Path, attack: Run) -
         "lpips": {"network": "none"},
         "paper": {"citation": "Some", "values": {"exact": {"none": {"2": [0.17]}}}},
     }
-    config, folder = workplace / "features.yaml", workplace / "runs" / "features"
-    config.write_text(yaml.safe_dump(content, sort_keys=False))
+    config, folder = written(workplace, "features", content)
     ended = attack("evaluate", "--config", config, "--out", folder)
     assert ended.code == 0, ended.err
     assert "not applicable: geiping2020, batch 2: it recovers no features" in ended.out
@@ -126,8 +124,7 @@ def test_a_metric_and_a_network_from_outside_the_package(
         "trainer": {"threads": 1},
         "lpips": {"network": "none"},
     }
-    config, folder = workplace / "own.yaml", workplace / "runs" / "own"
-    config.write_text(yaml.safe_dump(content, sort_keys=False))
+    config, folder = written(workplace, "own", content)
     for change, words in (
         (("--utility", '{"epochs": 1}'), "set utility to null"),
         (("--metric", "darkness"), "darkness"),
@@ -225,8 +222,7 @@ def test_a_defense_whose_training_is_impossible_is_attacked_without_a_price(work
         "trainer": {"threads": 1},
         "lpips": {"network": "none"},
     }
-    config, folder = workplace / "private_grid.yaml", workplace / "runs" / "private_grid"
-    config.write_text(yaml.safe_dump(content, sort_keys=False))
+    config, folder = written(workplace, "private_grid", content)
     ended = attack("evaluate", "--config", config, "--out", folder)
     assert ended.code == 0, ended.err
     assert "4 cells, 0 of them done, 1 not applicable" in ended.out

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice, repeat
 from typing import Literal
 
 import torch
@@ -89,6 +90,11 @@ def train_reference(
         path = reference_path(exact, initial.double(), batches.of(slice(index, index + 1)))
         references.append(torch.cat([weights for step, weights in enumerate(path) if step in kept]))
     return torch.stack(references).mean(0)
+
+
+def full_batch_path(known: KnownTraining, initial: Tensor) -> Iterator[Tensor]:
+    """Weights `(p,)` of the reference before each step on full batches."""
+    return islice(reference_path(known, initial, repeat(None)), known.n_steps)
 
 
 def reference_path(known: KnownTraining, initial: Tensor, batches: Iterable[Tensor | None]) -> Iterator[Tensor]:

@@ -6,14 +6,13 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property, partial
-from itertools import islice, repeat
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.shadow.engine import Execution, reference_path
+from lit_recon.attacks.shadow.engine import Execution, full_batch_path
 from lit_recon.attacks.shadow.linear_response import LinearResponse, bytes_per_model, n_coordinates, respond
 from lit_recon.attacks.shadow.plan import ExactSample, ShadowPlan
 from lit_recon.attacks.shadow.sampled_response import respond_by_samples
@@ -225,8 +224,8 @@ class LinearPlan:
     def _respond(self, groups: Sequence[ImageSet]) -> Iterator[Tensor]:
         device = self.exact.device
         tensors = [(own.pixels().to(device), own.labels.to(device)) for own in groups]
-        initial = self.exact.initial_weights().to(device)
         if self._is_mlp:
+            initial = self.exact.initial_weights().to(device)
             return (found.cpu() for found in respond(self.exact.known, initial, tensors, self.response))
         # all groups together share the reference's gradients
         images, labels = (torch.cat(parts) for parts in zip(*tensors, strict=True))
@@ -238,4 +237,4 @@ class LinearPlan:
         """Weights of the reference before each step, `(t, p)`."""
         known, initial = self.exact.known, self.exact.initial_weights().to(self.exact.device)
         with full_precision():
-            return torch.stack(list(islice(reference_path(known, initial, repeat(None, known.n_steps)), known.n_steps)))
+            return torch.stack(list(full_batch_path(known, initial)))

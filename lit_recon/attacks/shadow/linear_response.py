@@ -19,14 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, repeat
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, jacfwd, vmap
 from torch.nn import functional as F
 
-from lit_recon.attacks.shadow.engine import reference_path
+from lit_recon.attacks.shadow.engine import full_batch_path
 from lit_recon.attacks.shadow.engines.pixels import times_transposed
 from lit_recon.attacks.shadow.steps import Descent
 from lit_recon.attacks.shadow.training import KnownTraining, cross_entropy, full_precision, unflatten
@@ -197,8 +196,7 @@ def respond(
     with full_precision(), torch.no_grad():
         coordinates = Coordinates.of(known, response.rank)
         models = [_Responses(known, coordinates, *group) for group in groups]
-        path = reference_path(known, initial, repeat(None, known.n_steps))
-        for step, weights in enumerate(islice(path, known.n_steps)):
+        for step, weights in enumerate(full_batch_path(known, initial)):
             hessian = _estimated(coordinates, known, weights, step, response.hessian_images)
             for group in models:
                 group.step(weights, hessian)

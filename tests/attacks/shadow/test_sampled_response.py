@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from itertools import islice, repeat
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lit_recon.attacks.shadow import GradientDescent, LinearPlan, LinearResponse, ShadowPlan, ShadowStore
 from lit_recon.attacks.shadow import sampled_response as module
-from lit_recon.attacks.shadow.engine import deltas, reference_path, train_models, train_reference
+from lit_recon.attacks.shadow.engine import deltas, full_batch_path, train_models, train_reference
 from lit_recon.attacks.shadow.sampled_response import balanced_samples, respond_by_samples
 from lit_recon.attacks.shadow.training import KnownTraining, flat_weights
 from lit_recon.data import ImageSet
@@ -45,8 +45,7 @@ def training(
     network = Small(activation or nn.ELU())
     known = KnownTraining(network, images.pixels(), images.labels, descent).on("cpu", torch.float64)
     initial = flat_weights(known.network)
-    path = list(islice(reference_path(known, initial, repeat(None, steps)), steps))
-    return known, initial, torch.stack(path)
+    return known, initial, torch.stack(list(full_batch_path(known, initial)))
 
 
 def own(n: int = 3) -> tuple[Tensor, Tensor]:
@@ -157,7 +156,7 @@ def test_a_plan_of_a_convolutional_network_stores_what_it_responds(tmp_path: Pat
     sample.measure()
     assert list(plan.train_shards(store, [0, 1, 2], own_images)) == [0, 1, 2]
     known, initial = exact.known, exact.initial_weights()
-    path = torch.stack(list(islice(reference_path(known, initial, repeat(None, 10)), 10)))
+    path = torch.stack(list(full_batch_path(known, initial)))
     expected = respond_by_samples(known, path, own_images.pixels(), own_images.labels, 20)
     torch.testing.assert_close(store.read(own_images), expected)
     assert plan.measured(tmp_path).median < 0.3

@@ -16,6 +16,8 @@ from torch import Tensor
 from lit_recon.attacks.shadow.plan import ShadowPlan
 from lit_recon.errors import ShapeError, ThreatModelError
 
+#: Differences that are checked at a time.
+_ROWS = 1_000
 #: Called with the number of units of a long computation that were just done.
 Advance = Callable[[int], None]
 #: Starts the progress display of a computation, given its number of units, its label and the name of a unit.
@@ -116,7 +118,9 @@ class Reconstructor(ABC):
                 "two or more shadow models need differences (s, p), images (s, c, h, w) and labels (s,); got "
                 f"{tuple(differences.shape)}, {tuple(images.shape)} and {tuple(labels.shape)}"
             )
-        if not torch.isfinite(differences).all() or not ((images >= 0) & (images <= 1)).all():
+        # In parts: a mask of all differences would take a multiple of their memory.
+        finite = all(bool(torch.isfinite(part).all()) for part in differences.split(_ROWS))
+        if not finite or not ((images >= 0) & (images <= 1)).all():
             raise ShapeError("differences of shadow models must be finite, and their images in [0, 1]")
         if int(labels.min()) < 0 or int(labels.max()) >= n_classes:
             raise ShapeError(f"labels must be 0 to {n_classes - 1}; got {int(labels.min())} to {int(labels.max())}")

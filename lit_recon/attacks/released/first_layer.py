@@ -154,12 +154,15 @@ class FirstLayerRidge(Improvement):
         self.guess = (self.inner or KernelRidge(_BANDWIDTHS, _RIDGES)).bind(background)
 
     def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
-        features, shares = [], []
+        features, shares = torch.empty(0), []
         for chunk in torch.arange(len(differences)).split(_CHUNK):
             trace = self.layer.trace(differences[chunk])
             own = self.layer.whiten(images[chunk].flatten(1))
             sign = torch.where((trace.whitened * own).sum(dim=1) < 0, -1.0, 1.0)
-            features.append(self.features(trace, sign))
+            part = self.features(trace, sign)
+            if not len(features):  # one array for all, since joining parts would hold them twice
+                features = part.new_empty(len(differences), part.shape[1])
+            features[chunk] = part
             shares.append(trace.share)
         self.share = float(torch.cat(shares).median())
         if self.share < _RANK_ONE:
@@ -168,7 +171,7 @@ class FirstLayerRidge(Improvement):
                 f"own image; in the shadow models this part has a median share of {self.share:.1%}: they were not "
                 "trained by gradient descent on these images, or are too far from the reference; use KernelRidge"
             )
-        super().fit(torch.cat(features), images, labels, n_classes)
+        super().fit(features, images, labels, n_classes)
 
     def features(self, trace: Trace, sign: Tensor) -> Tensor:
         """Features `(m, f)` float32 of a decomposition, given a sign for every model."""

@@ -103,7 +103,7 @@ class ShadowStore:
         A `feature_map` is applied to the differences of each shard as it is read. Raises MissingDataError for a shard
         that has not been trained yet, otherwise as `check`.
         """
-        keys, parts = image_keys(images), []
+        keys, differences = image_keys(images), torch.empty(0)
         for shard in self.shards(len(images)):
             members, path = self.members(shard, len(images)), self._path(shard)
             if self._count(shard) < len(members):
@@ -114,8 +114,11 @@ class ShadowStore:
             if not torch.isfinite(found).all():
                 raise CorruptFileError(f"{path} is damaged (it holds NaN or infinite weights): {_SHARD.remedy}")
             self._compare(shard, keys[members.start : members.stop], images.name)
-            parts.append(found if feature_map is None else feature_map(found))
-        return torch.cat(parts)
+            part = found if feature_map is None else feature_map(found)
+            if members.start == 0:  # one array for all, since joining parts would hold them twice
+                differences = part.new_empty(len(images), *part.shape[1:])
+            differences[members.start : members.stop] = part
+        return differences
 
     def _compare(self, shard: int, wanted: Tensor, name: str) -> None:
         path = self._path(shard)

@@ -7,6 +7,7 @@ from lit_recon.attacks.released.base import Background, ReconstructedTargets, Re
 from lit_recon.attacks.released.ensemble import Ensemble
 from lit_recon.attacks.released.first_layer import FirstLayerRidge
 from lit_recon.attacks.released.kernel_ridge import KernelRidge
+from lit_recon.attacks.released.kernel_systems import BlockSolver
 from lit_recon.attacks.released.retraining.anderson import AndersonRetraining
 from lit_recon.attacks.released.retraining.descent import Retraining
 
@@ -14,6 +15,7 @@ __all__ = [
     "AndersonRetraining",
     "Background",
     "BlackBox",
+    "BlockSolver",
     "Ensemble",
     "FirstLayerRidge",
     "KernelRidge",

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lit_recon.attacks.released.base import Background, Improvement, ReconstructedTargets, Reconstructor
 from lit_recon.attacks.released.kernel_ridge import KernelRidge
+from lit_recon.attacks.released.kernel_systems import BlockSolver
 from lit_recon.attacks.shadow.plan import ShadowPlan
 from lit_recon.errors import ConfigError, ShapeError, ThreatModelError, UnsupportedModelError
 from lit_recon.models.released import ReleasedMLP
@@ -140,18 +141,23 @@ class FirstLayerRidge(Improvement):
     Args:
         inner: learns from the features; default: kernel ridge regression with wide kernels and small ridges.
         remainder: weight of the first layer's remainder; image, neurons and all other weights have weight 1.
+        solver: of the default's system, and the bound on its memory, beside features of the size of whole models.
     """
 
     inner: Reconstructor | None = None
     remainder: float = 0.7
+    solver: BlockSolver | None = None
 
     def __post_init__(self) -> None:
         if not self.remainder >= 0:
             raise ConfigError(f"remainder must be 0 or more; got {self.remainder}")
+        if self.inner is not None and self.solver is not None:
+            raise ConfigError("solver is that of the default for inner; got both: set the solver of inner instead")
 
     def prepare(self, background: Background) -> None:
         self.layer = WhitenedFirstLayer.of(background.plan, "FirstLayerRidge")
-        self.guess = (self.inner or KernelRidge(_BANDWIDTHS, _RIDGES)).bind(background)
+        usual = KernelRidge(_BANDWIDTHS, _RIDGES, solver=self.solver or BlockSolver())
+        self.guess = (self.inner or usual).bind(background)
 
     def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
         features, shares = torch.empty(0), []

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_recon.attacks.released.base import ReconstructedTargets, Reconstructor
-from lit_recon.attacks.shadow.engines.pixels import times_transposed
+from lit_recon.attacks.released.base import ReconstructedTargets, Reconstructor, silently
+from lit_recon.attacks.released.gaussian_kernel import squared_distances, unit_length
+from lit_recon.attacks.released.kernel_systems import BlockSolver, cholesky, gib
 from lit_recon.errors import ConfigError, ShapeError
 
 
@@ -23,13 +24,15 @@ from lit_recon.errors import ConfigError, ShapeError
 class KernelRidge(Reconstructor):
     """Ridge regression with a Gaussian kernel on differences of unit length.
 
-    Bandwidth and ridge minimize the leave-one-out error, which has a closed form, on a part of the shadow models.
+    Bandwidth and ridge minimize the leave-one-out error, which has a closed form, on a part of the shadow models. The
+    differences are not copied: they must not change while the reconstructor is used.
 
     Args:
         bandwidths: candidates for the bandwidth of `exp(-d / bandwidth)`; squared distances `d` have a mean of 1.
         ridges: candidates for the ridge that is added to the kernel's diagonal of 1.
         n_validation: number of shadow models, from the first on, that the choice is made on.
-        max_models: most shadow models; time grows with the cube, memory with the square: 16,000 take about 9 GiB.
+        max_models: most shadow models; time grows with the cube of their number.
+        solver: how the system of all shadow models is solved within a bound on memory.
 
     Source: Hastie, Tibshirani and Friedman 2009, The Elements of Statistical Learning, section 5.8, and eq. 7.64.
     """
@@ -37,7 +40,8 @@ class KernelRidge(Reconstructor):
     bandwidths: Sequence[float] = (0.5, 1.0, 2.0)
     ridges: Sequence[float] = (1e-7, 1e-5, 1e-3)
     n_validation: int = 1_500
-    max_models: int = 16_000
+    max_models: int = 60_000
+    solver: BlockSolver = field(default_factory=BlockSolver)
 
     def __post_init__(self) -> None:
         if min(self.bandwidths, default=0) <= 0 or min(self.ridges, default=0) <= 0:
@@ -51,41 +55,64 @@ class KernelRidge(Reconstructor):
                 f"KernelRidge takes at most max_models={self.max_models} shadow models; got {len(differences)}: "
                 "lower split.shadow, raise max_models, or use another reconstructor"
             )
-        directions = unit_length(differences)
-        # Labels are regressed beside the pixels, on the same scale.
-        values = torch.cat([images.flatten(1).double(), F.one_hot(labels, n_classes).double()], dim=1)
-        few = directions[: self.n_validation]
-        self._choose(squared_distances(few, few), values[: len(few)], images[0].numel())
-        whole = squared_distances(directions, directions)
-        self.directions, self.mean, self.image_shape = directions, values.mean(dim=0), images.shape[1:]
-        self.scale = self.bandwidth * float(whole.mean())
-        factor = _factor(whole.div_(-self.scale).exp_(), self.ridge)
-        if factor is None:
-            raise ShapeError(
-                f"the kernel of {len(directions)} shadow models is singular at a ridge of {self.ridge}: raise ridges"
-            )
-        self.weights, self.factor = torch.cholesky_solve(values - self.mean, factor), factor
+        n_pixels, self.image_shape = images[0].numel(), images.shape[1:]
+        d = n_pixels + n_classes
+        few = slice(0, self.n_validation)
+        # Refuse too many models before the work begins.
+        self.solver.layout(len(differences), differences.shape[1], d)
+        self._check_choice(len(labels[few]), differences.shape[1], d)
+        self._choose(unit_length(differences[few]), outputs(images[few], labels[few], n_classes), n_pixels)
+        announce = silently if self.background is None else self.background.announce
+        self.system = self.solver.system(differences, self.bandwidth, self.ridge, d, announce)
+        values = outputs(images, labels, n_classes)
+        self.mean = values.mean(dim=0)
+        self.weights = self.system.solve_(values.sub_(self.mean))
 
     @property
     def facts(self) -> dict[str, float]:
-        """The chosen `bandwidth` and `ridge`, and their leave-one-out error `validation_mse`."""
-        return {"bandwidth": self.bandwidth, "ridge": self.ridge, "validation_mse": self.error}
+        """The chosen `bandwidth` and `ridge`, and their leave-one-out error `validation_mse`.
+
+        For more than one block also the largest relative residual of the system, `kernel_residual`, and for conjugate
+        gradients their number of steps, `kernel_steps`.
+        """
+        return {
+            "bandwidth": self.bandwidth,
+            "ridge": self.ridge,
+            "validation_mse": self.error,
+            **self.system.facts,
+        }
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (self.system.note,) if self.system.note else ()
 
     def reconstruct(self, differences: Tensor) -> ReconstructedTargets:
-        kernel = squared_distances(unit_length(differences), self.directions).div_(-self.scale).exp_()
-        values = kernel @ self.weights + self.mean
-        n_pixels = self.image_shape.numel()
+        values, explained = [], []
+        for some in differences.split(self.system.layout.columns):
+            kernel = self.system.kernel.between(some)
+            values.append(kernel @ self.weights)
+            explained.append(self.system.explained(kernel))
+        found, n_pixels = torch.cat(values) + self.mean, self.image_shape.numel()
         # Posterior variance of the Gaussian process with this mean: 1 far from all shadow models, 0 at one of them.
-        explained = torch.linalg.solve_triangular(self.factor, kernel.T, upper=False).square().sum(dim=0)
         return ReconstructedTargets(
-            images=values[:, :n_pixels].clamp(0, 1).float().unflatten(1, self.image_shape),
-            labels=values[:, n_pixels:].argmax(dim=1),
-            uncertainty=(1 + self.ridge - explained).clamp(min=0),
+            images=found[:, :n_pixels].clamp(0, 1).float().unflatten(1, self.image_shape),
+            labels=found[:, n_pixels:].argmax(dim=1),
+            uncertainty=(1 + self.ridge - torch.cat(explained)).clamp(min=0),
         )
 
-    def _choose(self, distances: Tensor, values: Tensor, n_pixels: int) -> None:
+    def _check_choice(self, n: int, p: int, d: int) -> None:
+        """Raise ConfigError where the choice among `n` shadow models takes more memory than the solver may."""
+        # Their directions; distances, kernel, its factor, inverse and copies of these; their outputs.
+        n_bytes = 4 * n * p + 56 * n**2 + 16 * n * d
+        if n_bytes > self.solver.n_bytes:
+            raise ConfigError(
+                f"the choice of bandwidth and ridge on n_validation={n} shadow models takes {gib(n_bytes)} GiB; got "
+                f"solver.memory_gib={self.solver.memory_gib:g}: raise it, or lower n_validation"
+            )
+
+    def _choose(self, directions: Tensor, values: Tensor, n_pixels: int) -> None:
         """Set bandwidth, ridge and their leave-one-out MSE of pixels."""
-        self.error = math.inf
+        self.error, distances = math.inf, squared_distances(directions, directions)
         mean, centred = distances.mean(), values - values.mean(dim=0)
         for bandwidth in self.bandwidths:
             kernel = (distances / (-bandwidth * mean)).exp_()
@@ -97,24 +124,13 @@ class KernelRidge(Reconstructor):
             raise ShapeError("no bandwidth and ridge gave a kernel that can be inverted: add larger ridges")
 
 
-def unit_length(differences: Tensor) -> Tensor:
-    """Rows `(s, p)` divided by their lengths, float32; ShapeError if one is zero or not finite."""
-    lengths = differences.double().norm(dim=1, keepdim=True)
-    if not (torch.isfinite(lengths).all() and (lengths > 0).all()):
-        raise ShapeError("differences must be finite and not zero: a released model equals the reference, or holds NaN")
-    directions: Tensor = (differences.double() / lengths).float()
-    return directions
-
-
-def squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """Between rows of unit length `(m, p)` and `(n, p)`: `(m, n)` float64, exactly 0 between a row and itself."""
-    with torch.no_grad():
-        products = times_transposed(a, b)
-    distances = products.double().mul_(-2).add_(2).clamp_(min=0)
-    if a is b or (a.shape == b.shape and a.data_ptr() == b.data_ptr()):
-        distances.add_(distances.T.clone()).div_(2)
-        distances.diagonal().zero_()
-    return distances
+def outputs(images: Tensor, labels: Tensor, n_classes: int) -> Tensor:
+    """Pixels and labels, the latter on the scale of pixels and one column for each class: `(s, d)` float64."""
+    n_pixels = images[0].numel()
+    values = torch.empty(len(images), n_pixels + n_classes, dtype=torch.float64)
+    values[:, :n_pixels] = images.flatten(1)
+    values[:, n_pixels:] = F.one_hot(labels, n_classes)
+    return values
 
 
 def leave_one_out_error(kernel: Tensor, values: Tensor, ridge: float, n_pixels: int) -> float:
@@ -123,16 +139,9 @@ def leave_one_out_error(kernel: Tensor, values: Tensor, ridge: float, n_pixels: 
     With the kernel `K` `(s, s)` and `A = (K + ridge I)^-1`, the leave-one-out residual of row `i` of the values `Y`
     `(s, d)`, less their means, is `(A Y)_i / A_ii`. The first `n_pixels` columns enter the error.
     """
-    factor = _factor(kernel.clone(), ridge)
+    factor = cholesky(kernel.clone(), ridge)
     if factor is None:
         return math.inf
     inverse = torch.cholesky_inverse(factor)
     residuals = (inverse @ values[:, :n_pixels]) / inverse.diagonal()[:, None]
     return float(residuals.square().mean())
-
-
-def _factor(kernel: Tensor, ridge: float) -> Tensor | None:
-    """Lower Cholesky factor after adding the ridge in place; None where rounding leaves the kernel indefinite."""
-    kernel.diagonal().add_(ridge)
-    factor, failed = torch.linalg.cholesky_ex(kernel)
-    return None if int(failed) else factor

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from lit_recon.attacks.released.base import Background, ReconstructedTargets, Reconstructor
 from lit_recon.attacks.released.ensemble import Ensemble
-from lit_recon.attacks.released.kernel_ridge import KernelRidge, unit_length
+from lit_recon.attacks.released.gaussian_kernel import unit_length
+from lit_recon.attacks.released.kernel_ridge import KernelRidge
 from lit_recon.attacks.released.networks.perceptrons import PrincipalComponents
 from lit_recon.errors import ConfigError, ShapeError
 

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_recon.attacks.released import first_layer
 from lit_recon.attacks.released.base import Background, Reconstructor
 from lit_recon.attacks.released.first_layer import FirstLayerRidge, WhitenedFirstLayer
 from lit_recon.attacks.released.kernel_ridge import KernelRidge
+from lit_recon.attacks.released.kernel_systems import BlockSolver
 from lit_recon.attacks.shadow import GradientDescent, PrivateDescent, ShadowPlan
 from lit_recon.data import InformedSplit, InformedSplitSettings, draw_informed_split
 from lit_recon.data.sources import Digits
@@ -107,6 +109,27 @@ def test_it_beats_kernel_ridge_on_whole_models(
     assert fitted.notes == ()
 
 
+def test_many_shadow_models_are_solved_in_blocks(
+    plan: ShadowPlan, split: InformedSplit, models: tuple[Tensor, Tensor]
+) -> None:
+    whole = fit(FirstLayerRidge(), plan, split, models[0]).reconstruct(models[1])
+    fitted = fit(FirstLayerRidge(solver=BlockSolver(block=64)), plan, split, models[0])
+    found = fitted.reconstruct(models[1])
+    torch.testing.assert_close(found.images, whole.images, rtol=0, atol=1e-4)
+    torch.testing.assert_close(found.uncertainty, whole.uncertainty, rtol=0, atol=1e-4)
+    assert "250 shadow models was solved by a Cholesky factorization in blocks" in fitted.notes[0]
+    assert fitted.facts["kernel_residual"] < 1e-6
+
+
+def test_features_do_not_depend_on_the_models_at_a_time(
+    plan: ShadowPlan, split: InformedSplit, models: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fit(FirstLayerRidge(), plan, split, models[0]).reconstruct(models[1])
+    monkeypatch.setattr(first_layer, "_CHUNK", 60)
+    found = fit(FirstLayerRidge(), plan, split, models[0]).reconstruct(models[1])
+    torch.testing.assert_close(found.images, whole.images, rtol=0, atol=1e-4)
+
+
 def test_signs_of_released_models_are_found(
     plan: ShadowPlan, split: InformedSplit, models: tuple[Tensor, Tensor]
 ) -> None:
@@ -133,6 +156,8 @@ def test_what_it_cannot_work_on_is_refused(plan: ShadowPlan, split: InformedSpli
         FirstLayerRidge().fitted(torch.zeros(2, 3), split.shadow.pixels()[:2], split.shadow.labels[:2], 10)
     with pytest.raises(ConfigError, match="remainder must be 0 or more"):
         FirstLayerRidge(remainder=-0.1)
+    with pytest.raises(ConfigError, match="set the solver of inner instead"):
+        FirstLayerRidge(KernelRidge(), solver=BlockSolver())
     with pytest.raises(ShapeError, match="whole models"):
         WhitenedFirstLayer.of(plan).trace(torch.zeros(2, 7))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lit_recon.attacks.released.kernel_ridge import KernelRidge, squared_distances, unit_length
+from lit_recon.attacks.released.gaussian_kernel import squared_distances, unit_length
+from lit_recon.attacks.released.kernel_ridge import KernelRidge
 from lit_recon.attacks.released.networks.training import Standardization
 from lit_recon.errors import ShapeError
 

@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.released.kernel_ridge import KernelRidge, leave_one_out_error, squared_distances, unit_length
+from lit_recon.attacks.released.gaussian_kernel import squared_distances, unit_length
+from lit_recon.attacks.released.kernel_ridge import KernelRidge, leave_one_out_error
 from lit_recon.errors import ConfigError, ShapeError
 
 S, P = 60, 12

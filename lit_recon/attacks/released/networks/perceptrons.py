@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_recon.attacks.released.kernel_ridge import unit_length
+from lit_recon.attacks.released.gaussian_kernel import unit_length
 from lit_recon.attacks.released.networks.training import PairTraining, TrainedReconstructor
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models.reconstructors import ReconstructorMLP

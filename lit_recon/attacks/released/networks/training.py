@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lit_recon.attacks.released.base import ReconstructedTargets, Reconstructor, digest
-from lit_recon.attacks.released.kernel_ridge import unit_length
+from lit_recon.attacks.released.gaussian_kernel import unit_length
 from lit_recon.data.dataset import seeded_generator
 from lit_recon.errors import ConfigError, CorruptFileError, ShapeError
 from lit_recon.training.module import LastCheckpoint, state_to_resume

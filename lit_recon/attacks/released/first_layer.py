@@ -9,7 +9,7 @@ the coefficients of the unknown image, and the neurons, combined by these, show 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -146,17 +146,17 @@ class FirstLayerRidge(Improvement):
 
     inner: Reconstructor | None = None
     remainder: float = 0.7
-    solver: BlockSolver | None = None
+    solver: BlockSolver = field(default_factory=BlockSolver)
 
     def __post_init__(self) -> None:
         if not self.remainder >= 0:
             raise ConfigError(f"remainder must be 0 or more; got {self.remainder}")
-        if self.inner is not None and self.solver is not None:
+        if self.inner is not None and self.solver != BlockSolver():
             raise ConfigError("solver is that of the default for inner; got both: set the solver of inner instead")
 
     def prepare(self, background: Background) -> None:
         self.layer = WhitenedFirstLayer.of(background.plan, "FirstLayerRidge")
-        usual = KernelRidge(_BANDWIDTHS, _RIDGES, solver=self.solver or BlockSolver())
+        usual = KernelRidge(_BANDWIDTHS, _RIDGES, solver=self.solver)
         self.guess = (self.inner or usual).bind(background)
 
     def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:

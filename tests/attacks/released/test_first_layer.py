@@ -157,7 +157,7 @@ def test_what_it_cannot_work_on_is_refused(plan: ShadowPlan, split: InformedSpli
     with pytest.raises(ConfigError, match="remainder must be 0 or more"):
         FirstLayerRidge(remainder=-0.1)
     with pytest.raises(ConfigError, match="set the solver of inner instead"):
-        FirstLayerRidge(KernelRidge(), solver=BlockSolver())
+        FirstLayerRidge(KernelRidge(), solver=BlockSolver(4.0))
     with pytest.raises(ShapeError, match="whole models"):
         WhitenedFirstLayer.of(plan).trace(torch.zeros(2, 7))
 

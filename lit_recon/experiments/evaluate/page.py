@@ -23,8 +23,9 @@ from lit_recon.experiments.evaluate.tables import (
     utility_table,
 )
 from lit_recon.io.files import write_bytes, write_text
+from lit_recon.reporting.images import image_grid
 from lit_recon.reporting.pages import Page, Panel, Picture
-from lit_recon.reporting.plots import COLOURS, MARKS, Plot, Series, draw, image_grid
+from lit_recon.reporting.plots import COLOURS, MARKS, Plot, Series, draw
 from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.wording import MISSING, format_score

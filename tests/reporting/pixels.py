@@ -25,15 +25,13 @@ def enlarged(image: ArrayLike, scale: int = 1) -> Pixels:
 def places(picture: Pixels, part: Pixels) -> list[tuple[int, int]]:
     """The (top, left) corners at which `part` lies in `picture`, pixel by pixel."""
     height, width = part.shape[:2]
-    rows, columns = picture.shape[0] - height + 1, picture.shape[1] - width + 1
-    if rows < 1 or columns < 1:
-        return []
-    possible = np.ones((rows, columns), bool)
-    few = np.random.default_rng(0).integers((height, width), size=(32, 2))  # leave few corners to compare in full
-    for y, x in few:
-        possible &= (picture[y : y + rows, x : x + columns] == part[y, x]).all(axis=-1)
-    corners = ((int(y), int(x)) for y, x in np.argwhere(possible))
-    return [(y, x) for y, x in corners if np.array_equal(picture[y : y + height, x : x + width], part)]
+    corners = max(0, picture.shape[0] - height + 1), max(0, picture.shape[1] - width + 1)
+    tops, lefts = np.indices(corners).reshape(2, -1)
+    for y, x in np.random.default_rng(0).integers((height, width), size=(32, 2)):  # leave few to compare in full
+        same = (picture[tops + y, lefts + x] == part[y, x]).all(axis=-1)
+        tops, lefts = tops[same], lefts[same]
+    found = zip(tops.tolist(), lefts.tolist(), strict=True)
+    return [(y, x) for y, x in found if np.array_equal(picture[y : y + height, x : x + width], part)]
 
 
 def place(picture: Pixels, part: Pixels) -> tuple[int, int]:

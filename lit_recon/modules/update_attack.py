@@ -161,7 +161,7 @@ class UpdateAttackModule(LightningModule):
             log_numbers(self.trainer.loggers, means, self._progress.done)
 
     def _show(self, group: list[VictimBatch], finished: list[FinishedBatch]) -> None:
-        from lit_recon.reporting.plots import image_grid
+        from lit_recon.reporting.images import image_grid
 
         for batch, done in zip(group, finished, strict=True):
             found = done.reconstruction

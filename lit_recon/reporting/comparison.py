@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lit_recon.measures import Measure
-from lit_recon.reporting.plots import data_uri
+from lit_recon.reporting.images import data_uri
 from lit_recon.reporting.provenance import flatten, is_below, paper_of
 from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.run_folder import IGNORED_SETTINGS

@@ -13,7 +13,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from lit_recon.errors import ConfigError
 from lit_recon.io.files import write_bytes, write_text
 from lit_recon.reporting.comparison import compare
-from lit_recon.reporting.plots import HEIGHT, WIDTH, Chart, data_uri, loss_chart
+from lit_recon.reporting.images import data_uri
+from lit_recon.reporting.plots import HEIGHT, WIDTH, Chart, loss_chart
 from lit_recon.reporting.provenance import flatten, paper_of
 from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.tables import Bar, Gallery, facts, gallery, rmse_bars, summary_table

@@ -1,8 +1,7 @@
-"""Drawing: images as PNG, their pixels enlarged by repetition, plots as SVG or PNG, and a loss chart for pages."""
+"""Plots as SVG or PNG, and a loss chart for pages."""
 
 from __future__ import annotations
 
-import base64
 import io
 import logging
 import math
@@ -11,67 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from PIL import Image, ImageDraw, ImageFont
+from numpy.typing import NDArray
 
-from lit_recon.errors import ShapeError
 from lit_recon.reporting.writing import LossCurve
-
-_CELL = 64  # smallest side of an image in a grid, in pixels of the grid
-_GAP = 6
-_FONT_SIZE = 14
-
-
-def png(image: ArrayLike) -> bytes:
-    """An image `(c, h, w)` in [0, 1], of one (grey) or three (RGB) channels, as a PNG of `w` by `h` pixels."""
-    buffer = io.BytesIO()
-    Image.fromarray(_pixels(image)).save(buffer, format="PNG", optimize=True)
-    return buffer.getvalue()
-
-
-def data_uri(image: ArrayLike | bytes, kind: str = "png") -> str:
-    """An image `(c, h, w)`, or the content of an image file of a kind, as a data URI for `<img src=...>`."""
-    content = image if isinstance(image, bytes) else png(image)
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"
-
-
-def image_grid(rows: Mapping[str, ArrayLike], columns: int = 10) -> bytes:
-    """A PNG with one row of images `(n, c, h, w)` in [0, 1] per label, wrapped after `columns` columns.
-
-    A ShapeError says that rows differ in shape or are empty, or images have neither one nor three channels.
-    """
-    stacks = {label: np.asarray(images) for label, images in rows.items()}
-    shapes = {stack.shape for stack in stacks.values()}
-    if len(shapes) != 1 or len(shape := shapes.pop()) != 4 or 0 in shape:
-        raise ShapeError(f"a grid needs rows of one shape (n, c, h, w); got {[s.shape for s in stacks.values()]}")
-    n, _, height, width = shape
-    scale = max(1, math.ceil(_CELL / min(height, width)))
-    font = ImageFont.load_default(_FONT_SIZE)
-    margin = 2 * _GAP + math.ceil(max(font.getlength(label) for label in stacks))
-    step_x, step_y = scale * width + _GAP, scale * height + _GAP
-    blocks = math.ceil(n / columns)
-    block_height = len(stacks) * step_y + _GAP
-    canvas = Image.new("RGB", (margin + min(n, columns) * step_x, blocks * block_height + _GAP), "white")
-    draw = ImageDraw.Draw(canvas)
-    for line, (label, stack) in enumerate(stacks.items()):
-        for block in range(blocks):
-            top = _GAP + block * block_height + line * step_y
-            draw.text((_GAP, top + scale * height // 2), label, fill="black", font=font, anchor="lm")
-            for column, image in enumerate(stack[block * columns : (block + 1) * columns]):
-                enlarged = _pixels(image).repeat(scale, axis=0).repeat(scale, axis=1)
-                canvas.paste(Image.fromarray(enlarged), (margin + column * step_x, top))
-    buffer = io.BytesIO()
-    canvas.save(buffer, format="PNG", optimize=True)
-    return buffer.getvalue()
-
-
-def _pixels(image: ArrayLike) -> NDArray[np.uint8]:
-    array = np.asarray(image)
-    if array.ndim != 3 or array.shape[0] not in (1, 3):
-        raise ShapeError(f"an image to draw must be (1, h, w) or (3, h, w); got {array.shape}")
-    pixels = np.rint(array.clip(0, 1) * 255).astype(np.uint8)
-    return pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0))
-
 
 #: Colours that stay apart for the colour-blind (Okabe and Ito), and markers that differ in grey print.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5b6470", "#8c6d1f")

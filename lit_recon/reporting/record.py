@@ -126,6 +126,19 @@ def read_images(path: Path) -> RunImages:
     return RunImages(found["reconstructions"], found["targets"], nearest, names_of_classes, found_labels)
 
 
+def read_victim_images(run: RunFolder) -> tuple[list[VictimRow], RunImages]:
+    """The rows of `victims.csv`, and the images of `reconstructions.safetensors` in the same order."""
+    victims, images = read_victims(run.victims), read_images(run.reconstructions)
+    if len(images.targets) != len(victims):
+        raise CorruptFileError(
+            f"{run.reconstructions} holds {len(images.targets)} images, but {run.victims.name} has {len(victims)} "
+            "rows: the files are of two runs; repeat the run"
+        )
+    if images.labels is not None and images.labels.tolist() != [row.label for row in victims]:
+        raise _corrupt(run.victims, f"has other labels than {run.reconstructions.name}: they are of two runs")
+    return victims, images
+
+
 def _in_range(pixels: NDArray[np.float32]) -> bool:
     return bool(pixels.size == 0 or (pixels.min() >= 0 and pixels.max() <= 1))  # NaN is in no range
 
@@ -182,20 +195,11 @@ class RunRecord:
                 raise CorruptFileError(
                     f"{run.path} holds a finished run without {path.name}: restore the file or repeat the run"
                 )
-        victims, images = read_victims(run.victims), read_images(run.reconstructions)
-        if len(images.targets) != len(victims):
-            raise CorruptFileError(
-                f"{run.reconstructions} holds {len(images.targets)} images, but {run.victims.name} has {len(victims)} "
-                "rows: the files are of two runs; repeat the run"
-            )
-        metrics = read_metrics(run.metrics)
-        labels = [row.label for row in victims]
-        if images.labels is not None and images.labels.tolist() != labels:
-            raise _corrupt(run.victims, f"has other labels than {run.reconstructions.name}: they are of two runs")
+        victims, images = read_victim_images(run)
         return cls(
             run,
             read_settings(run.config),
-            metrics,
+            read_metrics(run.metrics),
             victims,
             *images[:-1],
             losses=read_losses(run.losses) if run.losses.is_file() else [],

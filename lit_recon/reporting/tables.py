@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lit_recon.measures import MEASURES, Measure
-from lit_recon.reporting.plots import data_uri
+from lit_recon.reporting.images import data_uri
 from lit_recon.reporting.provenance import paper_of
 from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.wording import (

@@ -7,14 +7,17 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from safetensors.numpy import load_file
 
 from lit_recon.experiments.update_attack import run as run_command
 from tests.journeys.evaluations import Run, figures, write_grid
+from tests.reporting.pixels import decoded, enlarged, in_box, place, places, written
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +32,11 @@ def finished(folder: Path) -> dict[str, int]:
         for part in ("cells", "utility")
         for path in folder.glob(f"{part}/*/metrics.json")
     }
+
+
+def galleries(folder: Path) -> dict[str, bytes]:
+    """The pictures of reconstructions, by file name."""
+    return {path.name: path.read_bytes() for path in sorted((folder / "figures").glob("gallery*"))}
 
 
 @pytest.fixture(scope="session")
@@ -55,9 +63,26 @@ def test_a_grid_leaves_a_table_pictures_and_a_verdict(whole: Path, attack: Run) 
     assert all(float(row["final_train_loss"]) > 0 for row in rows)
     page = (whole / "report.html").read_text()
     assert "Price and protection" in page
+    pictures = galleries(whole)
     again = attack("report", whole)
     assert again.code == 0
     assert (whole / "report.html").read_text().count("<h2>") == page.count("<h2>")
+    assert galleries(whole) == pictures
+
+
+def test_a_gallery_shows_what_every_cell_keeps(whole: Path) -> None:
+    assert [*galleries(whole)] == ["gallery_local__batch_1.png", "gallery_noise__batch_1.png"]
+    shown = decoded((whole / "figures" / "gallery_noise__batch_1.png").read_bytes())
+    cells = [load_file(whole / row["folder"] / "reconstructions.safetensors") for row in figures(whole)[:3]]
+    rows = [cells[0]["targets"], *(cell["reconstructions"] for cell in cells)]
+    found = [[place(shown, enlarged(image, 8)) for image in images] for images in rows]
+    assert all(same == found[0][n][1] for row in found for n, (_, same) in enumerate(row))
+    assert found[0][0][1] + 64 < found[0][1][1]
+    tops = [row[0][0] for row in found]
+    assert all(above + 64 < below for above, below in pairwise(tops))
+    for top, row in zip(tops[1:], figures(whole)[:3], strict=True):
+        (beside,) = [y for y, _ in places(shown, written(f"RMSE {float(row['rmse']):.3f}, strongest", 12))]
+        assert top + 64 < beside < top + 80
 
 
 def test_every_cell_has_its_bound_or_the_reason_why_not(whole: Path) -> None:
@@ -172,7 +197,14 @@ def test_a_grid_in_parts_is_the_grid(workplace: Path, grid: Path, whole: Path, a
     assert first.code == 0, first.err
     assert "grid        4 cells, 0 of them done" in first.out
     assert [row["reason"] for row in figures(folder)] == ["", "not run yet", "", "not run yet"]
+    assert [*galleries(folder)] == ["gallery_noise__batch_1.png"]
+    shown = decoded(galleries(folder)["gallery_noise__batch_1.png"])
+    assert (
+        place(shown, written("no defense")) < place(shown, in_box("not run yet")) < place(shown, written("noise 0.1"))
+    )
+    assert "No images: not run yet." in (folder / "report.html").read_text()
     ended = attack("evaluate", "--config", grid, "--out", folder, "--only", "[noise, local]")
     assert ended.code == 0, ended.err
     assert "grid        6 cells, 2 of them done" in ended.out
     assert figures(folder) == figures(whole)
+    assert galleries(folder) == galleries(whole)

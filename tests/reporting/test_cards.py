@@ -6,8 +6,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from lit_recon.measures import Measure
+from lit_recon.reporting.images import data_uri
 from lit_recon.reporting.pages import build_report
-from lit_recon.reporting.plots import data_uri
 from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.tables import gallery

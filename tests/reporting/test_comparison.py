@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lit_recon.reporting.comparison import compare
-from lit_recon.reporting.plots import data_uri
+from lit_recon.reporting.images import data_uri
 from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.run_folder import RunFolder
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_recon.reporting.images import image_grid
 from lit_recon.reporting.pages import Page, Panel, Picture, TableCell
-from lit_recon.reporting.plots import image_grid
 from lit_recon.reporting.provenance import read_settings
 from lit_recon.reporting.record import read_arrays, read_json, read_metrics
 from lit_recon.reporting.run_folder import RunFolder

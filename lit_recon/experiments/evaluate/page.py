@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lit_recon.experiments.evaluate.comparison import DefenseComparison, Side
+from lit_recon.experiments.evaluate.galleries import gallery_panels
 from lit_recon.experiments.evaluate.judgement import Level, levels, pareto_front, verdicts
 from lit_recon.experiments.evaluate.results import CellResult, Evaluation
 from lit_recon.experiments.evaluate.tables import (
@@ -24,9 +24,8 @@ from lit_recon.experiments.evaluate.tables import (
 )
 from lit_recon.io.files import write_bytes, write_text
 from lit_recon.reporting.pages import Page, Panel, Picture
-from lit_recon.reporting.plots import COLOURS, MARKS, Plot, Series, draw, image_grid
+from lit_recon.reporting.plots import COLOURS, MARKS, Plot, Series, draw
 from lit_recon.reporting.provenance import environment
-from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.wording import MISSING, format_score
 from lit_recon.reporting.writing import Scalar, csv_text, write_metrics
 
@@ -37,21 +36,17 @@ def build_evaluation(folder: Path | str) -> Path:
     A MissingDataError or CorruptFileError says that there is no evaluation, or one of the files is malformed.
     """
     evaluation = Evaluation.read(folder)
-    return write_evaluation(evaluation, comparisons(evaluation))
+    return write_evaluation(evaluation, comparisons(evaluation), gallery_panels(evaluation))
 
 
-def write_evaluation(evaluation: Evaluation, compared: Sequence[DefenseComparison]) -> Path:
-    """Write everything about an evaluation, and its defenses as compared, into its folder; returns the page's path."""
+def write_evaluation(evaluation: Evaluation, compared: Sequence[DefenseComparison], galleries: Sequence[Panel]) -> Path:
+    """Write all about an evaluation, its defenses as compared and its galleries, into its folder; returns the page."""
     grid, facts = evaluation.folder, environment()
     write_bytes(grid.figures / "scatter.png", scatter(evaluation, "png"))
     for path, rows in ((grid.table, csv_table), (grid.batches, batch_table), (grid.trainings, utility_table)):
         write_text(path, csv_text(*rows(evaluation)))
     failed = [cell for cell in evaluation.cells if cell.reason and cell.applicable]
     inapplicable = not_applicable(evaluation)
-    galleries = [
-        Panel(title, pictures=[Picture(png, f"Reconstructions under {title}", f"gallery_{_file_name(title)}.png")])
-        for title, png in gallery_grids(evaluation).items()
-    ]
     name = evaluation.metric.measure.name
     sections = [
         *bound_panels(evaluation),
@@ -62,8 +57,9 @@ def write_evaluation(evaluation: Evaluation, compared: Sequence[DefenseCompariso
         ),
         Panel(
             "Images",
-            "Reconstructions of the same images by the strongest attack, from weak to strong defense; each row is "
-            f"labelled with strength, mean {name} and attack.",
+            "The first target images above their reconstructions by every attack, from no defense to the largest "
+            f"strength; below them {name}, the mean over all images of the cell, and which attack is the strongest. "
+            "The images are chosen by their position, and are the same for all attacks and strengths.",
             parts=galleries,
         ),
         Panel(
@@ -91,7 +87,7 @@ def write_evaluation(evaluation: Evaluation, compared: Sequence[DefenseCompariso
             "utility.csv": "accuracy and loss of every training",
             "cells/": "a run folder for every attack",
             "utility/": "the trainings",
-            "figures/": "the plots",
+            "figures/": "the plots, and the images of every defense",
             "config.yaml": "the settings",
         },
     )
@@ -192,41 +188,6 @@ def _root(cell: CellResult) -> str:
 def _bound(cell: CellResult, key: str) -> str:
     value = cell.bound.get(key)
     return format_score("rmse", value if isinstance(value, float) else math.inf)
-
-
-#: Images side by side.
-_IMAGES = 8
-
-
-def gallery_grids(evaluation: Evaluation) -> dict[str, bytes]:
-    """A PNG per defense and batch size: target images, then a row per strength; none for metrics of features."""
-    grids: dict[str, bytes] = {}
-    for size in () if evaluation.metric.of_features else evaluation.batch_sizes:
-        points = [
-            (level, RunRecord.read(level.strongest.folder)) for level in levels(evaluation, size) if level.strongest
-        ]
-        for name, title in evaluation.defenses.items():
-            rows = [point for point in points if point[0].strength is None or point[0].defense == name]
-            if any(level.defense == name for level, _ in rows):
-                grids[f"{title}, batch {size}"] = _grid(rows)
-    return grids
-
-
-def _grid(rows: list[tuple[Level, RunRecord]]) -> bytes:
-    shared = set.intersection(*({row.id for row in record.victims} for _, record in rows))
-    ids = [row.id for row in rows[0][1].victims if row.id in shared][:_IMAGES]
-    images = {"target": _of(rows[0][1], rows[0][1].targets, ids)}
-    for level, record in rows:
-        strength = "no defense" if level.strength is None else f"{level.strength:g}"
-        title = f"{strength}: {level.metric.format(level.value)}, {level.attack}"
-        images[title] = _of(record, record.reconstructions, ids)
-    return image_grid(images, columns=_IMAGES)
-
-
-def _of(record: RunRecord, images: NDArray[np.float32], ids: list[int]) -> NDArray[np.float32]:
-    """The rows of `images` that belong to the victims with these ids."""
-    places = {row.id: index for index, row in enumerate(record.victims)}
-    return images[[places[identity] for identity in ids]]
 
 
 def scatter(evaluation: Evaluation, kind: str) -> bytes:
@@ -334,7 +295,3 @@ def _record(evaluation: Evaluation) -> dict[str, Scalar]:
                 record[f"strongest{suffix}.{place}"] = level.strongest.attack if level.strongest else None
                 record[f"stops{suffix}.{place}"] = level.stops
     return record
-
-
-def _file_name(title: str) -> str:
-    return "".join(letter if letter.isalnum() else "_" for letter in title.lower())

@@ -23,8 +23,9 @@ from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import allow_class_path, settings_parser
 from lit_recon.experiments.engine.cluster import ClusterSettings
 from lit_recon.experiments.engine.runner import StudyRunner
+from lit_recon.experiments.evaluate.galleries import gallery_panels
 from lit_recon.experiments.evaluate.grid import GridCell, build_cells, own_network, part_of
-from lit_recon.experiments.evaluate.page import gallery_grids, summary_lines, write_evaluation
+from lit_recon.experiments.evaluate.page import summary_lines, write_evaluation
 from lit_recon.experiments.evaluate.rehearsal import Rehearsal
 from lit_recon.experiments.evaluate.results import Evaluation
 from lit_recon.experiments.evaluate.settings import EvaluateSettings
@@ -203,12 +204,13 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     if not metric.of_features:
         write_bounds(part, study.folder, settings.bound)
     evaluation = Evaluation.read(study.folder)
-    compared = comparisons(evaluation)
-    write_evaluation(evaluation, compared)
+    compared, galleries = comparisons(evaluation), gallery_panels(evaluation)
+    write_evaluation(evaluation, compared, galleries)
     loggers = call.loggers()
     log_table(loggers, "cells", *csv_table(evaluation))
-    for title, grid in gallery_grids(evaluation).items():
-        log_grid(loggers, f"gallery/{title}", grid, 0)
+    for panel in galleries:
+        for picture in panel.pictures:
+            log_grid(loggers, f"gallery/{panel.title}", picture.content, 0)
     log_grid(loggers, "utility_against_leakage", (study.folder.figures / "scatter.png").read_bytes(), 0)
     finish(loggers)
     print("\n".join(summary_lines(evaluation, compared)))

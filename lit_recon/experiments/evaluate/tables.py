@@ -251,10 +251,14 @@ def strengths_in_words(own: Protection) -> str:
     return " to ".join("no defense" if value is None else f"{value:g}" for value in own.strengths)
 
 
+def reason_of_absence(strength: float | None, unknown: bool) -> str:
+    """Why the grid has no cell at a strength for an attack, which does not know the defense if that is `unknown`."""
+    return "without a defense there is nothing to know" if unknown and strength is None else "not in the grid"
+
+
 def _entry(cell: CellResult | None, level: Level, honest: Level, measure: Measure, unknown: bool) -> TableCell:
     if cell is None:
-        why = "without a defense there is nothing to know" if unknown and level.strength is None else "not in the grid"
-        return TableCell(ABSENT, mark="missing", reason=why)
+        return TableCell(ABSENT, mark="missing", reason=reason_of_absence(level.strength, unknown))
     if not cell.applicable:
         return TableCell("not applicable", mark="missing", reason=cell.reason)
     printed = cell.paper if measure.key == level.metric.key else None

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from lit_recon.experiments.factors.results import FactorCellScores, FactorResult, FactorStudy, Point
 from lit_recon.experiments.released_attack.page import error_histogram
+from lit_recon.reporting.images import image_grid
 from lit_recon.reporting.pages import Panel, Picture
-from lit_recon.reporting.plots import COLOURS, MARKS, STYLES, Plot, Series, draw, image_grid
+from lit_recon.reporting.plots import COLOURS, MARKS, STYLES, Plot, Series, draw
 from lit_recon.reporting.record import read_images
 from lit_recon.reporting.wording import ABSENT, format_score, percent, short
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lit_recon.reporting.images import image_grid
 from lit_recon.reporting.pages import Panel, Picture, build_report
-from lit_recon.reporting.plots import COLOURS, MARKS, Plot, Series, draw, image_grid
+from lit_recon.reporting.plots import COLOURS, MARKS, Plot, Series, draw
 from lit_recon.reporting.record import RunRecord, read_arrays
 from lit_recon.reporting.wording import ABSENT, Grant, percent, short
 

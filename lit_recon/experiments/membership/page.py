@@ -8,8 +8,9 @@ from typing import Any
 
 from lit_recon.errors import CorruptFileError
 from lit_recon.experiments.released_attack.page import batch_grants
+from lit_recon.reporting.images import image_grid
 from lit_recon.reporting.pages import Page, Panel, Picture, knowledge_panel, notes_panels
-from lit_recon.reporting.plots import COLOURS, STYLES, Plot, Series, draw, image_grid
+from lit_recon.reporting.plots import COLOURS, STYLES, Plot, Series, draw
 from lit_recon.reporting.record import RunRecord, read_arrays, read_table
 from lit_recon.reporting.tables import facts
 from lit_recon.reporting.wording import ABSENT, Grant, notes, percent, short

@@ -10,8 +10,9 @@ from typing import Any
 from lit_recon.bounds import concentrated_bound, gaussian_bound
 from lit_recon.errors import MissingDataError
 from lit_recon.metrics.aggregate import recorded_error
+from lit_recon.reporting.images import image_grid
 from lit_recon.reporting.pages import Page, Panel, Picture, notes_panels
-from lit_recon.reporting.plots import COLOURS, MARKS, Plot, Series, draw, image_grid
+from lit_recon.reporting.plots import COLOURS, MARKS, Plot, Series, draw
 from lit_recon.reporting.provenance import find_setting, read_settings
 from lit_recon.reporting.record import read_arrays, read_json, read_metrics
 from lit_recon.reporting.run_folder import RunFolder

@@ -29,8 +29,8 @@ from lit_recon.modules.generator import (
     train_generator,
 )
 from lit_recon.modules.loggers import finish
+from lit_recon.reporting.images import image_grid
 from lit_recon.reporting.pages import Page, Panel, Picture
-from lit_recon.reporting.plots import image_grid
 from lit_recon.reporting.provenance import environment, read_settings
 from lit_recon.reporting.record import read_metrics
 from lit_recon.reporting.run_folder import RunFolder

@@ -9,7 +9,8 @@ import numpy as np
 
 from lit_recon.experiments.trainset.cell import IMAGES
 from lit_recon.experiments.trainset.results import DISTANCES, TrainsetGroup, TrainsetStudy, ends
-from lit_recon.reporting.plots import COLOURS, MARKS, Plot, Series, draw, image_grid
+from lit_recon.reporting.images import image_grid
+from lit_recon.reporting.plots import COLOURS, MARKS, Plot, Series, draw
 from lit_recon.reporting.record import read_arrays
 
 #: Training images in a gallery, and in one of its rows.

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from lit_recon.experiments.evaluate.galleries import gallery_panels
 from lit_recon.experiments.evaluate.judgement import levels, pareto_front, verdicts
-from lit_recon.experiments.evaluate.page import build_evaluation, gallery_grids, scatter
+from lit_recon.experiments.evaluate.page import build_evaluation, scatter
 from lit_recon.experiments.evaluate.results import CellResult, Evaluation, LeakageMetric
 from lit_recon.experiments.evaluate.tables import attack_tables, comparisons, conclusions, equal_utility
 from lit_recon.measures import MEASURES
@@ -270,7 +271,7 @@ def test_features_have_neither_images_nor_a_nearest_public_one(evaluated: RunFol
     assert "against 0.080" in pruning
     assert "noise 1" in noise
     assert {level.stops for level in levels(evaluation, 2)} == {None}
-    assert gallery_grids(evaluation) == {}
+    assert gallery_panels(evaluation) == []
     page = build_evaluation(evaluated.path).read_text()
     assert "nearest public image" not in page
     assert "<h2>Feature error, batch size 2</h2>" in page

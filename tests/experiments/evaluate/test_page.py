@@ -12,13 +12,7 @@ import pytest
 from lit_recon.errors import CorruptFileError, MissingDataError
 from lit_recon.experiments.evaluate import tables
 from lit_recon.experiments.evaluate.equal_utility import compare
-from lit_recon.experiments.evaluate.page import (
-    build_evaluation,
-    gallery_grids,
-    scatter,
-    summary_lines,
-    write_evaluation,
-)
+from lit_recon.experiments.evaluate.page import build_evaluation, scatter, summary_lines, write_evaluation
 from lit_recon.experiments.evaluate.results import Evaluation
 from lit_recon.experiments.evaluate.tables import attack_tables, comparisons
 from lit_recon.reporting.pages import TableCell
@@ -86,7 +80,7 @@ def test_defenses_are_compared_once(evaluated: RunFolder, monkeypatch: pytest.Mo
     monkeypatch.setattr(tables, "compare", counted)
     evaluation = Evaluation.read(evaluated)
     compared = comparisons(evaluation)
-    write_evaluation(evaluation, compared)
+    write_evaluation(evaluation, compared, [])
     assert any("protects best at a loss of" in line for line in summary_lines(evaluation, compared))
     assert calls == 2 * [0.02, 0.2]  # any server, and honest ones
 
@@ -129,10 +123,9 @@ def test_a_generator_is_a_cell_without_a_row(evaluated: RunFolder) -> None:
     assert len(evaluated.table.read_text().splitlines()) == 11
 
 
-def test_the_same_evaluation_gives_the_same_pictures(evaluated: RunFolder) -> None:
+def test_the_same_evaluation_gives_the_same_plot(evaluated: RunFolder) -> None:
     evaluation = Evaluation.read(evaluated)
     assert scatter(evaluation, "svg") == scatter(evaluation, "svg")
-    assert gallery_grids(evaluation) == gallery_grids(evaluation)
 
 
 def test_without_trainings_there_is_no_price(evaluated: RunFolder) -> None:

@@ -16,6 +16,7 @@ the update, and the prior's influence with it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -30,7 +31,13 @@ from lit_recon.attacks.updates.feature_maps.input_map import (
     passed_images,
     told_by_statistics,
 )
-from lit_recon.attacks.updates.feature_maps.layer_gradient import Layer, ObservedRows, few_patches, observed_rows
+from lit_recon.attacks.updates.feature_maps.layer_gradient import (
+    Layer,
+    ObservedRows,
+    completed_rows,
+    few_patches,
+    observed_rows,
+)
 from lit_recon.attacks.updates.feature_maps.matching import EXPLAINED, REACH, SAME, arranged_labels
 from lit_recon.attacks.updates.gradient_matching.matching import update_distance
 from lit_recon.attacks.updates.gradient_matching.priors import Penalty
@@ -49,16 +56,16 @@ _LEFT = 1e-6
 #: The same, relative to what they would leave with another brightness or contrast. A search that has not ended errs
 #: most where gradients tell least: 15 times as far as along these directions where this was measured.
 _DETERMINED = 2e-3
-#: Share of the squares of gradients from which on further iterations are not worth their time.
-_SOLVED = 1e-9
+#: Share of the squares of the rows searched by from which on further iterations are not worth their time.
+_SOLVED = 1e-6
 #: Share of the iterations after which a search ends in a local minimum that still leaves a share of the squares.
 _PATIENCE, _STUCK = 0.33, 2e-3
 #: Assumed noise at the first iteration, and least noise, relative to the root mean square of the observed entries.
 _FIRST, _LAST = 0.1, 1e-5
-#: Both for local steps, whose weights are known nearly. A search on a straight line of weights ends at `_ROUGHLY`, one
-#: with weights of training on images found before at a share of what these leave. Single images that leave more than
-#: `_NEAR` on the line are given up, and other random ones begin.
-_LEFT_BY_STEPS, _ROUGHLY, _CLOSER, _NEAR = 1e-5, 1e-3, 0.1, 0.01
+#: For local steps, whose weights are known nearly. A search on a straight line of weights ends at `_ROUGHLY`, one with
+#: weights of training on images found before at a share of what these leave, `_LEAST` at least. Single images that
+#: leave more than `_NEAR` on the line are given up, and other random ones begin.
+_LEFT_BY_STEPS, _ROUGHLY, _CLOSER, _LEAST, _NEAR = 1e-5, 1e-3, 0.1, 1e-9, 0.01
 
 
 @dataclass(frozen=True)
@@ -67,17 +74,19 @@ class PatchPenalty(Penalty):
 
     Attributes:
         observation: of the victim.
-        rows: of the layers' gradients.
+        rows: of the layers' gradients, by which found images are judged.
+        searched: rows of these layers, by which images are sought; with noise the same.
         passes: of the client, with the inputs of these layers.
         noise: in the gradients, treated as normal; None: only rounding errors.
         weight: of minus the log-likelihood, in nats per pixel of the batch.
         tempered: share of the iterations in which more noise is assumed than there is.
         notes: what was observed.
-        enough: share of the squares of gradients without noise at which the search ends.
+        enough: share of the squares of `searched`, without noise, at which the search ends.
     """
 
     observation: Observation
     rows: tuple[ObservedRows, ...]
+    searched: tuple[ObservedRows, ...]
     passes: Passes
     noise: Noise | None
     weight: float
@@ -98,7 +107,7 @@ class PatchPenalty(Penalty):
     @cached_property
     def size(self) -> float:
         """Sum of the squares of the observed entries."""
-        return sum(float(rows.values.square().sum()) for rows in self.rows)
+        return _squares(self.rows)
 
     @property
     def partial(self) -> bool:
@@ -108,7 +117,7 @@ class PatchPenalty(Penalty):
     @cached_property
     def stds(self) -> tuple[float, float]:
         """Standard deviations of the noise, that assumed first and that of the update."""
-        scale = (self.size / sum(rows.count for rows in self.rows)) ** 0.5
+        scale = (_squares(self.searched) / sum(rows.count for rows in self.searched)) ** 0.5
         last = max(_LAST * scale, self.noise.std if self.noise else 0.0)
         return max(_FIRST * scale, last), last
 
@@ -117,16 +126,15 @@ class PatchPenalty(Penalty):
         first, last = self.stds
         return float((last / first) ** (2 * min(1.0, progress / self.tempered)))
 
-    def residual(self, images: Tensor, held: bool = False) -> Tensor:
-        """Sum of the squares that the patches of images leave of the gradients; `held`: see `ObservedRows.residual`."""
-        left = []
-        for rows, maps in zip(self.rows, self.passes(images), strict=True):
-            left.append(rows.residual(rows.layer.patches(maps).transpose(1, 2).flatten(0, 1), held))
-        return torch.stack(left).sum()
+    def residual(self, images: Tensor) -> Tensor:
+        """Sum of the squares that the patches of images leave of the observed entries."""
+        return self._residual(self.rows, images, held=False)
 
-    def misfit(self, images: Tensor) -> Tensor:
-        """The residual in units of the noise."""
-        return self.residual(images) / self.stds[1] ** 2
+    def _residual(self, rows: tuple[ObservedRows, ...], images: Tensor, held: bool) -> Tensor:
+        """Sum of the squares that the patches of images leave of rows; `held`: see `ObservedRows.residual`."""
+        maps = dict(zip((one.layer.name for one in self.rows), self.passes(images), strict=True))
+        patches = [one.layer.patches(maps[one.layer.name]).transpose(1, 2).flatten(0, 1) for one in rows]
+        return torch.stack([one.residual(own, held) for one, own in zip(rows, patches, strict=True)]).sum()
 
     def penalty(self, images: Tensor, targets: Tensor, progress: float) -> Tensor:
         """Weighted minus log-likelihood per pixel with the noise assumed first, less that of the true images.
@@ -135,12 +143,12 @@ class PatchPenalty(Penalty):
         see `prior_share`; equal units in all iterations keep a quasi-Newton solver's history of use.
         """
         first, last = self.stds
-        excess = self.residual(images, held=True) - self.freedom * (last**2 if self.noise else 0.0)
+        excess = self._residual(self.searched, images, held=True) - self.freedom * (last**2 if self.noise else 0.0)
         return (self.weight * 0.5 * excess / (first**2 * self.pixels)).to(images.dtype)
 
     def ended(self, loss: float, progress: float) -> bool:
         """Whether images with this penalty explain gradients without noise nearly to rounding, or never will."""
-        left = 2 * loss * self.stds[0] ** 2 * self.pixels / (self.weight * self.size)
+        left = 2 * loss * self.stds[0] ** 2 * self.pixels / (self.weight * _squares(self.searched))
         stuck = left > (_NEAR if self.passes.local_steps else _STUCK) and progress >= _PATIENCE
         return self.noise is None and (left <= self.enough or stuck)
 
@@ -149,11 +157,16 @@ class PatchPenalty(Penalty):
         if not self.passes.local_steps or not self._near(found):
             return self
         near = Batch(found.images, found.labels)
-        rows = tuple(replace(one, ridge=_LESS_ALIKE) for one in self.rows)
-        closer = replace(self, rows=rows, passes=Passes(self.observation, [one.layer.name for one in rows], near))
+        rows, searched = ([replace(one, ridge=_LESS_ALIKE) for one in some] for some in (self.rows, self.searched))
+        closer = replace(
+            self,
+            rows=tuple(rows),
+            searched=tuple(searched),
+            passes=Passes(self.observation, [one.layer.name for one in rows], near),
+        )
         with torch.no_grad():
             left = float(closer.residual(found.images) / self.size)
-        return replace(closer, enough=max(_SOLVED, _CLOSER * left))
+        return replace(closer, enough=max(_LEAST, _CLOSER * left))
 
     def goes_on(self, found: Reconstruction, number: int) -> bool:
         """Batches, whose random images would end in mixtures; nearly found images, and once only if of one step."""
@@ -309,7 +322,7 @@ class PatchMatching:
         rows = tuple(one for one in rows if one.observed is not None or one.patches < len(one.values)) or rows
         seen = Passes(observation, [one.layer.name for one in rows])
         enough = _ROUGHLY if seen.local_steps else _SOLVED
-        penalty = PatchPenalty(observation, rows, seen, None, self.weight, self.tempered, (), enough)
+        penalty = PatchPenalty(observation, rows, rows, seen, None, self.weight, self.tempered, (), enough)
         if penalty.freedom < penalty.pixels:
             raise UnsupportedModelError(
                 f"too few entries of the gradients are left: {penalty.freedom} equations for {penalty.pixels} pixels, "
@@ -322,7 +335,12 @@ class PatchMatching:
         noise, given = noise_of(observation)
         if noise is None or (not given and (penalty.partial or seen.local_steps or noise.std < penalty.stds[1])):
             # behind hidden entries and local steps small singular values are not those of noise
-            return replace(penalty, rows=tuple(one.condensed() for one in rows), notes=(f"{note}; no noise",))
+            # single images are found more often with rows as they are; the weights on the way of steps are known nearly
+            several = observation.n_examples > 1 and not seen.local_steps
+            searched = [completed_rows(one, observation) or one.condensed(several) for one in _enough_layers(rows)]
+            if done := sum(one.columns is not None for one in searched):
+                note += f"; hidden entries of {done} layers completed"
+            return replace(penalty, searched=tuple(searched), notes=(f"{note}; no noise",))
         how = f"{'known' if given else 'estimated'} standard deviation {noise.std:.3g}"
         hidden = {one.layer.name: _hidden(one, noise.std) for one in rows if one.observed is None}
         if hidden and all(bool((shares == 1).all()) for shares in hidden.values()):
@@ -334,6 +352,23 @@ class PatchMatching:
         if told:
             note += f"; expected share of the patches' span that it hides: {', '.join(told)}"
         return replace(penalty, noise=noise, notes=(note,))
+
+
+def _enough_layers(rows: Sequence[ObservedRows]) -> list[ObservedRows]:
+    """Of more than two layers with as many places every second one, from the first: neighbours tell nearly the same.
+
+    Patches of single places, as of shortcuts, say little, but would count as much as others; without others they stay.
+    """
+    wide = [one for one in rows if isinstance(one.layer, TokenLayer) or math.prod(one.layer.kernel) > 1]
+    alike: dict[int, list[ObservedRows]] = {}
+    for one in wide or rows:
+        alike.setdefault(one.layer.places, []).append(one)
+    return [one for group in alike.values() for one in (group[::2] if len(group) > 2 else group)]
+
+
+def _squares(rows: Sequence[ObservedRows]) -> float:
+    """Sum of the squares of the values of rows."""
+    return sum(float(one.values.square().sum()) for one in rows)
 
 
 def _hidden(rows: ObservedRows, std: float) -> Tensor:

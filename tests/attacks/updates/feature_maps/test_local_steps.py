@@ -87,11 +87,11 @@ def test_penalty_of_several_steps_is_differentiable(images: Tensor) -> None:
     for inputs in penalty.passes._inputs:
         vars(inputs).update(vars(inputs.doubled()))
     start = (0.9 * images[:1] + 0.05).double().requires_grad_()
-    (slope,) = torch.autograd.grad(penalty.residual(start, held=True), start)
+    (slope,) = torch.autograd.grad(penalty._residual(penalty.searched, start, True), start)
     step = torch.randn(start.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     with torch.no_grad():
-        ahead, behind = (penalty.residual(start + sign * 1e-5 * step, held=True) for sign in (1, -1))
-        plain = [penalty.residual(start + sign * 1e-5 * step) for sign in (1, -1)]
+        ahead, behind = (penalty._residual(penalty.searched, start + sign * 1e-5 * step, True) for sign in (1, -1))
+        plain = [penalty._residual(penalty.searched, start + sign * 1e-5 * step, False) for sign in (1, -1)]
     along = float((slope * step).sum())
     assert along == pytest.approx(float(ahead - behind) / 2e-5, rel=1e-4)
     # without the ridge's own share it is the derivative of another function
@@ -117,16 +117,6 @@ def test_zeros_are_observed_if_the_known_defense_hides_none(images: Tensor) -> N
     seen.update["trunk.layers.3.weight"][0, 0] = 1.0  # type: ignore[index]
     assert not PatchMatching().prepare(seen).partial
     assert PatchMatching().prepare(replace(seen, defense=None, knowledge=Knowledge())).partial
-
-
-def test_condensed_rows_are_left_as_much_by_any_patches(images: Tensor) -> None:
-    penalty = PatchMatching(["trunk.layers.3"]).prepare(victim(images[:1], None))
-    [rows] = penalty.rows
-    assert len(rows.values) == rows.patches < 64
-    gradient = penalty.observation.update["trunk.layers.3.weight"].flatten(1)
-    whole = replace(rows, values=gradient)
-    patches = torch.randn(16, gradient.shape[1], generator=torch.Generator().manual_seed(0))
-    assert float(rows.residual(patches)) == pytest.approx(float(whole.residual(patches)), rel=1e-4)
 
 
 def test_a_search_far_from_the_image_is_given_up(images: Tensor) -> None:

@@ -11,7 +11,8 @@ from torch import Tensor
 from lit_recon.attacks.updates import PatchMatching
 from lit_recon.attacks.updates.feature_maps import layer_gradient, patches
 from lit_recon.attacks.updates.feature_maps.convolutions import find_convolutions
-from lit_recon.attacks.updates.feature_maps.layer_gradient import few_patches, observed_rows
+from lit_recon.attacks.updates.feature_maps.layer_gradient import completed_rows, few_patches, observed_rows
+from lit_recon.defenses import Defense, GradientDropout, GradientPruning
 from lit_recon.records import Observation
 from tests.attacks.updates.feature_maps.patch_victims import victim
 
@@ -76,3 +77,95 @@ def test_images_that_leave_too_much_are_not_certified(photographs: Tensor, monke
         assert (left < 1e-7) if certified else (left > 2e-6)
         [sure], _, _ = penalty.certificate(near, torch.zeros(1, dtype=torch.int64))
         assert bool(sure) is certified
+
+
+def random_patches(width: int) -> Tensor:
+    return torch.randn(16, width, generator=torch.Generator().manual_seed(1))
+
+
+def test_orthonormal_rows_are_orthonormal_and_of_the_same_span(seen: Observation) -> None:
+    layer = next(one for one in find_convolutions(seen) if one.name == NAME)
+    rows = observed_rows(seen, layer, 1)
+    assert rows is not None
+    condensed = rows.condensed(True)
+    values = condensed.values.double()
+    # the shortest are 0.015 of the longest: (1e-4 / 0.015)^2 is missing
+    torch.testing.assert_close(values @ values.T, torch.eye(16, dtype=torch.float64), rtol=0, atol=2e-4)
+    # rows of one span leave nothing of each other
+    assert float(condensed.residual(values.float())) < 1e-9
+    assert float(rows.residual(values.float())) < 1e-9 * float(rows.values.square().sum())
+    # an independent figure: the squares of the sines of the angles between the spans
+    patches = random_patches(values.shape[1])
+    cosines = torch.linalg.svdvals(values @ torch.linalg.qr(patches.double().T)[0])
+    assert float(condensed.residual(patches)) == pytest.approx(16 - float(cosines.square().sum()), rel=1e-4)
+
+
+def test_condensed_rows_are_left_as_much_by_any_patches(seen: Observation) -> None:
+    layer = next(one for one in find_convolutions(seen) if one.name == NAME)
+    rows = observed_rows(seen, layer, 1)
+    assert rows is not None
+    condensed = rows.condensed(False)
+    assert len(condensed.values) == rows.patches < 64 == len(rows.values)
+    patches = random_patches(rows.values.shape[1])
+    assert float(condensed.residual(patches)) == pytest.approx(float(rows.residual(patches)), rel=1e-4)
+
+
+def test_directions_of_the_size_of_rounding_count_less(seen: Observation) -> None:
+    layer = next(one for one in find_convolutions(seen) if one.name == NAME)
+    rows = observed_rows(seen, layer, 1)
+    assert rows is not None
+    left, values, right = torch.linalg.svd(rows.values.double(), full_matrices=False)
+    values[15] = 1e-6 * values[0]
+    values[16:] = 0
+    shorter = replace(rows, values=(left * values @ right).float()).condensed(True)
+    lengths = shorter.values.norm(dim=1).sort()[0]
+    assert float(lengths[0]) < 0.02  # 1e-6 of the longest, where 1e-4 counts half
+    assert float(lengths[1]) > 0.99
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("defense", [GradientPruning(0.4), GradientDropout(0.5)], ids=["pruned", "dropped"])
+def test_completed_rows_span_the_hidden_gradient(photographs: Tensor, defense: Defense, mode: str) -> None:
+    images = photographs[:1, :, ::4, ::4].contiguous()
+    hidden, whole = (victim(images, one, mode=mode) for one in (defense, None))
+    layer = next(one for one in find_convolutions(hidden) if one.name == NAME)
+    rows = observed_rows(hidden, layer, 1)
+    assert rows is not None
+    completed = completed_rows(rows, hidden)
+    assert completed is not None
+    assert completed.columns is not None
+    gradient = whole.update[f"{NAME}.weight"].flatten(1).double()[:, completed.columns]
+    basis = completed.values.double()
+    torch.testing.assert_close(basis @ basis.T, torch.eye(len(basis), dtype=torch.float64), rtol=0, atol=1e-5)
+    outside = gradient - gradient @ basis.T @ basis
+    assert float(outside.norm() / gradient.norm()) < 1e-4
+    # on these columns true patches leave nothing, others do
+    truth = layer.patches(PatchMatching([NAME]).prepare(whole).passes(images)[0]).transpose(1, 2).flatten(0, 1)
+    assert float(completed.residual(truth)) < 1e-6
+    assert float(completed.residual(random_patches(truth.shape[1]))) > 1
+
+
+def test_nothing_is_completed_where_nothing_is_hidden_or_it_would_take_long(
+    seen: Observation, photographs: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = next(one for one in find_convolutions(seen) if one.name == NAME)
+    rows = observed_rows(seen, layer, 1)
+    assert rows is not None
+    assert completed_rows(rows, seen) is None
+    dropped = victim(photographs[:1, :, ::4, ::4].contiguous(), GradientDropout(0.5))
+    rows = observed_rows(dropped, layer, 1)
+    assert rows is not None
+    monkeypatch.setattr(layer_gradient, "_MOST_COMPLETED", 15)
+    assert completed_rows(rows, dropped) is None
+
+
+def test_searches_take_every_second_layer_of_a_size_and_no_shortcuts(seen: Observation) -> None:
+    layer = next(one for one in find_convolutions(seen) if one.name == NAME)
+    rows = observed_rows(seen, layer, 1)
+    assert rows is not None
+    narrow = replace(rows, layer=replace(layer, name="shortcut", kernel=(1, 1)))
+    coarse = replace(rows, layer=replace(layer, name="coarse", places=4))
+    named = [replace(rows, layer=replace(layer, name=name)) for name in ("first", "second", "third", "fourth")]
+    chosen = patches._enough_layers([narrow, named[0], coarse, *named[1:]])
+    assert [one.layer.name for one in chosen] == ["first", "third", "coarse"]
+    assert patches._enough_layers([narrow]) == [narrow]

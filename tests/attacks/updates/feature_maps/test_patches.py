@@ -29,6 +29,11 @@ from tests.attacks.updates.feature_maps.patch_victims import STD, victim
 GAMMA = 0.05
 
 
+def misfit(penalty: PatchPenalty, images: Tensor) -> Tensor:
+    """The residual in units of the noise."""
+    return penalty.residual(images) / penalty.stds[1] ** 2
+
+
 def by_least_squares(penalty: PatchPenalty, images: Tensor) -> float:
     """The misfit with the most likely derivatives in the outputs, found by a library."""
     total = 0.0
@@ -52,11 +57,11 @@ def by_least_squares(penalty: PatchPenalty, images: Tensor) -> float:
 def test_misfit_is_that_of_noise_at_the_truth_alone(images: Tensor, defense: Defense, mode: str) -> None:
     penalty = PatchMatching().prepare(victim(images, defense, mode=mode))
     # the ridge adds up to 9.3e-6, a thousandth of the standard deviation below
-    assert float(penalty.misfit(images)) == pytest.approx(by_least_squares(penalty, images), rel=3e-5)
+    assert float(misfit(penalty, images)) == pytest.approx(by_least_squares(penalty, images), rel=3e-5)
     deviation = (2 * penalty.freedom) ** 0.5
-    excess = (float(penalty.misfit(images)) - penalty.freedom) / deviation
+    excess = (float(misfit(penalty, images)) - penalty.freedom) / deviation
     assert abs(excess) < 4  # at most 0.58 measured
-    elsewhere = (float(penalty.misfit(images.flip(3))) - penalty.freedom) / deviation
+    elsewhere = (float(misfit(penalty, images.flip(3))) - penalty.freedom) / deviation
     assert elsewhere > 100  # 299 measured at the least
     first, last = penalty.stds
     nats = float(penalty.penalty(images, images, 1.0)) * (first / last) ** 2
@@ -91,7 +96,7 @@ def test_misfit_of_observed_entries_is_zero_at_the_truth_alone(images: Tensor, d
     assert penalty.noise is None
     with torch.no_grad():
         assert float(penalty.residual(images[:1])) < 1e-9 * penalty.size  # at most 8e-11 measured
-        elsewhere = float(penalty.misfit(images[1:]))
+        elsewhere = float(misfit(penalty, images[1:]))
         assert elsewhere == pytest.approx(by_least_squares(penalty, images[1:]), rel=1e-4)
         assert float(penalty.residual(images[1:])) > 0.05 * penalty.size  # at least 0.17 measured
 
@@ -113,10 +118,10 @@ def test_penalty_is_differentiable(images: Tensor, defense: Defense) -> None:
     for inputs in penalty.passes._inputs:
         vars(inputs).update(vars(inputs.doubled()))
     start = (0.9 * images[:1] + 0.05).double().requires_grad_()
-    (slope,) = torch.autograd.grad(penalty.misfit(start), start)
+    (slope,) = torch.autograd.grad(misfit(penalty, start), start)
     step = torch.randn(start.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     with torch.no_grad():
-        ahead, behind = (penalty.misfit(start + sign * 1e-6 * step) for sign in (1, -1))
+        ahead, behind = (misfit(penalty, start + sign * 1e-6 * step) for sign in (1, -1))
     assert float((slope * step).sum()) == pytest.approx(float(ahead - behind) / 2e-6, rel=1e-4)
 
 

@@ -46,7 +46,7 @@ from lit_recon.training.module import (
     write_utility,
 )
 from lit_recon.training.progress import TrainingProgress
-from lit_recon.training.trainer import Precision, TrainerSettings, build_trainer, is_first_process
+from lit_recon.training.trainer import Precision, TrainerSettings, build_trainer, check_trainer, is_first_process
 
 if TYPE_CHECKING:
     from pytorch_lightning.loggers import Logger
@@ -74,6 +74,7 @@ class BackboneTraining:
                 write_utility(folder, without_utility("an untrained model is not evaluated"))
                 save_backbone(path, untrained)
             return untrained
+        check_trainer(trainer, self.precision)
         if is_first_process():
             (folder / LAST_CHECKPOINT).parent.mkdir(parents=True, exist_ok=True)
         callbacks = [*training_callbacks(folder, names, split_hash), TrainingProgress()]

@@ -132,3 +132,13 @@ def test_a_trainer_keeps_no_checkpoints_and_draws_no_bar() -> None:
     assert trainer.checkpoint_callback is None
     assert trainer.progress_bar_callback is None
     assert is_first_process()
+
+
+def test_16_bits_are_refused_on_processors_that_emulate_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = TrainerSettings(accelerator="cpu")
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    with pytest.raises(ConfigError, match="set precision to 32-true"):
+        check_trainer(cpu, "bf16-mixed")
+    assert check_trainer(cpu).device == "cpu"
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    assert check_trainer(cpu, "bf16-mixed").device == "cpu"

@@ -337,7 +337,8 @@ class PatchMatching:
             # behind hidden entries and local steps small singular values are not those of noise
             # single images are found more often with rows as they are; the weights on the way of steps are known nearly
             several = observation.n_examples > 1 and not seen.local_steps
-            searched = [completed_rows(one, observation) or one.condensed(several) for one in _enough_layers(rows)]
+            chosen = rows if seen.local_steps else _enough_layers(rows)
+            searched = [completed_rows(one, observation) or one.condensed(several) for one in chosen]
             if done := sum(one.columns is not None for one in searched):
                 note += f"; hidden entries of {done} layers completed"
             return replace(penalty, searched=tuple(searched), notes=(f"{note}; no noise",))

@@ -56,7 +56,8 @@ _LEFT = 1e-6
 #: The same, relative to what they would leave with another brightness or contrast. A search that has not ended errs
 #: most where gradients tell least: 15 times as far as along these directions where this was measured.
 _DETERMINED = 2e-3
-#: Share of the squares of the rows searched by from which on further iterations are not worth their time.
+#: Share of the squares of the rows searched by from which on further iterations are not worth their time; in a batch of
+#: n images, whose smallest gradients count little, over the square of n.
 _SOLVED = 1e-6
 #: Share of the iterations after which a search ends in a local minimum that still leaves a share of the squares.
 _PATIENCE, _STUCK = 0.33, 2e-3
@@ -321,7 +322,7 @@ class PatchMatching:
         # fully observed, layers with as many patches as channels cost much and add little to others
         rows = tuple(one for one in rows if one.observed is not None or one.patches < len(one.values)) or rows
         seen = Passes(observation, [one.layer.name for one in rows])
-        enough = _ROUGHLY if seen.local_steps else _SOLVED
+        enough = _ROUGHLY if seen.local_steps else _SOLVED / observation.n_examples**2
         penalty = PatchPenalty(observation, rows, rows, seen, None, self.weight, self.tempered, (), enough)
         if penalty.freedom < penalty.pixels:
             raise UnsupportedModelError(

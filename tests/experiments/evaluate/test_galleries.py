@@ -137,6 +137,15 @@ def test_cells_without_images_are_named(varied: RunFolder) -> None:
     assert sum(len(places(shown, in_box("not"))) for shown in pictures.values()) == 2
 
 
+def test_equal_strengths_of_two_defenses_are_told_apart(varied: RunFolder) -> None:
+    cells = json.loads(varied.grid.read_text())["cells"]
+    change(varied, cells=[{**cell, "strength": 0.5} if cell["strength"] == 0.1 else cell for cell in cells])
+    pruned, noisy = (kept(run_of(varied, *level, "near"))[0] for level in (("prune", 0.5), ("noise", 0.1)))
+    for name, own, other in (("pruning", pruned, noisy), ("noise", noisy, pruned)):
+        shown = picture(varied, name)
+        assert (len(places(shown, enlarged(own, 8))), len(places(shown, enlarged(other, 8)))) == (1, 0)
+
+
 def test_victims_of_another_run_are_named(varied: RunFolder) -> None:
     run = run_of(varied, "prune", 0.5, "near")
     write_victims(run, [replace(row, id=row.id + 1) for row in read_victims(run.victims)])

@@ -12,7 +12,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from lit_recon.errors import ConfigError
 from lit_recon.io.files import write_bytes, write_text
-from lit_recon.reporting.comparison import compare
 from lit_recon.reporting.images import data_uri
 from lit_recon.reporting.plots import HEIGHT, WIDTH, Chart, loss_chart
 from lit_recon.reporting.provenance import flatten, paper_of
@@ -283,6 +282,8 @@ def compare_report(folders: Sequence[Path | str], out: Path | str) -> Path:
 
     ConfigError for fewer than two runs, or if `out` is no `.html` file; otherwise raises as `RunRecord.read` does.
     """
+    from lit_recon.reporting.comparison import compare  # attacks write pages without it
+
     target = Path(out)
     if len(folders) < 2:
         raise ConfigError(f"a comparison needs two runs or more; got {len(folders)}: name more run folders")

@@ -193,7 +193,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     path, own, metric = call.folder.path, call.own, settings.ranking
     cluster.check(arguments.prog, settings.trainer)
     if settings.utility is not None:
-        check_trainer(settings.trainer, settings.utility.precision)
+        check_trainer(settings.trainer, settings.utility.get("precision", "32-true"))
     cells = build_cells(settings, own)
     part = part_of(cells, settings.only)
     inapplicable = Rehearsal(part, path, metric).check()

@@ -201,7 +201,7 @@ def test_the_page_made_again_has_the_same_pictures(varied: RunFolder) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("side", [32, 224])
+@pytest.mark.parametrize("side", [32, 128])
 def test_a_page_of_27_strengths_and_6_attacks_stays_small(
     tmp_path: Path, make_run: Callable[..., RunFolder], side: int
 ) -> None:

@@ -20,6 +20,7 @@ from lit_recon.experiments.victim_model import VictimModel, find_target, prepare
 from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, save_generator
 from lit_recon.modules.data import VictimDataModule
 from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.training.trainer import check_trainer
 
 
 class Rehearsal:
@@ -108,7 +109,8 @@ class Rehearsal:
 
     def _try_training(self, built: dict[str, Any], first: GridCell, attack: AttackSettings) -> None:
         splits = self._victims_of(first.settings, attack).splits
-        prepare_training(settings_of(BackboneSettings, built), built["data"], built["seed"], splits)
+        training = prepare_training(settings_of(BackboneSettings, built), built["data"], built["seed"], splits)
+        check_trainer(attack.trainer, training.precision)
 
     def _victims_of(self, own: dict[str, Any], settings: AttackSettings) -> VictimDataModule:
         key = json.dumps([own["data"], own["victims"]], sort_keys=True, default=str)

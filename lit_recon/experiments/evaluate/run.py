@@ -42,7 +42,6 @@ from lit_recon.records import SimulatedDefense, Update, Weights
 from lit_recon.reporting.record import read_json
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import Scalar
-from lit_recon.training.trainer import check_trainer
 
 #: Settings of the comparison and of its trainings; they may change between two calls on one folder.
 _OF_PAGE = ("utility", "utility_seeds", "max_accuracy_drops", "without")
@@ -192,8 +191,6 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     settings, cluster = call.settings(EvaluateSettings), call.settings(ClusterSettings)
     path, own, metric = call.folder.path, call.own, settings.ranking
     cluster.check(arguments.prog, settings.trainer)
-    if settings.utility is not None:
-        check_trainer(settings.trainer, settings.utility.get("precision", "32-true"))
     cells = build_cells(settings, own)
     part = part_of(cells, settings.only)
     inapplicable = Rehearsal(part, path, metric).check()

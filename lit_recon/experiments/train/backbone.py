@@ -39,7 +39,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     settings, backbone, folder = call.settings(TrainSettings), call.settings(BackboneSettings), call.folder
     configure_process(settings.trainer)
     training = prepare_training(backbone, settings.data, settings.seed)
-    check_trainer(settings.trainer)
+    check_trainer(settings.trainer, training.precision)
     exported = folder.path / BACKBONE_FILE
     if is_first_process():
         RunFolder.open(folder.path, call.config, settings.overwrite, SAME_RUN)

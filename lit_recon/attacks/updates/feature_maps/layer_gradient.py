@@ -203,8 +203,8 @@ class ObservedRows:
 
         With singular values as lengths, patches leave as much of them as of all rows, but for rounding. If orthonormal,
         every direction of the span counts the same, though derivatives are up to 200 times smaller in some: searches
-        then converge several times faster, and find batches whose images have gradients of different size. Directions
-        of the size of rounding stay shorter. Rows with hidden entries are only scaled to a mean square length of 1.
+        near the images need fewer evaluations. Directions of the size of rounding stay shorter. Rows with hidden
+        entries are only scaled to a mean square length of 1.
         """
         exact = self.values.double()
         if self.observed is not None:

@@ -21,7 +21,7 @@ from tests.attacks.updates.feature_maps.patch_victims import STD, attack, victim
     "defense", [GradientPruning(0.7), GradientDropout(0.6), None], ids=["pruned", "dropped", "none"]
 )
 def test_images_behind_hidden_entries(images: Tensor, defense: Defense | None) -> None:
-    result = attack(20, further=3)(victim(images[1:], defense))
+    result = attack(20)(victim(images[1:], defense))
     assert float((result.images - images[1:]).square().mean().sqrt()) < 0.01
     assert result.certified is not None
     assert result.certified.all()

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 #: Imported once, before the first fork.
@@ -52,10 +53,17 @@ class Script:
         arguments: of its command line.
         cwd: its working directory.
         environment: its variables; default: those of this process.
+        signalled: a pattern of paths and the signal that the process gets right after it has first put a file in such
+            a place: a file that is soon removed again may be gone before another process sees it.
     """
 
     def __init__(
-        self, path: Path, *arguments: object, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+        self,
+        path: Path,
+        *arguments: object,
+        cwd: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        signalled: tuple[str, signal.Signals] | None = None,
     ) -> None:
         os.environ.setdefault("PYTHONPATH", str(ROOT))  # for what the process to fork from imports
         self._folder = Path(tempfile.mkdtemp())
@@ -63,7 +71,7 @@ class Script:
         given = [str(path), *map(str, arguments)]
         variables = dict(os.environ if environment is None else environment)
         where = str(Path.cwd() if cwd is None else cwd)
-        self._process = _CONTEXT.Process(target=_run, args=(given, where, variables, self._files), daemon=True)
+        self._process = _CONTEXT.Process(target=_run, args=(given, where, variables, self._files, signalled), daemon=True)
         self._process.start()
 
     @property
@@ -123,8 +131,16 @@ def outputs(started: list[Script], timeout: float = 120) -> list[str]:
     return [(out.splitlines() or [""])[-1] for out, _ in said]
 
 
-def _run(given: list[str], where: str, variables: dict[str, str], files: list[Path]) -> None:
+def _run(
+    given: list[str],
+    where: str,
+    variables: dict[str, str],
+    files: list[Path],
+    signalled: tuple[str, signal.Signals] | None,
+) -> None:
     """In the new process: take over standard output and error, the folder and the variables, and run the script."""
+    if signalled is not None:
+        _signal_at(*signalled)
     for descriptor, path in enumerate(files, start=1):
         with path.open("wb") as file:
             os.dup2(file.fileno(), descriptor)
@@ -133,3 +149,17 @@ def _run(given: list[str], where: str, variables: dict[str, str], files: list[Pa
     os.environ.update(variables)
     sys.argv = given
     runpy.run_path(given[0], run_name="__main__")
+
+
+def _signal_at(pattern: str, number: signal.Signals) -> None:
+    """Let this process send itself a signal once it has moved a file to a path that matches."""
+    replace, sent = os.replace, False
+
+    def hook(source: Any, target: Any, **kwargs: Any) -> None:
+        nonlocal sent
+        replace(source, target, **kwargs)
+        if not sent and Path(target).match(pattern):
+            sent = True
+            os.kill(os.getpid(), number)
+
+    os.replace = hook  # type: ignore[assignment]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -47,9 +48,14 @@ def script(workplace: Path) -> Iterator[Callable[..., Running]]:
 
     started: list[Running] = []
 
-    def start(name: str, *arguments: object, launcher: tuple[str, ...] | None = None) -> Running:
+    def start(
+        name: str,
+        *arguments: object,
+        launcher: tuple[str, ...] | None = None,
+        signalled: tuple[str, signal.Signals] | None = None,
+    ) -> Running:
         if launcher is None:
-            process: Running = Script(ROOT / name, *arguments, cwd=workplace)
+            process: Running = Script(ROOT / name, *arguments, cwd=workplace, signalled=signalled)
         else:
             command = [sys.executable, *launcher, str(ROOT / name), *map(str, arguments)]
             process = subprocess.Popen(

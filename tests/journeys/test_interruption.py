@@ -33,19 +33,17 @@ def test_killed_stopped_and_resumed(
     whole, broken = workplace / "runs" / "whole", workplace / "runs" / "broken"
     assert attack(*arguments, "--out", whole).code == 0
 
-    killed = script("attack.py", *arguments, "--wandb.mode", "disabled", "--out", broken)
-    wait_for("checkpoints/victims_0000-0000.pt", broken, killed)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate(timeout=60)
-    assert killed.returncode == -signal.SIGKILL
+    at = ("checkpoints/victims_0000-0000.pt", signal.SIGKILL)
+    killed = script("attack.py", *arguments, "--wandb.mode", "disabled", "--out", broken, signalled=at)
+    _, err = killed.communicate(timeout=60)
+    assert killed.returncode == -signal.SIGKILL, err
     assert not RunFolder(broken).is_complete
     assert not list(broken.glob("checkpoints/*.safetensors"))
 
-    stopped = script("attack.py", *arguments, "--wandb.mode", "disabled", "--out", broken)
-    wait_for("checkpoints/victims_0001-0001.pt", broken, stopped)
-    stopped.send_signal(signal.SIGINT)
+    at = ("checkpoints/victims_0001-0001.pt", signal.SIGINT)
+    stopped = script("attack.py", *arguments, "--wandb.mode", "disabled", "--out", broken, signalled=at)
     _, err = stopped.communicate(timeout=60)
-    assert stopped.returncode == 128 + signal.SIGINT
+    assert stopped.returncode == 128 + signal.SIGINT, err
     assert "Traceback" not in err
     assert err.splitlines()[-1].startswith("interrupted; resume with: python attack.py run --config")
     assert list(broken.glob("checkpoints/victims_0001-0001.pt"))

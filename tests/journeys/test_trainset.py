@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.journeys.test_interruption import wait_for
-
 ROOT = Path(__file__).parents[2]
 SMALL = [
     *("--config", ROOT / "configs" / "trainset" / "demo_digits.yaml", "--examples.per_class", 2),
@@ -39,10 +37,11 @@ def test_killed_and_resumed_ends_as_if_it_had_been_left_alone(
     assert ended.code == 0, ended.err
     assert "Closest without the truth in its start: kkt from noise" in ended.out
 
-    killed = script("attack.py", "trainset", *SMALL, "--out", broken)
-    wait_for("cells/*/restart_0.pt", broken, killed)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate(timeout=60)
+    at = ("cells/*/restart_0.pt", signal.SIGKILL)
+    killed = script("attack.py", "trainset", *SMALL, "--out", broken, signalled=at)
+    _, err = killed.communicate(timeout=60)
+    assert killed.returncode == -signal.SIGKILL, err
+    assert list(broken.glob("cells/*/restart_0.pt"))
     assert not list(broken.glob("cells/*/*.safetensors"))
 
     assert attack("trainset", *SMALL, "--out", broken).code == 0

@@ -1,10 +1,9 @@
 """Equations for the input of a convolution behind which everything is known, and their solution.
 
-The gradient of its weights, the sum over examples and positions of the derivative D in its output times the input
-patch, is linear in the input: one equation for every output channel and kernel entry, one unknown for every example and
-position, the same for all input channels. A norm with statistics of the batch or of the example makes D depend on the
-input, smoothly: then Gauss-Newton steps solve the equations. Such a norm hides the scale of the input and, behind a
-kernel of stride two, one constant per input channel; the biases of the norm before and the zeros show them.
+The gradient of its weights, the sum over places of the derivative D in its output times the input patch, is linear in
+the input: one equation for every output channel and kernel entry, one unknown for every place. A norm with statistics
+of the batch or of the example makes D depend on the input: then Gauss-Newton steps solve them. Such a norm hides the
+scale of the input and, behind stride two, one constant per channel; biases of the norm before and zeros show them.
 """
 
 from __future__ import annotations
@@ -12,17 +11,138 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lit_recon.attacks.updates.feature_maps.convolutions import patch_system
-from lit_recon.attacks.updates.feature_maps.layer_gradient import Known, Linearized, rows_of, rows_to_kernels
+from lit_recon.attacks.updates.feature_maps.convolutions import Convolution, patch_system
 
 #: Relative rounding errors of a float32 gradient.
 _ROUNDING = 3e-7
-#: Smallest share of the unexplained gradient that a wrong zero explains.
-_EXPLAINS = 0.03
-#: Wrong zeros that are looked for.
-WRONG_ZEROS = 40
+#: Smallest share of the unexplained gradient that a wrong zero explains; wrong zeros that are looked for.
+_EXPLAINS, WRONG_ZEROS = 0.03, 40
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Mean and variance by which a norm divides: of the batch, or per example over `groups` groups of channels.
+
+    Attributes:
+        groups: of channels; None for statistics of the batch, with one group per channel.
+        eps: added to the variance.
+    """
+
+    groups: int | None
+    eps: float
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Of `values (n, c, h, w)`, such that it can be subtracted from them."""
+        if self.groups is None:
+            return values.mean((0, 2, 3), keepdim=True)
+        means = values.reshape(len(values), self.groups, -1).mean(2)
+        return means.repeat_interleave(values.shape[1] // self.groups, 1)[:, :, None, None]
+
+    def normalized(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalized outputs of the convolution, and the factor that normalizes them."""
+        centred = outputs - self.mean(outputs)
+        factor = (self.mean(centred.square()) + self.eps).rsqrt()
+        return centred * factor, factor
+
+    def backward(self, outputs: Tensor, derivative: Tensor) -> Tensor:
+        """Derivative in the convolution's outputs from that in their normalized values; symmetric in the latter."""
+        normalized, factor = self.normalized(outputs)
+        return factor * (derivative - self.mean(derivative) - normalized * self.mean(derivative * normalized))
+
+    def change(self, outputs: Tensor, derivative: Tensor, moved: Tensor) -> Tensor:
+        """First-order change of `backward` when the outputs move."""
+        normalized, factor = self.normalized(outputs)
+        turned = self.backward(outputs, moved)
+        inner = turned * self.mean(derivative * normalized) + normalized * self.mean(derivative * turned)
+        return -factor * (self.mean(normalized * moved) * self.backward(outputs, derivative) + inner)
+
+    def change_transposed(self, outputs: Tensor, derivative: Tensor, other: Tensor) -> Tensor:
+        """The transpose of `change` in `moved`."""
+        normalized, factor = self.normalized(outputs)
+        inner = other * self.mean(derivative * normalized) + derivative * self.mean(normalized * other)
+        stretched = normalized * self.mean(self.backward(outputs, derivative) * other)
+        return -factor * (stretched + self.backward(outputs, inner))
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known about one convolution.
+
+    Attributes:
+        layer: the convolution.
+        weight, bias: its parameters; the bias is None or `(channels,)`.
+        gradient: observed, of its weight.
+        derivative: of the loss in its output or, with `statistics`, in the normalized output; `(n, channels, h, w)`.
+        statistics: of the norm behind; None where there is none, or one with fixed statistics.
+    """
+
+    layer: Convolution
+    weight: Tensor
+    bias: Tensor | None
+    gradient: Tensor
+    derivative: Tensor
+    statistics: Statistics | None
+
+    def outputs(self, maps: Tensor) -> Tensor:
+        return nn.functional.conv2d(maps, self.weight, self.bias, self.layer.stride, self.layer.padding)
+
+    def backward(self, maps: Tensor, derivative: Tensor) -> Tensor:
+        """Derivative in the output for input maps."""
+        return derivative if self.statistics is None else self.statistics.backward(self.outputs(maps), derivative)
+
+    def patches(self, maps: Tensor) -> Tensor:
+        """`(n, c kernel, places)`."""
+        return self.layer.patches(maps)
+
+    def predicted(self, maps: Tensor) -> Tensor:
+        """The weight's gradient for input maps, differentiable in them."""
+        derivative = self.backward(maps, self.derivative).flatten(2)
+        return torch.einsum("nop,nkp->ok", derivative, self.patches(maps)).view_as(self.weight)
+
+    @property
+    def taps(self) -> int:
+        return self.layer.kernel[0] * self.layer.kernel[1]
+
+
+class Linearized:
+    """The linear part of a convolution's weight gradient at input maps, as equations, and its transpose."""
+
+    def __init__(self, known: Known, maps: Tensor) -> None:
+        self.known, self.patches = known, known.patches(maps)
+        self.outputs = known.outputs(maps)
+        self.derivative = known.backward(maps, known.derivative)
+
+    def __call__(self, change: Tensor) -> Tensor:
+        one = self.known
+        inner = nn.functional.conv2d(change, one.weight, None, one.layer.stride, one.layer.padding)
+        found = torch.einsum("nop,nkp->ok", self.derivative.flatten(2), one.patches(change))
+        if one.statistics is not None:
+            turned = one.statistics.change(self.outputs, one.derivative, inner).flatten(2)
+            found = found + torch.einsum("nop,nkp->ok", turned, self.patches)
+        return rows_of(found.view_as(one.weight))
+
+    def transposed(self, rows: Tensor) -> Tensor:
+        one = self.known
+        kernels = rows_to_kernels(rows, one.layer.channels)
+        patches = torch.einsum("ok,nop->nkp", kernels, self.derivative.flatten(2))
+        if one.statistics is not None:
+            inner = torch.einsum("ok,nkp->nop", kernels, self.patches).view_as(self.outputs)
+            turned = one.statistics.change_transposed(self.outputs, one.derivative, inner)
+            patches = patches + torch.einsum("ok,nop->nkp", one.weight.flatten(1), turned.flatten(2))
+        size, padding, stride = one.layer.shape[1:], one.layer.padding, one.layer.stride
+        return nn.functional.fold(patches, size, one.layer.kernel, padding=padding, stride=stride)
+
+
+def rows_of(tensor: Tensor) -> Tensor:
+    """Gradients `(channels, c, rows, columns)` as equations `(channels kernel, c)`."""
+    return tensor.permute(0, 2, 3, 1).flatten(0, 2)
+
+
+def rows_to_kernels(rows: Tensor, channels: int) -> Tensor:
+    """Equations `(channels kernel, c)` as `(channels, c kernel)`, the order of patches."""
+    return rows.reshape(channels, -1, rows.shape[1]).transpose(1, 2).flatten(1)
 
 
 @dataclass(frozen=True)

@@ -185,9 +185,12 @@ class Passes:
         observation: of the victim.
         layers: names of convolutions.
         near: images and labels that the client may have trained on; default: none are known.
+        steps: number of local steps, from the first; default: all.
     """
 
-    def __init__(self, observation: Observation, layers: Sequence[str], near: Batch | None = None) -> None:
+    def __init__(
+        self, observation: Observation, layers: Sequence[str], near: Batch | None = None, steps: int | None = None
+    ) -> None:
         rule, clients = one_client(observation.operator)
         batches = rule.batches if isinstance(rule, LocalSteps) else 1
         self.local_steps = isinstance(rule, LocalSteps) and rule.steps > 1
@@ -195,6 +198,7 @@ class Passes:
             weights = rule.way(observation.weights, near)
         else:
             weights = _on_the_way(observation, rule)
+        weights = weights[:steps]
         size = observation.n_examples // (clients * batches)
         mode = observation.operator.batch_norm
         self._inputs = [InputMap(observation, layers, mode, parameters=own) for own in weights]

@@ -130,7 +130,7 @@ class FeatureMapPenalty(Penalty):
         """Whether `maps` are an orthonormal basis of the span of the batch's maps."""
         return not self.recovered.separated
 
-    def for_further_start(self, found: Reconstruction) -> FeatureMapPenalty:
+    def for_further_start(self, found: Reconstruction, going: bool) -> FeatureMapPenalty:
         """The penalty on the mean over all layers whose maps are known."""
         return self if self.known is None or len(self.known.maps) == 1 else self._on(list(self.known.maps))
 

@@ -22,7 +22,7 @@ from lit_recon.attacks.updates.feature_maps.convolutions import (
     patch_span,
     without_constants,
 )
-from lit_recon.attacks.updates.feature_maps.layer_gradient import without_censored
+from lit_recon.attacks.updates.feature_maps.observed_rows import without_censored
 from lit_recon.attacks.updates.feature_maps.strided import strided_maps
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.records import Observation

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.attacks.updates.feature_maps.convolutions import Convolution, find_convolutions
-from lit_recon.attacks.updates.feature_maps.equations import WRONG_ZEROS, Group, Solved
-from lit_recon.attacks.updates.feature_maps.layer_gradient import Known, Statistics
+from lit_recon.attacks.updates.feature_maps.equations import WRONG_ZEROS, Group, Known, Solved, Statistics
 from lit_recon.attacks.updates.feature_maps.recovery import RecoveredMaps
 from lit_recon.attacks.updates.labels.head import find_head, order_labels
 from lit_recon.clients.gradient import PureBatchNorm, pure_copy

@@ -26,7 +26,7 @@ from lit_recon.attacks.updates.gradient_matching.priors import (
     Prior,
     TotalVariation,
 )
-from lit_recon.attacks.updates.gradient_matching.solvers import Adam, Solver, TwoStages
+from lit_recon.attacks.updates.gradient_matching.solvers import Adam, Ended, Solver, TwoStages
 from lit_recon.attacks.updates.gradient_matching.state import MatchingState, Problem
 from lit_recon.attacks.updates.labels.head import require_magnitudes
 from lit_recon.attacks.updates.labels.recovery import HeadCounts, LabelRecovery
@@ -195,11 +195,14 @@ class GradientMatching(SteppableAttack[MatchingState]):
         labels: Tensor,
         penalty: Penalty | None,
         start: Tensor | None = None,
+        drawn: Tensor | None = None,
     ) -> Problem:
-        """A restart that begins with the images `start` `(n, c, h, w)`, by default with those drawn by its seed."""
+        """A restart that begins with images drawn by its seed or, but for those `drawn` `(n,)` bool, with `start`."""
         seen = restart.observation
         variables = self.parametrization.start(restart)
         if start is not None and isinstance(self.parametrization, Pixels):
+            if drawn is not None:
+                start = torch.where(drawn.view(-1, 1, 1, 1), self.parametrization.images(variables, restart), start)
             variables = self.parametrization.of(start, seen)
         if self.labels.optimised:
             generator = torch.Generator().manual_seed(restart.seed)
@@ -251,13 +254,15 @@ class GradientMatching(SteppableAttack[MatchingState]):
         for v in stuck:
             before = first.state.problems[v * self.restarts]
             going = self._maps_of(first, v).goes_on(found[v], number)
-            penalty = self._maps_of(first, v).for_further_start(found[v])
+            penalty = self._maps_of(first, v).for_further_start(found[v], going)
             begun = found[v] if going else None if near is None else near[v]
             start = None if begun is None else begun.images[penalty.in_order(begun.images)]
             where = "those found" if going else "random images" if near is None else "images that match the gradient"
-            remarks.append(f"further start {number}, from {where}")
+            drawn = penalty.misplaced(found[v]) if going else None
+            some = f" but {int(drawn.sum())} that are not of the batch" if drawn is not None and drawn.any() else ""
+            remarks.append(f"further start {number}, from {where}{some}")
             restart = before.restart._replace(seed=self.seed + self.restarts + number - 1)
-            problems.append(self._problem(restart, before.labels, penalty, start))
+            problems.append(self._problem(restart, before.labels, penalty, start, drawn))
             if (kept := penalty.kept(found[v])) is not None:
                 problems[-1].kept = (kept.view(-1, 1, 1, 1), found[v].images)
             penalties.append(penalty)
@@ -296,7 +301,10 @@ class GradientMatching(SteppableAttack[MatchingState]):
                 continue
 
             def evaluate(i: int = i) -> Tensor:
-                return joint[i] if joint is not None else self._evaluate(state, [i])[0]
+                loss = joint[i] if joint is not None else self._evaluate(state, [i])[0]
+                if joint is None and state.problems[i].ended(progress):
+                    raise Ended
+                return loss
 
             self.solver.step(problem.optimizer, problem.variables, self.parametrization.signed, progress, evaluate)
             self.parametrization.project(problem.variables, problem.restart.observation)
@@ -313,8 +321,7 @@ class GradientMatching(SteppableAttack[MatchingState]):
                 )
             diverged = [problem.diverged_at for problem in restarts if problem.diverged_at is not None]
             if diverged:
-                how = f"{len(diverged)} of {state.restarts} restarts diverged, first at step {min(diverged)}"
-                remarks = (*remarks, how)
+                remarks += (f"{len(diverged)} of {state.restarts} restarts diverged, first at step {min(diverged)}",)
             images, labels = chosen.best_images, chosen.best_labels
             features, certified, final = None, None, False
             if (penalty := chosen.feature_penalty) is not None:

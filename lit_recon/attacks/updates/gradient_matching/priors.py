@@ -163,12 +163,16 @@ class Penalty(ABC):
         """The penalty of one restart, counted from 0."""
         return self
 
-    def for_further_start(self, found: Reconstruction) -> Self:
-        """The penalty of a further start, after images that are not certified."""
+    def for_further_start(self, found: Reconstruction, going: bool) -> Self:
+        """The penalty of a further start after images that are not certified; `going`: it begins with them."""
         return self
 
     def kept(self, found: Reconstruction) -> Tensor | None:
         """Which of the images found stay as they are in further searches, `(n,)` bool; None: none."""
+        return None
+
+    def misplaced(self, found: Reconstruction) -> Tensor | None:
+        """Which of the images found are no images of the batch, `(n,)` bool: others take their place; None: none."""
         return None
 
     def goes_on(self, found: Reconstruction, number: int) -> bool:

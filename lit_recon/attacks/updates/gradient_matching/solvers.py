@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
@@ -83,6 +84,10 @@ class TwoStages(Schedule):
         return self.factor * self.schedule((progress - self.switch) / (1 - self.switch))
 
 
+class Ended(Exception):  # noqa: N818 - no error
+    """Raised where the loss is evaluated at variables that need no further steps."""
+
+
 class Solver(ABC):
     """Makes an optimizer of one problem's variables and performs its iterations."""
 
@@ -113,7 +118,8 @@ class Solver(ABC):
     ) -> None:
         """One iteration at the share `progress` of all.
 
-        `pixels` names the variables to which `signed` applies; `evaluate` fills the gradients and returns the loss.
+        `pixels` names the variables to which `signed` applies; `evaluate` fills the gradients and returns the loss. If
+        it raises `Ended`, the iteration ends and the variables stay where it was called.
         """
         for group in optimizer.param_groups:
             group["lr"] = self.lr * self.schedule(progress)
@@ -126,7 +132,8 @@ class Solver(ABC):
                     gradient.sign_()
             return loss
 
-        optimizer.step(closure)
+        with contextlib.suppress(Ended):
+            optimizer.step(closure)
 
 
 class Adam(Solver):

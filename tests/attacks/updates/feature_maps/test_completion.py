@@ -66,6 +66,21 @@ def test_largest_entries_are_enough() -> None:
     assert found.known.double().mean() > 0.5
 
 
+def test_a_larger_core_is_tried_where_a_small_one_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix, refined, cores = made(columns=400), completion._refined, []
+
+    def first_in_vain(problem: completion._Problem, left: Tensor) -> tuple[Tensor, Tensor, float]:
+        cores.append(problem.values.shape[1])
+        found = refined(problem, left)
+        return (*found[:2], 1.0) if len(cores) == 1 else found
+
+    monkeypatch.setattr(completion, "_refined", first_in_vain)
+    found = complete(matrix, shown(matrix, 0.2), RANK)
+    assert isinstance(found, CompletedMatrix)
+    assert sine(found, matrix) < 1e-4
+    assert cores[0] < cores[1], cores
+
+
 def test_too_few_entries_are_refused_with_their_number() -> None:
     matrix = made()
     reason = complete(matrix, shown(matrix, 0.08), RANK)

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.updates.feature_maps.convolutions import Convolution
-from lit_recon.attacks.updates.feature_maps.equations import Group, Solved, _hidden, _with_zeros
-from lit_recon.attacks.updates.feature_maps.layer_gradient import Known, Statistics
+from lit_recon.attacks.updates.feature_maps.equations import Group, Known, Solved, Statistics, _hidden, _with_zeros
 
 #: Side of maps and outputs; output channels.
 SIDE, CHANNELS = 5, 12

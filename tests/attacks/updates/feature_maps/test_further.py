@@ -264,20 +264,26 @@ def smoothly(features: MapMatching | PatchMatching, steps: int = 1) -> GradientM
 
 
 def test_a_further_start_of_a_batch_on_patches_goes_on_from_those_found(seen: Observation, truth: Tensor) -> None:
-    single = replace(seen, n_examples=1)
-    for observation, where in ((seen, "those found"), (single, "random images")):
+    none = torch.zeros(len(truth), dtype=torch.bool)
+    single, mirrored = replace(seen, n_examples=1), torch.cat([truth[:1], truth[1:].flip(3)])
+    repeated = torch.cat([truth[:1], truth[:1] + 0.01 * torch.randn_like(truth[:1])])
+    for observation, images, where, goes_on in (
+        (seen, truth, "those found: ", [True, True]),
+        (seen, mirrored, "those found but 1 that are not of the batch: ", [True, False]),
+        (seen, repeated, "those found but 1 that are not of the batch: ", [True, False]),
+        (single, truth[1:].flip(3), "random images: ", [False]),
+    ):
         run = smoothly(PatchMatching(["trunk.layers.3"], further=1, approach=0)).begin([observation])
         run.advance()
-        found = run.results()
-        following = run.then(found)
+        labels = torch.zeros(len(images), dtype=torch.int64)
+        following = run.then([Reconstruction(images, labels, 1.0, certified=none[: len(images)])])
         assert following is not None
         assert isinstance(following.state, MatchingState)
         (problem,) = following.state.problems
-        begun = Pixels(box=False, smooth=0.5).images(problem.variables, problem.restart).clamp(0, 1)
-        same = torch.allclose(begun, found[0].images, atol=1e-4)
-        assert same == (where == "those found")
+        begun = Pixels(box=False, smooth=0.5).images(problem.variables, problem.restart)
+        assert [torch.allclose(*pair, atol=1e-4) for pair in zip(begun, images, strict=True)] == goes_on
         following.advance()
-        assert any(f"further start 1, from {where}: patches leave" in note for note in following.results()[0].notes)
+        assert any(f"further start 1, from {where}patches leave" in note for note in following.results()[0].notes)
 
 
 def test_maps_of_another_image_certify_nothing(

@@ -6,14 +6,23 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_recon.attacks.updates import PatchMatching
-from lit_recon.attacks.updates.feature_maps import layer_gradient, patches
+from lit_recon.attacks.updates.feature_maps import observed_rows as module
+from lit_recon.attacks.updates.feature_maps import patches
 from lit_recon.attacks.updates.feature_maps.convolutions import find_convolutions
-from lit_recon.attacks.updates.feature_maps.layer_gradient import completed_rows, few_patches, observed_rows
+from lit_recon.attacks.updates.feature_maps.observed_rows import (
+    completed_rows,
+    enough_layers,
+    few_patches,
+    observed_rows,
+)
+from lit_recon.clients import Client
 from lit_recon.defenses import Defense, GradientDropout, GradientPruning
-from lit_recon.records import Observation
+from lit_recon.models import Backbone
+from lit_recon.models.classifiers.networks import Trunk
+from lit_recon.records import Knowledge, Normalization, Observation
 from tests.attacks.updates.feature_maps.patch_victims import victim
 
 NAME = "trunk.layers.3"
@@ -62,7 +71,7 @@ def test_a_few_zeros_are_those_of_noise(seen: Observation) -> None:
 def test_layers_with_too_many_patches_are_left_out(seen: Observation, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = next(one for one in find_convolutions(seen) if one.name == NAME)
     assert few_patches(layer, 10)
-    monkeypatch.setattr(layer_gradient, "_MOST_PATCHES", 100)
+    monkeypatch.setattr(module, "_MOST_PATCHES", 100)
     assert not few_patches(layer, 10)
 
 
@@ -73,7 +82,7 @@ def test_images_that_leave_too_much_are_not_certified(photographs: Tensor, monke
     towards = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
     for size, certified in ((1e-5, True), (1e-3, False)):
         near = images + size * towards
-        left = float(penalty.residual(near).detach()) / penalty.size  # 5e-10 and 5e-6 measured
+        left = penalty.judged.left(near)  # 5e-10 and 5e-6 measured
         assert (left < 1e-7) if certified else (left > 2e-6)
         [sure], _, _ = penalty.certificate(near, torch.zeros(1, dtype=torch.int64))
         assert bool(sure) is certified
@@ -140,7 +149,7 @@ def test_completed_rows_span_the_hidden_gradient(photographs: Tensor, defense: D
     outside = gradient - gradient @ basis.T @ basis
     assert float(outside.norm() / gradient.norm()) < 1e-4
     # on these columns true patches leave nothing, others do
-    truth = layer.patches(PatchMatching([NAME]).prepare(whole).passes(images)[0]).transpose(1, 2).flatten(0, 1)
+    truth = layer.patches(PatchMatching([NAME]).prepare(whole).judged.passes(images)[0]).transpose(1, 2).flatten(0, 1)
     assert float(completed.residual(truth)) < 1e-6
     assert float(completed.residual(random_patches(truth.shape[1]))) > 1
 
@@ -155,7 +164,7 @@ def test_nothing_is_completed_where_nothing_is_hidden_or_it_would_take_long(
     dropped = victim(photographs[:1, :, ::4, ::4].contiguous(), GradientDropout(0.5))
     rows = observed_rows(dropped, layer, 1)
     assert rows is not None
-    monkeypatch.setattr(layer_gradient, "_MOST_COMPLETED", 15)
+    monkeypatch.setattr(module, "_MOST_COMPLETED", 15)
     assert completed_rows(rows, dropped) is None
 
 
@@ -166,6 +175,39 @@ def test_searches_take_every_second_layer_of_a_size_and_no_shortcuts(seen: Obser
     narrow = replace(rows, layer=replace(layer, name="shortcut", kernel=(1, 1)))
     coarse = replace(rows, layer=replace(layer, name="coarse", places=4))
     named = [replace(rows, layer=replace(layer, name=name)) for name in ("first", "second", "third", "fourth")]
-    chosen = patches._enough_layers([narrow, named[0], coarse, *named[1:]])
+    chosen = enough_layers([narrow, named[0], coarse, *named[1:]])
     assert [one.layer.name for one in chosen] == ["first", "third", "coarse"]
-    assert patches._enough_layers([narrow]) == [narrow]
+    assert enough_layers([narrow]) == [narrow]
+
+
+class Deep(Trunk):
+    """A convolution at 64 places of an image of 8 x 8 pixels, and two at 16 places behind it."""
+
+    def __init__(self) -> None:
+        super().__init__((3, 8, 8), {})
+        self.out_features = 64 * 16
+        sizes = ((3, 24, 1), (24, 64, 1), (64, 64, 2), (64, 64, 1))
+        layers = [(nn.Conv2d(a, b, 3, stride=stride, padding=1), nn.ReLU()) for a, b, stride in sizes]
+        self.layers = nn.Sequential(*(one for pair in layers for one in pair))
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps: Tensor = self.layers(images).flatten(1)
+        return maps
+
+
+def test_rows_with_hidden_entries_are_left_out_where_two_layers_are_completed(
+    photographs: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = Backbone(Deep(), 5, Normalization((0.5,) * 3, (0.25,) * 3)).eval()
+    client = Client(model, "eval", GradientDropout(0.3))
+    image = photographs[:1, :, ::4, ::4].contiguous()
+    seen = client.observe(image, torch.tensor([1]), Knowledge(defense=True), torch.Generator().manual_seed(0))
+
+    def searched() -> list[tuple[str, bool]]:
+        return [(one.layer.name, one.observed is None) for one in PatchMatching().prepare(seen).searched.rows]
+
+    completed = [("trunk.layers.4", True), ("trunk.layers.6", True)]
+    assert searched() == completed
+    monkeypatch.setattr(patches, "_ENOUGH_LAYERS", 3)
+    assert searched() == [("trunk.layers.2", False), *completed]

@@ -21,31 +21,38 @@ from tests.attacks.updates.feature_maps.patch_victims import STD, attack, victim
     "defense", [GradientPruning(0.7), GradientDropout(0.6), None], ids=["pruned", "dropped", "none"]
 )
 def test_images_behind_hidden_entries(images: Tensor, defense: Defense | None) -> None:
-    result = attack(20)(victim(images[1:], defense))
+    result = attack(20, 1)(victim(images[1:], defense))
     assert float((result.images - images[1:]).square().mean().sqrt()) < 0.01
+    assert not any("random" in note or "match the gradient" in note for note in result.notes)
     assert result.certified is not None
     assert result.certified.all()
 
 
 def test_a_search_ends_once_the_gradients_are_explained(images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, penalty = [0], PatchPenalty.penalty
+    calls, solved_at, penalty = [0], [0], PatchPenalty.penalty
 
     def counted(self: PatchPenalty, candidates: Tensor, targets: Tensor, progress: float) -> Tensor:
         calls[-1] += 1
-        return penalty(self, candidates, targets, progress)
+        loss = penalty(self, candidates, targets, progress)
+        solved_at[-1] += self.ended(float(loss.detach()), 0.0)
+        return loss
 
     monkeypatch.setattr(PatchPenalty, "penalty", counted)
     seen = victim(images[1:], None)
     for solved in (1e-4, -1.0):
         calls.append(0)
+        solved_at.append(0)
         monkeypatch.setattr(patches, "_SOLVED", solved)
-        attack(40)(seen)
+        search = attack(40)
+        search.image_priors[0].weight = 1e-9
+        search(seen)
     assert calls[-2] < 0.7 * calls[-1], calls
+    assert solved_at[-2] == 2  # within an iteration, and once more for the result
 
 
 def test_a_search_that_is_stuck_ends_early(images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = victim(images[1:], None)
-    monkeypatch.setattr(patches, "_SOLVED", 1e-9)
+    monkeypatch.setattr(patches, "_SOLVED", -1.0)
     [whole] = attack(12).begin([seen]).finish()
     monkeypatch.setattr(patches, "_STUCK", 0.0)  # every search is
     [early] = attack(12).begin([seen]).finish()
@@ -87,10 +94,10 @@ def test_images_behind_the_token_layers_of_a_transformer(photographs: Tensor) ->
     client = Client(model, "eval", GradientDropout(0.3))
     seen = client.observe(image, torch.tensor([3]), Knowledge(defense=True), torch.Generator().manual_seed(0))
     penalty = PatchMatching().prepare(seen)
-    names = [rows.layer.name for rows in penalty.rows]
+    names = [rows.layer.name for rows in penalty.judged.rows]
     assert names == ["embed", *(f"blocks.layers.{block}.linear{i}" for block in (0, 1) for i in (1, 2))]
-    assert float(penalty.residual(image) / penalty.size) < 1e-12
-    assert float(penalty.residual(image.flip(3)) / penalty.size) > 1e-3
+    assert float(penalty.judged.left(image)) < 1e-12
+    assert float(penalty.judged.left(image.flip(3))) > 1e-3
     result = attack(20)(seen)
     assert float((result.images - image).square().mean().sqrt()) < 0.15  # 0.07 measured; 0.27 if flat
     assert result.certified is not None
@@ -143,7 +150,7 @@ def test_images_are_certified_that_leave_far_less_than_with_another_contrast(
     assert notes[1].startswith("image 1: not certified: with another brightness or contrast (RMSE 0.02)")
     # each image of a batch by itself
     both = PatchMatching().prepare(victim(images, GradientPruning(0.3)))
-    assert both._moved(images, [0]) != pytest.approx(both._moved(images, [1]), rel=0.01)
+    assert both._moved(both.judged, images, [0]) != pytest.approx(both._moved(both.judged, images, [1]), rel=0.01)
     monkeypatch.setattr(patches, "_DETERMINED", 1.0)
     assert penalty.certificate(near, label)[1]
 
@@ -159,7 +166,7 @@ def test_images_whose_contrast_the_batch_statistics_hide_are_not_certified(image
         assert final  # no other start would tell
         assert len(notes) == 1 + len(given)
     # in a batch the contrast of a single image is not hidden, only that of all together
-    each, together = penalty._moved(images, [0]), penalty._moved(images, [0, 1])
+    each, together = (penalty._moved(penalty.judged, images, numbers) for numbers in ([0], [0, 1]))
     assert each > 100 * together, (each, together)
 
 

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.attacks.updates import PatchMatching
+from lit_recon.attacks.updates.feature_maps import patches
 from lit_recon.attacks.updates.feature_maps.input_map import likely_contrast
 from lit_recon.attacks.updates.feature_maps.patches import PatchPenalty
+from lit_recon.clients import Client
 from lit_recon.defenses import (
     DPSGD,
     Chain,
@@ -22,8 +24,10 @@ from lit_recon.defenses import (
     PercentilePrivacy,
 )
 from lit_recon.errors import ConfigError, UnsupportedModelError
-from lit_recon.records import Knowledge
+from lit_recon.models import Backbone
+from lit_recon.records import Knowledge, Normalization, Reconstruction
 from tests.attacks.updates.feature_maps.patch_victims import STD, victim
+from tests.attacks.updates.feature_maps.test_matching import Shallow
 
 #: Clips 5 % and 20 % of the entries of the convolution's gradient, with running and with batch statistics.
 GAMMA = 0.05
@@ -31,13 +35,13 @@ GAMMA = 0.05
 
 def misfit(penalty: PatchPenalty, images: Tensor) -> Tensor:
     """The residual in units of the noise."""
-    return penalty.residual(images) / penalty.stds[1] ** 2
+    return penalty.judged.residual(images) / penalty.stds[1] ** 2
 
 
 def by_least_squares(penalty: PatchPenalty, images: Tensor) -> float:
     """The misfit with the most likely derivatives in the outputs, found by a library."""
     total = 0.0
-    for rows, given in zip(penalty.rows, penalty.passes(images), strict=True):
+    for rows, given in zip(penalty.judged.rows, penalty.judged.passes(images), strict=True):
         layer = rows.layer
         columns = nn.functional.unfold(given, layer.kernel, padding=layer.padding, stride=layer.stride).double()
         spanning = columns.transpose(1, 2).flatten(0, 1).T
@@ -95,10 +99,10 @@ def test_misfit_of_observed_entries_is_zero_at_the_truth_alone(images: Tensor, d
     assert penalty.partial
     assert penalty.noise is None
     with torch.no_grad():
-        assert float(penalty.residual(images[:1])) < 1e-9 * penalty.size  # at most 8e-11 measured
+        assert float(penalty.judged.residual(images[:1])) < 1e-9 * penalty.judged.squares  # at most 8e-11 measured
         elsewhere = float(misfit(penalty, images[1:]))
         assert elsewhere == pytest.approx(by_least_squares(penalty, images[1:]), rel=1e-4)
-        assert float(penalty.residual(images[1:])) > 0.05 * penalty.size  # at least 0.17 measured
+        assert float(penalty.judged.residual(images[1:])) > 0.05 * penalty.judged.squares  # at least 0.17 measured
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -106,8 +110,8 @@ def test_excluded_variables_matter_only_to_the_layers_they_are_of(images: Tensor
     for names in ("^head", r"layers\.0"):
         penalty = PatchMatching().prepare(victim(images[:1], ExcludedVariables(names), known))
         with torch.no_grad():
-            assert float(penalty.residual(images[:1])) < 1e-9 * penalty.size
-            assert float(penalty.residual(images[1:])) > 0.05 * penalty.size
+            assert float(penalty.judged.residual(images[:1])) < 1e-9 * penalty.judged.squares
+            assert float(penalty.judged.residual(images[1:])) > 0.05 * penalty.judged.squares
     with pytest.raises(UnsupportedModelError, match="too few entries of the gradients are left: 0 equations"):
         PatchMatching().prepare(victim(images[:1], ExcludedVariables("layers"), known))
 
@@ -115,7 +119,7 @@ def test_excluded_variables_matter_only_to_the_layers_they_are_of(images: Tensor
 @pytest.mark.parametrize("defense", [GaussianNoise(0.01), GradientPruning(0.7)], ids=["noise", "pruned"])
 def test_penalty_is_differentiable(images: Tensor, defense: Defense) -> None:
     penalty = PatchMatching().prepare(victim(images[:1], defense))
-    for inputs in penalty.passes._inputs:
+    for inputs in penalty.judged.passes._inputs:
         vars(inputs).update(vars(inputs.doubled()))
     start = (0.9 * images[:1] + 0.05).double().requires_grad_()
     (slope,) = torch.autograd.grad(misfit(penalty, start), start)
@@ -191,3 +195,53 @@ def test_layers_that_do_not_fit(photographs: Tensor, images: Tensor) -> None:
             PatchMatching(**settings)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="but not on maps or patches"):
         PatchMatching().prepare(seen).condition(torch.zeros(1))
+
+
+class Normed(Shallow):
+    """With a BatchNorm behind the convolution whose gradient gives its input away."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 64)
+        self.layers.append(nn.BatchNorm2d(64))
+
+
+def misplaced(penalty: PatchPenalty, *batch: Tensor) -> list[bool] | None:
+    found = penalty.misplaced(Reconstruction(torch.stack(batch), torch.zeros(len(batch), dtype=torch.int64), 0.0))
+    return None if found is None else [bool(one) for one in found]
+
+
+def test_images_outside_the_span_and_repeated_ones_are_misplaced(
+    images: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    penalty = PatchMatching().prepare(victim(images, None))
+    assert misplaced(penalty, *images) == [False, False]
+    assert misplaced(penalty, images[1], images[0] + 0.005) == [False, False]
+    assert misplaced(penalty, images[0], images[1].flip(2)) == [False, True]
+    assert misplaced(penalty, images[0], images[0] + 0.005) == [False, True]
+    monkeypatch.setattr(patches, "completed_rows", lambda *_: None)
+    masked = PatchMatching().prepare(victim(images, GradientDropout(0.3)))
+    assert masked.partial
+    assert misplaced(masked, *images) is None
+
+
+def test_statistics_of_the_batch_take_the_mean_patch_out_of_the_span(
+    images: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    client = Client(Backbone(Normed(), 5, Normalization((0.5,) * 3, (0.25,) * 3)), "train")
+    seen = client.observe(images, torch.tensor([0, 1]), Knowledge(), torch.Generator().manual_seed(0))
+    penalty = PatchMatching().prepare(seen)
+    assert misplaced(penalty, *images) == [False, False]
+    assert misplaced(penalty, images[0], images[1].flip(2)) != [False, False]
+    monkeypatch.setattr(patches, "coupled", lambda _: False)
+    assert misplaced(penalty, *images) != [False, False]
+
+
+def test_images_that_go_on_do_so_without_more_noise_and_further(images: Tensor) -> None:
+    penalty = PatchMatching().prepare(victim(images, None))
+    near, mirrored = (Reconstruction(x, torch.zeros(2), 0.0) for x in (images + 0.001, images.flip(2)))
+    closer = penalty.for_further_start(near, True)
+    assert closer.prior_share(0.0) < 1e-6 < penalty.prior_share(0.0)
+    assert closer.enough == pytest.approx(0.1 * penalty.searched.left(near.images))
+    assert penalty.for_further_start(near, False) is penalty
+    assert penalty.for_further_start(mirrored, True) is penalty

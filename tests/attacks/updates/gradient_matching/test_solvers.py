@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lit_recon.attacks.updates import LBFGS, Adam, CosineDecay, Solver, StepDecay
+from lit_recon.attacks.updates.gradient_matching.solvers import Ended
 from lit_recon.errors import ConfigError
 
 
@@ -42,6 +43,26 @@ def test_solvers_find_the_minimum_of_a_quadratic(solver: Solver) -> None:
     for t in range(400):
         solver.step(optimizer, variables, ("pixels",), t / 400, evaluate)
     torch.testing.assert_close(variables["pixels"].detach(), wanted, atol=2e-3, rtol=0)
+
+
+def test_an_iteration_ends_where_the_loss_says_so() -> None:
+    variables, losses = {"pixels": torch.ones(3, requires_grad=True)}, []
+    curvature = torch.tensor([1.0, 10.0, 100.0])
+
+    def evaluate(enough: float) -> torch.Tensor:
+        pixels = variables["pixels"]
+        loss = (curvature * pixels.square()).sum()
+        (pixels.grad,) = torch.autograd.grad(loss, pixels)
+        losses.append(loss.item())
+        if losses[-1] <= enough:
+            raise Ended
+        return loss.detach()
+
+    solver = LBFGS(inner=50)
+    solver.step(solver.optimizer(variables), variables, ("pixels",), 0.0, lambda: evaluate(0.5))
+    assert losses[-1] <= 0.5 < min(losses[:-1])
+    assert losses[-1] > 1e-3  # a whole iteration would end at 1e-12
+    assert float((curvature * variables["pixels"].detach().square()).sum()) == pytest.approx(losses[-1])
 
 
 def test_only_named_variables_are_signed() -> None:

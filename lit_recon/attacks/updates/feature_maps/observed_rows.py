@@ -1,20 +1,22 @@
-"""The gradient of a layer's weights: as a function of its input, behind which everything is known; and observed rows.
-
-It is the sum over examples and positions of the derivative in the output times the input patch. A norm with statistics
-of the batch or of the example makes that derivative depend on the input.
-"""
+"""Rows of the gradients of layers' weights, and the patches that explain them."""
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lit_recon.attacks.updates.feature_maps.completion import CompletedMatrix, complete
 from lit_recon.attacks.updates.feature_maps.convolutions import Convolution, TokenLayer, hidden_entries
+from lit_recon.attacks.updates.feature_maps.input_map import Passes, coupled
 from lit_recon.attacks.updates.gradient_matching.parametrizations import cosines
+from lit_recon.attacks.updates.noise import edge
 from lit_recon.clients import LocalSteps
 from lit_recon.clients.aggregate import one_client
 from lit_recon.records import Observation
@@ -33,7 +35,8 @@ _ROW_RIDGE, _REFINEMENTS = 3e-6, 2
 #: Largest number of patches in a batch, and the least number of observed entries per patch.
 _MOST_PATCHES, _PER_PATCH = 1024, 1.3
 #: Zeros that count as observed: this share of all entries, and in weights that moved this multiple of the entries that
-#: are no larger than the spacing of floating-point numbers there.
+#: are no larger than the spacing of floating-point numbers there; and singular values, as a multiple of the largest of
+#: rounding errors, that are not theirs.
 _CHANCE, _ROUNDED = 1e-4, 2.0
 #: Rows with hidden entries: at most and at least this many of a layer, and multiplications for them per image.
 _MOST_ROWS, _LEAST_ROWS, _COST = 128, 4, 3.5e7
@@ -42,148 +45,54 @@ _MOST_COMPLETED = 16
 
 
 @dataclass(frozen=True)
-class Statistics:
-    """Mean and variance by which a norm divides: of the batch, or per example over `groups` groups of channels.
-
-    Attributes:
-        groups: of channels; None for statistics of the batch, with one group per channel.
-        eps: added to the variance.
-    """
-
-    groups: int | None
-    eps: float
-
-    def mean(self, values: Tensor) -> Tensor:
-        """Of `values (n, c, h, w)`, such that it can be subtracted from them."""
-        if self.groups is None:
-            return values.mean((0, 2, 3), keepdim=True)
-        n, c = values.shape[:2]
-        means = values.reshape(n, self.groups, -1).mean(2)
-        return means.repeat_interleave(c // self.groups, 1)[:, :, None, None]
-
-    def normalized(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalized outputs of the convolution, and the factor that normalizes them."""
-        centred = outputs - self.mean(outputs)
-        factor = (self.mean(centred.square()) + self.eps).rsqrt()
-        return centred * factor, factor
-
-    def backward(self, outputs: Tensor, derivative: Tensor) -> Tensor:
-        """Derivative in the convolution's outputs from that in their normalized values; symmetric in the latter."""
-        normalized, factor = self.normalized(outputs)
-        return factor * (derivative - self.mean(derivative) - normalized * self.mean(derivative * normalized))
-
-    def change(self, outputs: Tensor, derivative: Tensor, moved: Tensor) -> Tensor:
-        """First-order change of `backward` when the outputs move."""
-        normalized, factor = self.normalized(outputs)
-        turned = self.backward(outputs, moved)
-        inner = turned * self.mean(derivative * normalized) + normalized * self.mean(derivative * turned)
-        return -factor * (self.mean(normalized * moved) * self.backward(outputs, derivative) + inner)
-
-    def change_transposed(self, outputs: Tensor, derivative: Tensor, other: Tensor) -> Tensor:
-        """The transpose of `change` in `moved`."""
-        normalized, factor = self.normalized(outputs)
-        inner = other * self.mean(derivative * normalized) + derivative * self.mean(normalized * other)
-        stretched = normalized * self.mean(self.backward(outputs, derivative) * other)
-        return -factor * (stretched + self.backward(outputs, inner))
-
-
-@dataclass(frozen=True)
-class Known:
-    """What is known about one convolution.
-
-    Attributes:
-        layer: the convolution.
-        weight, bias: its parameters; the bias is None or `(channels,)`.
-        gradient: observed, of its weight.
-        derivative: of the loss in its output or, with `statistics`, in the normalized output; `(n, channels, h, w)`.
-        statistics: of the norm behind; None where there is none, or one with fixed statistics.
-    """
-
-    layer: Convolution
-    weight: Tensor
-    bias: Tensor | None
-    gradient: Tensor
-    derivative: Tensor
-    statistics: Statistics | None
-
-    def outputs(self, maps: Tensor) -> Tensor:
-        return nn.functional.conv2d(maps, self.weight, self.bias, self.layer.stride, self.layer.padding)
-
-    def backward(self, maps: Tensor, derivative: Tensor) -> Tensor:
-        """Derivative in the output for input maps."""
-        return derivative if self.statistics is None else self.statistics.backward(self.outputs(maps), derivative)
-
-    def patches(self, maps: Tensor) -> Tensor:
-        """`(n, c kernel, places)`."""
-        return self.layer.patches(maps)
-
-    def predicted(self, maps: Tensor) -> Tensor:
-        """The weight's gradient for input maps, differentiable in them."""
-        derivative = self.backward(maps, self.derivative)
-        return torch.einsum("nop,nkp->ok", derivative.flatten(2), self.patches(maps)).view_as(self.weight)
-
-    @property
-    def taps(self) -> int:
-        return self.layer.kernel[0] * self.layer.kernel[1]
-
-
-class Linearized:
-    """The linear part of a convolution's weight gradient at input maps, as equations, and its transpose."""
-
-    def __init__(self, known: Known, maps: Tensor) -> None:
-        self.known, self.patches = known, known.patches(maps)
-        self.outputs = known.outputs(maps)
-        self.derivative = known.backward(maps, known.derivative)
-
-    def __call__(self, change: Tensor) -> Tensor:
-        one = self.known
-        inner = nn.functional.conv2d(change, one.weight, None, one.layer.stride, one.layer.padding)
-        found = torch.einsum("nop,nkp->ok", self.derivative.flatten(2), one.patches(change))
-        if one.statistics is not None:
-            turned = one.statistics.change(self.outputs, one.derivative, inner)
-            found = found + torch.einsum("nop,nkp->ok", turned.flatten(2), self.patches)
-        return rows_of(found.view_as(one.weight))
-
-    def transposed(self, rows: Tensor) -> Tensor:
-        one = self.known
-        kernels = rows_to_kernels(rows, one.layer.channels)
-        patches = torch.einsum("ok,nop->nkp", kernels, self.derivative.flatten(2))
-        if one.statistics is not None:
-            inner = torch.einsum("ok,nkp->nop", kernels, self.patches).view_as(self.outputs)
-            turned = one.statistics.change_transposed(self.outputs, one.derivative, inner)
-            patches = patches + torch.einsum("ok,nop->nkp", one.weight.flatten(1), turned.flatten(2))
-        geometry = {"kernel_size": one.layer.kernel, "padding": one.layer.padding, "stride": one.layer.stride}
-        return nn.functional.fold(patches, one.layer.shape[1:], **geometry)
-
-
-def rows_of(tensor: Tensor) -> Tensor:
-    """Gradients `(channels, c, rows, columns)` as equations `(channels kernel, c)`."""
-    return tensor.permute(0, 2, 3, 1).flatten(0, 2)
-
-
-def rows_to_kernels(rows: Tensor, channels: int) -> Tensor:
-    """Equations `(channels kernel, c)` as `(channels, c kernel)`, the order of patches."""
-    return rows.reshape(channels, -1, rows.shape[1]).transpose(1, 2).flatten(1)
-
-
-@dataclass(frozen=True)
-class ObservedRows:
-    """Rows of the gradient of a layer's weights.
+class LayerRows(ABC):
+    """Rows to which the patches of candidates in front of a layer are matched.
 
     Attributes:
         layer: a convolution, or a linear layer of tokens.
         values: `(rows, c k k)`; zero where nothing was observed.
         observed: `(rows, c k k)` bool; None: everything.
-        patches: number of patches in the batch, in all passes.
-        passes: number of passes that every image is used in, one after the other.
-        ridge: on differences between these passes.
-        columns: indices of the columns that values have; None: all.
+        patches: number of patches that are matched.
     """
 
     layer: Layer
     values: Tensor
     observed: Tensor | None
     patches: int
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """Number of matched entries."""
+
+    @property
+    @abstractmethod
+    def squares(self) -> float:
+        """The largest residual that patches can leave."""
+
+    @abstractmethod
+    def residual(self, patches: Tensor, held: bool = False) -> Tensor:
+        """What patches `(patches, c k k)` leave, a sum of squares; differentiable once."""
+
+    def outside(self, patches: Tensor) -> Tensor:
+        """Squared distances `(m,)` of patches from the span of rows without hidden entries, relative to their mean."""
+        own = patches.double()
+        basis = torch.linalg.qr(self.values.to(own).T)[0]
+        shares: Tensor = (own - (own @ basis) @ basis.T).square().sum(1) / own.square().sum(1).mean()
+        return shares
+
+
+@dataclass(frozen=True)
+class ObservedRows(LayerRows):
+    """Rows of the gradient of a layer's weights, which patches have to explain.
+
+    Attributes:
+        patches: number of patches in the batch, in all passes.
+        passes: number of passes that every image is used in, one after the other.
+        ridge: on differences between these passes.
+        columns: indices of the columns that values have; None: all.
+    """
+
     passes: int = 1
     ridge: float = _ALIKE
     columns: Tensor | None = None
@@ -192,6 +101,11 @@ class ObservedRows:
     def count(self) -> int:
         """Number of observed entries."""
         return self.values.numel() if self.observed is None else int(self.observed.sum())
+
+    @property
+    def squares(self) -> float:
+        """Sum of the squares of the observed entries."""
+        return float(self.values.square().sum())
 
     @property
     def equations(self) -> int:
@@ -215,6 +129,9 @@ class ObservedRows:
         if orthonormal:
             rows /= (squares + _SHORT**2 * squares[-1]).sqrt()[:, None]
         return replace(self, values=rows.to(self.values))
+
+    def outside(self, patches: Tensor) -> Tensor:
+        return super().outside(patches if self.columns is None else patches[:, self.columns])
 
     def residual(self, patches: Tensor, held: bool = False) -> Tensor:
         """Sum of the squares of what rows `(patches, c k k)` leave of the observed entries; differentiable once.
@@ -275,6 +192,97 @@ class ObservedRows:
         columns = self.observed.shape[1]
         places = torch.where(self.observed, torch.arange(columns, device=self.observed.device), columns)
         return places.sort(dim=1)[0][:, : int(self.observed.sum(1).max())]
+
+
+@dataclass(frozen=True)
+class FirstStepSpan(LayerRows):
+    """Orthonormal rows in whose span patches lie, besides others, such as those of later local steps.
+
+    Attributes:
+        patches: number of those that lie in it.
+        centred: number of groups of as many patches of which the span has only the differences from their mean, as
+            behind statistics of a batch; 0: it has all of them.
+    """
+
+    centred: int = 0
+
+    @classmethod
+    def of(cls, rows: ObservedRows, patches: int, centred: int, least: float) -> FirstStepSpan:
+        """The span of rows without hidden entries, but for directions with singular values up to `least`.
+
+        Directions of rounding errors and weak ones of later steps make searches end in local minima.
+        """
+        exact = rows.condensed(False).values.double()
+        lengths = exact.norm(dim=1)
+        chosen = exact[lengths > max(least, _SHORT * float(lengths.max()))]
+        basis = torch.linalg.qr(chosen.T)[0].T.contiguous()
+        return cls(rows.layer, basis.to(rows.values), None, patches - centred, centred)
+
+    @property
+    def count(self) -> int:
+        """Number of entries of the patches."""
+        return self.patches * self.values.shape[1]
+
+    @property
+    def squares(self) -> float:
+        return float(self.patches)
+
+    def residual(self, patches: Tensor, held: bool = False) -> Tensor:
+        """Sum of the squared sines of the angles between the span of patches and that of the rows; differentiable once.
+
+        Of an orthonormal basis of the patches' span, it is what lies outside the other one.
+        """
+        if self.centred:
+            groups = patches.view(self.centred, -1, patches.shape[1])
+            patches = (groups - groups.mean(1, keepdim=True))[:, :-1].flatten(0, 1)
+        with torch.no_grad():
+            exact = patches.double()
+            gram = exact @ exact.T
+            size = gram.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny)
+            factor = torch.linalg.cholesky(gram + _RIDGE * size * torch.eye(len(gram)).to(gram))
+            basis = torch.linalg.solve_triangular(factor, exact, upper=False).to(patches)
+            rows = self.values.to(patches)
+            outside = torch.addmm(basis, basis @ rows.T, rows, alpha=-1)
+            turned = torch.addmm(outside, outside @ basis.T, basis, alpha=-1)
+            slope = 2.0 * torch.linalg.solve_triangular(factor.T, turned.double(), upper=True).to(patches)
+        residual: Tensor = outside.square().sum() + (slope * (patches - patches.detach())).sum()
+        return residual
+
+
+Rows_co = TypeVar("Rows_co", bound=LayerRows, covariant=True)
+
+
+@dataclass(frozen=True)
+class MatchedRows(Generic[Rows_co]):
+    """Rows of several layers, and the forward passes that give the patches of candidate images.
+
+    Attributes:
+        rows: of each layer.
+        passes: with the inputs of these layers, in the same order.
+    """
+
+    rows: tuple[Rows_co, ...]
+    passes: Passes
+
+    @cached_property
+    def squares(self) -> float:
+        """The largest residual that images can leave: of observed entries, the sum of their squares."""
+        return sum(one.squares for one in self.rows)
+
+    def patches(self, images: Tensor) -> list[Tensor]:
+        """Patches `(places of all images in all passes, c k k)` of images `(n, c, h, w)` in front of the layers."""
+        pairs = zip(self.rows, self.passes(images), strict=True)
+        return [one.layer.patches(maps).transpose(1, 2).flatten(0, 1) for one, maps in pairs]
+
+    def residual(self, images: Tensor, held: bool = False) -> Tensor:
+        """Sum of the squares that the patches of images leave of the rows; `held`: see `ObservedRows.residual`."""
+        pairs = zip(self.rows, self.patches(images), strict=True)
+        return torch.stack([one.residual(own, held) for one, own in pairs]).sum()
+
+    def left(self, images: Tensor) -> float:
+        """The share of the squares of the rows that the patches of images leave."""
+        with torch.no_grad():
+            return float(self.residual(images)) / self.squares
 
 
 def completed_rows(rows: ObservedRows, observation: Observation) -> ObservedRows | None:
@@ -344,3 +352,36 @@ def observed_rows(observation: Observation, layer: Layer, n_examples: int) -> Ob
     order = counts.argsort(descending=True)[:most]
     chosen = order[counts[order] > _PER_PATCH * patches]
     return ObservedRows(layer, gradient[chosen], gradient[chosen] != 0, patches) if len(chosen) >= _LEAST_ROWS else None
+
+
+def enough_layers(rows: Sequence[ObservedRows]) -> list[ObservedRows]:
+    """Of more than two layers with as many places every second one, from the first: neighbours tell nearly the same.
+
+    Patches of single places, as of shortcuts, say little, but would count as much as others; without others they stay.
+    """
+    wide = [one for one in rows if isinstance(one.layer, TokenLayer) or math.prod(one.layer.kernel) > 1]
+    alike: dict[int, list[ObservedRows]] = {}
+    for one in wide or rows:
+        alike.setdefault(one.layer.places, []).append(one)
+    return [one for group in alike.values() for one in (group[::2] if len(group) > 2 else group)]
+
+
+def spans_of_first_step(rows: Sequence[ObservedRows], observation: Observation) -> list[FirstStepSpan]:
+    """The spans of layers' gradients that hold the patches of the first local step of all images; empty: none do.
+
+    The update is the sum over steps of derivatives times patches. Its rows span those of every step as long as there
+    are no more of them together than rows, whatever the rate: no other weights need to be known than the first ones.
+    """
+    rule, clients = one_client(observation.operator)
+    if not isinstance(rule, LocalSteps) or rule.optimizer != "sgd" or rule.batches > 1:
+        return []
+    centred, spans = clients if coupled(observation) else 0, []
+    for one in rows:
+        if one.observed is None and one.patches <= len(one.values):
+            name = f"{one.layer.name}.weight"
+            change = rule.least_change(name, observation.parameters[name]).square().mean().sqrt()
+            rounding = float(change) / (12 * rule.steps) ** 0.5 * edge(*one.values.shape)
+            found = FirstStepSpan.of(one, one.layer.places * observation.n_examples, centred, _ROUNDED * rounding)
+            if len(found.values) >= found.patches:
+                spans.append(found)
+    return spans

@@ -71,7 +71,9 @@ class Script:
         given = [str(path), *map(str, arguments)]
         variables = dict(os.environ if environment is None else environment)
         where = str(Path.cwd() if cwd is None else cwd)
-        self._process = _CONTEXT.Process(target=_run, args=(given, where, variables, self._files, signalled), daemon=True)
+        self._process = _CONTEXT.Process(
+            target=_run, args=(given, where, variables, self._files, signalled), daemon=True
+        )
         self._process.start()
 
     @property

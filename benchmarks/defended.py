@@ -3,9 +3,10 @@
     python -m benchmarks.defended --data.root DIR --checkpoint FILE [--kinds prune drop] [--cells "prune 0.9/1/eval"]
 
 Every cell has its own draws of test images of CIFAR-10. The kinds of defenses have records of their own, so that
-several processes can share the work. The kind `bound` is no defense: it is the Cramer-Rao bound for Gaussian noise and
-for DP-SGD. The attacks are those of `configs/attack/feature_maps.yaml` but for the last: the deep image prior that they
-make way to is no part of this table.
+several processes can share the work. The kinds `bound` and `bound_masks` are no defenses: they are the Cramer-Rao bound
+for Gaussian noise and for DP-SGD, and what updates without noise leave undetermined. The attacks are those of
+`configs/attack/feature_maps.yaml` but for the last: the deep image prior that they make way to is no part of this
+table.
 """
 
 from __future__ import annotations
@@ -28,7 +29,16 @@ from benchmarks.certificates import Attacked, Cell, attacks_of, drawn, summary
 from benchmarks.record import Record, Row
 from lit_recon.attacks.base import Attack
 from lit_recon.attacks.updates import FirstApplicable
-from lit_recon.bounds import GaussianPrior, NetworkJacobian, Rounding, cramer_rao, van_trees
+from lit_recon.bounds import (
+    GaussianPrior,
+    NetworkJacobian,
+    Rounding,
+    SampledJacobian,
+    cramer_rao,
+    remaining,
+    unknown_basis,
+    van_trees,
+)
 from lit_recon.clients.gradient import GradientOperator, pure_copy
 from lit_recon.clients.settings import ClientSettings, LocalTraining
 from lit_recon.data import ImageSet
@@ -59,8 +69,8 @@ DEFENSES: dict[str, dict[str, Defense]] = {
 }
 #: The client's BatchNorm mode `train` where the attacker also has the statistics of its batch, as in Liu et al. 2025.
 KNOWN = "train, statistics known"
-#: The kind of the bound.
-BOUND = "bound"
+#: The kinds of the bound: with noise, and without.
+BOUND, BOUND_MASKS = "bound", "bound_masks"
 
 
 @dataclass(frozen=True)
@@ -101,15 +111,20 @@ def measure(model: Backbone, private: ImageSet, attack: Attack, defense: Defense
     return {"images": cell.batch * cell.draws, **summary(batches)}
 
 
+def linearized(model: Backbone, image: Tensor, label: Tensor) -> tuple[NetworkJacobian, Round]:
+    """The Jacobian of the undefended gradient, and the round of its client."""
+    weights, batch = Weights.of(model), Batch(image, label)
+    jacobian = NetworkJacobian(pure_copy(model, "eval"), weights, batch, cross_entropy)
+    return jacobian, Round(batch, partial(GradientOperator(model, "eval"), weights))
+
+
 def bounds(model: Backbone, image: Tensor, label: Tensor) -> Row:
     """The Cramer-Rao errors of one image `(1, 3, 32, 32)` behind noise and DP-SGD, without and with a prior."""
     started = time.process_time()
-    network, weights = pure_copy(model, "eval"), Weights.of(model)
-    jacobian = NetworkJacobian(network, weights, Batch(image, label), cross_entropy)
+    jacobian, round_ = linearized(model, image, label)
     gram = jacobian.gram()
     size = Rounding.of(gram, jacobian.rounding()).size / float(gram.trace())
     prior = GaussianPrior.isotropic(len(gram), PIXEL_VARIANCE)
-    round_ = Round(jacobian.batch, partial(GradientOperator(model, "eval"), weights))
     defenses = DEFENSES["noise"] | DEFENSES["dpsgd"]
     found: dict[str, list[float]] = {"cramer_rao": [], "van_trees": []}
     for defense in defenses.values():
@@ -121,12 +136,42 @@ def bounds(model: Backbone, image: Tensor, label: Tensor) -> Row:
     return {"defenses": list(defenses), **found, "seconds": round(time.process_time() - started, 1)}
 
 
+def masked_bounds(model: Backbone, image: Tensor, label: Tensor) -> Row:
+    """The directions of one image `(1, 3, 32, 32)` that updates without noise leave unknown, and their error.
+
+    The error is that which the prior of `bounds` leaves if all other directions are known exactly. Most defenses are
+    settled by some of the entries; `every_entry` says for which ones these leave directions open, so that all count.
+    """
+    started = time.process_time()
+    jacobian, round_ = linearized(model, image, label)
+    sampled = SampledJacobian(jacobian)
+    prior = GaussianPrior.isotropic(jacobian.n_inputs, PIXEL_VARIANCE)
+    defenses = {
+        name: one for kind in ("none", "drop", "prune", "prune_tensor", "clip") for name, one in DEFENSES[kind].items()
+    }
+    found: dict[str, list[float]] = {"unknown": [], "with_prior": [], "every_entry": []}
+    for defense in defenses.values():
+        information = defense.released_information(sampled, round_, 1.0, ClientSettings().generator(0)).information
+        unknown = unknown_basis(information, sampled.rounding(information))
+        every = unknown.numel() > 0
+        if every:
+            information = defense.released_information(jacobian, round_, 1.0, ClientSettings().generator(0)).information
+            gram = jacobian.computed
+            size = Rounding.of(gram, jacobian.rounding()).size / float(gram.trace())
+            unknown = unknown_basis(information, size * float(information.trace()))
+        found["unknown"].append(unknown.shape[1])
+        found["with_prior"].append(float(f"{remaining(unknown, prior).rmse:.3g}"))
+        found["every_entry"].append(every)
+    return {"defenses": list(defenses), **found, "seconds": round(time.process_time() - started, 1)}
+
+
 def main() -> None:
     """Measure, print and record."""
+    kinds = [*DEFENSES, BOUND, BOUND_MASKS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data.root", dest="root", required=True, help="folder of CIFAR-10")
     parser.add_argument("--checkpoint", type=Path, required=True, help="a ResNet-18 that was trained on CIFAR-10")
-    parser.add_argument("--kinds", nargs="+", choices=[*DEFENSES, BOUND], default=[*DEFENSES, BOUND])
+    parser.add_argument("--kinds", nargs="+", choices=kinds, default=kinds)
     parser.add_argument("--cells", nargs="+", help="names as in the example above; default: all")
     parser.add_argument("--pool", choices=get_args(Pool), default="evaluation", help="of the attacked images")
     parser.add_argument("--threads", type=int, default=1)
@@ -137,13 +182,15 @@ def main() -> None:
     model = load_backbone(arguments.checkpoint).model
     settings = {key: value for key, value in vars(arguments).items() if key != "kinds"}
     attack = FirstApplicable(attacks_of("feature_maps")[:-1])
-    if BOUND in arguments.kinds:
-        draws = drawn(private.labels, Cell(BOUND, 1, "eval", "distinct", 2))
-        with Record("bound_noise", settings, arguments.pool) as record:
+    draws = drawn(private.labels, Cell(BOUND, 1, "eval", "distinct", 2))
+    for kind, name, measured in ((BOUND, "bound_noise", bounds), (BOUND_MASKS, BOUND_MASKS, masked_bounds)):
+        if kind not in arguments.kinds:
+            continue
+        with Record(name, settings, arguments.pool) as record:
             for number, ids in enumerate(draws):
-                one = partial(bounds, model, private.pixels(ids), private.labels[ids])
+                one = partial(measured, model, private.pixels(ids), private.labels[ids])
                 record.measure({"image": number}, one)
-    for kind in (kind for kind in arguments.kinds if kind != BOUND):
+    for kind in (kind for kind in arguments.kinds if kind in DEFENSES):
         with Record(f"defended_{kind}", settings, arguments.pool) as record:
             for cell in cells(kind):
                 if not arguments.cells or cell.name in arguments.cells:

@@ -1,6 +1,6 @@
 """The measured numbers of README.md and the pages of docs/, read from the records that hold them."""
 
-from benchmarks.docs import audits, fidelity, fuzzing, released, reliability, speed, study, trainset, updates
+from benchmarks.docs import audits, defended, fidelity, fuzzing, released, reliability, speed, study, trainset, updates
 from benchmarks.docs.figures import Figures
 from benchmarks.docs.marks import Page, examine
 from benchmarks.docs.tables import make
@@ -9,6 +9,7 @@ from benchmarks.record import ROOT
 __all__ = [
     "PAGES",
     "audits",
+    "defended",
     "examine_pages",
     "fidelity",
     "fuzzing",

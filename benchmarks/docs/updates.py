@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -133,61 +132,6 @@ def maps_defended(record: Content) -> str:
     )
 
 
-@table("defended", "all defended_**", "bound_noise")
-def defended(records: list[Content], bound: Content) -> str:
-    """Errors of all images behind a defense, certified ones, bounds, and the figure of Liu et al. for their attack."""
-    rows = []
-    # a cell that was measured again counts once
-    newest, networks = {}, {}
-    for record in sorted(records, key=lambda record: str(record["created"])):
-        for row in record["rows"]:
-            key = (row["defense"], row["batch"], row["batch_norm"])
-            newest[key], networks[key] = row, record["files"].get("checkpoint")
-    [(usual, _)] = Counter(networks.values()).most_common(1)
-    for _, row in sorted(newest.items()):
-        errors = row["rmse"]
-        rows.append(
-            [
-                row["defense"],
-                row["batch_norm"],
-                str(row["batch"]),
-                f"{len(errors)} of {row['images']}",
-                shown(statistics.median(errors) if errors else None),
-                shown(max(errors, default=None)),
-                _certificates(row),
-                _bound(row, bound),
-                _of_liu(row["defense"]),
-                shown(row["seconds"]["median"], ".0f"),
-            ]
-        )
-    header = ["defense", "BatchNorm", "batch", "attacked", "median RMSE", "largest RMSE", "certified, of them wrong"]
-    sums = [sum(row[key] for row in newest.values()) for key in ("draws", "images", "certified", "certified_and_wrong")]
-    total = "In all {} draws of {} images: {} images are certified, {} of them wrong.".format(*sums)
-    lines = markdown([*header, "bound", "Liu et al. 2025, their attack", "seconds of a batch"], rows)
-    others = [", ".join(map(str, key)) for key, network in sorted(networks.items()) if network != usual]
-    others += ["the bound"] * (bound["files"].get("checkpoint") != usual)
-    apart = f" Of another network, which the same training made: {'; '.join(others)}." if others else ""
-    return f"{lines}\n\n{total}{apart}"
-
-
-def _bound(row: Row, record: Content) -> str:
-    """The Cramer-Rao errors with a prior of single images behind the row's noise, least and largest; or nothing."""
-    names = record["rows"][0]["defenses"]
-    if row["defense"] not in names or (row["batch"], row["batch_norm"]) != (1, "eval"):
-        return ""
-    number = names.index(row["defense"])
-    return " to ".join(_extremes([float(one["van_trees"][number]) for one in record["rows"]]))
-
-
-def _of_liu(name: str) -> str:
-    """The figure of table 4 for a defense such as `prune 0.9`; empty where there is none."""
-    kind, _, strength = name.partition(" ")
-    grid = configuration("evaluate/liu2025_table4.yaml")
-    known = {"drop": "dropout"}.get(kind, kind)
-    strengths = [f"{value:g}" for value in grid["defenses"].get(known, {}).get("values", [])]
-    return str(grid["paper"]["values"]["liu2025"][known][strengths.index(strength)]) if strength in strengths else ""
-
-
 @table("smooth", "all smooth**")
 def smooth(records: list[Content]) -> str:
     """Errors behind smooth activations, beside those of gradient matching for as long."""
@@ -202,7 +146,7 @@ def smooth(records: list[Content]) -> str:
                 str(row["images"]),
                 shown(statistics.median(errors)),
                 shown(max(errors)),
-                _certificates(row),
+                certified(row),
                 shown(statistics.median(theirs)),
                 shown(row["seconds"]["median"], ".0f"),
             ]
@@ -225,7 +169,7 @@ def architectures(records: list[Content]) -> str:
                 f"{len(errors)} of {row['images']}",
                 shown(statistics.median(errors) if errors else None),
                 shown(max(errors, default=None)),
-                _certificates(row),
+                certified(row),
                 shown(statistics.median(nearest) if nearest else None),
                 shown(row["seconds"]["median"], ".0f"),
             ]
@@ -234,28 +178,11 @@ def architectures(records: list[Content]) -> str:
     return markdown([*header, "nearest other photograph", "seconds of a batch"], rows)
 
 
-@table("bound_noise", "bound_noise")
-def bound_noise(record: Content) -> str:
-    """The Cramer-Rao errors of images behind noise and DP-SGD, without and with a prior of independent pixels."""
-    rows = []
-    for i, name in enumerate(record["rows"][0]["defenses"]):
-        # a direction of the image without information makes the first infinite
-        errors = [[float(row[kind][i]) for row in record["rows"]] for kind in ("cramer_rao", "van_trees")]
-        rows.append([name, str(len(record["rows"])), *(cell for kind in errors for cell in _extremes(kind))])
-    seconds = statistics.median(row["seconds"] for row in record["rows"])
-    rows.append(["seconds an image", "", shown(seconds, ".0f"), "", "", ""])
-    header = ["defense", "images", "Cramér-Rao, least", "largest", "with a prior, least", "largest"]
-    return markdown(header, rows)
-
-
-def _extremes(values: list[float]) -> list[str]:
-    return [shown(value) if math.isfinite(value) else "infinite" for value in (min(values), max(values))]
-
-
 _ACTIVATIONS = {"gelu": "GELU", "relu": "ReLU"}
 
 
-def _certificates(found: Row) -> str:
+def certified(found: Row) -> str:
+    """Certified images, and how many of them are wrong."""
     return f"{found['certified']}, {found['certified_and_wrong']}"
 
 
@@ -317,7 +244,7 @@ def features_defended(record: Content) -> str:
             for batch in batches:
                 [row] = select(chosen, defense=defense, batch=batch)
                 found = row["methods"][method]
-                sure = f" ({_certificates(found)})" if method == "exact" else ""
+                sure = f" ({certified(found)})" if method == "exact" else ""
                 cells.append(shown(found["span_error"]["median"]) + sure)
             rows.append([f"`{defense}`" if method == "moments" else "", title, *cells])
     return markdown(["defense", "method", *(f"batch {batch}" for batch in batches)], rows)

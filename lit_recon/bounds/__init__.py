@@ -16,7 +16,9 @@ from lit_recon.bounds.cramer_rao import (
     Rounding,
     cramer_rao,
     likeliest_inputs,
+    remaining,
     unit_norm_cramer_rao,
+    unknown_basis,
     unknown_directions,
     van_trees,
 )
@@ -37,6 +39,7 @@ from lit_recon.bounds.robustness import (
     tight_pure_bound,
     two_point_baseline,
 )
+from lit_recon.bounds.sampled import SampledJacobian
 from lit_recon.bounds.two_layer import RATES, TwoLayerJacobian, TwoLayerNet, moments_noise, replacement_sensitivity
 
 __all__ = [
@@ -48,6 +51,7 @@ __all__ = [
     "ProductJacobian",
     "ReleasedInformation",
     "Rounding",
+    "SampledJacobian",
     "Simulated",
     "TwoLayerJacobian",
     "TwoLayerNet",
@@ -68,6 +72,7 @@ __all__ = [
     "privacy_from_robustness",
     "profile_bound",
     "pure_bound",
+    "remaining",
     "renyi_bound",
     "replacement_sensitivity",
     "robustness_from_privacy",
@@ -76,6 +81,7 @@ __all__ = [
     "two_point_baseline",
     "uniform_ball",
     "unit_norm_cramer_rao",
+    "unknown_basis",
     "unknown_directions",
     "van_trees",
 ]

@@ -74,6 +74,13 @@ def unknown_directions(information: Tensor, rounding: float = 0.0) -> int:
     return int((values <= _resolution(values, rounding)).sum())
 
 
+def unknown_basis(information: Tensor, rounding: float = 0.0) -> Tensor:
+    """Orthonormal columns `(q, k)` that span the `unknown_directions`."""
+    values, vectors = torch.linalg.eigh(information.double())
+    basis: Tensor = vectors[:, values <= _resolution(values, rounding)]
+    return basis
+
+
 def _resolution(values: Tensor, rounding: float) -> float:
     return max(rounding, _SINGULAR * len(values) * float(values[-1]))
 
@@ -195,6 +202,18 @@ def van_trees(information: Tensor, prior: GaussianPrior) -> ErrorBound:
     total = information.double() + prior.precision(size // d).to(information.device)
     squared = float(torch.linalg.inv(total).diagonal().sum())
     return ErrorBound(squared, size**2 / float(total.diagonal().sum()), size, EVERY_ATTACK)
+
+
+def remaining(unknown: Tensor, prior: GaussianPrior) -> ErrorBound:
+    """The error that the prior leaves if all directions but those of orthonormal columns `(q, k)` are known exactly.
+
+    That is the case of a release without noise: the limit of `van_trees` for noise that vanishes.
+    """
+    if not unknown.numel():
+        return ErrorBound(0.0, 0.0, len(unknown), EVERY_ATTACK)
+    precision = unknown.T @ prior.precision(len(unknown) // len(prior.covariance)).to(unknown) @ unknown
+    relaxed = unknown.shape[1] ** 2 / float(precision.trace())
+    return ErrorBound(float(torch.linalg.inv(precision).trace()), relaxed, len(unknown), EVERY_ATTACK)
 
 
 def likeliest_inputs(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -202,9 +202,7 @@ class NetworkJacobian(_Products):
     def rounding(self, samples: int = 4) -> Tensor:
         """Errors of some columns of `computed`, `(q, samples)`: their differences to those in double precision."""
         gram, weights = self.computed, self._weights
-        generator = torch.Generator().manual_seed(0)
-        numbers = torch.randperm(self.n_inputs, generator=generator)[:samples].sort().values
-        units = torch.nn.functional.one_hot(numbers, self.n_inputs).to(gram).view(-1, *self.inputs.shape)
+        numbers, units = self._checked(samples)
         if not isinstance(weights, float | int):
             weights = {name: value.double() for name, value in weights.items()}
         return gram[:, numbers] - _doubled(*self._model).normal(units, weights).reshape(len(numbers), -1).T
@@ -225,13 +223,42 @@ class NetworkJacobian(_Products):
         tolerance = torch.finfo(self.inputs.dtype).eps ** 0.5
         return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
 
-    def along(self, directions: Tensor) -> Update:
+    def along(self, directions: Tensor, names: Collection[str] | None = None) -> Update:
+        """`J v` for directions `(m, ...)`, of the tensors of these names alone."""
+        names = self.update if names is None else names
         moved = self._push(directions)
         found = dict(moved.others)
         for name, layer in self._layers.items():
+            if not any(f"{name}.{part}" in names for part in layer.parts):
+                continue
             parts = layer.along(moved.inputs[name], moved.slopes[name])
             found |= {f"{name}.{part}": value for part, value in parts.items()}
-        return {name: found[name] for name in self.update}
+        return {name: found[name] for name in self.update if name in names}
+
+    def rows(self, names: Collection[str]) -> tuple[Tensor, float]:
+        """Rows `(m, q)` of the entries of these tensors, in the update's order, and their rounding error.
+
+        The error is the Frobenius norm of that of all rows, estimated from some columns in double precision, relative
+        to the norm of the rows.
+        """
+        clock, q = _Clock(self.n_inputs, self.limit, self._progress), self.n_inputs
+        size = sum(value.numel() for name, value in self.update.items() if name in names)
+        columns = self.inputs.new_empty(q, size)
+        for start in range(0, q, self.chunk):
+            stop = min(start + self.chunk, q)
+            columns[start:stop] = _joined(self.along(self._units(start, stop), names))
+            clock.done(stop / q)
+        numbers, units = self._checked()
+        expected = _joined(_doubled(*self._model).along(units, names))
+        error = (columns[numbers] - expected).norm() / expected.norm()
+        return columns.T, float(error)
+
+    def _checked(self, samples: int = 4) -> tuple[Tensor, Tensor]:
+        """Numbers of some inputs, the same in every call, and their directions in double precision."""
+        generator = torch.Generator().manual_seed(0)
+        numbers = torch.randperm(self.n_inputs, generator=generator)[:samples].sort().values
+        units = torch.nn.functional.one_hot(numbers, self.n_inputs).to(self.inputs.device, torch.float64)
+        return numbers, units.view(-1, *self.inputs.shape)
 
     def back(self, vectors: Update) -> Tensor:
         inputs, slopes = {}, {}
@@ -288,6 +315,10 @@ def _doubled(network: nn.Module, weights: Weights, batch: Batch, loss: Loss) -> 
     return NetworkJacobian(
         network, Weights(*map(doubled, weights)), Batch(images.double(), labels, doubled(masks)), loss
     )
+
+
+def _joined(moved: Update) -> Tensor:
+    return torch.cat([value.flatten(1) for value in moved.values()], dim=1)
 
 
 def doubled(tensors: Mapping[str, Tensor]) -> Update:

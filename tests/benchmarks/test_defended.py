@@ -1,17 +1,22 @@
-"""The bound beside the attacks on defended updates."""
+"""The bounds beside the attacks on defended updates."""
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.defended import bounds
+from benchmarks import defended
+from benchmarks.defended import bounds, masked_bounds
+from lit_recon.clients.gradient import GradientOperator
+from lit_recon.clients.settings import ClientSettings
+from lit_recon.defenses import Defense, GradientClipping, GradientDropout, GradientPruning, Round
 from lit_recon.experiments.update_attack.bound import PIXEL_VARIANCE
 from lit_recon.models import Backbone
-from lit_recon.records import Normalization
+from lit_recon.records import Batch, Normalization, Update, Weights
 from tests.attacks.updates.feature_maps.test_matching import Shallow
 
 
@@ -40,3 +45,40 @@ def test_bounds_are_those_of_a_dense_jacobian() -> None:
         assert free == pytest.approx(float(torch.linalg.inv(information).trace() / 48) ** 0.5, rel=0.02)
         known = information + torch.eye(48).double() / PIXEL_VARIANCE
         assert with_prior == pytest.approx(float(torch.linalg.inv(known).trace() / 48) ** 0.5, rel=0.02)
+
+
+def test_unknown_directions_are_those_of_a_dense_jacobian(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = Backbone(Shallow(4, 16), 5, Normalization((0.5,) * 3, (0.25,) * 3)).eval()
+    image, label = torch.rand(1, 3, 4, 4), torch.tensor([2])
+    masks: dict[str, Defense] = {
+        "drop 0.5": GradientDropout(0.5),
+        "drop 0.99": GradientDropout(0.99),
+        "drop 0.997": GradientDropout(0.997),
+        "prune 0.9": GradientPruning(0.9),
+        "prune 0.998": GradientPruning(0.998),
+    }
+    kinds = {"none": {"none": Defense()}, "drop": masks, "prune": {}, "prune_tensor": {}}
+    monkeypatch.setattr(defended, "DEFENSES", kinds | {"clip": {"clip 0.1": GradientClipping(0.1)}})
+    found = masked_bounds(model, image, label)
+    weights, batch = Weights.of(model), Batch(image, label)
+    operator = GradientOperator(model, "eval")
+    update, round_ = operator(weights, batch), Round(batch, partial(operator, weights))
+
+    def flat(pixels: Tensor, double: Backbone) -> Tensor:
+        def loss(parameters: Update) -> Tensor:
+            return torch.nn.functional.cross_entropy(torch.func.functional_call(double, parameters, (pixels,)), label)
+
+        return torch.cat([part.flatten() for part in torch.func.grad(loss)(dict(double.named_parameters())).values()])
+
+    jacobian = torch.func.jacrev(partial(flat, double=model.double()))(image.double()).flatten(1).detach()
+    for name, mask in masks.items():
+        sent = mask.transform_update(update, round_, ClientSettings().generator(0))
+        kept = torch.cat([value.flatten() for value in sent.values()]) != 0
+        unknown = 48 - int(torch.linalg.matrix_rank(jacobian[kept]))
+        number = found["defenses"].index(name)
+        assert found["unknown"][number] == unknown
+        assert found["with_prior"][number] == pytest.approx(0.25 * math.sqrt(unknown / 48), rel=0.01)
+        assert (unknown > 0) <= found["every_entry"][number]
+    assert found["unknown"][0] == found["unknown"][-1] == 0
+    assert sum(map(bool, found["unknown"])) == 2

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.docs import PAGES, released, reliability, tables, trainset, updates
+from benchmarks.docs import PAGES, defended, released, reliability, tables, trainset, updates
 from benchmarks.docs.figures import Figures
 from benchmarks.record import Record
 
@@ -245,15 +245,18 @@ def test_a_defended_cell_that_was_measured_again_counts_once() -> None:
         return {"created": created, "files": {"checkpoint": network}, "rows": [found]}
 
     _, function = tables._TABLES["defended"]
+    trained = cell("drop 0.9", [0.1], "1")["rows"][0] | {"batch_norm": "train"}
     records = [cell("prune 0.9", [0.01, 0.02], "2"), cell("drop 0.9", [0.003], "1"), cell("prune 0.9", [0.3], "1")]
     informed = [
         {"defenses": ["noise 0.001", "noise 0.01"], "van_trees": [0.1 * image, 0.2 * image]} for image in (2, 1)
     ]
-    bound = {"rows": informed, "files": {"checkpoint": "one"}}
-    made = function([*records, cell("noise 0.01", [0.5], "1")], bound)
+    kept = [{"defenses": ["drop 0.9", "prune 0.9"], "with_prior": left} for left in ([0.0, 0.0], [0.0, 0.1])]
+    noise: Any = {"name": "bound_noise", "rows": informed, "files": {"checkpoint": "one"}}
+    masks: Any = {"name": "bound_masks", "rows": kept, "files": {"checkpoint": "one"}}
+    made = function([*records, cell("noise 0.01", [0.5], "1")], noise, masks)
     assert made.endswith("In all 6 draws of 6 images: 3 images are certified, 0 of them wrong.")
-    mixed = function([*records, cell("noise 0.01", [0.5], "1", "two")], bound | {"files": {"checkpoint": "two"}})
-    assert mixed.endswith("Of another network, which the same training made: noise 0.01, 1, eval; the bound.")
+    mixed = function([*records, cell("noise 0.01", [0.5], "1", "two")], noise | {"files": {"checkpoint": "two"}}, masks)
+    assert mixed.endswith("Of another network, which the same training made: noise 0.01, 1, eval; `bound_noise`.")
     _, *rows = lines(made)
     assert [row[:6] for row in rows] == [
         ["drop 0.9", "eval", "1", "1 of 2", "0.003", "0.003"],
@@ -261,7 +264,21 @@ def test_a_defended_cell_that_was_measured_again_counts_once() -> None:
         ["prune 0.9", "eval", "1", "2 of 2", "0.015", "0.020"],
     ]
     assert rows[1][6:] == ["1, 0", "0.200 to 0.400", "0.22 to 0.29", "75"]
-    assert rows[2][6:] == ["1, 0", "", "0.26 to 0.29", "75"]
+    assert rows[2][6:] == ["1, 0", "0 to 0.100", "0.26 to 0.29", "75"]
+    assert rows[0][7] == "0"
+    [train] = lines(function([cell("drop 0.9", [0.1], "1") | {"rows": [trained]}], noise, masks))[1:]
+    assert train[7] == ""
+
+
+def test_unknown_directions_are_the_most_of_all_images() -> None:
+    row = {"defenses": ["drop 0.9", "prune 0.9"], "unknown": [0, 3], "with_prior": [0.0, 0.01], "seconds": 5.0}
+    other = {**row, "unknown": [0, 7], "with_prior": [0.0, 0.02], "every_entry": [False, False]}
+    record: Any = {"rows": [{**row, "every_entry": [False, True]}, other]}
+    assert lines(defended.bound_masks(record))[1:] == [
+        ["drop 0.9", "2", "0", "0", "some"],
+        ["prune 0.9", "2", "7", "0.020", "all"],
+        ["seconds an image", "", "5", "", ""],
+    ]
 
 
 @pytest.mark.parametrize(("name", "first"), [("smooth", "activation"), ("architectures", "network")])

@@ -15,7 +15,8 @@ from lit_recon.bounds import (
     NetworkJacobian,
     Rounding,
     cramer_rao,
-    unknown_directions,
+    remaining,
+    unknown_basis,
     van_trees,
 )
 from lit_recon.bounds.fisher import ReleasedInformation
@@ -158,15 +159,12 @@ def _rmses(
     information, gram, errors = released.information, jacobian.computed, jacobian.rounding()
     rounding = Rounding.of(gram, errors)
     size = rounding.size / float(gram.trace()) * float(information.trace())
-    unknown = unknown_directions(information, size)
+    unknown = unknown_basis(information, size)
     independent = GaussianPrior.isotropic(len(prior.covariance), PIXEL_VARIANCE)
-    found: dict[str, Scalar] = {"unknown_directions": unknown, "relative_error": _finite(rounding.relative)}
+    found: dict[str, Scalar] = {"unknown_directions": unknown.shape[1], "relative_error": _finite(rounding.relative)}
     if std == 0:
         # what the update does not tell remains as it is under the prior
-        open_ = torch.linalg.eigh(information).eigenvectors[:, :unknown]
-        priors = [one.precision(len(information) // len(one.covariance)).to(open_) for one in (independent, prior)]
-        squared = [float(torch.linalg.inv(open_.T @ one @ open_).trace()) for one in priors]
-        values = [math.inf if unknown else 0.0, *(math.sqrt(value / len(information)) for value in squared)]
+        values = [math.inf if unknown.numel() else 0.0, *(remaining(unknown, p).rmse for p in (independent, prior))]
     else:
         values = [cramer_rao(information, size).rmse, *(van_trees(information, p).rmse for p in (independent, prior))]
     return found | {key: _finite(value) for key, value in zip(BOUNDS, values, strict=True)}

@@ -1,0 +1,105 @@
+"""Tables of the attack on feature maps behind defenses, and of bounds on all attacks there."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from benchmarks.docs.figures import Content, shown
+from benchmarks.docs.tables import configuration, markdown, table
+from benchmarks.docs.updates import certified
+
+Row = Mapping[str, Any]
+
+
+@table("defended", "all defended_**", "bound_noise", "bound_masks")
+def defended(records: list[Content], *bounds: Content) -> str:
+    """Errors of all images behind a defense, certified ones, bounds, and the figure of Liu et al. for their attack."""
+    rows = []
+    # a cell that was measured again counts once
+    newest, networks = {}, {}
+    for record in sorted(records, key=lambda record: str(record["created"])):
+        for row in record["rows"]:
+            key = (row["defense"], row["batch"], row["batch_norm"])
+            newest[key], networks[key] = row, record["files"].get("checkpoint")
+    [(usual, _)] = Counter(networks.values()).most_common(1)
+    for _, row in sorted(newest.items()):
+        errors = row["rmse"]
+        rows.append(
+            [
+                row["defense"],
+                row["batch_norm"],
+                str(row["batch"]),
+                f"{len(errors)} of {row['images']}",
+                shown(statistics.median(errors) if errors else None),
+                shown(max(errors, default=None)),
+                certified(row),
+                _bound(row, bounds),
+                _of_liu(row["defense"]),
+                shown(row["seconds"]["median"], ".0f"),
+            ]
+        )
+    header = ["defense", "BatchNorm", "batch", "attacked", "median RMSE", "largest RMSE", "certified, of them wrong"]
+    sums = [sum(row[key] for row in newest.values()) for key in ("draws", "images", "certified", "certified_and_wrong")]
+    total = "In all {} draws of {} images: {} images are certified, {} of them wrong.".format(*sums)
+    lines = markdown([*header, "bound", "Liu et al. 2025, their attack", "seconds of a batch"], rows)
+    others = [", ".join(map(str, key)) for key, network in sorted(networks.items()) if network != usual]
+    others += [f"`{bound['name']}`" for bound in bounds if bound["files"].get("checkpoint") != usual]
+    apart = f" Of another network, which the same training made: {'; '.join(others)}." if others else ""
+    return f"{lines}\n\n{total}{apart}"
+
+
+def _bound(row: Row, records: Iterable[Content]) -> str:
+    """The errors with a prior of single images that the row's defense leaves, least and largest; or nothing."""
+    if (row["batch"], row["batch_norm"]) != (1, "eval"):
+        return ""
+    for record in records:
+        names = record["rows"][0]["defenses"]
+        if row["defense"] in names:
+            number = names.index(row["defense"])
+            found = [float(one.get("van_trees", one.get("with_prior"))[number]) for one in record["rows"]]
+            return " to ".join(_extremes(found)) if any(found) else "0"
+    return ""
+
+
+def _of_liu(name: str) -> str:
+    """The figure of table 4 for a defense such as `prune 0.9`; empty where there is none."""
+    kind, _, strength = name.partition(" ")
+    grid = configuration("evaluate/liu2025_table4.yaml")
+    known = {"drop": "dropout"}.get(kind, kind)
+    strengths = [f"{value:g}" for value in grid["defenses"].get(known, {}).get("values", [])]
+    return str(grid["paper"]["values"]["liu2025"][known][strengths.index(strength)]) if strength in strengths else ""
+
+
+@table("bound_noise", "bound_noise")
+def bound_noise(record: Content) -> str:
+    """The Cramer-Rao errors of images behind noise and DP-SGD, without and with a prior of independent pixels."""
+    rows = []
+    for i, name in enumerate(record["rows"][0]["defenses"]):
+        # a direction of the image without information makes the first infinite
+        errors = [[float(row[kind][i]) for row in record["rows"]] for kind in ("cramer_rao", "van_trees")]
+        rows.append([name, str(len(record["rows"])), *(cell for kind in errors for cell in _extremes(kind))])
+    seconds = statistics.median(row["seconds"] for row in record["rows"])
+    rows.append(["seconds an image", "", shown(seconds, ".0f"), "", "", ""])
+    header = ["defense", "images", "Cramér-Rao, least", "largest", "with a prior, least", "largest"]
+    return markdown(header, rows)
+
+
+@table("bound_masks", "bound_masks")
+def bound_masks(record: Content) -> str:
+    """What updates without noise leave undetermined, the most of all images, and the error that the prior leaves."""
+    rows = []
+    for i, name in enumerate(record["rows"][0]["defenses"]):
+        unknown, left = (max(row[key][i] for row in record["rows"]) for key in ("unknown", "with_prior"))
+        entries = "all" if any(row["every_entry"][i] for row in record["rows"]) else "some"
+        rows.append([name, str(len(record["rows"])), str(unknown), shown(left), entries])
+    seconds = statistics.median(row["seconds"] for row in record["rows"])
+    rows.append(["seconds an image", "", shown(seconds, ".0f")])
+    return markdown(["defense", "images", "unknown directions, most", "error with a prior, largest", "entries"], rows)
+
+
+def _extremes(values: list[float]) -> list[str]:
+    return [shown(value) if math.isfinite(value) else "infinite" for value in (min(values), max(values))]

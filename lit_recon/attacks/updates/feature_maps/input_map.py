@@ -210,6 +210,12 @@ class Passes:
             chosen = [[torch.cat(parts)] for parts in chosen]
         self._chosen = [chosen[step % batches] for step in range(len(weights))]
 
+    def of(self, n: int) -> Passes:
+        """The first pass for another number of images, which do not depend on each other."""
+        other = copy.copy(self)
+        other._inputs, other._chosen = self._inputs[:1], [[torch.arange(n)]]
+        return other
+
     def __call__(self, images: Tensor) -> list[Tensor]:
         """Maps `(passed_images, c, h, w)` of every layer, in any order, for images `(n, c, h, w)`; differentiable."""
         passes = zip(self._inputs, self._chosen, strict=True)

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from lit_recon.attacks.updates.feature_maps.completion import CompletedMatrix, complete
 from lit_recon.attacks.updates.feature_maps.convolutions import Convolution, TokenLayer, hidden_entries
-from lit_recon.attacks.updates.feature_maps.input_map import Passes, coupled
+from lit_recon.attacks.updates.feature_maps.input_map import Passes
 from lit_recon.attacks.updates.gradient_matching.parametrizations import cosines
-from lit_recon.attacks.updates.noise import edge
 from lit_recon.clients import LocalSteps
 from lit_recon.clients.aggregate import one_client
 from lit_recon.records import Observation
@@ -35,8 +34,7 @@ _ROW_RIDGE, _REFINEMENTS = 3e-6, 2
 #: Largest number of patches in a batch, and the least number of observed entries per patch.
 _MOST_PATCHES, _PER_PATCH = 1024, 1.3
 #: Zeros that count as observed: this share of all entries, and in weights that moved this multiple of the entries that
-#: are no larger than the spacing of floating-point numbers there; and singular values, as a multiple of the largest of
-#: rounding errors, that are not theirs.
+#: are no larger than the spacing of floating-point numbers there.
 _CHANCE, _ROUNDED = 1e-4, 2.0
 #: Rows with hidden entries: at most and at least this many of a layer, and multiplications for them per image.
 _MOST_ROWS, _LEAST_ROWS, _COST = 128, 4, 3.5e7
@@ -53,12 +51,14 @@ class LayerRows(ABC):
         values: `(rows, c k k)`; zero where nothing was observed.
         observed: `(rows, c k k)` bool; None: everything.
         patches: number of patches that are matched.
+        columns: indices of the columns that values have; None: all.
     """
 
     layer: Layer
     values: Tensor
     observed: Tensor | None
     patches: int
+    columns: Tensor | None = None
 
     @property
     @abstractmethod
@@ -74,9 +74,13 @@ class LayerRows(ABC):
     def residual(self, patches: Tensor, held: bool = False) -> Tensor:
         """What patches `(patches, c k k)` leave, a sum of squares; differentiable once."""
 
+    def seen(self, patches: Tensor) -> Tensor:
+        """What of patches `(m, c k k)` values tell about."""
+        return patches if self.columns is None else patches[:, self.columns]
+
     def outside(self, patches: Tensor) -> Tensor:
         """Squared distances `(m,)` of patches from the span of rows without hidden entries, relative to their mean."""
-        own = patches.double()
+        own = self.seen(patches).double()
         basis = torch.linalg.qr(self.values.to(own).T)[0]
         shares: Tensor = (own - (own @ basis) @ basis.T).square().sum(1) / own.square().sum(1).mean()
         return shares
@@ -90,12 +94,10 @@ class ObservedRows(LayerRows):
         patches: number of patches in the batch, in all passes.
         passes: number of passes that every image is used in, one after the other.
         ridge: on differences between these passes.
-        columns: indices of the columns that values have; None: all.
     """
 
     passes: int = 1
     ridge: float = _ALIKE
-    columns: Tensor | None = None
 
     @property
     def count(self) -> int:
@@ -130,16 +132,12 @@ class ObservedRows(LayerRows):
             rows /= (squares + _SHORT**2 * squares[-1]).sqrt()[:, None]
         return replace(self, values=rows.to(self.values))
 
-    def outside(self, patches: Tensor) -> Tensor:
-        return super().outside(patches if self.columns is None else patches[:, self.columns])
-
     def residual(self, patches: Tensor, held: bool = False) -> Tensor:
         """Sum of the squares of what rows `(patches, c k k)` leave of the observed entries; differentiable once.
 
         `held`: the ridge's own share is added; with several passes the derivative is exact only then.
         """
-        if self.columns is not None:
-            patches = patches[:, self.columns]
+        patches = self.seen(patches)
         if self.passes > 1:
             # in the order of `Passes`: their mean first, then how they differ
             patches = (cosines(self.passes).to(patches) @ patches.view(self.passes, -1)).view_as(patches)
@@ -192,61 +190,6 @@ class ObservedRows(LayerRows):
         columns = self.observed.shape[1]
         places = torch.where(self.observed, torch.arange(columns, device=self.observed.device), columns)
         return places.sort(dim=1)[0][:, : int(self.observed.sum(1).max())]
-
-
-@dataclass(frozen=True)
-class FirstStepSpan(LayerRows):
-    """Orthonormal rows in whose span patches lie, besides others, such as those of later local steps.
-
-    Attributes:
-        patches: number of those that lie in it.
-        centred: number of groups of as many patches of which the span has only the differences from their mean, as
-            behind statistics of a batch; 0: it has all of them.
-    """
-
-    centred: int = 0
-
-    @classmethod
-    def of(cls, rows: ObservedRows, patches: int, centred: int, least: float) -> FirstStepSpan:
-        """The span of rows without hidden entries, but for directions with singular values up to `least`.
-
-        Directions of rounding errors and weak ones of later steps make searches end in local minima.
-        """
-        exact = rows.condensed(False).values.double()
-        lengths = exact.norm(dim=1)
-        chosen = exact[lengths > max(least, _SHORT * float(lengths.max()))]
-        basis = torch.linalg.qr(chosen.T)[0].T.contiguous()
-        return cls(rows.layer, basis.to(rows.values), None, patches - centred, centred)
-
-    @property
-    def count(self) -> int:
-        """Number of entries of the patches."""
-        return self.patches * self.values.shape[1]
-
-    @property
-    def squares(self) -> float:
-        return float(self.patches)
-
-    def residual(self, patches: Tensor, held: bool = False) -> Tensor:
-        """Sum of the squared sines of the angles between the span of patches and that of the rows; differentiable once.
-
-        Of an orthonormal basis of the patches' span, it is what lies outside the other one.
-        """
-        if self.centred:
-            groups = patches.view(self.centred, -1, patches.shape[1])
-            patches = (groups - groups.mean(1, keepdim=True))[:, :-1].flatten(0, 1)
-        with torch.no_grad():
-            exact = patches.double()
-            gram = exact @ exact.T
-            size = gram.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny)
-            factor = torch.linalg.cholesky(gram + _RIDGE * size * torch.eye(len(gram)).to(gram))
-            basis = torch.linalg.solve_triangular(factor, exact, upper=False).to(patches)
-            rows = self.values.to(patches)
-            outside = torch.addmm(basis, basis @ rows.T, rows, alpha=-1)
-            turned = torch.addmm(outside, outside @ basis.T, basis, alpha=-1)
-            slope = 2.0 * torch.linalg.solve_triangular(factor.T, turned.double(), upper=True).to(patches)
-        residual: Tensor = outside.square().sum() + (slope * (patches - patches.detach())).sum()
-        return residual
 
 
 Rows_co = TypeVar("Rows_co", bound=LayerRows, covariant=True)
@@ -364,24 +307,3 @@ def enough_layers(rows: Sequence[ObservedRows]) -> list[ObservedRows]:
     for one in wide or rows:
         alike.setdefault(one.layer.places, []).append(one)
     return [one for group in alike.values() for one in (group[::2] if len(group) > 2 else group)]
-
-
-def spans_of_first_step(rows: Sequence[ObservedRows], observation: Observation) -> list[FirstStepSpan]:
-    """The spans of layers' gradients that hold the patches of the first local step of all images; empty: none do.
-
-    The update is the sum over steps of derivatives times patches. Its rows span those of every step as long as there
-    are no more of them together than rows, whatever the rate: no other weights need to be known than the first ones.
-    """
-    rule, clients = one_client(observation.operator)
-    if not isinstance(rule, LocalSteps) or rule.optimizer != "sgd" or rule.batches > 1:
-        return []
-    centred, spans = clients if coupled(observation) else 0, []
-    for one in rows:
-        if one.observed is None and one.patches <= len(one.values):
-            name = f"{one.layer.name}.weight"
-            change = rule.least_change(name, observation.parameters[name]).square().mean().sqrt()
-            rounding = float(change) / (12 * rule.steps) ** 0.5 * edge(*one.values.shape)
-            found = FirstStepSpan.of(one, one.layer.places * observation.n_examples, centred, _ROUNDED * rounding)
-            if len(found.values) >= found.patches:
-                spans.append(found)
-    return spans

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,30 +10,30 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.base import AttackRun, Execution, SteppableAttack, Way, put, unsolved
+from lit_recon.attacks.base import AttackRun, Execution, Way
 from lit_recon.attacks.updates.feature_maps.matching import MapMatching
 from lit_recon.attacks.updates.feature_maps.patches import PatchMatching
 from lit_recon.attacks.updates.features.inputs import InputMatching
 from lit_recon.attacks.updates.features.matching import FeatureMatching
-from lit_recon.attacks.updates.gradient_matching.matching import Compilation, Matching
+from lit_recon.attacks.updates.gradient_matching.further import FurtherStarts
+from lit_recon.attacks.updates.gradient_matching.matching import Compilation
 from lit_recon.attacks.updates.gradient_matching.objectives import GlobalCosine, Objective, Observed
 from lit_recon.attacks.updates.gradient_matching.parametrizations import Parametrization, Pixels, Restart
 from lit_recon.attacks.updates.gradient_matching.priors import (
     BatchNormPrior,
     GroupConsistency,
-    Penalty,
     Prior,
     TotalVariation,
 )
 from lit_recon.attacks.updates.gradient_matching.solvers import Adam, Ended, Solver, TwoStages
-from lit_recon.attacks.updates.gradient_matching.state import MatchingState, Problem
+from lit_recon.attacks.updates.gradient_matching.state import Found, MatchingState, Problem
 from lit_recon.attacks.updates.labels.head import require_magnitudes
 from lit_recon.attacks.updates.labels.recovery import HeadCounts, LabelRecovery
 from lit_recon.errors import ConfigError
 from lit_recon.records import Observation, Reconstruction
 
 
-class GradientMatching(SteppableAttack[MatchingState]):
+class GradientMatching(FurtherStarts):
     """Minimizes objective(update of the candidate, observed update) + priors over candidate images.
 
     Args:
@@ -179,6 +178,8 @@ class GradientMatching(SteppableAttack[MatchingState]):
             if self.features is not None:
                 require_magnitudes(seen, type(self.features).__name__)
             penalty = None if self.features is None else self.features.prepare(seen)
+            if penalty is not None and self._seeks_parts:
+                penalty = penalty.in_parts()
             labels, remarks = self.labels(seen)
             if penalty is not None and following and not self.labels.optimised:
                 penalty = penalty.with_labels(labels)
@@ -187,113 +188,18 @@ class GradientMatching(SteppableAttack[MatchingState]):
             for number in range(self.restarts):
                 own = None if penalty is None else penalty.for_restart(number)
                 problems.append(self._problem(Restart(seen, self.seed + number, condition), labels, own))
-        return self._state(problems, notes)
+        return self._state(problems, notes, [self.restarts] * len(notes))
 
-    def _problem(
-        self,
-        restart: Restart,
-        labels: Tensor,
-        penalty: Penalty | None,
-        start: Tensor | None = None,
-        drawn: Tensor | None = None,
-    ) -> Problem:
-        """A restart that begins with images drawn by its seed or, but for those `drawn` `(n,)` bool, with `start`."""
-        seen = restart.observation
-        variables = self.parametrization.start(restart)
-        if start is not None and isinstance(self.parametrization, Pixels):
-            if drawn is not None:
-                start = torch.where(drawn.view(-1, 1, 1, 1), self.parametrization.images(variables, restart), start)
-            variables = self.parametrization.of(start, seen)
-        if self.labels.optimised:
-            generator = torch.Generator().manual_seed(restart.seed)
-            variables["labels"] = self.labels.initial_logits(seen, generator).to(labels.device)
-        for value in variables.values():
-            value.requires_grad_()
-        # an image conditioned on a feature is matched to the same feature
-        return Problem(restart, labels, variables, self.solver.optimizer(variables), penalty, restart.features)
-
-    def _state(self, problems: list[Problem], notes: list[tuple[str, ...]]) -> MatchingState:
-        seen = [problem.restart.observation for problem in problems]
-        how = (self.labels.optimised, self.execution, self.compilation)
-        return MatchingState(problems, Matching(seen, self.objective, self.network_prior, *how), notes)
-
-    def _further(self, first: AttackRun, number: int, found: list[Reconstruction]) -> AttackRun | None:
-        """Further start `number`, from 1, for the victims of `first` with images not certified; None: there is none."""
-        maps, stuck = self.features, unsolved(found)
-        if not isinstance(maps, MapMatching | PatchMatching) or number > maps.further or not stuck:
-            return None
-        start = partial(self._start_again, first, number, found)
-        if all(self._maps_of(first, v).goes_on(found[v], number) for v in stuck):
-            return start(None)
-        if not (number % 2 and maps.approach and isinstance(self.parametrization, Pixels)):
-            return start(None)
-        seen = [first.observations[v] for v in stuck]
-        hidden = any(self._maps_of(first, v).partial for v in stuck)
-        match = GradientMatching(
-            Observed(GlobalCosine()) if hidden else GlobalCosine(),
-            [TotalVariation(0.01)],
-            labels=self.labels,
-            steps=maps.approach,
-            seed=self.seed,
-        )
-        run = match.begin(seen)
-        return replace(
-            run,
-            observations=first.observations,
-            compute=lambda: put(found, stuck, run.results()),
-            victims=stuck,
-            then=start,
-        )
-
-    def _start_again(
-        self, first: AttackRun, number: int, found: list[Reconstruction], near: list[Reconstruction] | None
-    ) -> AttackRun:
-        """A further start from random images, those of `near` or those found, on the maps of all known layers."""
-        stuck, problems, penalties, remarks = unsolved(found), [], [], []
-        assert isinstance(first.state, MatchingState)
-        for v in stuck:
-            before = first.state.problems[v * self.restarts]
-            going = self._maps_of(first, v).goes_on(found[v], number)
-            penalty = self._maps_of(first, v).for_further_start(found[v], going)
-            begun = found[v] if going else None if near is None else near[v]
-            start = None if begun is None else begun.images[penalty.in_order(begun.images)]
-            where = "those found" if going else "random images" if near is None else "images that match the gradient"
-            drawn = penalty.misplaced(found[v]) if going else None
-            some = f" but {int(drawn.sum())} that are not of the batch" if drawn is not None and drawn.any() else ""
-            remarks.append(f"further start {number}, from {where}{some}")
-            restart = before.restart._replace(seed=self.seed + self.restarts + number - 1)
-            problems.append(self._problem(restart, before.labels, penalty, start, drawn))
-            if (kept := penalty.kept(found[v])) is not None:
-                problems[-1].kept = (kept.view(-1, 1, 1, 1), found[v].images)
-            penalties.append(penalty)
-        again = self._state(problems, [()] * len(stuck))
-
-        def compute() -> list[Reconstruction]:
-            before = [found[v] for v in stuck]
-            tried = zip(penalties, before, self.result(again), remarks, strict=True)
-            return put(found, stuck, [penalty.closer(old, new, how) for penalty, old, new, how in tried])
-
-        return replace(
-            first,
-            compute=compute,
-            state=again,
-            advance=partial(self.advance, again),
-            reasons=(),
-            then=partial(self._further, first, number + 1),
-            victims=stuck,
-        )
-
-    def _maps_of(self, run: AttackRun, victim: int) -> Penalty:
-        assert isinstance(run.state, MatchingState)
-        penalty = run.state.problems[victim * self.restarts].feature_penalty
-        assert penalty is not None
-        return penalty
+    def approach(self, steps: int, hidden: bool) -> GradientMatching:
+        objective = Observed(GlobalCosine()) if hidden else GlobalCosine()
+        return GradientMatching(objective, [TotalVariation(0.01)], labels=self.labels, steps=steps, seed=self.seed)
 
     def step(self, state: MatchingState) -> None:
         progress = state.step / self.steps
         if progress >= self.parametrization.narrows_at:
-            self._narrow(state)
-        going = state.going
+            state.narrow()
+        self._step_together(state, progress)
+        going = [i for i in state.going if not state.problems[i].stepwise]
         joint = None if self.solver.line_search else dict(zip(going, self._evaluate(state, going), strict=True))
         for i in going:
             problem = state.problems[i]
@@ -306,40 +212,44 @@ class GradientMatching(SteppableAttack[MatchingState]):
                     raise Ended
                 return loss
 
+            assert isinstance(problem.optimizer, torch.optim.Optimizer)
             self.solver.step(problem.optimizer, problem.variables, self.parametrization.signed, progress, evaluate)
             self.parametrization.project(problem.variables, problem.restart.observation)
 
+    def _step_together(self, state: MatchingState, progress: float) -> None:
+        """Quasi-Newton steps of searches for single images, evaluated together for each victim."""
+        for own in state.numbers_of_victims:
+            for _ in range(self.solver.evaluations):
+                going = [i for i in own if state.problems[i].stepwise and not state.problems[i].ended(progress)]
+                if not going:
+                    break
+                for i, loss in zip(going, self._evaluate(state, going).tolist(), strict=True):
+                    state.problems[i].told(loss)
+
     def result(self, state: MatchingState) -> list[Reconstruction]:
-        self._evaluate(state, state.going, final=True)
+        # searches for some images each have candidates of other shapes
+        waiting = [i for i in state.going if not state.problems[i].stepwise]
+        for which in [[i] for i in waiting] if self.solver.line_search else [waiting]:
+            self._evaluate(state, which, final=True)
         results: list[Reconstruction] = []
-        for v, remarks in enumerate(state.notes):
-            restarts = state.problems[v * state.restarts : (v + 1) * state.restarts]
-            chosen = min((p for p in restarts if not p.set_aside), key=lambda problem: problem.best_matching)
-            if chosen.best_images is None or chosen.best_labels is None:
+        for own, remarks in zip(state.of_victims, state.notes, strict=True):
+            found = Found.by(own)
+            if found is None:
                 raise ConfigError(
                     "the loss was never finite: lower the solver's learning rate or the weights of the priors"
                 )
-            diverged = [problem.diverged_at for problem in restarts if problem.diverged_at is not None]
+            diverged = [problem.diverged_at for problem in own if problem.diverged_at is not None]
             if diverged:
-                remarks += (f"{len(diverged)} of {state.restarts} restarts diverged, first at step {min(diverged)}",)
-            images, labels = chosen.best_images, chosen.best_labels
+                remarks += (f"{len(diverged)} of {len(own)} restarts diverged, first at step {min(diverged)}",)
+            images, labels, loss, trace, penalty = found
             features, certified, final = None, None, False
-            if (penalty := chosen.feature_penalty) is not None:
+            if penalty is not None:
                 images = penalty.settled(images)
                 labels, features = penalty.labels(images, labels), penalty.features
-                certified, final, own = penalty.certificate(images, labels)
-                remarks = (*remarks, *own)
-            loss, trace = chosen.best_matching, chosen.trace
+                certified, final, more = penalty.certificate(images, labels)
+                remarks = (*remarks, *more)
             results.append(Reconstruction(images, labels, loss, trace, remarks, features, certified, final))
         return results
-
-    def _narrow(self, state: MatchingState) -> None:
-        """Stop all restarts of every victim except the one with the least matching loss so far."""
-        for first in range(0, len(state.problems), state.restarts):
-            restarts = state.problems[first : first + state.restarts]
-            best = min((p for p in restarts if not p.set_aside), key=lambda problem: problem.best_matching)
-            for problem in restarts:
-                problem.set_aside = problem is not best
 
     def _evaluate(self, state: MatchingState, which: Sequence[int], final: bool = False) -> Tensor:
         """Total losses `(len(which),)` of the current iterates; sets the variables' gradients, stores best iterates."""
@@ -357,11 +267,15 @@ class GradientMatching(SteppableAttack[MatchingState]):
             terms["batch_norm"] = evaluation.penalty
         shares = images.new_tensor([problem.prior_share(progress) for problem in chosen])
         for prior in self.image_priors:
-            value = prior(images, chosen[0].restart.observation.normalization, state.restarts, progress)
+            value = prior(images, chosen[0].restart.observation.normalization, self.restarts, progress)
             terms[type(prior).__name__] = prior.weight * shares * value
         if self.features is not None:
             pairs = zip(chosen, images, strict=True)
-            terms["features"] = torch.stack([problem.feature_term(image, progress) for problem, image in pairs])
+            together = chosen[0].feature_penalty if chosen[0].stepwise else None
+            if together is not None:
+                terms["features"] = together.penalties(images.flatten(0, 1))
+            else:
+                terms["features"] = torch.stack([problem.feature_term(image, progress) for problem, image in pairs])
         added = [term for name, term in terms.items() if name not in ("matching", "batch_norm")]
         penalty = sum(added, torch.zeros_like(evaluation.matching))
         direction = evaluation.images
@@ -379,22 +293,6 @@ class GradientMatching(SteppableAttack[MatchingState]):
             if self.labels.optimised and evaluation.labels is not None:
                 problem.variables["labels"].grad = evaluation.labels[j]
             row = dict(zip(("loss", *terms, "finite"), rows[j], strict=True))
-            self._note(problem, state.step, row, images[j].detach(), labels[j], final)
+            keep, trace = final and self.keep == "last", final or state.step % self.log_every == 0
+            problem.note(state.step, row, images[j].detach(), labels[j], keep, self.objective.matches, trace)
         return total
-
-    def _note(
-        self, problem: Problem, step: int, row: dict[str, float], images: Tensor, labels: Tensor, final: bool
-    ) -> None:
-        """Store the iterate if it is the best, and a point of the loss curve every `log_every` steps."""
-        loss, finite = row["loss"], row.pop("finite")
-        if not math.isfinite(loss) or not finite:
-            problem.diverged_at = step if problem.diverged_at is None else problem.diverged_at
-            return
-        if loss < problem.best_loss or (final and self.keep == "last"):
-            problem.best_images = images.clone()
-            problem.best_labels = labels.argmax(-1) if self.labels.optimised else labels
-            problem.best_matching = row["matching"] if self.objective.matches else loss
-        problem.best_loss = min(problem.best_loss, loss)
-        if final or step % self.log_every == 0:
-            for name, value in {"step": float(step), **row}.items():
-                problem.trace.setdefault(name, []).append(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -130,6 +131,21 @@ def _norm(values: Tensor) -> Tensor:
     return (values.square().sum() + torch.finfo(values.dtype).tiny).sqrt()
 
 
+@dataclass(frozen=True)
+class Part:
+    """A search for some of the images of a batch.
+
+    Attributes:
+        places: numbers `(m,)` of these images in the batch.
+        penalty: of candidates for them alone.
+        drawn: it begins with random images, and not with those found.
+    """
+
+    places: Tensor
+    penalty: Penalty
+    drawn: bool = False
+
+
 class Penalty(ABC):
     """What quantities recovered from the update ask of one victim's candidate images; defaults ask nothing more."""
 
@@ -155,6 +171,10 @@ class Penalty(ABC):
     def penalty(self, images: Tensor, targets: Tensor, progress: float) -> Tensor:
         """Weighted penalty of candidates `(n, c, h, w)` after a share of the iterations, a differentiable scalar."""
 
+    def penalties(self, images: Tensor) -> Tensor:
+        """The penalties `(p,)` of candidates `(p, c, h, w)` for one image each, of a part that is not drawn."""
+        raise NotImplementedError
+
     def with_labels(self, labels: Tensor) -> Self:
         """The penalty once the batch's labels `(n,)` are recovered."""
         return self
@@ -166,6 +186,14 @@ class Penalty(ABC):
     def for_further_start(self, found: Reconstruction, going: bool) -> Self:
         """The penalty of a further start after images that are not certified; `going`: it begins with them."""
         return self
+
+    def in_parts(self) -> Self:
+        """The penalty of a search after which images may be sought in `parts`."""
+        return self
+
+    def parts(self, found: Reconstruction, number: int) -> list[Part]:
+        """Searches of further start `number`, from 1, for some of the images each; empty: all are sought together."""
+        return []
 
     def kept(self, found: Reconstruction) -> Tensor | None:
         """Which of the images found stay as they are in further searches, `(n,)` bool; None: none."""

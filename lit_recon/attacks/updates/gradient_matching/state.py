@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,19 +15,29 @@ from lit_recon.attacks.base import Curve
 from lit_recon.attacks.updates.gradient_matching.matching import Matching
 from lit_recon.attacks.updates.gradient_matching.parametrizations import Parametrization, Restart, Variables
 from lit_recon.attacks.updates.gradient_matching.priors import Penalty
+from lit_recon.attacks.updates.gradient_matching.stepwise import StepwiseLBFGS
+
+
+class Within(NamedTuple):
+    """A batch of which some images are sought: their numbers `(m,)`, all images `(n, c, h, w)`, and their penalty."""
+
+    places: Tensor
+    images: Tensor
+    penalty: Penalty
 
 
 @dataclass
 class Problem:
-    """One restart on one victim: its variables, its optimizer and its best iterate."""
+    """One restart on one victim, or a search for some of its images: variables, optimizer and best iterate."""
 
     restart: Restart
     labels: Tensor
     variables: Variables
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer | StepwiseLBFGS
     feature_penalty: Penalty | None = None
     feature_targets: Tensor | None = None
     kept: tuple[Tensor, Tensor] | None = None  # which images stay as they are, `(n,)` bool, and all images
+    within: Within | None = None  # the batch of which it searches some images
     best_loss: float = float("inf")
     best_matching: float = float("inf")
     best_images: Tensor | None = None
@@ -38,10 +51,21 @@ class Problem:
         drawn = parametrization.images(self.variables, self.restart)
         return drawn if self.kept is None else torch.where(*self.kept, drawn)
 
+    @property
+    def stepwise(self) -> bool:
+        """Whether it is a search for one image that shares its evaluations with others."""
+        return isinstance(self.optimizer, StepwiseLBFGS)
+
+    def told(self, loss: float) -> None:
+        """Move to the next candidate, given the loss at this one."""
+        assert isinstance(self.optimizer, StepwiseLBFGS)
+        self.optimizer.told(loss)
+
     def ended(self, progress: float) -> bool:
         """Whether it needs no iterations after a share of them: diverged, solved or stuck."""
         ended = self.feature_penalty is not None and self.feature_penalty.ended(self.best_loss, progress)
-        return self.diverged_at is not None or ended
+        still = isinstance(self.optimizer, StepwiseLBFGS) and self.optimizer.still
+        return self.diverged_at is not None or ended or still
 
     def prior_share(self, progress: float) -> float:
         """What the priors count for at a share of the iterations."""
@@ -56,9 +80,26 @@ class Problem:
             self.feature_targets = penalty.targets(images, self.labels if "labels" not in self.variables else None)
         return penalty.penalty(images, self.feature_targets, progress)
 
+    def note(
+        self, step: int, row: dict[str, float], images: Tensor, labels: Tensor, keep: bool, matches: bool, trace: bool
+    ) -> None:
+        """Store the iterate if it is the best or to `keep`, by the data term where it `matches`; and its `trace`."""
+        loss, finite = row["loss"], row.pop("finite")
+        if not math.isfinite(loss) or not finite:
+            self.diverged_at = step if self.diverged_at is None else self.diverged_at
+            return
+        if loss < self.best_loss or keep:
+            self.best_images = images.clone()
+            self.best_labels = labels.argmax(-1) if "labels" in self.variables else labels
+            self.best_matching = row["matching"] if matches else loss
+        self.best_loss = min(self.best_loss, loss)
+        if trace:
+            for name, value in {"step": float(step), **row}.items():
+                self.trace.setdefault(name, []).append(value)
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes while the attack runs."""
-        fixed = ("restart", "optimizer", "feature_penalty", "kept")
+        fixed = ("restart", "optimizer", "feature_penalty", "kept", "within")
         changing = {name: value for name, value in vars(self).items() if name not in fixed}
         return {**changing, "optimizer": self.optimizer.state_dict()}
 
@@ -75,13 +116,48 @@ class Problem:
             setattr(self, name, value.to(device) if isinstance(value, Tensor) else value)
 
 
+class Found(NamedTuple):
+    """What the problems of a victim found: images `(n, c, h, w)`, labels `(n,)`, loss, its curve, and their penalty."""
+
+    images: Tensor
+    labels: Tensor
+    loss: float
+    trace: Curve
+    penalty: Penalty | None
+
+    @classmethod
+    def by(cls, problems: Sequence[Problem]) -> Found | None:
+        """Of the best restart, or of searches for some images each; None: its loss was never finite."""
+        best = min((one for one in problems if not one.set_aside), key=lambda one: one.best_matching)
+        within = best.within
+        if within is None:
+            if best.best_images is None or best.best_labels is None:
+                return None
+            return cls(best.best_images, best.best_labels, best.best_matching, best.trace, best.feature_penalty)
+        images, found = within.images.clone(), [one for one in problems if one.best_images is not None]
+        for one in found:
+            if one.within is not None and one.best_images is not None:
+                images[one.within.places] = one.best_images
+        longest = max(problems, key=lambda one: len(one.trace.get("step", [])))
+        return cls(images, best.labels, sum(one.best_matching for one in found), longest.trace, within.penalty)
+
+
 @dataclass
 class MatchingState:
-    """A running attack: its problems (`r` restarts of each victim in turn), the data term, and notes per victim."""
+    """A running attack.
+
+    Attributes:
+        problems: restarts of each victim in turn, or searches for parts of its images.
+        matching: the data term.
+        notes: of each victim.
+        counts: number of problems of each victim.
+        step: number of iterations done.
+    """
 
     problems: list[Problem]
     matching: Matching
     notes: list[tuple[str, ...]]
+    counts: list[int]
     step: int = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -104,11 +180,22 @@ class MatchingState:
         return sum(self.problems[i].best_loss for i in self.going) / len(self.going)
 
     @property
-    def restarts(self) -> int:
-        """Restarts per victim."""
-        return len(self.problems) // len(self.notes)
+    def numbers_of_victims(self) -> list[range]:
+        """Numbers of the problems of every victim."""
+        return [range(first, last) for first, last in pairwise(accumulate(self.counts, initial=0))]
+
+    @property
+    def of_victims(self) -> list[list[Problem]]:
+        """The problems of every victim."""
+        return [[self.problems[i] for i in numbers] for numbers in self.numbers_of_victims]
+
+    def narrow(self) -> None:
+        """Stop all restarts of every victim except the one with the least matching loss so far."""
+        for restarts in self.of_victims:
+            best = min((p for p in restarts if not p.set_aside), key=lambda problem: problem.best_matching)
+            for problem in restarts:
+                problem.set_aside = problem is not best
 
     @property
     def curves(self) -> list[list[Curve]]:
-        traces, n = [problem.trace for problem in self.problems], self.restarts
-        return [traces[first : first + n] for first in range(0, len(traces), n)]
+        return [[problem.trace for problem in own] for own in self.of_victims]

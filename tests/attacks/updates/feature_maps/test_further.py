@@ -26,6 +26,7 @@ from lit_recon.attacks.updates import (
 )
 from lit_recon.attacks.updates.feature_maps import matching
 from lit_recon.attacks.updates.feature_maps.matching import ANGLE, FeatureMapPenalty
+from lit_recon.attacks.updates.feature_maps.patch_penalty import PatchPenalty
 from lit_recon.attacks.updates.feature_maps.upstream import KnownMaps
 from lit_recon.attacks.updates.gradient_matching.objectives import GlobalCosine
 from lit_recon.attacks.updates.gradient_matching.parametrizations import Restart, Variables
@@ -263,27 +264,76 @@ def smoothly(features: MapMatching | PatchMatching, steps: int = 1) -> GradientM
     )
 
 
-def test_a_further_start_of_a_batch_on_patches_goes_on_from_those_found(seen: Observation, truth: Tensor) -> None:
+def test_further_starts_of_a_batch_on_patches_search_for_each_image_then_for_those_that_are_missing(
+    seen: Observation, truth: Tensor
+) -> None:
     none = torch.zeros(len(truth), dtype=torch.bool)
-    single, mirrored = replace(seen, n_examples=1), torch.cat([truth[:1], truth[1:].flip(3)])
+    mirrored = torch.cat([truth[:1], truth[1:].flip(3)])
     repeated = torch.cat([truth[:1], truth[:1] + 0.01 * torch.randn_like(truth[:1])])
-    for observation, images, where, goes_on in (
-        (seen, truth, "those found: ", [True, True]),
-        (seen, mirrored, "those found but 1 that are not of the batch: ", [True, False]),
-        (seen, repeated, "those found but 1 that are not of the batch: ", [True, False]),
-        (single, truth[1:].flip(3), "random images: ", [False]),
-    ):
-        run = smoothly(PatchMatching(["trunk.layers.3"], further=1, approach=0)).begin([observation])
-        run.advance()
-        labels = torch.zeros(len(images), dtype=torch.int64)
-        following = run.then([Reconstruction(images, labels, 1.0, certified=none[: len(images)])])
+    for images, missing in ((truth, []), (mirrored, [1]), (repeated, [1])):
+        attack = smoothly(PatchMatching(["trunk.layers.3"], further=2, approach=0))
+        first = attack.begin([seen])
+        found = [Reconstruction(images, torch.zeros(2, dtype=torch.int64), 1.0, certified=none)]
+        following = attack._further(first, 1, found)
         assert following is not None
         assert isinstance(following.state, MatchingState)
-        (problem,) = following.state.problems
-        begun = Pixels(box=False, smooth=0.5).images(problem.variables, problem.restart)
-        assert [torch.allclose(*pair, atol=1e-4) for pair in zip(begun, images, strict=True)] == goes_on
+        assert [one.within.places.tolist() for one in following.state.problems if one.within] == [[0], [1]]
+        begun = torch.cat([one.images(attack.parametrization).detach() for one in following.state.problems])
+        torch.testing.assert_close(begun, images, rtol=0, atol=1e-4)
         following.advance()
-        assert any(f"further start 1, from {where}patches leave" in note for note in following.results()[0].notes)
+        assert "further start 1, 2 of 2 images each by itself from that found" in " ".join(following.results()[0].notes)
+        following = attack._further(first, 2, found)
+        assert following is not None
+        assert isinstance(following.state, MatchingState)
+        if not missing:
+            assert len(following.state.problems) == 2
+            continue
+        (problem,) = following.state.problems
+        assert problem.within is not None
+        assert problem.within.places.tolist() == missing
+        assert not torch.allclose(problem.images(attack.parametrization), images[missing], atol=0.1)
+        following.advance()
+        [tried] = following.compute()
+        # the other image stays as it is
+        assert torch.equal(tried.images[0], images[0])
+        assert "further start 2, 1 of 2 images from random ones" in " ".join(tried.notes)
+
+
+def test_certified_images_are_not_sought_again(seen: Observation, truth: Tensor) -> None:
+    attack = smoothly(PatchMatching(["trunk.layers.3"], further=1, approach=0))
+    certified = torch.tensor([True, False])
+    found = [Reconstruction(truth, torch.zeros(2, dtype=torch.int64), 1.0, certified=certified)]
+    following = attack._further(attack.begin([seen]), 1, found)
+    assert following is not None
+    assert isinstance(following.state, MatchingState)
+    assert [one.within.places.tolist() for one in following.state.problems if one.within] == [[1]]
+
+
+def test_without_further_starts_a_batch_is_sought_together_to_the_end(seen: Observation) -> None:
+    ends = []
+    for further in (0, 1):
+        attack = smoothly(PatchMatching(["trunk.layers.3"], further=further, approach=0))
+        state = attack.begin([seen]).state
+        assert isinstance(state, MatchingState)
+        penalty = state.problems[0].feature_penalty
+        assert isinstance(penalty, PatchPenalty)
+        ends.append(penalty.enough)
+    assert ends[0] < 1e-5 < 0.01 < ends[1]
+
+
+def test_a_single_image_that_is_stuck_begins_anew(seen: Observation, truth: Tensor) -> None:
+    images, none = truth[1:].flip(3), torch.zeros(1, dtype=torch.bool)
+    run = smoothly(PatchMatching(["trunk.layers.3"], further=1, approach=0)).begin([replace(seen, n_examples=1)])
+    run.advance()
+    following = run.then([Reconstruction(images, torch.zeros(1, dtype=torch.int64), 1.0, certified=none)])
+    assert following is not None
+    assert isinstance(following.state, MatchingState)
+    (problem,) = following.state.problems
+    begun = Pixels(box=False, smooth=0.5).images(problem.variables, problem.restart)
+    assert not torch.allclose(begun, images, atol=1e-4)
+    following.advance()
+    notes = following.results()[0].notes
+    assert any("further start 1, from random images: patches leave" in note for note in notes)
 
 
 def test_maps_of_another_image_certify_nothing(

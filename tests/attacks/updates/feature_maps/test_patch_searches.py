@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.attacks.updates import MapRecovery, PatchMatching
-from lit_recon.attacks.updates.feature_maps import patches
-from lit_recon.attacks.updates.feature_maps.patches import PatchPenalty
+from lit_recon.attacks.updates.feature_maps import patch_penalty, patches
+from lit_recon.attacks.updates.feature_maps.patch_penalty import PatchPenalty
 from lit_recon.clients import Client
 from lit_recon.defenses import Defense, GaussianNoise, GradientDropout, GradientPruning
 from lit_recon.errors import UnsupportedModelError
@@ -42,7 +42,7 @@ def test_a_search_ends_once_the_gradients_are_explained(images: Tensor, monkeypa
     for solved in (1e-4, -1.0):
         calls.append(0)
         solved_at.append(0)
-        monkeypatch.setattr(patches, "_SOLVED", solved)
+        monkeypatch.setattr(patches, "SOLVED", solved)
         search = attack(40)
         search.image_priors[0].weight = 1e-9
         search(seen)
@@ -52,9 +52,9 @@ def test_a_search_ends_once_the_gradients_are_explained(images: Tensor, monkeypa
 
 def test_a_search_that_is_stuck_ends_early(images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = victim(images[1:], None)
-    monkeypatch.setattr(patches, "_SOLVED", -1.0)
+    monkeypatch.setattr(patches, "SOLVED", -1.0)
     [whole] = attack(12).begin([seen]).finish()
-    monkeypatch.setattr(patches, "_STUCK", 0.0)  # every search is
+    monkeypatch.setattr(patch_penalty, "_STUCK", 0.0)  # every search is
     [early] = attack(12).begin([seen]).finish()
     assert float(early.loss) > 10 * float(whole.loss)
     # behind noise the gradients leave more than that at the truth
@@ -138,7 +138,7 @@ def test_images_are_certified_that_leave_far_less_than_with_another_contrast(
 ) -> None:
     label = torch.zeros(1, dtype=torch.int64)
     penalty = PatchMatching().prepare(victim(images[:1], GradientPruning(0.7)))
-    monkeypatch.setattr(patches, "_LEFT", 1.0)
+    monkeypatch.setattr(patch_penalty, "_LEFT", 1.0)
     contrast = images[:1] - images[:1].mean((2, 3), keepdim=True)
     for size, expected in ((5e-5, True), (1.3e-3, False)):
         near = images[:1] + size * contrast / contrast.square().mean().sqrt()
@@ -151,7 +151,7 @@ def test_images_are_certified_that_leave_far_less_than_with_another_contrast(
     # each image of a batch by itself
     both = PatchMatching().prepare(victim(images, GradientPruning(0.3)))
     assert both._moved(both.judged, images, [0]) != pytest.approx(both._moved(both.judged, images, [1]), rel=0.01)
-    monkeypatch.setattr(patches, "_DETERMINED", 1.0)
+    monkeypatch.setattr(patch_penalty, "_DETERMINED", 1.0)
     assert penalty.certificate(near, label)[1]
 
 

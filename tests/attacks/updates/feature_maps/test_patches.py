@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.attacks.updates import PatchMatching
-from lit_recon.attacks.updates.feature_maps import patches
+from lit_recon.attacks.updates.feature_maps import patch_penalty, patches
 from lit_recon.attacks.updates.feature_maps.input_map import likely_contrast
-from lit_recon.attacks.updates.feature_maps.patches import PatchPenalty
+from lit_recon.attacks.updates.feature_maps.patch_penalty import PatchPenalty
 from lit_recon.clients import Client
 from lit_recon.defenses import (
     DPSGD,
@@ -233,7 +233,7 @@ def test_statistics_of_the_batch_take_the_mean_patch_out_of_the_span(
     penalty = PatchMatching().prepare(seen)
     assert misplaced(penalty, *images) == [False, False]
     assert misplaced(penalty, images[0], images[1].flip(2)) != [False, False]
-    monkeypatch.setattr(patches, "coupled", lambda _: False)
+    monkeypatch.setattr(patch_penalty, "coupled", lambda _: False)
     assert misplaced(penalty, *images) != [False, False]
 
 

@@ -1,0 +1,325 @@
+"""Images whose patches explain the gradients of layers, with entries hidden, with noise, or exact.
+
+The gradient of a convolution's weights, `(channels, c k k)`, is D^T P: one row per place of every image in P, the patch
+under the kernel, and in D, the derivative of the loss in the output there. With the D of least squares, the residual of
+the observed entries depends on the candidate images alone, by a forward pass (variable projection,
+[GolubPereyra1973]; the derivative of the residual is that at a fixed D). That needs neither labels nor second
+derivatives, holds for any loss, any activation, clipped gradients and sums over clients, and is continuous in the
+images where the gradient jumps with every ReLU that switches. Every row of the gradient is spanned by the same patches,
+so that it says something about them as soon as more of its entries are observed than there are patches, however many
+others pruning or dropping has hidden. The same holds for a linear layer of tokens, whose patches are the tokens.
+
+Noise enters by its likelihood. The search begins as if there were more: the assumed standard deviation falls to that of
+the update, and the prior's influence with it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from lit_recon.attacks.updates.feature_maps.convolutions import TokenLayer
+from lit_recon.attacks.updates.feature_maps.input_map import Passes, coupled, likely_contrast, told_by_statistics
+from lit_recon.attacks.updates.feature_maps.matching import EXPLAINED, REACH, SAME, arranged_labels
+from lit_recon.attacks.updates.feature_maps.observed_rows import LayerRows, MatchedRows, ObservedRows
+from lit_recon.attacks.updates.feature_maps.spans import PatchSpan, for_some, misplaced_images, outside_shares
+from lit_recon.attacks.updates.gradient_matching.matching import update_distance
+from lit_recon.attacks.updates.gradient_matching.priors import Part, Penalty
+from lit_recon.records import Batch, Noise, Observation, Reconstruction
+
+#: Share of the squares of the rows searched by from which on further iterations are not worth their time; in a batch of
+#: n images, whose smallest gradients count little, over n.
+SOLVED = 2e-6
+#: Equations of layers, for every pixel of a batch, with which images are sought by these alone.
+AMPLE = 2.0
+#: Ridge on differences between the patches of several local steps in further searches.
+_LESS_ALIKE = 1e-6
+#: Growth of the misfit up to which another contrast counts as possible.
+_NATS = 10.0
+#: Standard deviations of the misfit up to which images explain the gradients.
+_EXPLAINED = 4.0
+#: Share of the squares of gradients without noise that the patches of the images may leave.
+_LEFT = 1e-6
+#: The same, relative to what they would leave with another brightness or contrast. A search that has not ended errs
+#: most where gradients tell least: 15 times as far as along these directions where this was measured.
+_DETERMINED = 2e-3
+#: Share of the squares of patches outside of their span at which a search of a single image ends.
+_ALONE = 1.5e-7
+#: Share of the iterations after which a search ends in a local minimum that still leaves a share of the squares.
+_PATIENCE, _STUCK = 0.33, 2e-3
+#: Share of what a search leaves at which another one from its images ends.
+_FURTHER = 0.1
+#: Share of the squares at which images of a batch are told apart, so that each can be sought by itself; and the share
+#: of the iterations after which they are, told apart or not.
+_APART, _TOGETHER = 0.05, 0.2
+#: Assumed noise at the first iteration, and least noise, relative to the root mean square of the observed entries.
+_FIRST, _LAST = 0.1, 1e-5
+#: For local steps, whose weights after the first one are known nearly. A search with weights of training on images
+#: found before ends at a share of what these leave, `_LEAST` at least. Single images that leave more than `_NEAR` with
+#: weights on a straight line are given up, and other random ones begin.
+_LEFT_BY_STEPS, _CLOSER, _LEAST, _NEAR = 1e-5, 0.1, 1e-9, 0.01
+
+
+@dataclass(frozen=True)
+class PatchPenalty(Penalty):
+    """The penalty of one victim's candidates.
+
+    Attributes:
+        observation: of the victim.
+        judged: rows of the layers' gradients, by which found images are judged.
+        searched: rows by which images are sought; with noise the same.
+        noise: in the gradients, treated as normal; None: only rounding errors.
+        weight: of minus the log-likelihood, in nats per pixel of the batch.
+        tempered: share of the iterations in which more noise is assumed than there is, at least 0.
+        notes: what was observed.
+        enough: share of the squares of `searched`, without noise, at which the search ends.
+        patience: share of the iterations after which a search ends that is stuck in a local minimum.
+    """
+
+    observation: Observation
+    judged: MatchedRows[ObservedRows]
+    searched: MatchedRows[LayerRows]
+    noise: Noise | None
+    weight: float
+    tempered: float
+    notes: tuple[str, ...]
+    enough: float = SOLVED
+    patience: float = _PATIENCE
+
+    @cached_property
+    def pixels(self) -> int:
+        """Number of pixels of the batch."""
+        return self.observation.n_examples * math.prod(self.observation.image_shape)
+
+    @cached_property
+    def freedom(self) -> int:
+        """Expected misfit of the true images, and half its variance."""
+        return sum(rows.equations for rows in self.judged.rows)
+
+    @property
+    def partial(self) -> bool:
+        """Whether entries of the gradients are hidden."""
+        return any(rows.observed is not None for rows in self.judged.rows)
+
+    @property
+    def local_steps(self) -> bool:
+        """Whether the gradients are summed over several local steps."""
+        return self.judged.passes.local_steps
+
+    @property
+    def measure(self) -> MatchedRows[LayerRows]:
+        """What tells how far images are before training on them is simulated."""
+        return self.searched if isinstance(self.searched.rows[0], PatchSpan) else self.judged
+
+    @property
+    def on_a_line(self) -> bool:
+        """Whether weights on the way of local steps are taken from a straight line."""
+        return self.local_steps and self.measure is self.judged
+
+    @cached_property
+    def stds(self) -> tuple[float, float]:
+        """Standard deviations of the noise, that assumed first and that of the update."""
+        scale = (self.searched.squares / sum(rows.count for rows in self.searched.rows)) ** 0.5
+        last = max(_LAST * scale, self.noise.std if self.noise else 0.0)
+        return max(_FIRST * scale, last), last
+
+    def prior_share(self, progress: float) -> float:
+        """What priors count for after a share of the iterations, in units of the noise assumed first."""
+        first, last = self.stds
+        return float((last / first) ** (2 * min(1.0, progress / self.tempered if self.tempered else 1.0)))
+
+    def explained_by(self, images: Tensor, labels: Tensor) -> MatchedRows[ObservedRows]:
+        """The rows of all layers; of local steps, with the weights of training on these images and labels."""
+        if not self.local_steps:
+            return self.judged
+        rows = tuple(replace(one, ridge=_LESS_ALIKE) for one in self.judged.rows)
+        return MatchedRows(rows, Passes(self.observation, [one.layer.name for one in rows], Batch(images, labels)))
+
+    def penalty(self, images: Tensor, targets: Tensor, progress: float) -> Tensor:
+        """Weighted minus log-likelihood per pixel with the noise assumed first, less that of the true images.
+
+        The images of the least loss with the noise assumed later are the same if priors count for less,
+        see `prior_share`; equal units in all iterations keep a quasi-Newton solver's history of use.
+        """
+        first, last = self.stds
+        excess = self.searched.residual(images, held=True) - self.freedom * (last**2 if self.noise else 0.0)
+        return (self.weight * 0.5 * excess / (first**2 * self.pixels)).to(images.dtype)
+
+    def ended(self, loss: float, progress: float) -> bool:
+        """Whether images with this penalty explain gradients without noise nearly to rounding, or never will."""
+        left = 2 * loss * self.stds[0] ** 2 * self.pixels / (self.weight * self.searched.squares)
+        stuck = left > (_NEAR if self.on_a_line else _STUCK) and progress >= self.patience
+        return self.noise is None and (left <= self.enough or stuck)
+
+    def for_further_start(self, found: Reconstruction, going: bool) -> PatchPenalty:
+        """The penalty with the weights of local training on the images found, if they moved.
+
+        Images that go on and are all in their places do so without more noise than there is, and further.
+        """
+        if not (self.on_a_line and self._near(found)):
+            misplaced = self.misplaced(found)
+            if not going or (len(found.images) > 1 if misplaced is None else bool(misplaced.any())):
+                return self
+            return replace(self, tempered=0.0, enough=min(self.enough, _FURTHER * self.searched.left(found.images)))
+        judged = self.explained_by(found.images, found.labels)
+        rows = [replace(one, ridge=_LESS_ALIKE) for one in self.searched.rows if isinstance(one, ObservedRows)]
+        searched = replace(judged, rows=tuple(rows))
+        return replace(self, judged=judged, searched=searched, enough=max(_LEAST, _CLOSER * judged.left(found.images)))
+
+    def goes_on(self, found: Reconstruction, number: int) -> bool:
+        """Batches, whose random images would end in mixtures; nearly found images, and once only if of one step."""
+        if self.observation.n_examples > 1:
+            return True
+        if self.on_a_line:
+            return self._near(found)
+        return (number == 1 or self.local_steps) and self.measure.left(found.images) <= _STUCK
+
+    def misplaced(self, found: Reconstruction) -> Tensor | None:
+        """Images whose patches lie outside the span of rows, and repeated ones; None where no span is known."""
+        unknown = (
+            self.noise is not None or self.on_a_line or all(one.observed is not None for one in self.searched.rows)
+        )
+        if unknown or len(found.images) == 1:
+            return None
+        return misplaced_images(self.searched, found.images, coupled(self.observation), _STUCK)
+
+    @property
+    def separable(self) -> bool:
+        """Whether patches of every image of the batch lie in known spans by themselves."""
+        alone = self.noise is None and not self.on_a_line and not coupled(self.observation)
+        known = all(one.observed is None for one in self.searched.rows)
+        return alone and known and self.observation.n_examples > 1
+
+    @cached_property
+    def alone(self) -> MatchedRows[PatchSpan]:
+        """Rows by which single images are sought: those of the first layer, if they are enough, are the fastest."""
+        first, *others = self.searched.rows
+        if others and first.count - len(first.values) * first.patches >= AMPLE * self.pixels:
+            passes = Passes(self.observation, [first.layer.name], steps=1)
+            return for_some(MatchedRows((first,), passes), 1)
+        return for_some(self.searched, 1)
+
+    def in_parts(self) -> PatchPenalty:
+        return replace(self, enough=_APART, patience=_TOGETHER) if self.separable else self
+
+    def parts(self, found: Reconstruction, number: int) -> list[Part]:
+        """Every image found by itself; after such a search random images for those that are misplaced."""
+        if not self.separable:
+            return []
+        misplaced = self.misplaced(found)
+        assert misplaced is not None
+        if number % 2 == 0 and misplaced.any():
+            others = for_some(self.searched, int(misplaced.sum()), found.images[~misplaced])
+            return [Part(misplaced.nonzero()[:, 0], replace(self, searched=others), drawn=True)]
+        alone, certified = self.alone, found.certified
+        places = torch.arange(len(misplaced)) if certified is None else (~certified).nonzero()[:, 0]
+        left = float(outside_shares(alone, found.images[places]).mean())
+        penalty = replace(self, searched=alone, tempered=0.0, enough=min(_ALONE, _FURTHER * left), patience=_PATIENCE)
+        return [Part(places[i : i + 1], penalty) for i in range(len(places))]
+
+    def penalties(self, images: Tensor) -> Tensor:
+        searched = cast(MatchedRows[PatchSpan], self.searched)
+        left = searched.squares * outside_shares(searched, images)
+        return self.weight * 0.5 * left / (self.stds[0] ** 2 * self.pixels)
+
+    def _near(self, found: Reconstruction) -> bool:
+        """Whether weights of local training on the images found are closer than those on a straight line."""
+        return self.judged.left(found.images) <= _NEAR
+
+    def closer(self, before: Reconstruction, after: Reconstruction, what: str) -> Reconstruction:
+        """The reconstruction of the two whose patches leave less of the gradients."""
+        old, new = self.measure.left(before.images), self.measure.left(after.images)
+        of = "gradients" if self.measure is self.judged else "patches outside the span"
+        how = f"{what}: patches leave {new:.1g} of the {of}, those found before {old:.1g}"
+        if not new < old:
+            return replace(before, notes=(*before.notes, how))
+        return replace(after, notes=(*self.notes, how, *after.notes))
+
+    def settled(self, images: Tensor) -> Tensor:
+        if not coupled(self.observation):
+            return images
+        likely = likely_contrast(self.observation, images)
+        before, after = self.measure.left(images), self.measure.left(likely)
+        same = after <= (before + _NATS * self.noise.std**2 / self.measure.squares if self.noise else SAME * before)
+        return likely if same else images
+
+    def labels(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The batch's labels `(n,)` in the order of the reconstructed images."""
+        return arranged_labels(self.observation, images, labels)
+
+    def certificate(self, images: Tensor, labels: Tensor) -> tuple[Tensor | None, bool, tuple[str, ...]]:
+        """Whether the images explain the update: a certificate `(n,)` without noise, a note with it.
+
+        Without noise the patches of the images have to span the observed entries of the gradients, and the images have
+        to give the observed entries of the whole update. An image is certified if with another brightness or contrast
+        it would leave far more: in a batch, images with small gradients can be wrong at little cost.
+        """
+        judged = self.explained_by(images, labels)
+        left = judged.left(images)
+        if self.noise is not None:
+            excess = (left * judged.squares / self.noise.std**2 - self.freedom) / (2 * self.freedom) ** 0.5
+            does = "is that of the noise"
+            if excess > _EXPLAINED:
+                does = "is more than noise: the search ended too early or in a local minimum"
+            note = f"misfit of the images' patches {does}: {excess:.2g} standard deviations above its mean"
+            return None, False, (note,)
+        distance = update_distance(self.observation, images, labels, observed_only=self.partial)
+        most = _LEFT_BY_STEPS if self.local_steps else _LEFT
+        how = f"patches leave {left:.1g} of the gradients, 1 - cos of the updates {distance:.1g}"
+        none = torch.zeros(len(images), dtype=torch.bool, device=images.device)
+        if not (distance <= EXPLAINED and left <= most):
+            return none, False, (f"not certified: {how}, at most {most:g} and {EXPLAINED:g}",)
+        if any(isinstance(rows.layer, TokenLayer) for rows in judged.rows):
+            return none, False, (f"not certified: {how}, but norms of tokens hide contrast and brightness",)
+        if self.separable:
+            return self._alone_certified(images, how)
+        each = list(range(len(images)))
+        # statistics of the batch hide what changes in all images together, unless they are known
+        told = told_by_statistics(self.observation, images)
+        together = self._moved(judged, images, each) if coupled(self.observation) and not told else math.inf
+        alone = [math.inf if told and len(each) == 1 else self._moved(judged, images, [i]) for i in each]
+        moved = images.new_tensor([min(together, left) for left in alone])
+        certified, notes = _undetermined(left * torch.ones_like(moved), moved, "patches leave {:.1g} of the gradients")
+        # other starts do not tell what statistics of the batch hide
+        return certified, bool(certified.all()) or (coupled(self.observation) and not told), (how, *notes)
+
+    def _alone_certified(self, images: Tensor, how: str) -> tuple[Tensor, bool, tuple[str, ...]]:
+        """The certificate of images by their own patches and the span, which other images do not change."""
+        alone = self.alone
+        with torch.no_grad():
+            left = outside_shares(alone, images)
+            moved = torch.stack([outside_shares(alone, one) for one in self._contrasts(images, each=True)]).amin(0)
+        certified, notes = _undetermined(left, moved, "{:.1g} of its patches are outside the span")
+        return certified, bool(certified.all()), (how, *notes)
+
+    def _moved(self, judged: MatchedRows[ObservedRows], images: Tensor, numbers: list[int]) -> float:
+        """The least share left if brightness or contrast of some images, in a channel or all, is another by `REACH`."""
+        where = images.new_tensor(numbers).long()
+        return min(judged.left(images.index_copy(0, where, moved)) for moved in self._contrasts(images[numbers]))
+
+    def _contrasts(self, images: Tensor, each: bool = False) -> list[Tensor]:
+        """Images with another brightness or contrast, in a channel or all, by `REACH` each or in the mean."""
+        (mean, _), flat = self.observation.normalization.tensors(images), images - images.mean((2, 3), keepdim=True)
+        channels = torch.eye(images.shape[1]).to(images)[:, None, :, None, None]
+        directions = (*(channels * torch.ones_like(images)), *(channels * flat), images - mean)
+        over = (1, 2, 3) if each else (0, 1, 2, 3)
+        entries = images[0].numel() if each else images.numel()
+        norms = [one.square().sum(over, keepdim=True).sqrt().clamp_min(1e-12) for one in directions]
+        steps = [REACH * entries**0.5 * one / norm for one, norm in zip(directions, norms, strict=True)]
+        return [images + sign * step for step in steps for sign in (1, -1)]
+
+
+def _undetermined(left: Tensor, moved: Tensor, what: str) -> tuple[Tensor, list[str]]:
+    """Which images `(n,)` leave little of what they would leave with another contrast, and why others do not."""
+    certified = left <= _DETERMINED * moved
+    notes = [
+        f"image {i + 1}: not certified: with another brightness or contrast (RMSE {REACH:g}) "
+        f"{what.format(float(moved[i]))}, at least {float(left[i]) / _DETERMINED:.1g} is asked"
+        for i in (~certified).nonzero().flatten().tolist()
+    ]
+    return certified, notes

@@ -1,0 +1,164 @@
+"""Further starts of gradient matching, for images that are not certified: together, some alone, or from elsewhere."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from lit_recon.attacks.base import AttackRun, Execution, SteppableAttack, put, unsolved
+from lit_recon.attacks.updates.feature_maps.matching import MapMatching
+from lit_recon.attacks.updates.feature_maps.patches import PatchMatching
+from lit_recon.attacks.updates.features.inputs import InputMatching
+from lit_recon.attacks.updates.features.matching import FeatureMatching
+from lit_recon.attacks.updates.gradient_matching.matching import Compilation, Matching
+from lit_recon.attacks.updates.gradient_matching.objectives import Objective
+from lit_recon.attacks.updates.gradient_matching.parametrizations import Parametrization, Pixels, Restart
+from lit_recon.attacks.updates.gradient_matching.priors import BatchNormPrior, Part, Penalty
+from lit_recon.attacks.updates.gradient_matching.solvers import Solver
+from lit_recon.attacks.updates.gradient_matching.state import MatchingState, Problem, Within
+from lit_recon.attacks.updates.labels.recovery import LabelRecovery
+from lit_recon.records import Reconstruction
+
+
+class FurtherStarts(SteppableAttack[MatchingState]):
+    """The starts that follow on the results of a first one, until all images are certified or none are left."""
+
+    objective: Objective
+    network_prior: BatchNormPrior | None
+    parametrization: Parametrization
+    solver: Solver
+    labels: LabelRecovery
+    features: FeatureMatching | InputMatching | MapMatching | PatchMatching | None
+    restarts: int
+    seed: int
+    execution: Execution
+    compilation: Compilation
+
+    @abstractmethod
+    def approach(self, steps: int, hidden: bool) -> SteppableAttack[MatchingState]:
+        """Gradient matching from whose images a start may begin; `hidden`: not all entries of the update are known."""
+
+    @property
+    def _seeks_parts(self) -> bool:
+        """Whether some images can be sought without the others: their loss depends on nothing else."""
+        further = isinstance(self.features, PatchMatching) and self.features.further > 0
+        free = not (self.objective.matches or self.network_prior or self.labels.optimised)
+        return further and free and self.solver.line_search and isinstance(self.parametrization, Pixels)
+
+    def _problem(
+        self,
+        restart: Restart,
+        labels: Tensor,
+        penalty: Penalty | None,
+        start: Tensor | None = None,
+        drawn: Tensor | None = None,
+    ) -> Problem:
+        """A restart that begins with images drawn by its seed or, but for those `drawn` `(n,)` bool, with `start`."""
+        seen = restart.observation
+        variables = self.parametrization.start(restart)
+        if start is not None and isinstance(self.parametrization, Pixels):
+            if drawn is not None:
+                start = torch.where(drawn.view(-1, 1, 1, 1), self.parametrization.images(variables, restart), start)
+            variables = self.parametrization.of(start, seen)
+        if self.labels.optimised:
+            generator = torch.Generator().manual_seed(restart.seed)
+            variables["labels"] = self.labels.initial_logits(seen, generator).to(labels.device)
+        for value in variables.values():
+            value.requires_grad_()
+        # an image conditioned on a feature is matched to the same feature
+        return Problem(restart, labels, variables, self.solver.optimizer(variables), penalty, restart.features)
+
+    def _part(self, restart: Restart, labels: Tensor, part: Part, found: Reconstruction, whole: Penalty) -> Problem:
+        """A search for some images, from those found or from random ones."""
+        images = found.images
+        if part.drawn:
+            images = self.parametrization.images(self.parametrization.start(restart), restart).detach()
+        problem = self._problem(restart, labels, part.penalty, images[part.places])
+        if not part.drawn:
+            problem.optimizer = self.solver.stepwise(problem.variables["pixels"])
+        problem.within = Within(part.places, found.images, whole)
+        return problem
+
+    def _state(self, problems: list[Problem], notes: list[tuple[str, ...]], counts: list[int]) -> MatchingState:
+        seen = [problem.restart.observation for problem in problems]
+        how = (self.labels.optimised, self.execution, self.compilation)
+        return MatchingState(problems, Matching(seen, self.objective, self.network_prior, *how), notes, counts)
+
+    def _further(self, first: AttackRun, number: int, found: list[Reconstruction]) -> AttackRun | None:
+        """Further start `number`, from 1, for the victims of `first` with images not certified; None: there is none."""
+        maps, stuck = self.features, unsolved(found)
+        if not isinstance(maps, MapMatching | PatchMatching) or number > maps.further or not stuck:
+            return None
+        start = partial(self._start_again, first, number, found)
+        if all(self._maps_of(first, v).goes_on(found[v], number) for v in stuck):
+            return start(None)
+        if not (number % 2 and maps.approach and isinstance(self.parametrization, Pixels)):
+            return start(None)
+        seen = [first.observations[v] for v in stuck]
+        hidden = any(self._maps_of(first, v).partial for v in stuck)
+        match = self.approach(maps.approach, hidden)
+        run = match.begin(seen)
+        return replace(
+            run,
+            observations=first.observations,
+            compute=lambda: put(found, stuck, run.results()),
+            victims=stuck,
+            then=start,
+        )
+
+    def _start_again(
+        self, first: AttackRun, number: int, found: list[Reconstruction], near: list[Reconstruction] | None
+    ) -> AttackRun:
+        """A further start from random images, those of `near` or those found, on the maps of all known layers."""
+        stuck, problems, penalties, remarks, counts = unsolved(found), [], [], [], []
+        assert isinstance(first.state, MatchingState)
+        for v in stuck:
+            before, whole = first.state.of_victims[v][0], self._maps_of(first, v)
+            restart = before.restart._replace(seed=self.seed + self.restarts + number - 1)
+            going = whole.goes_on(found[v], number)
+            if self._seeks_parts and going and (parts := whole.parts(found[v], number)):
+                problems += [self._part(restart, before.labels, part, found[v], whole) for part in parts]
+                counts.append(len(parts))
+                penalties.append(whole)
+                sought = f"{sum(len(part.places) for part in parts)} of {len(found[v].images)} images"
+                how = "from random ones" if parts[0].drawn else "each by itself from that found"
+                remarks.append(f"further start {number}, {sought} {how}")
+                continue
+            penalty = whole.for_further_start(found[v], going)
+            begun = found[v] if going else None if near is None else near[v]
+            start = None if begun is None else begun.images[penalty.in_order(begun.images)]
+            where = "those found" if going else "random images" if near is None else "images that match the gradient"
+            drawn = penalty.misplaced(found[v]) if going else None
+            some = f" but {int(drawn.sum())} that are not of the batch" if drawn is not None and drawn.any() else ""
+            remarks.append(f"further start {number}, from {where}{some}")
+            problems.append(self._problem(restart, before.labels, penalty, start, drawn))
+            if (kept := penalty.kept(found[v])) is not None:
+                problems[-1].kept = (kept.view(-1, 1, 1, 1), found[v].images)
+            penalties.append(penalty)
+            counts.append(1)
+        again = self._state(problems, [()] * len(stuck), counts)
+
+        def compute() -> list[Reconstruction]:
+            before = [found[v] for v in stuck]
+            tried = zip(penalties, before, self.result(again), remarks, strict=True)
+            return put(found, stuck, [penalty.closer(old, new, how) for penalty, old, new, how in tried])
+
+        return replace(
+            first,
+            compute=compute,
+            state=again,
+            advance=partial(self.advance, again),
+            reasons=(),
+            then=partial(self._further, first, number + 1),
+            victims=stuck,
+        )
+
+    def _maps_of(self, run: AttackRun, victim: int) -> Penalty:
+        assert isinstance(run.state, MatchingState)
+        penalty = run.state.of_victims[victim][0].feature_penalty
+        assert penalty is not None
+        return penalty

@@ -39,8 +39,8 @@ from lit_recon.bounds import (
     unknown_basis,
     van_trees,
 )
+from lit_recon.clients.client import ClientSettings, LocalTraining
 from lit_recon.clients.gradient import GradientOperator, pure_copy
-from lit_recon.clients.settings import ClientSettings, LocalTraining
 from lit_recon.data import ImageSet
 from lit_recon.data.sources import CIFAR10
 from lit_recon.data.splits import Pool, in_pool

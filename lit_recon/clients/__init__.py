@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from lit_recon.clients.aggregate import SecureAggregation, aggregate
-from lit_recon.clients.client import Client, Rule
+from lit_recon.clients.client import Client, ClientSettings, LocalTraining, Rule
 from lit_recon.clients.gradient import GradientOperator
 from lit_recon.clients.local_steps import LocalSteps
-from lit_recon.clients.settings import ClientSettings, LocalTraining
 from lit_recon.records import BatchNormMode
 
 __all__ = [

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from lit_recon.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
-from lit_recon.privacy.noisy_sgd import FullBatchSGD, Neighbors, PoissonSGD, PrivateDescent, calibrate_noise
+from lit_recon.privacy.noisy_sgd import (
+    FullBatchSGD,
+    Neighbors,
+    PoissonSGD,
+    PrivateDescent,
+    calibrate_noise,
+    gaussian_delta,
+    gaussian_epsilon,
+    gaussian_mu,
+)
 
 __all__ = [
     "FullBatchSGD",

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from benchmarks import defended
 from benchmarks.defended import bounds, masked_bounds
+from lit_recon.clients.client import ClientSettings
 from lit_recon.clients.gradient import GradientOperator
-from lit_recon.clients.settings import ClientSettings
 from lit_recon.defenses import Defense, GradientClipping, GradientDropout, GradientPruning, Round
 from lit_recon.experiments.update_attack.bound import PIXEL_VARIANCE
 from lit_recon.models import Backbone

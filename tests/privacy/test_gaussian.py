@@ -8,7 +8,7 @@ import pytest
 from mpmath import exp, log, mp, mpf, ncdf
 
 from lit_recon.errors import ConfigError
-from lit_recon.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_log_delta, gaussian_mu
+from lit_recon.privacy.noisy_sgd import gaussian_delta, gaussian_epsilon, gaussian_log_delta, gaussian_mu
 
 
 @pytest.mark.parametrize("mu", [1e-3, 0.1, 1, 3, 10, 150])

@@ -5,8 +5,7 @@ import math
 import pytest
 
 from lit_recon.errors import ConfigError
-from lit_recon.privacy.gaussian import gaussian_epsilon
-from lit_recon.privacy.noisy_sgd import FullBatchSGD, Neighbors, NoisySGD, PoissonSGD, noisy_sgd
+from lit_recon.privacy.noisy_sgd import FullBatchSGD, Neighbors, NoisySGD, PoissonSGD, gaussian_epsilon, noisy_sgd
 
 
 @pytest.mark.parametrize(

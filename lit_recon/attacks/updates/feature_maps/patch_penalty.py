@@ -27,7 +27,7 @@ from lit_recon.attacks.updates.feature_maps.convolutions import TokenLayer
 from lit_recon.attacks.updates.feature_maps.input_map import Passes, coupled, likely_contrast, told_by_statistics
 from lit_recon.attacks.updates.feature_maps.matching import EXPLAINED, REACH, SAME, arranged_labels
 from lit_recon.attacks.updates.feature_maps.observed_rows import LayerRows, MatchedRows, ObservedRows
-from lit_recon.attacks.updates.feature_maps.spans import PatchSpan, for_some, misplaced_images, outside_shares
+from lit_recon.attacks.updates.feature_maps.spans import SpanRows, for_some, misplaced_images, outside_shares
 from lit_recon.attacks.updates.gradient_matching.matching import update_distance
 from lit_recon.attacks.updates.gradient_matching.priors import Part, Penalty
 from lit_recon.records import Batch, Noise, Observation, Reconstruction
@@ -114,7 +114,7 @@ class PatchPenalty(Penalty):
     @property
     def measure(self) -> MatchedRows[LayerRows]:
         """What tells how far images are before training on them is simulated."""
-        return self.searched if isinstance(self.searched.rows[0], PatchSpan) else self.judged
+        return self.searched if isinstance(self.searched.rows[0], SpanRows) else self.judged
 
     @property
     def on_a_line(self) -> bool:
@@ -196,7 +196,7 @@ class PatchPenalty(Penalty):
         return alone and known and self.observation.n_examples > 1
 
     @cached_property
-    def alone(self) -> MatchedRows[PatchSpan]:
+    def alone(self) -> MatchedRows[SpanRows]:
         """Rows by which single images are sought: those of the first layer, if they are enough, are the fastest."""
         first, *others = self.searched.rows
         if others and first.count - len(first.values) * first.patches >= AMPLE * self.pixels:
@@ -223,7 +223,7 @@ class PatchPenalty(Penalty):
         return [Part(places[i : i + 1], penalty) for i in range(len(places))]
 
     def penalties(self, images: Tensor) -> Tensor:
-        searched = cast(MatchedRows[PatchSpan], self.searched)
+        searched = cast(MatchedRows[SpanRows], self.searched)
         left = searched.squares * outside_shares(searched, images)
         return self.weight * 0.5 * left / (self.stds[0] ** 2 * self.pixels)
 

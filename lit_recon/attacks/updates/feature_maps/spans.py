@@ -31,7 +31,7 @@ _REPEATED = 0.05
 
 
 @dataclass(frozen=True)
-class PatchSpan(LayerRows):
+class SpanRows(LayerRows):
     """Orthonormal rows in whose span patches lie, besides others, such as those of other images or later local steps.
 
     Attributes:
@@ -46,7 +46,7 @@ class PatchSpan(LayerRows):
     known: Tensor | None = None
 
     @classmethod
-    def of_first_step(cls, rows: ObservedRows, patches: int, centred: int, least: float) -> PatchSpan:
+    def of_first_step(cls, rows: ObservedRows, patches: int, centred: int, least: float) -> SpanRows:
         """The span of rows without hidden entries, but for directions with singular values up to `least`.
 
         Directions of rounding errors and weak ones of later steps make searches end in local minima.
@@ -58,7 +58,7 @@ class PatchSpan(LayerRows):
         return cls(rows.layer, basis.to(rows.values), None, patches - centred, centred=centred)
 
     @classmethod
-    def of_some(cls, rows: LayerRows, patches: int, others: Tensor | None = None) -> PatchSpan:
+    def of_some(cls, rows: LayerRows, patches: int, others: Tensor | None = None) -> SpanRows:
         """The span of rows without hidden entries, for some of its `patches`, less those of `others` `(m, c k k)`."""
         basis, known = torch.linalg.qr(rows.values.double().T)[0].T, None
         if others is not None and len(others):
@@ -117,18 +117,18 @@ class PatchSpan(LayerRows):
 Rows = TypeVar("Rows", bound=LayerRows)
 
 
-def for_some(searched: MatchedRows[Rows], n: int, others: Tensor | None = None) -> MatchedRows[PatchSpan]:
+def for_some(searched: MatchedRows[Rows], n: int, others: Tensor | None = None) -> MatchedRows[SpanRows]:
     """A search for `n` images of the batch by themselves, as others `(m, c, h, w)` are known."""
     patches: list[Tensor] | list[None] = [None] * len(searched.rows)
     if others is not None and len(others):
         with torch.no_grad():
             patches = MatchedRows(searched.rows, searched.passes.of(len(others))).patches(others)
     pairs = zip(searched.rows, patches, strict=True)
-    rows = [PatchSpan.of_some(one, one.layer.places * n, own) for one, own in pairs]
+    rows = [SpanRows.of_some(one, one.layer.places * n, own) for one, own in pairs]
     return MatchedRows(tuple(rows), searched.passes.of(n))
 
 
-def outside_shares(searched: MatchedRows[PatchSpan], images: Tensor) -> Tensor:
+def outside_shares(searched: MatchedRows[SpanRows], images: Tensor) -> Tensor:
     """Shares `(n,)` of the patches of single images `(n, c, h, w)` outside of their spans, the mean over layers."""
     pairs = zip(searched.rows, searched.passes.of(len(images))(images), strict=True)
     shares = [one.shares(one.layer.patches(maps).transpose(1, 2).flatten(0, 1)) for one, maps in pairs]
@@ -150,7 +150,7 @@ def misplaced_images(searched: MatchedRows[Rows], images: Tensor, centred: bool,
     return misplaced
 
 
-def spans_of_first_step(rows: Sequence[ObservedRows], observation: Observation) -> list[PatchSpan]:
+def spans_of_first_step(rows: Sequence[ObservedRows], observation: Observation) -> list[SpanRows]:
     """The spans of layers' gradients that hold the patches of the first local step of all images; empty: none do.
 
     The update is the sum over steps of derivatives times patches. Its rows span those of every step as long as there
@@ -166,7 +166,7 @@ def spans_of_first_step(rows: Sequence[ObservedRows], observation: Observation) 
             change = rule.least_change(name, observation.parameters[name]).square().mean().sqrt()
             rounding = float(change) / (12 * rule.steps) ** 0.5 * edge(*one.values.shape)
             patches = one.layer.places * observation.n_examples
-            found = PatchSpan.of_first_step(one, patches, centred, _ROUNDED * rounding)
+            found = SpanRows.of_first_step(one, patches, centred, _ROUNDED * rounding)
             if len(found.values) >= found.patches:
                 spans.append(found)
     return spans

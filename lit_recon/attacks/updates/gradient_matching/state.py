@@ -15,7 +15,7 @@ from lit_recon.attacks.base import Curve
 from lit_recon.attacks.updates.gradient_matching.matching import Matching
 from lit_recon.attacks.updates.gradient_matching.parametrizations import Parametrization, Restart, Variables
 from lit_recon.attacks.updates.gradient_matching.priors import Penalty
-from lit_recon.attacks.updates.gradient_matching.stepwise import StepwiseLBFGS
+from lit_recon.attacks.updates.gradient_matching.solvers import StepwiseLBFGS
 
 
 class Within(NamedTuple):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lit_recon.attacks.updates import PatchMatching
 from lit_recon.attacks.updates.feature_maps import patches
 from lit_recon.attacks.updates.feature_maps.patch_penalty import PatchPenalty
-from lit_recon.attacks.updates.feature_maps.spans import PatchSpan, spans_of_first_step
+from lit_recon.attacks.updates.feature_maps.spans import SpanRows, spans_of_first_step
 from lit_recon.clients import Client, GradientOperator, LocalSteps
 from lit_recon.defenses import GradientDropout
 from lit_recon.models import Backbone
@@ -40,17 +40,17 @@ def behind_statistics(images: Tensor, rule: Rule) -> Observation:
     return client.observe(images, torch.arange(len(images)), Knowledge(), torch.Generator().manual_seed(0))
 
 
-def span_of(seen: Observation) -> PatchSpan:
+def span_of(seen: Observation) -> SpanRows:
     penalty = PatchMatching().prepare(seen)
     [span] = penalty.searched.rows
-    assert isinstance(span, PatchSpan)
+    assert isinstance(span, SpanRows)
     return span
 
 
 def outside(penalty: PatchPenalty, images: Tensor) -> float:
     """Mean of the squared sines of the angles between patches and the span, without the search's formulas."""
     [span], [own] = penalty.searched.rows, penalty.searched.patches(images)
-    assert isinstance(span, PatchSpan)
+    assert isinstance(span, SpanRows)
     own = own.double()
     if span.centred:
         groups = own.view(span.centred, -1, own.shape[1])
@@ -116,7 +116,7 @@ def test_directions_of_rounding_errors_are_left_out(images: Tensor) -> None:
     span = span_of(seen)
     assert rows.patches == 48
     assert 16 <= len(span.values) < 32
-    everything = PatchSpan.of_first_step(replace(rows, values=rows.values.double()), 16, 0, 0.0)
+    everything = SpanRows.of_first_step(replace(rows, values=rows.values.double()), 16, 0, 0.0)
     assert len(span.values) < len(everything.values)
 
 
@@ -126,7 +126,7 @@ def test_weak_directions_are_left_out(images: Tensor) -> None:
     for weakest, count in ((1e-3, 20), (1e-5, 16)):
         values[:16], values[16:20], values[20:] = 1.0, weakest, 0.0
         some = replace(rows, values=(left * values) @ right)
-        assert len(PatchSpan.of_first_step(some, 16, 0, 0.0).values) == count
+        assert len(SpanRows.of_first_step(some, 16, 0, 0.0).values) == count
 
 
 def test_searches_go_on_from_images_near_the_span_and_are_given_up_elsewhere(images: Tensor) -> None:
@@ -144,7 +144,7 @@ def test_searches_go_on_from_images_near_the_span_and_are_given_up_elsewhere(ima
 
 
 def test_no_span_is_used_where_it_does_not_hold_all_patches(images: Tensor) -> None:
-    def spans(seen: Observation) -> list[PatchSpan]:
+    def spans(seen: Observation) -> list[SpanRows]:
         return spans_of_first_step(PatchMatching().prepare(seen).judged.rows, seen)
 
     assert spans(victim(images[:1], None, rule=local(4)))

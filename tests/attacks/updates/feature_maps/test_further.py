@@ -299,6 +299,24 @@ def test_further_starts_of_a_batch_on_patches_search_for_each_image_then_for_tho
         assert "further start 2, 1 of 2 images from random ones" in " ".join(tried.notes)
 
 
+def test_an_interrupted_search_for_single_images_ends_with_the_same_bits(seen: Observation, tmp_path: Path) -> None:
+    attack = smoothly(PatchMatching(["trunk.layers.3"], further=2, approach=0), steps=3)
+    whole = run_attack(attack, [seen], tmp_path / "other", 1000.0, None, lambda state, new: None)
+    done: list[int] = []
+
+    def interrupt(state: Any, new: int) -> None:
+        done.append(new)
+        if sum(done) == 4:  # the first iteration of the second run
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        run_attack(attack, [seen], tmp_path / "saved", 1000.0, None, interrupt)
+    resumed = run_attack(attack, [seen], tmp_path / "saved", 1000.0, None, lambda state, new: done.append(new))
+    assert torch.equal(resumed.reconstructions[0].images, whole.reconstructions[0].images)
+    assert resumed.reconstructions[0].notes == whole.reconstructions[0].notes
+    assert resumed.curves == whole.curves
+
+
 def test_certified_images_are_not_sought_again(seen: Observation, truth: Tensor) -> None:
     attack = smoothly(PatchMatching(["trunk.layers.3"], further=1, approach=0))
     certified = torch.tensor([True, False])

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.updates.features.exact import ExactRecovery
+from lit_recon.attacks.updates.features.exact import ExactRecovery, UnrolledTraining
 from lit_recon.attacks.updates.features.layer import layer_gradient
-from lit_recon.attacks.updates.features.local_steps import UnrolledTraining
 from lit_recon.clients import Client, LocalSteps
 from lit_recon.metrics import feature_cosines
 from lit_recon.models import MLP, Backbone, WideFeatureLayer

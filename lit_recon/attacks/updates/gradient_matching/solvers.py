@@ -1,4 +1,4 @@
-"""Solvers: Adam, sign-Adam and L-BFGS, with the learning-rate schedules of the papers; L-BFGS that shares evaluations."""
+"""Solvers: Adam, sign-Adam, L-BFGS, one that shares its evaluations, and the learning-rate schedules of the papers."""
 
 from __future__ import annotations
 

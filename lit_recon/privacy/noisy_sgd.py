@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dp_accounting.pld.pld_pmf import PLDPmf
 
 #: Absolute and relative accuracy of the roots.
-_ACCURACY = 1e-13
+_ROOT_ACCURACY = 1e-13
 #: Below this Mills' ratio overflows, and the first of two terms is 1 in double precision.
 _OVERFLOW = -30.0
 
@@ -78,7 +78,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return 0.0
     rho = mu**2 / 2
     ceiling = rho + 2 * math.sqrt(rho * -goal)
-    return float(brentq(lambda epsilon: gaussian_log_delta(mu, epsilon) - goal, 0.0, ceiling, rtol=_ACCURACY))
+    return float(brentq(lambda epsilon: gaussian_log_delta(mu, epsilon) - goal, 0.0, ceiling, rtol=_ROOT_ACCURACY))
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
@@ -91,7 +91,9 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     ceiling = floor
     while gaussian_log_delta(ceiling, epsilon) < goal:
         ceiling *= 2
-    return float(brentq(lambda mu: gaussian_log_delta(mu, epsilon) - goal, floor, ceiling, rtol=_ACCURACY, xtol=1e-300))
+    return float(
+        brentq(lambda mu: gaussian_log_delta(mu, epsilon) - goal, floor, ceiling, rtol=_ROOT_ACCURACY, xtol=1e-300)
+    )
 
 
 Neighbors = Literal["add_or_remove_one", "replace_one"]

@@ -189,24 +189,28 @@ def test_a_further_start_begins_with_images_that_match_the_gradient(seen: Observ
     assert float(penalty.angles(begun).sum()) <= float(penalty.angles(begun.flip(0)).sum())
 
 
-def test_an_interrupted_further_start_ends_with_the_same_bits(seen: Observation, tmp_path: Path) -> None:
-    attack = maps([1], further=1, approach=2, steps=2)
+@pytest.mark.parametrize(("alone", "last", "total"), [(False, 5, 6), (True, 4, 9)])
+def test_an_interrupted_further_start_ends_with_the_same_bits(
+    seen: Observation, tmp_path: Path, alone: bool, last: int, total: int
+) -> None:
+    by_patches = smoothly(PatchMatching(["trunk.layers.3"], further=2, approach=0), steps=3)
+    attack = by_patches if alone else maps([1], further=1, approach=2, steps=2)
     whole = run_attack(attack, [seen], tmp_path / "other", 1000.0, None, lambda state, new: None)
     done: list[int] = []
 
     def interrupt(state: Any, new: int) -> None:
         done.append(new)
-        if sum(done) == 5:  # the first iteration of the third run
+        if sum(done) == last:  # the first iteration of the third run, or of the second
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted):
         run_attack(attack, [seen], tmp_path / "saved", 1000.0, None, interrupt)
     resumed = run_attack(attack, [seen], tmp_path / "saved", 1000.0, None, lambda state, new: done.append(new))
-    assert sum(done) == 2 + 2 + 2
+    assert sum(done) == total
     assert torch.equal(resumed.reconstructions[0].images, whole.reconstructions[0].images)
     assert resumed.reconstructions[0].notes == whole.reconstructions[0].notes
     assert resumed.curves == whole.curves
-    assert len(whole.curves[0]) == 3
+    assert len(whole.curves[0]) >= 3
 
 
 def test_the_next_attack_gives_the_images_that_are_not_certified(
@@ -297,24 +301,6 @@ def test_further_starts_of_a_batch_on_patches_search_for_each_image_then_for_tho
         # the other image stays as it is
         assert torch.equal(tried.images[0], images[0])
         assert "further start 2, 1 of 2 images from random ones" in " ".join(tried.notes)
-
-
-def test_an_interrupted_search_for_single_images_ends_with_the_same_bits(seen: Observation, tmp_path: Path) -> None:
-    attack = smoothly(PatchMatching(["trunk.layers.3"], further=2, approach=0), steps=3)
-    whole = run_attack(attack, [seen], tmp_path / "other", 1000.0, None, lambda state, new: None)
-    done: list[int] = []
-
-    def interrupt(state: Any, new: int) -> None:
-        done.append(new)
-        if sum(done) == 4:  # the first iteration of the second run
-            signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(Interrupted):
-        run_attack(attack, [seen], tmp_path / "saved", 1000.0, None, interrupt)
-    resumed = run_attack(attack, [seen], tmp_path / "saved", 1000.0, None, lambda state, new: done.append(new))
-    assert torch.equal(resumed.reconstructions[0].images, whole.reconstructions[0].images)
-    assert resumed.reconstructions[0].notes == whole.reconstructions[0].notes
-    assert resumed.curves == whole.curves
 
 
 def test_certified_images_are_not_sought_again(seen: Observation, truth: Tensor) -> None:

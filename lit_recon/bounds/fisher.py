@@ -98,7 +98,11 @@ class Jacobian(ABC):
     ) -> ReleasedInformation:
         """The information in the release of the update; arguments as for `GaussianRelease`, and notes."""
         release = GaussianRelease(std, kept, bound)
-        return ReleasedInformation(self.update, release, fisher_information(self, release), tuple(notes))
+        return ReleasedInformation(self.update, release, self.information(release), tuple(notes))
+
+    def information(self, release: GaussianRelease) -> Tensor:
+        """The Fisher information `(q, q)` of the inputs in a release, or a lower bound on it."""
+        return fisher_information(self, release)
 
     def released_by_example(self, examples: Sequence[Update], bound: float, std: float) -> ReleasedInformation:
         """The information in the mean of gradients clipped one by one, with noise `std` on the mean.

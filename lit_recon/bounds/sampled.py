@@ -8,13 +8,12 @@ others may still tell them.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from lit_recon.bounds.fisher import GaussianRelease, Jacobian, ReleasedInformation
+from lit_recon.bounds.fisher import GaussianRelease, Jacobian
 from lit_recon.bounds.network import NetworkJacobian
 from lit_recon.errors import ConfigError
 from lit_recon.records import Update
@@ -38,21 +37,15 @@ class SampledJacobian(Jacobian):
         self._names, self._most = names, round(drawn * self.n_inputs)
         self._rows, self._error = jacobian.rows(names)
 
-    def released(
-        self,
-        std: float | Mapping[str, Tensor],
-        kept: Mapping[str, Tensor] | None = None,
-        bound: float = math.inf,
-        notes: Sequence[str] = (),
-    ) -> ReleasedInformation:
-        """As of all rows, with at most the information `(q, q)` in double precision that these have.
+    def information(self, release: GaussianRelease) -> Tensor:
+        """At most that of all rows, in double precision.
 
         Clipping subtracts a multiple of the gradient from every change of it. Here the multiple is the one that leaves
         least of the drawn entries' change: the others, which would show another one, are not looked at.
         """
+        std, kept, bound = release.std, release.kept, release.bound
         if not isinstance(std, float | int):
             raise ConfigError("some entries of an update bound the information for noise of one size alone")
-        release = GaussianRelease(std, kept, bound)
         values = self._joined(self.update).to(self._rows)
         numbers = torch.arange(len(values)) if kept is None else self._joined(kept).nonzero()[:, 0]
         if len(numbers) > self._most:
@@ -63,7 +56,8 @@ class SampledJacobian(Jacobian):
         if norm > bound:
             unit = own / own.norm().clamp_min(torch.finfo(own.dtype).tiny)
             rows = bound / norm * (rows - torch.outer(unit, unit @ rows))
-        return ReleasedInformation(self.update, release, rows.T @ rows / std**2, tuple(notes))
+        found: Tensor = rows.T @ rows / std**2
+        return found
 
     def rounding(self, information: Tensor) -> float:
         """Eigenvalues of this size or below, of the information of `released`, may be zero.

@@ -23,12 +23,12 @@ from lit_recon.records import Observation
 Layer = Convolution | TokenLayer
 
 #: Added to the patches' Gram matrix, relative to the mean of its diagonal, against patches that are all zero.
-_RIDGE = 1e-12
+RIDGE = 1e-12
 #: The same for differences between the patches of several local steps: where these are nearly the same, their
 #: differences only slow a search down.
 _ALIKE = 1e-4
 #: Length of rows, relative to the longest, up to which they may be rounding errors and count less.
-_SHORT = 1e-4
+SHORT = 1e-4
 #: Added to the normal equations of a row with hidden entries, whose eigenvalues are at most 1; and refining solutions.
 _ROW_RIDGE, _REFINEMENTS = 3e-6, 2
 #: Largest number of patches in a batch, and the least number of observed entries per patch.
@@ -129,7 +129,7 @@ class ObservedRows(LayerRows):
         squares, directions = squares[-self.patches :].clamp_min(0), directions[:, -self.patches :]
         rows = directions.T @ exact
         if orthonormal:
-            rows /= (squares + _SHORT**2 * squares[-1]).sqrt()[:, None]
+            rows /= (squares + SHORT**2 * squares[-1]).sqrt()[:, None]
         return replace(self, values=rows.to(self.values))
 
     def residual(self, patches: Tensor, held: bool = False) -> Tensor:
@@ -146,7 +146,7 @@ class ObservedRows(LayerRows):
             gram = exact @ exact.T
             alike = len(gram) // self.passes
             size = gram.diagonal()[:alike].mean().clamp_min(torch.finfo(torch.float64).tiny)
-            ridge = torch.full_like(gram.diagonal(), _RIDGE)
+            ridge = torch.full_like(gram.diagonal(), RIDGE)
             ridge[alike:] = self.ridge
             factor = torch.linalg.cholesky(gram + size * ridge.diag())
             # an orthonormal basis loses nothing by single precision

@@ -211,18 +211,18 @@ class PatchPenalty(Penalty):
         """Every image found by itself; after such a search random images for those that are misplaced."""
         if not self.separable:
             return []
-        misplaced = self.misplaced(found)
-        assert misplaced is not None
-        if number % 2 == 0 and misplaced.any():
+        misplaced = self.misplaced(found) if number % 2 == 0 else None
+        if misplaced is not None and misplaced.any():
             others = for_some(self.searched, int(misplaced.sum()), found.images[~misplaced])
             return [Part(misplaced.nonzero()[:, 0], replace(self, searched=others), drawn=True)]
         alone, certified = self.alone, found.certified
-        places = torch.arange(len(misplaced)) if certified is None else (~certified).nonzero()[:, 0]
+        places = torch.arange(len(found.images)) if certified is None else (~certified).nonzero()[:, 0]
         left = float(outside_shares(alone, found.images[places]).mean())
         penalty = replace(self, searched=alone, tempered=0.0, enough=min(_ALONE, _FURTHER * left), patience=_PATIENCE)
         return [Part(places[i : i + 1], penalty) for i in range(len(places))]
 
     def penalties(self, images: Tensor) -> Tensor:
+        # shares of squares and not sines of angles: no basis of every image's patches has to be computed
         searched = cast(MatchedRows[SpanRows], self.searched)
         left = searched.squares * outside_shares(searched, images)
         return self.weight * 0.5 * left / (self.stds[0] ** 2 * self.pixels)

@@ -1,29 +1,24 @@
 """Searches in a known span of patches, in which those of every image of the batch lie by themselves.
 
 Where the span of a layer's patches is known, from fully observed or completed rows, images can be sought one by one. A
-quasi-Newton solver converges several times as fast on each of them as on all together.
+quasi-Newton solver then learns the curvature of each by itself, and needs no steps that suit all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from lit_recon.attacks.updates.feature_maps.input_map import coupled
-from lit_recon.attacks.updates.feature_maps.observed_rows import LayerRows, MatchedRows, ObservedRows
+from lit_recon.attacks.updates.feature_maps.observed_rows import RIDGE, SHORT, LayerRows, MatchedRows, ObservedRows
 from lit_recon.attacks.updates.noise import edge
 from lit_recon.clients import LocalSteps
 from lit_recon.clients.aggregate import one_client
 from lit_recon.records import Observation
 
-#: Added to the patches' Gram matrix, relative to the mean of its diagonal, against patches that are all zero.
-_RIDGE = 1e-12
-#: Length of rows, relative to the longest, up to which they may be rounding errors or those of later steps.
-_SHORT = 1e-4
 #: Singular values that are not those of rounding errors in weights, as a multiple of the largest of these.
 _ROUNDED = 2.0
 #: RMSE up to which two images of a batch are the same.
@@ -53,7 +48,7 @@ class SpanRows(LayerRows):
         """
         exact = rows.condensed(False).values.double()
         lengths = exact.norm(dim=1)
-        chosen = exact[lengths > max(least, _SHORT * float(lengths.max()))]
+        chosen = exact[lengths > max(least, SHORT * float(lengths.max()))]
         basis = torch.linalg.qr(chosen.T)[0].T.contiguous()
         return cls(rows.layer, basis.to(rows.values), None, patches - centred, centred=centred)
 
@@ -96,7 +91,7 @@ class SpanRows(LayerRows):
             exact = patches.double()
             gram = exact @ exact.T
             size = gram.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny)
-            factor = torch.linalg.cholesky(gram + _RIDGE * size * torch.eye(len(gram)).to(gram))
+            factor = torch.linalg.cholesky(gram + RIDGE * size * torch.eye(len(gram)).to(gram))
             basis = torch.linalg.solve_triangular(factor, exact, upper=False).to(patches)
             rows = self.values.to(patches)
             outside = torch.addmm(basis, basis @ rows.T, rows, alpha=-1)
@@ -114,10 +109,7 @@ class SpanRows(LayerRows):
         return shares
 
 
-Rows = TypeVar("Rows", bound=LayerRows)
-
-
-def for_some(searched: MatchedRows[Rows], n: int, others: Tensor | None = None) -> MatchedRows[SpanRows]:
+def for_some(searched: MatchedRows[LayerRows], n: int, others: Tensor | None = None) -> MatchedRows[SpanRows]:
     """A search for `n` images of the batch by themselves, as others `(m, c, h, w)` are known."""
     patches: list[Tensor] | list[None] = [None] * len(searched.rows)
     if others is not None and len(others):
@@ -135,7 +127,7 @@ def outside_shares(searched: MatchedRows[SpanRows], images: Tensor) -> Tensor:
     return torch.stack(shares).mean(0)
 
 
-def misplaced_images(searched: MatchedRows[Rows], images: Tensor, centred: bool, most: float) -> Tensor:
+def misplaced_images(searched: MatchedRows[LayerRows], images: Tensor, centred: bool, most: float) -> Tensor:
     """Images `(n,)` with more than a share of their patches outside the known spans of rows, and repeated ones."""
     with torch.no_grad():
         patches = searched.patches(images)

@@ -1,4 +1,4 @@
-"""Exact recovery of features: span, a start inside it, a polish, and a certificate of success."""
+"""Exact recovery of features: span, a start inside it, a polish, unrolled local steps, and a certificate of success."""
 
 from __future__ import annotations
 

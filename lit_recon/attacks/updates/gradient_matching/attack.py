@@ -25,7 +25,7 @@ from lit_recon.attacks.updates.gradient_matching.priors import (
     Prior,
     TotalVariation,
 )
-from lit_recon.attacks.updates.gradient_matching.solvers import Adam, Ended, Solver, TwoStages
+from lit_recon.attacks.updates.gradient_matching.solvers import LBFGS, Adam, Ended, Solver, TwoStages
 from lit_recon.attacks.updates.gradient_matching.state import Found, MatchingState, Problem
 from lit_recon.attacks.updates.labels.head import require_magnitudes
 from lit_recon.attacks.updates.labels.recovery import HeadCounts, LabelRecovery
@@ -219,12 +219,13 @@ class GradientMatching(FurtherStarts):
     def _step_together(self, state: MatchingState, progress: float) -> None:
         """Quasi-Newton steps of searches for single images, evaluated together for each victim."""
         for own in state.numbers_of_victims:
-            for _ in range(self.solver.evaluations):
-                going = [i for i in own if state.problems[i].stepwise and not state.problems[i].ended(progress)]
+            alone = {i: search for i in own if (search := state.problems[i].stepwise)}
+            for _ in range(self.solver.inner if alone and isinstance(self.solver, LBFGS) else 0):
+                going = [i for i in alone if not state.problems[i].ended(progress)]
                 if not going:
                     break
                 for i, loss in zip(going, self._evaluate(state, going).tolist(), strict=True):
-                    state.problems[i].told(loss)
+                    alone[i].told(loss)
 
     def result(self, state: MatchingState) -> list[Reconstruction]:
         # searches for some images each have candidates of other shapes

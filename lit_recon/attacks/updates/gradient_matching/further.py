@@ -18,7 +18,7 @@ from lit_recon.attacks.updates.gradient_matching.matching import Compilation, Ma
 from lit_recon.attacks.updates.gradient_matching.objectives import Objective
 from lit_recon.attacks.updates.gradient_matching.parametrizations import Parametrization, Pixels, Restart
 from lit_recon.attacks.updates.gradient_matching.priors import BatchNormPrior, Part, Penalty
-from lit_recon.attacks.updates.gradient_matching.solvers import Solver
+from lit_recon.attacks.updates.gradient_matching.solvers import LBFGS, Solver, StepwiseLBFGS
 from lit_recon.attacks.updates.gradient_matching.state import MatchingState, Problem, Within
 from lit_recon.attacks.updates.labels.recovery import LabelRecovery
 from lit_recon.records import Reconstruction
@@ -47,7 +47,7 @@ class FurtherStarts(SteppableAttack[MatchingState]):
         """Whether some images can be sought without the others: their loss depends on nothing else."""
         further = isinstance(self.features, PatchMatching) and self.features.further > 0
         free = not (self.objective.matches or self.network_prior or self.labels.optimised)
-        return further and free and self.solver.line_search and isinstance(self.parametrization, Pixels)
+        return further and free and isinstance(self.solver, LBFGS) and isinstance(self.parametrization, Pixels)
 
     def _problem(
         self,
@@ -78,8 +78,8 @@ class FurtherStarts(SteppableAttack[MatchingState]):
         if part.drawn:
             images = self.parametrization.images(self.parametrization.start(restart), restart).detach()
         problem = self._problem(restart, labels, part.penalty, images[part.places])
-        if not part.drawn:
-            problem.optimizer = self.solver.stepwise(problem.variables["pixels"])
+        if not part.drawn and isinstance(self.solver, LBFGS):
+            problem.optimizer = StepwiseLBFGS(problem.variables["pixels"], self.solver.history)
         problem.within = Within(part.places, found.images, whole)
         return problem
 

@@ -199,15 +199,6 @@ class Solver(ABC):
         self.lr = lr
         self.schedule = schedule or Constant()
 
-    @property
-    def evaluations(self) -> int:
-        """Evaluations of an iteration of searches that share them."""
-        return 1
-
-    def stepwise(self, variable: Tensor) -> StepwiseLBFGS:
-        """An optimizer of one variable that shares its evaluations with others; only with a line search."""
-        raise NotImplementedError
-
     @abstractmethod
     def optimizer(self, variables: dict[str, Tensor]) -> torch.optim.Optimizer:
         """A fresh optimizer for the variables."""
@@ -293,13 +284,6 @@ class LBFGS(Solver):
         if inner < 1 or history < 1:
             raise ConfigError(f"LBFGS needs inner and history of at least 1; got {inner} and {history}")
         self.inner, self.history, self.search = inner, history, line_search
-
-    @property
-    def evaluations(self) -> int:
-        return self.inner
-
-    def stepwise(self, variable: Tensor) -> StepwiseLBFGS:
-        return StepwiseLBFGS(variable, self.history)
 
     def optimizer(self, variables: dict[str, Tensor]) -> torch.optim.Optimizer:
         return torch.optim.LBFGS(

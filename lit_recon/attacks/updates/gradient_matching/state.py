@@ -52,19 +52,14 @@ class Problem:
         return drawn if self.kept is None else torch.where(*self.kept, drawn)
 
     @property
-    def stepwise(self) -> bool:
-        """Whether it is a search for one image that shares its evaluations with others."""
-        return isinstance(self.optimizer, StepwiseLBFGS)
-
-    def told(self, loss: float) -> None:
-        """Move to the next candidate, given the loss at this one."""
-        assert isinstance(self.optimizer, StepwiseLBFGS)
-        self.optimizer.told(loss)
+    def stepwise(self) -> StepwiseLBFGS | None:
+        """The optimizer of a search for one image that shares its evaluations with others; None: it is another."""
+        return self.optimizer if isinstance(self.optimizer, StepwiseLBFGS) else None
 
     def ended(self, progress: float) -> bool:
         """Whether it needs no iterations after a share of them: diverged, solved or stuck."""
         ended = self.feature_penalty is not None and self.feature_penalty.ended(self.best_loss, progress)
-        still = isinstance(self.optimizer, StepwiseLBFGS) and self.optimizer.still
+        still = self.stepwise is not None and self.stepwise.still
         return self.diverged_at is not None or ended or still
 
     def prior_share(self, progress: float) -> float:

@@ -44,7 +44,16 @@ from lit_recon.clients.gradient import GradientOperator, pure_copy
 from lit_recon.data import ImageSet
 from lit_recon.data.sources import CIFAR10
 from lit_recon.data.splits import Pool, in_pool
-from lit_recon.defenses import DPSGD, Defense, GaussianNoise, GradientClipping, GradientDropout, GradientPruning, Round
+from lit_recon.defenses import (
+    DPSGD,
+    Defense,
+    GaussianNoise,
+    GradientClipping,
+    GradientDropout,
+    GradientPruning,
+    OptimalGradientNoise,
+    Round,
+)
 from lit_recon.experiments.update_attack.bound import PIXEL_VARIANCE
 from lit_recon.models import Backbone
 from lit_recon.models.checkpoint import load_backbone
@@ -64,6 +73,7 @@ DEFENSES: dict[str, dict[str, Defense]] = {
     "drop": {f"drop {p:g}": GradientDropout(p) for p in (0.3, 0.5, 0.7, 0.9)},
     "noise": {f"noise {std:g}": GaussianNoise(std) for std in (1e-4, 1e-3, 1e-2)},
     "local": dict.fromkeys(LOCAL, Defense()),
+    "optimal_noise": {f"optimal gradient noise {std:g}": OptimalGradientNoise(std) for std in (1e-3, 1e-2, 1e-1)},
     "dpsgd": {f"DP-SGD with C = 1, noise {std:g}": DPSGD(1.0, std) for std in (1e-4, 1e-3, 1e-2)},
     "clip": {f"clip {bound:g}": GradientClipping(bound) for bound in (2, 4, 8)},
 }
@@ -91,7 +101,7 @@ def cells(kind: str) -> Iterator[Defended]:
     """The rows of a kind of defense; those with statistics of the batch for every second strength."""
     for number, name in enumerate(DEFENSES[kind]):
         # searches with noise and local steps take all entries of the gradients, and three times as long
-        for batch, draws in ((1, 4 if kind in ("noise", "dpsgd", "local") else 8), (4, 4)):
+        for batch, draws in ((1, 4 if kind in ("noise", "optimal_noise", "dpsgd", "local") else 8), (4, 4)):
             for mode in (*get_args(BatchNormMode), KNOWN):
                 if mode == "eval" or number % 2 == 1 or len(DEFENSES[kind]) == 1:
                     yield Defended(name, batch, mode, draws)

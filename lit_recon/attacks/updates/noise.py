@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,9 +15,16 @@ from lit_recon.records import Noise, NoiseFamily, Observation, Update
 _LEAST = 16
 #: Mean of -log density at the truth, at scale 1: 1/2 + log(2 pi)/2 for the normal, 1 + log 2 for the Laplace.
 _ENTROPY = {"gaussian": 0.5 + 0.5 * math.log(2 * math.pi), "laplace": 1 + math.log(2)}
+#: Median absolute value of Student's t with 2 degrees of freedom.
+_STUDENT_MEDIAN = (2 / 3) ** 0.5
+#: Share of the squares of signs in a low rank from which on a matrix is more signal than noise; the multiple of the
+#: median of a row at which its entries are then cut off first; and rounds of a robust fit.
+_SIGNS, _CUT, _ROUNDS = 0.3, 6.0, 4
 
 
-def noise_of(observation: Observation, family: NoiseFamily = "gaussian") -> tuple[Noise | None, bool]:
+def noise_of(
+    observation: Observation, family: NoiseFamily = "gaussian", exact: bool = True
+) -> tuple[Noise | None, bool]:
     """The noise in a victim's update, and whether it is known rather than estimated; None: neither.
 
     Without knowledge of the defense, or where it adds none, the scale is estimated, see `estimated_std`: rounding
@@ -25,15 +33,18 @@ def noise_of(observation: Observation, family: NoiseFamily = "gaussian") -> tupl
     Args:
         observation: of the victim.
         family: of the noise if the attacker does not know the defense.
+        exact: the density of the update is needed; otherwise noise of another kind is estimated too.
 
     Raises:
-        ThreatModelError: the noise of the defense is of another kind.
+        ThreatModelError: the noise of the defense is of another kind, and it has to be exact.
     """
     if observation.defense is not None:
         try:
             noise = observation.defense.released_noise(observation.n_examples)
         except ConfigError as error:
-            raise ThreatModelError(f"the update has no known density: {error}") from error
+            if exact:
+                raise ThreatModelError(f"the update has no known density: {error}") from error
+            noise = None
         if noise is not None:
             return noise, True
     std = estimated_std(observation.update)
@@ -50,15 +61,15 @@ def estimated_std(update: Update) -> float | None:
     is known (Marchenko and Pastur 1967), as Gavish and Donoho (2014) use it. The least estimate of all is taken: other
     matrices overestimate.
     """
-    found = []
-    for value in update.values():
-        if value.dim() < 2:
-            continue
-        matrix = value.detach().flatten(1).cpu().double()
-        if min(matrix.shape) >= _LEAST:
-            found.append(float(singular_values(matrix).median()) / (_median(*matrix.shape) * max(matrix.shape)) ** 0.5)
+    matrices = [value.detach().flatten(1).cpu().double() for value in update.values() if value.dim() > 1]
+    found = [_std(matrix) for matrix in matrices if min(matrix.shape) >= _LEAST]
     found = [std for std in found if std > 0]
     return min(found) if found else None
+
+
+def _std(matrix: Tensor) -> float:
+    """Standard deviation of the noise in a float64 matrix of low rank, from its median singular value."""
+    return float(singular_values(matrix).median()) / math.sqrt(_median(*matrix.shape) * max(matrix.shape))
 
 
 def singular_values(matrix: Tensor) -> Tensor:
@@ -89,6 +100,90 @@ def hidden_shares(values: Tensor, rows: int, columns: int, std: float) -> Tensor
     signal = 0.5 * (rest + (rest.square() - 4 * ratio).clamp_min(0).sqrt())
     shares = (ratio + signal) / (signal * (signal + 1)).clamp_min(1e-300)
     return torch.where(values > std * edge(rows, columns), shares, 1.0)
+
+
+class RobustRows(NamedTuple):
+    """Rows of low rank whose noise had heavy tails, with outliers pulled in.
+
+    Attributes:
+        values: `(rows, columns)`, every row in units of its noise, which then has a standard deviation of about 1.
+        scale: median standard deviation of what is left of the noise of the rows.
+        gain: mean log-density of the noise as Student's t less that as normal, in nats per entry.
+    """
+
+    values: Tensor
+    scale: float
+    gain: float
+
+
+def robust_rows(matrix: Tensor, rank: int) -> RobustRows:
+    """The rows, other than zeros, of a matrix of low rank with noise of heavy tails, which hides less after this.
+
+    Noise whose variance is divided by the size of an entry, as in Chen and Lei's defense, has the tails of Student's t
+    with 2 degrees of freedom: single entries are many times larger than most. Around a fit of low rank, residuals are
+    replaced by the derivative of that likelihood in units of its mean slope: least squares with these rows then has
+    the optimum and the curvature of the likelihood (pseudo-values, [Cox1983]). The fit and the scale of every row are
+    found in turn. Where most signs are explained by a low rank, the fit begins with rows that are cut off at six times
+    their median size or, if noise is then more likely, as they are; else, so that it never follows outliers, from zero.
+    Entries of exactly zero have no noise.
+
+    Args:
+        matrix: `(rows, columns)`.
+        rank: of the matrix without noise, at most.
+    """
+    values = matrix[(matrix != 0).any(1)].detach().float()
+    seen, rank = values != 0, min(rank, min(values.shape) // 2)
+    if rank == 0:
+        return RobustRows(matrix, 0.0, 0.0)
+    signs = values.sign()
+    if _low_rank(signs, 1.0, rank).square().sum() <= _SIGNS * seen.sum():
+        return _robust_fit(values, seen, torch.zeros_like(values), rank)[0]
+    cut = torch.minimum(values.abs(), _CUT * _medians(values, seen)) * signs
+    fits = [_robust_fit(values, seen, _low_rank(one, _std(one.double()), rank), rank) for one in (cut, values)]
+    return max(fits, key=lambda fit: fit[1])[0]
+
+
+def _robust_fit(values: Tensor, seen: Tensor, fit: Tensor, rank: int) -> tuple[RobustRows, float]:
+    """The rows by a fit that begins with `fit`, and the mean log-density of their noise."""
+    for _ in range(_ROUNDS):
+        rest = values - fit
+        scales = _medians(rest, seen) / _STUDENT_MEDIAN
+        # a row that the fit follows would seem to have little noise, and then be followed even more
+        scales = scales.clamp_min(max(float(scales.median()), torch.finfo(torch.float32).tiny))
+        units = rest / scales
+        weights = 1 / (1 + units.square() / 2)
+        slope = (2 * weights.square() - weights)[seen].mean()
+        pulled = torch.where(seen, weights * units / slope, 0.0)
+        std = float(pulled[seen].square().mean().sqrt())
+        rows = torch.where(seen, fit / scales + pulled, 0.0)
+        fit = _low_rank(rows, std, rank) * scales
+    squares = units[seen].square()
+    normal = -0.5 * (1 + math.log(2 * math.pi) + squares.mean().log())
+    student = -1.5 * (squares / 2).log1p().mean() - 1.5 * math.log(2)
+    found = RobustRows(rows / std, float(scales.median()) * std, float(student - normal))
+    return found, float(student - scales.log().expand_as(seen)[seen].mean())
+
+
+def _medians(rows: Tensor, seen: Tensor) -> Tensor:
+    """Median size `(rows, 1)` of the entries of each row that are seen."""
+    medians: Tensor = rows.abs().masked_fill(~seen, math.nan).nanmedian(1, keepdim=True).values
+    return medians
+
+
+def _low_rank(matrix: Tensor, std: float, rank: int) -> Tensor:
+    """What is left of a matrix by optimal shrinkage of its largest singular values behind noise ([Gavish2017])."""
+    rows, columns = matrix.shape
+    if rows > columns:
+        return _low_rank(matrix.T, std, rank).T
+    squares, vectors = torch.linalg.eigh(matrix.double() @ matrix.double().T)
+    # without any noise nothing is shrunk
+    std = max(std, 1e-6 * float(squares[-1] / columns) ** 0.5)
+    ratio, squares, vectors = rows / columns, squares[-rank:] / (std**2 * columns), vectors[:, -rank:]
+    signal = ((squares - 1 - ratio).square() - 4 * ratio).clamp_min(0).sqrt() / squares.clamp_min(1e-12)
+    # finite matrices have singular values a little above the edge
+    kept = torch.where(squares > (1.05 * (1 + ratio**0.5)) ** 2, signal, 0.0)
+    low: Tensor = (vectors * kept).to(matrix) @ (vectors.T.to(matrix) @ matrix)
+    return low
 
 
 def _median(rows: int, columns: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -20,9 +21,9 @@ from lit_recon.attacks.updates.feature_maps.observed_rows import (
 )
 from lit_recon.attacks.updates.feature_maps.patch_penalty import AMPLE, SOLVED, PatchPenalty
 from lit_recon.attacks.updates.feature_maps.spans import spans_of_first_step
-from lit_recon.attacks.updates.noise import edge, hidden_shares, noise_of, singular_values
+from lit_recon.attacks.updates.noise import edge, hidden_shares, noise_of, robust_rows, singular_values
 from lit_recon.errors import ConfigError, UnsupportedModelError
-from lit_recon.records import Observation
+from lit_recon.records import Noise, Observation
 
 #: Number of layers with completed rows from which on the search leaves rows with hidden entries out.
 _ENOUGH_LAYERS = 2
@@ -34,7 +35,8 @@ class PatchMatching:
     """Matches patches of candidates to the gradients of all convolutions and token layers with few enough of them.
 
     Entries of the gradients may be hidden, or have normal noise of known or unknown scale, for which the likelihood is
-    that of `PatchPenalty`; with Laplace noise it is least squares. With `FeaturesOnly` as objective no update is
+    that of `PatchPenalty`; with Laplace noise of known scale it is least squares, and with unknown noise of heavy tails
+    that of rows whose outliers are pulled in, see `robust_rows`. With `FeaturesOnly` as objective no update is
     computed at all, and an iteration is one forward and one backward pass up to the last of these layers.
 
     Args:
@@ -73,7 +75,6 @@ class PatchMatching:
             UnsupportedModelError: no layer has few enough patches; too few entries are observed; or no singular
                 value of the gradients is larger than those of noise.
             ConfigError: a layer is neither a plain convolution nor one of tokens, or has too many patches.
-            ThreatModelError: the noise of the defense is neither normal nor Laplace.
         """
         n = passed_images(observation)
         known: tuple[Layer, ...] = (*find_convolutions(observation), *find_token_layers(observation))
@@ -103,11 +104,15 @@ class PatchMatching:
         if penalty.partial:
             shares = [one.count / one.values.numel() for one in rows]
             note += f", in rows with {min(shares):.0%} to {max(shares):.0%} of their entries observed"
-        noise, given = noise_of(observation)
+        noise, given = noise_of(observation, exact=False)
         if noise is None or (not given and (penalty.partial or penalty.local_steps or noise.std < penalty.stds[1])):
             # behind hidden entries and local steps small singular values are not those of noise
             return _without_noise(penalty, f"{note}; no noise")
         how = f"{'known' if given else 'estimated'} standard deviation {noise.std:.3g}"
+        if not given and (robust := _robust(judged)):
+            penalty, scale = replace(penalty, judged=robust[0], searched=robust[0]), robust[1]
+            rows, noise = penalty.judged.rows, Noise("gaussian", 1.0)
+            how = f"heavy tails, {scale:.3g} once outliers are pulled in; rows are matched in units of it"
         hidden = {one.layer.name: _hidden(one, noise.std) for one in rows if one.observed is None}
         if hidden and all(bool((shares == 1).all()) for shares in hidden.values()):
             raise UnsupportedModelError(
@@ -146,6 +151,15 @@ def _searching(penalty: PatchPenalty, rows: list[ObservedRows], note: str) -> Pa
     enough = _ROUGHLY if penalty.local_steps else penalty.enough
     passes = Passes(penalty.observation, [one.layer.name for one in rows])
     return replace(penalty, searched=MatchedRows(tuple(rows), passes), notes=(note,), enough=enough)
+
+
+def _robust(judged: MatchedRows[ObservedRows]) -> tuple[MatchedRows[ObservedRows], float] | None:
+    """Rows in units of their noise, with outliers pulled in, and its median size; None if its tails are normal."""
+    found = [robust_rows(one.values, one.patches) for one in judged.rows]
+    if sum(one.gain * one.values.numel() for one in found) <= 0:
+        return None
+    rows = tuple(replace(one, values=own.values) for one, own in zip(judged.rows, found, strict=True))
+    return MatchedRows(rows, judged.passes), median(one.scale for one in found)
 
 
 def _hidden(rows: ObservedRows, std: float) -> Tensor:

@@ -10,7 +10,7 @@ from lit_recon.attacks.updates import MapRecovery, PatchMatching
 from lit_recon.attacks.updates.feature_maps import patch_penalty, patches
 from lit_recon.attacks.updates.feature_maps.patch_penalty import PatchPenalty
 from lit_recon.clients import Client
-from lit_recon.defenses import Defense, GaussianNoise, GradientDropout, GradientPruning
+from lit_recon.defenses import Defense, GaussianNoise, GradientDropout, GradientPruning, OptimalGradientNoise
 from lit_recon.errors import UnsupportedModelError
 from lit_recon.models.classifiers.foreign import public_model
 from lit_recon.records import Knowledge, Normalization, Reconstruction
@@ -60,6 +60,22 @@ def test_a_search_that_is_stuck_ends_early(images: Tensor, monkeypatch: pytest.M
     # behind noise the gradients leave more than that at the truth
     noisy = PatchMatching().prepare(victim(images[1:], GaussianNoise(STD)))
     assert not noisy.ended(1e9, 1.0)
+
+
+# at most 0.9, 0.32, 0.25 and 0.38 of the error measured
+@pytest.mark.parametrize(("std", "most"), [(STD, 1.2), (3e-3, 0.6), (0.01, 0.6), (0.03, 0.6)])
+def test_images_behind_noise_that_depends_on_them(
+    images: Tensor, std: float, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = []
+    for robust in (True, False):
+        if not robust:
+            monkeypatch.setattr(patches, "_robust", lambda judged: None)
+        result = attack(20)(victim(images[1:], OptimalGradientNoise(std)))
+        assert ("heavy tails" in " ".join(result.notes)) == robust
+        assert result.certified is None
+        errors.append(float((result.images - images[1:]).square().mean().sqrt()))
+    assert errors[0] < most * errors[1]
 
 
 @pytest.mark.parametrize("activation", [nn.GELU(), nn.ELU(), nn.SiLU()], ids=["gelu", "elu", "silu"])

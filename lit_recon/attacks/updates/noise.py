@@ -108,7 +108,7 @@ class RobustRows(NamedTuple):
     Attributes:
         values: `(rows, columns)`, every row in units of its noise, which then has a standard deviation of about 1.
         scale: median standard deviation of what is left of the noise of the rows.
-        gain: mean log-density of the noise as Student's t less that as normal, in nats per entry.
+        gain: mean log-density of this fit and noise less that of plain low rank and normal noise, in nats per entry.
     """
 
     values: Tensor
@@ -135,16 +135,19 @@ def robust_rows(matrix: Tensor, rank: int) -> RobustRows:
     seen, rank = values != 0, min(rank, min(values.shape) // 2)
     if rank == 0:
         return RobustRows(matrix, 0.0, 0.0)
-    signs = values.sign()
+    signs, fits = values.sign(), [_low_rank(values, _std(values.double()), rank)]
+    normal = -0.5 * (1 + math.log(2 * math.pi)) - (values - fits[0])[seen].square().mean().sqrt().log()
     if _low_rank(signs, 1.0, rank).square().sum() <= _SIGNS * seen.sum():
-        return _robust_fit(values, seen, torch.zeros_like(values), rank)[0]
-    cut = torch.minimum(values.abs(), _CUT * _medians(values, seen)) * signs
-    fits = [_robust_fit(values, seen, _low_rank(one, _std(one.double()), rank), rank) for one in (cut, values)]
-    return max(fits, key=lambda fit: fit[1])[0]
+        fits = [torch.zeros_like(values)]
+    else:
+        cut = torch.minimum(values.abs(), _CUT * _medians(values, seen)) * signs
+        fits.append(_low_rank(cut, _std(cut.double()), rank))
+    found = max((_robust_fit(values, seen, fit, rank) for fit in fits), key=lambda one: one.gain)
+    return found._replace(gain=found.gain - float(normal))
 
 
-def _robust_fit(values: Tensor, seen: Tensor, fit: Tensor, rank: int) -> tuple[RobustRows, float]:
-    """The rows by a fit that begins with `fit`, and the mean log-density of their noise."""
+def _robust_fit(values: Tensor, seen: Tensor, fit: Tensor, rank: int) -> RobustRows:
+    """The rows by a fit that begins with `fit`; `gain` is the mean log-density of their noise alone."""
     for _ in range(_ROUNDS):
         rest = values - fit
         scales = _medians(rest, seen) / _STUDENT_MEDIAN
@@ -157,11 +160,8 @@ def _robust_fit(values: Tensor, seen: Tensor, fit: Tensor, rank: int) -> tuple[R
         std = float(pulled[seen].square().mean().sqrt())
         rows = torch.where(seen, fit / scales + pulled, 0.0)
         fit = _low_rank(rows, std, rank) * scales
-    squares = units[seen].square()
-    normal = -0.5 * (1 + math.log(2 * math.pi) + squares.mean().log())
-    student = -1.5 * (squares / 2).log1p().mean() - 1.5 * math.log(2)
-    found = RobustRows(rows / std, float(scales.median()) * std, float(student - normal))
-    return found, float(student - scales.log().expand_as(seen)[seen].mean())
+    density = -1.5 * (units.square() / 2).log1p() - 1.5 * math.log(2) - scales.log()
+    return RobustRows(rows / std, float(scales.median()) * std, float(density[seen].mean()))
 
 
 def _medians(rows: Tensor, seen: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ def test_outliers_hide_little_once_they_are_pulled_in(rows: int, columns: int, r
     truth = size * low_rank(rows, columns, rank)
     noisy = truth + noise(rows, columns, "student", 3)
     robust = robust_rows(noisy, rank)
-    assert robust.gain > 0.3  # 0.5 to 0.8 measured
+    assert robust.gain > 0.3  # 0.4 to 0.7 measured
     # with all the information that there is, normal noise of variance 5/3 in its place; behind it the fit itself errs
     equal = share_hidden(truth + (5 / 3) ** 0.5 * noise(rows, columns, "gaussian", 4), truth, rank)
     left = share_hidden(robust.values, truth, rank)
@@ -113,7 +113,7 @@ def test_normal_tails_are_told_from_heavy_ones(kind: str) -> None:
     truth = low_rank(128, 576, 16)
     noisy = truth + noise(128, 576, kind, 5)
     robust = robust_rows(noisy, 16)
-    assert (robust.gain > 0.02) == (kind == "laplace")  # -0.03 and 0.09 measured
+    assert (robust.gain > 0.02) == (kind == "laplace")  # -0.05 and 0.06 measured
     assert robust.gain < 0.2
     if kind == "laplace":
         assert share_hidden(robust.values, truth, 16) < 0.9 * share_hidden(noisy, truth, 16)

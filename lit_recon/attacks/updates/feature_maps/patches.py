@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from statistics import median
+from statistics import mean, median
 
 import torch
 from torch import Tensor
@@ -48,6 +48,10 @@ class PatchMatching:
             steps, and the first one where the gradients are nearly explained, from those found so far.
         approach: iterations of gradient matching from whose images the first further start of a single image begins, in
             turn with random images; 0: random images alone.
+        least_hidden: expected share of the patches' span that noise hides, in the mean of the layers, below which the
+            attack is not applicable: without a strong prior it finds more.
+        most_hidden: the same from which on it is not; null: always applicable, as the likelihood of all entries and a
+            strong prior may tell more than singular values.
     """
 
     def __init__(
@@ -57,6 +61,8 @@ class PatchMatching:
         tempered: float = 0.4,
         further: int = 1,
         approach: int = 200,
+        least_hidden: float = 0.0,
+        most_hidden: float | None = 1.0,
     ) -> None:
         if (layers is not None and not layers) or not weight > 0 or not 0 < tempered <= 1:
             raise ConfigError(
@@ -65,15 +71,21 @@ class PatchMatching:
             )
         if further < 0 or approach < 0:
             raise ConfigError(f"PatchMatching needs further and approach of at least 0; got {further} and {approach}")
+        if not 0 <= least_hidden < min(1.0, most_hidden or 1.0) or (most_hidden or 1.0) > 1:
+            raise ConfigError(
+                "PatchMatching needs least_hidden of at least 0 and below most_hidden, which is at most 1 or null; got "
+                f"{least_hidden:g} and {most_hidden}"
+            )
         self.layers, self.weight, self.tempered = layers, weight, tempered
+        self.least_hidden, self.most_hidden = least_hidden, most_hidden
         self.further, self.approach = further, approach
 
     def prepare(self, observation: Observation) -> PatchPenalty:
         """Choose the layers and their rows with enough observed entries, and find the noise.
 
         Raises:
-            UnsupportedModelError: no layer has few enough patches; too few entries are observed; or no singular
-                value of the gradients is larger than those of noise.
+            UnsupportedModelError: no layer has few enough patches; too few entries are observed; or noise hides too
+                much, by default everything: no singular value of the gradients is larger than those of noise.
             ConfigError: a layer is neither a plain convolution nor one of tokens, or has too many patches.
         """
         n = passed_images(observation)
@@ -107,6 +119,8 @@ class PatchMatching:
         noise, given = noise_of(observation, exact=False)
         if noise is None or (not given and (penalty.partial or penalty.local_steps or noise.std < penalty.stds[1])):
             # behind hidden entries and local steps small singular values are not those of noise
+            if self.least_hidden:
+                raise UnsupportedModelError("there is no noise to hide the maps")
             return _without_noise(penalty, f"{note}; no noise")
         how = f"{'known' if given else 'estimated'} standard deviation {noise.std:.3g}"
         if not given and (robust := _robust(judged)):
@@ -114,10 +128,14 @@ class PatchMatching:
             rows, noise = penalty.judged.rows, Noise("gaussian", 1.0)
             how = f"heavy tails, {scale:.3g} once outliers are pulled in; rows are matched in units of it"
         hidden = {one.layer.name: _hidden(one, noise.std) for one in rows if one.observed is None}
-        if hidden and all(bool((shares == 1).all()) for shares in hidden.values()):
-            raise UnsupportedModelError(
-                f"nothing is left of the maps: no layer's gradient has singular values above noise of {how}"
-            )
+        share = mean(float(shares.mean()) for shares in hidden.values()) if hidden else 0.0
+        if self.most_hidden is not None and share >= self.most_hidden:
+            left = "nothing is left of the maps: no layer's gradient has singular values above"
+            if share < 1:
+                left = f"too little is left of the maps: {share:.0%} of their span, more than here, is hidden by"
+            raise UnsupportedModelError(f"{left} noise of {how}")
+        if share < self.least_hidden:
+            raise UnsupportedModelError(f"noise of {how} hides {share:.0%} of the maps' span, less than here")
         note = f"{note}; noise of {how}"
         if told := [f"{name} {float(shares.mean()):.2g}" for name, shares in hidden.items()]:
             note += f"; expected share of the patches' span that it hides: {', '.join(told)}"

@@ -168,6 +168,21 @@ def test_nothing_stands_out_of_the_noise(images: Tensor) -> None:
         PatchMatching().prepare(victim(images[:1], DPSGD(1.0, 100.0), known=False))
 
 
+def test_noise_decides_which_prior_is_strong_enough(images: Tensor) -> None:
+    weak, strong = PatchMatching(most_hidden=0.5), PatchMatching(least_hidden=0.5, most_hidden=None)
+    for std, hidden in ((STD, False), (0.1, True), (100.0, True)):
+        seen = victim(images[:1], GaussianNoise(std))
+        able, unable = (strong, weak) if hidden else (weak, strong)
+        assert able.prepare(seen).noise is not None
+        with pytest.raises(UnsupportedModelError, match=r"is left of the maps" if hidden else r"hides \d+% .* less"):
+            unable.prepare(seen)
+    with pytest.raises(UnsupportedModelError, match="there is no noise to hide the maps"):
+        strong.prepare(victim(images[:1], None))
+    for wrong in ((1.0, None), (-0.1, 1.0), (0.5, 0.5), (0.0, 1.1)):
+        with pytest.raises(ConfigError, match="least_hidden of at least 0 and below most_hidden"):
+            PatchMatching(least_hidden=wrong[0], most_hidden=wrong[1])
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_too_few_entries_are_left(images: Tensor, known: bool) -> None:
     with pytest.raises(

@@ -38,7 +38,7 @@ from lit_recon.errors import UnsupportedModelError
 from lit_recon.metrics.fidelity import pairwise_mse
 from lit_recon.metrics.scores import match
 from lit_recon.models import Backbone, ConvNet, ResNet18
-from lit_recon.records import BatchNormMode, Knowledge, Normalization, Observation
+from lit_recon.records import BatchNormMode, Knowledge, Normalization, Observation, Reconstruction
 
 #: RMSE above which a certified image counts as wrong.
 WRONG = 0.05
@@ -138,6 +138,7 @@ class Attacked:
         notes: the attack's, on the batch and its images.
         refused: why the attack does not apply; then `rmse`, `certified` and `notes` are empty.
         seconds: of processor time.
+        found: the images and labels themselves, None if refused.
     """
 
     rmse: list[float]
@@ -145,6 +146,7 @@ class Attacked:
     notes: list[str]
     refused: str
     seconds: float
+    found: Reconstruction | None = None
 
     @classmethod
     def by(cls, attack: Attack, seen: Observation, images: Tensor) -> Attacked:
@@ -158,7 +160,8 @@ class Attacked:
         order = match(found.images, images)
         rmse = pairwise_mse(images, found.images[order]).diagonal().sqrt()
         sure = torch.zeros(len(rmse), dtype=torch.bool) if found.certified is None else found.certified[order]
-        return cls([float(f"{value:.3g}") for value in rmse.tolist()], sure.tolist(), list(found.notes), "", seconds)
+        errors = [float(f"{value:.3g}") for value in rmse.tolist()]
+        return cls(errors, sure.tolist(), list(found.notes), "", seconds, found)
 
 
 def summary(batches: Sequence[Attacked]) -> Row:

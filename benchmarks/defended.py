@@ -2,11 +2,11 @@
 
     python -m benchmarks.defended --data.root DIR --checkpoint FILE [--kinds prune drop] [--cells "prune 0.9/1/eval"]
 
-Every cell has its own draws of test images of CIFAR-10. The kinds of defenses have records of their own, so that
-several processes can share the work. The kinds `bound` and `bound_masks` are no defenses: they are the Cramer-Rao bound
-for Gaussian noise and for DP-SGD, and what updates without noise leave undetermined. The attacks are those of
-`configs/attack/feature_maps.yaml` but for the last: the deep image prior that they make way to is no part of this
-table.
+Every cell has its own draws of test images of CIFAR-10, but for single images behind noise: these are the images of the
+bound, so that the two compare. The kinds of defenses have records of their own, so that several processes can share the
+work. The kinds `bound` and `bound_masks` are no defenses: they are the Cramer-Rao bound for Gaussian noise and for
+DP-SGD, and what updates without noise leave undetermined. The attacks are those of `configs/attack/feature_maps.yaml`
+but for the last: the deep image prior that they make way to is no part of this table.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from benchmarks.certificates import Attacked, Cell, attacks_of, drawn, summary
 from benchmarks.record import Record, Row
 from lit_recon.attacks.base import Attack
 from lit_recon.attacks.updates import FirstApplicable
+from lit_recon.attacks.updates.gradient_matching.matching import update_misfits
 from lit_recon.bounds import (
     GaussianPrior,
     NetworkJacobian,
@@ -54,10 +55,11 @@ from lit_recon.defenses import (
     OptimalGradientNoise,
     Round,
 )
+from lit_recon.errors import ConfigError
 from lit_recon.experiments.update_attack.bound import PIXEL_VARIANCE
 from lit_recon.models import Backbone
 from lit_recon.models.checkpoint import load_backbone
-from lit_recon.records import Batch, BatchNormMode, Knowledge, Weights
+from lit_recon.records import Batch, BatchNormMode, Knowledge, Observation, Weights
 
 #: Local training on the same images, by the name of its rows.
 LOCAL = {
@@ -79,8 +81,11 @@ DEFENSES: dict[str, dict[str, Defense]] = {
 }
 #: The client's BatchNorm mode `train` where the attacker also has the statistics of its batch, as in Liu et al. 2025.
 KNOWN = "train, statistics known"
-#: The kinds of the bound: with noise, and without.
+#: The kinds of the bound: with noise, and without; and the number of images of each.
 BOUND, BOUND_MASKS = "bound", "bound_masks"
+BOUND_IMAGES = {BOUND: 4, BOUND_MASKS: 2}
+#: The kinds of defenses that add noise. Gradients of images differ by factors, and errors behind noise by the same.
+NOISY = ("noise", "optimal_noise", "dpsgd")
 
 
 @dataclass(frozen=True)
@@ -101,24 +106,40 @@ def cells(kind: str) -> Iterator[Defended]:
     """The rows of a kind of defense; those with statistics of the batch for every second strength."""
     for number, name in enumerate(DEFENSES[kind]):
         # searches with noise and local steps take all entries of the gradients, and three times as long
-        for batch, draws in ((1, 4 if kind in ("noise", "optimal_noise", "dpsgd", "local") else 8), (4, 4)):
+        for batch, draws in ((1, BOUND_IMAGES[BOUND] if kind in NOISY else 4 if kind == "local" else 8), (4, 4)):
             for mode in (*get_args(BatchNormMode), KNOWN):
                 if mode == "eval" or number % 2 == 1 or len(DEFENSES[kind]) == 1:
                     yield Defended(name, batch, mode, draws)
 
 
-def measure(model: Backbone, private: ImageSet, attack: Attack, defense: Defense, cell: Defended) -> Row:
-    """The summary of a cell's batches."""
-    batches = []
+def misfit(seen: Observation, found: Attacked) -> float | None:
+    """The largest misfit of a tensor of the update of the images found, in standard deviations of the noise.
+
+    None: nothing was found, or no noise of known scale is added.
+    """
+    try:
+        noise = seen.defense.released_noise(seen.n_examples) if seen.defense else None
+    except ConfigError:
+        return None
+    if noise is None or found.found is None:
+        return None
+    misfits = update_misfits(seen, found.found.images, found.found.labels)
+    return float(f"{max(misfits.values()) / noise.std:.3g}")
+
+
+def measure(model: Backbone, private: ImageSet, attack: Attack, defense: Defense, cell: Defended, drawn_as: str) -> Row:
+    """The summary of a cell's batches, and in units of noise how far the updates of the images found are off."""
+    batches, misfits = [], []
     mode: BatchNormMode = "eval" if cell.batch_norm == "eval" else "train"
     knowledge = Knowledge(defense=True, batch_norm="batch" if cell.batch_norm == KNOWN else "running")
     client = ClientSettings(mode, LOCAL.get(cell.defense)).client(model, defense)
-    draws = drawn(private.labels, Cell(cell.name, cell.batch, mode, "distinct", cell.draws))
+    draws = drawn(private.labels, Cell(drawn_as, cell.batch, mode, "distinct", cell.draws))
     for number, ids in enumerate(draws):
         images, labels = private.pixels(ids), private.labels[ids]
         seen = client.observe(images, labels, knowledge, ClientSettings().generator(number))
         batches.append(Attacked.by(attack, seen, images))
-    return {"images": cell.batch * cell.draws, **summary(batches)}
+        misfits.append(misfit(seen, batches[-1]))
+    return {"images": cell.batch * cell.draws, **summary(batches), "misfit": misfits}
 
 
 def linearized(model: Backbone, image: Tensor, label: Tensor) -> tuple[NetworkJacobian, Round]:
@@ -192,10 +213,10 @@ def main() -> None:
     model = load_backbone(arguments.checkpoint).model
     settings = {key: value for key, value in vars(arguments).items() if key != "kinds"}
     attack = FirstApplicable(attacks_of("feature_maps")[:-1])
-    draws = drawn(private.labels, Cell(BOUND, 1, "eval", "distinct", 2))
     for kind, name, measured in ((BOUND, "bound_noise", bounds), (BOUND_MASKS, BOUND_MASKS, masked_bounds)):
         if kind not in arguments.kinds:
             continue
+        draws = drawn(private.labels, Cell(BOUND, 1, "eval", "distinct", BOUND_IMAGES[kind]))
         with Record(name, settings, arguments.pool) as record:
             for number, ids in enumerate(draws):
                 one = partial(measured, model, private.pixels(ids), private.labels[ids])
@@ -205,7 +226,8 @@ def main() -> None:
             for cell in cells(kind):
                 if not arguments.cells or cell.name in arguments.cells:
                     defense = DEFENSES[kind][cell.defense]
-                    record.measure(vars(cell), partial(measure, model, private, attack, defense, cell))
+                    drawn_as = BOUND if kind in NOISY and cell.batch == 1 else cell.name
+                    record.measure(vars(cell), partial(measure, model, private, attack, defense, cell, drawn_as))
 
 
 if __name__ == "__main__":

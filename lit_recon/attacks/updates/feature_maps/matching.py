@@ -33,6 +33,7 @@ from lit_recon.attacks.updates.labels.head import (
     order_labels,
     require_cross_entropy,
 )
+from lit_recon.attacks.updates.noise import noise_of
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.records import Observation, Reconstruction
 
@@ -44,6 +45,9 @@ REACH = 0.02
 EXPLAINED = 1e-3
 #: Least number of recovered entries above zero for every pixel of a certified image.
 _ENTRIES = 1.5
+#: Share of the patches of one image outside the row space up to which all layers together do not tell more of it than
+#: its maps: the images of maps behind noise err by about four times the root of this share.
+_CLEAN = 1e-7
 #: Growth of what images leave unexplained up to which another contrast counts as possible.
 SAME = 1.5
 #: Maps in a span: share of the iterations in which candidates are kept apart, by this much at first, and the ridge;
@@ -349,7 +353,8 @@ class MapMatching:
         """Recover a victim's maps.
 
         Raises:
-            UnsupportedModelError: see `MapRecovery`; or no linear head, needed to assign labels to images.
+            UnsupportedModelError: see `MapRecovery`; no linear head, needed to assign labels to images; or a single
+                image behind known noise that these maps show.
             ThreatModelError: several images and another loss than the cross-entropy.
         """
         if observation.n_examples > 1:
@@ -358,6 +363,12 @@ class MapMatching:
         found = self.recovery(observation)
         if found.completion is not None:
             return self._completed(observation, found)
+        noise, given = noise_of(observation, exact=False)
+        if given and noise is not None and noise.std > 0 and len(found.maps) == 1 and found.outside > _CLEAN:
+            raise UnsupportedModelError(
+                f"noise of known standard deviation {noise.std:.3g} leaves {found.outside:.1g} of the patches of "
+                f"{found.convolution.name} outside its row space: all layers together tell more of a single image"
+            )
         what = "maps" if found.separated else "directions that span the maps"
         name, left = found.convolution.name, f"{found.outside:.1g} of their patches outside its row space"
         note = f"{len(found.maps)} {what} recovered from the gradient of {name}: {left}, next {found.next_outside:.1g}"

@@ -28,8 +28,9 @@ from lit_recon.attacks.updates.feature_maps.input_map import Passes, coupled, li
 from lit_recon.attacks.updates.feature_maps.matching import EXPLAINED, REACH, SAME, arranged_labels
 from lit_recon.attacks.updates.feature_maps.observed_rows import LayerRows, MatchedRows, ObservedRows
 from lit_recon.attacks.updates.feature_maps.spans import SpanRows, for_some, misplaced_images, outside_shares
-from lit_recon.attacks.updates.gradient_matching.matching import update_distance
+from lit_recon.attacks.updates.gradient_matching.matching import update_distance, update_misfits
 from lit_recon.attacks.updates.gradient_matching.priors import Part, Penalty
+from lit_recon.attacks.updates.noise import noise_of
 from lit_recon.records import Batch, Noise, Observation, Reconstruction
 
 #: Share of the squares of the rows searched by from which on further iterations are not worth their time; in a batch of
@@ -43,6 +44,8 @@ _LESS_ALIKE = 1e-6
 _NATS = 10.0
 #: Standard deviations of the misfit up to which images explain the gradients.
 _EXPLAINED = 4.0
+#: Misfit of a tensor of the update, in standard deviations of the noise, up to which it is noise alone.
+_LIKE_NOISE = 1.2
 #: Share of the squares of gradients without noise that the patches of the images may leave.
 _LEFT = 1e-6
 #: The same, relative to what they would leave with another brightness or contrast. A search that has not ended errs
@@ -267,7 +270,7 @@ class PatchPenalty(Penalty):
             if excess > _EXPLAINED:
                 does = "is more than noise: the search ended too early or in a local minimum"
             note = f"misfit of the images' patches {does}: {excess:.2g} standard deviations above its mean"
-            return None, False, (note,)
+            return None, False, (note, *self._beyond_patches(images, labels))
         distance = update_distance(self.observation, images, labels, observed_only=self.partial)
         most = _LEFT_BY_STEPS if self.local_steps else _LEFT
         how = f"patches leave {left:.1g} of the gradients, 1 - cos of the updates {distance:.1g}"
@@ -287,6 +290,23 @@ class PatchPenalty(Penalty):
         certified, notes = _undetermined(left * torch.ones_like(moved), moved, "patches leave {:.1g} of the gradients")
         # other starts do not tell what statistics of the batch hide
         return certified, bool(certified.all()) or (coupled(self.observation) and not told), (how, *notes)
+
+    def _beyond_patches(self, images: Tensor, labels: Tensor) -> tuple[str, ...]:
+        """How far the simulated update is from the observed one, in units of noise that the client is known to add."""
+        noise, given = noise_of(self.observation, exact=False)
+        if noise is None or not given or self.local_steps:
+            return ()
+        misfits = update_misfits(self.observation, images, labels)
+        most = max(misfits, key=lambda name: misfits[name])
+        times = misfits[most] / noise.std
+        if times <= _LIKE_NOISE:
+            return ("the update of the images differs from the observed one by the noise alone",)
+        why = (
+            "where activations of the images differ from the client's, so do the derivatives, which patches leave free"
+        )
+        return (
+            f"the update of the images differs from the observed one by {times:.2g} times the noise in {most}: {why}",
+        )
 
     def _alone_certified(self, images: Tensor, how: str) -> tuple[Tensor, bool, tuple[str, ...]]:
         """The certificate of images by their own patches and the span, which other images do not change."""

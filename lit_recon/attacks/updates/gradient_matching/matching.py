@@ -169,6 +169,17 @@ def update_distance(observation: Observation, images: Tensor, labels: Tensor, ob
         return float(matching._loss(images.detach(), labels, target, {}, "no")[0])
 
 
+def update_misfits(observation: Observation, images: Tensor, labels: Tensor) -> dict[str, float]:
+    """Root mean square of the observed update less the simulated release of images with labels `(n,)`, by tensor."""
+    matching = Matching([observation], GlobalCosine(), None)
+    with torch.enable_grad():
+        update = matching._update(Batch(images.detach(), labels), observation.update, "no")
+    return {
+        name: float((value - update[name].detach()).double().square().mean().sqrt())
+        for name, value in observation.update.items()
+    }
+
+
 def _stack(values: list[Any]) -> Any:
     """Pytrees of tensors, stacked along a new leading axis."""
     return tree_map(lambda *parts: torch.stack(parts), *values)

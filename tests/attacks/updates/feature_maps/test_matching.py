@@ -21,8 +21,8 @@ from lit_recon.attacks.updates import (
 )
 from lit_recon.attacks.updates.feature_maps.matching import InputMap, arranged_labels
 from lit_recon.clients import Client
-from lit_recon.defenses import GradientDropout
-from lit_recon.errors import ConfigError
+from lit_recon.defenses import GaussianNoise, GradientDropout
+from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone, Trunk
 from lit_recon.records import Knowledge, Normalization, Observation, Reconstruction
 from tests.attacks.updates.feature_maps.test_recovery import backbone, observed
@@ -218,3 +218,21 @@ def test_maps_cannot_condition_a_network(photographs: Tensor) -> None:
         attack(observed(photographs[:1]))
     with pytest.raises(ConfigError, match="weight above 0"):
         MapMatching(weight=0)
+
+
+def test_maps_of_one_layer_make_way_where_known_noise_shows(photographs: Tensor) -> None:
+    labels, weak, strong = torch.zeros(2, dtype=torch.int64), GaussianNoise(1e-9), GaussianNoise(1e-6)
+    for defense, n, known, refused in [
+        (strong, 1, True, True),
+        (weak, 1, True, False),
+        (strong, 2, True, False),
+        (strong, 1, False, False),
+    ]:
+        seen = Client(backbone(), "eval", defense).observe(
+            photographs[:n], labels[:n], Knowledge(defense=known), torch.Generator().manual_seed(0)
+        )
+        if refused:
+            with pytest.raises(UnsupportedModelError, match="noise of known standard deviation 1e-06 leaves"):
+                MapMatching().prepare(seen)
+        else:
+            assert len(MapMatching().prepare(seen).maps) == n

@@ -13,7 +13,7 @@ from lit_recon.clients import Client
 from lit_recon.defenses import Defense, GaussianNoise, GradientDropout, GradientPruning, OptimalGradientNoise
 from lit_recon.errors import UnsupportedModelError
 from lit_recon.models.classifiers.foreign import public_model
-from lit_recon.records import Knowledge, Normalization, Reconstruction
+from lit_recon.records import Batch, Knowledge, Normalization, Observation, Reconstruction, Update
 from tests.attacks.updates.feature_maps.patch_victims import STD, attack, victim
 
 
@@ -210,13 +210,14 @@ def test_images_behind_noise_that_hides_exact_maps(images: Tensor) -> None:
     assert float((result.images - images[1:]).square().mean().sqrt()) < 0.003  # 0.0007 measured; 0.177 if flat
     assert result.certified is None
     assert any("known standard deviation 0.0003" in note for note in result.notes)
-    assert "is that of the noise" in result.notes[-1]
+    assert "is that of the noise" in result.notes[-2]
+    assert "differs from the observed one by" in result.notes[-1]
 
 
 def test_local_minimum_is_noticed(images: Tensor) -> None:
     # almost flat
     result = attack()(victim(images[:1], GaussianNoise(STD)))
-    assert "more than noise: the search ended too early or in a local minimum" in result.notes[-1]
+    assert "more than noise: the search ended too early or in a local minimum" in result.notes[-2]
 
 
 def test_images_that_do_not_explain_the_gradients_are_noticed(images: Tensor) -> None:
@@ -224,3 +225,23 @@ def test_images_that_do_not_explain_the_gradients_are_noticed(images: Tensor) ->
     labels = torch.zeros(1, dtype=torch.int64)
     assert "is that of the noise" in penalty.certificate(images[:1], labels)[2][0]
     assert "ended too early" in penalty.certificate(images[1:], labels)[2][0]
+
+
+def test_what_patches_leave_free_is_told_by_the_whole_update(images: Tensor) -> None:
+    labels = torch.zeros(1, dtype=torch.int64)
+    for known in (True, False):
+        penalty = PatchMatching().prepare(victim(images[:1], GaussianNoise(STD), known))
+        *_, note = penalty.certificate(images[:1], labels)[2]
+        assert note.endswith("by the noise alone") == known
+    # patches leave derivatives free, and so the label
+    penalty = PatchMatching().prepare(victim(images[:1], GaussianNoise(STD)))
+    first, last = penalty.certificate(images[:1], labels + 1)[2]
+    assert "is that of the noise" in first
+    update, wrong = (penalty.observation.update, update_of(penalty.observation, images[:1], labels + 1))
+    rms = {name: float((value - wrong[name]).square().mean().sqrt()) / STD for name, value in update.items()}
+    name, times = max(rms.items(), key=lambda one: one[1])
+    assert f"by {times:.2g} times the noise in {name}" in last
+
+
+def update_of(seen: Observation, images: Tensor, labels: Tensor) -> Update:
+    return seen.operator(seen.weights, Batch(images, labels))

@@ -19,6 +19,7 @@ from lit_recon.defenses.base import BatchGradient, Defense, Round, checked
 from lit_recon.defenses.sparsity import SparseUpdate, lowest
 from lit_recon.defenses.vectors import flatten, normal_like, unflatten
 from lit_recon.errors import ConfigError
+from lit_recon.models.second_order import SecondOrder
 from lit_recon.records import Batch, Update
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ def sensitivities(
     # pass through it; forward-mode derivatives took several times as long on a CPU
     images = batch.images.detach().requires_grad_()
     with torch.enable_grad():
-        update = gradient(batch._replace(images=images), "autograd")
+        with SecondOrder():
+            update = gradient(batch._replace(images=images), "autograd")
         cotangents = [torch.zeros_like(value, requires_grad=True) for value in update.values()]
         (transposed,) = torch.autograd.grad(list(update.values()), images, cotangents, create_graph=True)
     total = {name: torch.zeros_like(value) for name, value in update.items()}

@@ -19,7 +19,6 @@ from lit_recon.defenses.base import BatchGradient, Defense, Round, checked
 from lit_recon.defenses.sparsity import SparseUpdate, lowest
 from lit_recon.defenses.vectors import flatten, normal_like, unflatten
 from lit_recon.errors import ConfigError
-from lit_recon.models.linearization import linearized
 from lit_recon.records import Batch, Update
 
 if TYPE_CHECKING:
@@ -39,6 +38,8 @@ def sensitivities(
     `directions` of None, is the sum over all unit vectors. A `ConfigError` says that there are fewer than one
     direction, no generator for them, or too many pixels for the exact mode.
     """
+    from lit_recon.models.linearization import linearized  # commands without these defenses do not load it
+
     update, product = linearized(lambda images: gradient(batch._replace(images=images), "autograd"), batch.images)
     total = {name: torch.zeros_like(value) for name, value in update.items()}
     for direction in _directions(batch.images, directions, generator):

@@ -38,19 +38,14 @@ def sensitivities(
     `directions` of None, is the sum over all unit vectors. A `ConfigError` says that there are fewer than one
     direction, no generator for them, or too many pixels for the exact mode.
     """
-    # J^T u is linear in u, with derivative J v along v: its graph is built once, and every direction costs one backward
-    # pass through it; forward-mode derivatives took several times as long on a CPU
-    images = batch.images.detach().requires_grad_()
-    with torch.enable_grad():
-        update = gradient(batch._replace(images=images), "autograd")
-        cotangents = [torch.zeros_like(value, requires_grad=True) for value in update.values()]
-        (transposed,) = torch.autograd.grad(list(update.values()), images, cotangents, create_graph=True)
+    from lit_recon.models.linearization import linearized  # commands without these defenses do not load it
+
+    update, product = linearized(lambda images: gradient(batch._replace(images=images), "autograd"), batch.images)
     total = {name: torch.zeros_like(value) for name, value in update.items()}
-    for direction in _directions(images, directions, generator):
-        product = torch.autograd.grad(transposed, cotangents, direction, retain_graph=True, materialize_grads=True)
-        for squared, part in zip(total.values(), product, strict=True):
-            squared.addcmul_(part, part)
-    return {name: (value / (directions or 1)).sqrt() for name, value in total.items()}
+    for direction in _directions(batch.images, directions, generator):
+        for name, part in product(direction).items():
+            total[name].addcmul_(part, part)
+    return {name: (value / (directions or 1)).sqrt().contiguous() for name, value in total.items()}
 
 
 def leakage(sensitivity: Update, update: Update, floor: float = 1e-8, cap: float = 1e6) -> Update:

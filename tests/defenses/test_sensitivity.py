@@ -37,6 +37,14 @@ def test_the_estimate_is_unbiased_with_the_stated_spread(
     assert float(draws.std()) == pytest.approx(1 / math.sqrt(20), rel=0.1)
 
 
+def test_every_direction_is_one_draw(gradient: BatchGradient, batch: Batch, jacobian: torch.Tensor) -> None:
+    found = flatten(sensitivities(gradient, batch, 3, torch.Generator().manual_seed(5)))
+    generator = torch.Generator().manual_seed(5)
+    drawn = [torch.randn(batch.images.shape, generator=generator, dtype=torch.float64) for _ in range(3)]
+    products = torch.stack([jacobian @ direction.flatten() for direction in drawn])
+    torch.testing.assert_close(found, products.square().mean(dim=0).sqrt(), rtol=1e-9, atol=1e-14)
+
+
 def test_leakage_never_divides_by_zero() -> None:
     n = {"a": torch.tensor([0.0, 1.0, 1.0, 4.0])}
     g = {"a": torch.tensor([0.0, 0.0, -0.5, 2.0])}

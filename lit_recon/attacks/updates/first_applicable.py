@@ -23,10 +23,11 @@ class FirstApplicable(Attack):
 
     An attack that knows of some of its images that they are not the true ones (`Reconstruction.certified`) makes way to
     the next applicable one, which begins where it ended if it can (`Attack.follow`), and whose images replace those if
-    the update of the batch is then closer to the observed one.
+    the update of the batch is then closer to the observed one; without a next one its images stay, with a note.
 
     Args:
-        attacks: two or more, none itself such a list, the strongest first; the last must always be applicable.
+        attacks: two or more, none itself such a list, the strongest first. The error of the last one is raised where
+            none is applicable, or where it lacks knowledge.
     """
 
     def __init__(self, attacks: list[Attack]) -> None:
@@ -90,7 +91,12 @@ class FirstApplicable(Attack):
         if not stuck:
             return None
         own = [found[v] for v in stuck]
-        other = self._begin(number + 1, own, [run.observations[v] for v in stuck], execution)
+        try:
+            other = self._begin(number + 1, own, [run.observations[v] for v in stuck], execution)
+        except UnsupportedModelError as error:
+            why = f"no further attack of {len(self.attacks)} is applicable: {error}"
+            kept = [replace(one, notes=(*one.notes, why)) for one in own]
+            return AttackRun(run.observations, lambda: put(found, stuck, kept))
         return _tried(run.observations, found, stuck, other, f"attack {number + 2} of {len(self.attacks)}")
 
     def run(self, observations: Sequence[Observation]) -> list[Reconstruction]:

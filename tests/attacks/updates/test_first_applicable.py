@@ -19,11 +19,12 @@ from lit_recon.attacks.updates import (
     KnownLabels,
     MapMatching,
     MapRecovery,
+    PatchMatching,
     SquaredError,
 )
 from lit_recon.attacks.updates.feature_maps import matching
 from lit_recon.defenses import GradientPruning
-from lit_recon.errors import ConfigError, ThreatModelError
+from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, save_generator
 from lit_recon.modules.attack_state import run_attack
 from lit_recon.records import Observation
@@ -62,6 +63,20 @@ def test_a_reason_that_two_attacks_share_is_noted_once(photographs: Tensor) -> N
     told = [note for note in result.notes if "not applicable" in note]
     assert len(told) == 1
     assert told[0].startswith("attacks 1 and 2 of 3 not applicable: no convolution determines the maps of a batch of 2")
+
+
+def test_images_stay_where_no_further_attack_can_work(photographs: Tensor) -> None:
+    seen, first = observed(photographs[:1], backbone()), attack().attacks[0]
+    for_noise = GradientMatching(FeaturesOnly(), features=PatchMatching(least_hidden=0.5), steps=1)
+    alone, result = first(seen), FirstApplicable([first, for_noise])(seen)
+    assert alone.certified is not None
+    assert not alone.certified.any()
+    torch.testing.assert_close(result.images, alone.images)
+    assert result.notes == (
+        *alone.notes, "no further attack of 2 is applicable: there is no noise to hide the maps"
+    )  # fmt: skip
+    with pytest.raises(UnsupportedModelError, match="there is no noise to hide the maps"):
+        FirstApplicable([for_noise, for_noise])(seen)
 
 
 def test_the_last_attack_has_to_work(photographs: Tensor) -> None:

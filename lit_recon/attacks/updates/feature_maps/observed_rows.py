@@ -31,9 +31,8 @@ _ALIKE = 1e-4
 SHORT = 1e-4
 #: Added to the normal equations of a row with hidden entries, whose eigenvalues are at most 1; and refining solutions.
 _ROW_RIDGE, _REFINEMENTS = 3e-6, 2
-#: Newton steps at most for rows whose hidden entries are bounded, growth of the residual that counts as rounding, and
-#: the share of a step that is taken where it grows by more.
-_ROUNDS, _GROWTH, _SHORTER = 20, 1e-4, 0.25
+#: Newton steps at most for rows whose hidden entries are bounded: with few entries the first ones may go too far.
+_ROUNDS = 20
 #: Largest number of patches in a batch, and the least number of observed entries per patch.
 _MOST_PATCHES, _PER_PATCH = 1024, 1.3
 #: Zeros that count as observed: this share of all entries, and in weights that moved this multiple of the entries that
@@ -201,23 +200,18 @@ class ObservedRows(LayerRows):
         Its second derivative is that of least squares on the observed entries and those above their bounds.
         """
         assert self.observed is not None
-        inside = step = values.new_zeros(len(values), len(basis))
+        inside = values.new_zeros(len(values), len(basis))
         factor, above = torch.linalg.cholesky(normal), torch.zeros_like(values, dtype=torch.bool)
-        least = values.new_full((len(values), 1), math.inf)
         for number in range(_ROUNDS):
             outside = self._outside(values, inside, basis)
-            left = outside.square().sum(1, keepdim=True)
             now = (outside != 0) & ~self.observed
-            further = left > (1 + _GROWTH) * least
             changed = (now != above).any(1)
-            if number > _REFINEMENTS and not (changed.any() or further.any()):
-                break
             if changed.any():
                 factor[changed] = torch.linalg.cholesky(normal[changed] + _normals(basis, _places(now[changed])))
-            newton = torch.cholesky_solve((outside @ basis.T)[..., None], factor)[..., 0]
-            inside = inside + torch.where(further, (_SHORTER - 1) * step, newton)
-            step = torch.where(further, _SHORTER * step, newton)
-            above, least = now, torch.where(further, least, left)
+            elif number > _REFINEMENTS:
+                break
+            inside = inside + torch.cholesky_solve((outside @ basis.T)[..., None], factor)[..., 0]
+            above = now
         return inside
 
     @cached_property

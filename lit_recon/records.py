@@ -166,6 +166,10 @@ class SimulatedDefense(Protocol):
         """Masks of entries of `observed` that only bound those before the defense."""
         ...
 
+    def largest_hidden(self, observed: Update) -> Mapping[str, float]:
+        """By tensor the largest magnitude, in units of `observed`, of what may have been released as zero."""
+        ...
+
     def released_noise(self, n_examples: int) -> Noise | None:
         """The noise in the release, None without noise; a `ConfigError` if it is of another kind."""
         ...

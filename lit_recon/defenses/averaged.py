@@ -54,6 +54,10 @@ class AveragedDefense:
         """Entries that all clients have cut off; those that only some have are not seen in the mean."""
         return self.defense.censored(observed)
 
+    def largest_hidden(self, observed: Update) -> dict[str, float]:
+        """Infinite: the mean does not show what each client kept."""
+        return dict.fromkeys(observed, math.inf)
+
     def released_std(self, n_examples: int) -> float:
         """Standard deviation of the noise on every coordinate of the mean; errors as for `Defense.released_std`.
 

@@ -116,6 +116,15 @@ class Defense:
         """Masks of released entries that only bound the true ones: cut off at a largest absolute value, one by one."""
         return {name: torch.zeros_like(value, dtype=torch.bool) for name, value in observed.items()}
 
+    def largest_hidden(self, observed: Update) -> dict[str, float]:
+        """By tensor the largest magnitude of what this defense may have released as zero, in units of `observed`.
+
+        0: it hides nothing, and at most scales all entries by one number; infinite: nothing is known, as for every
+        defense that changes gradients and does not override this.
+        """
+        changed = bool({Stage.PER_EXAMPLE, Stage.UPDATE} & set(self.stages))
+        return dict.fromkeys(observed, math.inf if changed else 0.0)
+
     def simulate_share(self, candidate: Update, observed: Update, clients: int) -> Update:
         """`simulate` for the update of one of several clients with this defense, whose mean is `observed`."""
         return self.simulate(candidate, observed)
@@ -263,6 +272,11 @@ class Chain(Defense):
         for defense in self.defenses:
             masks = {name: masks[name] | mask for name, mask in defense.censored(observed).items()}
         return masks
+
+    def largest_hidden(self, observed: Update) -> dict[str, float]:
+        # smallest kept magnitudes of the last release are none below those of earlier ones, but for their common scale
+        found = [defense.largest_hidden(observed) for defense in self.defenses]
+        return {name: max((one[name] for one in found), default=0.0) for name in observed}
 
     def simulate_share(self, candidate: Update, observed: Update, clients: int) -> Update:
         for defense in self.defenses:

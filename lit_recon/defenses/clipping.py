@@ -63,6 +63,9 @@ class GradientClipping(Defense):
     def simulate(self, candidate: Update, observed: Update) -> Update:
         return clipped(candidate, self.bound)
 
+    def largest_hidden(self, observed: Update) -> dict[str, float]:
+        return dict.fromkeys(observed, 0.0)
+
     def require_shares(self) -> None:
         return  # clips any client's candidate update, whatever is observed
 
@@ -96,6 +99,9 @@ class PerExampleClipping(Defense):
 
     def simulate_per_example(self, gradients: Update) -> Update:
         return clipped_examples(gradients, self.bound)
+
+    def largest_hidden(self, observed: Update) -> dict[str, float]:
+        return dict.fromkeys(observed, 0.0)
 
     def released_std(self, n_examples: int) -> float:
         return 0.0

@@ -138,6 +138,13 @@ class GradientPruning(SparseUpdate):
     def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
         return self._smallest_pruned(update)
 
+    def largest_hidden(self, observed: Update) -> dict[str, float]:
+        """The smallest magnitude that was kept, of the whole update or of each tensor."""
+        if self.fraction == 0:
+            return dict.fromkeys(observed, 0.0)
+        kept = _smallest_kept(observed)
+        return dict.fromkeys(observed, min(kept.values(), default=math.inf)) if self.scope == "global" else kept
+
     def simulate_share(self, candidate: Update, observed: Update, clients: int) -> Update:
         """The candidate's own pruning, within the union of the clients' masks: exact for the true images."""
         return candidate if self.fraction == 0 else self._smallest_pruned(where_observed(candidate, observed))
@@ -152,6 +159,17 @@ class GradientPruning(SparseUpdate):
 
     def _pruned(self, values: Tensor) -> Tensor:
         return values.masked_fill(lowest(values.abs(), round(self.fraction * values.numel())), 0.0)
+
+
+def _smallest_kept(observed: Update) -> dict[str, float]:
+    """Smallest magnitudes by tensor that are not zero; infinite where there are none.
+
+    Those of tensors without dimensions are not taken: some defenses release them unchanged.
+    """
+    return {
+        name: float(torch.where(value == 0, math.inf, value.abs()).min()) if value.numel() and value.dim() else math.inf
+        for name, value in observed.items()
+    }
 
 
 class PercentilePrivacy(SparseUpdate):
@@ -203,6 +221,15 @@ class PercentilePrivacy(SparseUpdate):
     def censored(self, observed: Update) -> Update:
         limit = self.gamma / self.lr
         return {name: (value.abs() >= limit) & (value.dim() > 0) for name, value in observed.items()}
+
+    def largest_hidden(self, observed: Update) -> dict[str, float]:
+        """The smallest magnitude that was kept; nothing is known where `gamma` may have cut all of a tensor off."""
+        kept = _smallest_kept(observed)
+        least = min(kept.values(), default=math.inf) if self.percentile else 0.0
+        if self.gamma == math.inf:
+            return dict.fromkeys(observed, least)
+        # two magnitudes: the smaller one was not cut off, whatever scaled the update afterwards
+        return {name: least if bool((value.abs() > kept[name]).any()) else math.inf for name, value in observed.items()}
 
     def released_information(
         self, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator
@@ -272,6 +299,9 @@ class ExcludedVariables(Defense):
 
     def simulate(self, candidate: Update, observed: Update) -> Update:
         return self._kept(candidate)
+
+    def largest_hidden(self, observed: Update) -> dict[str, float]:
+        return {name: math.inf if self._excluded(name) else 0.0 for name in observed}
 
     def require_shares(self) -> None:
         return

@@ -183,8 +183,15 @@ def patch_span(gradient: Tensor, n_patches: int) -> PatchSpan:
         n_patches: in the whole batch.
     """
     rows = gradient.flatten(1)
-    values, vectors = torch.linalg.eigh(rows @ rows.T)
-    singular = values.flip(0).clamp_min(torch.finfo(values.dtype).eps * values[-1]).sqrt()
+    # channels without gradient are left out: with many of them LAPACK may fail to converge
+    used = (rows != 0).any(1)
+    values, vectors = rows.new_zeros(len(rows)), rows.new_zeros(len(rows), len(rows))
+    if used.any():
+        found = torch.linalg.eigh(rows[used] @ rows[used].T)
+        values[-len(found[0]) :] = found[0]
+        vectors[used, -len(found[0]) :] = found[1]
+    least = (torch.finfo(values.dtype).eps * values[-1]).clamp_min(torch.finfo(values.dtype).tiny)
+    singular = values.flip(0).clamp_min(least).sqrt()
     falls = torch.cat([singular[:-1] / singular[1:], singular.new_tensor([float("inf")])])
     differences = n_patches > 1 and bool(falls[n_patches - 2] > GAP)
     rank = n_patches - 1 if differences else n_patches

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Generic, TypeVar
@@ -31,6 +31,8 @@ _ALIKE = 1e-4
 SHORT = 1e-4
 #: Added to the normal equations of a row with hidden entries, whose eigenvalues are at most 1; and refining solutions.
 _ROW_RIDGE, _REFINEMENTS = 3e-6, 2
+#: Newton steps at most for rows whose hidden entries are bounded: with few entries the first ones may go too far.
+_ROUNDS = 20
 #: Largest number of patches in a batch, and the least number of observed entries per patch.
 _MOST_PATCHES, _PER_PATCH = 1024, 1.3
 #: Zeros that count as observed: this share of all entries, and in weights that moved this multiple of the entries that
@@ -94,10 +96,13 @@ class ObservedRows(LayerRows):
         patches: number of patches in the batch, in all passes.
         passes: number of passes that every image is used in, one after the other.
         ridge: on differences between these passes.
+        bound: `(rows, c k k)`, largest magnitudes of hidden entries: what fits them with more counts as if they were
+            observed there. Infinite: any, as for observed ones; None: nothing is known.
     """
 
     passes: int = 1
     ridge: float = _ALIKE
+    bound: Tensor | None = None
 
     @property
     def count(self) -> int:
@@ -124,7 +129,9 @@ class ObservedRows(LayerRows):
         """
         exact = self.values.double()
         if self.observed is not None:
-            return replace(self, values=(exact / exact.square().sum(1).mean().sqrt()).to(self.values))
+            size = exact.square().sum(1).mean().sqrt()
+            bound = None if self.bound is None else (self.bound / size).to(self.bound)
+            return replace(self, values=(exact / size).to(self.values), bound=bound)
         squares, directions = torch.linalg.eigh(exact @ exact.T)
         squares, directions = squares[-self.patches :].clamp_min(0), directions[:, -self.patches :]
         rows = directions.T @ exact
@@ -134,6 +141,8 @@ class ObservedRows(LayerRows):
 
     def residual(self, patches: Tensor, held: bool = False) -> Tensor:
         """Sum of the squares of what rows `(patches, c k k)` leave of the observed entries; differentiable once.
+
+        Where hidden entries have a bound, also of what the best fit of both has above it.
 
         `held`: the ridge's own share is added; with several passes the derivative is exact only then.
         """
@@ -153,9 +162,7 @@ class ObservedRows(LayerRows):
             basis = torch.linalg.solve_triangular(factor, exact, upper=False).to(patches)
             values = self.values.to(patches)
             inside = values @ basis.T if self.observed is None else self._fit(values, basis)
-            outside = torch.addmm(values, inside, basis, alpha=-1)
-            if self.observed is not None:
-                outside *= self._counts
+            outside = self._outside(values, inside, basis)
             derivatives = torch.linalg.solve_triangular(factor, inside.double(), upper=False, left=False)
             slope = -2.0 * (derivatives.T.to(outside) @ outside)
             left = outside.square().sum()
@@ -167,14 +174,44 @@ class ObservedRows(LayerRows):
         residual: Tensor = left + (slope * (patches - patches.detach())).sum()
         return residual
 
+    def _outside(self, values: Tensor, inside: Tensor, basis: Tensor) -> Tensor:
+        """What coefficients in an orthonormal basis leave of `values`, of hidden ones down to their bounds."""
+        if self.bound is None:
+            outside = torch.addmm(values, inside, basis, alpha=-1)
+            return outside if self.observed is None else outside.mul_(self._counts)
+        fit = inside @ basis
+        bound = self.bound.to(fit)
+        return fit.clamp(-bound, bound).sub_(fit).add_((values - fit).mul_(self._counts))
+
     def _fit(self, values: Tensor, basis: Tensor) -> Tensor:
         """Coefficients `(rows, patches)` of the observed `values` in an orthonormal `basis`, by least squares."""
-        chosen = torch.cat([basis, basis.new_zeros(len(basis), 1)], dim=1).T.contiguous()[self._places]
-        normal = chosen.mT @ chosen + _ROW_RIDGE * torch.eye(len(basis)).to(chosen)
-        factor, inside = torch.linalg.cholesky(normal), values.new_zeros(len(chosen), len(basis))
+        normal = _normals(basis, self._places) + _ROW_RIDGE * torch.eye(len(basis)).to(basis)
+        factor, inside = torch.linalg.cholesky(normal), values.new_zeros(len(values), len(basis))
+        if self.bound is not None:
+            return self._fit_bounded(values, basis, normal)
         for _ in range(1 + _REFINEMENTS):
-            rest = torch.addmm(values, inside, basis, alpha=-1).mul_(self._counts) @ basis.T
+            rest = self._outside(values, inside, basis) @ basis.T
             inside = inside + torch.cholesky_solve(rest[..., None], factor)[..., 0]
+        return inside
+
+    def _fit_bounded(self, values: Tensor, basis: Tensor, normal: Tensor) -> Tensor:
+        """The same where hidden entries count above their bounds: Newton steps on a convex function.
+
+        Its second derivative is that of least squares on the observed entries and those above their bounds.
+        """
+        assert self.observed is not None
+        inside = values.new_zeros(len(values), len(basis))
+        factor, above = torch.linalg.cholesky(normal), torch.zeros_like(values, dtype=torch.bool)
+        for number in range(_ROUNDS):
+            outside = self._outside(values, inside, basis)
+            now = (outside != 0) & ~self.observed
+            changed = (now != above).any(1)
+            if changed.any():
+                factor[changed] = torch.linalg.cholesky(normal[changed] + _normals(basis, _places(now[changed])))
+            elif number > _REFINEMENTS:
+                break
+            inside = inside + torch.cholesky_solve((outside @ basis.T)[..., None], factor)[..., 0]
+            above = now
         return inside
 
     @cached_property
@@ -185,11 +222,24 @@ class ObservedRows(LayerRows):
 
     @cached_property
     def _places(self) -> Tensor:
-        """Places of the observed entries of each row, `(rows, most)`; the number of columns where a row has no more."""
+        """Places of the observed entries."""
         assert self.observed is not None
-        columns = self.observed.shape[1]
-        places = torch.where(self.observed, torch.arange(columns, device=self.observed.device), columns)
-        return places.sort(dim=1)[0][:, : int(self.observed.sum(1).max())]
+        return _places(self.observed)
+
+
+def _places(mask: Tensor) -> Tensor:
+    """Places of the chosen entries of each row, `(rows, most)`; the number of columns where a row has no more."""
+    rows, columns = mask.nonzero(as_tuple=True)
+    counts = mask.sum(1)
+    places = columns.new_full((len(mask), int(counts.max())), mask.shape[1])
+    places[rows, torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]] = columns
+    return places
+
+
+def _normals(basis: Tensor, places: Tensor) -> Tensor:
+    """Normal matrices `(rows, patches, patches)` of a basis `(patches, columns)` at some places of each row."""
+    chosen = torch.cat([basis, basis.new_zeros(len(basis), 1)], dim=1).T.contiguous()[places]
+    return chosen.mT @ chosen
 
 
 Rows_co = TypeVar("Rows_co", bound=LayerRows, covariant=True)
@@ -244,7 +294,9 @@ def completed_rows(rows: ObservedRows, observation: Observation) -> ObservedRows
         if isinstance(found, CompletedMatrix):
             columns = found.known.nonzero().flatten()
             values = found.basis[columns].T.contiguous()
-            return replace(rows, values=values.to(gradient), observed=None, columns=columns.to(gradient.device))
+            return replace(
+                rows, values=values.to(gradient), observed=None, columns=columns.to(gradient.device), bound=None
+            )
     return None
 
 
@@ -279,12 +331,18 @@ def few_patches(layer: Layer, n_examples: int) -> bool:
     return layer.places * n_examples <= min(_MOST_PATCHES, 0.9 * layer.patch_size)
 
 
-def observed_rows(observation: Observation, layer: Layer, n_examples: int) -> ObservedRows | None:
-    """The rows of a layer's gradient with enough observed entries, those with the most; None if there are too few."""
-    gradient = observation.update[f"{layer.name}.weight"].detach().flatten(1)
+def observed_rows(
+    observation: Observation, layer: Layer, n_examples: int, largest: Mapping[str, float] | None = None
+) -> ObservedRows | None:
+    """The rows of a layer's gradient with enough observed entries, those with the most; None if there are too few.
+
+    `largest`: by tensor the largest magnitude of hidden entries, see `Defense.largest_hidden`; default: not known.
+    """
+    name = f"{layer.name}.weight"
+    released = gradient = observation.update[name].detach().flatten(1)
     patches = layer.places * n_examples
     # where most is zero, rows and columns may vanish altogether by pruning
-    shown = without_censored(observation).update[f"{layer.name}.weight"].detach().flatten(1)
+    shown = without_censored(observation).update[name].detach().flatten(1)
     censored, gradient = bool((shown != gradient).any()), shown
     zeros = hidden_entries(gradient) if float((gradient == 0).double().mean()) < 0.5 else gradient == 0
     if not censored and int(zeros.sum()) <= _zeros_by_chance(observation, layer, gradient):
@@ -294,7 +352,13 @@ def observed_rows(observation: Observation, layer: Layer, n_examples: int) -> Ob
     most = min(_MOST_ROWS, int(n_examples * _COST / cost))
     order = counts.argsort(descending=True)[:most]
     chosen = order[counts[order] > _PER_PATCH * patches]
-    return ObservedRows(layer, gradient[chosen], gradient[chosen] != 0, patches) if len(chosen) >= _LEAST_ROWS else None
+    if len(chosen) < _LEAST_ROWS:
+        return None
+    size, bound = math.inf if largest is None else largest[name], None
+    if 0 < size < math.inf:
+        # entries that were cut off at a largest value count as hidden, but are not small
+        bound = torch.where(released[chosen] == 0, size, math.inf).to(gradient)
+    return ObservedRows(layer, gradient[chosen], gradient[chosen] != 0, patches, bound=bound)
 
 
 def enough_layers(rows: Sequence[ObservedRows]) -> list[ObservedRows]:

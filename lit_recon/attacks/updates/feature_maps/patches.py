@@ -99,12 +99,16 @@ class PatchMatching:
                 f"no layer has fewer patches in a batch of {observation.n_examples} ({n} with all local steps) "
                 "than entries of a patch: attack smaller batches, or match gradients instead"
             )
-        found = [observed_rows(observation, fit[name], n) for name in self.layers or fit]
+        defense, update = observation.defense, observation.update
+        largest = None if defense is None else defense.largest_hidden(update)
+        found = [observed_rows(observation, fit[name], n, largest) for name in self.layers or fit]
         repeats = n / observation.n_examples
         rows = tuple(replace(one, passes=int(repeats) if repeats.is_integer() else 1) for one in found if one)
         # fully observed, layers with as many patches as channels cost much and add little to others
         rows = tuple(one for one in rows if one.observed is not None or one.patches < len(one.values)) or rows
-        judged = MatchedRows(rows, Passes(observation, [one.layer.name for one in rows]))
+        # bounds on hidden entries only guide the search
+        unbounded = tuple(replace(one, bound=None) for one in rows)
+        judged = MatchedRows(unbounded, Passes(observation, [one.layer.name for one in rows]))
         enough = SOLVED / observation.n_examples
         penalty = PatchPenalty(observation, judged, judged, None, self.weight, self.tempered, (), enough)
         if penalty.freedom < penalty.pixels:
@@ -121,7 +125,7 @@ class PatchMatching:
             # behind hidden entries and local steps small singular values are not those of noise
             if self.least_hidden:
                 raise UnsupportedModelError("there is no noise to hide the maps")
-            return _without_noise(penalty, f"{note}; no noise")
+            return _without_noise(penalty, unbounded if penalty.local_steps else rows, f"{note}; no noise")
         how = f"{'known' if given else 'estimated'} standard deviation {noise.std:.3g}"
         if not given and (robust := _robust(judged)):
             penalty, scale = replace(penalty, judged=robust[0], searched=robust[0]), robust[1]
@@ -142,9 +146,9 @@ class PatchMatching:
         return replace(penalty, noise=noise, notes=(note,))
 
 
-def _without_noise(penalty: PatchPenalty, note: str) -> PatchPenalty:
+def _without_noise(penalty: PatchPenalty, rows: tuple[ObservedRows, ...], note: str) -> PatchPenalty:
     """The same with the rows by which images are sought where gradients have no noise."""
-    observation, rows, chosen = penalty.observation, penalty.judged.rows, enough_layers(penalty.judged.rows)
+    observation, chosen = penalty.observation, enough_layers(rows)
     if spans := spans_of_first_step(chosen, observation):
         first = MatchedRows(tuple(spans), Passes(observation, [one.layer.name for one in spans], steps=1))
         return replace(penalty, searched=first, notes=(f"{note}; sought by their patches in the first local step",))

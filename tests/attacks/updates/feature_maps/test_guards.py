@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.updates.feature_maps.convolutions import Convolution
+from lit_recon.attacks.updates.feature_maps.convolutions import Convolution, patch_span
 from lit_recon.attacks.updates.feature_maps.equations import _factor
 from lit_recon.attacks.updates.feature_maps.recovery import _sharpened, leading_eigenspace
 
@@ -56,3 +56,23 @@ def test_patches_overlap_only_in_both_directions() -> None:
 
     assert overlaps((3, 3), (1, 2))
     assert [overlaps((3, 3), (1, 3)), overlaps((3, 3), (3, 1)), overlaps((1, 3), (1, 1))] == [False] * 3
+
+
+def test_channels_without_gradient_are_no_part_of_the_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(12, 4, generator=generator).double() @ torch.randn(4, 30, generator=generator).double()
+    pruned = torch.zeros(64, 30, dtype=torch.float64).index_copy(0, torch.arange(3, 63, 5), rows)
+    eigh = torch.linalg.eigh
+
+    def without_zeros(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        assert matrix.any(1).all(), "LAPACK failed to converge on a gradient with 483 of 512 channels at zero"
+        found: tuple[torch.Tensor, torch.Tensor] = eigh(matrix)
+        return found
+
+    monkeypatch.setattr(torch.linalg, "eigh", without_zeros)
+    whole, some = patch_span(pruned, 4), patch_span(rows, 4)
+    torch.testing.assert_close(whole.basis @ whole.basis.T, some.basis @ some.basis.T)
+    assert whole.gap > 1e6
+    # fewer channels than patches, and none
+    assert patch_span(pruned, 20).basis.shape == (30, 20)
+    assert patch_span(torch.zeros_like(pruned), 4).gap == 1

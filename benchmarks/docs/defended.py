@@ -26,7 +26,7 @@ def defended(records: list[Content], *bounds: Content) -> str:
             key = (row["defense"], row["batch"], row["batch_norm"])
             newest[key], networks[key] = row, record["files"].get("checkpoint")
     [(usual, _)] = Counter(networks.values()).most_common(1)
-    for _, row in sorted(newest.items()):
+    for key, row in sorted(newest.items()):
         errors = row["rmse"]
         rows.append(
             [
@@ -37,7 +37,7 @@ def defended(records: list[Content], *bounds: Content) -> str:
                 shown(statistics.median(errors) if errors else None),
                 shown(max(errors, default=None)),
                 certified(row),
-                _bound(row, bounds),
+                _bound(row, bounds, networks[key]),
                 _of_liu(row["defense"]),
                 shown(row["seconds"]["median"], ".0f"),
             ]
@@ -49,11 +49,14 @@ def defended(records: list[Content], *bounds: Content) -> str:
     others = [", ".join(map(str, key)) for key, network in sorted(networks.items()) if network != usual]
     others += [f"`{bound['name']}`" for bound in bounds if bound["files"].get("checkpoint") != usual]
     apart = f" Of another network, which the same training made: {'; '.join(others)}." if others else ""
-    return f"{lines}\n\n{total}{apart}"
+    return f"{lines}\n\n{total}{apart}{_misfits(newest.values())}"
 
 
-def _bound(row: Row, records: Iterable[Content]) -> str:
-    """The errors with a prior of single images that the row's defense leaves, least and largest; or nothing."""
+def _bound(row: Row, records: Iterable[Content], network: str | None) -> str:
+    """The errors with a prior of single images that the row's defense leaves, least and largest; or nothing.
+
+    Where the row is of the same images and network, also how many times these the errors of the attack are.
+    """
     if (row["batch"], row["batch_norm"]) != (1, "eval"):
         return ""
     for record in records:
@@ -61,8 +64,28 @@ def _bound(row: Row, records: Iterable[Content]) -> str:
         if row["defense"] in names:
             number = names.index(row["defense"])
             found = [float(one.get("van_trees", one.get("with_prior"))[number]) for one in record["rows"]]
-            return " to ".join(_extremes(found)) if any(found) else "0"
+            text = " to ".join(_extremes(found)) if any(found) else "0"
+            if all(found) and len(row["rmse"]) == len(found) and record["files"].get("checkpoint") == network:
+                ratios = [error / least for error, least in zip(row["rmse"], found, strict=True)]
+                text += f" (exceeded {shown(statistics.median(ratios), '.2g')} times, median)"
+            return text
     return ""
+
+
+def _misfits(rows: Iterable[Row]) -> str:
+    """How far the updates of the images found behind noise are from the observed ones, in units of the noise."""
+    told = []
+    for row in rows:
+        found = [misfit for misfit in row.get("misfit", []) if misfit is not None]
+        if found:
+            told.append(f"{row['defense']}: {' to '.join(_extremes(found))}")
+    if not told:
+        return ""
+    return (
+        " Behind noise of known scale the update of the images found differs from the observed one, in the tensor "
+        "where it does most, by so many standard deviations of the noise (root mean square; 1 at the true images): "
+        f"{'; '.join(sorted(told))}."
+    )
 
 
 def _of_liu(name: str) -> str:

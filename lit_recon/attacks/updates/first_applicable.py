@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -103,9 +104,18 @@ class FirstApplicable(Attack):
         return self.begin(observations).finish()
 
     def rehearse(self, observations: Sequence[Observation]) -> None:
-        """Rehearse the last attack: whether others are applicable depends on updates of the trained model."""
+        """Rehearse the last attack, or another one where that is not applicable; the error of the last if none is.
+
+        Which ones are applicable depends on updates of the trained model.
+        """
         self.check(observations)
-        self.last.rehearse(observations)
+        try:
+            return self.last.rehearse(observations)
+        except UnsupportedModelError as error:
+            for attack in self.attacks[:-1]:
+                with contextlib.suppress(UnsupportedModelError, ThreatModelError):
+                    return attack.rehearse(observations)
+            raise error
 
     @property
     def planned_steps(self) -> int:

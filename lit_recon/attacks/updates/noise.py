@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -18,8 +20,8 @@ _ENTROPY = {"gaussian": 0.5 + 0.5 * math.log(2 * math.pi), "laplace": 1 + math.l
 #: Median absolute value of Student's t with 2 degrees of freedom.
 _STUDENT_MEDIAN = (2 / 3) ** 0.5
 #: Share of the squares of signs in a low rank from which on a matrix is more signal than noise; the multiple of the
-#: median of a row at which its entries are then cut off first; and rounds of a robust fit.
-_SIGNS, _CUT, _ROUNDS = 0.3, 6.0, 4
+#: median of a row at which its entries are then cut off first; and rounds of a robust fit, of low rank or of patches.
+_SIGNS, _CUT, _ROUNDS, _ROUNDS_OF_PATCHES = 0.3, 6.0, 4, 15
 
 
 def noise_of(
@@ -140,15 +142,39 @@ def robust_rows(matrix: Tensor, rank: int) -> RobustRows:
     if _low_rank(signs, 1.0, rank).square().sum() <= _SIGNS * seen.sum():
         fits = [torch.zeros_like(values)]
     else:
-        cut = torch.minimum(values.abs(), _CUT * _medians(values, seen)) * signs
+        cut = _cut(values, seen)
         fits.append(_low_rank(cut, _std(cut.double()), rank))
-    found = max((_robust_fit(values, seen, fit, rank) for fit in fits), key=lambda one: one.gain)
+    fitted = partial(_low_rank, rank=rank)
+    found = max((_robust_fit(values, seen, fit, fitted, _ROUNDS) for fit in fits), key=lambda one: one.gain)
     return found._replace(gain=found.gain - float(normal))
 
 
-def _robust_fit(values: Tensor, seen: Tensor, fit: Tensor, rank: int) -> RobustRows:
+def robust_rows_near(matrix: Tensor, patches: Tensor) -> Tensor:
+    """The rows of `robust_rows` around the best fit of patches `(m, columns)` of images near the true ones.
+
+    Rows of any low rank can follow outliers, those of given patches hardly.
+    """
+    values = matrix[(matrix != 0).any(1)].detach().float()
+    seen, basis = values != 0, torch.linalg.qr(patches.double().T)[0].to(values)
+
+    def fitted(rows: Tensor, std: float) -> Tensor:
+        inside: Tensor = (rows @ basis) @ basis.T
+        return inside
+
+    return _robust_fit(values, seen, fitted(_cut(values, seen), 0.0), fitted, _ROUNDS_OF_PATCHES).values
+
+
+def _cut(values: Tensor, seen: Tensor) -> Tensor:
+    """The entries of rows, none above a multiple of their median size."""
+    cut: Tensor = torch.minimum(values.abs(), _CUT * _medians(values, seen)) * values.sign()
+    return cut
+
+
+def _robust_fit(
+    values: Tensor, seen: Tensor, fit: Tensor, fitted: Callable[[Tensor, float], Tensor], rounds: int
+) -> RobustRows:
     """The rows by a fit that begins with `fit`; `gain` is the mean log-density of their noise alone."""
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         rest = values - fit
         scales = _medians(rest, seen) / _STUDENT_MEDIAN
         # a row that the fit follows would seem to have little noise, and then be followed even more
@@ -159,7 +185,7 @@ def _robust_fit(values: Tensor, seen: Tensor, fit: Tensor, rank: int) -> RobustR
         pulled = torch.where(seen, weights * units / slope, 0.0)
         std = float(pulled[seen].square().mean().sqrt())
         rows = torch.where(seen, fit / scales + pulled, 0.0)
-        fit = _low_rank(rows, std, rank) * scales
+        fit = fitted(rows, std) * scales
     density = -1.5 * (units.square() / 2).log1p() - 1.5 * math.log(2) - scales.log()
     return RobustRows(rows / std, float(scales.median()) * std, float(density[seen].mean()))
 

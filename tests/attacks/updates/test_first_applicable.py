@@ -77,6 +77,9 @@ def test_images_stay_where_no_further_attack_can_work(photographs: Tensor) -> No
     )  # fmt: skip
     with pytest.raises(UnsupportedModelError, match="there is no noise to hide the maps"):
         FirstApplicable([for_noise, for_noise])(seen)
+    with pytest.raises(UnsupportedModelError, match="there is no noise to hide the maps"):
+        FirstApplicable([for_noise, for_noise]).rehearse([seen])
+    FirstApplicable([first, for_noise]).rehearse([seen])
 
 
 def test_the_last_attack_has_to_work(photographs: Tensor) -> None:

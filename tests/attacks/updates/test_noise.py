@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize
+from torch import Tensor
 
 from lit_recon.attacks.updates.noise import (
     _median,
@@ -12,6 +15,7 @@ from lit_recon.attacks.updates.noise import (
     hidden_shares,
     noise_of,
     robust_rows,
+    robust_rows_near,
     singular_values,
 )
 from lit_recon.clients import Client
@@ -106,6 +110,31 @@ def test_outliers_hide_little_once_they_are_pulled_in(rows: int, columns: int, r
     basis = torch.linalg.svd(truth, full_matrices=False)[2][:rank]
     rest = robust.values - robust.values @ basis.T @ basis
     assert float(rest.square().mean().sqrt()) == pytest.approx(1.0, rel=0.2)
+
+
+def test_rows_around_the_best_fit_of_known_patches_are_those_of_the_likelihood() -> None:
+    rows, columns, rank = 12, 400, 6
+    patches = noise(rank, columns, "gaussian", 1).double()
+    hidden = noise(rows, columns, "student", 3).double()
+    noisy = noise(rows, rank, "gaussian", 2).double() @ patches + hidden
+    found = robust_rows_near(noisy.float(), patches.float()).double()
+    basis = torch.linalg.qr(patches.T)[0]
+    inside = found @ basis
+    # in units of the noise
+    assert float((found - inside @ basis.T).square().mean().sqrt()) == pytest.approx(1.0, rel=0.05)
+    sizes = hidden.abs().median(1).values
+    for own, fit, size in zip(noisy, inside, sizes.clamp_min(float(sizes.median())) * 1.5**0.5, strict=True):
+
+        def loss(given: np.ndarray, own: Tensor = own, size: Tensor = size) -> tuple[float, np.ndarray]:
+            coefficients = torch.tensor(given, requires_grad=True)
+            likely = ((own - basis @ coefficients) / size).square().div(2).log1p().sum()
+            likely.backward()
+            return float(likely.detach()), coefficients.grad.numpy()
+
+        best = minimize(loss, (basis.T @ own).numpy(), jac=True, method="BFGS", options={"gtol": 1e-8})
+        # the unit of a row is not told; least squares is off by 1e-3 and more
+        cosine = torch.nn.functional.cosine_similarity(fit, torch.from_numpy(best.x), dim=0)
+        assert 1 - float(cosine) < 2e-5
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])

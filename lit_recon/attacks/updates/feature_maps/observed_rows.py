@@ -165,10 +165,10 @@ class ObservedRows(LayerRows):
             outside = self._outside(values, inside, basis)
             derivatives = torch.linalg.solve_triangular(factor, inside.double(), upper=False, left=False)
             slope = -2.0 * (derivatives.T.to(outside) @ outside)
-            left = outside.square().sum()
+            left = outside.square().sum(dtype=torch.float64)
             if held and self.observed is None:
                 own = float((ridge * derivatives.square()).sum())
-                left = left + size.to(left) * own
+                left = left + size * own
                 slope[:alike] += 2.0 * own / alike * patches[:alike]
         # the best derivatives do not change to first order
         residual: Tensor = left + (slope * (patches - patches.detach())).sum()

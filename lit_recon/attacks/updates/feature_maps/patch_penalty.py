@@ -30,7 +30,7 @@ from lit_recon.attacks.updates.feature_maps.observed_rows import LayerRows, Matc
 from lit_recon.attacks.updates.feature_maps.spans import SpanRows, for_some, misplaced_images, outside_shares
 from lit_recon.attacks.updates.gradient_matching.matching import update_distance, update_misfits
 from lit_recon.attacks.updates.gradient_matching.priors import Part, Penalty
-from lit_recon.attacks.updates.noise import noise_of
+from lit_recon.attacks.updates.noise import noise_of, robust_rows_near
 from lit_recon.records import Batch, Noise, Observation, Reconstruction
 
 #: Share of the squares of the rows searched by from which on further iterations are not worth their time; in a batch of
@@ -82,6 +82,8 @@ class PatchPenalty(Penalty):
         notes: what was observed.
         enough: share of the squares of `searched`, without noise, at which the search ends.
         patience: share of the iterations after which a search ends that is stuck in a local minimum.
+        robust: outliers are pulled in around a fit of low rank, and again around the images found if these do not
+            explain the rows.
     """
 
     observation: Observation
@@ -93,6 +95,7 @@ class PatchPenalty(Penalty):
     notes: tuple[str, ...]
     enough: float = SOLVED
     patience: float = _PATIENCE
+    robust: bool = False
 
     @cached_property
     def pixels(self) -> int:
@@ -162,8 +165,11 @@ class PatchPenalty(Penalty):
     def for_further_start(self, found: Reconstruction, going: bool) -> PatchPenalty:
         """The penalty with the weights of local training on the images found, if they moved.
 
-        Images that go on and are all in their places do so without more noise than there is, and further.
+        Images that go on and are all in their places do so without more noise than there is, and further. Behind noise
+        of heavy tails, rows are those around the images found.
         """
+        if self.robust:
+            return self._pulled_in_around(found.images)
         if not (self.on_a_line and self._near(found)):
             misplaced = self.misplaced(found)
             if not going or (len(found.images) > 1 if misplaced is None else bool(misplaced.any())):
@@ -174,9 +180,19 @@ class PatchPenalty(Penalty):
         searched = replace(judged, rows=tuple(rows))
         return replace(self, judged=judged, searched=searched, enough=max(_LEAST, _CLOSER * judged.left(found.images)))
 
+    def _pulled_in_around(self, images: Tensor) -> PatchPenalty:
+        with torch.no_grad():
+            patches = self.judged.patches(images)
+        update = self.observation.update
+        matrices = [update[f"{one.layer.name}.weight"].detach().flatten(1) for one in self.judged.rows]
+        values = [robust_rows_near(matrix, own) for matrix, own in zip(matrices, patches, strict=True)]
+        rows = tuple(replace(one, values=own) for one, own in zip(self.judged.rows, values, strict=True))
+        judged = MatchedRows(rows, self.judged.passes)
+        return replace(self, judged=judged, searched=judged, tempered=0.0, robust=False)
+
     def goes_on(self, found: Reconstruction, number: int) -> bool:
         """Batches, whose random images would end in mixtures; nearly found images, and once only if of one step."""
-        if self.observation.n_examples > 1:
+        if self.observation.n_examples > 1 or self.robust:
             return True
         if self.on_a_line:
             return self._near(found)
@@ -240,7 +256,9 @@ class PatchPenalty(Penalty):
         of = "gradients" if self.measure is self.judged else "patches outside the span"
         how = f"{what}: patches leave {new:.1g} of the {of}, those found before {old:.1g}"
         if not new < old:
-            return replace(before, notes=(*before.notes, how))
+            # behind noise nothing is certified, and other starts tell no more
+            certified = None if self.noise else before.certified
+            return replace(before, certified=certified, notes=(*before.notes, how))
         return replace(after, notes=(*self.notes, how, *after.notes))
 
     def settled(self, images: Tensor) -> Tensor:
@@ -270,6 +288,8 @@ class PatchPenalty(Penalty):
             if excess > _EXPLAINED:
                 does = "is more than noise: the search ended too early or in a local minimum"
             note = f"misfit of the images' patches {does}: {excess:.2g} standard deviations above its mean"
+            if self.robust and excess > _EXPLAINED:
+                return torch.zeros(len(images), dtype=torch.bool, device=images.device), False, (note,)
             return None, False, (note, *self._beyond_patches(images, labels))
         distance = update_distance(self.observation, images, labels, observed_only=self.partial)
         most = _LEFT_BY_STEPS if self.local_steps else _LEFT

@@ -128,7 +128,8 @@ class PatchMatching:
             return _without_noise(penalty, unbounded if penalty.local_steps else rows, f"{note}; no noise")
         how = f"{'known' if given else 'estimated'} standard deviation {noise.std:.3g}"
         if not given and (robust := _robust(judged)):
-            penalty, scale = replace(penalty, judged=robust[0], searched=robust[0]), robust[1]
+            penalty = replace(penalty, judged=robust[0], searched=robust[0], robust=self.further > 0)
+            scale = robust[1]
             rows, noise = penalty.judged.rows, Noise("gaussian", 1.0)
             how = f"heavy tails, {scale:.3g} once outliers are pulled in; rows are matched in units of it"
         hidden = {one.layer.name: _hidden(one, noise.std) for one in rows if one.observed is None}

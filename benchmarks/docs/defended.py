@@ -55,7 +55,7 @@ def defended(records: list[Content], *bounds: Content) -> str:
 def _bound(row: Row, records: Iterable[Content], network: str | None) -> str:
     """The errors with a prior of single images that the row's defense leaves, least and largest; or nothing.
 
-    Where the row is of the same images and network, also how many times these the errors of the attack are.
+    Where the row is of the same images and network, also how many times that the errors of the attack are.
     """
     if (row["batch"], row["batch_norm"]) != (1, "eval"):
         return ""
@@ -67,7 +67,7 @@ def _bound(row: Row, records: Iterable[Content], network: str | None) -> str:
             text = " to ".join(_extremes(found)) if any(found) else "0"
             if all(found) and len(row["rmse"]) == len(found) and record["files"].get("checkpoint") == network:
                 ratios = [error / least for error, least in zip(row["rmse"], found, strict=True)]
-                text += f" (exceeded {shown(statistics.median(ratios), '.2g')} times, median)"
+                text += f" (errors {shown(statistics.median(ratios), '.2g')} times that, median)"
             return text
     return ""
 

@@ -271,7 +271,7 @@ def test_a_defended_cell_that_was_measured_again_counts_once() -> None:
     # of the images of the bound, on its network
     both = cell("noise 0.01", [0.8, 0.6], "1")
     both["rows"][0]["misfit"] = [3.0, 1.5]
-    assert lines(function([both], noise, masks))[1][7] == "0.200 to 0.400 (exceeded 2.5 times, median)"
+    assert lines(function([both], noise, masks))[1][7] == "0.200 to 0.400 (errors 2.5 times that, median)"
     assert function([both], noise, masks).endswith("1 at the true images): noise 0.01: 1.500 to 3.000.")
     assert lines(function([both], noise | {"files": {"checkpoint": "two"}}, masks))[1][7] == "0.200 to 0.400"
 

@@ -186,9 +186,9 @@ class ObservedRows(LayerRows):
     def _fit(self, values: Tensor, basis: Tensor) -> Tensor:
         """Coefficients `(rows, patches)` of the observed `values` in an orthonormal `basis`, by least squares."""
         normal = _normals(basis, self._places) + _ROW_RIDGE * torch.eye(len(basis)).to(basis)
-        factor, inside = torch.linalg.cholesky(normal), values.new_zeros(len(values), len(basis))
         if self.bound is not None:
             return self._fit_bounded(values, basis, normal)
+        factor, inside = torch.linalg.cholesky(normal), values.new_zeros(len(values), len(basis))
         for _ in range(1 + _REFINEMENTS):
             rest = self._outside(values, inside, basis) @ basis.T
             inside = inside + torch.cholesky_solve(rest[..., None], factor)[..., 0]

@@ -71,6 +71,8 @@ class Progress:
     def _line(self, figures: dict[str, Figure]) -> str:
         seconds = (time.monotonic() - self._started) / max(1, self.done - self._skipped)
         shown = "".join(f", {name} {float(value):.4g}" for name, value in figures.items())
+        if self.done > self.total:  # further starts, and attacks that others make way to, are not planned
+            return f"{self.label}: {self.done} {self.unit}, {self.total} planned{shown}, {duration(seconds)} each"
         left = duration(seconds * (self.total - self.done))
         return f"{self.label}: {self.done}/{self.total} {self.unit}{shown}, {duration(seconds)} each, {left} left"
 

@@ -49,6 +49,14 @@ def test_what_an_earlier_process_did_says_nothing_about_the_speed(clock: Clock) 
     assert log.getvalue() == "attack: 90/100 iterations, 4.0 s each, 40 s left\n"
 
 
+def test_more_than_was_planned_has_no_time_left(clock: Clock) -> None:
+    log = io.StringIO()
+    shown = Progress(4, "attack", "iterations", stream=log)
+    clock.now += 40
+    shown.advance(5, loss=torch.tensor(0.5))
+    assert log.getvalue() == "attack: 5 iterations, 4 planned, loss 0.5, 8.0 s each\n"
+
+
 def test_a_terminal_gets_a_bar_with_the_loss(clock: Clock) -> None:
     terminal = Terminal()
     shown = Progress(10, "attack", "iterations", stream=terminal)

@@ -131,6 +131,19 @@ def test_condensed_rows_are_left_as_much_by_any_patches(seen: Observation) -> No
     assert float(condensed.residual(patches)) == pytest.approx(float(rows.residual(patches)), rel=1e-4)
 
 
+def test_a_small_change_of_large_sums_is_seen(seen: Observation) -> None:
+    layer = next(one for one in find_convolutions(seen) if one.name == NAME)
+    rows = observed_rows(seen, layer, 1)
+    assert rows is not None
+    # searches behind noise compare sums of which nearly all is noise
+    noisy = replace(rows, values=1000 * torch.randn(rows.values.shape, generator=torch.Generator().manual_seed(2)))
+    patches = random_patches(rows.values.shape[1])
+    basis = torch.linalg.qr(patches.double().T)[0]
+    values = noisy.values.double()
+    expected = float((values - values @ basis @ basis.T).square().sum())
+    assert float(noisy.residual(patches)) == pytest.approx(expected, rel=2e-9)  # 6e-8 is the step in single precision
+
+
 def test_directions_of_the_size_of_rounding_count_less(seen: Observation) -> None:
     layer = next(one for one in find_convolutions(seen) if one.name == NAME)
     rows = observed_rows(seen, layer, 1)

@@ -30,6 +30,7 @@ from benchmarks.record import Record, Row
 from lit_recon.attacks.base import Attack
 from lit_recon.attacks.updates import FirstApplicable
 from lit_recon.attacks.updates.gradient_matching.matching import update_misfits
+from lit_recon.attacks.updates.noise import noise_of
 from lit_recon.bounds import (
     GaussianPrior,
     NetworkJacobian,
@@ -55,7 +56,6 @@ from lit_recon.defenses import (
     OptimalGradientNoise,
     Round,
 )
-from lit_recon.errors import ConfigError
 from lit_recon.experiments.update_attack.bound import PIXEL_VARIANCE
 from lit_recon.models import Backbone
 from lit_recon.models.checkpoint import load_backbone
@@ -117,11 +117,8 @@ def misfit(seen: Observation, found: Attacked) -> float | None:
 
     None: nothing was found, or no noise of known scale is added.
     """
-    try:
-        noise = seen.defense.released_noise(seen.n_examples) if seen.defense else None
-    except ConfigError:
-        return None
-    if noise is None or found.found is None:
+    noise, given = noise_of(seen, exact=False)
+    if noise is None or not given or found.found is None:
         return None
     misfits = update_misfits(seen, found.found.images, found.found.labels)
     return float(f"{max(misfits.values()) / noise.std:.3g}")

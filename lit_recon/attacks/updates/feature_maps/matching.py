@@ -363,12 +363,13 @@ class MapMatching:
         found = self.recovery(observation)
         if found.completion is not None:
             return self._completed(observation, found)
-        noise, given = noise_of(observation, exact=False)
-        if given and noise is not None and noise.std > 0 and len(found.maps) == 1 and found.outside > _CLEAN:
-            raise UnsupportedModelError(
-                f"noise of known standard deviation {noise.std:.3g} leaves {found.outside:.1g} of the patches of "
-                f"{found.convolution.name} outside its row space: all layers together tell more of a single image"
-            )
+        if len(found.maps) == 1 and found.outside > _CLEAN:
+            noise, given = noise_of(observation, exact=False)
+            if given and noise is not None:
+                raise UnsupportedModelError(
+                    f"noise of known standard deviation {noise.std:.3g} leaves {found.outside:.1g} of the patches of "
+                    f"{found.convolution.name} outside its row space: all layers together tell more of a single image"
+                )
         what = "maps" if found.separated else "directions that span the maps"
         name, left = found.convolution.name, f"{found.outside:.1g} of their patches outside its row space"
         note = f"{len(found.maps)} {what} recovered from the gradient of {name}: {left}, next {found.next_outside:.1g}"

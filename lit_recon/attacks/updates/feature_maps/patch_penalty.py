@@ -30,7 +30,7 @@ from lit_recon.attacks.updates.feature_maps.observed_rows import LayerRows, Matc
 from lit_recon.attacks.updates.feature_maps.spans import SpanRows, for_some, misplaced_images, outside_shares
 from lit_recon.attacks.updates.gradient_matching.matching import update_distance, update_misfits
 from lit_recon.attacks.updates.gradient_matching.priors import Part, Penalty
-from lit_recon.attacks.updates.noise import noise_of, robust_rows_near
+from lit_recon.attacks.updates.noise import robust_rows_near
 from lit_recon.records import Batch, Noise, Observation, Reconstruction
 
 #: Share of the squares of the rows searched by from which on further iterations are not worth their time; in a batch of
@@ -84,6 +84,7 @@ class PatchPenalty(Penalty):
         patience: share of the iterations after which a search ends that is stuck in a local minimum.
         robust: outliers are pulled in around a fit of low rank, and again around the images found if these do not
             explain the rows.
+        given: the noise is that of a known defense, not an estimate.
     """
 
     observation: Observation
@@ -96,6 +97,7 @@ class PatchPenalty(Penalty):
     enough: float = SOLVED
     patience: float = _PATIENCE
     robust: bool = False
+    given: bool = False
 
     @cached_property
     def pixels(self) -> int:
@@ -313,12 +315,11 @@ class PatchPenalty(Penalty):
 
     def _beyond_patches(self, images: Tensor, labels: Tensor) -> tuple[str, ...]:
         """How far the simulated update is from the observed one, in units of noise that the client is known to add."""
-        noise, given = noise_of(self.observation, exact=False)
-        if noise is None or not given or self.local_steps:
+        if self.noise is None or not self.given or self.local_steps:
             return ()
         misfits = update_misfits(self.observation, images, labels)
         most = max(misfits, key=lambda name: misfits[name])
-        times = misfits[most] / noise.std
+        times = misfits[most] / self.noise.std
         if times <= _LIKE_NOISE:
             return ("the update of the images differs from the observed one by the noise alone",)
         why = (

@@ -144,7 +144,7 @@ class PatchMatching:
         note = f"{note}; noise of {how}"
         if told := [f"{name} {float(shares.mean()):.2g}" for name, shares in hidden.items()]:
             note += f"; expected share of the patches' span that it hides: {', '.join(told)}"
-        return replace(penalty, noise=noise, notes=(note,))
+        return replace(penalty, noise=noise, notes=(note,), given=given)
 
 
 def _without_noise(penalty: PatchPenalty, rows: tuple[ObservedRows, ...], note: str) -> PatchPenalty:

@@ -335,7 +335,8 @@ class _BatchNormGradient(Function):
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, inputs: Tensor, statistics: _Statistics) -> tuple[Tensor, Tensor, Tensor]:
         projected, to_weight, to_bias = statistics.project(gradient, None)
-        ctx.constants = statistics, projected, to_weight
+        # detached: an output that its own node holds would keep the whole graph alive
+        ctx.constants = statistics, projected, to_weight.detach()
         return projected * _per_channel(statistics.weight, projected), to_weight, to_bias
 
     @staticmethod

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from functools import partial
 
@@ -193,3 +195,20 @@ def test_the_layers_are_replaced_while_the_gradient_is_computed_only() -> None:
     watched(GradientOperator(network, "train"), batch.images)
     assert "AddBackward0" in seen[0]
     assert seen[1] == "ConvolutionBackward0"
+
+
+@pytest.mark.parametrize("name", ["residual", "group", "uncommon"])
+def test_nothing_stays_in_memory_once_the_results_are_gone(name: str) -> None:
+    network, batch = made(name).double(), batch_of()
+    operator = GradientOperator(network, batch_norm="train")
+    graphs: list[weakref.ref[Tensor]] = []
+
+    def gradient(images: Tensor) -> Update:
+        graphs.append(weakref.ref(images))
+        return of_images(operator, network, batch)(images)
+
+    update, product = linearized(gradient, batch.images)
+    product(torch.ones_like(batch.images))
+    del update, product
+    gc.collect()
+    assert graphs[0]() is None

@@ -2,9 +2,11 @@
 
     python -m benchmarks.architectures --data.root DIR --photos DIR [--cells "ResNet-18, 64x64/1" ...]
 
-The networks are torchvision's, for 10 classes, after 8 steps of training on enlarged images of CIFAR-10. The private
-images are photographs, cut to squares and reduced; the nearest of the other photographs stands beside the results.
-The attacks are those of `configs/attack/feature_maps.yaml` but for the last, without a defense.
+The networks are torchvision's, but for the plain ConvNet, for 10 classes, after 8 steps of training on enlarged images
+of CIFAR-10. The private images are photographs, those of the folder and the two of scikit-learn, cut to squares and
+reduced; the nearest of the other photographs stands beside the results.
+The attacks are analytic inversion, for vision transformers, and those of `configs/attack/feature_maps.yaml` but for the
+last, without a defense.
 
 With `--record OUT` nothing is attacked: the update of each cell's first batch, new weights after one step of SGD, is
 written as a user would record his own, `OUT/NETWORK_BATCH.safetensors`, for `attack.py audit`; `--frozen`: BatchNorm
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,11 +34,12 @@ from torch.nn.functional import cross_entropy, interpolate
 from benchmarks.certificates import Attacked, attacks_of, summary
 from benchmarks.record import Record, Row
 from lit_recon.attacks.base import Attack
-from lit_recon.attacks.updates import FirstApplicable
+from lit_recon.attacks.updates import AnalyticInversion, FirstApplicable
 from lit_recon.clients import Client
 from lit_recon.clients.record import Recorder
 from lit_recon.data.sources import CIFAR10
 from lit_recon.metrics.fidelity import pairwise_mse
+from lit_recon.models import Backbone, ConvNet
 from lit_recon.records import Knowledge, Normalization
 
 CLASSES, STEPS, RATE = 10, 8, 0.02
@@ -44,16 +47,37 @@ CLASSES, STEPS, RATE = 10, 8, 0.02
 MOST = 8
 
 
-_BLOCKS = {"image_size": 64, "num_layers": 4, "num_heads": 3, "mlp_dim": 768}
-#: Networks by name: torchvision's name and arguments, and the side of their images.
-NETWORKS: dict[str, tuple[str, dict[str, Any], int]] = {
-    "ResNet-18, 64x64": ("resnet18", {}, 64),
-    "ResNet-18, 224x224": ("resnet18", {}, 224),
-    "VGG-11, 64x64": ("vgg11", {}, 64),
-    "VGG-11 with BatchNorm, 64x64": ("vgg11_bn", {}, 64),
-    "AlexNet, 224x224": ("alexnet", {}, 224),
-    "ViT, patches of 8, width 192, 64x64": ("VisionTransformer", {"patch_size": 8, "hidden_dim": 192, **_BLOCKS}, 64),
-    "ViT, patches of 16, width 384, 64x64": ("VisionTransformer", {"patch_size": 16, "hidden_dim": 384, **_BLOCKS}, 64),
+def _torchvision_network(name: str, **arguments: Any) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        import torchvision
+
+        model: nn.Module = getattr(torchvision.models, name)(num_classes=CLASSES, **arguments)
+        return model
+
+    return build
+
+
+def _small_vit(patch_size: int, width: int) -> Callable[[], nn.Module]:
+    blocks = {"image_size": 64, "num_layers": 4, "num_heads": 3, "mlp_dim": 768}
+    return _torchvision_network("VisionTransformer", patch_size=patch_size, hidden_dim=width, **blocks)
+
+
+def _plain() -> nn.Module:
+    trunk = ConvNet((3, 32, 32), (64, 128, 256, 512), norm="none")
+    return Backbone(trunk, CLASSES, Normalization((0.0,) * 3, (1.0,) * 3))
+
+
+#: Networks by name, the side of their images, and the sizes of batches.
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, tuple[int, ...]]] = {
+    "ResNet-18, 64x64": (_torchvision_network("resnet18"), 64, (1, 4, 8)),
+    "ResNet-18, 224x224": (_torchvision_network("resnet18"), 224, (1, 4)),
+    "ConvNet without BatchNorm, 32x32": (_plain, 32, (1, 4)),
+    "VGG-11, 64x64": (_torchvision_network("vgg11"), 64, (1, 4)),
+    "VGG-11 with BatchNorm, 64x64": (_torchvision_network("vgg11_bn"), 64, (1, 4)),
+    "AlexNet, 224x224": (_torchvision_network("alexnet"), 224, (1,)),
+    "ViT, patches of 8, width 192, 64x64": (_small_vit(8, 192), 64, (1, 2)),
+    "ViT, patches of 16, width 384, 64x64": (_small_vit(16, 384), 64, (1, 4)),
+    "ViT-B/16, 224x224": (_torchvision_network("vit_b_16"), 224, (1,)),
 }
 
 
@@ -71,17 +95,20 @@ class OtherNetwork:
 
 
 def cells() -> Iterator[OtherNetwork]:
-    for network in NETWORKS:
-        for batch, draws in ((1, 2), (4, 1)):
-            yield OtherNetwork(network, batch, draws)
+    for network, (_, _, batches) in NETWORKS.items():
+        for batch in batches:
+            yield OtherNetwork(network, batch, draws=2 if batch == 1 else 1)
 
 
 def photographs(folder: Path, side: int) -> Tensor:
-    """The first pictures of a folder by name, the largest square in their middle, `(n, 3, side, side)` in [0, 1]."""
-    paths = sorted(path for path in folder.iterdir() if path.suffix in (".png", ".jpg"))[:MOST]
+    """Pictures of a folder by name, then scikit-learn's: the square in their middle, `(n, 3, side, side)` in [0, 1]."""
+    from sklearn.datasets import load_sample_images
+
+    paths = sorted(path for path in folder.iterdir() if path.suffix in (".png", ".jpg"))
+    pictures = [*(np.array(Image.open(path).convert("RGB")) for path in paths), *load_sample_images().images]
     squares = []
-    for path in paths:
-        whole = torch.from_numpy(np.array(Image.open(path).convert("RGB"))).permute(2, 0, 1) / 255
+    for picture in pictures[:MOST]:
+        whole = torch.from_numpy(picture).permute(2, 0, 1) / 255
         edge = min(whole.shape[1:])
         top, left = ((size - edge) // 2 for size in whole.shape[1:])
         square = whole[None, :, top : top + edge, left : left + edge]
@@ -91,11 +118,9 @@ def photographs(folder: Path, side: int) -> Tensor:
 
 def network(name: str, public: Tensor, labels: Tensor) -> nn.Module:
     """A network after a few steps on public images `(STEPS n, 3, h, w)`, enlarged to its size."""
-    import torchvision
-
     torch.manual_seed(0)
-    kind, arguments, side = NETWORKS[name]
-    model: nn.Module = getattr(torchvision.models, kind)(num_classes=CLASSES, **arguments).train()
+    build, side, _ = NETWORKS[name]
+    model = build().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
     for images, own in zip(public.chunk(STEPS), labels.chunk(STEPS), strict=True):
         optimizer.zero_grad()
@@ -148,17 +173,17 @@ def main() -> None:
     train, _ = CIFAR10(root=Path(arguments.root)).load()
     chosen = torch.arange(STEPS * 16)
     public, labels = train.pixels(chosen), train.labels[chosen]
-    attack = FirstApplicable(attacks_of("feature_maps")[:-1])
+    attack = FirstApplicable([AnalyticInversion(), *attacks_of("feature_maps")[:-1]])
     chosen_cells = [cell for cell in cells() if not arguments.cells or cell.name in arguments.cells]
     if arguments.record:
         for cell in chosen_cells:
-            images = photographs(arguments.photos, NETWORKS[cell.network][2])
+            images = photographs(arguments.photos, NETWORKS[cell.network][1])
             record(network(cell.network, public, labels), images, cell, arguments.record, arguments.frozen)
         return
     with Record("architectures", vars(arguments)) as measured:
         for cell in chosen_cells:
             model = network(cell.network, public, labels)
-            images = photographs(arguments.photos, NETWORKS[cell.network][2])
+            images = photographs(arguments.photos, NETWORKS[cell.network][1])
             measured.measure(vars(cell), partial(measure, model, attack, images, cell))
 
 

@@ -67,7 +67,7 @@ CANDIDATES = (
     Candidate(
         "analytic",
         "Analytic inversion",
-        "a fully connected first layer",
+        "one image, and a fully connected first layer or a patch embedding with learned positions",
         lambda _: _configured("analytic"),
     ),
     Candidate(

@@ -102,6 +102,62 @@ def find_token_layers(observation: Observation) -> list[TokenLayer]:
     return [TokenLayer(name, shape[1], shape[0]) for name, shape in found if len(shape) == 2]
 
 
+class PatchEmbedding(NamedTuple):
+    """A first convolution whose patches do not overlap, and a parameter that is added to its outputs, the tokens.
+
+    For one image the gradient of the added positions is the derivative of the loss in the tokens.
+
+    Attributes:
+        convolution: of the normalized image, with `P` places.
+        positions: name of the parameter.
+        first: row of its gradient, `(rows, channels)`, that belongs to the first place.
+        last_axis: its channels are the last axis; otherwise they come before the places.
+    """
+
+    convolution: Convolution
+    positions: str
+    first: int
+    last_axis: bool
+
+    def derivatives(self, gradient: Tensor) -> Tensor:
+        """Derivatives in the tokens, `(P, channels)`, from the gradient of the positions."""
+        return self._rows(gradient)[self.first : self.first + self.convolution.places]
+
+    def _rows(self, gradient: Tensor) -> Tensor:
+        channels = self.convolution.channels
+        return gradient.reshape(-1, channels) if self.last_axis else gradient.reshape(channels, -1).T
+
+
+def find_patch_embedding(observation: Observation) -> PatchEmbedding | None:
+    """The patch embedding of a vision transformer, found by the equality of gradients for a random image."""
+    layers = find_convolutions(observation)
+    if not layers or layers[0].kernel != layers[0].stride or layers[0].padding != (0, 0):
+        return None
+    layer, model = layers[0], pure_copy(observation.model, "eval")
+    seen: list[tuple[Tensor, Tensor]] = []
+    model.get_submodule(layer.name).register_forward_hook(lambda _, given, returned: seen.append((given[0], returned)))
+    own = {name: value.detach().clone().requires_grad_() for name, value in observation.parameters.items()}
+    image = torch.rand(1, *observation.image_shape, generator=torch.Generator().manual_seed(0)).to(observation.like)
+    with torch.enable_grad():
+        logits = torch.func.functional_call(model, {**own, **observation.buffers}, (image,))
+        wanted, *gradients = torch.autograd.grad(
+            logits.square().sum(), [seen[0][1], *own.values()], allow_unused=True, materialize_grads=True
+        )
+    mean, std = observation.normalization.tensors(image)
+    if not torch.allclose(seen[0][0], (image - mean) / std, atol=1e-5) or not wanted.any():
+        return None
+    tokens = wanted.flatten(2)[0].T
+    for name, gradient in zip(own, gradients, strict=True):
+        if gradient.numel() % layer.channels or name not in observation.update:
+            continue
+        for last_axis in (True, False):
+            rows = PatchEmbedding(layer, name, 0, last_axis)._rows(gradient)
+            for first in range(len(rows) - layer.places + 1):
+                if torch.allclose(rows[first : first + layer.places], tokens, atol=float(1e-5 * tokens.abs().max())):
+                    return PatchEmbedding(layer, name, first, last_axis)
+    return None
+
+
 def _called_once(observation: Observation) -> Iterator[tuple[str, nn.Module, tuple[Tensor, Tensor]]]:
     """Convolutions and linear layers with names, inputs and outputs for noise images, in the order of their calls."""
     model = pure_copy(observation.model, "eval")

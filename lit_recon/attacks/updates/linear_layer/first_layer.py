@@ -4,7 +4,9 @@ For a layer z = W x + b with inputs X `(n, d)` and derivatives D `(n, m)` of the
 
     G_W = D^T X        G_b = D^T 1
 
-so X determines D, and D determines X. The attacks on a first layer differ in how they obtain one of the two.
+so X determines D, and D determines X. The attacks on a first layer differ in how they obtain one of the two. The patch
+embedding of a vision transformer is such a layer, with one image's patches for X; the gradient of the learned positions
+is D.
 """
 
 from __future__ import annotations
@@ -12,12 +14,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
+from torch.nn.functional import fold
 
 from lit_recon.attacks.base import Attack
+from lit_recon.attacks.updates.feature_maps.convolutions import PatchEmbedding, find_patch_embedding
 from lit_recon.attacks.updates.labels.head import (
     ROUNDING,
     exact,
@@ -39,6 +44,8 @@ PERFECT = 1e-4
 FACTOR_ITERATIONS = 4
 #: Factor of evidence, larger than any other cost of a label.
 DECISIVE = 100.0
+#: Largest expected RMSE of an image for it to be certified.
+CERTAIN = 0.01
 TINY = torch.finfo(torch.float64).tiny
 
 
@@ -121,9 +128,9 @@ def first_layer(observation: Observation) -> FirstLayer:
             break
     if found is None:
         raise UnsupportedModelError(
-            f"this attack needs the gradient of a fully connected layer whose input is the normalized pixels; "
-            f"{model} has none, another layer comes first: use a trunk that begins with one (MLP), or attack "
-            "it with GradientMatching"
+            f"this attack needs the gradient of a fully connected layer whose input is the normalized pixels, or of a "
+            f"patch embedding with learned positions; {model} has none, another layer comes first: use a trunk that "
+            "begins with one (MLP), or attack it with GradientMatching"
         )
     if f"{found}.bias" not in observation.update:
         raise UnsupportedModelError(
@@ -200,23 +207,54 @@ class LabelledAttack(Attack):
         """The attack on one observation."""
 
 
+class Inverted(NamedTuple):
+    """Inputs of a layer `(t, d)`, and their expected root mean square error; infinite where noise hides some."""
+
+    inputs: Tensor
+    error: float
+
+
+def invert(derivatives: Tensor, weight: Tensor) -> Inverted:
+    """Inputs X from derivatives D `(t, m)` and the gradient of the weight D^T X `(m, d)` by least squares.
+
+    What the fit leaves over shows the noise of both; zeros in place of entries count as noise.
+
+    >>> inputs, derivatives = torch.eye(2, 5), torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 1.0]])
+    >>> bool((invert(derivatives, derivatives.T @ inputs).inputs - inputs).abs().max() < 1e-6)
+    True
+    """
+    (t, m), d = derivatives.shape, weight.shape[1]
+    inputs = least_squares(derivatives.T, weight)
+    if t >= m:
+        return Inverted(inputs, torch.inf)
+    variance = (derivatives.T @ inputs - weight).square().sum() / ((m - t) * d)
+    # noise of the derivatives enters the fit times the inputs, and adds to the eigenvalues
+    added = m * variance / (1 + t * inputs.square().mean())
+    values = torch.linalg.eigvalsh(derivatives @ derivatives.T) - added
+    return Inverted(inputs, float((variance / values).mean().sqrt()) if values.min() > 0 else torch.inf)
+
+
 class AnalyticInversion(LabelledAttack):
     """The image of a batch of one, or one image per label, from the gradient of a first fully connected layer.
 
     * One image: every row of the weight's gradient is the image times the bias's entry. A least-squares fit to all
       rows is exact.
+    * One image and a vision transformer: the gradient of learned positions is the derivative in the patches' tokens,
+      so that the gradient of the patch embedding determines all patches, at most as many as a token has entries.
     * A batch with distinct labels and a layer whose outputs are the logits (softmax regression): a label's row is
       dominated by its own image. From there, derivatives at the logits and images are computed from each other in
       turn; exact if that converges, as shown by the relative residual (`loss`).
 
-    The layer takes the pixels and has a bias. Rows of a hidden layer mix all images of a batch: `CocktailPartyAttack`
-    separates them.
+    The layer takes the pixels and has a bias, or is a convolution of patches without overlap. Rows of a hidden layer
+    mix all images of a batch: `CocktailPartyAttack` separates them. A single image is certified where what the fit
+    leaves over says that its RMSE is at most 0.01.
 
     Args:
         labels: recovery of the batch's labels.
         iterations: largest number of alternations.
 
-    Source: [Phong2018] and [Geiping2020] for one image; the rows of labels and the iteration are ours.
+    Source: [Phong2018] and [Geiping2020] for one image, [Lu2022] for vision transformers; the rows of labels, the
+    iteration and the certificate are ours.
     """
 
     def __init__(self, labels: LabelRecovery | None = None, iterations: int = 50) -> None:
@@ -226,6 +264,10 @@ class AnalyticInversion(LabelledAttack):
         self.iterations = iterations
 
     def check_one(self, seen: Observation) -> None:
+        if (embedding := find_patch_embedding(seen)) is not None:
+            _require_few_patches(embedding, seen)
+            self.labels.check(seen)
+            return
         layer = first_layer(seen)
         if seen.n_examples > 1:
             require_cross_entropy(seen, "AnalyticInversion of several images", "attack one image at a time")
@@ -244,21 +286,37 @@ class AnalyticInversion(LabelledAttack):
             _require_distinct(seen.labels)
 
     def reconstruct(self, seen: Observation) -> Reconstruction:
-        layer = first_layer(seen)
+        if seen.n_examples == 1:
+            return self._single(seen)
         labels, notes = self.labels(seen)
         _require_distinct(labels)
-        if seen.n_examples == 1:
-            # the input for which input times bias gradient is closest to the weight gradient
-            inputs = (layer.bias @ layer.weight / _away_from_zero(layer.bias @ layer.bias))[None]
-            images, steps = to_pixels(inputs, seen), 0
-        else:
-            images, steps = self._by_labels(layer, labels)
+        images, steps = self._by_labels(first_layer(seen), labels)
         loss = relative_residual(images, labels, seen)
-        if not layer.bias.any():
+        note = f"one image per label, after {steps} iterations a relative residual of {loss:.0e}"
+        return Reconstruction(images.to(seen.like), labels, loss, notes=(*notes, note))
+
+    def _single(self, seen: Observation) -> Reconstruction:
+        if (embedding := find_patch_embedding(seen)) is None:
+            layer = first_layer(seen)
+            derivatives, weight = layer.bias[None], layer.weight
+        else:
+            derivatives = embedding.derivatives(exact(seen.update[embedding.positions]))
+            weight = exact(seen.update[f"{embedding.convolution.name}.weight"]).flatten(1)
+        labels, notes = self.labels(seen)
+        inputs, error = invert(derivatives, weight)
+        if embedding is not None:
+            kernel = embedding.convolution.kernel
+            inputs = fold(inputs.T[None], seen.image_shape[1:], kernel, stride=kernel)
+        images = to_pixels(inputs, seen)
+        error *= float(seen.normalization.tensors(images)[1].square().mean().sqrt())
+        if not derivatives.any():
             notes = (*notes, "the first layer's gradient is zero: the image is a guess")
-        if seen.n_examples > 1:
-            notes = (*notes, f"one image per label, after {steps} iterations a relative residual of {loss:.0e}")
-        return Reconstruction(images.to(seen.like), labels, loss, notes=notes)
+        elif error > CERTAIN:
+            notes = (*notes, f"not certified: the gradients of the first layer leave an expected RMSE of {error:.2g}")
+        loss = relative_residual(images, labels, seen)
+        return Reconstruction(
+            images.to(seen.like), labels, loss, notes=notes, certified=torch.tensor([error <= CERTAIN])
+        )
 
     def _by_labels(self, layer: FirstLayer, labels: Tensor) -> tuple[Tensor, int]:
         """Images in the order of `labels` from the iteration of least residual, and its number."""
@@ -274,6 +332,20 @@ class AnalyticInversion(LabelledAttack):
             if residual < ROUNDING:
                 break
         return best, at
+
+
+def _require_few_patches(embedding: PatchEmbedding, seen: Observation) -> None:
+    layer = embedding.convolution
+    if seen.n_examples > 1:
+        raise ThreatModelError(
+            f"the gradient of the positions in {type(seen.model).__name__} is a sum over all {seen.n_examples} images "
+            "of the client: AnalyticInversion needs single images there; attack batches with GradientMatching"
+        )
+    if layer.places > layer.channels:
+        raise UnsupportedModelError(
+            f"the gradients of the {layer.places} tokens, {layer.channels} entries each, do not determine the patches: "
+            "AnalyticInversion needs at most as many tokens as entries; attack it with GradientMatching"
+        )
 
 
 def _require_distinct(labels: Tensor) -> None:

@@ -105,7 +105,10 @@ def photographs(folder: Path, side: int) -> Tensor:
     from sklearn.datasets import load_sample_images
 
     paths = sorted(path for path in folder.iterdir() if path.suffix in (".png", ".jpg"))
-    pictures = [*(np.array(Image.open(path).convert("RGB")) for path in paths), *load_sample_images().images]
+    pictures = [
+        *(np.array(Image.open(path).convert("RGB")) for path in paths),
+        *map(np.array, load_sample_images().images),
+    ]
     squares = []
     for picture in pictures[:MOST]:
         whole = torch.from_numpy(picture).permute(2, 0, 1) / 255

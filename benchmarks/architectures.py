@@ -39,7 +39,7 @@ from lit_recon.clients import Client
 from lit_recon.clients.record import Recorder
 from lit_recon.data.sources import CIFAR10
 from lit_recon.metrics.fidelity import pairwise_mse
-from lit_recon.models import Backbone, ConvNet
+from lit_recon.models import ConvNet
 from lit_recon.records import Knowledge, Normalization
 
 CLASSES, STEPS, RATE = 10, 8, 0.02
@@ -64,7 +64,7 @@ def _small_vit(patch_size: int, width: int) -> Callable[[], nn.Module]:
 
 def _plain() -> nn.Module:
     trunk = ConvNet((3, 32, 32), (64, 128, 256, 512), norm="none")
-    return Backbone(trunk, CLASSES, Normalization((0.0,) * 3, (1.0,) * 3))
+    return nn.Sequential(trunk, nn.Linear(trunk.out_features, CLASSES))
 
 
 #: Networks by name, the side of their images, and the sizes of batches.

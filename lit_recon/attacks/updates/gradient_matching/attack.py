@@ -198,6 +198,11 @@ class GradientMatching(FurtherStarts):
         progress = state.step / self.steps
         if progress >= self.parametrization.narrows_at:
             state.narrow()
+        if progress >= self.parametrization.refines_at:
+            for problem in (state.problems[i] for i in state.going):
+                refined = self.parametrization.refined(problem.variables)
+                if refined is not problem.variables:
+                    problem.move(refined)
         self._step_together(state, progress)
         going = [i for i in state.going if not state.problems[i].stepwise]
         joint = None if self.solver.line_search else dict(zip(going, self._evaluate(state, going), strict=True))

@@ -70,7 +70,8 @@ class FurtherStarts(SteppableAttack[MatchingState]):
         for value in variables.values():
             value.requires_grad_()
         # an image conditioned on a feature is matched to the same feature
-        return Problem(restart, labels, variables, self.solver.optimizer(variables), penalty, restart.features)
+        optimizer = self.solver.optimizer(variables)
+        return Problem(restart, labels, variables, optimizer, self.solver.optimizer, penalty, restart.features)
 
     def _part(self, restart: Restart, labels: Tensor, part: Part, found: Reconstruction, whole: Penalty) -> Problem:
         """A search for some images, from those found or from random ones."""
@@ -79,7 +80,10 @@ class FurtherStarts(SteppableAttack[MatchingState]):
             images = self.parametrization.images(self.parametrization.start(restart), restart).detach()
         problem = self._problem(restart, labels, part.penalty, images[part.places])
         if not part.drawn and isinstance(self.solver, LBFGS):
-            problem.optimizer = StepwiseLBFGS(problem.variables["pixels"], self.solver.history)
+            if self.parametrization.refines_at < 1:
+                problem.move(self.parametrization.refined(problem.variables))
+            [moved] = problem.variables.values()
+            problem.optimizer = StepwiseLBFGS(moved, self.solver.history)
         problem.within = Within(part.places, found.images, whole)
         return problem
 

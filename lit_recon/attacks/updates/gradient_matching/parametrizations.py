@@ -39,6 +39,8 @@ class Parametrization(ABC):
     conditioned: bool = False
     #: Share of the iterations after which only a victim's best restart continues; 1: all continue.
     narrows_at: float = 1.0
+    #: Share of the iterations after which the solver begins anew with the variables `refined`; 1: it never does.
+    refines_at: float = 1.0
 
     @property
     def training_images(self) -> Mapping[str, Tensor]:
@@ -57,6 +59,10 @@ class Parametrization(ABC):
         """Whether the solver updates the variable `name` at the share `progress` of iterations; by default always."""
         return True
 
+    def refined(self, variables: Variables) -> Variables:
+        """Variables of the same images for the rest of the iterations; the same ones if they are such already."""
+        return variables
+
     def project(self, variables: Variables, observation: Observation) -> None:  # noqa: B027 - most have no constraint
         """Project the variables to the feasible set, in place, after a solver's step; nothing by default."""
 
@@ -71,16 +77,23 @@ class Pixels(Parametrization):
         smooth: at least 0; above 0 the solver moves coefficients of a cosine transform (DCT-II), scaled by frequency
             (1 + f)^-smooth, f in half periods per image, so that it changes coarse structure first, and the start is
             as smooth. Natural images fall off about as 1/f.
+        coarse: share of the iterations after which the solver moves the pixels themselves, without memory of its steps
+            so far: scaled frequencies find coarse structure sooner, and fine structure later.
 
     Source: [Geiping2020]; without the box [Zhu2019]; scaled frequencies [Olah2017].
     """
 
-    signed = ("pixels",)
+    signed = ("pixels", "fine")
 
-    def __init__(self, box: bool = True, spread: float = 1.0, smooth: float = 0.0) -> None:
+    def __init__(self, box: bool = True, spread: float = 1.0, smooth: float = 0.0, coarse: float = 1.0) -> None:
         if not spread > 0 or not smooth >= 0:
             raise ConfigError(f"Pixels needs a spread above 0 and smooth of at least 0; got {spread:g} and {smooth:g}")
-        self.box, self.spread, self.smooth = box, spread, smooth
+        if not 0 <= coarse <= 1 or (coarse < 1 and not smooth):
+            raise ConfigError(
+                f"Pixels needs coarse in [0, 1], a share of the iterations, and below 1 a smooth above 0; got "
+                f"{coarse:g} with smooth {smooth:g}"
+            )
+        self.box, self.spread, self.smooth, self.refines_at = box, spread, smooth, coarse
 
     def start(self, restart: Restart) -> Variables:
         seen, generator = restart.observation, torch.Generator().manual_seed(restart.seed)
@@ -95,20 +108,33 @@ class Pixels(Parametrization):
         return {"pixels": self._coefficients((images - mean) / std).to(observation.like.device)}
 
     def images(self, variables: Variables, restart: Restart) -> Tensor:
-        pixels = self._pixels(variables["pixels"])
+        pixels = self._pixels(variables)
         mean, std = restart.observation.normalization.tensors(pixels)
         return pixels * std + mean
+
+    @torch.no_grad()
+    def refined(self, variables: Variables) -> Variables:
+        if "fine" in variables:
+            return variables
+        others = {name: value for name, value in variables.items() if name != "pixels"}
+        return {**others, "fine": self._pixels(variables).clone()}
 
     def project(self, variables: Variables, observation: Observation) -> None:
         if self.box:
             with torch.no_grad():
-                pixels = self._pixels(variables["pixels"])
+                pixels = self._pixels(variables)
                 mean, std = observation.normalization.tensors(pixels)
                 inside = pixels.clamp(min=-mean / std, max=(1 - mean) / std)
-                variables["pixels"].copy_(self._coefficients(inside))
+                if "fine" in variables:
+                    variables["fine"].copy_(inside)
+                else:
+                    variables["pixels"].copy_(self._coefficients(inside))
 
-    def _pixels(self, coefficients: Tensor) -> Tensor:
+    def _pixels(self, variables: Variables) -> Tensor:
         """Normalized pixels `(n, c, h, w)` of what the solver moves."""
+        if "fine" in variables:
+            return variables["fine"]
+        coefficients = variables["pixels"]
         if not self.smooth:
             return coefficients
         down, across, scale = self._transform(coefficients)

@@ -221,7 +221,7 @@ class Solver(ABC):
 
         def closure() -> float:
             loss = float(evaluate())
-            for name in pixels if self.signed else ():
+            for name in variables.keys() & pixels if self.signed else ():
                 gradient = variables[name].grad
                 if gradient is not None:
                     gradient.sign_()

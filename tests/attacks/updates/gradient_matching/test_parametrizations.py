@@ -43,6 +43,20 @@ def test_images_come_back(photographs: Tensor, seen: Observation, smooth: float)
     assert images.amax() <= 1 + 1e-5
 
 
+def test_refined_variables_are_the_pixels(photographs: Tensor, seen: Observation) -> None:
+    pixels, restart = Pixels(smooth=0.5, coarse=0.25), Restart(seen, 0)
+    others = {"labels": torch.zeros(2)}
+    fine = pixels.refined({**pixels.of(photographs[:2], seen), **others})
+    assert sorted(fine) == ["fine", "labels"]
+    assert pixels.refined(fine) is fine
+    mean, std = seen.normalization.tensors(photographs)
+    torch.testing.assert_close(fine["fine"], (photographs[:2] - mean) / std, rtol=1e-4, atol=1e-5)
+    fine["fine"] *= 3
+    pixels.project(fine, seen)
+    assert pixels.images(fine, restart).amin() >= -1e-5
+    assert pixels.images(fine, restart).amax() <= 1 + 1e-5
+
+
 def test_a_smooth_start_has_the_same_spread(seen: Observation) -> None:
     roughness = []
     for smooth in (0.0, 1.0):
@@ -57,4 +71,7 @@ def test_a_smooth_start_has_the_same_spread(seen: Observation) -> None:
 def test_bad_settings() -> None:
     for settings in ({"spread": 0.0}, {"smooth": -0.5}):
         with pytest.raises(ConfigError, match="Pixels needs a spread above 0 and smooth of at least 0"):
+            Pixels(**settings)
+    for settings in ({"smooth": 0.5, "coarse": 1.5}, {"coarse": 0.5}):
+        with pytest.raises(ConfigError, match="Pixels needs coarse in"):
             Pixels(**settings)

@@ -171,7 +171,7 @@ def architectures(records: list[Content]) -> str:
                 shown(max(errors, default=None)),
                 certified(row),
                 shown(statistics.median(nearest) if nearest else None),
-                shown(row["seconds"]["median"], ".0f"),
+                shown(row["seconds"]["median"], ".0f" if row["seconds"]["median"] >= 1 else ".1f"),
             ]
         )
     header = ["network", "batch", "attacked", "median RMSE", "largest RMSE", "certified, of them wrong"]

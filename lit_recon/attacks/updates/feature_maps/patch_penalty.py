@@ -57,6 +57,8 @@ _ALONE = 1.5e-7
 _PATIENCE, _STUCK = 0.33, 2e-3
 #: Share of what a search leaves at which another one from its images ends.
 _FURTHER = 0.1
+#: Nats per pixel by which a step lowers minus the log-likelihood, below which images are found as far as noise allows.
+_SETTLED = 2.5e-4
 #: Share of the squares at which images of a batch are told apart, so that each can be sought by itself; and the share
 #: of the iterations after which they are, told apart or not.
 _APART, _TOGETHER = 0.05, 0.2
@@ -158,11 +160,14 @@ class PatchPenalty(Penalty):
         excess = self.searched.residual(images, held=True) - self.freedom * (last**2 if self.noise else 0.0)
         return (self.weight * 0.5 * excess / (first**2 * self.pixels)).to(images.dtype)
 
-    def ended(self, loss: float, progress: float) -> bool:
-        """Whether images with this penalty explain gradients without noise nearly to rounding, or never will."""
+    def ended(self, loss: float, progress: float, fell: float = math.inf) -> bool:
+        """Whether gradients are explained nearly to rounding or never will be; with noise, whether it hides the rest."""
+        if self.noise is not None:
+            first, last = self.stds
+            return progress > self.tempered and fell * first**2 / last**2 < _SETTLED * self.weight
         left = 2 * loss * self.stds[0] ** 2 * self.pixels / (self.weight * self.searched.squares)
         stuck = left > (_NEAR if self.on_a_line else _STUCK) and progress >= self.patience
-        return self.noise is None and (left <= self.enough or stuck)
+        return left <= self.enough or stuck
 
     def for_further_start(self, found: Reconstruction, going: bool) -> PatchPenalty:
         """The penalty with the weights of local training on the images found, if they moved.

@@ -208,6 +208,8 @@ class GradientMatching(FurtherStarts):
         joint = None if self.solver.line_search else dict(zip(going, self._evaluate(state, going), strict=True))
         for i in going:
             problem = state.problems[i]
+            if isinstance(self.solver, LBFGS):
+                problem.begin(self.solver.inner)
             if problem.ended(progress):
                 continue
 

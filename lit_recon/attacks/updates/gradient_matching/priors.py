@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from math import inf
 from typing import Self
 
 import torch
@@ -211,8 +212,14 @@ class Penalty(ABC):
         """What priors count for after a share of the iterations."""
         return 1.0
 
-    def ended(self, loss: float, progress: float) -> bool:
-        """Whether further iterations are not worth their time at the least loss so far."""
+    def ended(self, loss: float, progress: float, fell: float = inf) -> bool:
+        """Whether further iterations are not worth their time.
+
+        Args:
+            loss: the least so far.
+            progress: share of the iterations done.
+            fell: by how much every step of a line search lowered it in the last iteration; infinite: not known.
+        """
         return False
 
     def in_order(self, images: Tensor) -> Tensor:

@@ -40,6 +40,8 @@ class Problem:
     kept: tuple[Tensor, Tensor] | None = None  # which images stay as they are, `(n,)` bool, and all images
     within: Within | None = None  # the batch of which it searches some images
     best_loss: float = float("inf")
+    loss_before: float = float("inf")  # the least before the current iteration
+    fell: float = float("inf")  # by how much every step of the last iteration lowered the least loss
     best_matching: float = float("inf")
     best_images: Tensor | None = None
     best_labels: Tensor | None = None
@@ -57,6 +59,12 @@ class Problem:
         self.variables = {name: value.detach().clone().requires_grad_() for name, value in variables.items()}
         self.optimizer = self.optimizer_of(self.variables)
 
+    def begin(self, steps: int) -> None:
+        """Begin an iteration, the last of which had so many steps."""
+        known = math.isfinite(self.loss_before)
+        self.fell = (self.loss_before - self.best_loss) / steps if known else float("inf")
+        self.loss_before = self.best_loss
+
     @property
     def stepwise(self) -> StepwiseLBFGS | None:
         """The optimizer of a search for one image that shares its evaluations with others; None: it is another."""
@@ -64,7 +72,8 @@ class Problem:
 
     def ended(self, progress: float) -> bool:
         """Whether it needs no iterations after a share of them: diverged, solved or stuck."""
-        ended = self.feature_penalty is not None and self.feature_penalty.ended(self.best_loss, progress)
+        penalty = self.feature_penalty
+        ended = penalty is not None and penalty.ended(self.best_loss, progress, self.fell)
         still = self.stepwise is not None and self.stepwise.still
         return self.diverged_at is not None or ended or still
 

@@ -161,7 +161,7 @@ class PatchPenalty(Penalty):
         return (self.weight * 0.5 * excess / (first**2 * self.pixels)).to(images.dtype)
 
     def ended(self, loss: float, progress: float, fell: float = math.inf) -> bool:
-        """Whether gradients are explained nearly to rounding or never will be; with noise, whether it hides the rest."""
+        """Whether gradients are explained nearly to rounding or never will be; or noise hides what is left."""
         if self.noise is not None:
             first, last = self.stds
             return progress > self.tempered and fell * first**2 / last**2 < _SETTLED * self.weight

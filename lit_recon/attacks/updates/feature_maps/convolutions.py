@@ -144,7 +144,8 @@ def find_patch_embedding(observation: Observation) -> PatchEmbedding | None:
             logits.square().sum(), [seen[0][1], *own.values()], allow_unused=True, materialize_grads=True
         )
     mean, std = observation.normalization.tensors(image)
-    if not torch.allclose(seen[0][0], (image - mean) / std, atol=1e-5) or not wanted.any():
+    same = seen[0][0].shape == image.shape and torch.allclose(seen[0][0], (image - mean) / std, atol=1e-5)
+    if not same or not wanted.any():
         return None
     tokens = wanted.flatten(2)[0].T
     for name, gradient in zip(own, gradients, strict=True):

@@ -312,7 +312,8 @@ class AnalyticInversion(LabelledAttack):
         if not derivatives.any():
             notes = (*notes, "the first layer's gradient is zero: the image is a guess")
         elif error > CERTAIN:
-            notes = (*notes, f"not certified: the gradients of the first layer leave an expected RMSE of {error:.2g}")
+            left = f"leave an expected RMSE of {error:.2g}" if error < torch.inf else "do not tell the image from noise"
+            notes = (*notes, f"not certified: the gradients of the first layer {left}")
         loss = relative_residual(images, labels, seen)
         return Reconstruction(
             images.to(seen.like), labels, loss, notes=notes, certified=torch.tensor([error <= CERTAIN])

@@ -160,6 +160,11 @@ class PatchPenalty(Penalty):
         excess = self.searched.residual(images, held=True) - self.freedom * (last**2 if self.noise else 0.0)
         return (self.weight * 0.5 * excess / (first**2 * self.pixels)).to(images.dtype)
 
+    @property
+    def refines(self) -> bool:
+        """Not where gradients leave brightness and contrast open: these went further astray with plain pixels."""
+        return not coupled(self.observation)
+
     def ended(self, loss: float, progress: float, fell: float = math.inf) -> bool:
         """Whether gradients are explained nearly to rounding or never will be; or noise hides what is left."""
         if self.noise is not None:

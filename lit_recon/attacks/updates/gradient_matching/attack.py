@@ -200,8 +200,9 @@ class GradientMatching(FurtherStarts):
             state.narrow()
         if progress >= self.parametrization.refines_at:
             for problem in (state.problems[i] for i in state.going):
+                penalty = problem.feature_penalty
                 refined = self.parametrization.refined(problem.variables)
-                if refined is not problem.variables:
+                if refined is not problem.variables and (penalty is None or penalty.refines):
                     problem.move(refined)
         self._step_together(state, progress)
         going = [i for i in state.going if not state.problems[i].stepwise]

@@ -93,7 +93,8 @@ class Pixels(Parametrization):
                 f"Pixels needs coarse in [0, 1], a share of the iterations, and below 1 a smooth above 0; got "
                 f"{coarse:g} with smooth {smooth:g}"
             )
-        self.box, self.spread, self.smooth, self.refines_at = box, spread, smooth, coarse
+        self.box, self.spread, self.smooth = box, spread, smooth
+        self.coarse = self.refines_at = coarse
 
     def start(self, restart: Restart) -> Variables:
         seen, generator = restart.observation, torch.Generator().manual_seed(restart.seed)

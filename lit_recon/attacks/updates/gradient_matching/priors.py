@@ -212,6 +212,11 @@ class Penalty(ABC):
         """What priors count for after a share of the iterations."""
         return 1.0
 
+    @property
+    def refines(self) -> bool:
+        """Whether the solver may go on with refined variables, see `Parametrization.refined`."""
+        return True
+
     def ended(self, loss: float, progress: float, fell: float = inf) -> bool:
         """Whether further iterations are not worth their time.
 

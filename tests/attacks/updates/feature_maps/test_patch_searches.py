@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lit_recon.attacks.updates import MapRecovery, PatchMatching
+from lit_recon.attacks.updates import MapRecovery, MatchingState, PatchMatching, Pixels
 from lit_recon.attacks.updates.feature_maps import patch_penalty, patches
 from lit_recon.attacks.updates.feature_maps.patch_penalty import PatchPenalty
 from lit_recon.clients import Client
 from lit_recon.defenses import Defense, GaussianNoise, GradientDropout, GradientPruning, OptimalGradientNoise
 from lit_recon.errors import UnsupportedModelError
 from lit_recon.models.classifiers.foreign import public_model
-from lit_recon.records import Batch, Knowledge, Normalization, Observation, Reconstruction, Update
+from lit_recon.records import Batch, BatchNormMode, Knowledge, Normalization, Observation, Reconstruction, Update
 from tests.attacks.updates.feature_maps.patch_victims import STD, attack, victim
 
 
@@ -71,6 +71,20 @@ def test_a_search_that_is_stuck_ends_early(images: Tensor, monkeypatch: pytest.M
     # behind noise the gradients leave more than that at the truth
     noisy = PatchMatching().prepare(victim(images[1:], GaussianNoise(STD)))
     assert not noisy.ended(1e9, 1.0)
+
+
+@pytest.mark.parametrize(("batch_norm", "moved"), [("eval", "fine"), ("train", "pixels")])
+def test_pixels_themselves_are_moved_only_where_gradients_tell_contrast(
+    images: Tensor, batch_norm: BatchNormMode, moved: str
+) -> None:
+    seen = victim(images[1:], None, mode=batch_norm, knowledge=Knowledge(batch_norm="batch"))
+    refining = attack(4)
+    refining.parametrization = Pixels(box=False, spread=0.2, smooth=0.5, coarse=0.25)
+    run = refining.begin([seen])
+    assert isinstance(run.state, MatchingState)
+    for _ in range(2):
+        run.advance()
+    assert list(run.state.problems[0].variables) == [moved]
 
 
 def test_a_search_behind_noise_ends_once_noise_hides_the_rest(images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:

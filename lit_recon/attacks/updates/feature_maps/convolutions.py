@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -144,17 +145,20 @@ def find_patch_embedding(observation: Observation) -> PatchEmbedding | None:
             logits.square().sum(), [seen[0][1], *own.values()], allow_unused=True, materialize_grads=True
         )
     mean, std = observation.normalization.tensors(image)
-    same = seen[0][0].shape == image.shape and torch.allclose(seen[0][0], (image - mean) / std, atol=1e-5)
-    if not same or not wanted.any():
+    of_image = seen[0][0].shape == image.shape and torch.allclose(seen[0][0], (image - mean) / std, atol=1e-5)
+    if not of_image or not wanted.any():
         return None
     tokens = wanted.flatten(2)[0].T
+    same = partial(torch.isclose, atol=float(1e-5 * tokens.abs().max()))
     for name, gradient in zip(own, gradients, strict=True):
         if gradient.numel() % layer.channels or name not in observation.update:
             continue
         for last_axis in (True, False):
             rows = PatchEmbedding(layer, name, 0, last_axis)._rows(gradient)
-            for first in range(len(rows) - layer.places + 1):
-                if torch.allclose(rows[first : first + layer.places], tokens, atol=float(1e-5 * tokens.abs().max())):
+            # the first token alone leaves few places where all are compared
+            for first in same(rows, tokens[0]).all(1).nonzero()[:, 0].tolist():
+                own_rows = rows[first : first + layer.places]
+                if own_rows.shape == tokens.shape and same(own_rows, tokens).all():
                     return PatchEmbedding(layer, name, first, last_axis)
     return None
 

@@ -72,7 +72,7 @@ def test_one_image_is_exact_and_certified(name: str) -> None:
     torch.manual_seed(0)
     seen, images = observe(MODELS[name]())
     found = AnalyticInversion()(seen)
-    # measured: largest errors of 2e-6 to 2e-5
+    # measured: largest errors of 1e-6 to 9e-6
     torch.testing.assert_close(found.images, images, rtol=0.0, atol=5e-4)
     assert found.labels.tolist() == [0]
     assert found.certified is not None
@@ -100,7 +100,7 @@ def test_the_expected_error_is_the_error(noise: float) -> None:
         value += noise * torch.randn(value.shape, generator=generator, dtype=torch.float64)
     found = invert(derivatives, weight)
     error = float((found.inputs - inputs).square().mean().sqrt())
-    # measured: ratios of 0.97 to 1.00
+    # measured: ratios of 1.09 to 1.10
     assert found.error == pytest.approx(error, rel=0.15)
 
 

@@ -10,6 +10,7 @@ from lit_recon.attacks.released.kernel_ridge import KernelRidge
 from lit_recon.attacks.released.kernel_systems import BlockSolver
 from lit_recon.attacks.released.retraining.anderson import AndersonRetraining
 from lit_recon.attacks.released.retraining.descent import Retraining
+from lit_recon.attacks.released.retraining.newton import NewtonRetraining
 
 __all__ = [
     "AndersonRetraining",
@@ -21,6 +22,7 @@ __all__ = [
     "KernelRidge",
     "LayersOnly",
     "ModelAccess",
+    "NewtonRetraining",
     "ReconstructedTargets",
     "Reconstructor",
     "Retraining",

@@ -13,12 +13,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lit_recon.attacks.shadow.engines.batched_mlp import chunk_size, fits_batched_mlp, train_batched_mlp, train_without
 from lit_recon.attacks.shadow.engines.general import clipped_sums, train_loop, train_vmap
 from lit_recon.attacks.shadow.steps import Batches, Descent
-from lit_recon.attacks.shadow.training import KnownTraining, flat_weights, full_precision, unflatten
+from lit_recon.attacks.shadow.training import KnownTraining, add_gradient, flat_weights, full_precision, unflatten
 from lit_recon.errors import ShapeError
 
 #: `batched_mlp`: batched matrix products, MLPs only; `vmap`: any network, many models at once; `loop`: one by one.
@@ -108,10 +107,9 @@ def reference_path(known: KnownTraining, initial: Tensor, batches: Iterable[Tens
         if numbers is not None:
             fixed = numbers[numbers < n]
             images, labels, size = images[fixed], labels[fixed], numbers.numel()
-        with torch.enable_grad():
-            optimizer.zero_grad()
-            F.cross_entropy(network(images), labels, reduction="sum").div(size).backward()
-            optimizer.step()
+        optimizer.zero_grad()
+        add_gradient(network, images, labels, size)
+        optimizer.step()
         yield flat_weights(network)
 
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
 from torch import Tensor
 
 from lit_recon.attacks.anderson import Anderson
@@ -22,14 +18,9 @@ from lit_recon.attacks.released.base import (
     digest,
 )
 from lit_recon.attacks.released.first_layer import TINY, FirstLayerRidge, WhitenedFirstLayer
-from lit_recon.attacks.released.retraining.descent import repeatable
-from lit_recon.attacks.shadow.engine import Execution, deltas, train_models
-from lit_recon.attacks.shadow.engines.batched_mlp import fits_batched_mlp
-from lit_recon.errors import ConfigError, CorruptFileError
-from lit_recon.io.files import write_bytes
-
-#: Maps images `(m, d)` and labels `(m,)` to differences `(m, p)` of models trained on them.
-Training = Callable[[Tensor, Tensor], Tensor]
+from lit_recon.attacks.released.retraining.repetition import Training, distances_of, repeatable, training_of
+from lit_recon.attacks.released.retraining.state import StoredSearch
+from lit_recon.errors import ConfigError
 
 #: A search restarts from its best guess when its distance exceeds the least one so far by this factor.
 _LOST = 2.0
@@ -37,17 +28,10 @@ _LOST = 2.0
 _CAREFUL = 0.5
 
 
-def _distances(found: Tensor, released: Tensor) -> Tensor:
-    """Distances of differences `(m, p)`, relative to the norms of the released ones, `(m,)` float64."""
-    distances: Tensor = (found - released).double().norm(dim=1) / released.double().norm(dim=1)
-    return distances
-
-
 @dataclass(frozen=True, eq=False)
-class SearchState:
+class SearchState(StoredSearch):
     """Best results so far, in tensors that are changed in place."""
 
-    images: Tensor  # `(m, c, h, w)`
     labels: Tensor  # `(m,)`
     distances: Tensor  # of their weights, `(m,)`; infinite before the first search
     searches: Tensor  # number of searches for each, int64 `(m,)`
@@ -64,24 +48,6 @@ class SearchState:
         for kept, values in ((self.images, images), (self.labels, labels), (self.distances, distances)):
             kept[which[closer]] = values[closer]
         self.searches[which] += 1
-
-    def write(self, path: Path) -> None:
-        """Write a file, atomically."""
-        write_bytes(path, save({field.name: getattr(self, field.name).contiguous() for field in fields(self)}))
-
-    @classmethod
-    def read(cls, path: Path) -> SearchState:
-        """Read a file of `write`; CorruptFileError if it is damaged."""
-        try:
-            state = cls(**load_file(path))
-            n = state.images.shape[:1]
-            if state.images.dim() != 4 or not state.labels.shape == state.distances.shape == state.searches.shape == n:
-                raise ValueError("images must be (m, c, h, w) and all else (m,)")
-            return state
-        except (SafetensorError, OSError, ValueError, TypeError) as error:
-            raise CorruptFileError(
-                f"{path} is truncated or not the state of a search ({error}): delete it to start over"
-            ) from error
 
 
 @dataclass
@@ -145,7 +111,7 @@ class AndersonRetraining(Improvement):
         if self.folder is not None:
             path = self.folder / f"search_{digest(f'{self}', differences, first.images, first.labels)}.safetensors"
             state = SearchState.read(path) if path.is_file() else state
-        train = self._training(first.images.shape[1:])
+        train = training_of(self.plan, first.images.shape[1:])
         for attempt in range(self.restarts + 1):
             left = ((state.distances > self.certain) & (state.searches == attempt)).nonzero().squeeze(1)
             if not len(left):
@@ -160,17 +126,6 @@ class AndersonRetraining(Improvement):
                 if path is not None:
                     state.write(path)
         return ReconstructedTargets(state.images, state.labels, state.distances, state.distances <= self.certain)
-
-    def _training(self, shape: torch.Size) -> Training:
-        plan = self.plan
-        known, initial, reference = plan.known, plan.initial_weights().to(plan.device), plan.reference()
-        execution: Execution = "batched_mlp" if fits_batched_mlp(plan.network) else "vmap"
-
-        def train(images: Tensor, labels: Tensor) -> Tensor:
-            own = images.float().unflatten(1, shape).to(plan.device)
-            return deltas(train_models(known, initial, own, labels.to(plan.device), execution).cpu(), reference)
-
-        return train
 
     def _search(
         self, train: Training, released: Tensor, starts: Tensor, labels: Tensor, advance: Advance
@@ -187,7 +142,7 @@ class AndersonRetraining(Improvement):
         for step in range(self.steps):
             found, wanted = train(guesses, labels[active]), released[active]
             advance(len(active))
-            distance = _distances(found, wanted)
+            distance = distances_of(found, wanted)
             corrections = self._corrections(found, wanted, guesses)
             closer, lost = distance < least[active], distance > _LOST * least[active]
             for kept, values in ((best, guesses), (best_correction, corrections), (least, distance)):
@@ -221,6 +176,6 @@ class AndersonRetraining(Improvement):
             other = of_class.mean(dim=0) if attempt <= 2 else of_class[(attempt - 3) % len(of_class)]
             starts.append((images + other) / 2 if attempt == 1 else other.expand_as(images))
             found = train(starts[-1].flatten(1).double(), torch.full((len(images),), label))
-            distances.append(_distances(found, released))
+            distances.append(distances_of(found, released))
         labels = torch.stack(distances).argmin(dim=0)
         return torch.stack(starts)[labels, torch.arange(len(images))], labels

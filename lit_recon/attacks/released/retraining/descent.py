@@ -14,10 +14,10 @@ from torch import Tensor
 
 from lit_recon.attacks.released.base import Background, Improvement, ReconstructedTargets, Reconstructor
 from lit_recon.attacks.released.kernel_ridge import KernelRidge
+from lit_recon.attacks.released.retraining.repetition import repeatable
 from lit_recon.attacks.shadow.engines.general import mean_loss_gradient
-from lit_recon.attacks.shadow.plan import ShadowPlan
 from lit_recon.attacks.shadow.training import KnownTraining, full_precision
-from lit_recon.errors import ConfigError, ThreatModelError
+from lit_recon.errors import ConfigError
 
 #: Decays of the running means of gradients and of their squares, as usual for Adam but for a shorter memory.
 _MEAN, _SQUARE = 0.9, 0.99
@@ -95,21 +95,6 @@ class Retraining(Improvement):
             change = (mean / (1 - _MEAN ** (step + 1))) / ((square / (1 - _SQUARE ** (step + 1))).sqrt() + 1e-30)
             images = (images - rate * change.nan_to_num()).clamp(0, 1)
         return best, least
-
-
-def repeatable(plan: ShadowPlan | None, who: str) -> ShadowPlan:
-    """The plan, if its training can be repeated with another image; otherwise an error that names `who` repeats it."""
-    if plan is None:
-        raise ThreatModelError(f"{who} needs an adversary who sees the whole model and can repeat its training")
-    descent = plan.descent
-    if not plan.is_repeatable or descent.dp is not None or descent.batch_size is not None or descent.snapshots:
-        raise ConfigError(
-            f"{who} needs a deterministic training: known initial weights, full batches, no clipping, no noise and no "
-            "snapshots"
-        )
-    if descent.optimizer != "sgd":
-        raise ConfigError(f"{who} needs gradient descent with momentum; got {descent.optimizer}")
-    return plan
 
 
 def trained_weights(known: KnownTraining, initial: Tensor, images: Tensor, labels: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 from lit_recon.attacks.shadow.steps import Batches, Descent, add_noise, gathered, mechanism_of
-from lit_recon.attacks.shadow.training import KnownTraining, cross_entropy, flat_weights, unflatten
+from lit_recon.attacks.shadow.training import KnownTraining, add_gradient, cross_entropy, flat_weights, unflatten
 from lit_recon.defenses.clipping import DPSGD, clipped_examples
 from lit_recon.defenses.release import update_of_batch
 from lit_recon.records import Batch, Differentiable, Update
@@ -131,7 +131,7 @@ def train_loop(
                     batch = Batch(whole.images[numbers.flatten()], whole.labels[numbers.flatten()])
                 optimizer.zero_grad()
                 if mechanism is None:
-                    F.cross_entropy(network(batch.images), batch.labels).backward()
+                    add_gradient(network, batch.images, batch.labels, len(batch.labels))
                 else:
                     _set_private_gradient(network, mechanism, batch, generator)
                 optimizer.step()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.base import AttackRun, Execution, SteppableAttack, put, unsolved
+from lit_recon.attacks.lbfgs import StepwiseLBFGS
 from lit_recon.attacks.updates.feature_maps.matching import MapMatching
 from lit_recon.attacks.updates.feature_maps.patches import PatchMatching
 from lit_recon.attacks.updates.features.inputs import InputMatching
@@ -18,7 +19,7 @@ from lit_recon.attacks.updates.gradient_matching.matching import Compilation, Ma
 from lit_recon.attacks.updates.gradient_matching.objectives import Objective
 from lit_recon.attacks.updates.gradient_matching.parametrizations import Parametrization, Pixels, Restart
 from lit_recon.attacks.updates.gradient_matching.priors import BatchNormPrior, Part, Penalty
-from lit_recon.attacks.updates.gradient_matching.solvers import LBFGS, Solver, StepwiseLBFGS
+from lit_recon.attacks.updates.gradient_matching.solvers import LBFGS, Solver
 from lit_recon.attacks.updates.gradient_matching.state import MatchingState, Problem, Within
 from lit_recon.attacks.updates.labels.recovery import LabelRecovery
 from lit_recon.records import Reconstruction

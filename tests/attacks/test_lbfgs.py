@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.updates.gradient_matching.solvers import StepwiseLBFGS
+from lit_recon.attacks.lbfgs import StepwiseLBFGS
 
 Function = Callable[[Tensor], Tensor]
 

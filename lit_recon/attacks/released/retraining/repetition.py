@@ -1,0 +1,51 @@
+"""The released models' training, repeated with another image in the place of the unknown one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lit_recon.attacks.shadow.engine import Execution, deltas, train_models
+from lit_recon.attacks.shadow.engines.batched_mlp import fits_batched_mlp
+from lit_recon.attacks.shadow.plan import ShadowPlan
+from lit_recon.errors import ConfigError, ThreatModelError
+
+#: Maps images `(m, d)` and labels `(m,)` to differences `(m, p)` of models trained on them.
+Training = Callable[[Tensor, Tensor], Tensor]
+
+
+def repeatable(plan: ShadowPlan | None, who: str) -> ShadowPlan:
+    """The plan, if its training can be repeated with another image; otherwise an error that names `who` repeats it."""
+    if plan is None:
+        raise ThreatModelError(f"{who} needs an adversary who sees the whole model and can repeat its training")
+    descent = plan.descent
+    if not plan.is_repeatable or descent.dp is not None or descent.batch_size is not None or descent.snapshots:
+        raise ConfigError(
+            f"{who} needs a deterministic training: known initial weights, full batches, no clipping, no noise and no "
+            "snapshots"
+        )
+    if descent.optimizer != "sgd":
+        raise ConfigError(f"{who} needs gradient descent with momentum; got {descent.optimizer}")
+    return plan
+
+
+def training_of(plan: ShadowPlan, shape: torch.Size) -> Training:
+    """The training of a plan, for images of this shape `(c, h, w)`."""
+    known, initial, reference = plan.known, plan.initial_weights().to(plan.device), plan.reference()
+    # one by one is faster on a CPU than grouped convolutions
+    other: Execution = "loop" if plan.device == "cpu" else "vmap"
+    execution: Execution = "batched_mlp" if fits_batched_mlp(plan.network) else other
+
+    def train(images: Tensor, labels: Tensor) -> Tensor:
+        own = images.float().unflatten(1, shape).to(plan.device)
+        return deltas(train_models(known, initial, own, labels.to(plan.device), execution).cpu(), reference)
+
+    return train
+
+
+def distances_of(found: Tensor, released: Tensor) -> Tensor:
+    """Distances of differences `(m, p)`, relative to the norms of the released ones, `(m,)` float64."""
+    distances: Tensor = (found - released).double().norm(dim=1) / released.double().norm(dim=1)
+    return distances

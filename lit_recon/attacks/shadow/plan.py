@@ -6,6 +6,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -118,6 +119,10 @@ class ShadowPlan:
 
     def reference(self) -> Tensor:
         """Float64 weights of the model trained on the fixed set alone, `(p,)`, or `(t * p,)` with snapshots."""
+        return self._reference
+
+    @cached_property  # as long as several models to train, and asked for by every file of a store
+    def _reference(self) -> Tensor:
         orders = None if self.descent.batch_size is None else [seeded_generator(self.seed, "order")]
         if self.descent.has_own_order:
             orders = [seeded_generator(self.seed, "order", "reference", order) for order in range(_REFERENCE_ORDERS)]

@@ -8,7 +8,7 @@ in the prediction, as earlier trainings of the round show it (Broyden's method).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from lit_recon.attacks.released.retraining.repetition import Training, distances
 from lit_recon.attacks.released.retraining.state import StoredSearch
 from lit_recon.attacks.shadow.path_response import PathResponse, ResponseSettings
 from lit_recon.attacks.shadow.training import full_precision
-from lit_recon.errors import ConfigError
+from lit_recon.errors import ConfigError, ShapeError
 
 #: Pairs that L-BFGS keeps.
 _HISTORY = 50
@@ -54,11 +54,17 @@ class Rounds(StoredSearch):
         """Of `(m, k, ...)`, those of the nearest guess, `(m, ...)`."""
         return values[torch.arange(len(values)), self.best]
 
-    def extended(self, images: Tensor, predicted: Tensor, trained: Tensor, distances: Tensor) -> Rounds:
-        """With another round, given without the dimension of rounds."""
-        news = (images, predicted, trained, distances)
-        olds = (self.images, self.predicted, self.trained, self.distances)
-        joined = [torch.cat([old, new[:, None]], dim=1) for old, new in zip(olds, news, strict=True)]
+    def at(self, which: Tensor) -> Rounds:
+        """Of the targets `which`, bool `(m,)`."""
+        return Rounds(*(getattr(self, field.name)[which] for field in fields(self)))
+
+    def extended(self, which: Tensor, *found: Tensor) -> Rounds:
+        """With another round for the targets `which`, its fields but labels; others repeat their nearest guess."""
+        joined = []
+        for old, new in zip((self.images, self.predicted, self.trained, self.distances), found, strict=True):
+            last = self.of_best(old)
+            last[which] = new
+            joined.append(torch.cat([old, last[:, None]], dim=1))
         return Rounds(joined[0], self.labels, *joined[1:])
 
 
@@ -148,6 +154,13 @@ class NewtonRetraining(Reconstructor):
         return (how,)
 
     def reconstruct(self, differences: Tensor) -> ReconstructedTargets:
+        p = self.plan.known.n_parameters
+        norms = differences.norm(dim=-1)
+        if differences.dim() != 2 or differences.shape[1] != p or not bool((norms.isfinite() & (norms > 0)).all()):
+            raise ShapeError(
+                f"differences must be finite and not zero, (m, {p}) of models of this network; got "
+                f"{tuple(differences.shape)} with norms from {norms.min():.3g} to {norms.max():.3g}"
+            )
         advance = self.announce(len(differences) * self.trainings, "search", "trainings")
         initial = self.plan.initial_weights().to(self.plan.device)
         response = PathResponse.of(self.plan.known, initial, self.response)
@@ -179,11 +192,12 @@ class NewtonRetraining(Reconstructor):
             if rounds.n >= self.trainings or not going.any():
                 advance(len(released) * (self.trainings - rounds.n))
                 return starts, rounds.labels, distances
-            expected = Expected.of(released, rounds, self.plan.device)
-            images, _ = self._search(response, expected, starts, rounds.labels, self.evaluations)
-            careful = 0.5 ** (rounds.n - 1 - rounds.best)  # for every training since that came no nearer
-            images = starts + (images - starts) * (careful * going)[:, None, None, None]
-            rounds = rounds.extended(*self._trained(response, train, released, images, rounds.labels))
+            left, labels, wanted = rounds.at(going), rounds.labels[going], released[going]
+            expected = Expected.of(wanted, left, self.plan.device)
+            images, _ = self._search(response, expected, starts[going], labels, self.evaluations)
+            careful = 0.5 ** (left.n - 1 - left.best)  # for every training since that came no nearer
+            images = starts[going] + (images - starts[going]) * careful[:, None, None, None]
+            rounds = rounds.extended(going, *self._trained(response, train, wanted, images, labels))
             advance(len(released))
 
     def _trained(

@@ -49,6 +49,23 @@ table("mnist_retraining", "mnist_retraining_*")(_retraining)
 table("cifar10_retraining", "cifar10_retraining_*")(_retraining)
 
 
+@table("cifar10_newton", "cifar10_newton*")
+def cifar10_newton(records: Sequence[Content]) -> str:
+    """One row for each size of the fixed set, with and without trainings."""
+    lines = []
+    for record in sorted(records, key=lambda one: (metrics_of(one)["n_fixed"], str(one["name"]))):
+        found = metrics_of(record)
+        sure = found.get("certified_rate")
+        certified = "no training" if sure is None else f"{round(sure * found['n'])} of {found['n']}"
+        errors = [_mse(found.get(key)) for key in ("certified_mse", "certified_mse_max", "mse", *_BASELINES.values())]
+        labels = f"{round(found['label_accuracy'] * found['n'])} of {found['n']}"
+        lines.append(
+            [f"{found['n_fixed']:,}", certified, *errors, labels, shown(row_of(record)["cpu_seconds"] / 60, ".0f")]
+        )
+    header = ["known images", "certified", "their MSE", "largest", "MSE of all", *_BASELINES]
+    return markdown([*header, "labels right", "minutes of CPU"], lines)
+
+
 @table("digits_demo", "digits_demo")
 def digits_demo(record: Content) -> str:
     return _retraining([record])

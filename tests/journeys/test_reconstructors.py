@@ -107,6 +107,17 @@ def test_the_first_layer_and_retraining_go_together(images: Path) -> None:
     assert (Path("runs") / "mnist_small" / "config.yaml").read_text().count("FirstLayerRidge") == 1
 
 
+def test_a_convolutional_network_is_attacked_without_shadow_models(images: Path) -> None:
+    """Real training of a few steps on random images."""
+    few = '{"class_path": "NewtonRetraining", "init_args": {"response": {"rank": 20, "steps": 3}, "trainings": 6, "evaluations": 100}}'
+    assert run("cifar10_newton", images, split__shadow=2, split__targets=2, descent__steps=3, reconstructor=few) == 0
+    metrics = figures("cifar10_newton")
+    assert metrics["certified_rate"] == 1.0
+    assert metrics["certified_mse_max"] < 1e-3
+    assert any("at most 6 trainings, between which the weights are predicted" in note for note in metrics["notes"])
+    assert list((Path("runs") / "cifar10_newton" / "checkpoints" / "reconstructor").glob("newton_*.safetensors"))
+
+
 @pytest.mark.parametrize("name", ["mnist_retraining", "cifar10_retraining"])
 def test_repeated_training_certifies_what_it_finds(name: str, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Real training of a few steps on random images, which lie in all directions alike."""

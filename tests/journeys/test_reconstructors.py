@@ -109,7 +109,8 @@ def test_the_first_layer_and_retraining_go_together(images: Path) -> None:
 
 def test_a_convolutional_network_is_attacked_without_shadow_models(images: Path) -> None:
     """Real training of a few steps on random images."""
-    few = '{"class_path": "NewtonRetraining", "init_args": {"response": {"rank": 20, "steps": 3}, "trainings": 6, "evaluations": 100}}'
+    coarse = '"response": {"rank": 20, "steps": 3}, "trainings": 6, "evaluations": 100'
+    few = f'{{"class_path": "NewtonRetraining", "init_args": {{{coarse}}}}}'
     assert run("cifar10_newton", images, split__shadow=2, split__targets=2, descent__steps=3, reconstructor=few) == 0
     metrics = figures("cifar10_newton")
     assert metrics["certified_rate"] == 1.0

@@ -71,14 +71,28 @@ def digits_demo(record: Content) -> str:
     return _retraining([record])
 
 
-@table("mnist_small", "mnist_small")
-def mnist_small(record: Content) -> str:
+def _curve(record: Content) -> str:
+    """Errors by number of shadow models, and those of plain guesses."""
     found = metrics_of(record)
     curve = {int(key.split("_")[2]): value for key, value in found.items() if key.startswith("mse_at_")}
     curve[found["n_shadow"]] = found["mse"]
     rows = [[f"{n:,} shadow models", _mse(value)] for n, value in sorted(curve.items())]
     rows += [[title, _mse(found[key])] for title, key in _BASELINES.items()]
     return markdown(["", "MSE"], rows)
+
+
+table("mnist_small", "mnist_small")(_curve)
+
+
+@table("mnist_linear", "mnist_linear")
+def mnist_linear(record: Content) -> str:
+    found = metrics_of(record)
+    error = f"{shown(found['linear_error'], '.2f')} in the median and {shown(found['linear_error_max'], '.2f')} at most"
+    spent = (
+        f"all shadow models took {found['shadow_seconds']:.0f} seconds, the attack {row_of(record)['cpu_seconds']:.0f}"
+    )
+    note = f"Relative error of {found['linear_error_n']} shadow models: {error}; {spent} seconds of CPU in all."
+    return f"{_curve(record)}\n\n{note}"
 
 
 @table("rero_digits", "rero_digits")
